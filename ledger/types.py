@@ -1,0 +1,230 @@
+"""What a commit is made of, and what the ledger answers.
+
+Vocabulary: a *lease* is what one pull took from the rings; it becomes one L0
+object. An *extent* is one partition's contiguous bytes in that object. A *run*
+is the part of an extent that came from one source shard. A *condition* is a
+request that the commit itself must decide (idempotency key, expected_seq); a
+*verdict* is that decision when the request was made *void*: its records stay
+in the object, get no offsets, and every reader skips them.
+
+Offsets start at 1 per (topic id, partition) and are dense over live records.
+``record_index`` always counts all records of an extent, void ones included.
+
+This module holds data only; it reads nothing and writes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+VerdictKind = Literal["deduped", "sequence_mismatch", "topic_deleted"]
+
+
+class LeaseId(Struct, frozen=True, array_like=True, order=True):
+    """The name of a lease and so of its object: never used twice under a prefix."""
+
+    incarnation: int
+    epoch: int
+    shard: int
+    counter: int
+
+
+class SourceRange(Struct, frozen=True, array_like=True):
+    """Ring bytes [start, end) of one shard; positions are monotonic byte counts."""
+
+    shard: int
+    start: int
+    end: int
+
+
+class RunDraft(Struct, frozen=True, array_like=True):
+    """Records [record_index, record_index + record_count) of an extent came from ``shard``."""
+
+    shard: int
+    record_index: int
+    record_count: int
+
+
+class ExtentDraft(Struct, frozen=True):
+    """One partition's bytes in an object, before it has offsets. Times are epoch milliseconds."""
+
+    topic_id: int
+    partition: int
+    byte_start: int
+    byte_length: int
+    record_count: int
+    first_timestamp_ms: int
+    last_timestamp_ms: int
+    codec: int
+    crc32c: int
+    runs: tuple[RunDraft, ...]
+
+
+class ConditionPart(Struct, frozen=True, array_like=True):
+    """Where a conditional request's records stand in the extent of its topic and ``partition``."""
+
+    partition: int
+    record_index: int
+    record_count: int
+
+
+class Condition(Struct, frozen=True):
+    """A request that the commit decides. ``position`` is its frame's start in the source's ring.
+
+    With ``expected_seq`` there is exactly one part.
+    """
+
+    shard: int
+    position: int
+    topic_id: int
+    parts: tuple[ConditionPart, ...]
+    idempotency_key: str | None = None
+    expected_seq: int | None = None
+
+
+class CommitDraft(Struct, frozen=True):
+    """All that one ledger transaction needs to commit one object.
+
+    ``extents`` are sorted by (topic_id, partition); ``conditions`` stand in pull order.
+    """
+
+    lease_id: LeaseId
+    key: str
+    locator: str
+    size_bytes: int
+    created_ms: int
+    sources: tuple[SourceRange, ...]
+    extents: tuple[ExtentDraft, ...]
+    conditions: tuple[Condition, ...] = ()
+
+
+class Run(Struct, frozen=True, array_like=True):
+    """Offsets of one source's records in one partition.
+
+    ``first_offset`` belongs to the first live record of the run; the others follow in order.
+    It is 0 when the whole run is void because its topic is deleted.
+    """
+
+    shard: int
+    topic_id: int
+    partition: int
+    first_offset: int
+    record_count: int
+
+
+class Head(Struct, frozen=True, array_like=True):
+    """The last committed offset of a partition after the commit; 0 while it is empty."""
+
+    topic_id: int
+    partition: int
+    head_seq: int
+
+
+class AnswerPart(Struct, frozen=True, array_like=True):
+    """Offsets that an earlier request with the same idempotency key got."""
+
+    partition: int
+    first_seq: int
+    last_seq: int
+
+
+class Verdict(Struct, frozen=True):
+    """Why the request at (shard, position) is void, and what its producer is answered.
+
+    ``parts`` is the first answer (deduped only); ``head_seq`` is the partition's head that an
+    expectation met (sequence_mismatch), or the head after the first answer (deduped).
+    """
+
+    shard: int
+    position: int
+    kind: VerdictKind
+    parts: tuple[AnswerPart, ...] = ()
+    head_seq: int = 0
+
+
+class Commit(Struct, frozen=True):
+    """A commit as it stands in the ledger and in the commit log.
+
+    ``number`` counts commits from 1 without gaps. ``repeated`` says that the lease id was there
+    already and this is its earlier result.
+    """
+
+    number: int
+    lease_id: LeaseId
+    sources: tuple[SourceRange, ...]
+    runs: tuple[Run, ...]
+    heads: tuple[Head, ...]
+    verdicts: tuple[Verdict, ...] = ()
+    repeated: bool = False
+
+
+class Extent(Struct, frozen=True):
+    """A committed extent: offsets [first_offset, last_offset], live records only.
+
+    ``voids`` are (record_index, record_count) ranges without offsets, ascending.
+    """
+
+    topic_id: int
+    partition: int
+    first_offset: int
+    last_offset: int
+    record_count: int
+    locator: str
+    object_size_bytes: int
+    byte_start: int
+    byte_length: int
+    crc32c: int
+    codec: int
+    first_timestamp_ms: int
+    last_timestamp_ms: int
+    voids: tuple[tuple[int, int], ...] = ()
+
+
+class ObjectRow(Struct, frozen=True):
+    """A committed object as ``headgate objects ls`` shows it."""
+
+    key: str
+    locator: str
+    size_bytes: int
+    created_ms: int
+    commit_number: int
+    extents: int
+    records: int
+
+
+class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of a topic; names as in the HTTP API. ``columns`` maps a field to its type."""
+
+    partitions: int = 1
+    columns: dict[str, Literal["string", "long", "double", "boolean", "timestamp"]] = {}
+    priority: int | None = None
+    auto_priority: bool = True
+    lossy: bool = False
+    cap_records: int | None = None
+    cap_bytes: int | None = None
+    ttl_ms: int | None = None
+    discard: Literal["old", "reject"] = "old"
+
+
+class Topic(Struct, frozen=True):
+    """A topic. Ids are never used twice; a deleted topic's row stays."""
+
+    topic_id: int
+    name: str
+    config: TopicConfig
+    created_ms: int
+    deleted_ms: int | None = None
+
+
+class PartitionState(Struct, frozen=True):
+    """One partition: ``head_seq`` last committed (0 if none), ``next_seq`` next to be given,
+    ``earliest_seq`` the first that can be read, live ``count`` and payload ``bytes``."""
+
+    partition: int
+    head_seq: int
+    earliest_seq: int
+    next_seq: int
+    count: int
+    bytes: int

@@ -1,0 +1,19 @@
+"""The one module that reads clocks; everything else takes ``now`` as an argument.
+
+``wall_ms`` is for what people and other machines see (timestamps of records, objects, topics).
+``monotonic_ns`` is for intervals, and is the same clock in every process of the machine.
+"""
+
+from __future__ import annotations
+
+import time
+
+
+def wall_ms() -> int:
+    """Milliseconds since 1970 by the wall clock; may jump."""
+    return time.time_ns() // 1_000_000
+
+
+def monotonic_ns() -> int:
+    """Nanoseconds of the machine's monotonic clock, comparable between its processes."""
+    return time.monotonic_ns()

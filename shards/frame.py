@@ -1,0 +1,151 @@
+"""The bytes of a write request: in a ring, and (its batches) in an L0 object.
+
+One place knows this layout. All integers are little-endian.
+
+A request in a ring is contiguous, starts and ends on 8 bytes, and is::
+
+    header        length u32 | header crc32c u32 | request id u64 | arrival ns u64
+                  | parts u16 | flags u16 | conditions length u32          (32 bytes)
+    conditions    msgpack, only when the request has an idempotency key or expected_seq
+    parts         each: topic id u64 | partition u32 | batch length u32    (16 bytes)
+                  and a batch
+
+    batch         payload length u32 | record count u32 | arrival ms u64
+                  | payload crc32c u32 | codec u16 | reserved u16          (24 bytes)
+                  and the payload
+
+The header's CRC32C covers the header behind it (bytes 8 to 32). A batch is copied into an
+extent of an L0 object as it stands, so an extent is a sequence of batches. Codec 1 is a msgpack
+array of records (``uploader/records.py``); other numbers are reserved.
+
+A pad frame fills what is left before a ring wraps: a header with the flag PAD and no parts.
+
+This module neither reads nor writes shared memory by itself and decides nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+HEADER = struct.Struct("<IIQQHHI")
+HEADER_BODY = struct.Struct("<QQHHI")
+PART = struct.Struct("<QII")
+BATCH = struct.Struct("<IIQIHH")
+
+HEADER_BYTES = HEADER.size
+PART_BYTES = PART.size
+BATCH_BYTES = BATCH.size
+
+CODEC_RECORDS = 1
+FLAG_PAD = 1
+FLAG_CONDITIONS = 2
+
+Buffer = bytes | bytearray | memoryview
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame: torn, seen too early, or corrupt."""
+
+
+class Part(NamedTuple):
+    """One partition's share of a request, as the shard that accepted it hands it in."""
+
+    topic_id: int
+    partition: int
+    record_count: int
+    payload: bytes
+    codec: int = CODEC_RECORDS
+
+
+class Conditions(msgspec.Struct, frozen=True, array_like=True):
+    """What the commit must decide for a request."""
+
+    idempotency_key: str | None = None
+    expected_seq: int | None = None
+
+
+class BatchHead(NamedTuple):
+    """The head of a batch; ``start`` is where the batch begins in the buffer it was read from."""
+
+    start: int
+    payload_length: int
+    record_count: int
+    arrival_ms: int
+    payload_crc32c: int
+    codec: int
+
+    @property
+    def payload_start(self) -> int:
+        return self.start + BATCH_BYTES
+
+    @property
+    def end(self) -> int:
+        return self.start + BATCH_BYTES + self.payload_length
+
+
+_conditions_decoder = msgspec.msgpack.Decoder(Conditions)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_conditions(idempotency_key: str | None, expected_seq: int | None) -> bytes:
+    """Bytes of a request's conditions; empty when there are none."""
+    if idempotency_key is None and expected_seq is None:
+        return b""
+    return _encoder.encode(Conditions(idempotency_key, expected_seq))
+
+
+def decode_conditions(data: Buffer) -> Conditions:
+    """The inverse of encode_conditions for non-empty bytes. Raises FrameError."""
+    try:
+        return _conditions_decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise FrameError(f"conditions of a request do not decode: {error}") from error
+
+
+def encode_batch(record_count: int, arrival_ms: int, payload: bytes, codec: int) -> bytes:
+    """A batch: its head and the payload."""
+    head = BATCH.pack(len(payload), record_count, arrival_ms, crc32c(payload), codec, 0)
+    return head + payload
+
+
+def request_length(conditions: bytes, parts: Sequence[Part]) -> int:
+    """Bytes that a request takes in a ring, a multiple of 8."""
+    length = HEADER_BYTES + len(conditions)
+    for part in parts:
+        length += PART_BYTES + BATCH_BYTES + len(part.payload)
+    return (length + 7) & ~7
+
+
+def batches(extent: Buffer, start: int = 0, end: int | None = None) -> Iterator[BatchHead]:
+    """The heads of the batches of an extent in bytes [start, end), in order.
+
+    Raises FrameError when the bytes end inside a batch. Payload checksums are not looked at.
+    """
+    stop = len(extent) if end is None else end
+    position = start
+    while position < stop:
+        if position + BATCH_BYTES > stop:
+            raise FrameError(f"the extent ends inside a batch head at byte {position} of {stop}")
+        length, count, arrival_ms, checksum, codec, _ = BATCH.unpack_from(extent, position)
+        head = BatchHead(position, length, count, arrival_ms, checksum, codec)
+        if head.end > stop:
+            raise FrameError(f"the batch at byte {position} ends at {head.end}, behind {stop}")
+        yield head
+        position = head.end
+
+
+def batch_payload(extent: Buffer, head: BatchHead) -> bytes:
+    """A copy of the batch's payload, its checksum verified. Raises FrameError."""
+    payload = bytes(extent[head.payload_start : head.end])
+    found = crc32c(payload)
+    if found != head.payload_crc32c:
+        raise FrameError(
+            f"the batch at byte {head.start} has checksum {found:08x},"
+            f" its head says {head.payload_crc32c:08x}"
+        )
+    return payload
