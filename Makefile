@@ -1,0 +1,54 @@
+# Headgate's targets; `make` alone lists them. Everything they need goes into .venv/ in this folder.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo run test slow lint format typecheck bench minio constraints clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+setup: $(VENV)/.stamp ## Make .venv with Headgate and its tools; does nothing when it is up to date
+
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	@PYTHON='$(PYTHON)' sh tools/setup.sh $(VENV)
+	@touch $@
+
+demo: setup ## Start a daemon in a temporary folder, write and read sample records, stop it
+	@$(BIN)/python -m tools.demo
+
+run: setup ## Run the daemon on ./headgate-data in the foreground until Ctrl-C
+	@exec $(BIN)/headgate serve --data headgate-data
+
+test: lint typecheck ## Check style, types and floors, and run the tests (but the slow ones)
+	$(PYTEST) -m 'not slow'
+
+slow: setup ## Run the slow tests: real overload, kills, long simulations
+	$(PYTEST) -m slow
+
+lint: setup ## Check style and format with ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+typecheck: setup ## Check types (mypy, strict) and the floors (import-linter)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: setup ## Measure throughput, CPU and PUTs; prints a table, keeps JSON in bench/results/
+	$(BIN)/python -m bench
+
+minio: setup ## Start a MinIO with a bucket to play with, and say how to serve on it
+	@exec $(BIN)/python -m tools.minio
+
+constraints: setup ## Write the versions installed in .venv to constraints.txt
+	@sh tools/constraints.sh $(BIN)/python
+
+clean: ## Remove .venv, caches and build outputs; leaves ./headgate-data alone
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
