@@ -1,0 +1,240 @@
+"""The configuration: layers and their precedence, refusals, derived defaults, reloading."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.config import (
+    FIELDS,
+    KEYS,
+    Config,
+    ConfigError,
+    Override,
+    load,
+    load_again,
+    reload,
+)
+from daemon.config_docs import markdown
+from daemon.config_values import read_size, size_text
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def refused(
+    *overrides: tuple[str, str], environ: dict[str, str] | None = None, file: str | None = None
+) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(file, environ or {}, [Override(key, value) for key, value in overrides])
+    return str(caught.value)
+
+
+def loaded(*overrides: tuple[str, str]) -> Config:
+    return load(None, {}, [Override(key, value) for key, value in overrides])
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "headgate.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_every_key_of_the_table_is_a_field_of_the_config_and_none_besides() -> None:
+    assert (*KEYS, "origins", "config_file", "overrides") == Config.__struct_fields__
+
+
+def test_without_any_configuration_the_embedded_store_lies_under_headgate_data() -> None:
+    config = loaded()
+    assert config.listen_host == "127.0.0.1" and config.listen_port == 7440
+    assert config.data_dir == os.path.abspath("headgate-data")
+    assert config.store_url == f"file://{config.data_dir}/store"
+    assert config.shards == len(os.sched_getaffinity(0))
+    assert (config.ring_bytes, config.object_bytes_target) == (64 << 20, 4 << 20)
+    assert (config.body_bytes_max, config.record_bytes_max) == (16 << 20, 1 << 20)
+    assert (config.records_max, config.uploads_in_flight_max) == (10_000, 4)
+    assert set(config.origins.values()) == {"default"}
+
+
+def test_shards_default_to_the_cpus_that_this_process_may_use() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert loaded().shards == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_each_layer_overrides_the_one_below_it_and_says_so(tmp_path: Path) -> None:
+    file = written(tmp_path, "shards = 3\nlog_level = 'debug'\nrecords_max = 7\n")
+    environ = {"HEADGATE_SHARDS": "5", "HEADGATE_LOG_LEVEL": "error"}
+    config = load(file, environ, [Override("shards", "6"), Override("shards", "7", "--shards")])
+    assert (config.shards, config.log_level, config.records_max) == (7, "error", 7)
+    assert config.origins["shards"] == "--shards"
+    assert config.origins["log_level"] == "environment HEADGATE_LOG_LEVEL"
+    assert config.origins["records_max"] == f"file {file}"
+    assert config.origins["listen"] == "default"
+
+
+def test_environment_names_that_are_no_key_are_ignored() -> None:
+    environ = {"HEADGATE_URL": "http://x", "HEADGATE_MINIO": "/x", "headgate_shards": "9"}
+    assert load(None, environ).origins == loaded().origins
+
+
+def test_an_unknown_key_is_refused_by_name_with_the_nearest_one(tmp_path: Path) -> None:
+    assert "'ring_byte' (--set) is no key; did you mean ring_bytes?" in refused(("ring_byte", "1"))
+    file = written(tmp_path, "shard = 2\n[store]\nurl = 's3://bucket'\n")
+    message = refused(file=file)
+    assert f"'shard' (file {file}) is no key; did you mean shards?" in message
+    assert "'store'" in message and "did you mean store_url?" in message
+    assert "the keys are listen, data_dir" in refused(("zzz", "1"))
+
+
+def test_a_refused_value_names_key_value_limit_and_origin() -> None:
+    message = refused(environ={"HEADGATE_SHARDS": "0"})
+    assert message == (
+        "shards = '0' (environment HEADGATE_SHARDS) is out of range: at least 1 is allowed"
+    )
+    assert "at most 512 is allowed" in refused(("shards", "513"))
+
+
+def test_all_problems_are_named_at_once() -> None:
+    message = refused(("shards", "x"), ("log_level", "loud"), ("nonsense", "1"))
+    assert len(message.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("shards", ""),
+        ("shards", "1.5"),
+        ("shards", "true"),
+        ("shards", "9" * 30),
+        ("ring_bytes", "64MB"),
+        ("ring_bytes", "-1"),
+        ("ring_bytes", "0.3KiB"),
+        ("ring_bytes", "67108865"),
+        ("commit_window_min_ms", "0"),
+        ("commit_window_min_ms", "nan"),
+        ("commit_window_max_ms", "inf"),
+        ("commit_window_max_ms", "60001"),
+        ("listen", "7440"),
+        ("listen", "127.0.0.1:0"),
+        ("listen", "127.0.0.1:65536"),
+        ("listen", ":7440"),
+        ("listen", "::1:7440"),
+        ("store_url", "s3://"),
+        ("store_url", "s3://ab/prefix"),
+        ("store_url", "file://relative/folder"),
+        ("store_url", "/a/folder"),
+        ("s3_endpoint_url", "127.0.0.1:9000"),
+        ("s3_endpoint_url", "http://[::1"),
+        ("put_budget_usd_per_month", "100"),
+        ("gc_grace_ms", "-1"),
+        ("data_dir", ""),
+        ("log_format", "xml"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused(key: str, value: str) -> None:
+    assert refused((key, value)).startswith(f"{key} = {value!r} (--set) ")
+
+
+@pytest.mark.parametrize("line", ["shards = true", "shards = 1.5", "listen = 7440", "shards = []"])
+def test_a_value_of_the_wrong_toml_type_is_refused(line: str, tmp_path: Path) -> None:
+    assert line.partition(" ")[0] in refused(file=written(tmp_path, line))
+
+
+def test_a_budget_is_refused_as_not_supported_yet() -> None:
+    assert "not supported yet" in refused(("put_budget_usd_per_month", "25"))
+    assert loaded(("put_budget_usd_per_month", "")).put_budget_usd_per_month is None
+
+
+def test_a_configuration_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.toml")
+    assert missing in refused(file=missing) and "No such file" in refused(file=missing)
+    assert "cannot be read" in refused(file=str(tmp_path))
+    broken = written(tmp_path, "shards = = 1")
+    assert broken in refused(file=broken) and "line 1" in refused(file=broken)
+    Path(broken).write_bytes(b"shards = \xff\xfe")
+    assert "is no TOML" in refused(file=broken)
+
+
+def test_a_ring_below_four_targets_or_four_bodies_is_refused_with_both_names() -> None:
+    message = refused(("ring_bytes", "32MiB"), ("object_bytes_target", "8388612"))
+    assert "ring_bytes = 32MiB (--set) is less than 4 x object_bytes_target" in message
+    assert "4 x body_bytes_max = 16MiB (default)" in message
+    assert "raise ring_bytes to 64MiB or lower body_bytes_max to 8MiB" in message
+    exact = loaded(("ring_bytes", "32MiB"), ("body_bytes_max", "8MiB"))
+    assert exact.ring_bytes == 4 * exact.body_bytes_max
+
+
+def test_windows_follow_the_kind_of_store() -> None:
+    embedded, s3 = loaded(), loaded(("store_url", "s3://bucket/prefix"))
+    assert (embedded.commit_window_min_ms, embedded.commit_window_max_ms) == (0.5, 10)
+    assert (s3.commit_window_min_ms, s3.commit_window_max_ms) == (200, 1000)
+
+
+def test_one_window_alone_moves_the_default_of_the_other_out_of_its_way() -> None:
+    assert loaded(("commit_window_min_ms", "50")).commit_window_max_ms == 50
+    assert loaded(("commit_window_max_ms", "0.25")).commit_window_min_ms == 0.25
+    message = refused(("commit_window_min_ms", "5"), ("commit_window_max_ms", "4"))
+    assert "commit_window_min_ms = 5" in message and "commit_window_max_ms = 4" in message
+
+
+def test_the_store_follows_the_data_folder() -> None:
+    assert loaded(("data_dir", "/srv/headgate")).store_url == "file:///srv/headgate/store"
+
+
+def test_an_ipv6_address_loses_its_brackets() -> None:
+    config = loaded(("listen", "[::1]:8000"))
+    assert (config.listen_host, config.listen_port) == ("::1", 8000)
+
+
+@given(st.integers(0, 1 << 40))
+def test_a_size_reads_back_as_it_is_written(size: int) -> None:
+    assert read_size(size_text(size)) == read_size(str(size)) == size
+
+
+def test_sizes_take_binary_suffixes_in_any_case() -> None:
+    for text in ("64MiB", "64M", "64mib", "64 MiB", "67108864", "67108864B", "65536K", "0.0625G"):
+        assert read_size(text) == 64 << 20
+
+
+def test_reloading_applies_windows_and_log_level_and_keeps_the_rest(tmp_path: Path) -> None:
+    file = written(tmp_path, "shards = 2\nlog_level = 'info'\n")
+    old = load(file, {}, [Override("records_max", "5")])
+    Path(file).write_text("shards = 4\nlog_level = 'debug'\ncommit_window_min_ms = 20\n")
+    result = reload(old, load_again(old, {}))
+    assert result.needs_restart == ("shards",)
+    assert result.applied == ("commit_window_min_ms", "commit_window_max_ms", "log_level")
+    assert (result.config.shards, result.config.log_level) == (2, "debug")
+    assert (result.config.commit_window_min_ms, result.config.commit_window_max_ms) == (20, 20)
+    assert result.config.records_max == 5
+    again = reload(result.config, load_again(result.config, {}))
+    assert again.applied == () and again.needs_restart == ("shards",)
+
+
+def test_a_store_that_needs_a_restart_does_not_bring_its_windows_before() -> None:
+    result = reload(loaded(), loaded(("store_url", "s3://bucket")))
+    assert result.needs_restart == ("store_url",) and result.applied == ()
+    assert result.config.commit_window_min_ms == 0.5
+    assert result.config.origins["store_url"] == "default"
+
+
+def test_a_default_that_follows_a_kept_key_is_not_reported_beside_it() -> None:
+    result = reload(loaded(), loaded(("data_dir", "/srv/elsewhere")))
+    assert result.needs_restart == ("data_dir",)
+
+
+def test_exactly_the_documented_keys_are_reloadable() -> None:
+    assert {field.name for field in FIELDS if field.reloadable} == {
+        "commit_window_min_ms", "commit_window_max_ms", "log_level",
+    }  # fmt: skip
+
+
+def test_the_documentation_is_generated_from_the_table() -> None:
+    page = (CHECKOUT / "docs" / "configuration.md").read_text()
+    assert page == markdown(), "run: headgate config docs > docs/configuration.md"
