@@ -1,0 +1,142 @@
+"""The bytes of an L0 object, and the key it is kept under.
+
+    head      magic "HEADGATE" | version u32 | reserved u32                       (16 bytes)
+    extents   contiguous, sorted by (topic id, partition); each a run of batches (shards/frame.py)
+    footer    a msgpack array, see Footer
+    tail      footer crc32c u32 | footer length u32 | magic "HEADGATE"            (16 bytes)
+
+Integers outside the footer are little-endian. What never changes in any version: both magics,
+the tail, and that the footer is a msgpack array whose first element is the version. So a reader
+that knows only the tail can say which version it met.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from msgspec import Struct
+
+from ledger.types import Condition, ConditionPart, ExtentDraft, LeaseId, RunDraft
+
+MAGIC = b"HEADGATE"
+VERSION = 1
+HEAD = struct.Struct("<8sII")
+TAIL = struct.Struct("<II8s")
+HEAD_BYTES = HEAD.size
+TAIL_BYTES = TAIL.size
+
+EPOCH_MAX = 10**18 - 1
+_KEY = re.compile(r"l0/([0-9]{18})/([0-9]+)-([0-9]+)-([0-9]+)")
+_KEY_FORM = "l0/{epoch, 18 digits}/{incarnation}-{shard}-{counter}"
+
+
+class L0Error(ValueError):
+    """Bytes that are no L0 object, or a damaged one: which, where, and what was expected there.
+
+    ``byte`` counts from the object's first byte; in errors about an extent that was read by
+    itself, from the extent's first byte.
+    """
+
+    def __init__(self, key: str, byte: int, expected: str, found: str) -> None:
+        super().__init__(f"{key or 'L0 object'}, byte {byte}: expected {expected}, found {found}")
+        self.key = key
+        self.byte = byte
+        self.expected = expected
+        self.found = found
+
+
+class RingRun(Struct, frozen=True, array_like=True):
+    """Records [record_index, record_index + record_count) of an extent came from ``shard``,
+    whose pull began at ``ring_start`` of its ring."""
+
+    shard: int
+    ring_start: int
+    record_index: int
+    record_count: int
+
+
+class FooterExtent(Struct, frozen=True, array_like=True):
+    """One partition's bytes. The timestamps are the smallest and largest arrival of its batches,
+    epoch milliseconds."""
+
+    topic_name: str
+    topic_id: int
+    partition: int
+    byte_start: int
+    byte_length: int
+    record_count: int
+    first_timestamp_ms: int
+    last_timestamp_ms: int
+    codec: int
+    crc32c: int
+    runs: tuple[RingRun, ...]
+
+    @property
+    def byte_end(self) -> int:
+        return self.byte_start + self.byte_length
+
+    def draft(self) -> ExtentDraft:
+        """The extent as the ledger commits it."""
+        return ExtentDraft(
+            topic_id=self.topic_id,
+            partition=self.partition,
+            byte_start=self.byte_start,
+            byte_length=self.byte_length,
+            record_count=self.record_count,
+            first_timestamp_ms=self.first_timestamp_ms,
+            last_timestamp_ms=self.last_timestamp_ms,
+            codec=self.codec,
+            crc32c=self.crc32c,
+            runs=tuple(RunDraft(r.shard, r.record_index, r.record_count) for r in self.runs),
+        )
+
+
+class FooterCondition(Struct, frozen=True, array_like=True):
+    """A request whose records the commit accepts or makes void, as in ``ledger.types``."""
+
+    shard: int
+    position: int
+    topic_id: int
+    parts: tuple[ConditionPart, ...]
+    idempotency_key: str | None = None
+    expected_seq: int | None = None
+
+    def condition(self) -> Condition:
+        """The condition as the ledger decides it."""
+        return Condition(
+            shard=self.shard,
+            position=self.position,
+            topic_id=self.topic_id,
+            parts=self.parts,
+            idempotency_key=self.idempotency_key,
+            expected_seq=self.expected_seq,
+        )
+
+
+class Footer(Struct, frozen=True, array_like=True):
+    """What an object says of itself; enough to commit it again from the store alone."""
+
+    version: int
+    lease_id: LeaseId
+    created_ms: int
+    extents: tuple[FooterExtent, ...]
+    conditions: tuple[FooterCondition, ...] = ()
+
+
+def object_key(lease_id: LeaseId) -> str:
+    """The key of a lease's object: LIST order is epoch order."""
+    if not 0 <= lease_id.epoch <= EPOCH_MAX:
+        raise ValueError(f"epoch {lease_id.epoch} of {lease_id} is not within 0 to {EPOCH_MAX}")
+    return f"l0/{lease_id.epoch:018d}/{lease_id.incarnation}-{lease_id.shard}-{lease_id.counter}"
+
+
+def parse_key(key: str) -> LeaseId:
+    """The inverse of object_key. Raises L0Error for anything that object_key does not make."""
+    match = _KEY.fullmatch(key)
+    if match is not None:
+        epoch, incarnation, shard, counter = (int(group) for group in match.groups())
+        lease_id = LeaseId(incarnation, epoch, shard, counter)
+        if object_key(lease_id) == key:
+            return lease_id
+    raise L0Error(key, 0, f"a key {_KEY_FORM}", repr(key))

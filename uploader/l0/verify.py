@@ -1,0 +1,97 @@
+"""Looks at every byte of an L0 object and names what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shards.frame import CODEC_RECORDS, Buffer
+from uploader.l0.layout import (
+    HEAD_BYTES,
+    TAIL,
+    TAIL_BYTES,
+    FooterExtent,
+    L0Error,
+    object_key,
+)
+from uploader.l0.reader import batch_heads, decode_batch, payload, read_extent, read_footer
+
+
+def verify(body: Buffer, key: str = "") -> list[L0Error]:
+    """Every problem of a whole object: layout, checksums, counts, records; [] when it is sound.
+
+    With a ``key`` the footer's lease id must be the key's. An unreadable footer ends the search.
+    """
+    try:
+        footer = read_footer(body, key)
+    except L0Error as error:
+        return [error]
+    problems: list[L0Error] = []
+    name = object_key(footer.lease_id)
+    if key and name != key:
+        problems.append(L0Error(key, len(body) - TAIL_BYTES, f"the key {key}", name))
+    position = HEAD_BYTES
+    previous = (-1, -1)
+    for extent in footer.extents:
+        identity = (extent.topic_id, extent.partition)
+        if identity <= previous:
+            problems.append(
+                L0Error(
+                    key, extent.byte_start, f"an extent behind that of {previous}", f"{identity}"
+                )
+            )
+        previous = identity
+        if extent.byte_start != position:
+            problems.append(
+                L0Error(key, position, "an extent", f"the next one at {extent.byte_start}")
+            )
+        position = extent.byte_end
+        problems.extend(_extent_problems(body, extent, key))
+    _, length, _ = TAIL.unpack_from(body, len(body) - TAIL_BYTES)
+    footer_start = len(body) - TAIL_BYTES - length
+    if position != footer_start:
+        problems.append(L0Error(key, position, f"extents up to {footer_start}", f"{position}"))
+    return problems
+
+
+def _extent_problems(body: Buffer, extent: FooterExtent, key: str) -> Iterator[L0Error]:
+    try:
+        data = read_extent(body, extent, key)
+    except L0Error as error:
+        yield error
+        return
+    place = f"partition {extent.partition} of topic {extent.topic_name}"
+    index = 0
+    for run in extent.runs:
+        if run.record_index != index:
+            yield L0Error(key, extent.byte_start, f"{place}: a run from record {index}", f"{run}")
+        index = run.record_index + run.record_count
+    if index != extent.record_count:
+        yield L0Error(
+            key,
+            extent.byte_start,
+            f"{place}: runs of {extent.record_count} records",
+            f"of {index}",
+        )
+    count = 0
+    try:
+        for head in batch_heads(data, key, extent.byte_start):
+            count += head.record_count
+            byte = extent.byte_start + head.start
+            if not extent.first_timestamp_ms <= head.arrival_ms <= extent.last_timestamp_ms:
+                yield L0Error(
+                    key,
+                    byte,
+                    f"an arrival within {extent.first_timestamp_ms} to {extent.last_timestamp_ms}",
+                    f"{head.arrival_ms}",
+                )
+            if head.codec != extent.codec:
+                yield L0Error(key, byte, f"a batch of codec {extent.codec}", f"{head.codec}")
+            if head.codec == CODEC_RECORDS:
+                decode_batch(data, head, key, extent.byte_start)
+            else:
+                payload(data, head, key, extent.byte_start)
+    except L0Error as error:
+        yield error
+        return
+    if count != extent.record_count:
+        yield L0Error(key, extent.byte_start, f"{place}: {extent.record_count} records", f"{count}")

@@ -1,0 +1,139 @@
+"""Makes an L0 object of what a pull took: pure, the bytes are a function of the arguments.
+
+So whoever holds the lease, its first holder or an adopter, makes the same object, and a second
+PUT of it is harmless (PROTOCOL 3). Costs one join of all slices and two passes of CRC32C (one
+per extent, one over the object), 4 MiB of 1 KiB slices in about a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from crc32c import crc32c
+from msgspec import Struct
+
+from ledger.types import Condition, ExtentDraft, LeaseId
+from uploader.l0.layout import (
+    HEAD,
+    HEAD_BYTES,
+    MAGIC,
+    TAIL,
+    VERSION,
+    Footer,
+    FooterCondition,
+    FooterExtent,
+    RingRun,
+)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class ExtentParts(Struct, frozen=True):
+    """One partition's batches, in the order in which their records get offsets.
+
+    ``batches`` are whole batches with their heads, one or several to a slice, as they stand in
+    the rings. The timestamps are the smallest and largest arrival of these batches. ``runs`` are
+    in record order and together cover all ``record_count`` records.
+    """
+
+    topic_name: str
+    topic_id: int
+    partition: int
+    codec: int
+    batches: Sequence[bytes | memoryview]
+    record_count: int
+    first_timestamp_ms: int
+    last_timestamp_ms: int
+    runs: tuple[RingRun, ...]
+
+
+class BuiltObject(Struct, frozen=True):
+    """An object to PUT: its bytes, their CRC32C, and its extents as the ledger commits them."""
+
+    body: bytes
+    crc32c: int
+    drafts: tuple[ExtentDraft, ...]
+
+
+def build(
+    lease_id: LeaseId,
+    created_ms: int,
+    extents: Sequence[ExtentParts],
+    conditions: Sequence[Condition] = (),
+) -> BuiltObject:
+    """The object of a lease. Extents may come in any order, conditions come in pull order.
+
+    The slices must not change during the call. Raises ValueError for two extents of one
+    partition, for an extent without bytes, and for runs that do not cover its records.
+    """
+    pieces: list[bytes | memoryview] = [HEAD.pack(MAGIC, VERSION, 0)]
+    footer_extents: list[FooterExtent] = []
+    byte_start = HEAD_BYTES
+    previous: tuple[int, int] | None = None
+    for parts in sorted(extents, key=lambda e: (e.topic_id, e.partition)):
+        identity = (parts.topic_id, parts.partition)
+        if identity == previous:
+            raise ValueError(f"two extents of topic {identity[0]}, partition {identity[1]}")
+        previous = identity
+        byte_length = 0
+        checksum = 0
+        for batch in parts.batches:
+            byte_length += len(batch)
+            checksum = crc32c(batch, checksum)
+        _check(parts, byte_length)
+        pieces.extend(parts.batches)
+        footer_extents.append(
+            FooterExtent(
+                topic_name=parts.topic_name,
+                topic_id=parts.topic_id,
+                partition=parts.partition,
+                byte_start=byte_start,
+                byte_length=byte_length,
+                record_count=parts.record_count,
+                first_timestamp_ms=parts.first_timestamp_ms,
+                last_timestamp_ms=parts.last_timestamp_ms,
+                codec=parts.codec,
+                crc32c=checksum,
+                runs=parts.runs,
+            )
+        )
+        byte_start += byte_length
+    footer = _encoder.encode(
+        Footer(
+            version=VERSION,
+            lease_id=lease_id,
+            created_ms=created_ms,
+            extents=tuple(footer_extents),
+            conditions=tuple(_footer_condition(c) for c in conditions),
+        )
+    )
+    pieces.append(footer)
+    pieces.append(TAIL.pack(crc32c(footer), len(footer), MAGIC))
+    body = b"".join(pieces)
+    drafts = tuple(extent.draft() for extent in footer_extents)
+    return BuiltObject(body=body, crc32c=crc32c(body), drafts=drafts)
+
+
+def _check(parts: ExtentParts, byte_length: int) -> None:
+    name = f"the extent of topic {parts.topic_id}, partition {parts.partition}"
+    if byte_length == 0:
+        raise ValueError(f"{name} has no bytes")
+    index = 0
+    for run in parts.runs:
+        if run.record_index != index or run.record_count <= 0:
+            raise ValueError(f"{name}: a run has to begin at record {index}, found {run}")
+        index += run.record_count
+    if index != parts.record_count:
+        raise ValueError(f"{name} has {parts.record_count} records, its runs cover {index}")
+
+
+def _footer_condition(condition: Condition) -> FooterCondition:
+    return FooterCondition(
+        shard=condition.shard,
+        position=condition.position,
+        topic_id=condition.topic_id,
+        parts=condition.parts,
+        idempotency_key=condition.idempotency_key,
+        expected_seq=condition.expected_seq,
+    )
