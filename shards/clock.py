@@ -17,3 +17,8 @@ def wall_ms() -> int:
 def monotonic_ns() -> int:
     """Nanoseconds of the machine's monotonic clock, comparable between its processes."""
     return time.monotonic_ns()
+
+
+def process_cpu_ns() -> int:
+    """Nanoseconds of CPU that this process has used, all its threads together."""
+    return time.process_time_ns()

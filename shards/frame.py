@@ -7,14 +7,16 @@ A request in a ring is contiguous, starts and ends on 8 bytes, and is::
     header        length u32 | header crc32c u32 | request id u64 | arrival ns u64
                   | parts u16 | flags u16 | conditions length u32          (32 bytes)
     conditions    msgpack, only when the request has an idempotency key or expected_seq
-    parts         each: topic id u64 | partition u32 | batch length u32    (16 bytes)
+    parts         each: topic id u64 | partition u32 | batch length u32
+                  | first timestamp ms u64 | last timestamp ms u64         (32 bytes)
                   and a batch
 
     batch         payload length u32 | record count u32 | arrival ms u64
                   | payload crc32c u32 | codec u16 | reserved u16          (24 bytes)
                   and the payload
 
-The header's CRC32C covers the header behind it (bytes 8 to 32). A batch is copied into an
+The header's CRC32C covers bytes 8 to 32 and starts from position + length, so that neither a
+torn header nor one of an earlier lap of the ring passes. A batch is copied into an
 extent of an L0 object as it stands, so an extent is a sequence of batches. Codec 1 is a msgpack
 array of records (``uploader/records.py``); other numbers are reserved.
 
@@ -34,7 +36,7 @@ from crc32c import crc32c
 
 HEADER = struct.Struct("<IIQQHHI")
 HEADER_BODY = struct.Struct("<QQHHI")
-PART = struct.Struct("<QII")
+PART = struct.Struct("<QIIQQ")
 BATCH = struct.Struct("<IIQIHH")
 
 HEADER_BYTES = HEADER.size
@@ -59,6 +61,8 @@ class Part(NamedTuple):
     partition: int
     record_count: int
     payload: bytes
+    first_timestamp_ms: int
+    last_timestamp_ms: int
     codec: int = CODEC_RECORDS
 
 

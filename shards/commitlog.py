@@ -1,0 +1,70 @@
+"""The commit log: the last few hundred commits, in shared memory, for every shard to follow.
+
+Commit number n lies in slot n mod size; the ``commits`` word is the log's end and is stored last.
+Only who holds the ledger lock writes. A reader copies an entry and then looks whether the writer
+may have come round; if so, or if the commit was too large for its slot, it reads the ledger.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from ledger.types import Commit
+from shards import layout as at
+from shards.segment import Segment
+
+_HEAD = struct.Struct("=QQ")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Commit)
+
+
+class CommitLog:
+    """One process's view of the log."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._words = segment.words
+        self._data = segment.data
+        self._layout = segment.layout
+
+    @property
+    def end(self) -> int:
+        """The number of the last commit that is in the log."""
+        return int(self._words[at.G_COMMITS])
+
+    def start(self, number: int) -> None:
+        """Begins an empty log behind commit ``number``, before any shard runs."""
+        self._words[at.G_COMMITS] = number
+
+    def publish(self, commit: Commit) -> None:
+        """Writes the next commit and moves the end; the caller holds the ledger lock.
+
+        A commit at or below the end (a repeat) is there already.
+        """
+        if commit.number <= self.end:
+            return
+        if commit.number != self.end + 1:
+            raise ValueError(f"commit {commit.number} cannot follow {self.end} in the commit log")
+        offset = self._layout.commit_slot(commit.number)
+        entry = _encoder.encode(commit)
+        fits = len(entry) <= self._layout.commit_slot_bytes - at.C_BYTES
+        length = len(entry) if fits else 0
+        _HEAD.pack_into(self._data, offset, commit.number, length)
+        if fits:
+            start = offset + at.C_BYTES
+            self._data[start : start + length] = entry
+        self._words[at.G_COMMITS] = commit.number
+
+    def read(self, number: int) -> Commit | None:
+        """Commit ``number`` <= end; None when it must be read from the ledger instead."""
+        offset = self._layout.commit_slot(number)
+        found, length = _HEAD.unpack_from(self._data, offset)
+        if found != number or not length:
+            return None
+        start = offset + at.C_BYTES
+        entry = bytes(self._data[start : start + length])
+        # The writer may already be filling the slot of end + 1.
+        if self.end + 1 - number >= self._layout.commit_slots:
+            return None
+        return _decoder.decode(entry)

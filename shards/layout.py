@@ -1,0 +1,180 @@
+"""Where each word of the shared segment lies, and who may write it.
+
+The segment is one piece of memory that the supervisor owns and all shards map. All words are
+native-endian u64; each hot word has a 64-byte line of its own, so that a store by one core does
+not slow the others' reads of its neighbours. **One writer per word at any time:**
+
+=====================  =========================================================================
+word                   writer
+=====================  =========================================================================
+global: incarnation,   supervisor
+epoch, draining
+global: window,        supervisor (its governor)
+pressure and inputs
+global: commits        who holds the ledger lock
+global: catalog        who holds the ledger lock
+shard: reserved, head  that shard
+shard: committed       the holder of the lease that starts there
+shard: pulled          who holds the lock of the shard's group
+shard: heartbeat,      that shard
+counters, cpu
+shard: lease counter   that shard
+shard: pid, restarts   supervisor
+group: all words       who holds the group's lock (a merge: both locks)
+lease: state           its present holder; the supervisor, after ``waitpid``, for a dead one
+lease: all others      the slot's own shard, while the state is free; the adopter its holder word
+=====================  =========================================================================
+
+A group's words live in the slot of its first shard. This module computes addresses only.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+WORD_BYTES = 8
+LINE_WORDS = 8
+
+MAGIC = 0x6865616467617465  # "headgate"
+VERSION = 1
+
+# Global lines.
+G_MAGIC = 0
+G_VERSION = 1
+G_INCARNATION = 1 * LINE_WORDS
+G_EPOCH = G_INCARNATION + 1
+G_STARTED_NS = G_INCARNATION + 2
+G_DRAINING = 2 * LINE_WORDS
+G_WINDOW_NS = 3 * LINE_WORDS
+G_PRESSURE_PPM = 4 * LINE_WORDS
+G_BUSY_PPM = G_PRESSURE_PPM + 1
+G_RING_PPM = G_PRESSURE_PPM + 2
+G_COMMITS = 5 * LINE_WORDS
+G_CATALOG = 6 * LINE_WORDS
+GLOBAL_WORDS = 8 * LINE_WORDS
+
+# Lines of a shard.
+S_RESERVED = 0 * LINE_WORDS
+S_HEAD = 1 * LINE_WORDS
+S_COMMITTED = 2 * LINE_WORDS
+S_PULLED = 3 * LINE_WORDS
+S_HEARTBEAT = 4 * LINE_WORDS
+S_HEARTBEAT_NS = S_HEARTBEAT + 1
+S_CPU_NS = S_HEARTBEAT + 2
+S_READY = S_HEARTBEAT + 3
+S_PID = 5 * LINE_WORDS
+S_RESTARTS = S_PID + 1
+S_CPU = S_PID + 2
+S_LEASE_COUNTER = 6 * LINE_WORDS
+S_REQUEST_ID = S_LEASE_COUNTER + 1
+# Counters of a shard: only it adds to them, and they outlive its restarts.
+S_REQUESTS_ACKED = 7 * LINE_WORDS
+S_RECORDS_ACKED = S_REQUESTS_ACKED + 1
+S_BYTES_ACKED = S_REQUESTS_ACKED + 2
+S_REJECTED = S_REQUESTS_ACKED + 3
+S_OBJECTS_COMMITTED = S_REQUESTS_ACKED + 4
+S_ORPHANS_ADOPTED = S_REQUESTS_ACKED + 5
+S_CONNECTIONS = S_REQUESTS_ACKED + 6
+S_PUTS = 8 * LINE_WORDS
+S_PUT_BYTES = S_PUTS + 1
+S_PUT_FAILURES = S_PUTS + 2
+S_GETS = S_PUTS + 3
+S_GET_BYTES = S_PUTS + 4
+S_LISTS = S_PUTS + 5
+SHARD_WORDS = 10 * LINE_WORDS
+
+# Lines of a group slot. The size has its own line: every shard reads it to find its group.
+P_SIZE = 0 * LINE_WORDS
+P_TURN = 1 * LINE_WORDS
+P_LAST_PULL_NS = P_TURN + 1
+P_LAST_CHANGE_NS = P_TURN + 2
+P_MARK = P_TURN + 3
+P_SPLITS = P_TURN + 4
+P_MERGES = P_TURN + 5
+GROUP_WORDS = 2 * LINE_WORDS
+
+# Lines of a lease slot; the sources follow, three words each.
+L_STATE = 0
+L_INCARNATION = 1 * LINE_WORDS
+L_EPOCH = L_INCARNATION + 1
+L_SHARD = L_INCARNATION + 2
+L_COUNTER = L_INCARNATION + 3
+L_CREATED_MS = L_INCARNATION + 4
+L_HOLDER = L_INCARNATION + 5
+L_SOURCE_COUNT = L_INCARNATION + 6
+L_SOURCES = 2 * LINE_WORDS
+SOURCE_WORDS = 3
+
+# A slot of the commit log: number and length, then the entry's bytes.
+C_NUMBER = 0
+C_LENGTH = 1
+C_BYTES = 2 * WORD_BYTES
+
+SHARDS_MAX = 256  # a lease must fit its sources; 256 pinned processes are a large machine
+
+
+def _lines(words: int) -> int:
+    return -(-words // LINE_WORDS) * LINE_WORDS
+
+
+class Layout(Struct, frozen=True):
+    """The shape of a segment and the addresses that follow from it.
+
+    ``ring_bytes`` is one shard's ring and a multiple of 8; ``commit_slot_bytes`` bounds an entry
+    of the commit log (a larger commit is read from the ledger instead).
+    """
+
+    shards: int
+    ring_bytes: int
+    lease_slots: int = 4
+    commit_slots: int = 512
+    commit_slot_bytes: int = 16_384
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shards <= SHARDS_MAX:
+            raise ValueError(f"shards is {self.shards}; it must be between 1 and {SHARDS_MAX}")
+        if self.ring_bytes < 4096 or self.ring_bytes % 8:
+            raise ValueError(
+                f"ring_bytes is {self.ring_bytes}; it must be a multiple of 8 and at least 4096"
+            )
+        if self.lease_slots < 1 or self.commit_slots < 4:
+            raise ValueError("a segment needs at least 1 lease slot and 4 commit slots")
+        if self.commit_slot_bytes % (WORD_BYTES * LINE_WORDS):
+            raise ValueError("commit_slot_bytes must be a multiple of a 64-byte line")
+
+    def shard(self, shard: int) -> int:
+        """Index of the first word of a shard's lines."""
+        return GLOBAL_WORDS + shard * SHARD_WORDS
+
+    def group(self, group: int) -> int:
+        """Index of the first word of a group's slot."""
+        return GLOBAL_WORDS + self.shards * SHARD_WORDS + group * GROUP_WORDS
+
+    @property
+    def lease_words(self) -> int:
+        """Words of one lease slot."""
+        return L_SOURCES + _lines(SOURCE_WORDS * self.shards)
+
+    def lease(self, shard: int, slot: int) -> int:
+        """Index of the first word of a lease slot."""
+        leases = self.group(self.shards)
+        return leases + (shard * self.lease_slots + slot) * self.lease_words
+
+    @property
+    def words(self) -> int:
+        """Words before the commit log."""
+        return self.lease(self.shards, 0)
+
+    def commit_slot(self, number: int) -> int:
+        """Byte offset of the slot of commit ``number``."""
+        return self.words * WORD_BYTES + (number % self.commit_slots) * self.commit_slot_bytes
+
+    def ring(self, shard: int) -> int:
+        """Byte offset of a shard's ring."""
+        log_end = self.words * WORD_BYTES + self.commit_slots * self.commit_slot_bytes
+        return log_end + shard * self.ring_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole segment."""
+        return self.ring(self.shards)

@@ -1,0 +1,176 @@
+"""Leases: the record of what was pulled, by whom, until its commit.
+
+Each shard has a few slots; only it fills and frees them. Lifecycle of a slot's state word::
+
+    FREE --fill--> LIVE --committed--> DONE --(own shard)--> FREE
+                    |  ^
+     holder died,   v  | adopted: holder word, then state
+     by supervisor ORPHAN
+
+The pull *is* the store of LIVE, last. While a slot is not free its id, sources and creation time
+do not change, so key and bytes of the object are a function of them. The highest leased end of a
+shard, or its ``committed``, is the truth that the ``pulled`` word caches.
+
+Only the present holder writes the state; the supervisor does for a dead one, after ``waitpid``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableSequence, Sequence
+from typing import NamedTuple
+
+from ledger.types import LeaseId, SourceRange
+from shards import layout as at
+from shards.layout import Layout
+
+FREE = 0
+LIVE = 1
+ORPHAN = 2
+DONE = 3
+
+
+class Lease(NamedTuple):
+    """What stands in a slot: ``shard`` and ``slot`` say where, ``holder`` who commits it."""
+
+    shard: int
+    slot: int
+    lease_id: LeaseId
+    created_ms: int
+    holder: int
+    sources: tuple[SourceRange, ...]
+
+
+class LeaseTable:
+    """All lease slots of a segment, over its words (anything that indexes to ints)."""
+
+    def __init__(self, words: MutableSequence[int] | memoryview, layout: Layout) -> None:
+        self._words = words
+        self._layout = layout
+        self._bases = [
+            [layout.lease(shard, slot) for slot in range(layout.lease_slots)]
+            for shard in range(layout.shards)
+        ]
+
+    def state(self, shard: int, slot: int) -> int:
+        """The state word of a slot."""
+        return int(self._words[self._bases[shard][slot]])
+
+    def free_slots(self, shard: int) -> list[int]:
+        """The slots of a shard that it may fill."""
+        words = self._words
+        return [slot for slot, base in enumerate(self._bases[shard]) if words[base] == FREE]
+
+    def fill(
+        self,
+        shard: int,
+        slot: int,
+        lease_id: LeaseId,
+        created_ms: int,
+        sources: Sequence[SourceRange],
+    ) -> Lease:
+        """Writes a lease into a free slot of one's own; the state is stored last."""
+        words = self._words
+        base = self._bases[shard][slot]
+        if words[base] != FREE:
+            raise ValueError(f"slot {slot} of shard {shard} is not free but {words[base]}")
+        self._write_id(base, lease_id)
+        words[base + at.L_CREATED_MS] = created_ms
+        words[base + at.L_HOLDER] = shard
+        words[base + at.L_SOURCE_COUNT] = len(sources)
+        index = base + at.L_SOURCES
+        for source in sources:
+            words[index] = source.shard
+            words[index + 1] = source.start
+            words[index + 2] = source.end
+            index += at.SOURCE_WORDS
+        words[base] = LIVE
+        return Lease(shard, slot, lease_id, created_ms, shard, tuple(sources))
+
+    def rename(self, lease: Lease, lease_id: LeaseId) -> Lease:
+        """Gives a lease that the ledger refused for its epoch a new id; the holder only."""
+        self._write_id(self._bases[lease.shard][lease.slot], lease_id)
+        return lease._replace(lease_id=lease_id)
+
+    def _write_id(self, base: int, lease_id: LeaseId) -> None:
+        words = self._words
+        words[base + at.L_INCARNATION] = lease_id.incarnation
+        words[base + at.L_EPOCH] = lease_id.epoch
+        words[base + at.L_SHARD] = lease_id.shard
+        words[base + at.L_COUNTER] = lease_id.counter
+
+    def read(self, shard: int, slot: int) -> Lease:
+        """The lease in a slot; meaningful while its state is not FREE."""
+        words = self._words
+        base = self._bases[shard][slot]
+        lease_id = LeaseId(
+            words[base + at.L_INCARNATION],
+            words[base + at.L_EPOCH],
+            words[base + at.L_SHARD],
+            words[base + at.L_COUNTER],
+        )
+        first = base + at.L_SOURCES
+        sources = tuple(
+            SourceRange(words[index], words[index + 1], words[index + 2])
+            for index in range(
+                first,
+                first + at.SOURCE_WORDS * words[base + at.L_SOURCE_COUNT],
+                at.SOURCE_WORDS,
+            )
+        )
+        created_ms, holder = words[base + at.L_CREATED_MS], words[base + at.L_HOLDER]
+        return Lease(shard, slot, lease_id, created_ms, holder, sources)
+
+    def in_state(self, *states: int) -> Iterator[Lease]:
+        """All leases whose slot is in one of ``states``."""
+        for shard in range(self._layout.shards):
+            for slot, base in enumerate(self._bases[shard]):
+                if self._words[base] in states:
+                    yield self.read(shard, slot)
+
+    def finish(self, lease: Lease) -> None:
+        """LIVE to DONE, by the holder, when commit, log and committed words are all stored."""
+        self._words[self._bases[lease.shard][lease.slot]] = DONE
+
+    def free_done(self, shard: int) -> int:
+        """DONE to FREE for a shard's own slots; returns how many."""
+        freed = 0
+        for base in self._bases[shard]:
+            if self._words[base] == DONE:
+                self._words[base] = FREE
+                freed += 1
+        return freed
+
+    def orphan(self, dead: int) -> list[Lease]:
+        """The supervisor's step after waitpid: a dead shard's held leases become orphans."""
+        found = [lease for lease in self.in_state(LIVE) if lease.holder == dead]
+        for lease in found:
+            self._words[self._bases[lease.shard][lease.slot]] = ORPHAN
+        return found
+
+    def adopt(self, seen: Lease, adopter: int) -> Lease | None:
+        """Makes ``adopter`` the holder of an orphan; the caller holds the adoption lock.
+
+        None when the slot is not the orphan that was seen any more.
+        """
+        base = self._bases[seen.shard][seen.slot]
+        if self._words[base] != ORPHAN:
+            return None
+        lease = self.read(seen.shard, seen.slot)
+        if lease.lease_id != seen.lease_id:
+            return None
+        self._words[base + at.L_HOLDER] = adopter
+        self._words[base] = LIVE
+        return lease._replace(holder=adopter)
+
+    def pulled(self, shard: int, committed: int) -> int:
+        """The truth behind a shard's ``pulled`` word: the highest leased end, or ``committed``."""
+        end = committed
+        for lease in self.in_state(LIVE, ORPHAN):
+            for source in lease.sources:
+                if source.shard == shard and source.end > end:
+                    end = source.end
+        return end
+
+    def holds_any(self, holder: int) -> bool:
+        """Whether a shard holds a live lease."""
+        return any(lease.holder == holder for lease in self.in_state(LIVE))

@@ -1,0 +1,89 @@
+"""Locks between processes: ``fcntl.lockf``, one byte each of one lock file.
+
+The kernel frees them when their holder dies, SIGKILL included. Two traps, both answered here:
+the kernel drops *all* of a process's locks on a file when it closes *any* descriptor of it, so
+the file is opened once per process and kept; and two threads of a process both get a lock, so
+the one that threads share (the ledger's) has a ``threading.Lock`` in front.
+
+Bytes: DIRECTORY is held by the supervisor as long as it lives; LEDGER around each ledger write;
+ADOPTION while a lease changes hands; GROUP + id around a pull, a split or (both) a merge.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import threading
+from pathlib import Path
+from types import TracebackType
+
+DIRECTORY = 0
+LEDGER = 1
+ADOPTION = 2
+GROUP = 16
+
+# struct flock of Linux on 64-bit machines: type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+class LockFile:
+    """The process's one descriptor of a lock file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def try_lock(self, byte: int) -> bool:
+        """Takes a byte's lock if no other process holds it; never waits."""
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def lock(self, byte: int) -> None:
+        """Takes a byte's lock, waiting for other processes. Not for an event loop."""
+        fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, byte)
+
+    def unlock(self, byte: int) -> None:
+        """Gives a byte's lock back."""
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, byte)
+
+    def holder(self, byte: int) -> int | None:
+        """The pid of another process that holds a byte's lock, None if there is none."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else pid
+
+    def close(self) -> None:
+        """Closes the descriptor, and with it gives back every lock of this process."""
+        os.close(self._fd)
+
+
+class SharedLock:
+    """One byte's lock for the threads of a process and for processes: a context manager."""
+
+    def __init__(self, file: LockFile, byte: int) -> None:
+        self._file = file
+        self._byte = byte
+        self._threads = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._threads.acquire()
+        try:
+            self._file.lock(self._byte)
+        except BaseException:
+            self._threads.release()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._file.unlock(self._byte)
+        finally:
+            self._threads.release()

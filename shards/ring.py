@@ -1,0 +1,273 @@
+"""A shard's byte ring in shared memory: first the pending queue, then the hot cache.
+
+Positions are monotonic byte counts; the byte of position p is ``p % capacity``. The words, in the
+order in which they move for one request::
+
+    reserved   raised first: bytes below ``reserved - capacity`` are no longer what they were
+    (bytes)    the frame is written
+    head       stored last: the request is *published*
+    pulled     a cache of the highest leased end (see shards/leases.py), under the group's lock
+    committed  the object and the ledger are durable; below it the ring is only a cache
+
+    committed <= pulled <= head <= reserved <= committed + capacity
+
+A request is contiguous. What is left before the end of the ring is a pad frame, or, when not even
+a header fits there, skipped by both sides. Only the owner writes the bytes, ``reserved`` and
+``head``. Anybody may read: a reader copies first and then checks ``reserved - position <=
+capacity``; checking ``head`` would pass torn bytes.
+
+This module takes no lock and does not know leases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from shards import frame
+from shards import layout as at
+from shards.frame import (
+    BATCH_BYTES,
+    FLAG_CONDITIONS,
+    FLAG_PAD,
+    HEADER_BYTES,
+    PART_BYTES,
+    Part,
+)
+from shards.segment import Segment
+
+_PACK_HEADER = frame.HEADER.pack_into
+_PACK_PART = frame.PART.pack_into
+_PACK_BATCH = frame.BATCH.pack_into
+_UNPACK_HEADER = frame.HEADER.unpack_from
+_UNPACK_PART = frame.PART.unpack_from
+_UNPACK_BATCH = frame.BATCH.unpack_from
+_BODY_PACK = frame.HEADER_BODY.pack
+
+
+class RingFull(Exception):
+    """There is no space for a request until earlier ones are committed."""
+
+    def __init__(self, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(f"the ring has {free_bytes} bytes free, the request needs {needed_bytes}")
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+class BatchAt(NamedTuple):
+    """A batch of a request in a ring; ``offset`` and ``length`` are bytes within the ring."""
+
+    topic_id: int
+    partition: int
+    record_count: int
+    offset: int
+    length: int
+    first_timestamp_ms: int
+    last_timestamp_ms: int
+
+
+class RequestAt(NamedTuple):
+    """A request in a ring: its frame is bytes [position, end); conditions b"" for none."""
+
+    position: int
+    end: int
+    arrival_ns: int
+    conditions: bytes
+    batches: tuple[BatchAt, ...]
+
+
+class RingWriter:
+    """The owner's side of a ring. One per shard, used by its loop only."""
+
+    def __init__(self, segment: Segment, shard: int) -> None:
+        self._words = segment.words
+        self._data = segment.ring(shard)
+        base = segment.layout.shard(shard)
+        self._reserved_at = base + at.S_RESERVED
+        self._head_at = base + at.S_HEAD
+        self._committed_at = base + at.S_COMMITTED
+        self.capacity = segment.layout.ring_bytes
+        self.head: int = self._words[self._head_at]
+        # A successor goes on at head: what was half written above it never happened. Raised
+        # words are never lowered below what a reader may have seen, so reserved stays.
+        self._request_id_at = base + at.S_REQUEST_ID
+        self._request_id: int = self._words[self._request_id_at]
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that are not committed yet."""
+        return self.head - int(self._words[self._committed_at])
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that may be reserved; a request also needs its pad out of them."""
+        return self.capacity - self.used_bytes
+
+    def append(
+        self, arrival_ns: int, arrival_ms: int, conditions: bytes, parts: Sequence[Part]
+    ) -> int:
+        """Reserves, writes and publishes a request; returns the position of its frame.
+
+        Raises RingFull, and then nothing was written; ValueError for a request over a quarter of
+        the ring, which would make two requests unable to pass each other at the wrap.
+        """
+        length = frame.request_length(conditions, parts)
+        if length > self.capacity // 4:
+            raise ValueError(
+                f"a request of {length} bytes is over a quarter of the ring"
+                f" ({self.capacity // 4} bytes)"
+            )
+        words = self._words
+        head = self.head
+        offset = head % self.capacity
+        pad = self.capacity - offset if offset + length > self.capacity else 0
+        end = head + pad + length
+        if end > words[self._committed_at] + self.capacity:
+            raise RingFull(pad + length, self.free_bytes)
+        if end > words[self._reserved_at]:
+            words[self._reserved_at] = end
+        data = self._data
+        if pad:
+            if pad >= HEADER_BYTES:
+                self._write_header(head, pad, 0, 0, 0, FLAG_PAD, 0)
+            offset = 0
+        flags = FLAG_CONDITIONS if conditions else 0
+        self._request_id += 1
+        at_byte = offset + HEADER_BYTES
+        if conditions:
+            data[at_byte : at_byte + len(conditions)] = conditions
+            at_byte += len(conditions)
+        for topic_id, partition, count, payload, first_ms, last_ms, codec in parts:
+            size = len(payload)
+            _PACK_PART(data, at_byte, topic_id, partition, BATCH_BYTES + size, first_ms, last_ms)
+            at_byte += PART_BYTES
+            _PACK_BATCH(data, at_byte, size, count, arrival_ms, crc32c(payload), codec, 0)
+            at_byte += BATCH_BYTES
+            data[at_byte : at_byte + size] = payload
+            at_byte += size
+        position = head + pad
+        self._write_header(
+            position, length, self._request_id, arrival_ns, len(parts), flags, len(conditions)
+        )
+        words[self._request_id_at] = self._request_id
+        self.head = end
+        words[self._head_at] = end
+        return position
+
+    def _write_header(
+        self,
+        position: int,
+        length: int,
+        request_id: int,
+        arrival_ns: int,
+        parts: int,
+        flags: int,
+        conditions_length: int,
+    ) -> None:
+        body = _BODY_PACK(request_id, arrival_ns, parts, flags, conditions_length)
+        _PACK_HEADER(
+            self._data,
+            position % self.capacity,
+            length,
+            crc32c(body, (position + length) & 0xFFFFFFFF),
+            request_id,
+            arrival_ns,
+            parts,
+            flags,
+            conditions_length,
+        )
+
+
+class RingReader:
+    """Anybody's side of a ring: walks published frames and copies batches out."""
+
+    def __init__(self, segment: Segment, shard: int) -> None:
+        self.shard = shard
+        self._words = segment.words
+        self.data = segment.ring(shard)
+        base = segment.layout.shard(shard)
+        self._reserved_at = base + at.S_RESERVED
+        self._head_at = base + at.S_HEAD
+        self._committed_at = base + at.S_COMMITTED
+        self.capacity = segment.layout.ring_bytes
+
+    @property
+    def head(self) -> int:
+        """End of what is published."""
+        return int(self._words[self._head_at])
+
+    @property
+    def committed(self) -> int:
+        """End of what is durable."""
+        return int(self._words[self._committed_at])
+
+    def still_there(self, position: int) -> bool:
+        """Whether bytes copied from ``position`` before this call were the request's own."""
+        return bool(self._words[self._reserved_at] - position <= self.capacity)
+
+    def oldest_arrival_ns(self, position: int) -> int | None:
+        """Arrival of the first request at or behind ``position``; None if none can be seen."""
+        for request in self.requests(position, self.head):
+            return request.arrival_ns
+        return None
+
+    def requests(self, start: int, end: int) -> Iterator[RequestAt]:
+        """The requests whose frames lie in [start, end), in order; pads are skipped.
+
+        Ends early at a header whose CRC is wrong: it was seen too early by another core, or its
+        bytes are gone (see still_there); the caller leaves it for the next round.
+        """
+        data = self.data
+        capacity = self.capacity
+        position = start
+        while position < end:
+            offset = position % capacity
+            if capacity - offset < HEADER_BYTES:
+                position += capacity - offset
+                continue
+            length, checksum, _, arrival_ns, parts, flags, conditions_length = _UNPACK_HEADER(
+                data, offset
+            )
+            body = data[offset + 8 : offset + HEADER_BYTES]
+            seed = (position + length) & 0xFFFFFFFF
+            if crc32c(body, seed) != checksum or position + length > end:
+                return
+            if flags & FLAG_PAD:
+                position += length
+                continue
+            at_byte = offset + HEADER_BYTES
+            conditions = b""
+            if flags & FLAG_CONDITIONS:
+                conditions = bytes(data[at_byte : at_byte + conditions_length])
+                at_byte += conditions_length
+            if parts == 1:
+                topic_id, partition, size, first_ms, last_ms = _UNPACK_PART(data, at_byte)
+                at_byte += PART_BYTES
+                count = _UNPACK_BATCH(data, at_byte)[1]
+                batches: tuple[BatchAt, ...] = (
+                    BatchAt(topic_id, partition, count, at_byte, size, first_ms, last_ms),
+                )
+            else:
+                found = []
+                for _ in range(parts):
+                    topic_id, partition, size, first_ms, last_ms = _UNPACK_PART(data, at_byte)
+                    at_byte += PART_BYTES
+                    count = _UNPACK_BATCH(data, at_byte)[1]
+                    found.append(
+                        BatchAt(topic_id, partition, count, at_byte, size, first_ms, last_ms)
+                    )
+                    at_byte += size
+                batches = tuple(found)
+            yield RequestAt(position, position + length, arrival_ns, conditions, batches)
+            position += length
+
+    def batch(self, batch: BatchAt) -> memoryview:
+        """The bytes of a batch, in place: only for uncommitted requests, which cannot move."""
+        return self.data[batch.offset : batch.offset + batch.length]
+
+    def copy_batch(self, position: int, batch: BatchAt) -> bytes | None:
+        """A copy of a batch of the request at ``position``; None when the ring has moved on."""
+        copied = bytes(self.data[batch.offset : batch.offset + batch.length])
+        return copied if self.still_there(position) else None

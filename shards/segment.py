@@ -1,0 +1,78 @@
+"""The shared segment: one memfd that the supervisor creates and every shard maps.
+
+Lifecycle: create (supervisor) -> inherit the descriptor -> attach (shard) -> close. The memory
+goes when the last process that maps it is gone; nothing has a name that could be left behind.
+
+``multiprocessing.shared_memory`` is not used: it unlinks the segment when an unrelated process
+that attached exits. Who may write which word is said in ``shards/layout.py``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from ledger.types import LeaseId
+from shards import layout as at
+from shards.layout import Layout
+
+
+class SegmentError(RuntimeError):
+    """A descriptor that is no segment of this program's version."""
+
+
+class Segment:
+    """A mapped segment: ``words`` as u64, ``data`` as bytes, both over the same memory."""
+
+    def __init__(self, fd: int, layout: Layout) -> None:
+        self.fd = fd
+        self.layout = layout
+        self._map = mmap.mmap(fd, layout.size_bytes)
+        self.data = memoryview(self._map)
+        self.words = self.data[: layout.words * at.WORD_BYTES].cast("Q")
+
+    @classmethod
+    def create(cls, layout: Layout) -> Segment:
+        """A new zeroed segment; its descriptor is inheritable by ``pass_fds``."""
+        fd = os.memfd_create("headgate", os.MFD_CLOEXEC)
+        os.ftruncate(fd, layout.size_bytes)
+        segment = cls(fd, layout)
+        segment.words[at.G_VERSION] = at.VERSION
+        segment.words[at.G_MAGIC] = at.MAGIC
+        return segment
+
+    @classmethod
+    def attach(cls, fd: int, layout: Layout) -> Segment:
+        """Maps a segment that another process created. Raises SegmentError if it is none."""
+        size_bytes = os.fstat(fd).st_size
+        if size_bytes != layout.size_bytes:
+            raise SegmentError(
+                f"the segment has {size_bytes} bytes, the layout says {layout.size_bytes}"
+            )
+        segment = cls(fd, layout)
+        found = (segment.words[at.G_MAGIC], segment.words[at.G_VERSION])
+        if found != (at.MAGIC, at.VERSION):
+            segment.close()
+            raise SegmentError(f"not a segment of version {at.VERSION}: its head is {found}")
+        return segment
+
+    def ring(self, shard: int) -> memoryview:
+        """The bytes of a shard's ring."""
+        start = self.layout.ring(shard)
+        return self.data[start : start + self.layout.ring_bytes]
+
+    def next_lease_id(self, shard: int) -> LeaseId:
+        """A lease id that was never used; only ``shard`` itself may call this."""
+        index = self.layout.shard(shard) + at.S_LEASE_COUNTER
+        counter = self.words[index] + 1
+        self.words[index] = counter
+        return LeaseId(self.words[at.G_INCARNATION], self.words[at.G_EPOCH], shard, counter)
+
+    def close(self) -> None:
+        """Unmaps the segment. Views that others still hold keep the memory until they go."""
+        self.words.release()
+        self.data.release()
+        try:
+            self._map.close()
+        except BufferError:
+            return  # a ring view is still alive; the mapping goes with the process
