@@ -104,7 +104,9 @@ class Run(Struct, frozen=True, array_like=True):
     """Offsets of one source's records in one partition.
 
     ``first_offset`` belongs to the first live record of the run; the others follow in order.
-    It is 0 when the whole run is void because its topic is deleted.
+    It is 0 when the whole run is void because its topic is deleted. ``record_count`` counts all
+    records of the run, void ones included; when all are void for other reasons, ``first_offset``
+    is what the next live record gets.
     """
 
     shard: int

@@ -1,0 +1,177 @@
+"""Which conditional requests of a lease are void: pure, no SQL, no clock.
+
+Vocabulary as in ``types``. Conditions are looked at in pull order, and each sees what the ones
+before it left: records of an extent stand in pull order too, so the head that an expectation
+meets is ``next_seq - 1`` plus the live records in front of it in the extent.
+
+The order of checks is fixed: deleted topic, idempotency key, expected_seq. A void request never
+records its key, so a sequence mismatch can be tried again with the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from ledger.errors import DraftInvalid
+from ledger.types import (
+    AnswerPart,
+    CommitDraft,
+    Condition,
+    ConditionPart,
+    ExtentDraft,
+    Verdict,
+)
+
+PartitionKey = tuple[int, int]
+DedupeKey = tuple[int, str]
+Ranges = list[tuple[int, int]]
+
+
+class PartitionNow(NamedTuple):
+    """A partition's row before the commit."""
+
+    next_seq: int
+    live_count: int
+    live_bytes: int
+    max_timestamp_ms: int
+    deleted: int
+
+
+class Answer(Struct, frozen=True, array_like=True):
+    """What a stored request was answered; ``head_seq`` is of the first part's partition."""
+
+    parts: tuple[AnswerPart, ...]
+    head_seq: int
+
+
+class Decision(NamedTuple):
+    """``voids``: ascending (record index, count) ranges of extents whose topic is alive.
+
+    ``stored``: answers of the requests with an idempotency key that got offsets.
+    """
+
+    voids: dict[PartitionKey, Ranges]
+    verdicts: tuple[Verdict, ...]
+    stored: dict[DedupeKey, Answer]
+
+
+NOTHING_TO_DECIDE = Decision({}, (), {})
+
+
+def decide(
+    draft: CommitDraft,
+    partitions: Mapping[PartitionKey, PartitionNow],
+    answers: Mapping[DedupeKey, Answer],
+) -> Decision:
+    """Judges the draft's conditions; ``answers`` are those of its keys that are still known."""
+    if not draft.conditions:
+        return NOTHING_TO_DECIDE
+    lease = _Lease(draft, partitions)
+    stored: dict[DedupeKey, tuple[AnswerPart, ...]] = {}
+    verdicts: list[Verdict] = []
+    repeats: list[tuple[int, DedupeKey]] = []
+    for condition in draft.conditions:
+        lease.check(condition)
+        topic_id, first = condition.topic_id, condition.parts[0]
+        key = None if condition.idempotency_key is None else (topic_id, condition.idempotency_key)
+        where = (condition.shard, condition.position)
+        if lease.deleted(topic_id, first.partition):
+            verdicts.append(Verdict(*where, "topic_deleted"))
+        elif key is not None and key in answers:
+            verdicts.append(Verdict(*where, "deduped", answers[key].parts, answers[key].head_seq))
+            lease.make_void(condition)
+        elif key is not None and key in stored:
+            repeats.append((len(verdicts), key))
+            verdicts.append(Verdict(*where, "deduped", stored[key]))
+            lease.make_void(condition)
+        elif condition.expected_seq not in (None, lease.head_before(topic_id, first)):
+            head = lease.head_before(topic_id, first)
+            verdicts.append(Verdict(*where, "sequence_mismatch", (), head))
+            lease.make_void(condition)
+        elif key is not None:
+            stored[key] = lease.offsets(condition)
+    # Heads after the commit are known only now.
+    given = {
+        key: Answer(parts, lease.head_after(key[0], parts[0].partition))
+        for key, parts in stored.items()
+    }
+    for at, key in repeats:
+        first_try = verdicts[at]
+        verdicts[at] = Verdict(
+            first_try.shard, first_try.position, "deduped", first_try.parts, given[key].head_seq
+        )
+    return Decision(lease.voids, tuple(verdicts), given)
+
+
+def void_records(ranges: Ranges, before: int) -> int:
+    """How many records with an index below ``before`` the ranges cover."""
+    return sum(min(start + count, before) - start for start, count in ranges if start < before)
+
+
+class _Lease:
+    """What has been decided so far; ``seen`` is each extent's end of the parts looked at."""
+
+    def __init__(self, draft: CommitDraft, partitions: Mapping[PartitionKey, PartitionNow]) -> None:
+        self.voids: dict[PartitionKey, Ranges] = {}
+        self._partitions = partitions
+        self._extents: dict[PartitionKey, ExtentDraft] = {
+            (extent.topic_id, extent.partition): extent for extent in draft.extents
+        }
+        self._void_counts: dict[PartitionKey, int] = {}
+        self._seen: dict[PartitionKey, int] = {}
+
+    def check(self, condition: Condition) -> None:
+        """Raises DraftInvalid for a condition whose parts are not where pull order puts them."""
+        name = f"the condition of shard {condition.shard} at position {condition.position}"
+        if not condition.parts or (condition.expected_seq is not None and len(condition.parts) > 1):
+            raise DraftInvalid(
+                f"{name} has {len(condition.parts)} parts; it needs one, and more only"
+                f" without expected_seq"
+            )
+        for part in condition.parts:
+            key = (condition.topic_id, part.partition)
+            extent = self._extents.get(key)
+            if extent is None or key not in self._partitions:
+                raise DraftInvalid(f"{name} is about {key}, which is no extent of its draft")
+            end = part.record_index + part.record_count
+            seen = self._seen.get(key, 0)
+            if part.record_count < 1 or part.record_index < seen or end > extent.record_count:
+                raise DraftInvalid(
+                    f"{name} has records [{part.record_index}, {end}) of extent {key}; they must"
+                    f" stand behind the condition before it ({seen}) and within the extent's"
+                    f" {extent.record_count} records"
+                )
+            self._seen[key] = end
+
+    def deleted(self, topic_id: int, partition: int) -> bool:
+        return bool(self._partitions[topic_id, partition].deleted)
+
+    def head_before(self, topic_id: int, part: ConditionPart) -> int:
+        key = (topic_id, part.partition)
+        void_count = self._void_counts.get(key, 0)
+        return self._partitions[key].next_seq - 1 + part.record_index - void_count
+
+    def head_after(self, topic_id: int, partition: int) -> int:
+        key = (topic_id, partition)
+        live = self._extents[key].record_count - self._void_counts.get(key, 0)
+        return self._partitions[key].next_seq - 1 + live
+
+    def offsets(self, condition: Condition) -> tuple[AnswerPart, ...]:
+        parts = []
+        for part in condition.parts:
+            head = self.head_before(condition.topic_id, part)
+            parts.append(AnswerPart(part.partition, head + 1, head + part.record_count))
+        return tuple(parts)
+
+    def make_void(self, condition: Condition) -> None:
+        for part in condition.parts:
+            key = (condition.topic_id, part.partition)
+            ranges = self.voids.setdefault(key, [])
+            if ranges and sum(ranges[-1]) == part.record_index:
+                ranges[-1] = (ranges[-1][0], ranges[-1][1] + part.record_count)
+            else:
+                ranges.append((part.record_index, part.record_count))
+            self._void_counts[key] = self._void_counts.get(key, 0) + part.record_count

@@ -1,0 +1,85 @@
+"""Statements on the dedupe table: answers of requests with an idempotency key.
+
+An entry counts for ``window_ms`` after the commit that made it, and there are never more than
+``entries_max``: the oldest go first, whatever their age. Called inside the commit's transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from ledger.decide import Answer, DedupeKey
+from ledger.types import Condition
+
+# Entries removed by one commit besides twice what it adds, so that pruning always gains.
+PRUNE_STEP = 64
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Answer)
+
+
+class DedupeLimits(Struct, frozen=True):
+    """How long and how many. A million entries with 100-byte keys are about 300 MB of file."""
+
+    window_ms: int = 120_000
+    entries_max: int = 1_000_000
+
+
+def answers(
+    connection: sqlite3.Connection,
+    conditions: Sequence[Condition],
+    now_ms: int,
+    limits: DedupeLimits,
+) -> dict[DedupeKey, Answer]:
+    """The answers that count for the conditions' keys; entries past the window are removed."""
+    found: dict[DedupeKey, Answer] = {}
+    for condition in conditions:
+        if condition.idempotency_key is None:
+            continue
+        key = (condition.topic_id, condition.idempotency_key)
+        row = connection.execute(
+            "SELECT id, created_ms, answer FROM dedupe WHERE topic_id = ? AND key = ?", key
+        ).fetchone()
+        if row is None:
+            continue
+        entry_id, created_ms, answer = row
+        if created_ms < now_ms - limits.window_ms:
+            connection.execute("DELETE FROM dedupe WHERE id = ?", (entry_id,))
+        else:
+            found[key] = _decoder.decode(answer)
+    return found
+
+
+def keep(
+    connection: sqlite3.Connection,
+    stored: Mapping[DedupeKey, Answer],
+    now_ms: int,
+    limits: DedupeLimits,
+) -> None:
+    """Adds the answers of this commit, then removes what is too old or too many."""
+    if stored:
+        connection.executemany(
+            "INSERT INTO dedupe (topic_id, key, created_ms, answer) VALUES (?, ?, ?, ?)",
+            [
+                (topic_id, key, now_ms, _encoder.encode(answer))
+                for (topic_id, key), answer in stored.items()
+            ],
+        )
+    front = connection.execute(
+        "SELECT id, created_ms FROM dedupe ORDER BY id LIMIT ?", (PRUNE_STEP + 2 * len(stored),)
+    ).fetchall()
+    if not front:
+        return
+    last = connection.execute("SELECT max(id) FROM dedupe").fetchone()[0]
+    # Ids have gaps at most, so this is never fewer than needed; and never more than a step.
+    remove_to = min(last - limits.entries_max, front[-1][0])
+    for entry_id, created_ms in front:
+        if created_ms >= now_ms - limits.window_ms:
+            break
+        remove_to = max(remove_to, entry_id)
+    if remove_to >= front[0][0]:
+        connection.execute("DELETE FROM dedupe WHERE id <= ?", (remove_to,))

@@ -1,0 +1,140 @@
+"""What can go wrong with a ledger: few kinds, each with its operands and the way out.
+
+``retryable`` says whether the same call may succeed later. Errors of SQLite are turned into
+these kinds in one place, ``translated``; nothing above this floor sees ``sqlite3``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import ClassVar
+
+from ledger.types import LeaseId
+
+SQLITE_BUSY = 5
+SQLITE_LOCKED = 6
+SQLITE_READONLY = 8
+SQLITE_IOERR = 10
+SQLITE_CORRUPT = 11
+SQLITE_FULL = 13
+SQLITE_CANTOPEN = 14
+SQLITE_NOTADB = 26
+
+
+class LedgerError(Exception):
+    """A call on the ledger that failed; nothing of it is stored."""
+
+    retryable: ClassVar[bool] = False
+
+
+class LedgerCorrupt(LedgerError):
+    """The file is damaged, or is no ledger."""
+
+    def __init__(self, path: Path, cause: str) -> None:
+        super().__init__(
+            f"the ledger {path} is damaged or no ledger at all ({cause}); move it and its -wal and"
+            f" -shm aside, keep them, and rebuild it from the bucket with `headgate recover`"
+        )
+        self.path = path
+        self.cause = cause
+
+
+class LedgerFromFuture(LedgerError):
+    """The file was written by a newer headgate."""
+
+    def __init__(self, path: Path, found: int, known: int) -> None:
+        super().__init__(
+            f"the ledger {path} has schema version {found}, this headgate knows {known};"
+            f" start the newer headgate that wrote it, or give another data directory"
+        )
+        self.path = path
+        self.found = found
+        self.known = known
+
+
+class LedgerMissing(LedgerError):
+    """There is no file where one must be."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"there is no ledger at {path}; `headgate serve --data DIR` makes one")
+        self.path = path
+
+
+class LedgerUnusable(LedgerError):
+    """The disk or its permissions do not let the ledger be read or written."""
+
+    retryable = True
+
+    def __init__(self, path: Path, cause: str) -> None:
+        super().__init__(
+            f"the ledger {path} cannot be used ({cause}); its directory must be there, writable"
+            f" by this user, and have free space"
+        )
+        self.path = path
+        self.cause = cause
+
+
+class LedgerBusy(LedgerError):
+    """Somebody held SQLite's own lock for longer than the busy timeout."""
+
+    retryable = True
+
+    def __init__(self, path: Path, timeout_ms: int) -> None:
+        super().__init__(
+            f"the ledger {path} was locked for more than {timeout_ms} ms by a process that does"
+            f" not take the ledger lock; end what has it open (`fuser {path}`)"
+        )
+        self.path = path
+        self.timeout_ms = timeout_ms
+
+
+class LeaseBelowFloor(LedgerError):
+    """The lease is older than the epoch floor: its range is leased again under a new id."""
+
+    def __init__(self, lease_id: LeaseId, epoch_floor: int) -> None:
+        super().__init__(
+            f"lease {lease_id.incarnation}-{lease_id.shard}-{lease_id.counter} has epoch"
+            f" {lease_id.epoch}, the epoch floor is {epoch_floor}; lease its range again"
+        )
+        self.lease_id = lease_id
+        self.epoch_floor = epoch_floor
+
+
+class DraftInvalid(LedgerError):
+    """A commit draft contradicts itself or names what never was: a fault of the caller."""
+
+
+class TopicMissing(LedgerError):
+    """There is no live topic of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no topic {name!r}")
+        self.name = name
+
+
+class PartitionsRefused(LedgerError):
+    """A number of partitions that a topic cannot get."""
+
+    def __init__(self, name: str, present: int, wanted: int, maximum: int) -> None:
+        if wanted < present:
+            reason = f"has {present} partitions and cannot shrink to {wanted}; partitions only grow"
+        else:
+            reason = f"cannot have {wanted} partitions; the limits are 1 and {maximum}"
+        super().__init__(f"topic {name!r} {reason}")
+        self.name = name
+        self.present = present
+        self.wanted = wanted
+        self.maximum = maximum
+
+
+def translated(error: sqlite3.Error, path: Path, busy_timeout_ms: int) -> LedgerError:
+    """The kind for an error of SQLite; the caller raises it from ``error``."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (SQLITE_CORRUPT, SQLITE_NOTADB):
+        return LedgerCorrupt(path, str(error))
+    if code in (SQLITE_BUSY, SQLITE_LOCKED):
+        return LedgerBusy(path, busy_timeout_ms)
+    if code in (SQLITE_READONLY, SQLITE_IOERR, SQLITE_FULL, SQLITE_CANTOPEN):
+        return LedgerUnusable(path, str(error))
+    return LedgerError(f"the ledger {path} refused a statement: {error}")

@@ -1,0 +1,246 @@
+"""The one way into the ledger: a file, a lock, and what may be asked of them.
+
+Vocabulary and tables: ``schema.py``. A commit's rules: ``commits.py`` and ``decide.py``.
+
+One Ledger is one SQLite connection and is used by one thread at a time; a process opens as many
+as it has threads that need one. Writing methods take the ledger lock (an argument: a lockf byte
+under a threading lock in the daemon) around one IMMEDIATE transaction; reading methods take no
+lock and see one committed state each. Time is an argument. What the lock's holder does after a
+commit (the shared commit log) is the callback ``published``.
+
+This module does not know shards, stores, HTTP, or what waits for a commit.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ledger import commits, invariants, reads, results, topics
+from ledger.dedupe import DedupeLimits
+from ledger.session import Lock, Session
+from ledger.types import (
+    Commit,
+    CommitDraft,
+    Extent,
+    LeaseId,
+    ObjectRow,
+    PartitionState,
+    Topic,
+    TopicConfig,
+)
+
+
+class Ledger:
+    """A connection to the ledger at ``path``; makes the file unless ``must_exist``.
+
+    Raises LedgerMissing, LedgerUnusable, LedgerCorrupt, LedgerFromFuture; every method may raise
+    LedgerUnusable, LedgerBusy and LedgerCorrupt.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        lock: Lock,
+        *,
+        must_exist: bool = False,
+        dedupe_limits: DedupeLimits | None = None,
+    ) -> None:
+        self.path = path
+        self._dedupe_limits = dedupe_limits or DedupeLimits()
+        self._session = Session(path, lock, must_exist)
+
+    def close(self) -> None:
+        """Ends the connection. The last one to close copies the WAL back into the file."""
+        self._session.close()
+
+    # Starts, epochs, notes
+
+    def begin_incarnation(self, now_ms: int) -> tuple[int, int]:
+        """A new start: (incarnation, epoch), both higher than ever; the floor is that epoch."""
+        with self._session.writing() as connection:
+            connection.execute(
+                "UPDATE state SET incarnation = incarnation + 1, epoch = epoch + 1,"
+                " epoch_floor = epoch + 1 WHERE id = 1"
+            )
+            incarnation, epoch = connection.execute(
+                "SELECT incarnation, epoch FROM state WHERE id = 1"
+            ).fetchone()
+            connection.execute(
+                "INSERT INTO incarnations (incarnation, epoch, started_ms) VALUES (?, ?, ?)",
+                (incarnation, epoch, now_ms),
+            )
+        return incarnation, epoch
+
+    def raise_epoch(self) -> int:
+        """The next epoch, from now on in the names of new objects."""
+        with self._session.writing() as connection:
+            connection.execute("UPDATE state SET epoch = epoch + 1 WHERE id = 1")
+            return _state(connection, "epoch")
+
+    def raise_epoch_floor(self, epoch_floor: int) -> int:
+        """Refuses uncommitted leases of epochs below ``epoch_floor`` from now on.
+
+        The floor never falls; the result is the one in force. Raises ValueError above the epoch.
+        """
+        with self._session.writing() as connection:
+            epoch = _state(connection, "epoch")
+            if epoch_floor > epoch:
+                raise ValueError(f"epoch floor {epoch_floor} is above the epoch {epoch}")
+            connection.execute(
+                "UPDATE state SET epoch_floor = ? WHERE id = 1 AND epoch_floor < ?",
+                (epoch_floor, epoch_floor),
+            )
+            return _state(connection, "epoch_floor")
+
+    def epoch(self) -> int:
+        with self._session.reading() as connection:
+            return _state(connection, "epoch")
+
+    def epoch_floor(self) -> int:
+        with self._session.reading() as connection:
+            return _state(connection, "epoch_floor")
+
+    def incarnations(self) -> list[int]:
+        """All starts on this ledger: only their orphans are this ledger's to delete."""
+        with self._session.reading() as connection:
+            rows = connection.execute("SELECT incarnation FROM incarnations ORDER BY incarnation")
+            return [row[0] for row in rows]
+
+    def meta(self, name: str) -> str | None:
+        """A note by name."""
+        with self._session.reading() as connection:
+            row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+            return None if row is None else str(row[0])
+
+    def set_meta(self, name: str, value: str) -> None:
+        with self._session.writing() as connection:
+            connection.execute(
+                "INSERT INTO meta (name, value) VALUES (?, ?)"
+                " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                (name, value),
+            )
+
+    # Topics
+
+    def create_topic(self, name: str, config: TopicConfig, now_ms: int) -> tuple[Topic, bool]:
+        """The live topic and whether it is new; an existing one keeps its configuration."""
+        with self._session.writing() as connection:
+            return topics.create_topic(connection, name, config, now_ms)
+
+    def alter_topic(self, name: str, config: TopicConfig) -> Topic:
+        """Raises TopicMissing and PartitionsRefused."""
+        with self._session.writing() as connection:
+            return topics.alter_topic(connection, name, config)
+
+    def delete_topic(self, name: str, now_ms: int) -> Topic:
+        """Later commits of its extents are void. Raises TopicMissing."""
+        with self._session.writing() as connection:
+            return topics.delete_topic(connection, name, now_ms)
+
+    def topic(self, name: str) -> Topic | None:
+        with self._session.reading() as connection:
+            return topics.topic(connection, name)
+
+    def topic_by_id(self, topic_id: int) -> Topic | None:
+        """Deleted ones too."""
+        with self._session.reading() as connection:
+            return topics.topic_by_id(connection, topic_id)
+
+    def topics(self, after_name: str = "", limit: int = 1_000) -> list[Topic]:
+        """Live topics by name, a page at a time."""
+        with self._session.reading() as connection:
+            return topics.topics(connection, after_name, limit)
+
+    def catalog_version(self) -> int:
+        """A number that is another after each change of topics; one primary-key read."""
+        with self._session.reading() as connection:
+            return _state(connection, "catalog_version")
+
+    # Commits
+
+    def commit(
+        self, draft: CommitDraft, now_ms: int, published: Callable[[Commit], None]
+    ) -> Commit:
+        """Commits a lease once, durably, then calls ``published`` still under the lock.
+
+        A lease id that is there already gives its earlier result with ``repeated``. When
+        ``published`` raises, the commit stands. Raises LeaseBelowFloor and DraftInvalid.
+        """
+        with self._session.lock:
+            with self._session.transaction() as connection:
+                commit = commits.commit_draft(connection, draft, now_ms, self._dedupe_limits)
+            published(commit)
+        return commit
+
+    def latest_commit_number(self) -> int:
+        with self._session.reading() as connection:
+            return results.latest_commit_number(connection)
+
+    def commit_by_number(self, number: int) -> Commit:
+        """Raises KeyError for a number that is not given yet."""
+        with self._session.reading() as connection:
+            commit = results.commit_by_number(connection, number)
+        if commit is None:
+            raise KeyError(f"there is no commit {number} in the ledger {self.path}")
+        return commit
+
+    def commit_by_lease(self, lease_id: LeaseId) -> Commit | None:
+        with self._session.reading() as connection:
+            return results.commit_by_lease(connection, lease_id)
+
+    # Reads
+
+    def partition_states(self, topic_id: int) -> list[PartitionState]:
+        with self._session.reading() as connection:
+            return reads.partition_states(connection, topic_id)
+
+    def heads_snapshot(
+        self, topic_ids: int | Sequence[int]
+    ) -> tuple[int, dict[tuple[int, int], PartitionState]]:
+        """(commit number, partitions by (topic id, partition)) of one committed state.
+
+        Commits with a higher number can be applied on top.
+        """
+        wanted = [topic_ids] if isinstance(topic_ids, int) else topic_ids
+        with self._session.snapshot() as connection:
+            return results.latest_commit_number(connection), reads.heads(connection, wanted)
+
+    def extents_from(self, topic_id: int, partition: int, offset: int, limit: int) -> list[Extent]:
+        """Extents with a live record at or behind ``offset``, in offset order."""
+        with self._session.reading() as connection:
+            return reads.extents_from(connection, topic_id, partition, offset, limit)
+
+    def offset_at_time(self, topic_id: int, partition: int, timestamp_ms: int) -> int:
+        """First offset of the first extent with a record that late; else the next offset."""
+        with self._session.snapshot() as connection:
+            return reads.offset_at_time(connection, topic_id, partition, timestamp_ms)
+
+    def objects(self, after_commit_number: int = 0, limit: int = 1_000) -> list[ObjectRow]:
+        with self._session.reading() as connection:
+            return reads.objects(connection, after_commit_number, limit)
+
+    def object_by_key(self, key: str) -> ObjectRow | None:
+        with self._session.reading() as connection:
+            return reads.object_by_key(connection, key)
+
+    # Housekeeping
+
+    def checkpoint(self) -> None:
+        """Copies what it can of the WAL back into the file, without the lock and without waiting.
+
+        Called now and then by one process, it spares commits the copying.
+        """
+        with self._session.reading() as connection:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def check_invariants(self) -> None:
+        """Raises ledger.invariants.InvariantBroken; reads everything."""
+        with self._session.snapshot() as connection:
+            invariants.check_invariants(connection)
+
+
+def _state(connection: sqlite3.Connection, column: str) -> int:
+    row = connection.execute(f"SELECT {column} FROM state WHERE id = 1").fetchone()
+    return int(row[0])

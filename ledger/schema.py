@@ -1,0 +1,212 @@
+"""The ledger's tables, their versions, and how the file is opened.
+
+Vocabulary and writers. Every write is made inside the ledger lock, by the process named here;
+any process reads.
+
+- ``state``: one row. ``incarnation``, ``epoch``, ``epoch_floor`` (the supervisor, at start and
+  every 10 minutes; a collection raises the floor), ``commit_number`` (commits),
+  ``catalog_version`` and ``last_topic_id`` (whoever changes topics).
+- ``meta``: named texts for the daemon's own notes.
+- ``incarnations``: every start of a daemon on this ledger. Rows stay.
+- ``topics``: one row for each topic that ever was; ``deleted_ms`` is null while it lives, and
+  among the living a name is unique. Ids are never used twice, so rows stay.
+- ``partitions``: one row for each partition of a topic, made with the topic. ``next_seq`` is the
+  next offset to be given, ``count`` the live records, ``bytes`` the bytes of extents that hold
+  any, ``max_timestamp_ms`` the greatest last timestamp of an extent so far. Commits write them;
+  ``earliest_seq`` moves with trims and evictions, ``deleted`` with the topic.
+- ``objects``: one row for each commit and so for each L0 object. ``result`` is msgpack of
+  [sources, runs, heads, verdicts], which is the whole answer of the commit.
+- ``extents``: offsets [first_offset, last_offset] of a partition in the object of a commit. The
+  primary key is how readers look: the first extent whose last offset is not below one.
+  ``running_max_ms`` is the greatest last timestamp up to and with this extent; it only rises
+  along the offsets, so a time is found by bisection without an index. ``voids`` is msgpack of
+  [[record index, record count], ...] or null.
+- ``void_extents``: extents without a single live record: no offsets, no readers.
+- ``dedupe``: answers of requests with an idempotency key; ``id`` rises with time, so the oldest
+  are at the front. ``answer`` is msgpack of [[[partition, first, last], ...], head].
+
+A migration is a list of statements; its place in MIGRATIONS, from 1, is the version it leads to
+(``PRAGMA user_version``). Released migrations are never edited. Statements are kept to what
+PostgreSQL can say too, WITHOUT ROWID and BLOB (bytea) apart.
+
+Only SQLite opens these files: POSIX locks of a file fall when a process closes any descriptor
+of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from ledger.errors import LedgerCorrupt, LedgerFromFuture, LedgerMissing, LedgerUnusable
+
+Migration = tuple[str, ...]
+
+# Writers queue at the ledger lock; this only covers SQLite's own short holds (recovery of the
+# WAL after a kill, a checkpoint that ends).
+BUSY_TIMEOUT_MS = 30_000
+# 16 MiB of WAL before a commit has to copy it back; `Ledger.checkpoint` does it earlier and
+# outside the lock.
+WAL_AUTOCHECKPOINT_PAGES = 4_000
+# Part of the daemon's memory bound, per connection. Every commit of another process empties it.
+PAGE_CACHE_BYTES = 4 * 1024 * 1024
+STATEMENTS_CACHED = 128
+
+MIGRATIONS: tuple[Migration, ...] = (
+    (
+        """CREATE TABLE state (
+            id INTEGER PRIMARY KEY CHECK (id = 1),
+            incarnation BIGINT NOT NULL,
+            epoch BIGINT NOT NULL,
+            epoch_floor BIGINT NOT NULL,
+            commit_number BIGINT NOT NULL,
+            catalog_version BIGINT NOT NULL,
+            last_topic_id BIGINT NOT NULL
+        )""",
+        "INSERT INTO state VALUES (1, 0, 0, 0, 0, 0, 0)",
+        "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+        """CREATE TABLE incarnations (
+            incarnation INTEGER PRIMARY KEY,
+            epoch BIGINT NOT NULL,
+            started_ms BIGINT NOT NULL
+        )""",
+        """CREATE TABLE topics (
+            topic_id INTEGER PRIMARY KEY,
+            name TEXT NOT NULL,
+            config TEXT NOT NULL,
+            created_ms BIGINT NOT NULL,
+            deleted_ms BIGINT
+        )""",
+        "CREATE UNIQUE INDEX topics_live_name ON topics (name) WHERE deleted_ms IS NULL",
+        """CREATE TABLE partitions (
+            topic_id BIGINT NOT NULL,
+            partition INTEGER NOT NULL,
+            next_seq BIGINT NOT NULL,
+            earliest_seq BIGINT NOT NULL,
+            count BIGINT NOT NULL,
+            bytes BIGINT NOT NULL,
+            max_timestamp_ms BIGINT NOT NULL,
+            deleted INTEGER NOT NULL,
+            PRIMARY KEY (topic_id, partition)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE objects (
+            commit_number INTEGER PRIMARY KEY,
+            key TEXT NOT NULL,
+            locator TEXT NOT NULL,
+            size_bytes BIGINT NOT NULL,
+            created_ms BIGINT NOT NULL,
+            incarnation BIGINT NOT NULL,
+            epoch BIGINT NOT NULL,
+            shard INTEGER NOT NULL,
+            counter BIGINT NOT NULL,
+            extents INTEGER NOT NULL,
+            records BIGINT NOT NULL,
+            result BLOB NOT NULL
+        )""",
+        "CREATE UNIQUE INDEX objects_key ON objects (key)",
+        "CREATE UNIQUE INDEX objects_lease ON objects (incarnation, shard, counter, epoch)",
+        """CREATE TABLE extents (
+            topic_id BIGINT NOT NULL,
+            partition INTEGER NOT NULL,
+            last_offset BIGINT NOT NULL,
+            first_offset BIGINT NOT NULL,
+            commit_number BIGINT NOT NULL,
+            byte_start BIGINT NOT NULL,
+            byte_length BIGINT NOT NULL,
+            record_count INTEGER NOT NULL,
+            first_timestamp_ms BIGINT NOT NULL,
+            last_timestamp_ms BIGINT NOT NULL,
+            running_max_ms BIGINT NOT NULL,
+            codec INTEGER NOT NULL,
+            crc32c BIGINT NOT NULL,
+            voids BLOB,
+            PRIMARY KEY (topic_id, partition, last_offset)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE void_extents (
+            commit_number BIGINT NOT NULL,
+            topic_id BIGINT NOT NULL,
+            partition INTEGER NOT NULL,
+            byte_start BIGINT NOT NULL,
+            byte_length BIGINT NOT NULL,
+            record_count INTEGER NOT NULL,
+            PRIMARY KEY (commit_number, topic_id, partition)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE dedupe (
+            id INTEGER PRIMARY KEY,
+            topic_id BIGINT NOT NULL,
+            key TEXT NOT NULL,
+            created_ms BIGINT NOT NULL,
+            answer BLOB NOT NULL
+        )""",
+        "CREATE UNIQUE INDEX dedupe_key ON dedupe (topic_id, key)",
+    ),
+)
+
+
+def connect(path: Path, must_exist: bool) -> sqlite3.Connection:
+    """A connection that commits durably. Raises LedgerMissing, LedgerUnusable, LedgerCorrupt.
+
+    The caller holds the ledger lock: switching a new file to WAL needs it for itself.
+    """
+    if must_exist and not path.exists():
+        raise LedgerMissing(path)
+    if not path.parent.is_dir():
+        raise LedgerUnusable(path, f"there is no directory {path.parent}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise LedgerUnusable(path, f"the directory {path.parent} is not writable")
+    connection = sqlite3.connect(
+        path,
+        timeout=BUSY_TIMEOUT_MS / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=STATEMENTS_CACHED,
+    )
+    try:
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise LedgerUnusable(path, f"its file system gives journal mode {mode}, not wal")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA cache_size = {-PAGE_CACHE_BYTES // 1024}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_AUTOCHECKPOINT_PAGES}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def migrate(
+    connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS
+) -> int:
+    """Brings the schema to the last migration and returns its version; the lock is held.
+
+    All missing migrations are one transaction. Raises LedgerFromFuture, and LedgerCorrupt for a
+    database that is somebody else's.
+    """
+    found = _version(connection)
+    if found > len(migrations):
+        raise LedgerFromFuture(path, found, len(migrations))
+    if found == len(migrations):
+        return found
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if found == 0:
+            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if tables:
+                raise LedgerCorrupt(path, f"an SQLite file with {tables} tables of another program")
+        for migration in migrations[found:]:
+            for statement in migration:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(migrations)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return len(migrations)
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version

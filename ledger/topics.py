@@ -1,0 +1,123 @@
+"""Statements on topics and their partitions' rows.
+
+Functions take a connection; those that write are called inside a transaction that the ledger
+lock covers (``ledger.py`` sees to both). Every change of a topic raises ``catalog_version``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import msgspec
+
+from ledger.errors import PartitionsRefused, TopicMissing
+from ledger.types import Topic, TopicConfig
+
+# Each partition is a row from the start; the HTTP API has the same limit.
+PARTITIONS_MAX = 1_000
+# Below every timestamp; what an empty partition has seen.
+TIMESTAMP_MIN_MS = -(2**63)
+
+_COLUMNS = "topic_id, name, config, created_ms, deleted_ms"
+_config_encoder = msgspec.json.Encoder()
+_config_decoder = msgspec.json.Decoder(TopicConfig)
+
+
+def create_topic(
+    connection: sqlite3.Connection, name: str, config: TopicConfig, now_ms: int
+) -> tuple[Topic, bool]:
+    """The live topic of this name, and whether this call made it. An existing one stays as is."""
+    present = topic(connection, name)
+    if present is not None:
+        return present, False
+    _check_partitions(name, 0, config.partitions)
+    row = connection.execute("SELECT last_topic_id FROM state WHERE id = 1").fetchone()
+    topic_id = int(row[0]) + 1
+    connection.execute(
+        "UPDATE state SET last_topic_id = ?, catalog_version = catalog_version + 1 WHERE id = 1",
+        (topic_id,),
+    )
+    connection.execute(
+        f"INSERT INTO topics ({_COLUMNS}) VALUES (?, ?, ?, ?, NULL)",
+        (topic_id, name, _config_encoder.encode(config).decode(), now_ms),
+    )
+    _add_partitions(connection, topic_id, 0, config.partitions)
+    return Topic(topic_id, name, config, now_ms), True
+
+
+def alter_topic(connection: sqlite3.Connection, name: str, config: TopicConfig) -> Topic:
+    """The topic with its new configuration. Raises TopicMissing and PartitionsRefused."""
+    present = topic(connection, name)
+    if present is None:
+        raise TopicMissing(name)
+    if present.config == config:
+        return present
+    _check_partitions(name, present.config.partitions, config.partitions)
+    connection.execute(
+        "UPDATE topics SET config = ? WHERE topic_id = ?",
+        (_config_encoder.encode(config).decode(), present.topic_id),
+    )
+    _add_partitions(connection, present.topic_id, present.config.partitions, config.partitions)
+    _raise_catalog_version(connection)
+    return Topic(present.topic_id, name, config, present.created_ms)
+
+
+def delete_topic(connection: sqlite3.Connection, name: str, now_ms: int) -> Topic:
+    """The topic as it is now deleted. Its rows stay; raises TopicMissing."""
+    present = topic(connection, name)
+    if present is None:
+        raise TopicMissing(name)
+    connection.execute(
+        "UPDATE topics SET deleted_ms = ? WHERE topic_id = ?", (now_ms, present.topic_id)
+    )
+    connection.execute("UPDATE partitions SET deleted = 1 WHERE topic_id = ?", (present.topic_id,))
+    _raise_catalog_version(connection)
+    return Topic(present.topic_id, name, present.config, present.created_ms, now_ms)
+
+
+def topic(connection: sqlite3.Connection, name: str) -> Topic | None:
+    """The live topic of this name."""
+    sql = f"SELECT {_COLUMNS} FROM topics WHERE name = ? AND deleted_ms IS NULL"
+    row = connection.execute(sql, (name,)).fetchone()
+    return None if row is None else _topic(row)
+
+
+def topic_by_id(connection: sqlite3.Connection, topic_id: int) -> Topic | None:
+    """The topic of this id, deleted or not."""
+    sql = f"SELECT {_COLUMNS} FROM topics WHERE topic_id = ?"
+    row = connection.execute(sql, (topic_id,)).fetchone()
+    return None if row is None else _topic(row)
+
+
+def topics(connection: sqlite3.Connection, after_name: str, limit: int) -> list[Topic]:
+    """Live topics behind ``after_name``, by name."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM topics WHERE deleted_ms IS NULL AND name > ?"
+        " ORDER BY name LIMIT ?",
+        (after_name, limit),
+    )
+    return [_topic(row) for row in rows]
+
+
+def _topic(row: Any) -> Topic:
+    topic_id, name, config, created_ms, deleted_ms = row
+    return Topic(topic_id, name, _config_decoder.decode(config), created_ms, deleted_ms)
+
+
+def _check_partitions(name: str, present: int, wanted: int) -> None:
+    if wanted < max(present, 1) or wanted > PARTITIONS_MAX:
+        raise PartitionsRefused(name, present, wanted, PARTITIONS_MAX)
+
+
+def _add_partitions(connection: sqlite3.Connection, topic_id: int, start: int, stop: int) -> None:
+    connection.executemany(
+        "INSERT INTO partitions"
+        " (topic_id, partition, next_seq, earliest_seq, count, bytes, max_timestamp_ms, deleted)"
+        " VALUES (?, ?, 1, 1, 0, 0, ?, 0)",
+        [(topic_id, partition, TIMESTAMP_MIN_MS) for partition in range(start, stop)],
+    )
+
+
+def _raise_catalog_version(connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE state SET catalog_version = catalog_version + 1 WHERE id = 1")
