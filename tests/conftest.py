@@ -1,0 +1,22 @@
+"""Fixtures and checks that hold for every test."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.leaks import LeakCheck
+from tests.minio import bucket, minio
+
+__all__ = ["bucket", "minio"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Adds the check for leaks. A plugin, since a conftest is not told of session fixtures."""
+    config.pluginmanager.register(LeakCheck(), "leak-check")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests that need MinIO, so that ``-m s3`` and ``-m 'not s3'`` find them."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "minio" in item.fixturenames:
+            item.add_marker("s3")
