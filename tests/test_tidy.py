@@ -1,0 +1,136 @@
+"""The repository keeps its own style rules, and each rule refuses what it is there to refuse."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import tidy
+from tests.tidy import Rule
+
+ROOT = Path(__file__).parent.parent
+
+# Text of others, kept as it came.
+FOREIGN = {"LICENSE"}
+
+HEAD = '"""What it is."""\n'
+
+
+def repository_texts() -> dict[str, str]:
+    """Path and text of each text file that git tracks or would add."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    texts = {}
+    for path in listed.split("\0"):
+        if not path or path in FOREIGN or not (ROOT / path).is_file():
+            continue
+        content = (ROOT / path).read_bytes()
+        try:
+            texts[path] = content.decode("utf-8")
+        except UnicodeDecodeError:
+            # A golden file; rules are about text.
+            continue
+    return texts
+
+
+@pytest.mark.parametrize("rule", tidy.RULES, ids=lambda rule: rule.__name__)
+def test_the_repository_keeps_the_rule(rule: Rule) -> None:
+    texts = repository_texts()
+    assert "pyproject.toml" in texts and "ledger/types.py" in texts
+    found = [sentence for path, text in texts.items() for sentence in rule(path, text)]
+    assert not found, "\n".join(found)
+
+
+def test_every_link_in_readme_and_docs_leads_somewhere() -> None:
+    found = [
+        sentence
+        for path, text in repository_texts().items()
+        if path.endswith(".md")
+        for sentence in tidy.dead_links(path, text, lambda target: (ROOT / target).exists())
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_decision_notes_are_numbered_once_each() -> None:
+    names = [note.name for note in (ROOT / "docs" / "decisions").iterdir()]
+    assert names and not tidy.decision_numbers(names)
+
+
+BAD: list[tuple[Rule, str, str]] = [
+    (tidy.module_docstring, "shards/ring.py", "import os\n"),
+    (tidy.module_docstring, "tests/test_x.py", "# a comment is no docstring\n"),
+    (tidy.module_docstring, "shards/__init__.py", "import os\n"),
+    (tidy.public_docstrings, "shards/ring.py", HEAD + "def pull() -> None:\n    return\n"),
+    (tidy.public_docstrings, "cli.py", HEAD + "class Table:\n    rows: int\n"),
+    (tidy.public_docstrings, "daemon/a/b.py", HEAD + "async def run() -> None:\n    return\n"),
+    (tidy.module_length, "shards/ring.py", "\n" * 601),
+    (tidy.module_name, "shards/utils.py", HEAD),
+    (tidy.module_name, "tests/helpers/ring.py", HEAD),
+    (tidy.no_promises, "shards/ring.py", HEAD + "# TO" + "DO later\n"),
+    (tidy.no_promises, "docs/x.md", "FIX" + "ME\n"),
+    (tidy.no_promises, "Makefile", "# XX" + "X\n"),
+    (tidy.no_trailing_whitespace, "README.md", "two blanks  \n"),
+    (tidy.no_trailing_whitespace, "README.md", "a carriage return\r\nand more\n"),
+    (tidy.no_trailing_whitespace, "README.md", "no newline"),
+    (tidy.no_trailing_whitespace, "README.md", "one too many\n\n"),
+    (tidy.no_machine_paths, "shards/ring.py", 'FILE = "/tm' + 'p/ring"\n'),
+    (tidy.no_machine_paths, "tools/setup.sh", "cd /ho" + "me/me/x\n"),
+    (tidy.no_machine_paths, "docs/x.md", "as in /ro" + "ot/x\n"),
+    (tidy.no_machine_paths, "Makefile", "X := /wo" + "rk/main\n"),
+    (tidy.no_registries, "README.md", "from https://py" + "pi.org/project/x\n"),
+    (tidy.no_registries, "tools/minio.py", 'proxy = "https://proxy.gol' + 'ang.org"\n'),
+    (tidy.no_registries, "constraints.txt", "--index-url https://example.invalid/simple\n"),
+    (tidy.no_registries, "constraints.txt", "-f wheels\n"),
+    (tidy.no_skipped_tests, "tests/test_x.py", "@pytest.mark.sk" + "ip\n"),
+    (tidy.no_skipped_tests, "tests/test_x.py", "@pytest.mark.sk" + "ipif(True)\n"),
+    (tidy.no_skipped_tests, "tests/test_x.py", "@pytest.mark.xf" + "ail\n"),
+    (tidy.makefile_comments, "Makefile", "demo: setup\n\techo\n"),
+    (tidy.makefile_comments, "Makefile", "demo: ##\n\techo\n"),
+]
+
+GOOD: list[tuple[Rule, str, str]] = [
+    (tidy.module_docstring, "shards/__init__.py", ""),
+    (tidy.module_docstring, "README.md", "no module\n"),
+    (tidy.public_docstrings, "shards/ring.py", HEAD + "def _pull() -> None:\n    return\n"),
+    (tidy.public_docstrings, "tests/test_x.py", HEAD + "def test_x() -> None:\n    return\n"),
+    (tidy.module_length, "shards/ring.py", "\n" * 600),
+    (tidy.module_name, "uploader/stores/base.py", HEAD),
+    (tidy.no_trailing_whitespace, "shards/__init__.py", ""),
+    (tidy.no_machine_paths, "tests/test_x.py", 'FILE = "/tm' + 'p/ring"\n'),
+    (tidy.no_machine_paths, "docs/x.md", "cp x /tm" + "p/x\n"),
+    (tidy.no_machine_paths, "docs/x.md", "see tests/ho" + "me/x and ~/wo" + "rk/x\n"),
+    (tidy.no_registries, "constraints.txt", "boto3==1.0\n"),
+    (tidy.makefile_comments, "Makefile", "demo: setup ## Show it\nX := 1\n.PHONY: demo\n"),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), BAD)
+def test_a_rule_refuses_a_sample_that_breaks_it(rule: Rule, path: str, text: str) -> None:
+    assert rule(path, text)
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), GOOD)
+def test_a_rule_lets_a_good_sample_pass(rule: Rule, path: str, text: str) -> None:
+    assert not rule(path, text)
+
+
+def test_each_rule_has_a_sample_that_breaks_it() -> None:
+    assert {rule for rule, _, _ in BAD} == set(tidy.RULES)
+
+
+def test_a_dead_link_is_found_and_a_live_one_and_an_address_are_not() -> None:
+    there = {"docs/here.md", "README.md"}.__contains__
+    text = "[a](docs/gone.md) [b](docs/here.md#part) [c](https://example.invalid/x) [d](#part)\n"
+    assert tidy.dead_links("README.md", text, there) == [
+        "README.md: the link docs/gone.md leads nowhere"
+    ]
+    assert not tidy.dead_links("docs/x.md", "[up](../README.md) [side](./here.md)\n", there)
+    assert tidy.dead_links("docs/x.md", "[up](README.md)\n", there)
+
+
+def test_a_decision_number_is_given_once_and_has_four_digits() -> None:
+    assert not tidy.decision_numbers(["0001-one.md", "0002-two-words.md"])
+    assert len(tidy.decision_numbers(["0001-one.md", "0001-other.md"])) == 1
+    assert len(tidy.decision_numbers(["1-one.md", "notes.md", "0003_x.md"])) == 3

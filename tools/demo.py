@@ -1,0 +1,162 @@
+"""``make demo``: a daemon on the embedded store, sample records in, and a look at what it did.
+
+Runs the commands that a person would type, and prints them. The daemon listens on a free loopback
+port and keeps its data in a temporary folder; both are gone at the end, also after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from shards.clock import monotonic_ns
+from tools.minio import free_port
+
+READY_WITHIN_S = 30
+STOP_WITHIN_S = 20
+POLL_S = 0.05
+EXAMPLES = Path("docs/examples")
+
+
+class DemoError(Exception):
+    """The demonstration cannot go on; the message says why and where to look."""
+
+
+def command_path() -> Path:
+    """The ``headgate`` command beside this interpreter."""
+    return Path(sys.executable).parent / "headgate"
+
+
+def environment() -> dict[str, str]:
+    """Our environment without HEADGATE_ settings, which would turn the demo to another store."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+
+
+def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    """Starts the daemon; its log goes to ``folder``/daemon.log."""
+    command = [str(command_path()), "serve", "--data", str(folder / "data")]
+    command += ["--listen", f"127.0.0.1:{port}"]
+    with (folder / "daemon.log").open("wb") as log:
+        # A session of its own: Ctrl-C is for this script, which then stops the daemon in order.
+        return subprocess.Popen(
+            command,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def wait_until_ready(daemon: subprocess.Popen[bytes], folder: Path, port: int) -> None:
+    """Returns when /readyz answers 200. Raises DemoError with the end of the daemon's log."""
+    deadline_ns = monotonic_ns() + READY_WITHIN_S * 1_000_000_000
+    while not is_ready(port):
+        try:
+            # A pause that ends early when the daemon does.
+            code = daemon.wait(timeout=POLL_S)
+        except subprocess.TimeoutExpired:
+            if monotonic_ns() < deadline_ns:
+                continue
+            reason = f"was not ready after {READY_WITHIN_S} s"
+        else:
+            reason = f"ended with exit code {code}"
+        raise DemoError(f"the daemon {reason}; the end of its log:\n{log_tail(folder)}")
+
+
+def is_ready(port: int) -> bool:
+    """Whether the daemon says that it takes requests."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def log_tail(folder: Path) -> str:
+    """The end of the daemon's log."""
+    return (folder / "daemon.log").read_text(errors="replace")[-3000:].strip()
+
+
+def show(sentence: str, *arguments: str, url: str) -> None:
+    """Prints a sentence and a command line, and runs it. Raises DemoError when it fails."""
+    print(f"\n# {sentence}\n$ headgate {' '.join(arguments)}", flush=True)
+    command = [str(command_path()), *arguments, "--url", url]
+    done = subprocess.run(command, env=environment(), check=False)
+    if done.returncode != 0:
+        raise DemoError(f"headgate {' '.join(arguments)} ended with exit code {done.returncode}")
+
+
+def stop(daemon: subprocess.Popen[bytes], folder: Path) -> None:
+    """Stops the daemon as an operator would. Raises DemoError when it does not end well."""
+    daemon.terminate()
+    try:
+        code = daemon.wait(timeout=STOP_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        # Its whole process group: the shards must not outlive it.
+        os.killpg(daemon.pid, signal.SIGKILL)
+        daemon.wait()
+        raise DemoError(f"the daemon did not end within {STOP_WITHIN_S} s of SIGTERM") from None
+    if code != 0:
+        raise DemoError(
+            f"the daemon ended with exit code {code}; the end of its log:\n{log_tail(folder)}"
+        )
+
+
+def demonstrate(folder: Path) -> None:
+    """The whole demonstration, with the daemon stopped at its end whatever happens."""
+    samples = sorted(EXAMPLES.glob("*.ndjson"))
+    if not samples:
+        raise DemoError(f"no sample records in {EXAMPLES}; run this from the repository's root")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    print(
+        f"# A daemon on the embedded store, in a temporary folder\n"
+        f"$ headgate serve --data {folder / 'data'} --listen 127.0.0.1:{port} &",
+        flush=True,
+    )
+    daemon = start(folder, port)
+    try:
+        wait_until_ready(daemon, folder, port)
+        for sample in samples:
+            show(
+                "Write sample records; the answer comes when they are durable",
+                *("produce", sample.stem, str(sample)),
+                url=url,
+            )
+        show("What the daemon has done so far", "status", url=url)
+        show("The upload groups: who uploads together, whose turn it is", "groups", url=url)
+        show("Read them back", "read", samples[0].stem, url=url)
+    except BaseException:
+        if daemon.poll() is None:
+            stop(daemon, folder)
+        raise
+    stop(daemon, folder)
+    print("\n# The daemon is stopped and its folder removed. `make run` starts one that stays.")
+
+
+def main() -> int:
+    """Runs the demonstration; 0, or 1 with a sentence on stderr, or 130 after Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with tempfile.TemporaryDirectory(prefix="headgate-demo-") as folder:
+            demonstrate(Path(folder))
+    except KeyboardInterrupt:
+        print("\ndemo: stopped, and the daemon with it", file=sys.stderr)
+        return 130
+    except DemoError as error:
+        print(f"\ndemo: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
