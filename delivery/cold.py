@@ -1,0 +1,130 @@
+"""Reading committed extents from the store: range reads, a bounded cache, no fetch twice at once.
+
+The ledger says which extents hold an offset; their bytes come by one range read each, are checked
+against the ledger's CRC32C and kept in a cache of bounded bytes, least recently used first out.
+Readers that want the same object at the same time wait for one fetch.
+
+Ledger and store block, so both are called in the reading pool given here; the ledger has one
+connection and is used by one of its threads at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from crc32c import crc32c
+
+from ledger.ledger import Ledger
+from ledger.types import Extent
+from uploader.l0 import L0Error
+from uploader.retry import RetryLimits, retry_delay_s
+from uploader.stores.base import ObjectStore, StoreError
+
+CACHE_BYTES_MAX = 64 << 20
+EXTENTS_PER_LOOK = 16  # ledger rows read at once; a look is repeated when they are used up
+GET_LIMITS = RetryLimits(base_s=0.05, cap_s=1.0, attempts_max=5)  # then the reader is told
+
+T = TypeVar("T")
+
+
+class ColdReader:
+    """Extents by (topic id, partition, offset), from ledger and store."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: ObjectStore,
+        ledger_thread: Executor,
+        store_threads: Executor,
+        count_get: Callable[[int], None],
+        rng: random.Random,
+        cache_bytes_max: int = CACHE_BYTES_MAX,
+    ) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._ledger_thread = ledger_thread
+        self._store_threads = store_threads
+        self._count_get = count_get
+        self._rng = rng
+        self._cache_bytes_max = cache_bytes_max
+        self._cache: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._cache_bytes = 0
+        self._fetching: dict[str, asyncio.Future[None]] = {}
+
+    async def extents(self, topic_id: int, partition: int, offset: int) -> list[Extent]:
+        """The next extents that hold ``offset`` or later, at most EXTENTS_PER_LOOK."""
+        return await self.ask(
+            lambda ledger: ledger.extents_from(topic_id, partition, offset, EXTENTS_PER_LOOK)
+        )
+
+    async def ask(self, question: Callable[[Ledger], T]) -> T:
+        """A read of the ledger, in its thread."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._ledger_thread, question, self._ledger)
+
+    async def bytes_of(self, extent: Extent) -> bytes:
+        """An extent's bytes, checked. Raises StoreError, L0Error for a corrupt object."""
+        key = (extent.locator, extent.byte_start)
+        while True:
+            cached = self._cache.get(key)
+            if cached is not None:
+                self._cache.move_to_end(key)
+                return cached
+            other = self._fetching.get(extent.locator)
+            if other is None:
+                break
+            await asyncio.shield(other)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._fetching[extent.locator] = done
+        try:
+            data = await self._fetch(extent)
+            self._keep(key, data)
+            return data
+        finally:
+            del self._fetching[extent.locator]
+            done.set_result(None)
+
+    async def _fetch(self, extent: Extent) -> bytes:
+        loop = asyncio.get_running_loop()
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                data = await loop.run_in_executor(
+                    self._store_threads,
+                    self._store.get,
+                    extent.locator,
+                    extent.byte_start,
+                    extent.byte_length,
+                )
+                break
+            except StoreError as error:
+                pause_s = retry_delay_s(error, attempt, self._rng, GET_LIMITS)
+                if pause_s is None:
+                    raise
+                await asyncio.sleep(pause_s)
+            finally:
+                self._count_get(extent.byte_length)
+        found = crc32c(data)
+        if len(data) != extent.byte_length or found != extent.crc32c:
+            raise L0Error(
+                extent.locator,
+                extent.byte_start,
+                f"{extent.byte_length} bytes with CRC32C {extent.crc32c:08x}",
+                f"{len(data)} bytes with {found:08x}",
+            )
+        return data
+
+    def _keep(self, key: tuple[str, int], data: bytes) -> None:
+        if len(data) > self._cache_bytes_max:
+            return
+        self._cache[key] = data
+        self._cache_bytes += len(data)
+        while self._cache_bytes > self._cache_bytes_max:
+            _, dropped = self._cache.popitem(last=False)
+            self._cache_bytes -= len(dropped)

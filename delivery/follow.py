@@ -1,0 +1,123 @@
+"""What one shard knows of the newest commits: heads, and where the tail lies in the rings.
+
+A partition is *followed* once a reader asked for it; for followed partitions each commit updates
+the head and adds a *tail extent*: which ring ranges hold which offsets. Others cost nothing.
+
+    follow(key)  ->  commits update it  ->  head_loaded(key, from the ledger)  ->  reads
+
+Heads only grow, so a head that is loaded while commits arrive is merged by taking the larger; the
+key is followed before the ledger is read, so nothing falls between the two.
+
+Bounds: FOLLOWED_MAX partitions (the least recently used is forgotten), TAIL_MAX extents each.
+This module reads no ring and no ledger; it is fed commits in order.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import NamedTuple
+
+from ledger.types import Commit, Run, SourceRange
+
+Key = tuple[int, int]  # topic id, partition
+
+FOLLOWED_MAX = 50_000  # some 200 bytes each: 10 MB
+TAIL_MAX = 512  # the commit log's own length: rings rarely hold more commits than that
+
+
+class TailExtent(NamedTuple):
+    """Offsets [first_offset, last_offset] of one commit, and the ring ranges that hold them."""
+
+    first_offset: int
+    last_offset: int
+    commit_number: int
+    runs: tuple[Run, ...]
+    sources: dict[int, SourceRange]
+    void_positions: frozenset[tuple[int, int]]  # (shard, position) of void requests
+
+
+class _Followed:
+    __slots__ = ("head_seq", "loaded", "tail")
+
+    def __init__(self) -> None:
+        self.head_seq = 0
+        self.loaded = False
+        self.tail: deque[TailExtent] = deque(maxlen=TAIL_MAX)
+
+
+class Follower:
+    """The followed partitions of one shard."""
+
+    def __init__(self) -> None:
+        self._followed: OrderedDict[Key, _Followed] = OrderedDict()
+
+    def follow(self, key: Key) -> None:
+        """Begins to keep a partition's head and tail."""
+        if key in self._followed:
+            self._followed.move_to_end(key)
+            return
+        self._followed[key] = _Followed()
+        if len(self._followed) > FOLLOWED_MAX:
+            self._followed.popitem(last=False)
+
+    def head_loaded(self, key: Key, head_seq: int) -> None:
+        """The ledger's head of a partition that was followed before the ledger was read."""
+        entry = self._followed.get(key)
+        if entry is not None:
+            entry.head_seq = max(entry.head_seq, head_seq)
+            entry.loaded = True
+
+    def head(self, key: Key) -> int | None:
+        """The last committed offset, None when it is not known yet."""
+        entry = self._followed.get(key)
+        return entry.head_seq if entry is not None and entry.loaded else None
+
+    def tail(self, key: Key, offset: int) -> list[TailExtent]:
+        """Tail extents from the one that holds ``offset`` on; empty when it is not among them."""
+        entry = self._followed.get(key)
+        if entry is None or not entry.tail or entry.tail[0].first_offset > offset:
+            return []
+        return [extent for extent in entry.tail if extent.last_offset >= offset]
+
+    def forget_tail(self, key: Key) -> None:
+        """The rings have moved on: what lies there is read from objects."""
+        entry = self._followed.get(key)
+        if entry is not None:
+            entry.tail.clear()
+
+    def missed(self) -> None:
+        """Commits were missed: tails have holes and heads must be loaded again."""
+        for entry in self._followed.values():
+            entry.tail.clear()
+            entry.loaded = False
+
+    def apply(self, commit: Commit) -> list[Key]:
+        """Takes one commit; returns the followed partitions that it moved."""
+        moved: list[Key] = []
+        followed = self._followed
+        for topic_id, partition, head_seq in (
+            (h.topic_id, h.partition, h.head_seq) for h in commit.heads
+        ):
+            key = (topic_id, partition)
+            entry = followed.get(key)
+            if entry is None or head_seq <= entry.head_seq:
+                continue
+            extent = _tail_extent(commit, key, head_seq)
+            if entry.tail and extent.first_offset != entry.tail[-1].last_offset + 1:
+                entry.tail.clear()
+            entry.tail.append(extent)
+            entry.head_seq = head_seq
+            moved.append(key)
+        return moved
+
+
+def _tail_extent(commit: Commit, key: Key, head_seq: int) -> TailExtent:
+    runs = tuple(r for r in commit.runs if (r.topic_id, r.partition) == key and r.first_offset)
+    return TailExtent(
+        first_offset=min((r.first_offset for r in runs), default=head_seq + 1),
+        last_offset=head_seq,
+        commit_number=commit.number,
+        runs=runs,
+        sources={source.shard: source for source in commit.sources},
+        void_positions=frozenset((v.shard, v.position) for v in commit.verdicts),
+    )

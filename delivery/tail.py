@@ -1,0 +1,78 @@
+"""Reading the tail from the rings: no request to the store while a reader keeps up.
+
+A committed request stays in its ring until the ring comes round. Bytes are copied first and the
+``reserved`` word is looked at afterwards (shards/ring.py); when the ring has moved on the caller
+reads the object instead. Where a commit's batches lie is found by one walk over its ring ranges,
+kept for the next reader: a bounded number of walks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from delivery.follow import Key, TailExtent
+from shards import frame
+from shards.ring import BatchAt, RingReader
+from shards.segment import Segment
+from uploader import records
+from uploader.records import Record
+
+WALKS_MAX = 64  # a walk of 4 MiB of 1 KiB requests is 4,096 entries, about 1 MB
+
+Walk = dict[Key, list[tuple[int, BatchAt]]]
+
+
+class TailReader:
+    """Copies records of recent commits out of the rings."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._readers = [RingReader(segment, s) for s in range(segment.layout.shards)]
+        self._walks: OrderedDict[tuple[int, int], Walk] = OrderedDict()
+
+    def batches(
+        self, key: Key, extent: TailExtent, from_offset: int
+    ) -> Iterator[tuple[int, int, list[Record]] | None]:
+        """(first offset, arrival ms, records) of batches that hold ``from_offset`` or later.
+
+        Yields None, and ends, when the ring has moved on.
+        """
+        for run in extent.runs:
+            walk = self._walk(extent, run.shard)
+            if walk is None:
+                yield None
+                return
+            offset = run.first_offset
+            for position, batch in walk.get(key, ()):
+                if (run.shard, position) in extent.void_positions:
+                    continue
+                following = offset + batch.record_count
+                if following > from_offset:
+                    copied = self._readers[run.shard].copy_batch(position, batch)
+                    if copied is None:
+                        yield None
+                        return
+                    head = next(frame.batches(copied))
+                    yield offset, head.arrival_ms, records.decode(frame.batch_payload(copied, head))
+                offset = following
+
+    def _walk(self, extent: TailExtent, shard: int) -> Walk | None:
+        """Where one source's batches of a commit lie; None when they are overwritten."""
+        identity = (extent.commit_number, shard)
+        source = extent.sources[shard]
+        reader = self._readers[shard]
+        walk = self._walks.get(identity)
+        if walk is None:
+            walk = {}
+            for request in reader.requests(source.start, source.end):
+                for batch in request.batches:
+                    batch_key = (batch.topic_id, batch.partition)
+                    walk.setdefault(batch_key, []).append((request.position, batch))
+            if not reader.still_there(source.start):
+                return None
+            self._walks[identity] = walk
+            if len(self._walks) > WALKS_MAX:
+                self._walks.popitem(last=False)
+        else:
+            self._walks.move_to_end(identity)
+        return walk

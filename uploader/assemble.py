@@ -1,0 +1,96 @@
+"""From a lease's requests to the extents of its object: pure, given the rings.
+
+An extent's batches stand in pull order: source by source as the lease lists them, within a source
+in ring order. The same lease always gives the same extents, whoever assembles them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ledger.types import Condition, ConditionPart
+from shards.frame import CODEC_RECORDS, decode_conditions
+from shards.leases import Lease
+from shards.ring import RequestAt, RingReader
+from uploader.l0 import ExtentParts, RingRun
+
+
+class _Extent:
+    """An extent while its batches are gathered."""
+
+    __slots__ = ("batches", "count", "first_ms", "last_ms", "runs")
+
+    def __init__(self) -> None:
+        self.batches: list[memoryview] = []
+        self.count = 0
+        self.first_ms = 1 << 63
+        self.last_ms = 0
+        self.runs: list[list[int]] = []  # shard, ring start, record index, record count
+
+
+def requests_of(lease: Lease, readers: Sequence[RingReader]) -> Iterable[tuple[int, RequestAt]]:
+    """The requests of a lease in pull order, read from the rings again (for an adopter)."""
+    for source in lease.sources:
+        for request in readers[source.shard].requests(source.start, source.end):
+            yield source.shard, request
+
+
+def assemble(
+    requests: Iterable[tuple[int, RequestAt]],
+    readers: Sequence[RingReader],
+    topic_name: Callable[[int], str],
+) -> tuple[list[ExtentParts], list[Condition]]:
+    """The extents (unsorted) and conditions of a lease's requests.
+
+    Batches are views of the rings: they hold while the lease is not committed.
+    """
+    extents: dict[tuple[int, int], _Extent] = {}
+    conditions: list[Condition] = []
+    for shard, request in requests:
+        data = readers[shard].data
+        parts: list[ConditionPart] = []
+        for topic_id, partition, count, offset, length, first_ms, last_ms in request.batches:
+            key = (topic_id, partition)
+            extent = extents.get(key)
+            if extent is None:
+                extent = extents[key] = _Extent()
+            if request.conditions:
+                parts.append(ConditionPart(partition, extent.count, count))
+            runs = extent.runs
+            if runs and runs[-1][0] == shard:
+                runs[-1][3] += count
+            else:
+                runs.append([shard, request.position, extent.count, count])
+            extent.batches.append(data[offset : offset + length])
+            extent.count += count
+            if first_ms < extent.first_ms:
+                extent.first_ms = first_ms
+            if last_ms > extent.last_ms:
+                extent.last_ms = last_ms
+        if request.conditions:
+            asked = decode_conditions(request.conditions)
+            conditions.append(
+                Condition(
+                    shard,
+                    request.position,
+                    request.batches[0].topic_id,
+                    tuple(parts),
+                    asked.idempotency_key,
+                    asked.expected_seq,
+                )
+            )
+    built = [
+        ExtentParts(
+            topic_name=topic_name(topic_id),
+            topic_id=topic_id,
+            partition=partition,
+            codec=CODEC_RECORDS,
+            batches=extent.batches,
+            record_count=extent.count,
+            first_timestamp_ms=extent.first_ms,
+            last_timestamp_ms=extent.last_ms,
+            runs=tuple(RingRun(*run) for run in extent.runs),
+        )
+        for (topic_id, partition), extent in extents.items()
+    ]
+    return built, conditions
