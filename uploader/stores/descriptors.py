@@ -1,0 +1,64 @@
+"""Open files for range reads: the few that were used last, shared by all threads.
+
+A descriptor is closed when the last reader lets go of it, never under a reader's hands (its
+number could be another file's by then).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# 64 segments are 4 GiB of objects; a shard's file limit is usually 1,024.
+DESCRIPTORS_MAX = 64
+
+
+class _Opened:
+    """Owns a descriptor; CPython's reference count closes it behind the last holder."""
+
+    def __init__(self, path: Path) -> None:
+        self.fd = -1
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class Descriptors:
+    """A bounded cache of read-only descriptors of one folder's files, least recently used out."""
+
+    def __init__(self, folder: Path, limit: int = DESCRIPTORS_MAX) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._opened: OrderedDict[str, _Opened] = OrderedDict()
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[int]:
+        """A descriptor of the file, good inside the block. Raises OSError."""
+        with self._lock:
+            opened = self._opened.get(name)
+            if opened is not None:
+                self._opened.move_to_end(name)
+        if opened is None:
+            opened = _Opened(self._folder / name)
+            with self._lock:
+                self._opened[name] = opened
+                if len(self._opened) > self._limit:
+                    self._opened.popitem(last=False)
+        yield opened.fd
+
+    def forget(self, name: str) -> None:
+        """Lets go of a file that was removed."""
+        with self._lock:
+            self._opened.pop(name, None)
+
+    def close(self) -> None:
+        """Lets go of all files."""
+        with self._lock:
+            self._opened.clear()

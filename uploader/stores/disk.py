@@ -1,0 +1,55 @@
+"""What both halves of the embedded store need of a directory: durable names, clear errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from uploader.stores.base import StoreError, StoreRefused
+
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory durable. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory and its parents, durably, unless it is there. Raises OSError."""
+    if path.is_dir():
+        return
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in made:
+        sync_directory(folder.parent)
+
+
+def failed(what: str, url: str, error: OSError, *, outcome_unknown: bool = False) -> StoreError:
+    """The StoreError of an OSError: refused for rights, else worth another try."""
+    if error.errno in _FORBIDDEN:
+        return StoreRefused(
+            f"cannot {what} {url}: {error}; it must be a directory that the user who runs"
+            " headgate may write to"
+        )
+    hint = "; free some space there, it is tried again" if error.errno in _FULL else ""
+    return StoreError(
+        f"cannot {what} {url}: {error}{hint}", retryable=True, outcome_unknown=outcome_unknown
+    )
+
+
+def read_count(locator: str, start: int, length: int | None, size: int) -> int:
+    """Bytes that a range read gives: up to the object's end, as S3 does. Raises StoreError."""
+    if start < 0 or (length is not None and length < 0):
+        raise ValueError(f"start {start} and length {length} must not be negative")
+    if start > size or (start == size > 0 and length != 0):
+        raise StoreError(
+            f"{locator} has {size} bytes, a read from byte {start} is behind them", retryable=False
+        )
+    return size - start if length is None else min(length, size - start)

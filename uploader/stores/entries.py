@@ -1,0 +1,125 @@
+"""Small objects of the embedded store that are made once: one file each, by link(2).
+
+A body is written to a name of its own, made durable, and linked to its final name: whoever sees
+that name sees the whole body, and of several who link to it one succeeds. The file name is the
+key with everything but letters, digits and ``_.-~`` as ``%XX``. What a crash left unfinished
+begins with ``.new-`` and is removed by ``tidy`` when nobody holds its flock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from uploader.stores.base import ObjectHead, ObjectMissing
+from uploader.stores.disk import failed, make_directory, read_count, sync_directory
+from uploader.stores.segment import create_locked
+
+LOCATOR_PREFIX = "entry:"
+UNFINISHED_PREFIX = ".new-"
+FILE_NAME_BYTES_MAX = 255
+
+
+class Entries:
+    """The entries in one folder. Raises StoreError; used from any thread and process."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder = folder
+        self._url = url
+
+    def put_if_absent(self, key: str, body: bytes) -> bool:
+        """Makes the entry if its name is free, durably."""
+        target = self._path(key)
+        try:
+            make_directory(self._folder)
+            unfinished = self._folder / f"{UNFINISHED_PREFIX}{secrets.token_hex(8)}"
+            fd = create_locked(unfinished)
+            try:
+                rest = memoryview(body)
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
+                os.fsync(fd)
+                made = _link(unfinished, target)
+            finally:
+                unfinished.unlink(missing_ok=True)
+                os.close(fd)
+            # For a name that was taken too: what the caller now reads and obeys must stay.
+            sync_directory(self._folder)
+        except OSError as error:
+            raise failed(f"put {key} into", self._url, error, outcome_unknown=True) from error
+        return made
+
+    def get(self, locator: str, start: int, length: int | None) -> bytes:
+        """Bytes of an entry, as ObjectStore.get."""
+        try:
+            body = self._path(locator.removeprefix(LOCATOR_PREFIX)).read_bytes()
+        except FileNotFoundError as error:
+            raise ObjectMissing(f"there is no object at {locator} in {self._url}") from error
+        except OSError as error:
+            raise failed(f"get {locator} from", self._url, error) from error
+        return body[start : start + read_count(locator, start, length, len(body))]
+
+    def delete(self, locators: list[str]) -> None:
+        """Removes entries, durably; one that is not there is no error."""
+        try:
+            for locator in locators:
+                self._path(locator.removeprefix(LOCATOR_PREFIX)).unlink(missing_ok=True)
+            if locators and self._folder.is_dir():
+                sync_directory(self._folder)
+        except OSError as error:
+            raise failed("delete from", self._url, error) from error
+
+    def heads(self) -> Iterator[ObjectHead]:
+        """All entries, in no order."""
+        try:
+            with os.scandir(self._folder) as found:
+                for entry in found:
+                    if entry.name.startswith("."):
+                        continue
+                    try:
+                        status = entry.stat()
+                    except FileNotFoundError:
+                        continue  # deleted since its name was read
+                    key = unquote(entry.name)
+                    modified_ms = status.st_mtime_ns // 1_000_000
+                    yield ObjectHead(key, LOCATOR_PREFIX + key, status.st_size, modified_ms)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise failed("list", self._url, error) from error
+
+    def tidy(self) -> None:
+        """Removes what dead writers left unfinished. Raises OSError."""
+        for path in self._folder.glob(f"{UNFINISHED_PREFIX}*"):
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+            except BlockingIOError:
+                continue  # its writer is at work
+            finally:
+                os.close(fd)
+
+    def _path(self, key: str) -> Path:
+        name = quote(key, safe="")
+        if not 0 < len(name) <= FILE_NAME_BYTES_MAX or name.startswith("."):
+            raise ValueError(
+                f"the key {key!r} makes a file name of {len(name)} bytes; it may have 1 to"
+                f" {FILE_NAME_BYTES_MAX} and not begin with a dot"
+            )
+        return self._folder / name
+
+
+def _link(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        return False
+    return True

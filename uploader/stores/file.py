@@ -1,0 +1,309 @@
+"""The embedded store: a directory, ``file:///dir``.
+
+    dir/segments/   objects put by ``put``, as frames in segment files (segment.py)
+    dir/entries/    objects put by ``put_if_absent``, a file each (entries.py)
+
+Windows of milliseconds would make millions of files a day, and a file per object costs three
+times an append: so each thread appends to a segment of its own. Entries are few (one per 5 s) and
+need an atomic "only if absent", which link(2) gives between processes.
+
+A locator is ``segment:position:length`` or ``entry:key``. Two equal frames may stand under one
+key; the ledger's locator counts. A delete overwrites the frame's state word, which any process
+may do and every process sees at once; a segment is unlinked when nobody appends to it and
+nothing in it lives. Several processes, each with several threads, may use one directory at once;
+two daemons never do (PROTOCOL 5 keeps them apart, not this module).
+
+``list`` walks all frame heads and holds what it found: about 5 us and 300 bytes an object.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from shards.clock import wall_ms
+from uploader.stores.base import ObjectHead, ObjectMissing, StoreError, StoreRefused
+from uploader.stores.descriptors import Descriptors
+from uploader.stores.disk import failed, make_directory, read_count, sync_directory
+from uploader.stores.entries import LOCATOR_PREFIX, Entries
+from uploader.stores.segment import (
+    KEY_BYTES_MAX,
+    Damage,
+    Frame,
+    SegmentWriter,
+    frame_at,
+    frame_end,
+    is_sealed,
+    mark_dead,
+    seal,
+    walk,
+)
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+
+
+class FileStore:
+    """Objects in a directory; see the module's head. Open it in the process that uses it."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        now_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        if segment_bytes < 1:
+            raise ValueError(f"segment_bytes must be at least 1, not {segment_bytes}")
+        self.directory = Path(directory).absolute()
+        self.url = f"file://{quote(str(self.directory))}"
+        self._segment_bytes = segment_bytes
+        self._now_ms = now_ms
+        self._segments = self.directory / "segments"
+        self._entries = Entries(self.directory / "entries", self.url)
+        self._descriptors = Descriptors(self._segments)
+        self._lock = threading.Lock()
+        self._writers: dict[int, SegmentWriter] = {}  # by thread ident, at most one per thread
+        self._reap_later: set[str] = set()  # names of existing segments, of which there are few
+        self._closed = False
+
+    def put(self, key: str, body: bytes, crc32c: int) -> str:
+        """Appends the object to this thread's segment; durable when it returns."""
+        name = key.encode()
+        if not 0 < len(name) <= KEY_BYTES_MAX:
+            raise ValueError(f"the key {key!r} has {len(name)} bytes, not 1 to {KEY_BYTES_MAX}")
+        writer = self._writer(len(name), len(body))
+        try:
+            position = writer.append(name, body, crc32c, self._now_ms())
+        except OSError as error:
+            with self._lock:
+                self._writers.pop(threading.get_ident(), None)
+            writer.abandon()
+            raise failed(f"put {key} into", self.url, error, outcome_unknown=True) from error
+        return f"{writer.name}:{position}:{len(body)}"
+
+    def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of an object. Raises ObjectMissing for one that is deleted or never was."""
+        if locator.startswith(LOCATOR_PREFIX):
+            return self._entries.get(locator, start, length)
+        segment, position, size = _located(locator)
+        count = read_count(locator, start, length, size)
+        missing = ObjectMissing(f"there is no object at {locator} in {self.url}")
+        try:
+            with self._descriptors.open(segment) as fd:
+                frame = frame_at(fd, segment, position)
+                if frame is None or not frame.live or frame.body_length != size:
+                    raise missing
+                data = os.pread(fd, count, frame.body_start + start) if count else b""
+                if len(data) != count and os.fstat(fd).st_nlink == 0:
+                    raise missing
+        except FileNotFoundError as error:
+            raise missing from error
+        except OSError as error:
+            raise failed(f"get {locator} from", self.url, error) from error
+        if len(data) != count:
+            raise StoreError(
+                f"{locator} in {self.url} ends at byte {start + len(data)} instead of"
+                f" {start + count}: its segment was cut off",
+                retryable=False,
+            )
+        return data
+
+    def delete(self, locators: Sequence[str]) -> None:
+        """Marks objects dead, durably, and removes the segments in which nothing lives."""
+        self._entries.delete([each for each in locators if each.startswith(LOCATOR_PREFIX)])
+        frames: dict[str, list[tuple[int, int]]] = {}
+        for locator in locators:
+            if not locator.startswith(LOCATOR_PREFIX):
+                segment, position, size = _located(locator)
+                frames.setdefault(segment, []).append((position, size))
+        try:
+            for segment, places in frames.items():
+                self._delete_frames(segment, places)
+            with self._lock:
+                reap = self._reap_later | frames.keys()
+                self._reap_later.clear()
+            for segment in sorted(reap):
+                self._reap(segment)
+        except OSError as error:
+            raise failed("delete from", self.url, error) from error
+
+    def put_if_absent(self, key: str, body: bytes) -> bool:
+        """Makes the entry if its name is free; durable, and whole for whoever sees it."""
+        return self._entries.put_if_absent(key, body)
+
+    def check(self) -> None:
+        """Makes the directories, tries both kinds of put, and tidies up behind dead writers."""
+        probe = f"probe-{secrets.token_hex(8)}"
+        try:
+            made = [self.put_if_absent(probe, b"probe") for _ in range(2)]
+            self._entries.delete([LOCATOR_PREFIX + probe])
+            self._begin_segment().seal()
+            for name in self._segment_names():
+                self._reap(name, tidy=True)
+            self._entries.tidy()
+        except (OSError, StoreError) as error:
+            raise StoreRefused(f"the embedded store cannot be used: {error}") from error
+        if made != [True, False]:
+            raise StoreRefused(
+                f"{self.url} does not keep link(2)'s promise that a name is made once: two puts"
+                f" of one new name answered {made}; use a local file system"
+            )
+
+    def close(self) -> None:
+        """Seals this store's segments. No other thread may be in a call."""
+        with self._lock:
+            self._closed = True
+            writers = tuple(self._writers.values())
+            self._writers.clear()
+        for writer in writers:
+            self._end(writer)
+        self._descriptors.close()
+
+    def damage(self) -> tuple[Damage, ...]:
+        """Reads every live byte and names what is not whole; torn tails are not among it."""
+        return tuple(
+            item
+            for name in self._segment_names()
+            for item in self._walk(name, bodies=True)
+            if isinstance(item, Damage) and not item.tail
+        )
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
+        """Live objects by key. What a crash cut off is not among them; see also ``damage``."""
+        found = [head for head in self._entries.heads() if _within(head.key, prefix, start_after)]
+        for name in self._segment_names():
+            for item in self._walk(name):
+                if isinstance(item, Frame) and item.live and _within(item.key, prefix, start_after):
+                    locator = f"{name}:{item.position}:{item.body_length}"
+                    found.append(ObjectHead(item.key, locator, item.body_length, item.written_ms))
+        found.sort(key=lambda head: (head.key, head.locator))
+        yield from found
+
+    def _writer(self, key_length: int, body_length: int) -> SegmentWriter:
+        thread = threading.get_ident()
+        with self._lock:
+            if self._closed:
+                raise ValueError(f"{self.url} is closed")
+            writer = self._writers.get(thread)
+        if writer is not None:
+            end = frame_end(writer.position, key_length, body_length)
+            if writer.position == 0 or end <= self._segment_bytes:
+                return writer
+        try:
+            fresh = self._begin_segment()
+        except OSError as error:
+            raise failed("begin a segment in", self.url, error) from error
+        threading.current_thread()  # a thread from elsewhere is enumerated from here on
+        alive = {each.ident for each in threading.enumerate()}
+        with self._lock:
+            ended = [self._writers.pop(ident) for ident in self._writers.keys() - alive]
+            self._writers[thread] = fresh
+        if writer is not None:
+            ended.append(writer)
+        for other in ended:
+            self._end(other)
+        return fresh
+
+    def _begin_segment(self) -> SegmentWriter:
+        make_directory(self._segments)
+        name = f"{self._now_ms():x}-{os.getpid():x}-{secrets.token_hex(4)}"
+        writer = SegmentWriter(self._segments, name)
+        sync_directory(self._segments)
+        return writer
+
+    def _end(self, writer: SegmentWriter) -> None:
+        try:
+            writer.seal()
+            self._reap(writer.name)
+        except OSError:
+            # Its frames are durable and readable without the end mark, which check() writes at
+            # the next start: no reason to fail the put that came upon it.
+            return
+
+    def _segment_names(self) -> Sequence[str]:
+        try:
+            return sorted(os.listdir(self._segments))
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise failed("list", self.url, error) from error
+
+    def _walk(self, name: str, *, bodies: bool = False) -> Iterator[Frame | Damage]:
+        try:
+            with self._descriptors.open(name) as fd:
+                yield from walk(fd, name, bodies=bodies)
+        except FileNotFoundError:
+            return  # deleted since its name was read
+        except OSError as error:
+            raise failed(f"read segment {name} of", self.url, error) from error
+
+    def _delete_frames(self, segment: str, places: Sequence[tuple[int, int]]) -> None:
+        try:
+            fd = os.open(self._segments / segment, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            for position, size in places:
+                frame = frame_at(fd, segment, position)
+                if frame is not None and frame.live and frame.body_length == size:
+                    mark_dead(fd, position)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    def _reap(self, name: str, *, tidy: bool = False) -> None:
+        """Removes a segment that nobody appends to and in which nothing lives.
+
+        With ``tidy`` also seals one that a dead writer left, unless its tail is torn: those
+        bytes are left as they are.
+        """
+        path = self._segments / name
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            sealing = tidy and not is_sealed(fd, name)
+            end = 0
+            live = torn = False
+            for item in walk(fd, name):
+                if isinstance(item, Damage):
+                    if not item.tail:
+                        return  # somebody has to look at it first
+                    torn = True
+                elif item.live:
+                    live = True
+                    if not sealing:
+                        return
+                if isinstance(item, Frame):
+                    end = item.end
+            if live and not torn:
+                seal(fd, name, end)
+            elif not live:
+                path.unlink(missing_ok=True)
+                # Readers in other processes may hold it open; its space is needed now.
+                os.ftruncate(fd, 0)
+                self._descriptors.forget(name)
+        except BlockingIOError:
+            with self._lock:
+                self._reap_later.add(name)
+        finally:
+            os.close(fd)
+
+
+def _located(locator: str) -> tuple[str, int, int]:
+    segment, _, place = locator.partition(":")
+    position, _, size = place.partition(":")
+    if not segment or "/" in segment or not (position.isdecimal() and size.isdecimal()):
+        raise ValueError(f"{locator!r} is no locator segment:position:length or entry:key")
+    return segment, int(position), int(size)
+
+
+def _within(key: str, prefix: str, start_after: str) -> bool:
+    return key.startswith(prefix) and key > start_after

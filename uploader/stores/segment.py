@@ -1,0 +1,310 @@
+"""A segment file of the embedded store: its bytes, how one is written, how one is walked.
+
+A segment is a sequence of frames, each beginning on 8 bytes, little-endian::
+
+    frame   magic "HGF1" | state u32 | head crc32c u32 | key length u32
+            | body length u64 | body crc32c u32 | reserved u32 | written ms u64   (40 bytes)
+            key | body | zeros up to 8 bytes
+    end     magic "HGFE" | crc32c u32 | 8 zeros                                   (16 bytes)
+
+``state`` is 1 live or 2 dead: the one word that is ever overwritten, and by anybody (a delete).
+It lies within one sector, so it is one or the other whatever happens. The head's CRC32C covers
+the segment's name, the position, the head behind itself, and the key: bytes that a producer put
+into a body never pass for a frame. The end mark's covers name and position.
+
+Lifecycle: create (exclusive name, flock, preallocated) -> append, one write and one fdatasync
+each -> seal (cut to its length, end mark) -> all frames dead -> unlinked. One thread of one
+process appends, and holds the file's flock as long as it may: who gets the flock knows that
+nobody appends any more. A crash leaves a segment without an end mark, whose last frame may be
+torn; a put that failed ends its segment, so a torn frame is never followed by another one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+FRAME = struct.Struct("<4sIIIQIIQ")
+FRAME_REST = struct.Struct("<IQIIQ")
+FRAME_BYTES = FRAME.size
+MAGIC = b"HGF1"
+STATE = struct.Struct("<I")
+STATE_AT = 4
+LIVE = 1
+DEAD = 2
+END = struct.Struct("<4sIQ")
+END_MAGIC = b"HGFE"
+
+KEY_BYTES_MAX = 1024
+# One frame behind the other is found with few reads when frames are small, and little is read
+# in vain when they are large.
+WINDOW_BYTES = 16 * 1024
+SCAN_BYTES = 1024 * 1024
+# An append inside allocated space saves the file's size change: 0.09 ms instead of 0.13 ms at
+# 1 KiB, 1.8 ms instead of 9 ms at 4 MiB. A crash wastes at most this much per thread until check().
+ALLOCATE_BYTES = 8 * 1024 * 1024
+
+
+class Frame(NamedTuple):
+    """One object in a segment. ``position`` is its frame's first byte."""
+
+    segment: str
+    position: int
+    key: str
+    key_length: int
+    body_length: int
+    body_crc32c: int
+    written_ms: int
+    live: bool
+
+    @property
+    def body_start(self) -> int:
+        return self.position + FRAME_BYTES + self.key_length
+
+    @property
+    def end(self) -> int:
+        return frame_end(self.position, self.key_length, self.body_length)
+
+
+class Damage(NamedTuple):
+    """Bytes from ``position`` on that are no whole frame.
+
+    A ``tail`` is the last thing in a segment that was never sealed: a put that a crash cut off,
+    which never happened. Anything else had happened and is damaged.
+    """
+
+    segment: str
+    position: int
+    reason: str
+    tail: bool
+
+
+def frame_end(position: int, key_length: int, body_length: int) -> int:
+    """Where the frame ends and the next one begins."""
+    return (position + FRAME_BYTES + key_length + body_length + 7) & ~7
+
+
+def _head_crc32c(segment: str, position: int, rest: bytes, key: bytes) -> int:
+    return crc32c(key, crc32c(rest, crc32c(b"%d" % position, crc32c(segment.encode()))))
+
+
+def _end_mark(segment: str, position: int) -> bytes:
+    checksum = crc32c(b"end %d" % position, crc32c(segment.encode()))
+    return END.pack(END_MAGIC, checksum, 0)
+
+
+class SegmentWriter:
+    """Appends frames to a segment of its own; used by one thread. See the module's lifecycle."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        """Creates the segment. Raises OSError; FileExistsError when the name is not new."""
+        self.name = name
+        self.position = 0
+        self._path = directory / name
+        self._allocated = 0
+        self._fd = create_locked(self._path)
+
+    def append(self, key: bytes, body: bytes, body_crc32c: int, written_ms: int) -> int:
+        """Adds a frame and returns its position once it is durable.
+
+        Raises OSError; the frame may be there all the same, and only ``abandon`` may follow.
+        """
+        position = self.position
+        end = frame_end(position, len(key), len(body))
+        if end > self._allocated:
+            length = max(ALLOCATE_BYTES, end - self._allocated)
+            os.posix_fallocate(self._fd, self._allocated, length)
+            self._allocated += length
+        rest = FRAME_REST.pack(len(key), len(body), body_crc32c, 0, written_ms)
+        checksum = _head_crc32c(self.name, position, rest, key)
+        head = MAGIC + STATE.pack(LIVE) + STATE.pack(checksum) + rest + key
+        padding = bytes(end - position - len(head) - len(body))
+        _write_all(self._fd, [head, body, padding], position)
+        os.fdatasync(self._fd)
+        self.position = end
+        return position
+
+    def seal(self) -> None:
+        """Ends the segment: nothing is appended any more. Without frames it is removed."""
+        try:
+            if self.position == 0:
+                self._path.unlink()
+            else:
+                seal(self._fd, self.name, self.position)
+        finally:
+            os.close(self._fd)
+
+    def abandon(self) -> None:
+        """Ends the segment behind a failed append, whose bytes are cut off if that is possible."""
+        try:
+            if self.position == 0:
+                self._path.unlink(missing_ok=True)
+            else:
+                os.ftruncate(self._fd, self.position)
+        except OSError:
+            # The disk that refused the frame refuses this too: the frame stays as a torn tail,
+            # which readers know; the caller reports the first error.
+            return
+        finally:
+            os.close(self._fd)
+
+
+def create_locked(path: Path) -> int:
+    """A descriptor of a new file whose flock is held. Raises OSError."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink:
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        # Somebody who tidies up took the lock first and found an empty file.
+        os.close(fd)
+
+
+def is_sealed(fd: int, name: str) -> bool:
+    """Whether the segment ends with its end mark."""
+    position = os.fstat(fd).st_size - END.size
+    return position >= 0 and os.pread(fd, END.size, position) == _end_mark(name, position)
+
+
+def seal(fd: int, name: str, position: int) -> None:
+    """Cuts the file to ``position`` and puts the end mark there, durably."""
+    os.ftruncate(fd, position)
+    _write_all(fd, [_end_mark(name, position)], position)
+    os.fdatasync(fd)
+
+
+def mark_dead(fd: int, position: int) -> None:
+    """Overwrites the state of the frame at ``position``; the caller makes it durable."""
+    os.pwrite(fd, STATE.pack(DEAD), position + STATE_AT)
+
+
+def frame_at(fd: int, segment: str, position: int) -> Frame | None:
+    """The frame whose head stands whole at ``position``; its body is not looked at."""
+    return _parse(segment, os.pread(fd, FRAME_BYTES + KEY_BYTES_MAX, position), 0, position)
+
+
+def walk(fd: int, segment: str, *, bodies: bool = False) -> Iterator[Frame | Damage]:
+    """The frames of a segment in order, dead ones too, and what is no frame.
+
+    Never raises for damage. With ``bodies`` every live body's checksum is verified, else only
+    that of the last frame of a segment that was not sealed. May run beside the writer.
+    """
+    sealed = is_sealed(fd, segment)
+    size = os.fstat(fd).st_size - (END.size if sealed else 0)
+    last: Frame | None = None
+    window, window_start = b"", 0
+    position = 0
+    while position < size:
+        if position + FRAME_BYTES + KEY_BYTES_MAX > window_start + len(window):
+            window, window_start = os.pread(fd, WINDOW_BYTES, position), position
+        frame = _parse(segment, window, position - window_start, position)
+        if frame is not None and frame.end > size and not sealed:
+            size = os.fstat(fd).st_size
+        if frame is not None and frame.end <= size:
+            if last is not None:
+                yield _judged(fd, last, bodies, tail=False)
+            last = frame
+            position = frame.end
+            continue
+        following = _next_frame(fd, segment, position + 8, size)
+        if following is None and not sealed:
+            break
+        if os.fstat(fd).st_nlink == 0:
+            return  # removed while we looked, nothing in it lives
+        window = b""
+        if frame_at(fd, segment, position) is not None and frame is None:
+            continue  # the writer finished it while we looked further on
+        if last is not None:
+            yield _judged(fd, last, bodies, tail=False)
+            last = None
+        yield Damage(segment, position, "no frame begins where one should", tail=False)
+        if following is None:
+            return
+        position = following
+    if last is not None:
+        yield _judged(fd, last, bodies or not sealed, tail=not sealed)
+    if not sealed and not _is_zero(fd, position, size):
+        yield Damage(segment, position, "a frame that was not finished", tail=True)
+
+
+def _judged(fd: int, frame: Frame, bodies: bool, *, tail: bool) -> Frame | Damage:
+    if not bodies or not frame.live:
+        return frame
+    found = crc32c(os.pread(fd, frame.body_length, frame.body_start))
+    if found == frame.body_crc32c:
+        return frame
+    reason = f"{frame.key} has CRC32C {found:08x}, its head says {frame.body_crc32c:08x}"
+    return Damage(frame.segment, frame.position, reason, tail)
+
+
+def _parse(segment: str, data: bytes, at: int, position: int) -> Frame | None:
+    if data[at : at + 4] != MAGIC or len(data) - at < FRAME_BYTES:
+        return None
+    _, state, checksum, key_length, body_length, body_crc32c, reserved, written_ms = (
+        FRAME.unpack_from(data, at)
+    )
+    if state not in (LIVE, DEAD) or not 0 < key_length <= KEY_BYTES_MAX:
+        return None
+    key = data[at + FRAME_BYTES : at + FRAME_BYTES + key_length]
+    rest = FRAME_REST.pack(key_length, body_length, body_crc32c, reserved, written_ms)
+    if checksum != _head_crc32c(segment, position, rest, key):
+        return None
+    return Frame(
+        segment=segment,
+        position=position,
+        key=key.decode(),
+        key_length=key_length,
+        body_length=body_length,
+        body_crc32c=body_crc32c,
+        written_ms=written_ms,
+        live=state == LIVE,
+    )
+
+
+def _next_frame(fd: int, segment: str, start: int, size: int) -> int | None:
+    position = start
+    while position < size:
+        data = os.pread(fd, SCAN_BYTES + FRAME_BYTES + KEY_BYTES_MAX, position)
+        at = data.find(MAGIC)
+        while 0 <= at < SCAN_BYTES:
+            if (position + at) % 8 == 0 and _parse(segment, data, at, position + at) is not None:
+                return position + at
+            at = data.find(MAGIC, at + 1)
+        position += SCAN_BYTES
+    return None
+
+
+def _is_zero(fd: int, start: int, end: int) -> bool:
+    position = start
+    while position < end:
+        data = os.pread(fd, min(SCAN_BYTES, end - position), position)
+        if not data:
+            return True
+        if data.count(0) != len(data):
+            return False
+        position += len(data)
+    return True
+
+
+def _write_all(fd: int, buffers: list[bytes], position: int) -> None:
+    written = os.pwritev(fd, buffers, position)
+    total = sum(len(buffer) for buffer in buffers)
+    if written < total:
+        # A full disk takes what fits; the rest gets its error here.
+        rest = memoryview(b"".join(buffers))[written:]
+        while rest:
+            count = os.pwrite(fd, rest, position + total - len(rest))
+            if count == 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            rest = rest[count:]
