@@ -1,0 +1,86 @@
+"""The window and the bound of idempotency keys."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+import pytest
+
+from ledger.dedupe import PRUNE_STEP, DedupeLimits
+from ledger.ledger import Ledger
+from ledger.types import TopicConfig
+from tests.ledger.requests import Request, answers, draft_of, lease
+
+LIMITS = DedupeLimits(window_ms=1_000, entries_max=100)
+
+
+class Keys:
+    """Commits keys to one topic, a lease each time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ledger = Ledger(path, nullcontext(), dedupe_limits=LIMITS)
+        self.topic_id = self.ledger.create_topic("a", TopicConfig(), 1)[0].topic_id
+        self.counter = 0
+
+    def send(self, keys: list[str], now_ms: int) -> list[str]:
+        self.counter += 1
+        requests = [Request(self.topic_id, key=key) for key in keys]
+        draft = draft_of(lease(self.counter), requests)
+        commit = self.ledger.commit(draft, now_ms, lambda _: None)
+        return [answer.kind for answer in answers(commit, requests)]
+
+    def entries(self) -> int:
+        with closing(sqlite3.connect(self.path)) as connection:
+            count: int = connection.execute("SELECT count(*) FROM dedupe").fetchone()[0]
+            return count
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Iterator[Keys]:
+    keys = Keys(tmp_path / "ledger.db")
+    yield keys
+    keys.ledger.check_invariants()
+    keys.ledger.close()
+
+
+def test_a_key_counts_to_the_end_of_the_window_and_not_longer(keys: Keys) -> None:
+    assert keys.send(["k"], 5_000) == ["stored"]
+    assert keys.send(["k"], 6_000) == ["deduped"]
+    assert keys.send(["k"], 6_001) == ["stored"]
+    assert keys.send(["k"], 6_002) == ["deduped"]
+
+
+def test_a_repeat_does_not_prolong_the_window(keys: Keys) -> None:
+    keys.send(["k"], 5_000)
+    assert keys.send(["k"], 5_900) == ["deduped"]
+    assert keys.send(["k"], 6_500) == ["stored"]
+
+
+def test_keys_past_the_window_are_removed_in_steps(keys: Keys) -> None:
+    keys.send([f"old-{number}" for number in range(90)], 5_000)
+    assert keys.entries() == 90
+    keys.send(["new"], 7_000)
+    assert keys.entries() == 91 - PRUNE_STEP - 2
+    keys.send(["newer"], 7_000)
+    assert keys.entries() == 2
+
+
+def test_there_are_never_more_keys_than_the_bound_and_the_oldest_go_first(keys: Keys) -> None:
+    for number in range(0, 150, 10):
+        keys.send([f"k-{number + at}" for at in range(10)], 5_000 + number)
+        assert keys.entries() <= LIMITS.entries_max
+    assert keys.entries() == LIMITS.entries_max
+    assert keys.send(["k-50"], 5_200) == ["deduped"]
+    assert keys.send(["k-49"], 5_200) == ["stored"]
+
+
+def test_keys_expire_although_commits_without_conditions_follow(keys: Keys) -> None:
+    keys.send(["k"], 5_000)
+    for counter in range(1_000, 1_064):
+        draft = draft_of(lease(counter), [Request(keys.topic_id)])
+        keys.ledger.commit(draft, 9_000, lambda _: None)
+    assert keys.entries() == 0
