@@ -20,6 +20,7 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
@@ -129,7 +130,7 @@ def _cpus(_: Mapping[str, Any]) -> int:
 
 
 def _store(values: Mapping[str, Any]) -> str:
-    return f"file://{os.path.join(values['data_dir'], 'store')}"
+    return "file://" + quote(os.path.join(values["data_dir"], "store"))
 
 
 def _window_min(values: Mapping[str, Any]) -> float:
@@ -288,7 +289,7 @@ def reload(old: Config, new: Config) -> Reload:
 def suggestion(key: str) -> str:
     """The end of a sentence that names the key that was probably meant."""
     near = difflib.get_close_matches(key.lower().replace("-", "_"), KEYS, n=1, cutoff=0.5)
-    containing = [known for known in KEYS if key and key.lower() in known]
+    containing = [known for known in KEYS if len(key) > 3 and key.lower() in known]
     if near or containing:
         return f"; did you mean {(near or containing)[0]}?"
     return "; the keys are " + ", ".join(KEYS)

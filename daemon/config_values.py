@@ -107,7 +107,9 @@ def read_address(value: object) -> str:
 def read_store_url(value: object) -> str:
     text = read_text(value)
     scheme, _, rest = text.partition("://")
-    if scheme == "file" and rest.startswith("/"):
+    if "?" in rest or "#" in rest:
+        raise ValueError("has a query or a fragment; write them as %3F and %23 in a file's name")
+    if scheme == "file" and rest.startswith("/") and rest.strip("/"):
         return text
     if scheme == "s3" and BUCKET.fullmatch(rest.partition("/")[0]):
         return text

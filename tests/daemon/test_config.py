@@ -129,6 +129,8 @@ def test_all_problems_are_named_at_once() -> None:
         ("store_url", "s3://"),
         ("store_url", "s3://ab/prefix"),
         ("store_url", "file://relative/folder"),
+        ("store_url", "file:///"),
+        ("store_url", "s3://bucket/prefix?region=x"),
         ("store_url", "/a/folder"),
         ("s3_endpoint_url", "127.0.0.1:9000"),
         ("s3_endpoint_url", "http://[::1"),
@@ -186,6 +188,7 @@ def test_one_window_alone_moves_the_default_of_the_other_out_of_its_way() -> Non
 
 def test_the_store_follows_the_data_folder() -> None:
     assert loaded(("data_dir", "/srv/headgate")).store_url == "file:///srv/headgate/store"
+    assert loaded(("data_dir", "/srv/a b%#?")).store_url == "file:///srv/a%20b%25%23%3F/store"
 
 
 def test_an_ipv6_address_loses_its_brackets() -> None:
@@ -196,6 +199,10 @@ def test_an_ipv6_address_loses_its_brackets() -> None:
 @given(st.integers(0, 1 << 40))
 def test_a_size_reads_back_as_it_is_written(size: int) -> None:
     assert read_size(size_text(size)) == read_size(str(size)) == size
+
+
+def test_a_number_that_is_not_finite_is_refused_as_such() -> None:
+    assert "is no finite number" in refused(("commit_window_min_ms", "nan"))
 
 
 def test_sizes_take_binary_suffixes_in_any_case() -> None:

@@ -1,0 +1,380 @@
+"""The headgate command: names, options and help of its subcommands.
+
+What they do and print is in ``daemon/cli/``, one module per subject; exit codes and error
+messages come from ``daemon/cli/exits.py`` alone. Documented in docs/cli.md.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import secrets
+import sys
+from typing import Any
+
+import click
+import msgspec
+
+from daemon.cli import objects as objects_
+from daemon.cli import read as read_
+from daemon.cli import records_in
+from daemon.cli import status as status_
+from daemon.cli import topics as topics_
+from daemon.cli.exits import DEGRADED, FAILED, CommandFailed, Commands
+from daemon.cli.options import (
+    client_option,
+    loaded,
+    output_option,
+    place_options,
+    serve_options,
+)
+from daemon.cli.output import print_json, progress, table
+from daemon.cli.produce import send
+from daemon.client import Client
+from daemon.config import KEYS
+from daemon.config_docs import markdown
+from shards.clock import wall_ms
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+EPILOG = "Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 degraded."
+
+
+def main() -> None:
+    """The console script."""
+    headgate(prog_name="headgate")
+
+
+@click.group(cls=Commands, context_settings=CONTEXT, epilog=EPILOG)
+def headgate() -> None:
+    """Durable topics over HTTP, batched across all cores into a few large objects on S3."""
+
+
+@headgate.command()
+def version() -> None:
+    """Print the version."""
+    try:
+        click.echo(importlib.metadata.version("headgate"))
+    except importlib.metadata.PackageNotFoundError:
+        click.echo("0 (a checkout that is not installed)")
+
+
+@headgate.command()
+@serve_options
+@click.pass_context
+def serve(context: click.Context, /, **options: Any) -> None:
+    """Run the daemon until SIGTERM or Ctrl-C.
+
+    Without options it keeps everything under ./headgate-data and listens on 127.0.0.1:7440.
+    """
+    config = loaded(**options)
+    from daemon import supervisor  # the daemon's own imports are of no use to other commands
+
+    context.exit(supervisor.run(config))
+
+
+@headgate.command()
+@client_option
+@output_option
+@click.pass_context
+def status(context: click.Context, client: Client, as_json: bool) -> None:
+    """Show how the daemon is doing; exit code 4 when it is degraded."""
+    state, body = status_.fetch(client)
+    if as_json:
+        print_json(body)
+    else:
+        click.echo(status_.status_text(state))
+    for trouble in state.troubles:
+        click.echo(f"headgate: degraded: {trouble}", err=True)
+    context.exit(DEGRADED if state.troubles else 0)
+
+
+@headgate.command()
+@client_option
+@output_option
+def groups(client: Client, as_json: bool) -> None:
+    """Draw the upload groups as a buddy tree; * has the turn to upload."""
+    state, body = status_.fetch(client)
+    if as_json:
+        print_json(body["groups"])
+    else:
+        click.echo(status_.groups_text(state))
+
+
+@headgate.group()
+def topics() -> None:
+    """List, show, create, alter and delete topics."""
+
+
+@topics.command("ls")
+@client_option
+@output_option
+def topics_ls(client: Client, as_json: bool) -> None:
+    """List all topics."""
+    states = topics_.fetch_all(client)
+    if as_json:
+        print_json(states)
+    else:
+        click.echo(topics_.list_text([topics_.typed(client, state) for state in states]))
+
+
+@topics.command("show")
+@click.argument("topic")
+@client_option
+@output_option
+def topics_show(topic: str, client: Client, as_json: bool) -> None:
+    """Show a topic's settings and partitions."""
+    _show(client, topics_.fetch_one(client, topic), as_json)
+
+
+@topics.command("create")
+@click.argument("topic")
+@topics_.setting_options
+@client_option
+@output_option
+def topics_create(topic: str, client: Client, as_json: bool, **settings: Any) -> None:
+    """Create a topic. One that exists with the same settings is left as it is."""
+    _show(client, topics_.create(client, topic, topics_.settings_of(settings)), as_json)
+
+
+@topics.command("alter")
+@click.argument("topic")
+@topics_.setting_options
+@client_option
+@output_option
+def topics_alter(topic: str, client: Client, as_json: bool, **settings: Any) -> None:
+    """Change the given settings of a topic; partitions only grow. The value none unsets."""
+    chosen = topics_.settings_of(settings)
+    if not chosen:
+        raise click.UsageError("give at least one setting to change")
+    _show(client, topics_.alter(client, topic, chosen), as_json)
+
+
+@topics.command("delete")
+@click.argument("topic")
+@click.option("--yes", is_flag=True, help="Do not ask. It is asked on a terminal only.")
+@client_option
+def topics_delete(topic: str, yes: bool, client: Client) -> None:
+    """Delete a topic with all its records."""
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Delete {topic} with all its records?", abort=True, err=True)
+    topics_.delete(client, topic)
+
+
+def _show(client: Client, state: msgspec.Raw, as_json: bool) -> None:
+    if as_json:
+        print_json(state)
+    else:
+        click.echo(topics_.show_text(topics_.typed(client, state)))
+
+
+@headgate.group()
+def objects() -> None:
+    """List, print and verify the objects in the store, beside a running daemon or without."""
+
+
+@objects.command("ls")
+@place_options
+@output_option
+def objects_ls(as_json: bool, **options: Any) -> None:
+    """List all existing objects in the order of their commits."""
+    with objects_.opened_ledger(loaded(**options)) as ledger:
+        if not as_json:
+            click.echo(objects_.head_text())
+            for row in objects_.rows(ledger):
+                click.echo(objects_.row_text(row))
+            return
+        before = "["
+        for row in objects_.rows(ledger):
+            click.echo(before + "\n  " + msgspec.json.encode(row).decode(), nl=False)
+            before = ","
+        click.echo("[]" if before == "[" else "\n]")
+
+
+@objects.command("cat")
+@click.argument("key")
+@place_options
+def objects_cat(key: str, **options: Any) -> None:
+    """Print an object's records as NDJSON, with topic, partition and offset."""
+    config = loaded(**options)
+    with objects_.opened_ledger(config) as ledger, objects_.opened_store(config) as store:
+        for line in objects_.lines_of(ledger, store, objects_.row_of(ledger, key)):
+            _print_lines([line])
+
+
+@objects.command("verify")
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@place_options
+@output_option
+@click.pass_context
+def objects_verify(
+    context: click.Context, /, keys: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
+    """Check format and checksums of the given objects, or of all; exit code 1 if one is bad."""
+    config = loaded(**options)
+    with objects_.opened_ledger(config) as ledger, objects_.opened_store(config) as store:
+        rows = [objects_.row_of(ledger, key) for key in keys] or list(objects_.rows(ledger))
+        bad = []
+        with progress(len(rows), "objects") as advance:
+            for row in rows:
+                found = objects_.problems_of(store, row)
+                if found:
+                    bad.append(objects_.BadObject(row.key, found))
+                advance(1)
+    size = sum(row.size_bytes for row in rows)
+    if as_json:
+        print_json({"objects": len(rows), "bytes": size, "bad": bad})
+    else:
+        for item in bad:
+            click.echo("\n".join(f"BAD  {problem}" for problem in item.problems))
+        click.echo(f"{len(rows)} objects, {size:,} bytes, {len(bad)} bad")
+    context.exit(FAILED if bad else 0)
+
+
+@headgate.command()
+@click.argument("topic")
+@click.argument("file", type=click.File("rb", lazy=False), default="-")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["ndjson", "lines", "json"]),
+    default="ndjson",
+    show_default=True,
+    help="A JSON value a line, text lines, or one JSON document (an array's elements).",
+)
+@click.option("--key", "key_field", metavar="FIELD", help="The field of a record that is its key.")
+@click.option("--partition", type=click.IntRange(0, 999), help="Instead of choosing by key.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 1_000_000),
+    default=1_000,
+    show_default=True,
+    metavar="N",
+    help="Most records in a request.",
+)
+@click.option(
+    "--batch-bytes",
+    type=click.IntRange(1, 1 << 30),
+    default=1 << 20,
+    show_default=True,
+    metavar="N",
+    help="Most bytes of records in a request; a larger record goes alone.",
+)
+@client_option
+@output_option
+def produce(
+    topic: str,
+    file: Any,
+    form: records_in.Format,
+    key_field: str | None,
+    partition: int | None,
+    batch: int,
+    batch_bytes: int,
+    client: Client,
+    as_json: bool,
+) -> None:
+    """Send the records of FILE (or of stdin) to TOPIC and wait until they are durable."""
+    source = records_in.records(file, form, key_field)
+    with progress(records_in.size_of(file), "sent") as advance:
+        summary, problem = send(
+            client,
+            topic,
+            records_in.batched(source, batch, batch_bytes),
+            run_id=secrets.token_hex(12),
+            partition=partition,
+            progress=advance,
+        )
+    if as_json:
+        print_json(summary)
+    elif summary.records or problem is None:
+        click.echo(summary.text())
+    if problem is not None:
+        raise CommandFailed(
+            f"{getattr(file, 'name', 'stdin')}: {problem}",
+            hint=f"the {summary.records} records before it are stored, nothing behind it is",
+        ) from problem
+
+
+@headgate.command()
+@click.argument("topic")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--since", metavar="TIME", help="From 90s, 15m, 1h, 2d ago, or an ISO 8601 time.")
+@click.option("--tail", type=click.IntRange(1, read_.TAIL_MAX), metavar="N", help="The newest N.")
+@click.option("--from-seq", type=click.IntRange(0), metavar="N", help="Behind this offset.")
+@click.option("-n", "--records", type=click.IntRange(1), metavar="N", help="End after N records.")
+@click.option("--partition", type=click.IntRange(0, 999), metavar="P", help="Only this one.")
+@click.option("--with-meta", is_flag=True, help="Whole records, not only their data.")
+@client_option
+def read(
+    topic: str,
+    follow: bool,
+    since: str | None,
+    tail: int | None,
+    from_seq: int | None,
+    records: int | None,
+    partition: int | None,
+    with_meta: bool,
+    client: Client,
+) -> None:
+    """Print the records of TOPIC as NDJSON, from the beginning by default."""
+    if sum(choice is not None for choice in (since, tail, from_seq)) > 1:
+        raise click.UsageError("--since, --tail and --from-seq exclude each other")
+    try:
+        from_ts = None if since is None else read_.since_ms(since, wall_ms())
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--since") from error
+    reader = read_.Reader(
+        client,
+        topic,
+        read_.partitions_of(client, topic) if partition is None else [partition],
+        emit=_print_lines,
+        warn=lambda text: click.echo(f"headgate: {text}", err=True),
+        with_meta=with_meta,
+        records_max=records,
+    )
+    try:
+        reader.read(read_.Start(from_seq=from_seq, from_ts=from_ts, tail=tail))
+        if follow:
+            reader.follow()
+    except KeyboardInterrupt:
+        pass  # how a person ends it: no failure
+
+
+def _print_lines(lines: list[bytes]) -> None:
+    stdout = click.get_binary_stream("stdout")
+    stdout.write(b"".join(line + b"\n" for line in lines))
+    stdout.flush()
+
+
+@headgate.group("config")
+def config_() -> None:
+    """Show the configuration."""
+
+
+@config_.command("show")
+@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@serve_options
+@output_option
+def config_show(origin: bool, as_json: bool, **options: Any) -> None:
+    """Print what `headgate serve` with the same options and environment would run with."""
+    config = loaded(**options)
+    values = {key: getattr(config, key) for key in KEYS}
+    if as_json and origin:
+        print_json(
+            {key: {"value": value, "origin": config.origins[key]} for key, value in values.items()}
+        )
+    elif as_json:
+        print_json(values)
+    elif origin:
+        rows = [(key, value, config.origins[key]) for key, value in values.items()]
+        click.echo(table(("key", "value", "origin"), rows))
+    else:
+        click.echo(table(("key", "value"), list(values.items())))
+
+
+@config_.command("docs")
+def config_docs() -> None:
+    """Print docs/configuration.md, which is generated from the table of keys."""
+    click.echo(markdown(), nl=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the headgate command prints and does, one module per subject; cli.py names the commands."""

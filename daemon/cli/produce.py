@@ -1,0 +1,166 @@
+"""``headgate produce``: sends batches one after the other and counts what was acknowledged.
+
+Each request carries an idempotency key, so that a batch whose answer was lost can be sent again
+and is stored once. A batch that is refused ends the run: the records before it are stored, of it
+nothing is, and the error names the line of the input where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from daemon.cli.output import bytes_text, count_text
+from daemon.cli.records_in import BadLine, InputRecord, Numbered
+from daemon.client import Client, Refused, UnknownAnswer, topic_path
+
+PATIENCE_MS = 60_000  # the most that a batch waits in all for a daemon that is full or restarts
+
+
+class PartitionSpan(Struct):
+    """What one partition was given: ``count`` records from first_seq to last_seq, other
+    producers' records possibly between them."""
+
+    partition: int
+    first_seq: int
+    last_seq: int
+    count: int
+
+
+class Summary(Struct):
+    """What ``-o json`` prints. ``error`` is there when the input was not sent to its end."""
+
+    topic: str
+    records: int = 0
+    requests: int = 0
+    bytes: int = 0
+    retries: int = 0
+    deduped: int = 0
+    partitions: list[PartitionSpan] = []
+    error: dict[str, Any] | None = None
+
+    def text(self) -> str:
+        spans = ", ".join(
+            f"partition {span.partition}: {span.first_seq}-{span.last_seq}"
+            for span in self.partitions[:8]
+        )
+        more = ", ..." if len(self.partitions) > 8 else ""
+        retried = f", {self.retries} retries" if self.retries else ""
+        return (
+            f"{count_text(self.records)} records ({bytes_text(self.bytes)}) to {self.topic} in"
+            f" {count_text(self.requests)} requests{retried}"
+            + (f"; {spans}{more}" if spans else "")
+        )
+
+
+class BatchRefused(Exception):
+    """The batch of ``line`` (the record itself, where the daemon named it) was not stored."""
+
+    def __init__(self, line: int, last_line: int, code: str, message: str) -> None:
+        place = f"line {line}" if line == last_line else f"lines {line} to {last_line}"
+        super().__init__(f"{place}: {message} ({code})")
+        self.line = line
+        self.code = code
+        self.message = message
+
+
+class _Request(Struct, omit_defaults=True):
+    records: list[InputRecord]
+    idempotency_key: str
+    partition: int | None = None
+
+
+class _Answer(Struct):
+    """Offsets of one partition at top level, or of several in ``partitions``."""
+
+    partition: int | None = None
+    first_seq: int = 0
+    last_seq: int = 0
+    count: int = 0
+    deduped: bool = False
+    partitions: list[PartitionSpan] | None = None
+
+
+_encoder = msgspec.json.Encoder()
+_answer_decoder = msgspec.json.Decoder(_Answer)
+
+
+def send(
+    client: Client,
+    topic: str,
+    batches: Iterable[list[Numbered]],
+    *,
+    run_id: str,
+    partition: int | None = None,
+    patience_ms: float = PATIENCE_MS,
+    progress: Callable[[int], None] = lambda bytes_sent: None,
+) -> tuple[Summary, BadLine | BatchRefused | None]:
+    """Sends all batches; the second value is why it stopped before the end of the input.
+
+    ``run_id`` must never be used twice for a topic. Raises Unreachable and UnknownAnswer: whether
+    the last batch is stored is then not known.
+    """
+    summary = Summary(topic)
+    spans: dict[int, PartitionSpan] = {}
+    problem: BadLine | BatchRefused | None = None
+    try:
+        for batch in batches:
+            _send_one(client, summary, spans, batch, run_id, partition, patience_ms)
+            progress(sum(len(bytes(item.record.data)) for item in batch))
+    except (BadLine, BatchRefused) as error:
+        problem = error
+        code = error.code if isinstance(error, BatchRefused) else "invalid"
+        summary.error = {"line": error.line, "code": code, "message": str(error)}
+    summary.retries = client.retries
+    summary.partitions = [spans[number] for number in sorted(spans)]
+    return summary, problem
+
+
+def _send_one(
+    client: Client,
+    summary: Summary,
+    spans: dict[int, PartitionSpan],
+    batch: list[Numbered],
+    run_id: str,
+    partition: int | None,
+    patience_ms: float,
+) -> None:
+    body = _encoder.encode(
+        _Request([item.record for item in batch], f"{run_id}-{summary.requests}", partition)
+    )
+    try:
+        data = client.call("POST", topic_path(summary.topic), body, patience_ms=patience_ms)
+    except Refused as error:
+        line, last_line = _place(batch, error.detail)
+        raise BatchRefused(line, last_line, error.code, error.message) from error
+    try:
+        answer = _answer_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error
+    parts = answer.partitions
+    if parts is None:
+        number = answer.partition or 0
+        parts = [PartitionSpan(number, answer.first_seq, answer.last_seq, answer.count)]
+    for part in parts:
+        span = spans.setdefault(part.partition, part)
+        if span is not part:
+            span.last_seq = part.last_seq
+            span.count += part.count
+    summary.requests += 1
+    summary.records += len(batch)
+    summary.bytes += sum(len(bytes(item.record.data)) for item in batch)
+    summary.deduped += answer.deduped
+
+
+def _place(batch: list[Numbered], detail: dict[str, Any]) -> tuple[int, int]:
+    """Input lines of a refusal: of the record that ``detail`` names, else of the whole batch.
+
+    ``detail.line`` and ``detail.record`` count the request's records from 1.
+    """
+    named = detail.get("line", detail.get("record"))
+    if isinstance(named, int) and 1 <= named <= len(batch):
+        return batch[named - 1].line, batch[named - 1].line
+    return batch[0].line, batch[-1].line

@@ -1,0 +1,233 @@
+"""``headgate read``: records of a topic as NDJSON, by repeated ``diff``.
+
+Where to start: everything, the offset behind ``from_seq``, a time, or the last N records. Several
+partitions are read one after the other, each to the head it had when its turn came; with
+``follow`` they are then polled in turn. One partition alone is followed by a long poll and shows a
+record at once; of several, one that is empty holds up the others for ``POLL_SHARED_MS`` at most.
+
+``tail`` over several partitions keeps the newest N of all of them, by timestamp. Nothing here
+prints: a page's lines go to ``emit``, gaps to ``warn``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from daemon.client import Client, UnknownAnswer, topic_path
+
+PAGE_RECORDS = 1_000  # the most that diff gives at once
+POLL_ALONE_MS = 20_000  # below the client's own timeout and diff's 30 s
+POLL_SHARED_MS = 500
+TAIL_MAX = 100_000  # records of a tail over several partitions are held in memory
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class Start(Struct, frozen=True):
+    """At most one is given; none of them means from the beginning."""
+
+    from_seq: int | None = None
+    from_ts: int | None = None
+    tail: int | None = None
+
+    def query(self) -> dict[str, Any]:
+        if self.from_ts is not None:
+            return {"from_ts": self.from_ts}
+        if self.tail is not None:
+            return {"tail": self.tail}
+        return {"from_seq": self.from_seq or 0}
+
+
+class Gap(Struct, frozen=True):
+    gap_from: int
+    gap_to: int
+    reason: str
+
+
+class Page(Struct, frozen=True):
+    """An answer of diff; records stay as they came."""
+
+    records: list[msgspec.Raw]
+    next_from_seq: int
+    caught_up: bool
+    tombstone: Gap | None = None
+
+
+class _Line(Struct):
+    seq: int
+    ts: int
+    data: msgspec.Raw = msgspec.Raw()
+    data_b64: str | None = None
+
+
+class _Partition(Struct):
+    partition: int
+
+
+class _Topic(Struct):
+    partitions: list[_Partition]
+
+
+_page_decoder = msgspec.json.Decoder(Page)
+_line_decoder = msgspec.json.Decoder(_Line)
+
+
+def since_ms(text: str, now_ms: int) -> int:
+    """Epoch milliseconds of ``1h`` ago, or of an ISO 8601 time (UTC without an offset).
+
+    Raises ValueError for anything else.
+    """
+    match = DURATION.fullmatch(text.strip())
+    if match is not None:
+        return max(0, int(now_ms - float(match[1]) * DURATION_MS[match[2]]))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is neither a duration like 90s, 15m, 1h, 2d nor a time like"
+            " 2026-01-31T12:00:00Z"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0, int(moment.timestamp() * 1000))
+
+
+def partitions_of(client: Client, topic: str) -> list[int]:
+    """The numbers of a topic's partitions."""
+    try:
+        state = msgspec.json.decode(client.call("GET", topic_path(topic)), type=_Topic)
+    except msgspec.MsgspecError as error:
+        raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error
+    return [partition.partition for partition in state.partitions]
+
+
+class Reader:
+    """Reads ``partitions`` of ``topic`` once; ``follow`` then goes on from where it stands."""
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        partitions: list[int],
+        *,
+        emit: Callable[[list[bytes]], None],
+        warn: Callable[[str], None],
+        with_meta: bool = False,
+        records_max: int | None = None,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._emit = emit
+        self._warn = warn
+        self._with_meta = with_meta
+        self._left = records_max
+        self._next = dict.fromkeys(partitions, 0)
+
+    def done(self) -> bool:
+        """As many records as were asked for have been emitted."""
+        return self._left is not None and self._left <= 0
+
+    def read(self, start: Start) -> None:
+        """Emits what is there, partition by partition."""
+        if start.tail is not None and len(self._next) > 1:
+            self._read_tail(start.tail)
+            return
+        for partition in self._next:
+            for page in self._pages(partition, start):
+                self._print(partition, page.records)
+                if self.done():
+                    return
+
+    def follow(self) -> None:
+        """Emits what is committed from now on, until ``done`` or an exception ends it."""
+        alone = len(self._next) == 1
+        wait_ms = POLL_ALONE_MS if alone else max(1, POLL_SHARED_MS // len(self._next))
+        while not self.done():
+            for partition, from_seq in self._next.items():
+                page = self._diff(partition, {"from_seq": from_seq}, wait_ms)
+                self._print(partition, page.records)
+                if self.done():
+                    return
+
+    def _read_tail(self, count: int) -> None:
+        newest: list[tuple[int, int, int, bytes]] = []
+        for partition in self._next:
+            found = 0
+            for page in self._pages(partition, Start(tail=count)):
+                for record in page.records:
+                    line = _line_decoder.decode(record)
+                    item = (line.ts, partition, line.seq, bytes(record))
+                    keep = heapq.heappush if len(newest) < count else heapq.heappushpop
+                    keep(newest, item)
+                found += len(page.records)
+                if found >= count:
+                    break
+        for _, partition, _, text in sorted(newest):
+            self._print(partition, [msgspec.Raw(text)])
+            if self.done():
+                return
+
+    def _pages(self, partition: int, start: Start) -> Iterator[Page]:
+        """Pages from ``start`` up to the head."""
+        query = start.query()
+        while True:
+            page = self._diff(partition, query, 0)
+            yield page
+            if page.caught_up:
+                return
+            query = {"from_seq": page.next_from_seq}
+
+    def _diff(self, partition: int, query: dict[str, Any], wait_ms: int) -> Page:
+        limit = PAGE_RECORDS if self._left is None else min(PAGE_RECORDS, max(1, self._left))
+        ask = query | {"partition": partition, "limit": limit, "wait_ms": wait_ms}
+        body = self._client.call("POST", topic_path(self._topic, "diff"), msgspec.json.encode(ask))
+        try:
+            page = _page_decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise UnknownAnswer(
+                f"an answer of {self._client.url} cannot be read: {error}"
+            ) from error
+        if page.tombstone is not None:
+            gap = page.tombstone
+            self._warn(
+                f"records {gap.gap_from} to {gap.gap_to} of partition {partition} of"
+                f" {self._topic} are gone: {gap.reason}"
+            )
+        self._next[partition] = page.next_from_seq
+        return page
+
+    def _print(self, partition: int, records: list[msgspec.Raw]) -> None:
+        shown = records if self._left is None else records[: self._left]
+        if not shown:
+            return
+        if self._left is not None:
+            self._left -= len(shown)
+        if self._with_meta:
+            self._emit([whole_line(partition, record) for record in shown])
+        else:
+            self._emit([data_line(record) for record in shown])
+
+
+def data_line(record: msgspec.Raw) -> bytes:
+    """The record's data on one line; bytes as ``{"data_b64": ...}``."""
+    line = _line_decoder.decode(record)
+    if line.data_b64 is not None:
+        return msgspec.json.encode({"data_b64": line.data_b64})
+    return _one_line(bytes(line.data) or b"null")
+
+
+def whole_line(partition: int, record: msgspec.Raw) -> bytes:
+    """The record as diff gave it, on one line, with its partition in front."""
+    return b'{"partition":%d,' % partition + _one_line(bytes(record).strip())[1:]
+
+
+def _one_line(text: bytes) -> bytes:
+    """JSON text keeps its spelling unless it spans lines."""
+    return msgspec.json.format(text, indent=-1) if b"\n" in text or b"\r" in text else text
