@@ -1,0 +1,53 @@
+"""The bytes of an answer.
+
+No Date header is sent: it would cost a clock and a format per second and shard, and no client of
+this interface looks at it. The commonest answer, 200 with a short JSON body, is one concatenation
+with a prefix made beforehand.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+JSON = "application/json"
+
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+_BODILESS = frozenset({204, 304})
+OK_JSON_PREFIXES = tuple(
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % length
+    for length in range(1024)
+)
+OK_JSON_BYTES_MAX = len(OK_JSON_PREFIXES) - 1
+
+
+def encode_answer(
+    status: int,
+    body: bytes,
+    content_type: str,
+    headers: tuple[tuple[str, str], ...],
+    *,
+    head_only: bool,
+    close: bool,
+    http_1_0: bool,
+) -> bytes:
+    """The answer's bytes. ``head_only``: the request was HEAD, so the body is only announced.
+
+    Raises ValueError when a header holds a line break.
+    """
+    lines = []
+    if body or status not in _BODILESS:
+        if body:
+            lines.append(f"Content-Type: {content_type}\r\n")
+        lines.append(f"Content-Length: {len(body)}\r\n")
+    for name, value in headers:
+        if "\n" in value or "\r" in value or "\n" in name or "\r" in name:
+            raise ValueError(f"the answer's header {name!r} holds a line break")
+        lines.append(f"{name}: {value}\r\n")
+    if close:
+        lines.append("Connection: close\r\n")
+    elif http_1_0:
+        lines.append("Connection: keep-alive\r\n")
+    lines.append("\r\n")
+    head = _STATUS_LINES[status] + "".join(lines).encode("latin-1")
+    return head if head_only else head + body

@@ -1,0 +1,345 @@
+"""A request's head: strict parsing once, then a cache keyed by its very bytes.
+
+A producer on a keep-alive connection sends the identical head again and again. The cache maps
+the bytes up to and including the empty line to the parsed Head, so that in the steady state no
+parser runs at all. Nothing but these bytes goes into a Head, so a hit is always right.
+
+llhttp (through httptools) does the parsing. It refuses repeated or conflicting lengths, bad
+tokens, obs-fold and bare LF; what it lets pass and this module refuses is listed in
+``_check_request_line`` and ``_check_framing``. Two parsers that disagree about where a request
+ends are how requests are smuggled, so everything doubtful is refused and the connection closed.
+
+This module does no I/O, routes nothing, and never looks at a body.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import httptools
+
+from daemon.errors import ApiError
+from daemon.http.limits import HttpLimits
+
+LENGTH_UNKNOWN = -1
+
+SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")
+_ENCODING_NAMES = {"": "", "identity": "", "x-gzip": "gzip"} | {n: n for n in SUPPORTED_ENCODINGS}
+
+# Fields whose repetition would leave open which one counts.
+_SINGLE_FIELDS = frozenset(
+    {"host", "content-length", "transfer-encoding", "content-type", "content-encoding", "expect"}
+)
+_BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_HOST = re.compile(r"[A-Za-z0-9.\-_~:\[\]%!$&'()*+,;=]*\Z")
+
+
+def bad_request(message: str, **detail: Any) -> ApiError:
+    """400 ``bad_request``: the HTTP itself is wrong, so the connection cannot go on."""
+    return ApiError(400, "bad_request", message, detail, close=True)
+
+
+class Head:
+    """A parsed head. Shared by all requests that sent the same bytes: nobody writes to it, but
+    for ``route``, which is set once before the head goes into the cache.
+
+    ``path`` is percent-decoded; ``segments`` are its parts split at ``/`` before decoding, so
+    that an encoded slash stays inside its segment. ``headers`` have lower-case names; repeated
+    fields are joined by ``", "``. ``body_bytes`` is the length of the body that follows, 0
+    without one, LENGTH_UNKNOWN when it is not known. ``content_encoding`` is "" or a supported name.
+    ``plain``: HTTP/1.1, not HEAD, connection kept, so that the shortest answer will do.
+    """
+
+    __slots__ = (
+        "body_bytes",
+        "chunked",
+        "content_encoding",
+        "content_length",
+        "content_type",
+        "expect_continue",
+        "headers",
+        "http_1_1",
+        "keep_alive",
+        "method",
+        "path",
+        "plain",
+        "query",
+        "route",
+        "segments",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        segments: tuple[str, ...],
+        query: dict[str, str],
+        headers: dict[str, str],
+        *,
+        http_1_1: bool,
+        content_length: int | None,
+        chunked: bool,
+        keep_alive: bool,
+        expect_continue: bool,
+        content_type: str,
+        content_encoding: str,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.segments = segments
+        self.query = query
+        self.headers = headers
+        self.http_1_1 = http_1_1
+        self.content_length = content_length
+        self.chunked = chunked
+        self.keep_alive = keep_alive
+        self.expect_continue = expect_continue
+        self.content_type = content_type
+        self.content_encoding = content_encoding
+        self.body_bytes = LENGTH_UNKNOWN if chunked else (content_length or 0)
+        self.plain = http_1_1 and keep_alive and method != "HEAD"
+        self.route: Any = None
+
+
+def unreadable_head() -> Head:
+    """Stands in for a head that could not be parsed, so that the refusal keeps its place."""
+    return Head(
+        "",
+        "",
+        (),
+        {},
+        {},
+        http_1_1=True,
+        content_length=None,
+        chunked=False,
+        keep_alive=False,
+        expect_continue=False,
+        content_type="",
+        content_encoding="",
+    )
+
+
+class _Sink:
+    """Collects what httptools calls back with."""
+
+    __slots__ = ("complete", "fields", "target")
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.fields: list[tuple[bytes, bytes]] = []
+        self.complete = False
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.fields.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+def parse_head(raw: bytes, limits: HttpLimits) -> Head:
+    """The Head of ``raw``, which ends with the first empty line and has no line before its
+    request line. Raises ApiError, always with ``close``."""
+    sink = _Sink()
+    parser = httptools.HttpRequestParser(sink)
+    try:
+        parser.feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass  # The offer of another protocol may be ignored (RFC 9110, 7.8); framing is checked.
+    except httptools.HttpParserError as error:
+        raise bad_request(f"the request head is malformed: {error}") from error
+    if not sink.complete:
+        raise bad_request("the request head is malformed: it ends too early")
+    method = parser.get_method().decode("ascii")
+    http_1_1 = _check_request_line(raw, method, sink.target)
+    if len(sink.target) > limits.target_bytes_max:
+        raise ApiError(
+            414,
+            "uri_too_long",
+            f"the request target has {len(sink.target)} bytes, the limit is"
+            f" {limits.target_bytes_max}",
+            {"limit_bytes": limits.target_bytes_max},
+            close=True,
+        )
+    if len(sink.fields) > limits.headers_max:
+        raise head_too_large(f"{len(sink.fields)} header fields", limits)
+    headers = _fields(sink.fields)
+    length, chunked = _check_framing(headers, http_1_1=http_1_1)
+    path, segments, query = _split_target(sink.target)
+    options = {token.strip() for token in headers.get("connection", "").lower().split(",")}
+    keep_alive = "close" not in options and (http_1_1 or "keep-alive" in options)
+    return Head(
+        method,
+        path,
+        segments,
+        query,
+        headers,
+        http_1_1=http_1_1,
+        content_length=length,
+        chunked=chunked,
+        keep_alive=keep_alive,
+        expect_continue=_expects_continue(headers, http_1_1=http_1_1),
+        content_type=headers.get("content-type", "").partition(";")[0].strip().lower(),
+        content_encoding=_content_encoding(headers),
+    )
+
+
+def head_too_large(what: str, limits: HttpLimits) -> ApiError:
+    """431: the head is over one of its limits."""
+    return ApiError(
+        431,
+        "head_too_large",
+        f"the request head has {what}; the limits are {limits.head_bytes_max} bytes and"
+        f" {limits.headers_max} fields",
+        {"limit_bytes": limits.head_bytes_max, "limit_fields": limits.headers_max},
+        close=True,
+    )
+
+
+def _check_request_line(raw: bytes, method: str, target: bytes) -> bool:
+    """Whether it is HTTP/1.1 (else 1.0). llhttp alone would take two spaces, RTSP and HTTP/0.9."""
+    line = raw[: raw.find(b"\r\n")]
+    start = method.encode() + b" " + target + b" HTTP/"
+    if line == start + b"1.1":
+        return True
+    if line == start + b"1.0":
+        return False
+    raise bad_request("the request line must be METHOD target HTTP/1.1 (or 1.0)")
+
+
+def _fields(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in fields:
+        name = raw_name.decode("ascii").lower()
+        value = raw_value.decode("latin-1").strip(" \t")
+        if name not in headers:
+            headers[name] = value
+        elif name in _SINGLE_FIELDS:
+            raise bad_request(f"the header {name} is there twice", header=name)
+        else:
+            headers[name] += ", " + value
+    return headers
+
+
+def _check_framing(headers: dict[str, str], *, http_1_1: bool) -> tuple[int | None, bool]:
+    """Content length and whether the body is chunked. llhttp alone would take a chunked HTTP/1.0
+    request and codings stacked below chunked."""
+    host = headers.get("host")
+    if http_1_1 and host is None:
+        raise bad_request("an HTTP/1.1 request needs a Host header")
+    if host is not None and _HOST.match(host) is None:
+        raise bad_request("the Host header is no host name or address")
+    coding = headers.get("transfer-encoding")
+    length = headers.get("content-length")
+    if coding is not None:
+        if length is not None:
+            raise bad_request("Content-Length and Transfer-Encoding exclude each other")
+        if coding.lower() != "chunked" or not http_1_1:
+            raise bad_request(
+                f"the transfer coding {coding[:40]!r} is not supported; send chunked over"
+                " HTTP/1.1, or a Content-Length"
+            )
+        return None, True
+    if length is None:
+        return None, False
+    if not (length.isascii() and length.isdigit()) or len(length) > 18:
+        raise bad_request(f"Content-Length {length[:40]!r} is no length")
+    return int(length), False
+
+
+def _expects_continue(headers: dict[str, str], *, http_1_1: bool) -> bool:
+    expect = headers.get("expect")
+    if expect is None or not http_1_1:
+        return False
+    if expect.lower() != "100-continue":
+        raise ApiError(
+            417,
+            "expectation_failed",
+            f"Expect: {expect[:40]} cannot be met, only 100-continue",
+            close=True,
+        )
+    return True
+
+
+def _content_encoding(headers: dict[str, str]) -> str:
+    encoding = headers.get("content-encoding", "").lower()
+    if encoding not in _ENCODING_NAMES:
+        raise ApiError(
+            415,
+            "unsupported_encoding",
+            f"Content-Encoding {encoding[:40]!r} is not supported; send one of"
+            f" {', '.join(SUPPORTED_ENCODINGS)}, or none",
+            {"supported": list(SUPPORTED_ENCODINGS)},
+        )
+    return _ENCODING_NAMES[encoding]
+
+
+def _split_target(target: bytes) -> tuple[str, tuple[str, ...], dict[str, str]]:
+    if target[:7].lower() == b"http://":  # absolute form, as through a proxy
+        slash = target.find(b"/", 7)
+        target = target[slash:] if slash > 0 else b"/"
+    if not target.startswith(b"/"):
+        if target == b"*":
+            return "*", (), {}
+        raise bad_request("the request target must be a path that begins with /")
+    if b"#" in target:
+        raise bad_request("the request target must not hold a fragment (#)")
+    raw_path, _, raw_query = target.partition(b"?")
+    path = _decode(raw_path, "path")
+    segments = tuple(_decode(part, "path") for part in raw_path[1:].split(b"/"))
+    query: dict[str, str] = {}
+    for pair in raw_query.split(b"&"):
+        if not pair:
+            continue
+        raw_name, _, raw_value = pair.replace(b"+", b" ").partition(b"=")
+        name = _decode(raw_name, "query")
+        if name in query:
+            raise bad_request(f"the query parameter {name!r} is there twice", parameter=name)
+        query[name] = _decode(raw_value, "query")
+    return path, segments, query
+
+
+def _decode(raw: bytes, what: str) -> str:
+    if b"%" in raw:
+        if _BAD_PERCENT.search(raw):
+            raise bad_request(f"the {what} holds a % that is not followed by two hex digits")
+        raw = unquote_to_bytes(raw)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise bad_request(f"the {what} is not UTF-8: {error}") from error
+    if _CONTROL.search(text):
+        raise bad_request(f"the {what} holds a control character")
+    return text
+
+
+class HeadCache:
+    """Parsed heads by their bytes. Bounded in count and bytes; cleared when full, for then it is
+    fed heads that do not repeat, and a smarter eviction would cost every hit."""
+
+    __slots__ = ("_bytes", "_bytes_max", "_count_max", "_entry_bytes_max", "entries")
+
+    def __init__(
+        self, count_max: int = 4096, bytes_max: int = 2 << 20, entry_bytes_max: int = 4096
+    ) -> None:
+        self.entries: dict[bytes, Head] = {}
+        self._bytes = 0
+        self._bytes_max = bytes_max
+        self._count_max = count_max
+        self._entry_bytes_max = entry_bytes_max
+
+    def add(self, raw: bytes, head: Head) -> None:
+        """Keeps a head that was parsed and routed."""
+        size = len(raw)
+        if size > self._entry_bytes_max:
+            return
+        if len(self.entries) >= self._count_max or self._bytes + size > self._bytes_max:
+            self.entries.clear()
+            self._bytes = 0
+        self.entries[raw] = head
+        self._bytes += size

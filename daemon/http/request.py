@@ -1,0 +1,108 @@
+"""One request and its one answer.
+
+Lifecycle: made when its head is complete -> body taken in -> handed to the application -> answered
+exactly once, by ``respond``, ``respond_ok_json``, ``refuse`` or ``abandon``. Answers leave the
+connection in the order of the requests, whatever order they were given in. When the connection
+is lost first, ``connection_closed`` is set, ``on_close`` is called, and an answer goes nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from daemon.errors import ApiError
+from daemon.http.answer import JSON, OK_JSON_BYTES_MAX, OK_JSON_PREFIXES
+from daemon.http.head import Head
+
+if TYPE_CHECKING:
+    from daemon.http.connection import Connection
+
+Headers = tuple[tuple[str, str], ...]
+# status, body, content type, headers, close
+Answer = tuple[int, bytes, str, Headers, bool]
+ABANDONED: Answer = (0, b"", "", (), True)
+
+
+class Request:
+    """A request whose body is complete. ``arrival_ns`` is monotonic (shards/clock.py)."""
+
+    __slots__ = (
+        "answer",
+        "answered",
+        "arrival_ns",
+        "body",
+        "connection",
+        "connection_closed",
+        "head",
+        "on_close",
+    )
+
+    def __init__(self, head: Head, body: bytes, arrival_ns: int, connection: Connection) -> None:
+        self.head = head
+        self.body = body
+        self.arrival_ns = arrival_ns
+        self.connection = connection
+        self.connection_closed = False
+        self.on_close: Callable[[], None] | None = None
+        self.answered = False
+        self.answer: Answer | None = None
+
+    def respond(
+        self,
+        status: int,
+        body: bytes = b"",
+        *,
+        content_type: str = JSON,
+        headers: Headers = (),
+        close: bool = False,
+    ) -> None:
+        """Answers. ``close`` ends the connection behind this answer; what was pipelined behind it
+        is dropped. Raises RuntimeError for a second answer."""
+        self._answer_with((status, body, content_type, headers, close))
+
+    def respond_ok_json(self, body: bytes) -> None:
+        """``respond(200, body)``, faster."""
+        connection = self.connection
+        queue = connection.queue
+        if (
+            connection.plain
+            and self.head.plain
+            and not self.answered
+            and queue
+            and queue[0] is self
+            and len(body) <= OK_JSON_BYTES_MAX
+        ):
+            self.answered = True
+            queue.popleft()
+            connection.transport.write(OK_JSON_PREFIXES[len(body)] + body)
+            connection.answered_ns = connection.server.now_ns
+            if queue or connection.attention:
+                connection.answer_written()
+            return
+        self._answer_with((200, body, JSON, (), False))
+
+    def refuse(self, error: ApiError) -> None:
+        """Answers with an error."""
+        headers: Headers = ()
+        if error.retry_after_s is not None:
+            headers = (("Retry-After", str(error.retry_after_s)),)
+        allow = error.detail.get("allow")
+        if error.status == 405 and allow:
+            headers = (*headers, ("Allow", ", ".join(allow)))
+        self._answer_with((error.status, error.body(), JSON, headers, error.close))
+
+    def abandon(self) -> None:
+        """The outcome is unknown: the connection is closed without an answer to this request."""
+        self._answer_with(ABANDONED)
+
+    def _answer_with(self, answer: Answer) -> None:
+        if self.answered:
+            raise RuntimeError(f"{self.head.method} {self.head.path} was answered twice")
+        self.answered = True
+        if self.connection_closed:
+            return
+        self.answer = answer
+        connection = self.connection
+        if connection.queue[0] is self:
+            connection.flush_answers()

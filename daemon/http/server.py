@@ -1,0 +1,163 @@
+"""The HTTP front of one shard: listener, connections, their clock, and draining.
+
+Lifecycle: ``start`` -> serving -> ``stop_accepting`` (listener closed) -> ``drain`` (answers say
+``Connection: close``, idle connections are closed) -> ``drained`` -> ``close``.
+
+One timer per process turns the wheel of connections; there is no timer per connection or
+request. Everything runs on the thread of the loop that ``start`` was called on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from daemon.errors import ApiError
+from daemon.http.application import Application
+from daemon.http.connection import Connection
+from daemon.http.head import HeadCache
+from daemon.http.limits import HttpLimits
+from daemon.http.wheel import Wheel
+from shards.clock import monotonic_ns
+
+logger = logging.getLogger(__name__)
+
+_WHEEL_SLOTS = 8
+_CHECK_PERIOD_MS_MAX = 5_000
+_LISTEN_BACKLOG = 1024
+
+
+class Server:
+    """Serves HTTP/1.1 to one application."""
+
+    def __init__(self) -> None:
+        self.application: Application
+        self.limits = HttpLimits()
+        self.heads = HeadCache()
+        self.draining = False
+        # A coarse clock: moved by each tick, read where 50 ns per request would be too many.
+        self.now_ns = monotonic_ns()
+        self.tick_ns = 0
+        self._wheel: Wheel[Connection] = Wheel(_WHEEL_SLOTS)
+        self._listener: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._drained: list[asyncio.Future[None]] = []
+
+    @property
+    def connections(self) -> int:
+        """How many connections there are."""
+        return len(self._wheel)
+
+    @property
+    def check_period_ms(self) -> int:
+        """How late a timeout may strike."""
+        limits = self.limits
+        shortest = min(
+            limits.idle_timeout_ms,
+            limits.head_timeout_ms,
+            limits.body_timeout_ms,
+            limits.write_timeout_ms,
+            limits.linger_ms,
+        )
+        return max(_WHEEL_SLOTS, min(_CHECK_PERIOD_MS_MAX, shortest // 4))
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on. Raises RuntimeError when the server does not listen."""
+        if self._listener is None or not self._listener.sockets:
+            raise RuntimeError("the HTTP server does not listen")
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def start(
+        self,
+        application: Application,
+        host: str,
+        port: int,
+        limits: HttpLimits | None = None,
+        *,
+        reuse_port: bool = True,
+    ) -> None:
+        """Listens on ``host:port`` (0: any free port). Raises OSError when that is refused."""
+        self._loop = asyncio.get_running_loop()
+        self.application = application
+        if limits is not None:
+            self.limits = limits
+        self.tick_ns = self.check_period_ms * 1_000_000 // _WHEEL_SLOTS
+        self._listener = await self._loop.create_server(
+            lambda: Connection(self), host, port, reuse_port=reuse_port, backlog=_LISTEN_BACKLOG
+        )
+        self._tick()
+
+    def stop_accepting(self) -> None:
+        """Closes the listener. Connections that are there go on."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def drain(self) -> None:
+        """From now on every connection ends with its last outstanding answer."""
+        self.draining = True
+        for connection in self._wheel:
+            connection.plain = False
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Closes the connections on which nothing is under way."""
+        for connection in self._wheel:
+            connection.close_if_idle()
+
+    async def drained(self) -> None:
+        """Waits until no connection is left; bound it with a timeout and ``abort`` the rest."""
+        if self.connections:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._drained.append(future)
+            await future
+
+    def abort(self) -> None:
+        """Drops all connections, answers not yet taken included."""
+        for connection in self._wheel:
+            connection.transport.abort()
+
+    async def close(self) -> None:
+        """Ends at once: listener, connections and timer."""
+        self.stop_accepting()
+        self.abort()
+        await self.drained()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def connection_made(self, connection: Connection) -> ApiError | None:
+        """Takes a connection in; an error says why it must be refused."""
+        limit = self.limits.connections_max
+        if self.connections >= 2 * limit:
+            # Those above the limit were told why; a crowd that does not listen is dropped.
+            connection.transport.abort()
+        self._wheel.add(connection)
+        if self.connections <= limit:
+            return None
+        return ApiError(
+            503,
+            "too_many_connections",
+            f"this shard serves {limit} connections at most; use fewer, or more shards",
+            {"limit": limit},
+            retry_after_s=1,
+            close=True,
+        )
+
+    def connection_lost(self, connection: Connection) -> None:
+        """Forgets a connection."""
+        self._wheel.remove(connection)
+        if not self.connections:
+            for future in self._drained:
+                if not future.done():
+                    future.set_result(None)
+            self._drained.clear()
+
+    def _tick(self) -> None:
+        self.now_ns = now_ns = monotonic_ns()
+        # Set up first: an exception below must not stop the clock.
+        self._timer = self._loop.call_later(self.tick_ns / 1e9, self._tick)
+        for connection in self._wheel.turn():
+            connection.check(now_ns)
