@@ -339,9 +339,8 @@ def read(
 
 
 def _print_lines(lines: list[bytes]) -> None:
-    stdout = click.get_binary_stream("stdout")
-    stdout.write(b"".join(line + b"\n" for line in lines))
-    stdout.flush()
+    sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
+    sys.stdout.buffer.flush()
 
 
 @headgate.group("config")

@@ -75,7 +75,7 @@ _error_decoder = msgspec.json.Decoder(_ErrorBody)
 
 def topic_path(topic: str, *rest: str) -> str:
     """``/v0/topics/{topic}/...``, quoted."""
-    return "/".join(["/v0/topics", *(quote(part, safe="") for part in (topic, *rest))])
+    return "/".join(["/v0/topics", *(quote(part, safe=":") for part in (topic, *rest))])
 
 
 class Client:

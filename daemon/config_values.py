@@ -48,6 +48,7 @@ def size_text(count: int) -> str:
 
 
 def read_text(value: object) -> str:
+    """One line that is not empty."""
     if not isinstance(value, str):
         raise ValueError("is no text")
     if not value.strip():
@@ -58,6 +59,7 @@ def read_text(value: object) -> str:
 
 
 def read_count(value: object) -> int:
+    """A whole number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", value.strip()):
@@ -66,6 +68,7 @@ def read_count(value: object) -> int:
 
 
 def read_number(value: object) -> float:
+    """A finite number."""
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError
@@ -78,6 +81,7 @@ def read_number(value: object) -> float:
 
 
 def read_size(value: object) -> int:
+    """Bytes, from a number or a text with a binary suffix."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -95,6 +99,7 @@ def read_path(value: object) -> str:
 
 
 def read_address(value: object) -> str:
+    """HOST:PORT, as it was written."""
     text = read_text(value)
     host, colon, port = text.rpartition(":")
     if not colon or not HOST.fullmatch(host):
@@ -105,6 +110,7 @@ def read_address(value: object) -> str:
 
 
 def read_store_url(value: object) -> str:
+    """The URL of a store; whether it can be used is for the store to say."""
     text = read_text(value)
     scheme, _, rest = text.partition("://")
     if "?" in rest or "#" in rest:
@@ -117,6 +123,7 @@ def read_store_url(value: object) -> str:
 
 
 def read_endpoint_url(value: object) -> str:
+    """An http or https URL with a host."""
     text = read_text(value)
     try:
         parts = urlsplit(text)

@@ -53,6 +53,7 @@ def opened_ledger(config: Config) -> Iterator[Ledger]:
 
 @contextmanager
 def opened_store(config: Config) -> Iterator[ObjectStore]:
+    """The store, for one thread; nothing is contacted before the first call."""
     store = open_store(
         config.store_url,
         endpoint_url=config.s3_endpoint_url,
@@ -85,10 +86,12 @@ def row_of(ledger: Ledger, key: str) -> ObjectRow:
 
 
 def head_text() -> str:
+    """The head of the table, of fixed widths so that rows need not be gathered first."""
     return ROW.format("key", "size", "records", "extents", "commit", "created")
 
 
 def row_text(row: ObjectRow) -> str:
+    """One object of the table."""
     created = datetime.fromtimestamp(row.created_ms / 1000, tz=UTC)
     return ROW.format(
         row.key,
@@ -124,6 +127,8 @@ def lines_of(ledger: Ledger, store: ObjectStore, row: ObjectRow) -> Iterator[byt
 
 
 class BadObject(Struct, frozen=True):
+    """An element of ``bad`` in ``objects verify -o json``."""
+
     key: str
     problems: list[str]
 

@@ -23,6 +23,7 @@ def as_json(value: Any) -> str:
 
 
 def print_json(value: Any) -> None:
+    """To stdout, as the only thing there."""
     click.echo(as_json(value))
 
 

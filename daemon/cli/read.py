@@ -46,6 +46,8 @@ class Start(Struct, frozen=True):
 
 
 class Gap(Struct, frozen=True):
+    """Offsets that were evicted before they were read, inclusive."""
+
     gap_from: int
     gap_to: int
     reason: str

@@ -17,6 +17,8 @@ from daemon.client import Client, UnknownAnswer
 
 
 class Store(Struct, frozen=True):
+    """Calls on the object store since the daemon started."""
+
     url: str = "-"
     puts: int | None = None
     put_bytes: int | None = None
@@ -27,11 +29,15 @@ class Store(Struct, frozen=True):
 
 
 class Pressure(Struct, frozen=True):
+    """The governor's level, and the highest rung of its ladder in force."""
+
     level: float | None = None
     rung: str | int | None = None
 
 
 class Shard(Struct, frozen=True):
+    """One shard; ``pid`` is None while it has no process."""
+
     shard: int
     pid: int | None = None
     cpu: int | None = None
@@ -46,6 +52,8 @@ class Shard(Struct, frozen=True):
 
 
 class Totals(Struct, frozen=True):
+    """Sums over all shards since the daemon started."""
+
     requests_acked: int | None = None
     records_acked: int | None = None
     bytes_acked: int | None = None

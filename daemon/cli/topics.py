@@ -21,6 +21,7 @@ from ledger.types import PartitionState, TopicConfig
 
 Shape = TypeVar("Shape")
 Function = TypeVar("Function", bound=Callable[..., Any])
+COUNT = "N|none"
 UNSET = "none"  # the value that takes an optional setting back
 COLUMN_TYPES = ("string", "long", "double", "boolean", "timestamp")
 PAGES_MAX = 100_000  # a daemon that always answers with another cursor ends somewhere
@@ -43,12 +44,16 @@ _SETTING_OPTIONS = (
         help="A typed column of the topic's table; may be repeated. Types: "
         + ", ".join(COLUMN_TYPES) + ".",
     ),
-    click.option("--priority", callback=_optional_count, metavar="N|none", help="A manual priority."),
+    click.option("--priority", callback=_optional_count, metavar=COUNT,
+                 help="A manual priority."),
     click.option("--auto-priority/--no-auto-priority", default=None, help="Priority by use."),
     click.option("--lossy/--not-lossy", default=None, help="Slow watchers may miss records."),
-    click.option("--cap-records", callback=_optional_count, metavar="N|none", help="Most records a partition keeps."),
-    click.option("--cap-bytes", callback=_optional_count, metavar="N|none", help="Most bytes a partition keeps."),
-    click.option("--ttl-ms", callback=_optional_count, metavar="N|none", help="How long records are kept."),
+    click.option("--cap-records", callback=_optional_count, metavar=COUNT,
+                 help="Most records a partition keeps."),
+    click.option("--cap-bytes", callback=_optional_count, metavar=COUNT,
+                 help="Most bytes a partition keeps."),
+    click.option("--ttl-ms", callback=_optional_count, metavar=COUNT,
+                 help="How long records are kept."),
     click.option("--discard", type=click.Choice(["old", "reject"]), help="What a full topic does."),
 )  # fmt: skip
 
@@ -115,6 +120,7 @@ def fetch_one(client: Client, topic: str) -> msgspec.Raw:
 
 
 def typed(client: Client, state: msgspec.Raw) -> TopicState:
+    """A state for tables. Raises UnknownAnswer."""
     return _decoded(client, state, TopicState)
 
 
@@ -157,10 +163,12 @@ def alter(client: Client, topic: str, settings: Mapping[str, Any]) -> msgspec.Ra
 
 
 def delete(client: Client, topic: str) -> None:
+    """Deletes a topic; Refused with 404 when there is none."""
     client.call("DELETE", topic_path(topic))
 
 
 def list_text(states: list[TopicState]) -> str:
+    """A line for each topic."""
     rows = [
         [
             state.topic,

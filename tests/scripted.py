@@ -1,0 +1,99 @@
+"""A real HTTP server whose answers a test writes beforehand: what clients are tested against.
+
+It stands for the daemon only at the other end of a socket; the daemon itself is tested elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class Call(NamedTuple):
+    """A request as it came."""
+
+    method: str
+    path: str
+    body: Any
+
+
+class Answer(NamedTuple):
+    """An answer; bytes are sent as they are, everything else as JSON. Status 0 hangs up."""
+
+    status: int
+    body: Any = None
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
+Script = Callable[[Call], Answer]
+
+
+def refusal(status: int, code: str, message: str = "no", **detail: Any) -> Answer:
+    """An error as the API answers it."""
+    return Answer(status, {"error": {"code": code, "message": message, "detail": detail}})
+
+
+class Scripted(ThreadingHTTPServer):
+    """Answers by ``script`` and remembers all calls and how many connections there were."""
+
+    daemon_threads = False
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.calls: list[Call] = []
+        self.connections = 0
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Scripted
+
+    def setup(self) -> None:
+        self.server.connections += 1
+        super().setup()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+    def _answer(self) -> None:
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        call = Call(self.command, self.path, json.loads(body) if body else None)
+        self.server.calls.append(call)
+        answer = self.server.script(call)
+        if answer.status == 0:
+            self.close_connection = True
+            return
+        data = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
+        self.send_response(answer.status)
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
+
+
+@contextmanager
+def scripted(script: Script) -> Iterator[Scripted]:
+    """A server for the time of a ``with`` block."""
+    server = Scripted(script)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
