@@ -30,7 +30,7 @@ def test_calls_share_one_connection() -> None:
         Client(server.url) as client,
     ):
         assert client.call("GET", "/a", query={"cursor": "x y"}) == b'{"path": "/a?cursor=x+y"}'
-            assert client.call("POST", "/b", b'{"n":1}') == b'{"path": "/b"}'
+        assert client.call("POST", "/b", b'{"n":1}') == b'{"path": "/b"}'
         assert server.connections == 1
         assert server.calls[1] == Call("POST", "/b", {"n": 1})
 
@@ -49,9 +49,9 @@ def test_a_refusal_carries_status_code_message_and_detail() -> None:
         pytest.raises(Refused) as caught,
     ):
         client.call("GET", "/")
-        error = caught.value
-        assert (error.status, error.code, error.message) == (400, "invalid", "too many")
-        assert error.detail == {"limit": 5}
+    error = caught.value
+    assert (error.status, error.code, error.message) == (400, "invalid", "too many")
+    assert error.detail == {"limit": 5}
 
 
 def test_an_error_in_another_form_is_no_headgate() -> None:
@@ -97,7 +97,7 @@ def test_a_fresh_connection_that_ends_without_answer_is_unreachable() -> None:
         pytest.raises(Unreachable) as caught,
     ):
         client.call("GET", "/")
-        assert caught.value.sent and len(server.calls) == 1
+    assert caught.value.sent and len(server.calls) == 1
 
 
 def test_lost_connections_are_repeated_with_growing_waits_within_the_patience() -> None:
@@ -165,7 +165,7 @@ def test_other_refusals_are_not_repeated() -> None:
         pytest.raises(Refused),
     ):
         client.call("POST", "/", b"{}", patience_ms=10_000)
-        assert len(server.calls) == 1
+    assert len(server.calls) == 1
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:7440", "ftp://host", "http://", "http://h:x", ""])
