@@ -83,7 +83,8 @@ def _answered(
 ) -> StoreError:
     status = status_of(error) or 0
     code = error.response.get("Error", {}).get("Code", "")
-    sentence = f"{where.url}: {what} at {where.endpoint} was answered {status} {code}: {error}"
+    message = error.response.get("Error", {}).get("Message", "")
+    sentence = f"{where.url}: {what} at {where.endpoint} was answered {status} {code}: {message}"
     if status in _BUSY_STATUS or code in _BUSY:
         return StoreBusy(sentence)
     if status >= 500 or status == 408 or code in _AGAIN_ALTHOUGH_400:

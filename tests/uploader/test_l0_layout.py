@@ -1,0 +1,67 @@
+"""Keys of L0 objects, and what the package may import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.types import LeaseId
+from uploader.l0 import L0Error, object_key, parse_key
+
+_numbers = st.integers(0, 2**63)
+_leases = st.builds(LeaseId, _numbers, st.integers(0, 10**18 - 1), _numbers, _numbers)
+
+
+def test_a_key_names_the_lease_with_its_epoch_in_18_digits() -> None:
+    assert object_key(LeaseId(3, 17, 1, 42)) == "l0/000000000000000017/3-1-42"
+
+
+@given(_leases)
+def test_a_key_gives_its_lease_back(lease_id: LeaseId) -> None:
+    assert parse_key(object_key(lease_id)) == lease_id
+
+
+@given(_leases, _leases)
+def test_keys_sort_by_epoch_before_anything_else(one: LeaseId, other: LeaseId) -> None:
+    if one.epoch < other.epoch:
+        assert object_key(one) < object_key(other)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "l0/17/3-1-42",
+        "l0/000000000000000017/3-1",
+        "l0/000000000000000017/3-1-42/",
+        "l0/000000000000000017/03-1-42",
+        "l0/000000000000000017/3-1-٤",
+        "l0/000000000000000017/3-1-42\n",
+        "ledger/000000000000000017/3-1-42",
+    ],
+)
+def test_a_key_that_no_lease_makes_is_refused_by_name(key: str) -> None:
+    with pytest.raises(L0Error) as caught:
+        parse_key(key)
+    assert repr(key) in str(caught.value)
+
+
+def test_an_epoch_that_would_break_the_order_of_keys_is_refused() -> None:
+    with pytest.raises(ValueError, match="1000000000000000000"):
+        object_key(LeaseId(1, 10**18, 0, 0))
+
+
+def test_an_executor_imports_nothing_but_what_travels_in_the_archive() -> None:
+    program = (
+        "import sys, msgspec, crc32c; before = set(sys.modules); import uploader.l0;"
+        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}"
+        " - set(sys.stdlib_module_names)))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stderr == ""
+    roots = set(found.stdout.split())
+    assert roots <= {"uploader", "ledger", "shards"}
