@@ -36,7 +36,7 @@ from daemon.http.head import (
     parse_head,
     unreadable_head,
 )
-from daemon.http.pieces import Pieces
+from daemon.http.pieces import NO_PIECES, Pieces
 from daemon.http.request import ABANDONED, Request
 from shards.clock import monotonic_ns
 
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
         self._resumed = False
         self._taking: Request | None = None
         self._token: object | None = None
-        self._pieces = Pieces()
+        self._pieces = NO_PIECES
         self._left = 0
         self._decoder: ChunkedDecoder | None = None
         self._ignored_bytes = 0
@@ -158,18 +158,6 @@ class Connection(asyncio.Protocol):
         if self._phase == HEAD and self._hold:
             self.buffer = data
             return
-        self._feeding = True
-        try:
-            self._feed_requests(data)
-        finally:
-            self._feeding = False
-            self._more = False
-        if self._eof:
-            self._input_ended()
-        elif self.server.draining:
-            self._end_if_done()
-
-    def _feed_requests(self, data: bytes) -> None:
         server = self.server
         heads = server.heads.entries
         application = server.application
@@ -178,50 +166,69 @@ class Connection(asyncio.Protocol):
         queue = self.queue
         position = 0
         size = len(data)
-        while position < size:
-            if self._phase != HEAD:
-                position = self._feed_body(data, position)
-                continue
-            if self._hold:
-                self.buffer = data[position:]
-                break
-            end = data.find(b"\r\n\r\n", position) + 4
-            if end == 3:
-                self._keep_partial_head(data[position:], fresh=position > 0 or not self._resumed)
-                break
-            raw = data[position:end]
-            head = heads.get(raw)
-            if head is None:
-                head = self._new_head(raw)
-                if head is None or isinstance(head.route, Exception):
-                    if head is not None:
-                        self._begin_body(head, data, end)
+        self._feeding = True
+        try:
+            while position < size:
+                if self._phase != HEAD:
+                    position = self._feed_body(data, position)
+                    continue
+                if self._hold:
+                    self.buffer = data[position:]
+                    break
+                end = data.find(b"\r\n\r\n", position) + 4
+                if end == 3:
+                    self._keep_partial_head(
+                        data[position:], fresh=position > 0 or not self._resumed
+                    )
+                    break
+                raw = data[position:end]
+                head = heads.get(raw)
+                if head is None:
+                    head = self._new_head(raw)
+                    if head is None or isinstance(head.route, Exception):
+                        if head is not None:
+                            self._begin_body(head, data, end)
+                        position = end
+                        continue
+                length = head.body_bytes
+                stop = end + length
+                if length == LENGTH_UNKNOWN or stop > size or length > body_bytes_max:
+                    self._begin_body(head, data, end)
                     position = end
                     continue
-            length = head.body_bytes
-            stop = end + length
-            if length == LENGTH_UNKNOWN or stop > size or length > body_bytes_max:
-                self._begin_body(head, data, end)
-                position = end
-                continue
-            position = stop
-            self._more = stop < size
-            request = Request(head, data[end:stop], self.last_ns, self)
-            queue.append(request)
-            try:
-                token = application.admit(head, length)
-            except Exception as error:
-                self._fail(request, error)
-                continue
-            self._handle(request, token)
-            if len(queue) >= outstanding_max:
-                self._set_hold(HOLD_REQUESTS)
+                position = stop
+                self._more = stop < size
+                request = Request(head, data[end:stop], self.last_ns, self)
+                queue.append(request)
+                try:
+                    token = application.admit(head, length)
+                except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
+                    self._fail(request, error)
+                    continue
+                try:
+                    application.handle(request, token)
+                except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
+                    self._fail(request, error)
+                finally:
+                    if token is not None:
+                        application.release(token)
+                if not head.keep_alive and self._phase == HEAD:
+                    self._phase = IGNORE  # What follows was not to be sent.
+                if len(queue) >= outstanding_max:
+                    self._set_hold(HOLD_REQUESTS)
+        finally:
+            self._feeding = False
+            self._more = False
+        if self._eof:
+            self._input_ended()
+        elif server.draining:
+            self._end_if_done()
 
     def _handle(self, request: Request, token: object | None) -> None:
         application = self.server.application
         try:
             application.handle(request, token)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
             self._fail(request, error)
         finally:
             if token is not None:
@@ -231,7 +238,8 @@ class Connection(asyncio.Protocol):
         limits = self.server.limits
         if len(data) > limits.head_bytes_max:
             self._refuse_and_end(
-                unreadable_head(), head_too_large(f"more than {limits.head_bytes_max} bytes", limits)
+                unreadable_head(),
+                head_too_large(f"more than {limits.head_bytes_max} bytes", limits),
             )
         elif _HEAD_BEGINS.match(data) is None:
             self._refuse_and_end(
@@ -262,8 +270,8 @@ class Connection(asyncio.Protocol):
             return None
         try:
             head.route = server.application.route(head)
-        except Exception as error:
-            head.route = error
+        except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
+            head.route = error  # raised again when the request has its place in the queue
             return head
         server.heads.add(key, head)
         return head
@@ -288,7 +296,7 @@ class Connection(asyncio.Protocol):
                 error.close = True
                 raise error
             token = self.server.application.admit(head, length)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
             self._refuse_before_body(request, error, nothing_sent=end == len(data))
             return
         self._taking = request
@@ -315,7 +323,8 @@ class Connection(asyncio.Protocol):
         """
         head = request.head
         limit = self.server.limits.discard_bytes_max
-        if head.body_bytes > limit or (head.expect_continue and nothing_sent):
+        unsure = head.expect_continue and nothing_sent
+        if head.body_bytes > limit or unsure or not head.keep_alive:
             self._phase = IGNORE
             self._fail(request, error, close=True)
             return
@@ -352,9 +361,7 @@ class Connection(asyncio.Protocol):
         if self._phase == BODY:
             self._pieces.add(data[position:stop])
         if not self._left:
-            pieces = self._pieces
-            self._pieces = Pieces()
-            self._body_complete(pieces.take(), more=stop < size)
+            self._body_complete(self._pieces.take(), more=stop < size)
         return stop
 
     def _body_complete(self, body: bytes, *, more: bool) -> None:
@@ -364,10 +371,13 @@ class Connection(asyncio.Protocol):
         if request is None:
             return  # The body of a request that was refused.
         self._taking = self._token = None
+        self._pieces = NO_PIECES
         self.continue_due = False
         request.body = body
         request.arrival_ns = self.last_ns
         self._handle(request, token)
+        if not request.head.keep_alive and self._phase == HEAD:
+            self._phase = IGNORE
         if len(self.queue) >= self.server.limits.requests_outstanding_max:
             self._set_hold(HOLD_REQUESTS)
 
@@ -376,9 +386,7 @@ class Connection(asyncio.Protocol):
     def _fail(self, request: Request, error: Exception, *, close: bool = False) -> None:
         """Answers for an exception out of the application: its ApiError, else 500 and the end."""
         if not isinstance(error, ApiError):
-            logger.error(
-                "%s %s failed", request.head.method, request.head.path, exc_info=error
-            )
+            logger.error("%s %s failed", request.head.method, request.head.path, exc_info=error)
             error = ApiError(500, "internal", "the server failed; its log says why", close=True)
         if request.answered:
             self._end()
@@ -415,16 +423,18 @@ class Connection(asyncio.Protocol):
         token = self._token
         self._taking = self._token = None
         self._decoder = None
-        self._pieces = Pieces()
+        self._pieces = NO_PIECES
         self.continue_due = False
         if token is not None:
             self.server.application.release(token)
 
     def _drop_queue(self) -> None:
         """Tells the requests that are left that their answers go nowhere."""
-        while self.queue:
-            request = self.queue.popleft()
+        dropped = list(self.queue)
+        self.queue.clear()
+        for request in dropped:
             request.connection_closed = True
+        for request in dropped:
             if request.on_close is not None:
                 try:
                     request.on_close()
@@ -509,6 +519,9 @@ class Connection(asyncio.Protocol):
         if self.buffer:
             data, self.buffer = self.buffer, b""
             self._feed(data)
+        self._resume_reading()
+
+    def _resume_reading(self) -> None:
         if not self._hold and self._phase != CLOSED and not self.transport.is_closing():
             self.transport.resume_reading()
 
@@ -544,7 +557,8 @@ class Connection(asyncio.Protocol):
     def _end(self) -> None:
         """Ends the connection behind what was written: no more answers, input is thrown away
         until the client closes or the linger time is over."""
-        self._phase = IGNORE if self._phase != CLOSED else CLOSED
+        if self._phase != CLOSED:
+            self._phase = IGNORE
         self._drop_taking()
         self._drop_queue()
         self.buffer = b""

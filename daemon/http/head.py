@@ -48,8 +48,9 @@ class Head:
 
     ``path`` is percent-decoded; ``segments`` are its parts split at ``/`` before decoding, so
     that an encoded slash stays inside its segment. ``headers`` have lower-case names; repeated
-    fields are joined by ``", "``. ``body_bytes`` is the length of the body that follows, 0
-    without one, LENGTH_UNKNOWN when it is not known. ``content_encoding`` is "" or a supported name.
+    fields are joined by ``", "``. ``body_bytes`` is the length of the body that follows: 0
+    without one, LENGTH_UNKNOWN when it is chunked. ``content_encoding`` is "" or a supported
+    name.
     ``plain``: HTTP/1.1, not HEAD, connection kept, so that the shortest answer will do.
     """
 

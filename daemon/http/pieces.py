@@ -33,3 +33,7 @@ class Pieces:
             return self._fresh[0]
         self._joined.extend(self._fresh)
         return b"".join(self._joined)
+
+
+# Stands where no body is being taken in; nothing is ever added to it.
+NO_PIECES = Pieces()

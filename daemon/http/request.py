@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from daemon.errors import ApiError
 from daemon.http.answer import JSON, OK_JSON_BYTES_MAX, OK_JSON_PREFIXES
 from daemon.http.head import Head
@@ -24,29 +26,20 @@ Answer = tuple[int, bytes, str, Headers, bool]
 ABANDONED: Answer = (0, b"", "", (), True)
 
 
-class Request:
-    """A request whose body is complete. ``arrival_ns`` is monotonic (shards/clock.py)."""
+class Request(msgspec.Struct, eq=False):
+    """A request whose body is complete. ``arrival_ns`` is monotonic (shards/clock.py).
 
-    __slots__ = (
-        "answer",
-        "answered",
-        "arrival_ns",
-        "body",
-        "connection",
-        "connection_closed",
-        "head",
-        "on_close",
-    )
+    A msgspec struct because making one costs a third of what ``__init__`` would.
+    """
 
-    def __init__(self, head: Head, body: bytes, arrival_ns: int, connection: Connection) -> None:
-        self.head = head
-        self.body = body
-        self.arrival_ns = arrival_ns
-        self.connection = connection
-        self.connection_closed = False
-        self.on_close: Callable[[], None] | None = None
-        self.answered = False
-        self.answer: Answer | None = None
+    head: Head
+    body: bytes
+    arrival_ns: int
+    connection: Connection
+    connection_closed: bool = False
+    on_close: Callable[[], None] | None = None
+    answered: bool = False
+    answer: Answer | None = None
 
     def respond(
         self,
