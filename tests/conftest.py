@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.leaks import LeakCheck
-from tests.minio import bucket, minio
+from tests.minio import bucket, find_binary, minio
 
 __all__ = ["bucket", "minio"]
 
@@ -15,8 +15,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LeakCheck(), "leak-check")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests that need MinIO, so that ``-m s3`` and ``-m 'not s3'`` find them."""
     for item in items:
         if isinstance(item, pytest.Function) and "minio" in item.fixturenames:
             item.add_marker("s3")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Finds MinIO before the first test: a build takes longer than a test may, and is said aloud.
+
+    Where that fails, the tests that need it fail with the reason.
+    """
+    wanted = any(item.get_closest_marker("s3") for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        find_binary(session.config)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 _bucket_numbers = itertools.count(1)
+_binary = pytest.StashKey[Path | MinioError]()
 
 
 @dataclass(frozen=True)
@@ -65,14 +68,27 @@ class Bucket:
         }
 
 
+def find_binary(config: pytest.Config) -> None:
+    """Finds or builds MinIO, talking on the terminal; keeps where it is, or why there is none."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else nullcontext():
+        try:
+            config.stash[_binary] = find_or_build()
+        except MinioError as error:
+            config.stash[_binary] = error
+
+
 @pytest.fixture(scope="session")
-def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
+def minio(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Minio]:
     """A MinIO on a free loopback port, its data below pytest's temporary folder."""
     directory = tmp_path_factory.mktemp("minio") / "data"
     directory.mkdir()
     port = free_port()
+    binary = pytestconfig.stash[_binary]
     try:
-        process = start(find_or_build(), directory, port)
+        if isinstance(binary, MinioError):
+            raise binary
+        process = start(binary, directory, port)
     except MinioError as error:
         pytest.fail(str(error), pytrace=False)
     try:

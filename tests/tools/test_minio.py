@@ -22,6 +22,8 @@ from tools.minio import (
     start,
 )
 
+ROOT = Path(__file__).parents[2]
+
 # Stands in for Go: checks how it is called, counts the calls, and "builds" a script.
 FAKE_GO = """#!/bin/sh
 if [ "$1" = version ]; then echo "go version go1.24.1 linux/amd64"; exit 0; fi
@@ -45,6 +47,9 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """PATH with a stand-in for Go; the file that its calls are counted in."""
     executable(tmp_path / "bin" / "go", FAKE_GO)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    # Should the stand-in be refused, then no real Go is fetched for a build of minutes.
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
     monkeypatch.setenv("COUNT_FILE", str(tmp_path / "calls"))
     return tmp_path / "calls"
 
@@ -129,7 +134,10 @@ def test_a_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path) -> 
         start(binary, tmp_path / "data", free_port())
 
 
-def test_each_test_has_an_empty_bucket_that_honours_if_none_match(bucket: Bucket) -> None:
+@pytest.mark.parametrize("turn", ["one test", "the next"])
+def test_each_test_has_an_empty_bucket_that_honours_if_none_match(
+    bucket: Bucket, turn: str
+) -> None:
     assert bucket.url == f"s3://{bucket.bucket}/{bucket.prefix}"
     assert bucket.client.list_objects_v2(Bucket=bucket.bucket)["KeyCount"] == 0
     bucket.client.put_object(Bucket=bucket.bucket, Key="key", Body=b"1", IfNoneMatch="*")
@@ -141,6 +149,37 @@ def test_each_test_has_an_empty_bucket_that_honours_if_none_match(bucket: Bucket
 def test_tests_that_use_the_server_are_marked(request: pytest.FixtureRequest, minio: Minio) -> None:
     assert request.node.get_closest_marker("s3") is not None
     assert minio.endpoint_url.startswith("http://127.0.0.1:")
+
+
+def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
+    """A run of pytest on one test that needs a bucket, with the fixtures of this repository."""
+    (folder / "test_sample.py").write_text("def test_sample(bucket):\n    pass\n")
+    options = ["-q", "-p", "tests.conftest", "-p", "no:cacheprovider", f"--rootdir={folder}"]
+    options += ["-c", str(ROOT / "pyproject.toml"), str(folder)]
+    command = [sys.executable, "-m", "pytest", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_without_a_server_tests_fail_with_the_reason_and_are_not_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_MINIO", "absent")
+    run = run_pytest(tmp_path)
+    assert run.returncode == 1
+    assert "1 error" in run.stdout and "skipped" not in run.stdout
+    assert "HEADGATE_MINIO=absent is not an executable file" in run.stdout
+
+
+def test_a_build_is_said_aloud_before_the_first_test(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEADGATE_MINIO", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "tests").mkdir()
+    run = run_pytest(tmp_path / "tests")
+    assert "about two minutes" in run.stderr
+    assert "MinIO on port" in run.stdout and "ended with 0" in run.stdout
+    assert calls.read_text() == "call\n"
 
 
 def test_make_minio_prints_the_line_that_serves_on_it_and_stops_on_a_signal(minio: Minio) -> None:
