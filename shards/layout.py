@@ -8,7 +8,8 @@ not slow the others' reads of its neighbours. **One writer per word at any time:
 word                   writer
 =====================  =========================================================================
 global: incarnation,   supervisor
-epoch, draining
+epoch, draining, log
+level, deaths
 global: window,        supervisor (its governor)
 pressure and inputs
 global: commits        who holds the ledger lock
@@ -45,12 +46,14 @@ G_INCARNATION = 1 * LINE_WORDS
 G_EPOCH = G_INCARNATION + 1
 G_STARTED_NS = G_INCARNATION + 2
 G_DRAINING = 2 * LINE_WORDS
+G_LOG_LEVEL = G_DRAINING + 1
 G_WINDOW_NS = 3 * LINE_WORDS
 G_PRESSURE_PPM = 4 * LINE_WORDS
 G_BUSY_PPM = G_PRESSURE_PPM + 1
 G_RING_PPM = G_PRESSURE_PPM + 2
 G_COMMITS = 5 * LINE_WORDS
 G_CATALOG = 6 * LINE_WORDS
+G_DEATHS = 7 * LINE_WORDS
 GLOBAL_WORDS = 8 * LINE_WORDS
 
 # Lines of a shard.
@@ -110,7 +113,7 @@ C_NUMBER = 0
 C_LENGTH = 1
 C_BYTES = 2 * WORD_BYTES
 
-SHARDS_MAX = 256  # a lease must fit its sources; 256 pinned processes are a large machine
+SHARDS_MAX = 512  # a lease must fit its sources; the largest machines have that many threads
 
 
 def _lines(words: int) -> int:

@@ -6,7 +6,9 @@ the file is opened once per process and kept; and two threads of a process both 
 the one that threads share (the ledger's) has a ``threading.Lock`` in front.
 
 Bytes: DIRECTORY is held by the supervisor as long as it lives; LEDGER around each ledger write;
-ADOPTION while a lease changes hands; GROUP + id around a pull, a split or (both) a merge.
+ADOPTION while a lease changes hands; SHARDS is shared by all shard processes, so that a new
+supervisor can wait until the last one of a killed daemon is gone; GROUP + id around a pull, a
+split or (both) a merge.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from types import TracebackType
 DIRECTORY = 0
 LEDGER = 1
 ADOPTION = 2
+SHARDS = 3
 GROUP = 16
 
 # struct flock of Linux on 64-bit machines: type, whence, start, length, pid.
@@ -38,6 +41,14 @@ class LockFile:
         """Takes a byte's lock if no other process holds it; never waits."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def try_share(self, byte: int) -> bool:
+        """Takes a byte's lock together with others that share it; never waits."""
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, byte)
         except (BlockingIOError, PermissionError):
             return False
         return True
@@ -87,3 +98,30 @@ class SharedLock:
             self._file.unlock(self._byte)
         finally:
             self._threads.release()
+
+
+class LockHeld(RuntimeError):
+    """Another process holds the lock; the way out is to try again later."""
+
+
+class TriedLock:
+    """One byte's lock for a process that must never wait: entering raises LockHeld instead.
+
+    The supervisor's: a shard that was stopped while it holds a lock must not stop its killer.
+    """
+
+    def __init__(self, file: LockFile, byte: int) -> None:
+        self._file = file
+        self._byte = byte
+
+    def __enter__(self) -> None:
+        if not self._file.try_lock(self._byte):
+            raise LockHeld(f"byte {self._byte} of {self._file.path} is locked by another process")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.unlock(self._byte)

@@ -110,14 +110,14 @@ class RingWriter:
     ) -> int:
         """Reserves, writes and publishes a request; returns the position of its frame.
 
-        Raises RingFull, and then nothing was written; ValueError for a request over a quarter of
-        the ring, which would make two requests unable to pass each other at the wrap.
+        Raises RingFull, and then nothing was written; ValueError for a request over half of the
+        ring, which with its pad might not fit into an empty one.
         """
         length = frame.request_length(conditions, parts)
-        if length > self.capacity // 4:
+        if length > self.capacity // 2:
             raise ValueError(
-                f"a request of {length} bytes is over a quarter of the ring"
-                f" ({self.capacity // 4} bytes)"
+                f"the request takes {length} bytes, more than half of the ring"
+                f" ({self.capacity // 2} bytes)"
             )
         words = self._words
         head = self.head

@@ -41,10 +41,15 @@ class Pulled(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a look at the group gave: leases to upload, and when to look again."""
+    """What a look at the group gave: leases to upload, and when to look again.
+
+    ``quiet_bytes``: as long as this shard publishes less than this, nothing of it can make the
+    group due earlier, so it need not look for that.
+    """
 
     pulled: list[Pulled]
     again_at_ns: int
+    quiet_bytes: int = 0
 
 
 class _Sizes:
@@ -167,7 +172,8 @@ class Puller:
             if decision.do is Do.IDLE:
                 return Look([], self._try_merge(group, now_ns))
             if decision.do is Do.WAIT:
-                return Look([], decision.at_ns)
+                left = max(0, self._policy.object_bytes_target - view.backlog_bytes)
+                return Look([], decision.at_ns, left // view.members)
             if decision.do is Do.RING:
                 self._bells.ring(view.turn)
                 return Look([], decision.at_ns)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 
 from daemon.errors import ApiError
 from daemon.http.application import Application
@@ -77,16 +78,25 @@ class Server:
         limits: HttpLimits | None = None,
         *,
         reuse_port: bool = True,
+        sock: socket.socket | None = None,
     ) -> None:
-        """Listens on ``host:port`` (0: any free port). Raises OSError when that is refused."""
+        """Listens on ``host:port`` (0: any free port), or takes ``sock``, which listens already.
+
+        Raises OSError when the address is refused.
+        """
         self._loop = asyncio.get_running_loop()
         self.application = application
         if limits is not None:
             self.limits = limits
         self.tick_ns = self.check_period_ms * 1_000_000 // _WHEEL_SLOTS
-        self._listener = await self._loop.create_server(
-            lambda: Connection(self), host, port, reuse_port=reuse_port, backlog=_LISTEN_BACKLOG
-        )
+        if sock is None:
+            self._listener = await self._loop.create_server(
+                lambda: Connection(self), host, port, reuse_port=reuse_port, backlog=_LISTEN_BACKLOG
+            )
+        else:
+            self._listener = await self._loop.create_server(
+                lambda: Connection(self), sock=sock, backlog=_LISTEN_BACKLOG
+            )
         self._tick()
 
     def stop_accepting(self) -> None:

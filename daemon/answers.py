@@ -1,0 +1,167 @@
+"""Answering producers: which requests wait, and what each is told when its commit comes.
+
+Lifecycle: appended to the ring -> waits here, in ring order -> its commit comes through the log
+-> answered with its offsets, or with the verdict of the commit. A request whose connection is
+gone is dropped here; its records stay. What a dead predecessor left in the ring has nobody
+waiting and is passed over.
+
+Invariant I1: nothing is answered before its commit is in the log, which follows the ledger.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import msgspec
+
+from daemon.catalog import TopicEntry
+from daemon.errors import ApiError
+from daemon.http.request import Request
+from ledger.types import Commit, SourceRange, Verdict
+from shards import layout as at
+from shards.segment import Segment
+
+
+class Waiting(NamedTuple):
+    """A published request: its frame's ``position``, and per part (partition, records)."""
+
+    position: int
+    request: Request
+    topic: TopicEntry
+    parts: tuple[tuple[int, int], ...]
+    body_bytes: int
+    expected_seq: int | None
+
+
+class Answers:
+    """The waiting requests of one shard; bounded by what the ring holds."""
+
+    def __init__(self, segment: Segment, shard: int) -> None:
+        self._shard = shard
+        self._words = segment.words
+        self._counters = segment.layout.shard(shard)
+        self._waiting: deque[Waiting] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def wait(self, waiting: Waiting) -> None:
+        """Takes a request that was just published."""
+        self._waiting.append(waiting)
+
+    def committed(self, commit: Commit) -> None:
+        """Answers this shard's requests in a commit."""
+        for source in commit.sources:
+            if source.shard == self._shard:
+                self._answer(source, commit)
+
+    def _answer(self, source: SourceRange, commit: Commit) -> None:
+        shard = self._shard
+        offsets = {
+            (r.topic_id, r.partition): r.first_offset for r in commit.runs if r.shard == shard
+        }
+        heads = {(h.topic_id, h.partition): h.head_seq for h in commit.heads}
+        verdicts = {v.position: v for v in commit.verdicts if v.shard == shard}
+        waiting = self._waiting
+        requests = records = sizes = 0
+        while waiting and waiting[0].position < source.end:
+            position, request, topic, parts, size, expected_seq = waiting.popleft()
+            verdict = verdicts.get(position) if verdicts else None
+            if verdict is not None:
+                answer_verdict(request, topic, verdict, expected_seq)
+                continue
+            if len(parts) == 1:
+                partition, count = parts[0]
+                key = (topic.topic_id, partition)
+                first = offsets[key]
+                if not first:
+                    request.refuse(topic_deleted(topic))
+                    continue
+                offsets[key] = first + count
+                if not request.connection_closed:
+                    last = first + count - 1
+                    values = (partition, first, last, count, heads[key], b"false")
+                    request.respond_ok_json(topic.answer % values)
+                records += count
+            else:
+                answer: list[dict[str, int]] = []
+                for partition, count in parts:
+                    key = (topic.topic_id, partition)
+                    first = offsets[key]
+                    offsets[key] = first + count
+                    answer.append(_part(partition, first, first + count - 1, heads.get(key, 0)))
+                    records += count
+                if not answer[0]["first_seq"]:
+                    request.refuse(topic_deleted(topic))
+                    continue
+                request.respond_ok_json(_spread(topic, answer, deduped=False))
+            requests += 1
+            sizes += size
+        words, base = self._words, self._counters
+        words[base + at.S_REQUESTS_ACKED] += requests
+        words[base + at.S_RECORDS_ACKED] += records
+        words[base + at.S_BYTES_ACKED] += sizes
+
+    def abandon(self) -> None:
+        """The process ends before these commits came: their outcome is unknown."""
+        while self._waiting:
+            self._waiting.popleft().request.abandon()
+
+
+def answer_verdict(
+    request: Request, topic: TopicEntry, verdict: Verdict, expected_seq: int | None
+) -> None:
+    """Tells a producer why its request was made void."""
+    if verdict.kind == "topic_deleted":
+        request.refuse(topic_deleted(topic))
+    elif verdict.kind == "sequence_mismatch":
+        request.refuse(
+            ApiError(
+                412,
+                "sequence_mismatch",
+                f"expected_seq is {expected_seq}, the head of the partition is"
+                f" {verdict.head_seq}; nothing was stored",
+                {"expected_seq": expected_seq, "head_seq": verdict.head_seq},
+            )
+        )
+    elif len(verdict.parts) == 1:
+        part = verdict.parts[0]
+        count = part.last_seq - part.first_seq + 1
+        request.respond_ok_json(
+            topic.answer
+            % (part.partition, part.first_seq, part.last_seq, count, verdict.head_seq, b"true")
+        )
+    else:
+        answer = [_part(p.partition, p.first_seq, p.last_seq, p.last_seq) for p in verdict.parts]
+        request.respond_ok_json(_spread(topic, answer, deduped=True))
+
+
+def _part(partition: int, first_seq: int, last_seq: int, head_seq: int) -> dict[str, int]:
+    return {
+        "partition": partition,
+        "first_seq": first_seq,
+        "last_seq": last_seq,
+        "count": last_seq - first_seq + 1,
+        "head_seq": head_seq,
+    }
+
+
+def _spread(topic: TopicEntry, parts: list[dict[str, int]], *, deduped: bool) -> bytes:
+    answer: dict[str, Any] = {
+        "topic": topic.name,
+        "partitions": parts,
+        "count": sum(part["count"] for part in parts),
+        "deduped": deduped,
+    }
+    return msgspec.json.encode(answer)
+
+
+def topic_deleted(topic: TopicEntry) -> ApiError:
+    """404 ``topic_deleted``: the topic went between the request and its commit."""
+    return ApiError(
+        404,
+        "topic_deleted",
+        f"topic {topic.name!r} was deleted before the request was committed; nothing was stored",
+        {"topic": topic.name},
+    )

@@ -1,0 +1,42 @@
+"""What a shard process inherits from the supervisor: descriptors, and how to read them.
+
+The supervisor starts ``python -m daemon.shard`` with one JSON argument, an Inheritance. All
+descriptors in it are passed on under their own numbers. The pipe's read end tells the death of
+the supervisor: it is the only writer, and never writes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from daemon.config import Config
+from shards.layout import Layout
+
+
+class Inheritance(Struct, frozen=True):
+    """One shard's start: numbers are descriptors unless the name says otherwise."""
+
+    shard: int
+    cpu: int
+    layout: Layout
+    segment_fd: int
+    bell_fds: tuple[int, ...]
+    listen_fd: int
+    alive_fd: int
+    config: Config
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors, for ``pass_fds``."""
+        return (self.segment_fd, *self.bell_fds, self.listen_fd, self.alive_fd)
+
+
+def encode(inheritance: Inheritance) -> str:
+    """The argument of a shard process."""
+    return msgspec.json.encode(inheritance).decode()
+
+
+def decode(argument: str) -> Inheritance:
+    """The inverse of encode."""
+    return msgspec.json.decode(argument, type=Inheritance)

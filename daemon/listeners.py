@@ -1,0 +1,46 @@
+"""One listening socket per shard on one address (SO_REUSEPORT), made by the supervisor.
+
+The supervisor keeps them open over a shard's death, so that connections that wait in the dead
+shard's queue are taken by its successor.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+BACKLOG = 4096  # connections that may wait for one shard; the kernel caps it at somaxconn
+
+
+class ListenError(RuntimeError):
+    """The address cannot be listened on."""
+
+
+def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
+    """``count`` sockets on host:port; port 0 means one that is free. Raises ListenError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made: list[socket.socket] = []
+    try:
+        # SO_REUSEPORT lets a second daemon of the same user share the address in silence; a
+        # first bind without it finds out.
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen(1)
+            port = probe.getsockname()[1]
+        for _ in range(count):
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            made.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+    except OSError as error:
+        for listener in made:
+            listener.close()
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ListenError(
+            f"listen = {host}:{port} cannot be used: {reason}; give another --listen HOST:PORT"
+        ) from error
+    return made

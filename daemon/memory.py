@@ -1,0 +1,36 @@
+"""The bound of the daemon's memory: the sum of its buffers' bounds (invariant I8).
+
+Printed at start and shown in ``status``; each line is a limit that some module keeps.
+"""
+
+from __future__ import annotations
+
+from daemon.config import Config
+from delivery.cold import CACHE_BYTES_MAX
+from delivery.diff import BYTES_MAX
+from shards.layout import Layout
+
+# Interpreter, libraries and caches of small things (heads, names, followed partitions): a fresh
+# shard has 60 MB, a busy one was seen at 90.
+PROCESS_BYTES = 128 << 20
+READERS_AT_ONCE = 4  # threads of the store's reading pool, each with an extent and an answer
+
+
+def layout_of(config: Config) -> Layout:
+    """The shape of the shared segment for a configuration."""
+    return Layout(config.shards, config.ring_bytes, config.uploads_in_flight_max)
+
+
+def bounds(config: Config) -> dict[str, int]:
+    """What each kind of buffer may take, in bytes, over all processes."""
+    shards = config.shards
+    # A pull is at most slots x target bytes, cut into equal objects of under 1.5 x the target.
+    uploads = config.uploads_in_flight_max * 2 * config.object_bytes_target
+    reads = CACHE_BYTES_MAX + READERS_AT_ONCE * (2 * config.object_bytes_target + 2 * BYTES_MAX)
+    return {
+        "segment": layout_of(config).size_bytes,
+        "bodies": shards * config.ring_bytes,
+        "uploads": shards * uploads,
+        "reads": shards * reads,
+        "processes": (shards + 1) * PROCESS_BYTES,
+    }

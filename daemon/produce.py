@@ -1,0 +1,200 @@
+"""Producing: the gate before the body, then validate, frame, publish, and wait for the commit.
+
+``admit`` promises ring space for a body that is still to come (for its declared length, else for
+the body limit) or refuses with 429 before the body is taken in. Reserve, write and publish are
+one step of the loop without an await. A request that must wait for its topic to be made holds
+back what comes behind it on the same connection, so that order per connection holds.
+
+This module stores nothing durable and answers only refusals; ``daemon/answers.py`` answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+
+from daemon import bodies
+from daemon.answers import Answers, Waiting
+from daemon.bodies import BodyLimits, Produce
+from daemon.catalog import Catalog, TopicEntry, unknown_topic
+from daemon.errors import ApiError, invalid, too_large
+from daemon.http.head import Head
+from daemon.http.request import Request
+from ledger.errors import LedgerError
+from ledger.types import TopicConfig
+from shards import layout as at
+from shards.clock import wall_ms
+from shards.frame import Part, encode_conditions
+from shards.ring import RingFull, RingWriter
+from shards.segment import Segment
+
+FRAME_BYTES = 4096  # heads and pads that a body does not have: room that admission adds
+RETRY_AFTER_S = (1, 3)  # spread, so that refused producers do not come back together
+
+
+class Producer:
+    """One shard's intake."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        shard: int,
+        catalog: Catalog,
+        ring: RingWriter,
+        answers: Answers,
+        limits: BodyLimits,
+        published: Callable[[], None],
+        rng: random.Random,
+    ) -> None:
+        self._words = segment.words
+        self._rejected_at = segment.layout.shard(shard) + at.S_REJECTED
+        self._catalog = catalog
+        self._ring = ring
+        self._answers = answers
+        self._limits = limits
+        self._published = published
+        self._rng = rng
+        self._promised_bytes = 0
+        self._held_back: dict[object, deque[tuple[Request, str]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def admit(self, head: Head, body_bytes: int | None) -> int:
+        """Promises ring space; the token is its size. Raises ApiError 413, 429, 503."""
+        limit = self._limits.body_bytes_max
+        if body_bytes is None or head.content_encoding:
+            needed = limit + FRAME_BYTES
+        else:
+            needed = body_bytes + FRAME_BYTES
+        if body_bytes is not None and body_bytes > limit:
+            raise too_large(
+                f"the body has {body_bytes} bytes, the limit is {limit}; send less at once",
+                limit_bytes=limit,
+            )
+        if self._words[at.G_DRAINING]:
+            raise ApiError(503, "shutting_down", "the daemon is stopping; nothing was stored",
+                           retry_after_s=self._retry_after_s(), close=True)  # fmt: skip
+        if self._ring.free_bytes - self._promised_bytes < needed:
+            raise self._throttled()
+        self._promised_bytes += needed
+        return needed
+
+    def release(self, token: int) -> None:
+        """Gives promised space back."""
+        self._promised_bytes -= token
+
+    def _retry_after_s(self) -> int:
+        return self._rng.randint(*RETRY_AFTER_S)
+
+    def _throttled(self) -> ApiError:
+        self._words[self._rejected_at] += 1
+        retry_after_s = self._retry_after_s()
+        return ApiError(
+            429,
+            "throttled",
+            "the shard's ring is full of records that are not durable yet; nothing of this request"
+            f" was stored, send it again in {retry_after_s} s",
+            {"retry_after_ms": retry_after_s * 1000, "ring_bytes": self._ring.capacity},
+            retry_after_s=retry_after_s,
+        )
+
+    def produce(self, request: Request, name: str) -> None:
+        """Takes a produce request with its whole body."""
+        if self._held_back:
+            behind = self._held_back.get(request.connection)
+            if behind is not None:
+                behind.append((request, name))
+                return
+        topic = self._catalog.known(name)
+        if topic is None:
+            self._held_back[request.connection] = deque([(request, name)])
+            task = asyncio.get_running_loop().create_task(self._produce_held(request.connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
+        self._publish(request, topic)
+
+    async def _produce_held(self, connection: object) -> None:
+        """Works off a connection's requests in order, making topics as they are needed."""
+        held = self._held_back[connection]
+        while held:
+            request, name = held[0]
+            try:
+                topic = self._catalog.known(name) or await self._topic_for(request, name)
+                self._publish(request, topic)
+            except ApiError as error:
+                request.refuse(error)
+            except LedgerError as error:
+                request.refuse(ledger_unavailable(error))
+            held.popleft()
+        del self._held_back[connection]
+
+    async def _topic_for(self, request: Request, name: str) -> TopicEntry:
+        try:
+            return await self._catalog.entry(name)
+        except ApiError:
+            if request.head.query.get("create", "true") != "true":
+                raise unknown_topic(name) from None
+        # A body that will be refused must not leave a topic behind.
+        self._parse(request, wall_ms())
+        topic, _ = await self._catalog.create(name, TopicConfig())
+        return topic
+
+    def _parse(self, request: Request, arrival_ms: int) -> Produce:
+        head = request.head
+        body = request.body
+        if head.content_encoding:
+            body = bodies.decompress(body, head.content_encoding, self._limits.body_bytes_max)
+        return bodies.parse(head.content_type, head.query, body, self._limits, arrival_ms)
+
+    def _publish(self, request: Request, topic: TopicEntry) -> None:
+        arrival_ms = wall_ms()
+        asked = self._parse(request, arrival_ms)
+        if asked.disable_backpressure:
+            raise ApiError(
+                400,
+                "not_supported_yet",
+                "disable_backpressure is not supported yet; leave it out",
+                {"field": "disable_backpressure"},
+            )
+        partition = asked.partition
+        if partition is not None and partition >= topic.partitions:
+            raise invalid(
+                f"partition is {partition}, topic {topic.name!r} has partitions 0 to"
+                f" {topic.partitions - 1}",
+                field="partition",
+            )
+        if asked.expected_seq is not None and partition is None and topic.partitions > 1:
+            raise invalid(
+                f"expected_seq needs a partition: topic {topic.name!r} has {topic.partitions}",
+                field="expected_seq",
+            )
+        topic_id = topic.topic_id
+        parts = [
+            Part(topic_id, *payload)
+            for payload in bodies.payloads(asked, topic.partitions, topic.take_partition)
+        ]
+        conditions = encode_conditions(asked.idempotency_key, asked.expected_seq)
+        try:
+            position = self._ring.append(request.arrival_ns, arrival_ms, conditions, parts)
+        except RingFull:
+            raise self._throttled() from None
+        except ValueError as error:
+            raise too_large(f"{error}; send fewer records at once") from error
+        self._answers.wait(
+            Waiting(
+                position,
+                request,
+                topic,
+                tuple((part.partition, part.record_count) for part in parts),
+                len(request.body),
+                asked.expected_seq,
+            )
+        )
+        self._published()
+
+
+def ledger_unavailable(error: LedgerError) -> ApiError:
+    """503 ``ledger_unavailable``: nothing was stored."""
+    return ApiError(503, "ledger_unavailable", str(error), retry_after_s=1)

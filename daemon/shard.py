@@ -1,0 +1,303 @@
+"""A shard process: one pinned event loop that takes records in, uploads, answers and reads.
+
+The loop wakes for sockets and for its doorbell. After a bell it looks at the shared words: new
+commits (answers, readers), uploads whose predecessors committed, orphaned leases, its group's
+backlog. After records were published it looks at its group, but not more often than that can
+matter. Disk and network are in threads: uploaders, one ledger thread, readers of the store.
+
+Who may write what stands in ``shards/layout.py``. This module wires parts; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import uvloop
+
+from daemon import inherit, logs
+from daemon.answers import Answers
+from daemon.api import Api
+from daemon.bodies import BodyLimits
+from daemon.catalog import Catalog
+from daemon.config import Config
+from daemon.http.limits import HttpLimits
+from daemon.http.server import Server
+from daemon.inherit import Inheritance
+from daemon.memory import READERS_AT_ONCE
+from daemon.produce import Producer
+from daemon.status import Status
+from delivery.cold import ColdReader
+from delivery.diff import DiffReader
+from delivery.follow import Follower
+from delivery.tail import TailReader
+from ledger.ledger import Ledger
+from ledger.types import Commit
+from shards import layout as at
+from shards import locks
+from shards.clock import monotonic_ns, process_cpu_ns
+from shards.commitlog import CommitLog
+from shards.doorbell import Doorbells
+from shards.leases import LeaseTable
+from shards.locks import LockFile, SharedLock
+from shards.ring import RingWriter
+from shards.segment import Segment
+from uploader.adopt import adopt_orphans
+from uploader.groups import Puller
+from uploader.stores import open_store
+from uploader.turn import NEVER, Policy
+from uploader.upload import Uploads
+
+log = logging.getLogger("headgate.shard")
+
+HEARTBEAT_S = 0.1
+ANSWERS_FLUSH_S = 3.0  # for the last answers to be taken by their clients at a stop
+
+
+class Shard:
+    """One shard's parts, wired."""
+
+    def __init__(self, inheritance: Inheritance) -> None:
+        config: Config = inheritance.config
+        self.shard = inheritance.shard
+        self.segment = Segment.attach(inheritance.segment_fd, inheritance.layout)
+        self._words = self.segment.words
+        self._base = self.segment.layout.shard(self.shard)
+        self._bells = Doorbells(inheritance.bell_fds)
+        self._listener = socket.socket(fileno=inheritance.listen_fd)
+        self._alive_fd = inheritance.alive_fd
+        self._lock_file = LockFile(Path(config.data_dir) / "lock")
+        if not self._lock_file.try_share(locks.SHARDS):
+            raise RuntimeError("another daemon is starting on this data directory")
+        ledger_lock = SharedLock(self._lock_file, locks.LEDGER)
+        ledger_path = Path(config.ledger_path)
+        rng = random.Random(f"{os.getpid()} {self.shard} {monotonic_ns()}")
+        self._store = open_store(
+            config.store_url,
+            endpoint_url=config.s3_endpoint_url,
+            region=config.s3_region,
+            threads=config.uploads_in_flight_max + READERS_AT_ONCE,
+        )
+        self._commit_ledger = Ledger(ledger_path, ledger_lock, must_exist=True)
+        self._read_ledger = Ledger(ledger_path, ledger_lock, must_exist=True)
+        self._ledger_thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._store_threads = ThreadPoolExecutor(READERS_AT_ONCE, thread_name_prefix="reader")
+        self._log = CommitLog(self.segment)
+        self._seen = self._log.end
+        self._leases = LeaseTable(self._words, self.segment.layout)
+        self._ring = RingWriter(self.segment, self.shard)
+        self.answers = Answers(self.segment, self.shard)
+        self.catalog = Catalog(self.segment, self._read_ledger, ledger_lock, self._ledger_thread)
+        self._puller = Puller(
+            self.segment,
+            self.shard,
+            self._lock_file,
+            self._bells,
+            self._leases,
+            Policy(object_bytes_target=config.object_bytes_target),
+        )
+        self._uploads = Uploads(
+            self.segment,
+            self.shard,
+            self._leases,
+            self._bells,
+            self._store,
+            self._commit_ledger,
+            self.catalog.name_of,
+            rng,
+        )
+        cold = ColdReader(
+            self._read_ledger, self._store, self._ledger_thread, self._store_threads,
+            self._count_get, rng,
+        )  # fmt: skip
+        self.reader = DiffReader(Follower(), TailReader(self.segment), cold)
+        limits = BodyLimits(
+            body_bytes_max=config.body_bytes_max,
+            record_bytes_max=config.record_bytes_max,
+            records_max=config.records_max,
+        )
+        producer = Producer(
+            self.segment, self.shard, self.catalog, self._ring, self.answers, limits,
+            self._published, rng,
+        )  # fmt: skip
+        self.api = Api(self.catalog, producer, self.reader, Status(self.segment, config))
+        self._http_limits = HttpLimits(body_bytes_max=config.body_bytes_max)
+        self._server = Server()
+        self._loop: asyncio.AbstractEventLoop
+        self._look_soon = False
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._quiet_until = 0  # ring position below which a publication changes no decision
+        self._catching_up: asyncio.Task[None] | None = None
+        self._log_level = -1
+        self._ended: asyncio.Future[None]
+
+    async def run(self) -> None:
+        """Serves until the daemon drains."""
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        # The terminal's Ctrl-C goes to the whole process group; stopping is the supervisor's.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._loop.add_signal_handler(signal.SIGTERM, self._do_nothing)
+        self._loop.add_reader(self._alive_fd, self._orphaned)
+        self._loop.add_reader(self._bells.fds[self.shard], self._rung)
+        await self._server.start(self.api, "", 0, self._http_limits, sock=self._listener)
+        self._heartbeat()
+        self._words[self._base + at.S_READY] = 1
+        self._rung()
+        await self._ended
+        await self._stop()
+
+    def _do_nothing(self) -> None:
+        """SIGTERM to the process group reaches the supervisor too, which drains."""
+
+    def _orphaned(self) -> None:
+        """The supervisor is gone: nobody would restart or drain this process."""
+        log.critical("the supervisor is gone; stopping at once")
+        os._exit(1)
+
+    def _count_get(self, size_bytes: int) -> None:
+        self._words[self._base + at.S_GETS] += 1
+        self._words[self._base + at.S_GET_BYTES] += size_bytes
+
+    def _heartbeat(self) -> None:
+        words, base = self._words, self._base
+        words[base + at.S_HEARTBEAT] += 1
+        words[base + at.S_HEARTBEAT_NS] = monotonic_ns()
+        words[base + at.S_CPU_NS] = process_cpu_ns()
+        words[base + at.S_CONNECTIONS] = self._server.connections
+        level = words[at.G_LOG_LEVEL]
+        if level != self._log_level:
+            self._log_level = level
+            logs.set_level(logs.LEVELS[level])
+        self._loop.call_later(HEARTBEAT_S, self._heartbeat)
+
+    # The group
+
+    def _published(self) -> None:
+        if not self._look_soon and self._ring.head > self._quiet_until:
+            self._look_soon = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._look_soon = False
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
+        now_ns = monotonic_ns()
+        look = self._puller.look(now_ns)
+        for pulled in look.pulled:
+            self._uploads.start(pulled.lease, pulled.requests)
+        self._quiet_until = self._ring.head + look.quiet_bytes
+        if look.again_at_ns >= NEVER:
+            return
+        delay_s = (look.again_at_ns - now_ns) / 1e9
+        if delay_s <= 0:
+            self._look_soon = True
+            self._loop.call_soon(self._look)
+        else:
+            self._look_timer = self._loop.call_later(delay_s, self._look)
+
+    # The bell
+
+    def _rung(self) -> None:
+        self._bells.clear(self.shard)
+        self._follow()
+        self._uploads.committed_moved()
+        for lease in adopt_orphans(self._leases, self._lock_file, self.shard):
+            log.warning("taking over lease %s of shard %d", lease.lease_id, lease.shard)
+            self._uploads.start(lease)
+        if not self._look_soon:
+            self._look_soon = True
+            self._loop.call_soon(self._look)
+        if self._words[at.G_DRAINING]:
+            self._drain()
+
+    def _follow(self) -> None:
+        """Takes the new commits of the log, in order."""
+        if self._catching_up is not None:
+            return
+        end = self._log.end
+        while self._seen < end:
+            commit = self._log.read(self._seen + 1)
+            if commit is None:
+                self._catching_up = self._loop.create_task(self._catch_up())
+                return
+            self._take(commit)
+
+    async def _catch_up(self) -> None:
+        """Reads a commit from the ledger that the log does not give, then follows the log."""
+        number = self._seen + 1
+        commit = await self._loop.run_in_executor(
+            self._ledger_thread, self._read_ledger.commit_by_number, number
+        )
+        self._catching_up = None
+        self._take(commit)
+        self._follow()
+        self._uploads.committed_moved()
+
+    def _take(self, commit: Commit) -> None:
+        self._seen = commit.number
+        self.answers.committed(commit)
+        self.reader.committed(commit)
+
+    # The end
+
+    def _drain(self) -> None:
+        """Ends when no shard has anything left that is accepted and not answered."""
+        self._server.stop_accepting()
+        self._server.drain()
+        self.reader.waiters.wake_all()
+        layout = self.segment.layout
+        for shard in range(layout.shards):
+            base = layout.shard(shard)
+            if self._words[base + at.S_HEAD] != self._words[base + at.S_COMMITTED]:
+                break
+        else:
+            held = self._leases.holds_any(self.shard)
+            if not held and not len(self.answers) and not self._ended.done():
+                self._ended.set_result(None)
+                return
+        # A group's last commit rings everybody; a look every heartbeat is for the rest.
+        self._loop.call_later(HEARTBEAT_S, self._bells.ring, self.shard)
+
+    async def _stop(self) -> None:
+        await self.api.finish()
+        try:
+            async with asyncio.timeout(ANSWERS_FLUSH_S):
+                await self._server.drained()
+        except TimeoutError:
+            log.warning("%d connections did not end by themselves", self._server.connections)
+        await self._server.close()
+        self._uploads.stop()
+        self._ledger_thread.shutdown()
+        self._store_threads.shutdown()
+        self._commit_ledger.close()
+        self._read_ledger.close()
+        self._store.close()
+
+
+async def serve(inheritance: Inheritance) -> None:
+    """Runs one shard in the running loop."""
+    await Shard(inheritance).run()
+
+
+def main() -> int:
+    """The entry point of a shard process; its one argument is an Inheritance."""
+    inheritance = inherit.decode(sys.argv[1])
+    os.sched_setaffinity(0, {inheritance.cpu})
+    config = inheritance.config
+    logs.start(config.log_level, config.log_format, f"shard {inheritance.shard}")
+    uvloop.run(serve(inheritance))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,384 @@
+"""The supervisor: owns the segment, starts one pinned shard per slot, watches, restarts, drains.
+
+Lifecycle: take the data directory -> check the store -> open the ledger, a new incarnation ->
+segment, bells, listeners -> shards -> tick every 100 ms until told to stop -> drain -> exit 0.
+
+It serves no requests and uploads nothing. It writes the global words of the segment (governor,
+epoch, draining), the shards' pid words, and, after ``waitpid``, the state of a dead shard's
+leases. Signal handlers only note the signal; the tick acts on it.
+
+Exit codes: 0 after a drain, 1 when it could not start or its shards keep dying.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+from daemon import inherit, logs, memory
+from daemon.config import Config, ConfigError, load_again, reload
+from daemon.governor import Governor, window_ms
+from daemon.inherit import Inheritance
+from daemon.listeners import ListenError, open_listeners
+from ledger.errors import LedgerError
+from ledger.ledger import Ledger
+from shards import layout as at
+from shards import locks
+from shards.clock import monotonic_ns, wall_ms
+from shards.commitlog import CommitLog
+from shards.doorbell import Doorbells
+from shards.leases import LeaseTable
+from shards.locks import LockFile, LockHeld, TriedLock
+from shards.segment import Segment
+from uploader.groups import GroupTable
+from uploader.stores import open_store
+from uploader.stores.base import StoreError
+
+log = logging.getLogger("headgate.supervisor")
+
+TICK_S = 0.1
+STALLED_TICKS_HOLDING = 20  # 2 s with a lease or a lock: others wait for it
+STALLED_TICKS = 50  # 5 s with neither: only its own connections wait
+DRAIN_TICKS = 170  # of the 20 s that a stop may take
+EPOCH_TICKS = 6_000  # ten minutes
+START_FAILURES_MAX = 5  # in a row, of one shard that was never ready
+ORPHAN_TICKS = 150  # shards of a killed supervisor see its pipe close and go at once
+BACKOFF_TICKS = 10  # after an exit that was no signal
+
+
+class StartError(RuntimeError):
+    """The daemon cannot start; the message is the whole story."""
+
+
+class Child:
+    """One shard's process as the supervisor sees it."""
+
+    def __init__(self, shard: int, cpu: int) -> None:
+        self.shard = shard
+        self.cpu = cpu
+        self.process: subprocess.Popen[bytes] | None = None
+        self.heartbeat = 0
+        self.stalled_ticks = 0
+        self.start_failures = 0
+        self.wait_ticks = 0
+        self.cpu_ns = 0
+
+
+class Supervisor:
+    """One run of the daemon."""
+
+    def __init__(self, config: Config, ledger: Ledger) -> None:
+        self.config = config
+        self._ledger = ledger
+        self.layout = memory.layout_of(config)
+        self.segment = Segment.create(self.layout)
+        self._words = self.segment.words
+        self.bells = Doorbells.create(config.shards)
+        self._leases = LeaseTable(self._words, self.layout)
+        self._groups = GroupTable(self.segment)
+        self._governor = Governor()
+        self._alive_read, self._alive_write = os.pipe()
+        self.listeners: list[socket.socket] = []
+        cpus = sorted(os.sched_getaffinity(0))
+        self.children = [Child(s, cpus[s % len(cpus)]) for s in range(config.shards)]
+        self._signals: set[int] = set()
+        self._ticks = 0
+        self._epoch_due = EPOCH_TICKS
+        self._drain_ticks = 0
+        self._said_ready = False
+        self._failed = False
+        self._sampled_ns = monotonic_ns()
+
+    def prepare(self) -> None:
+        """Fills the global words; before any shard runs."""
+        incarnation, epoch = self._ledger.begin_incarnation(wall_ms())
+        words = self._words
+        words[at.G_INCARNATION] = incarnation
+        words[at.G_EPOCH] = epoch
+        words[at.G_STARTED_NS] = monotonic_ns()
+        words[at.G_WINDOW_NS] = int(self.config.commit_window_min_ms * 1e6)
+        words[at.G_CATALOG] = self._ledger.catalog_version()
+        words[at.G_LOG_LEVEL] = logs.LEVELS.index(self.config.log_level)
+        CommitLog(self.segment).start(self._ledger.latest_commit_number())
+        self._groups.start()
+
+    def run(self) -> int:
+        """Runs until stopped; returns the exit code."""
+        waker, wakee = socket.socketpair()
+        waker.setblocking(False)
+        wakee.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, self._note)
+        for child in self.children:
+            self._start(child)
+        poller = select.poll()
+        poller.register(wakee, select.POLLIN)
+        next_tick_ns = monotonic_ns()
+        while not self._done():
+            now_ns = monotonic_ns()
+            if now_ns >= next_tick_ns:
+                # Ticks that were missed (a suspended machine) are not made up for.
+                next_tick_ns = max(next_tick_ns + int(TICK_S * 1e9), now_ns)
+                self._tick()
+            if poller.poll(max(0.0, (next_tick_ns - monotonic_ns()) / 1e6)):
+                with contextlib.suppress(BlockingIOError):
+                    wakee.recv(4096)
+            self._handle_signals()
+            self._reap()
+        waker.close()
+        wakee.close()
+        return 1 if self._failed else 0
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._signals.add(number)
+
+    def _handle_signals(self) -> None:
+        signals, self._signals = self._signals, set()
+        if signals & {signal.SIGTERM, signal.SIGINT} and not self._words[at.G_DRAINING]:
+            log.info("stopping: no new requests, what was accepted is finished first")
+            self._drain()
+        if signal.SIGHUP in signals:
+            self._reload()
+
+    def _drain(self) -> None:
+        self._words[at.G_DRAINING] = 1
+        self.bells.ring_all(range(self.config.shards))
+        for listener in self.listeners:
+            listener.close()
+
+    def _reload(self) -> None:
+        try:
+            wanted = load_again(self.config, os.environ)
+        except ConfigError as error:
+            for problem in error.problems:
+                log.error("configuration is not reloaded: %s", problem)
+            return
+        result = reload(self.config, wanted)
+        self.config = result.config
+        self._words[at.G_LOG_LEVEL] = logs.LEVELS.index(self.config.log_level)
+        logs.set_level(self.config.log_level)
+        log.info("configuration reloaded, changed: %s", ", ".join(result.applied) or "nothing")
+        if result.needs_restart:
+            log.warning("these keys need a restart: %s", ", ".join(result.needs_restart))
+
+    def _done(self) -> bool:
+        stopping = self._failed or self._words[at.G_DRAINING]
+        return bool(stopping) and all(child.process is None for child in self.children)
+
+    def _start(self, child: Child) -> None:
+        inheritance = Inheritance(
+            shard=child.shard,
+            cpu=child.cpu,
+            layout=self.layout,
+            segment_fd=self.segment.fd,
+            bell_fds=self.bells.fds,
+            listen_fd=self.listeners[child.shard].fileno(),
+            alive_fd=self._alive_read,
+            config=self.config,
+        )
+        base = self.layout.shard(child.shard)
+        self._words[base + at.S_READY] = 0
+        child.stalled_ticks = 0
+        child.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "daemon.shard", inherit.encode(inheritance)],
+            pass_fds=inheritance.fds,
+            stdin=subprocess.DEVNULL,
+        )
+        self._words[base + at.S_CPU] = child.cpu
+        self._words[base + at.S_PID] = child.process.pid
+
+    def _reap(self) -> None:
+        for child in self.children:
+            if child.process is not None and child.process.poll() is not None:
+                self._died(child, child.process.returncode)
+
+    def _died(self, child: Child, code: int) -> None:
+        base = self.layout.shard(child.shard)
+        was_ready = bool(self._words[base + at.S_READY])
+        child.process = None
+        self._words[base + at.S_PID] = 0
+        self._words[base + at.S_READY] = 0
+        orphans = self._leases.orphan(child.shard)
+        self._words[at.G_DEATHS] += 1
+        if self._words[at.G_DRAINING] and code == 0:
+            return
+        self.bells.ring_all(range(self.config.shards))
+        child.start_failures = 0 if was_ready else child.start_failures + 1
+        by_signal = code < 0
+        how = f"killed by {signal.Signals(-code).name}" if by_signal else f"exit code {code}"
+        log.error("shard %d died (%s), %d leases to take over", child.shard, how, len(orphans))
+        if child.start_failures >= START_FAILURES_MAX:
+            log.critical("shard %d died %d times before it was ready; giving up", child.shard,
+                         child.start_failures)  # fmt: skip
+            self._failed = True
+            self._drain()
+            return
+        child.wait_ticks = 0 if by_signal and was_ready else BACKOFF_TICKS
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        if self._words[at.G_DRAINING]:
+            self._drain_ticks += 1
+            if self._drain_ticks == DRAIN_TICKS:
+                log.error("the drain takes too long; what is unanswered now has no outcome")
+                self._kill_all()
+            return
+        for child in self.children:
+            if child.process is None:
+                child.wait_ticks -= 1
+                if child.wait_ticks < 0:
+                    base = self.layout.shard(child.shard)
+                    self._words[base + at.S_RESTARTS] += 1
+                    self._start(child)
+            else:
+                self._watch(child)
+        self._govern()
+        if self._ticks >= self._epoch_due:
+            self._raise_epoch()
+        if not self._said_ready and self._all_ready():
+            self._said_ready = True
+            log.info("ready on http://%s with %d shards", self.address(), self.config.shards)
+
+    def _raise_epoch(self) -> None:
+        try:
+            self._words[at.G_EPOCH] = self._ledger.raise_epoch()
+        except LockHeld:
+            return  # a commit is under way: the next tick tries again
+        except LedgerError as error:
+            log.error("the epoch is not raised: %s", error)
+        self._epoch_due = self._ticks + EPOCH_TICKS
+
+    def _all_ready(self) -> bool:
+        return all(self._words[self.layout.shard(c.shard) + at.S_READY] for c in self.children)
+
+    def address(self) -> str:
+        """HOST:PORT as the listeners have it (a port of 0 was chosen by the kernel)."""
+        host, port = self.listeners[0].getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _watch(self, child: Child) -> None:
+        """Kills a shard whose loop does not turn; ticks are counted, not time."""
+        base = self.layout.shard(child.shard)
+        heartbeat = self._words[base + at.S_HEARTBEAT]
+        if heartbeat != child.heartbeat or not self._words[base + at.S_READY]:
+            child.heartbeat = heartbeat
+            child.stalled_ticks = 0
+            return
+        child.stalled_ticks += 1
+        limit = STALLED_TICKS_HOLDING if self._holds(child.shard) else STALLED_TICKS
+        if child.stalled_ticks >= limit and child.process is not None:
+            log.error("shard %d has not turned for %d ticks: killed", child.shard, limit)
+            child.process.kill()
+            child.stalled_ticks = 0
+
+    def _holds(self, shard: int) -> bool:
+        marks = (self._groups.word(g, at.P_MARK) for g in range(self.config.shards))
+        return self._leases.holds_any(shard) or any(mark == shard + 1 for mark in marks)
+
+    def _govern(self) -> None:
+        now_ns = monotonic_ns()
+        passed_ns = max(1, now_ns - self._sampled_ns)
+        self._sampled_ns = now_ns
+        busy = ring = 0.0
+        for child in self.children:
+            base = self.layout.shard(child.shard)
+            cpu_ns = self._words[base + at.S_CPU_NS]
+            busy = max(busy, (cpu_ns - child.cpu_ns) / passed_ns)
+            child.cpu_ns = cpu_ns
+            used = self._words[base + at.S_HEAD] - self._words[base + at.S_COMMITTED]
+            ring = max(ring, used / self.config.ring_bytes)
+        level = self._governor.sample(busy, ring)
+        config = self.config
+        window = window_ms(level, config.commit_window_min_ms, config.commit_window_max_ms)
+        words = self._words
+        words[at.G_BUSY_PPM] = int(self._governor.inputs.busy * 1e6)
+        words[at.G_RING_PPM] = int(self._governor.inputs.ring * 1e6)
+        words[at.G_PRESSURE_PPM] = int(level * 1e6)
+        words[at.G_WINDOW_NS] = int(window * 1e6)
+
+    def _kill_all(self) -> None:
+        for child in self.children:
+            if child.process is not None:
+                child.process.kill()
+
+    def close(self) -> None:
+        """Ends what is left."""
+        self._kill_all()
+        for child in self.children:
+            if child.process is not None:
+                child.process.wait()
+        for listener in self.listeners:
+            listener.close()
+        self.bells.close()
+        os.close(self._alive_read)
+        os.close(self._alive_write)
+        self.segment.close()
+        os.close(self.segment.fd)
+
+
+def run(config: Config) -> int:
+    """``headgate serve``: runs the daemon until it is stopped. Returns the exit code."""
+    logs.start(config.log_level, config.log_format, "serve")
+    try:
+        data_dir = Path(config.data_dir)
+        data_dir.mkdir(parents=True, exist_ok=True)
+        Path(config.ledger_path).parent.mkdir(exist_ok=True)
+        lock_file = LockFile(data_dir / "lock")
+    except OSError as error:
+        log.error("data_dir %s cannot be used: %s", config.data_dir, error.strerror)
+        return 1
+    with contextlib.closing(lock_file):
+        if not lock_file.try_lock(locks.DIRECTORY):
+            pid = lock_file.holder(locks.DIRECTORY)
+            log.error("data_dir %s is in use by the headgate with pid %s", config.data_dir, pid)
+            return 1
+        try:
+            return _run(config, lock_file)
+        except (StoreError, LedgerError, ListenError, StartError) as error:
+            log.error("%s", error)
+            return 1
+
+
+def _wait_for_orphaned_shards(lock_file: LockFile) -> None:
+    """Shards whose supervisor was killed stop by themselves; until then nothing is started."""
+    tries = 0
+    while not lock_file.try_lock(locks.SHARDS):
+        pid = lock_file.holder(locks.SHARDS)
+        if tries == ORPHAN_TICKS:
+            raise StartError(f"process {pid} of a former run still uses the data directory")
+        if tries % 10 == 0:
+            log.warning("waiting for process %s of a former run to end", pid)
+        tries += 1
+        select.select([], [], [], TICK_S)
+    lock_file.unlock(locks.SHARDS)
+
+
+def _run(config: Config, lock_file: LockFile) -> int:
+    store = open_store(
+        config.store_url, endpoint_url=config.s3_endpoint_url, region=config.s3_region
+    )
+    with contextlib.closing(store):
+        store.check()
+    _wait_for_orphaned_shards(lock_file)
+    ledger = Ledger(Path(config.ledger_path), TriedLock(lock_file, locks.LEDGER))
+    with contextlib.closing(ledger):
+        supervisor = Supervisor(config, ledger)
+        with contextlib.closing(supervisor):
+            supervisor.listeners = open_listeners(
+                config.listen_host, config.listen_port, config.shards
+            )
+            supervisor.prepare()
+            parts = memory.bounds(config)
+            shares = ", ".join(f"{name} {size >> 20} MiB" for name, size in parts.items())
+            log.info("memory is bounded by %d MiB: %s", sum(parts.values()) >> 20, shares)
+            log.info("store %s, data directory %s", config.store_url, config.data_dir)
+            return supervisor.run()
