@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,13 +68,11 @@ class Bucket:
 
 
 def find_binary(config: pytest.Config) -> None:
-    """Finds or builds MinIO, talking on the terminal; keeps where it is, or why there is none."""
-    capture = config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled() if capture else nullcontext():
-        try:
-            config.stash[_binary] = find_or_build()
-        except MinioError as error:
-            config.stash[_binary] = error
+    """Finds or builds MinIO; keeps where it is, or why there is none."""
+    try:
+        config.stash[_binary] = find_or_build()
+    except MinioError as error:
+        config.stash[_binary] = error
 
 
 @pytest.fixture(scope="session")
