@@ -180,7 +180,7 @@ def test_a_build_is_said_aloud_before_the_first_test(
     (tmp_path / "tests").mkdir()
     run = run_pytest(tmp_path / "tests")
     assert "ended with 0" in run.stdout, run.stdout
-    assert run.stdout.index("about two minutes") < run.stdout.index("1 error")
+    assert run.stdout.index("about two minutes") < run.stdout.index(" ERRORS ")
     assert calls.read_text() == "call\n"
 
 
