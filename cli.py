@@ -324,7 +324,7 @@ def read(
     reader = read_.Reader(
         client,
         topic,
-        read_.partitions_of(client, topic) if partition is None else [partition],
+        list(read_.heads_of(client, topic)) if partition is None else [partition],
         emit=_print_lines,
         warn=lambda text: click.echo(f"headgate: {text}", err=True),
         with_meta=with_meta,

@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from click.testing import CliRunner, Result
+
+import cli
 
 
 class Call(NamedTuple):
@@ -97,3 +101,29 @@ def scripted(script: Script) -> Iterator[Scripted]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def says(answer: Answer) -> AbstractContextManager[Scripted]:
+    """A server that always answers this."""
+    return scripted(lambda call: answer)
+
+
+def state(topic: str = "orders", partitions: int = 1, **config: Any) -> dict[str, Any]:
+    """A topic as GET answers it."""
+    usual = {
+        "partitions": partitions, "columns": {}, "priority": None, "auto_priority": True,
+        "lossy": False, "cap_records": None, "cap_bytes": None, "ttl_ms": None, "discard": "old",
+    }  # fmt: skip
+    rows = [
+        {"partition": n, "head_seq": 10, "earliest_seq": 1, "next_seq": 11, "count": 10,
+         "bytes": 2048} for n in range(partitions)
+    ]  # fmt: skip
+    return {
+        "topic": topic, "config": usual | config, "partitions": rows, "effective_priority": 0,
+    }  # fmt: skip
+
+
+def run(server: Scripted, *arguments: str, stdin: str | bytes | None = None) -> Result:
+    """The command with this server as its daemon."""
+    environ = {"HEADGATE_URL": server.url}
+    return CliRunner().invoke(cli.headgate, arguments, input=stdin, env=environ)

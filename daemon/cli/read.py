@@ -5,8 +5,8 @@ partitions are read one after the other, each to the head it had when its turn c
 ``follow`` they are then polled in turn. One partition alone is followed by a long poll and shows a
 record at once; of several, one that is empty holds up the others for ``POLL_SHARED_MS`` at most.
 
-``tail`` over several partitions keeps the newest N of all of them, by timestamp. Nothing here
-prints: a page's lines go to ``emit``, gaps to ``warn``.
+``tail`` reads the last N offsets of every partition and keeps the newest N of them, by timestamp.
+Nothing here prints: a page's lines go to ``emit``, gaps to ``warn``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from daemon.client import Client, UnknownAnswer, topic_path
 PAGE_RECORDS = 1_000  # the most that diff gives at once
 POLL_ALONE_MS = 20_000  # below the client's own timeout and diff's 30 s
 POLL_SHARED_MS = 500
-TAIL_MAX = 100_000  # records of a tail over several partitions are held in memory
+TAIL_MAX = 100_000  # a tail is held in memory
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -40,8 +40,6 @@ class Start(Struct, frozen=True):
     def query(self) -> dict[str, Any]:
         if self.from_ts is not None:
             return {"from_ts": self.from_ts}
-        if self.tail is not None:
-            return {"tail": self.tail}
         return {"from_seq": self.from_seq or 0}
 
 
@@ -58,6 +56,7 @@ class Page(Struct, frozen=True):
 
     records: list[msgspec.Raw]
     next_from_seq: int
+    head_seq: int
     caught_up: bool
     tombstone: Gap | None = None
 
@@ -71,6 +70,7 @@ class _Line(Struct):
 
 class _Partition(Struct):
     partition: int
+    head_seq: int
 
 
 class _Topic(Struct):
@@ -101,13 +101,13 @@ def since_ms(text: str, now_ms: int) -> int:
     return max(0, int(moment.timestamp() * 1000))
 
 
-def partitions_of(client: Client, topic: str) -> list[int]:
-    """The numbers of a topic's partitions."""
+def heads_of(client: Client, topic: str) -> dict[int, int]:
+    """The last committed offset of each of a topic's partitions."""
     try:
         state = msgspec.json.decode(client.call("GET", topic_path(topic)), type=_Topic)
     except msgspec.MsgspecError as error:
         raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error
-    return [partition.partition for partition in state.partitions]
+    return {partition.partition: partition.head_seq for partition in state.partitions}
 
 
 class Reader:
@@ -138,11 +138,11 @@ class Reader:
 
     def read(self, start: Start) -> None:
         """Emits what is there, partition by partition."""
-        if start.tail is not None and len(self._next) > 1:
+        if start.tail is not None:
             self._read_tail(start.tail)
             return
         for partition in self._next:
-            for page in self._pages(partition, start):
+            for page in self._pages(partition, start.query(), self._limit()):
                 self._print(partition, page.records)
                 if self.done():
                     return
@@ -153,41 +153,42 @@ class Reader:
         wait_ms = POLL_ALONE_MS if alone else max(1, POLL_SHARED_MS // len(self._next))
         while not self.done():
             for partition, from_seq in self._next.items():
-                page = self._diff(partition, {"from_seq": from_seq}, wait_ms)
+                page = self._diff(partition, {"from_seq": from_seq}, self._limit(), wait_ms)
                 self._print(partition, page.records)
                 if self.done():
                     return
 
     def _read_tail(self, count: int) -> None:
         newest: list[tuple[int, int, int, bytes]] = []
+        heads = heads_of(self._client, self._topic)
         for partition in self._next:
-            found = 0
-            for page in self._pages(partition, Start(tail=count)):
+            from_seq = max(0, heads.get(partition, 0) - count)
+            for page in self._pages(partition, {"from_seq": from_seq}, PAGE_RECORDS):
                 for record in page.records:
                     line = _line_decoder.decode(record)
                     item = (line.ts, partition, line.seq, bytes(record))
                     keep = heapq.heappush if len(newest) < count else heapq.heappushpop
                     keep(newest, item)
-                found += len(page.records)
-                if found >= count:
-                    break
         for _, partition, _, text in sorted(newest):
             self._print(partition, [msgspec.Raw(text)])
             if self.done():
                 return
 
-    def _pages(self, partition: int, start: Start) -> Iterator[Page]:
-        """Pages from ``start`` up to the head."""
-        query = start.query()
+    def _limit(self) -> int:
+        return PAGE_RECORDS if self._left is None else max(1, min(PAGE_RECORDS, self._left))
+
+    def _pages(self, partition: int, query: dict[str, Any], limit: int) -> Iterator[Page]:
+        """Pages up to the head as the first one names it, for a writer may be faster."""
+        head_seq: int | None = None
         while True:
-            page = self._diff(partition, query, 0)
+            page = self._diff(partition, query, limit, 0)
             yield page
-            if page.caught_up:
+            head_seq = page.head_seq if head_seq is None else head_seq
+            if page.caught_up or page.next_from_seq >= head_seq:
                 return
             query = {"from_seq": page.next_from_seq}
 
-    def _diff(self, partition: int, query: dict[str, Any], wait_ms: int) -> Page:
-        limit = PAGE_RECORDS if self._left is None else min(PAGE_RECORDS, max(1, self._left))
+    def _diff(self, partition: int, query: dict[str, Any], limit: int, wait_ms: int) -> Page:
         ask = query | {"partition": partition, "limit": limit, "wait_ms": wait_ms}
         body = self._client.call("POST", topic_path(self._topic, "diff"), msgspec.json.encode(ask))
         try:

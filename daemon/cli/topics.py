@@ -2,7 +2,8 @@
 
 Creating and altering are one PUT in the API. Here they differ, because a person who creates a
 topic that exists with other settings has mistaken its name: create refuses to change, alter
-refuses to create. Between looking and putting another client may act; the PUT then decides.
+refuses to create. Between looking and putting another client may act; the PUT then decides. A
+PUT leaves settings that it does not name as they are.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def alter(client: Client, topic: str, settings: Mapping[str, Any]) -> msgspec.Ra
         raise CommandFailed(
             f"there is no topic {topic!r}", hint=f"`headgate topics create {topic}` makes one"
         )
-    client.call("PUT", topic_path(topic), msgspec.json.encode(present | dict(settings)))
+    client.call("PUT", topic_path(topic), msgspec.json.encode(settings))
     return fetch_one(client, topic)
 
 

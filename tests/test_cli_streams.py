@@ -1,0 +1,305 @@
+"""``headgate produce`` and ``headgate read``, against answers in the shapes of the HTTP API.
+
+That the daemon answers so is tested with the daemon (tests/test_cli_e2e.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+import cli
+from tests.scripted import Answer, Call, Scripted, refusal, run, says, scripted, state
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def accepted(call: Call) -> Answer:
+    """An acknowledgement of a produce request for one partition."""
+    count = len(call.body["records"])
+    return Answer(
+        200,
+        {
+            "topic": "t", "partition": 0, "first_seq": 1, "last_seq": count, "count": count,
+            "head_seq": count, "deduped": False,
+        },
+    )  # fmt: skip
+
+
+def test_produce_sends_lines_of_json_in_batches() -> None:
+    with scripted(accepted) as server:
+        result = run(
+            server, "produce", "t", "--batch", "2", "--key", "k", "--partition", "0",
+            stdin='{"k":"a"}\n{"k": 1}\n\n"x"\n',
+        )  # fmt: skip
+    assert result.exit_code == 0
+    assert result.stdout == "3 records (20 B) to t in 2 requests; partition 0: 1-1\n"
+    first, second = (call.body for call in server.calls)
+    assert first["records"] == [{"data": {"k": "a"}, "key": "a"}, {"data": {"k": 1}, "key": "1"}]
+    assert second["records"] == [{"data": "x"}]
+    assert first["partition"] == second["partition"] == 0
+    assert first["idempotency_key"] != second["idempotency_key"]
+
+
+def test_produce_summary_as_json_adds_up_the_partitions() -> None:
+    def script(call: Call) -> Answer:
+        n = len(server.calls)
+        part = {"partition": n % 2, "first_seq": n, "last_seq": n, "count": 1}
+        return Answer(200, {"topic": "t", "partitions": [part], "deduped": n == 3})
+
+    with scripted(script) as server:
+        result = run(server, "produce", "t", "--batch", "1", "-o", "json", stdin="1\n2\n3\n")
+    assert json.loads(result.stdout) == {
+        "topic": "t", "records": 3, "requests": 3, "bytes": 3, "retries": 0, "deduped": 1,
+        "partitions": [
+            {"partition": 0, "first_seq": 2, "last_seq": 2, "count": 1},
+            {"partition": 1, "first_seq": 1, "last_seq": 3, "count": 2},
+        ],
+        "error": None,
+    }  # fmt: skip
+
+
+def test_produce_stops_at_the_refused_batch_and_names_the_line() -> None:
+    def script(call: Call) -> Answer:
+        if len(server.calls) == 2:
+            return refusal(413, "too_large", "the record has 9 bytes, the limit is 8", line=2)
+        return accepted(call)
+
+    with scripted(script) as server:
+        text = "1\n\n2\n3\n4\n5\n6\n"
+        result = run(server, "produce", "t", "--batch", "2", "-o", "json", stdin=text)
+    assert result.exit_code == 1 and len(server.calls) == 2
+    assert "line 5: the record has 9 bytes" in result.stderr
+    assert "the 2 records before it are stored" in result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["records"] == 2
+    assert (summary["error"]["line"], summary["error"]["code"]) == (5, "too_large")
+
+
+def test_produce_names_all_lines_of_a_batch_that_is_refused_as_a_whole() -> None:
+    with says(refusal(422, "topic_full")) as server:
+        result = run(server, "produce", "t", stdin="1\n2\n3\n")
+    assert result.exit_code == 1 and "lines 1 to 3: no (topic_full)" in result.stderr
+    assert result.stdout == ""
+
+
+def test_produce_sends_what_stands_before_a_line_that_is_no_record() -> None:
+    with scripted(accepted) as server:
+        result = run(server, "produce", "t", stdin="1\n2\n{\n4\n")
+    assert result.exit_code == 1
+    assert "line 3: is no JSON" in result.stderr
+    assert [len(call.body["records"]) for call in server.calls] == [2]
+
+
+def test_produce_repeats_a_lost_batch_with_the_same_key() -> None:
+    def script(call: Call) -> Answer:
+        return Answer(0) if len(server.calls) == 1 else accepted(call)
+
+    with scripted(script) as server:
+        result = run(server, "produce", "t", "-o", "json", stdin="1\n")
+    first, second = server.calls
+    assert first == second and json.loads(result.stdout)["retries"] == 1
+
+
+def test_produce_of_nothing_is_fine_and_sends_nothing() -> None:
+    with scripted(accepted) as server:
+        result = run(server, "produce", "t", stdin="")
+    assert result.exit_code == 0 and server.calls == []
+    assert result.stdout == "0 records (0 B) to t in 0 requests\n"
+
+
+def test_produce_reads_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "records.json"
+    file.write_text('[{"a": 1}, {"a": 2}]')
+    with scripted(accepted) as server:
+        assert run(server, "produce", "t", str(file), "--format", "json").exit_code == 0
+    assert [each["data"] for each in server.calls[0].body["records"]] == [{"a": 1}, {"a": 2}]
+
+
+class Log:
+    """Records of partitions in memory, behind diff as DESIGN 12 has it."""
+
+    def __init__(self, *partitions: list[dict[str, Any]]) -> None:
+        self.partitions = partitions
+        self.page = 1_000
+
+    def __call__(self, call: Call) -> Answer:
+        if call.method == "GET":
+            topic = state("t", len(self.partitions))
+            for row, records in zip(topic["partitions"], self.partitions, strict=True):
+                row["head_seq"] = len(records)
+            return Answer(200, topic)
+        records = self.partitions[call.body["partition"]]
+        if "from_ts" in call.body:
+            left = [each for each in records if each["ts"] >= call.body["from_ts"]]
+        else:
+            left = [each for each in records if each["seq"] > call.body["from_seq"]]
+        shown = left[: min(call.body["limit"], self.page)]
+        head = records[-1]["seq"] if records else 0
+        after = shown[-1]["seq"] if shown else max(head, call.body.get("from_seq", 0))
+        return Answer(
+            200,
+            {
+                "records": shown, "next_from_seq": after, "head_seq": head, "earliest_seq": 1,
+                "caught_up": after >= head, "lag": head - after, "tombstone": None,
+            },
+        )  # fmt: skip
+
+
+def log_of(count: int, ts: int = 0, step: int = 1) -> list[dict[str, Any]]:
+    return [{"seq": n, "ts": ts + n * step, "data": {"n": n}} for n in range(1, count + 1)]
+
+
+def numbers(result: Result) -> list[int]:
+    return [json.loads(line)["n"] for line in result.stdout.splitlines()]
+
+
+def test_read_prints_the_data_of_all_records_page_by_page() -> None:
+    log = Log(log_of(7))
+    log.page = 3
+    with scripted(log) as server:
+        result = run(server, "read", "t")
+    assert result.exit_code == 0 and numbers(result) == [1, 2, 3, 4, 5, 6, 7]
+    assert [call.body["from_seq"] for call in server.calls[1:]] == [0, 3, 6]
+    assert all(call.body["limit"] == 1_000 for call in server.calls[1:])
+
+
+def test_read_prints_whole_records_with_their_partition() -> None:
+    record = {"seq": 1, "ts": 5, "data": [1], "key": "k", "meta": {"a": "b"}}
+    with scripted(Log([record])) as server:
+        result = run(server, "read", "t", "--with-meta")
+    assert json.loads(result.stdout) == {"partition": 0, **record}
+
+
+def test_read_keeps_the_spelling_of_data_and_makes_it_one_line() -> None:
+    answers = {
+        "records": "@", "next_from_seq": 3, "head_seq": 3, "earliest_seq": 1, "caught_up": True,
+        "lag": 0, "tombstone": None,
+    }  # fmt: skip
+    records = (
+        b'[{"seq":1,"ts":1,"data":{"a": 1.50}},{"seq":2,"ts":1,"data":{"b":\n 2}},'
+        b'{"seq":3,"ts":1,"data_b64":"AAE="}]'
+    )
+    body = json.dumps(answers).encode().replace(b'"@"', records)
+    with says(Answer(200, body)) as server:
+        result = run(server, "read", "t", "--partition", "0")
+    assert result.stdout.splitlines() == ['{"a": 1.50}', '{"b":2}', '{"data_b64":"AAE="}']
+
+
+def test_read_ends_after_n_records() -> None:
+    with scripted(Log(log_of(5), log_of(5))) as server:
+        assert numbers(run(server, "read", "t", "-n", "7")) == [1, 2, 3, 4, 5, 1, 2]
+        assert numbers(run(server, "read", "t", "-n", "2", "--follow")) == [1, 2]
+
+
+def test_read_from_an_offset_is_exclusive_and_one_partition_is_enough() -> None:
+    with scripted(Log(log_of(5), log_of(3))) as server:
+        result = run(server, "read", "t", "--from-seq", "2", "--partition", "1")
+    assert numbers(result) == [3]
+    assert len(server.calls) == 1
+
+
+def test_read_since_asks_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "wall_ms", lambda: 3_600_000 + 4)
+    with scripted(Log(log_of(5))) as server:
+        assert numbers(run(server, "read", "t", "--since", "1h")) == [4, 5]
+        assert numbers(run(server, "read", "t", "--since", "1970-01-01T00:00:00.003Z")) == [3, 4, 5]
+
+
+def test_the_tail_of_several_partitions_is_the_newest_of_all() -> None:
+    with scripted(Log(log_of(9, ts=0, step=10), log_of(9, ts=50, step=1))) as server:
+        result = run(server, "read", "t", "--tail", "4", "--with-meta")
+    found = [
+        (line["partition"], line["seq"]) for line in map(json.loads, result.stdout.split("\n")[:-1])
+    ]
+    assert found == [(0, 6), (0, 7), (0, 8), (0, 9)]
+
+
+def test_the_tail_of_one_partition_may_be_longer_than_a_page() -> None:
+    log = Log(log_of(20))
+    log.page = 3
+    with scripted(log) as server:
+        assert numbers(run(server, "read", "t", "--tail", "8")) == list(range(13, 21))
+
+
+def test_reading_ends_at_the_head_that_it_met_though_a_writer_is_faster() -> None:
+    log = Log(log_of(4))
+    log.page = 2
+
+    def script(call: Call) -> Answer:
+        answer = log(call)
+        log.partitions[0].extend(
+            {"seq": len(log.partitions[0]) + n, "ts": 9, "data": {"n": 0}} for n in (1, 2)
+        )
+        return answer
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--partition", "0")
+    assert numbers(result) == [1, 2, 3, 4]
+
+
+def test_a_gap_is_named_on_stderr() -> None:
+    gap = {"gap_from": 1, "gap_to": 4, "reason": "cap_records"}
+
+    def script(call: Call) -> Answer:
+        answer = Log(log_of(1))(call)
+        return answer._replace(body=answer.body | {"tombstone": gap})
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--partition", "0")
+    assert result.exit_code == 0
+    assert "records 1 to 4 of partition 0 of t are gone: cap_records" in result.stderr
+
+
+def test_following_polls_all_partitions_from_where_they_stand() -> None:
+    log = Log(log_of(2), log_of(1))
+
+    def script(call: Call) -> Answer:
+        if call.body and call.body["wait_ms"] and call.body["partition"] == 1:
+            log.partitions[1].append({"seq": 2, "ts": 9, "data": {"n": 99}})
+        return log(call)
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--follow", "-n", "4")
+    assert numbers(result) == [1, 2, 1, 99]
+    waits = {call.body["wait_ms"] for call in server.calls[1:]}
+    assert waits == {0, 250}
+
+
+def started(server: Scripted, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """The command as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(CHECKOUT / "cli.py"), *arguments],
+        env=os.environ | {"HEADGATE_URL": server.url, "PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def test_ctrl_c_ends_a_follow_without_complaint() -> None:
+    with scripted(Log(log_of(1))) as server, started(server, "read", "t", "-f") as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b'{"n": 1}\n'
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert process.stderr.read() == b""
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
+    log = Log(log_of(1))
+    with scripted(log) as server, started(server, "read", "t", "-f") as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        log.partitions[0].append({"seq": 2, "ts": 2, "data": {"n": 2}})
+        assert process.wait(30) == 0
+        assert process.stderr.read() == b""
