@@ -28,8 +28,11 @@ class DemoError(Exception):
 
 
 def command_path() -> Path:
-    """The ``headgate`` command beside this interpreter."""
-    return Path(sys.executable).parent / "headgate"
+    """The ``headgate`` command beside this interpreter. Raises DemoError."""
+    path = Path(sys.executable).parent / "headgate"
+    if not path.exists():
+        raise DemoError(f"{path} is not there; run `make setup` first")
+    return path
 
 
 def environment() -> dict[str, str]:
