@@ -1,0 +1,70 @@
+"""Limits of a produce body, and the refusals that name them."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from daemon.errors import ApiError, invalid, too_large
+
+# Deeper JSON than this breaks readers (many stop at 512 or 1,000) and none is known to be meant.
+NESTING_MAX = 512
+# A record that is nested deeper than NESTING_MAX has this many characters at least.
+NESTED_CHARACTERS_MIN = 2 * NESTING_MAX + 1
+
+
+class BodyLimits(Struct, frozen=True, kw_only=True):
+    """What one produce request may hold (DESIGN 12); set from the configuration."""
+
+    body_bytes_max: int = 16 << 20
+    record_bytes_max: int = 1 << 20
+    records_max: int = 10_000
+
+
+def too_many_records(limits: BodyLimits) -> ApiError:
+    """413: more records than a request may have."""
+    return too_large(
+        f"the request has more than {limits.records_max} records; send smaller batches",
+        limit_records=limits.records_max,
+    )
+
+
+def record_too_large(where: dict[str, int], size: int, limits: BodyLimits) -> ApiError:
+    """413: one record is too large. ``where`` is its line or its index."""
+    return too_large(
+        f"{place(where)} has {size} bytes, the limit for a record is {limits.record_bytes_max}",
+        limit_bytes=limits.record_bytes_max,
+        bytes=size,
+        **where,
+    )
+
+
+def nested_too_deep(where: dict[str, int]) -> ApiError:
+    """400: arrays and objects are nested too deep."""
+    return invalid(
+        f"{place(where)} is nested deeper than {NESTING_MAX} levels",
+        limit_levels=NESTING_MAX,
+        **where,
+    )
+
+
+def no_records() -> ApiError:
+    """400: there is nothing to store."""
+    return invalid("the request holds no records")
+
+
+def place(where: dict[str, int]) -> str:
+    """``record 3`` or ``line 4``, for a sentence."""
+    for name, number in where.items():
+        return f"{name} {number}"
+    return "the body"
+
+
+def utf8_bytes(text: str) -> int:
+    """The length of ``text`` in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def suspect_from(limits: BodyLimits) -> int:
+    """Texts with fewer characters are neither too large (4 bytes each at most) nor nested too
+    deep, and need no closer look."""
+    return min(NESTED_CHARACTERS_MIN, limits.record_bytes_max // 4 + 1)
