@@ -19,7 +19,7 @@ from daemon import bodies
 from daemon.answers import Answers, Waiting
 from daemon.bodies import BodyLimits, Produce
 from daemon.catalog import Catalog, TopicEntry, unknown_topic
-from daemon.errors import ApiError, invalid, too_large
+from daemon.errors import ApiError, too_large
 from daemon.http.head import Head
 from daemon.http.request import Request
 from ledger.errors import LedgerError
@@ -157,18 +157,6 @@ class Producer:
                 "not_supported_yet",
                 "disable_backpressure is not supported yet; leave it out",
                 {"field": "disable_backpressure"},
-            )
-        partition = asked.partition
-        if partition is not None and partition >= topic.partitions:
-            raise invalid(
-                f"partition is {partition}, topic {topic.name!r} has partitions 0 to"
-                f" {topic.partitions - 1}",
-                field="partition",
-            )
-        if asked.expected_seq is not None and partition is None and topic.partitions > 1:
-            raise invalid(
-                f"expected_seq needs a partition: topic {topic.name!r} has {topic.partitions}",
-                field="expected_seq",
             )
         topic_id = topic.topic_id
         parts = [
