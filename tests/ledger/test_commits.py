@@ -208,16 +208,22 @@ def test_what_published_raises_comes_through_and_the_commit_stands(
     assert commit(ledger, 1, [Request(topic.topic_id)]).repeated
 
 
+class Lock:
+    """Counts how often it was taken."""
+
+    held = False
+    taken = 0
+
+    def __enter__(self) -> None:
+        assert not self.held
+        self.held = True
+        self.taken += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.held = False
+
+
 def test_published_is_called_under_the_lock_and_sees_the_commit(tmp_path: Path) -> None:
-    class Lock:
-        held = False
-
-        def __enter__(self) -> None:
-            self.held = True
-
-        def __exit__(self, *_: object) -> None:
-            self.held = False
-
     lock = Lock()
     ledger = Ledger(tmp_path / "ledger.db", lock)
     made, _ = ledger.create_topic("a", TopicConfig(), 1)
@@ -230,6 +236,29 @@ def test_published_is_called_under_the_lock_and_sees_the_commit(tmp_path: Path) 
     ledger.commit(draft_of(lease(1), [Request(made.topic_id)]), 10, publish)
     assert seen == [True]
     assert not lock.held
+    ledger.close()
+
+
+def test_writers_take_the_lock_once_each_and_readers_never(tmp_path: Path) -> None:
+    lock = Lock()
+    ledger = Ledger(tmp_path / "ledger.db", lock)
+    assert lock.taken == 1
+    ledger.begin_incarnation(1)
+    ledger.raise_epoch()
+    ledger.raise_epoch_floor(2)
+    ledger.set_meta("a", "b")
+    ledger.create_topic("a", TopicConfig(), 1)
+    ledger.alter_topic("a", TopicConfig(2))
+    ledger.delete_topic("a", 2)
+    assert lock.taken == 8
+    ledger.topics()
+    ledger.heads_snapshot(1)
+    ledger.extents_from(1, 0, 1, 1)
+    ledger.offset_at_time(1, 0, 1)
+    ledger.commit_by_lease(lease(1))
+    ledger.checkpoint()
+    ledger.check_invariants()
+    assert lock.taken == 8
     ledger.close()
 
 

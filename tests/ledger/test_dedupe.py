@@ -69,6 +69,22 @@ def test_keys_past_the_window_are_removed_in_steps(keys: Keys) -> None:
     assert keys.entries() == 2
 
 
+def test_a_key_at_the_end_of_its_window_is_not_removed_by_others(keys: Keys) -> None:
+    keys.send(["k"], 5_000)
+    keys.send(["other"], 6_000)
+    assert keys.send(["k"], 6_000) == ["deduped"]
+
+
+def test_a_bound_that_was_lowered_is_reached_in_steps(keys: Keys) -> None:
+    keys.ledger.close()
+    keys.ledger = Ledger(keys.path, nullcontext())
+    keys.send([f"k-{number}" for number in range(300)], 5_000)
+    keys.ledger.close()
+    keys.ledger = Ledger(keys.path, nullcontext(), dedupe_limits=LIMITS)
+    keys.send(["a"], 5_001)
+    assert keys.entries() == 301 - PRUNE_STEP - 2
+
+
 def test_there_are_never_more_keys_than_the_bound_and_the_oldest_go_first(keys: Keys) -> None:
     for number in range(0, 150, 10):
         keys.send([f"k-{number + at}" for at in range(10)], 5_000 + number)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -81,8 +82,10 @@ def test_after_a_kill_everything_reported_is_there_and_the_rest_is_whole(
     assert process.stdout is not None
     reported = [process.stdout.readline().split() for _ in range(commits_before_kill)]
     process.kill()
-    rest, _ = process.communicate(timeout=ENDS_WITHIN_S)
-    reported += [line.split() for line in rest.splitlines()]
+    # Not communicate(): it would miss what readline has buffered.
+    reported += [line.split() for line in process.stdout]
+    process.stdout.close()
+    process.wait(timeout=ENDS_WITHIN_S)
     with closing(checked(tmp_path)) as ledger:
         latest = ledger.latest_commit_number()
         assert latest - len(reported) in (0, 1)
@@ -110,3 +113,22 @@ def test_a_reader_beside_a_writer_sees_whole_commits_only(tmp_path: Path) -> Non
             wanted = sum(1 + counter % 3 for counter in range(number))
             assert heads[topic.topic_id, 0].head_seq == wanted
         lines_of([process])
+
+
+def test_writers_without_a_lock_are_still_kept_apart_by_their_immediate_transactions(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ledger.db"
+    with closing(Ledger(path, nullcontext())) as ledger:
+        topic, _ = ledger.create_topic("shared", TopicConfig(), 1)
+
+    def commits(shard: int) -> None:
+        with closing(Ledger(path, nullcontext())) as ledger:
+            for counter in range(100):
+                draft = draft_of(lease(counter, shard=shard), [Request(topic.topic_id)])
+                ledger.commit(draft, 10, lambda _: None)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(commits, range(2)))
+    with closing(checked(tmp_path)) as ledger:
+        assert ledger.latest_commit_number() == 200
