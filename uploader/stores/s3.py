@@ -2,7 +2,8 @@
 
 boto3 is configured for little CPU: no checksum but the CRC32C that the caller has computed
 anyway, no SHA256 of the payload, one attempt a call (``uploader/retry.py`` decides on more). A
-PUT of 4 MiB costs 2.4 ms of CPU that way, 7 to 10 ms with boto3's defaults.
+PUT of 4 MiB costs 2.4 ms of CPU that way, 7 to 10 ms with boto3's defaults. Its ``Expect:
+100-continue`` stays: it costs 0.1 ms, and a store that answers 503 is spared the body.
 
 Every put carries ``If-None-Match: *``. 412 to it means that the key is taken; the checksum that
 the store keeps says by whom: the same body is a success (a PUT whose answer was lost, or an

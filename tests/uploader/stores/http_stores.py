@@ -1,0 +1,122 @@
+"""HTTP servers that misbehave in ways that a real store does not show on demand.
+
+``ScriptedStore`` answers what a test tells it to; ``ResettingProxy`` lets a request through to a
+real store and breaks the connection instead of handing back the answer.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def error(status: int, code: str) -> Answer:
+    """An answer as S3 words it."""
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>said so</Message></Error>"
+    return Answer(status, body.encode(), (("Content-Type", "application/xml"),))
+
+
+class ScriptedStore(NamedTuple):
+    endpoint_url: str
+    requests: list[Request]
+
+
+@contextmanager
+def scripted_store(answers: Callable[[Request], Answer | None]) -> Iterator[ScriptedStore]:
+    """A server that answers with ``answers(request)``; None keeps the client waiting."""
+    requests: list[Request] = []
+    ended = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            request = Request(self.command, self.path, headers, body)
+            requests.append(request)
+            answer = answers(request)
+            if answer is None:
+                ended.wait()
+                self.close_connection = True
+                return
+            self.send_response(answer.status)
+            for name, value in answer.headers:
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(answer.body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(answer.body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Keeps stderr for what matters."""
+
+    for method in ("GET", "PUT", "POST", "HEAD", "DELETE"):
+        setattr(Handler, f"do_{method}", Handler.answer)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield ScriptedStore(f"http://127.0.0.1:{server.server_port}", requests)
+    finally:
+        ended.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def resetting_proxy(endpoint_url: str) -> Iterator[str]:
+    """The URL of a proxy that resets each connection as soon as the real store has answered."""
+    upstream = urlsplit(endpoint_url)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pump(client: socket.socket, server: socket.socket) -> None:
+        try:
+            while data := client.recv(65536):
+                server.sendall(data)
+        except OSError:
+            return  # it was reset by us
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return  # the listener is closed
+            with socket.create_connection((upstream.hostname, upstream.port or 80)) as server:
+                pumping = threading.Thread(target=pump, args=(client, server), daemon=True)
+                pumping.start()
+                while (data := server.recv(65536)).startswith(b"HTTP/1.1 100"):
+                    client.sendall(data)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()

@@ -1,0 +1,398 @@
+"""The embedded store: objects, listings, deletion, entries, threads and processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from uploader.stores.base import ObjectMissing, ObjectStore, StoreError, StoreRefused
+from uploader.stores.descriptors import DESCRIPTORS_MAX
+from uploader.stores.file import FileStore
+
+Opens = Callable[..., FileStore]
+
+
+@pytest.fixture
+def opens(tmp_path: Path) -> Iterator[Opens]:
+    """Opens the store in the test's folder, as often as a test likes, as its daemons would."""
+    stores: list[FileStore] = []
+
+    def open_one(segment_bytes: int = 10_000) -> FileStore:
+        stores.append(
+            FileStore(tmp_path / "store", segment_bytes=segment_bytes, now_ms=lambda: 1_234)
+        )
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+def put(store: ObjectStore, key: str, body: bytes) -> str:
+    return store.put(key, body, crc32c(body))
+
+
+def segments(store: FileStore) -> list[str]:
+    return sorted(path.name for path in (store.directory / "segments").iterdir())
+
+
+def keys(store: ObjectStore, prefix: str = "", start_after: str = "") -> list[str]:
+    return [head.key for head in store.list(prefix, start_after)]
+
+
+def link_of(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:
+        return ""
+
+
+def test_an_object_is_read_whole_and_in_ranges(opens: Opens) -> None:
+    store = opens()
+    put(store, "l0/0", b"before")
+    locator = put(store, "l0/1", b"0123456789")
+    put(store, "l0/2", b"behind")
+    assert store.get(locator) == b"0123456789"
+    assert store.get(locator, 3) == b"3456789"
+    assert store.get(locator, 3, 4) == b"3456"
+    assert store.get(locator, 8, 100) == b"89"
+    assert store.get(locator, 3, 0) == b""
+    assert store.get(put(store, "l0/3", b"")) == b""
+
+
+def test_a_read_from_behind_the_end_is_refused_by_name(opens: Opens) -> None:
+    locator = put(opens(), "l0/1", b"0123456789")
+    with pytest.raises(StoreError, match="has 10 bytes, a read from byte 10"):
+        opens().get(locator, 10)
+    with pytest.raises(ValueError, match="start -1"):
+        opens().get(locator, -1)
+
+
+def test_a_put_is_readable_by_another_process_at_once(opens: Opens) -> None:
+    writer, reader = opens(), opens()
+    locator = put(writer, "l0/1", b"body")
+    assert reader.get(locator) == b"body"
+    assert keys(reader) == ["l0/1"]
+
+
+@pytest.mark.parametrize(
+    "locator", ["none:0:4", "0-0-0:8:4", "entry:l0/1", "entry:none", "1234-1-1:999999:4"]
+)
+def test_an_object_that_never_was_is_missing(opens: Opens, locator: str) -> None:
+    store = opens()
+    put(store, "l0/1", b"body")
+    with pytest.raises(ObjectMissing, match=locator):
+        store.get(locator)
+
+
+def test_another_place_or_length_in_a_segment_is_missing(opens: Opens) -> None:
+    store = opens()
+    segment, position, _ = put(store, "l0/1", b"body").split(":")
+    for locator in (f"{segment}:{int(position) + 8}:4", f"{segment}:{position}:3"):
+        with pytest.raises(ObjectMissing):
+            store.get(locator)
+
+
+@pytest.mark.parametrize("locator", ["", "x", "x:1", "x:1:y", "../x:1:1", ":1:1"])
+def test_what_is_no_locator_is_refused_by_name(opens: Opens, locator: str) -> None:
+    with pytest.raises(ValueError, match="is no locator"):
+        opens().get(locator)
+
+
+@pytest.mark.parametrize("key", ["", "k" * 1025, "é" * 513])
+def test_a_key_that_is_empty_or_too_long_is_refused(opens: Opens, key: str) -> None:
+    with pytest.raises(ValueError, match="not 1 to 1024"):
+        put(opens(), key, b"")
+
+
+def test_a_listing_is_by_key_below_a_prefix_behind_a_start(opens: Opens) -> None:
+    store = opens(segment_bytes=100)
+    for number in (3, 1, 2):
+        put(store, f"l0/{number}", b"x" * number)
+    store.put_if_absent("ledger/7/1", b"entry")
+    assert keys(store) == ["l0/1", "l0/2", "l0/3", "ledger/7/1"]
+    assert keys(store, "l0/") == ["l0/1", "l0/2", "l0/3"]
+    assert keys(store, "l0/", "l0/1") == ["l0/2", "l0/3"]
+    assert keys(store, "nothing/") == []
+    heads = list(store.list("l0/"))
+    assert [(head.size_bytes, head.modified_ms) for head in heads] == [
+        (1, 1234),
+        (2, 1234),
+        (3, 1234),
+    ]
+    assert [len(store.get(head.locator)) for head in heads] == [1, 2, 3]
+
+
+def test_equal_frames_may_stand_under_one_key(opens: Opens) -> None:
+    store = opens()
+    one, two = put(store, "l0/1", b"body"), put(store, "l0/1", b"body")
+    assert one != two and store.get(one) == store.get(two)
+    assert sorted(head.locator for head in store.list("")) == sorted([one, two])
+
+
+def test_a_store_that_does_not_exist_lists_nothing_and_is_not_made(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "none")
+    assert list(store.list("")) == []
+    store.delete(["entry:x", "segment:0:4"])
+    with pytest.raises(ObjectMissing):
+        store.get("segment:0:4")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_segment_is_followed_by_a_new_one(opens: Opens) -> None:
+    store = opens(segment_bytes=210)
+    locators = [put(store, f"l0/{n}", b"x" * 60) for n in range(5)]
+    assert [len(segments(store)), len({each.split(":")[0] for each in locators})] == [3, 3]
+    assert all(store.get(each) == b"x" * 60 for each in locators)
+
+
+def test_an_object_larger_than_a_segment_has_one_of_its_own(opens: Opens) -> None:
+    store = opens(segment_bytes=210)
+    put(store, "l0/1", b"small")
+    large = put(store, "l0/2", os.urandom(5_000))
+    put(store, "l0/3", b"small")
+    assert len(store.get(large)) == 5_000
+    assert len(segments(store)) == 3
+
+
+def test_a_restart_begins_a_new_segment(opens: Opens) -> None:
+    first = opens()
+    one = put(first, "l0/1", b"1")
+    first.close()
+    two = put(opens(), "l0/2", b"2")
+    assert one.split(":")[0] != two.split(":")[0]
+
+
+def test_each_thread_appends_to_its_own_segment_and_nothing_is_mixed_up(opens: Opens) -> None:
+    store = opens(segment_bytes=20_000)
+    barrier = threading.Barrier(4)
+
+    def work(thread: int) -> dict[str, bytes]:
+        barrier.wait()
+        bodies = {f"l0/{thread}-{n}": os.urandom(n * 7) for n in range(100)}
+        return {put(store, key, body): body for key, body in bodies.items()}
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, range(4)))
+    owners = [{locator.split(":")[0] for locator in each} for each in found]
+    assert sum(len(each) for each in owners) == len(set.union(*owners))
+    for each in found:
+        for locator, body in each.items():
+            assert store.get(locator) == body
+    assert len(keys(store)) == 400
+    assert store.damage() == ()
+
+
+def test_a_deleted_object_is_gone_for_every_process(opens: Opens) -> None:
+    writer, other = opens(), opens()
+    one, two = put(writer, "l0/1", b"1"), put(writer, "l0/2", b"2")
+    assert other.get(one) == b"1"
+    other.delete([one, one, "gone:0:4"])
+    other.delete([one])
+    for store in (writer, other, opens()):
+        with pytest.raises(ObjectMissing):
+            store.get(one)
+        assert store.get(two) == b"2"
+        assert keys(store) == ["l0/2"]
+
+
+def test_a_segment_goes_when_nothing_in_it_lives(opens: Opens) -> None:
+    store = opens(segment_bytes=210)
+    locators = [put(store, f"l0/{n}", b"x" * 60) for n in range(5)]
+    opens().delete(locators[:1])
+    assert len(segments(store)) == 3
+    opens().delete(locators[1:4])
+    assert segments(store) == [locators[4].split(":")[0]]
+    assert store.get(locators[4]) == b"x" * 60
+
+
+def test_a_segment_that_is_appended_to_stays_until_its_writer_ends_it(opens: Opens) -> None:
+    store = opens()
+    first = put(store, "l0/1", b"1")
+    opens().delete([first])
+    assert len(segments(store)) == 1
+    second = put(store, "l0/2", b"2")
+    assert second.split(":")[0] == first.split(":")[0]
+    assert store.get(second) == b"2"
+    store.delete([second])
+    store.close()
+    assert segments(store) == []
+
+
+def test_the_space_of_a_removed_segment_is_free_though_another_process_has_it_open(
+    opens: Opens, tmp_path: Path
+) -> None:
+    writer, reader = opens(), opens()
+    locator = put(writer, "l0/1", os.urandom(5_000))
+    writer.close()
+    reader.get(locator)
+    held = os.open(tmp_path / "store" / "segments" / locator.split(":")[0], os.O_RDONLY)
+    try:
+        opens().delete([locator])
+        assert (os.fstat(held).st_nlink, os.fstat(held).st_size) == (0, 0)
+        with pytest.raises(ObjectMissing):
+            reader.get(locator)
+    finally:
+        os.close(held)
+
+
+def test_an_entry_is_made_once(opens: Opens) -> None:
+    store = opens()
+    assert store.put_if_absent("ledger/7/1", b"first")
+    assert not store.put_if_absent("ledger/7/1", b"second")
+    assert not opens().put_if_absent("ledger/7/1", b"first")
+    (head,) = store.list("ledger/")
+    assert (head.key, head.size_bytes) == ("ledger/7/1", 5)
+    assert store.get(head.locator) == b"first"
+    assert store.get(head.locator, 1, 2) == b"ir"
+    store.delete([head.locator, head.locator])
+    assert keys(store) == []
+    with pytest.raises(ObjectMissing):
+        store.get(head.locator)
+    assert store.put_if_absent("ledger/7/1", b"third")
+
+
+def test_of_racing_entries_one_wins_and_is_whole(opens: Opens) -> None:
+    stores = [opens() for _ in range(8)]
+    bodies = [bytes([n]) * 10_000 for n in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(20):
+            key = f"ledger/1/{number}"
+            made = list(
+                pool.map(lambda n, key=key: stores[n].put_if_absent(key, bodies[n]), range(8))
+            )
+            assert made.count(True) == 1
+            assert stores[0].get(f"entry:{key}") == bodies[made.index(True)]
+    assert [path.name for path in (stores[0].directory / "entries").glob(".*")] == []
+
+
+@pytest.mark.parametrize("key", ["", ".new-x", "..", "x" * 256, "/" * 100])
+def test_a_key_that_makes_no_file_name_is_refused(opens: Opens, key: str) -> None:
+    with pytest.raises(ValueError, match="file name"):
+        opens().put_if_absent(key, b"")
+
+
+def test_check_makes_the_store_and_leaves_no_probe(opens: Opens) -> None:
+    store = opens()
+    store.check()
+    store.check()
+    assert keys(store) == []
+    assert segments(store) == []
+    assert list((store.directory / "entries").iterdir()) == []
+
+
+@pytest.mark.parametrize("blocked", ["store", "store/segments", "store/entries"])
+def test_check_refuses_a_place_that_is_no_directory(opens: Opens, blocked: str) -> None:
+    store = opens()
+    path = store.directory.parent / blocked
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("a file")
+    with pytest.raises(StoreRefused, match="cannot be used") as caught:
+        store.check()
+    assert str(store.directory) in str(caught.value)
+
+
+def test_check_seals_and_removes_what_a_killed_writer_left(opens: Opens, tmp_path: Path) -> None:
+    program = f"""
+import os, signal, sys
+from crc32c import crc32c
+from uploader.stores.file import FileStore
+store = FileStore({str(tmp_path / "store")!r})
+locator = store.put("l0/1", b"1", crc32c(b"1"))
+if sys.argv[1] == "dead":
+    store.delete([locator])
+open(store.directory / "entries" / ".new-abc", "w").close()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    (tmp_path / "store" / "entries").mkdir(parents=True)
+    for state in ("dead", "live"):
+        assert subprocess.run([sys.executable, "-c", program, state]).returncode == -9
+    store = opens()
+    assert len(segments(store)) == 2
+    store.check()
+    (left,) = segments(store)
+    assert (store.directory / "segments" / left).stat().st_size < 200
+    assert list((store.directory / "entries").iterdir()) == []
+    assert [store.get(head.locator) for head in store.list("")] == [b"1"]
+
+
+def test_check_leaves_the_segments_of_running_writers_alone(opens: Opens) -> None:
+    writer = opens()
+    one = put(writer, "l0/1", b"1")
+    opens().check()
+    two = put(writer, "l0/2", b"2")
+    assert [writer.get(one), opens().get(two)] == [b"1", b"2"]
+
+
+def test_descriptors_are_bounded_and_all_closed_in_the_end(opens: Opens) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    store = opens(segment_bytes=1)
+    locators = [put(store, f"l0/{n}", b"%d" % n) for n in range(DESCRIPTORS_MAX + 40)]
+    for n, locator in enumerate(locators):
+        assert store.get(locator) == b"%d" % n
+    assert len(os.listdir("/proc/self/fd")) <= before + DESCRIPTORS_MAX + 1
+    store.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_closed_store_takes_nothing(opens: Opens) -> None:
+    store = opens()
+    store.close()
+    with pytest.raises(ValueError, match="is closed"):
+        put(store, "l0/1", b"1")
+
+
+def test_the_segment_of_a_thread_that_ended_is_sealed_or_used_on(opens: Opens) -> None:
+    store = opens()
+    for number in range(20):
+        thread = threading.Thread(target=put, args=(store, f"l0/{number}", b"x"))
+        thread.start()
+        thread.join()
+    held = [path for path in map(link_of, os.listdir("/proc/self/fd")) if path]
+    assert sum("/segments/" in path for path in held) <= 2
+    assert len(keys(store)) == 20
+
+
+def test_a_put_that_the_disk_refuses_is_retryable_and_its_segment_is_not_used_on(
+    tmp_path: Path,
+) -> None:
+    # A file size limit makes the kernel take the first MiB of a frame and refuse the rest.
+    program = f"""
+import resource, signal
+from crc32c import crc32c
+from uploader.stores.base import StoreError
+from uploader.stores.file import FileStore
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = FileStore({str(tmp_path / "store")!r})
+body = bytes(3_000_000)
+first = store.put("l0/1", b"1", crc32c(b"1"))
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+for key in ("l0/2", "l0/3"):
+    try:
+        store.put(key, body, crc32c(body))
+    except StoreError as error:
+        print(error.retryable, "File too large" in str(error))
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+second = store.put("l0/2", body, crc32c(body))
+print(first.split(":")[0] != second.split(":")[0], store.get(second) == body)
+print([head.key for head in store.list("")], store.damage())
+store.close()
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stderr == ""
+    assert found.stdout.splitlines() == [
+        "True True",
+        "True True",
+        "True True",
+        "['l0/1', 'l0/2'] ()",
+    ]
+    assert len(list((tmp_path / "store" / "segments").iterdir())) == 2

@@ -1,0 +1,204 @@
+"""What the S3 store makes of stores that fail, refuse, stall, or break their promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from crc32c import crc32c
+
+from tests.uploader.stores.http_stores import Answer, Request, error, scripted_store
+from uploader.stores.base import (
+    ObjectMissing,
+    StoreBusy,
+    StoreError,
+    StoreRefused,
+)
+from uploader.stores.s3 import S3Store
+
+KEPT = Answer(200, headers=(("ETag", '"etag"'),))
+DELETED = Answer(200, b"<DeleteResult/>", (("Content-Type", "application/xml"),))
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+
+def opened(endpoint_url: str, **timeouts: float) -> S3Store:
+    return S3Store("bucket", "prefix", endpoint_url=endpoint_url, **timeouts)  # type: ignore[arg-type]  # timeouts only
+
+
+def put(store: S3Store, key: str = "l0/1", body: bytes = b"body") -> str:
+    return store.put(key, body, crc32c(body))
+
+
+def test_a_put_is_one_request_with_our_checksum_and_no_hash_of_its_body() -> None:
+    with scripted_store(lambda _: KEPT) as server:
+        store = opened(server.endpoint_url)
+        assert put(store, "l0/1", b"123456789") == "l0/1"
+        store.close()
+    (request,) = server.requests
+    assert (request.method, request.path) == ("PUT", "/bucket/prefix/l0/1")
+    assert request.body == b"123456789"
+    assert request.headers["if-none-match"] == "*"
+    assert request.headers["x-amz-checksum-crc32c"] == "4waSgw=="
+    assert request.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    checksums = [name for name in request.headers if name.startswith("x-amz-checksum-")]
+    assert checksums == ["x-amz-checksum-crc32c"]
+    assert "content-md5" not in request.headers
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "retryable", "outcome_unknown", "message"),
+    [
+        (error(503, "SlowDown"), StoreBusy, True, False, "SlowDown"),
+        (error(503, "ServiceUnavailable"), StoreBusy, True, False, "503"),
+        (error(429, "TooManyRequests"), StoreBusy, True, False, "429"),
+        (error(400, "Throttling"), StoreBusy, True, False, "Throttling"),
+        (error(500, "InternalError"), StoreError, True, True, "InternalError"),
+        (Answer(502, b"<html>bad gateway</html>"), StoreError, True, True, "502"),
+        (error(504, "GatewayTimeout"), StoreError, True, True, "504"),
+        (error(400, "RequestTimeout"), StoreError, True, True, "RequestTimeout"),
+        (error(409, "ConditionalRequestConflict"), StoreError, True, False, "409"),
+        (error(403, "AccessDenied"), StoreRefused, False, False, "s3:PutObject"),
+        (error(403, "InvalidAccessKeyId"), StoreRefused, False, False, "AWS_ACCESS_KEY_ID"),
+        (error(403, "RequestTimeTooSkewed"), StoreRefused, False, False, "clock"),
+        (error(400, "ExpiredToken"), StoreRefused, False, False, "forbidden"),
+        (error(404, "NoSuchBucket"), StoreRefused, False, False, "no bucket 'bucket'"),
+        (error(301, "PermanentRedirect"), StoreRefused, False, False, "s3_region"),
+        (error(400, "InvalidArgument"), StoreError, False, False, "InvalidArgument: said so"),
+        (error(501, "NotImplemented"), StoreError, True, True, "NotImplemented"),
+    ],
+)
+def test_an_answer_to_a_put_says_what_may_be_done_about_it(
+    answer: Answer, kind: type[StoreError], retryable: bool, outcome_unknown: bool, message: str
+) -> None:
+    with scripted_store(lambda request: answer if request.method == "PUT" else KEPT) as server:
+        store = opened(server.endpoint_url)
+        with pytest.raises(kind, match=message) as caught:
+            put(store)
+        store.close()
+    assert type(caught.value) is kind
+    assert (caught.value.retryable, caught.value.outcome_unknown) == (retryable, outcome_unknown)
+    assert "s3://bucket/prefix" in str(caught.value)
+    assert server.endpoint_url in str(caught.value)
+    # One attempt: the caller decides on more.
+    assert [request.method for request in server.requests].count("PUT") == 1
+
+
+def test_a_get_that_fails_has_no_unknown_outcome() -> None:
+    with scripted_store(lambda _: error(500, "InternalError")) as server:
+        store = opened(server.endpoint_url)
+        with pytest.raises(StoreError) as caught:
+            store.get("l0/1")
+        store.close()
+    assert (caught.value.retryable, caught.value.outcome_unknown) == (True, False)
+
+
+def test_a_store_that_stalls_is_given_up_and_the_outcome_is_unknown() -> None:
+    with scripted_store(lambda _: None) as server:
+        store = opened(server.endpoint_url, read_timeout_s=0.2)
+        with pytest.raises(StoreError, match=r"[Tt]imeout") as caught:
+            put(store)
+        with pytest.raises(StoreError) as of_get:
+            store.get("l0/1")
+        store.close()
+    assert (caught.value.retryable, caught.value.outcome_unknown) == (True, True)
+    assert (of_get.value.retryable, of_get.value.outcome_unknown) == (True, False)
+
+
+def test_an_answer_that_breaks_off_is_an_error_and_no_short_object() -> None:
+    cut = Answer(200, b"123", (("Content-Length", "10"),))
+    with scripted_store(lambda _: cut) as server:
+        store = opened(server.endpoint_url, read_timeout_s=0.5)
+        with pytest.raises(StoreError) as caught:
+            store.get("l0/1")
+        store.close()
+    assert caught.value.retryable
+
+
+def test_a_store_that_nobody_listens_at_was_not_sent_anything() -> None:
+    with scripted_store(lambda _: KEPT) as server:
+        pass
+    store = opened(server.endpoint_url)
+    for call in (lambda: put(store), store.check, lambda: list(store.list(""))):
+        with pytest.raises(StoreError, match="Could not connect") as caught:
+            call()
+        assert (caught.value.retryable, caught.value.outcome_unknown) == (True, False)
+        assert server.endpoint_url in str(caught.value)
+    store.close()
+
+
+def test_a_store_that_does_not_honour_if_none_match_is_refused_by_name() -> None:
+    objects: dict[str, bytes] = {}
+
+    def careless(request: Request) -> Answer:
+        if request.method == "PUT":
+            objects[request.path] = request.body
+            return KEPT
+        if request.method == "POST":
+            objects.clear()
+            return DELETED
+        return Answer(200)
+
+    with scripted_store(careless) as server:
+        store = opened(server.endpoint_url)
+        with pytest.raises(StoreRefused, match="does not honour If-None-Match") as caught:
+            store.check()
+        store.close()
+    assert "s3://bucket/prefix" in str(caught.value)
+    assert server.endpoint_url in str(caught.value)
+    assert [request.method for request in server.requests] == ["HEAD", "PUT", "PUT", "POST"]
+    assert objects == {}
+
+
+def test_a_key_that_is_gone_again_when_it_is_compared_is_tried_again() -> None:
+    answers = {"PUT": error(412, "PreconditionFailed"), "HEAD": Answer(404)}
+    with scripted_store(lambda request: answers[request.method]) as server:
+        store = opened(server.endpoint_url)
+        with pytest.raises(StoreError, match="is gone now") as caught:
+            put(store)
+        store.close()
+    assert caught.value.retryable
+    assert not isinstance(caught.value, ObjectMissing)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [("InternalError", StoreError), ("AccessDenied", StoreRefused)]
+)
+def test_objects_that_were_not_deleted_are_named(code: str, kind: type[StoreError]) -> None:
+    partly = Answer(
+        200,
+        b"<DeleteResult><Error><Key>prefix/l0/2</Key><Code>%s</Code><Message>no</Message></Error>"
+        b"</DeleteResult>" % code.encode(),
+    )
+    with scripted_store(lambda _: partly) as server:
+        store = opened(server.endpoint_url)
+        with pytest.raises(kind, match=f"1 of 3 objects were not deleted.* l0/2: {code}"):
+            store.delete(["l0/1", "l0/2", "l0/3"])
+        store.close()
+
+
+def test_credentials_that_are_missing_are_refused_with_where_they_come_from() -> None:
+    program = """
+from uploader.stores.base import StoreRefused
+from uploader.stores import open_store
+try:
+    open_store("s3://bucket", endpoint_url="http://127.0.0.1:1").check()
+except StoreRefused as refused:
+    print(refused)
+"""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert found.stderr == ""
+    assert "Unable to locate credentials; set AWS_ACCESS_KEY_ID" in found.stdout
