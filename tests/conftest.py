@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 
 from tests.leaks import LeakCheck
 from tests.minio import bucket, find_binary, minio
 
 __all__ = ["bucket", "minio"]
+
+
+# A busy machine is no failure: what ends a hang is pytest's time limit.
+hypothesis.settings.register_profile("headgate", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("headgate")
 
 
 def pytest_configure(config: pytest.Config) -> None:
