@@ -23,8 +23,9 @@ from ledger.decide import Decision, PartitionKey, PartitionNow, decide, void_rec
 from ledger.errors import DraftInvalid, LeaseBelowFloor
 from ledger.types import Commit, CommitDraft, ExtentDraft, Head, Run
 
-# SQLite takes 32,766 variables a statement, a partition takes two.
-EXTENTS_MAX = 16_000
+# A lease has 1,000 extents, and at most one request's 1,000 partitions more. SQLite takes 32,766
+# variables a statement; a power of two of partitions takes two each.
+EXTENTS_MAX = 4_096
 # Commits without conditions look after the dedupe table only this often.
 PRUNE_EVERY_COMMITS = 64
 

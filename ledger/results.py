@@ -34,6 +34,7 @@ def encode(commit: Commit) -> bytes:
 
 
 def latest_commit_number(connection: sqlite3.Connection) -> int:
+    """The number of the last commit, 0 before the first."""
     number: int = connection.execute("SELECT commit_number FROM state WHERE id = 1").fetchone()[0]
     return number
 

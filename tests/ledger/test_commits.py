@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ledger.commits import EXTENTS_MAX
 from ledger.errors import DraftInvalid, LeaseBelowFloor
 from ledger.ledger import Ledger
 from ledger.types import AnswerPart, Commit, Condition, ConditionPart, Head, Run, Topic, TopicConfig
@@ -296,10 +297,19 @@ def test_a_draft_that_contradicts_itself_is_refused_and_leaves_nothing(
     assert ledger.commit(good, 10, lambda _: None).number == 1
 
 
-def test_a_lease_of_a_thousand_extents_is_one_commit(ledger: Ledger) -> None:
-    made, _ = ledger.create_topic("wide", TopicConfig(partitions=1_000), 1)
-    requests = [Request(made.topic_id, tuple((partition, 2) for partition in range(1_000)))]
-    result = commit(ledger, 1, requests)
-    assert len(result.heads) == 1_000
+def test_a_commit_takes_as_many_extents_as_the_limit_says_and_refuses_more(
+    ledger: Ledger,
+) -> None:
+    requests: list[Request] = []
+    for name in ("a", "b", "c", "d", "e"):
+        made, _ = ledger.create_topic(name, TopicConfig(partitions=1_000), 1)
+        parts = tuple((partition, 2) for partition in range(1_000))
+        requests.append(Request(made.topic_id, parts))
+    full = draft_of(lease(1), requests)
+    with pytest.raises(DraftInvalid, match=f"5000 extents; the limits are 1, {EXTENTS_MAX}"):
+        ledger.commit(full, 10, lambda _: None)
+    draft = msgspec.structs.replace(full, extents=full.extents[:EXTENTS_MAX])
+    result = ledger.commit(draft, 10, lambda _: None)
+    assert len(result.heads) == EXTENTS_MAX
     assert {head.head_seq for head in result.heads} == {2}
     assert ledger.commit_by_number(1) == result
