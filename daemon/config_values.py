@@ -104,8 +104,8 @@ def read_address(value: object) -> str:
     host, colon, port = text.rpartition(":")
     if not colon or not HOST.fullmatch(host):
         raise ValueError("is no HOST:PORT, like 127.0.0.1:7440 or [::1]:7440")
-    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise ValueError(f"has the port {port!r}; a port is a number from 1 to 65535")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 <= int(port) <= 65535:
+        raise ValueError(f"has the port {port!r}; a port is a number, 0 (any free one) to 65535")
     return text
 
 

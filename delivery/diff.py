@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -118,8 +118,15 @@ class Waiters:
 class DiffReader:
     """Reads of one shard: follows commits, answers from rings and objects."""
 
-    def __init__(self, follower: Follower, tail: TailReader, cold: ColdReader) -> None:
+    def __init__(
+        self,
+        follower: Follower,
+        tail: TailReader,
+        cold: ColdReader,
+        recent: Callable[[], Iterable[Commit]],
+    ) -> None:
         self.follower = follower
+        self._recent = recent
         self.waiters = Waiters()
         self._tail = tail
         self._cold = cold
@@ -137,7 +144,7 @@ class DiffReader:
         """The last committed offset of a partition."""
         head = self.follower.head(key)
         if head is None:
-            self.follower.follow(key)
+            self.follower.follow(key, self._recent)
             topic_id, partition = key
             states = await self._cold.ask(lambda ledger: ledger.partition_states(topic_id))
             loaded = next((s.head_seq for s in states if s.partition == partition), 0)
@@ -148,7 +155,7 @@ class DiffReader:
     async def answer(self, topic_id: int, asked: DiffRequest) -> DiffAnswer:
         """The answer to a checked request; waits up to ``wait_ms`` when there is nothing."""
         key = (topic_id, asked.partition)
-        self.follower.follow(key)
+        self.follower.follow(key, self._recent)
         head = await self.head(key)
         from_ts = None if asked.from_ts is UNSET else asked.from_ts
         if asked.tail:

@@ -3,9 +3,9 @@
 A partition is *followed* once a reader asked for it; for followed partitions each commit updates
 the head and adds a *tail extent*: which ring ranges hold which offsets. Others cost nothing.
 
-    follow(key)  ->  commits update it  ->  head_loaded(key, from the ledger)  ->  reads
+    follow(key, recent commits)  ->  commits update it  ->  head_loaded(key, from the ledger)
 
-Heads only grow, so a head that is loaded while commits arrive is merged by taking the larger; the
+The recent commits give a new reader the tail that the rings still hold. Heads only grow, so a head that is loaded while commits arrive is merged by taking the larger; the
 key is followed before the ledger is read, so nothing falls between the two.
 
 Bounds: FOLLOWED_MAX partitions (the least recently used is forgotten), TAIL_MAX extents each.
@@ -15,6 +15,7 @@ This module reads no ring and no ledger; it is fed commits in order.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ledger.types import Commit, Run, SourceRange
@@ -44,6 +45,16 @@ class _Followed:
         self.loaded = False
         self.tail: deque[TailExtent] = deque(maxlen=TAIL_MAX)
 
+    def add(self, commit: Commit, key: Key, head_seq: int) -> None:
+        """Takes a commit that moved the head."""
+        if head_seq <= self.head_seq:
+            return
+        extent = _tail_extent(commit, key, head_seq)
+        if self.tail and extent.first_offset != self.tail[-1].last_offset + 1:
+            self.tail.clear()
+        self.tail.append(extent)
+        self.head_seq = head_seq
+
 
 class Follower:
     """The followed partitions of one shard."""
@@ -51,14 +62,22 @@ class Follower:
     def __init__(self) -> None:
         self._followed: OrderedDict[Key, _Followed] = OrderedDict()
 
-    def follow(self, key: Key) -> None:
-        """Begins to keep a partition's head and tail."""
+    def follow(self, key: Key, recent: Callable[[], Iterable[Commit]]) -> None:
+        """Begins to keep a partition's head and tail.
+
+        ``recent`` gives commits in order without a gap, up to the last one that was applied.
+        """
         if key in self._followed:
             self._followed.move_to_end(key)
             return
-        self._followed[key] = _Followed()
+        entry = self._followed[key] = _Followed()
         if len(self._followed) > FOLLOWED_MAX:
             self._followed.popitem(last=False)
+        for commit in recent():
+            for head in commit.heads:
+                if (head.topic_id, head.partition) == key:
+                    entry.add(commit, key, head.head_seq)
+                    entry.loaded = True
 
     def head_loaded(self, key: Key, head_seq: int) -> None:
         """The ledger's head of a partition that was followed before the ledger was read."""
@@ -100,14 +119,9 @@ class Follower:
         ):
             key = (topic_id, partition)
             entry = followed.get(key)
-            if entry is None or head_seq <= entry.head_seq:
-                continue
-            extent = _tail_extent(commit, key, head_seq)
-            if entry.tail and extent.first_offset != entry.tail[-1].last_offset + 1:
-                entry.tail.clear()
-            entry.tail.append(extent)
-            entry.head_seq = head_seq
-            moved.append(key)
+            if entry is not None and head_seq > entry.head_seq:
+                entry.add(commit, key, head_seq)
+                moved.append(key)
         return moved
 
 

@@ -68,3 +68,13 @@ class CommitLog:
         if self.end + 1 - number >= self._layout.commit_slots:
             return None
         return _decoder.decode(entry)
+
+    def recent(self, last: int) -> list[Commit]:
+        """The newest commits up to ``last``, ascending and without a gap, as far as they are here."""
+        found: list[Commit] = []
+        for number in range(last, max(0, last - self._layout.commit_slots), -1):
+            commit = self.read(number)
+            if commit is None:
+                break
+            found.append(commit)
+        return found[::-1]

@@ -122,7 +122,7 @@ def test_all_problems_are_named_at_once() -> None:
         ("commit_window_max_ms", "inf"),
         ("commit_window_max_ms", "60001"),
         ("listen", "7440"),
-        ("listen", "127.0.0.1:0"),
+        ("listen", "127.0.0.1:65536"),
         ("listen", "127.0.0.1:65536"),
         ("listen", ":7440"),
         ("listen", "::1:7440"),

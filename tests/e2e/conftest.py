@@ -1,0 +1,23 @@
+"""Daemons for the end-to-end tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon with two shards on the embedded store, for tests that only add topics."""
+    with running(tmp_path_factory.mktemp("data"), shards=2) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data directory for a daemon of one's own."""
+    return tmp_path / "data"

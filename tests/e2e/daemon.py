@@ -1,0 +1,186 @@
+"""A real daemon for tests: started as a process, asked over real sockets, stopped by its pid.
+
+``wait_until`` waits for a state by looking at it again and again; its time limit only ends a
+hang and is generous, since no test may fail because a machine was slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+ROOT = Path(__file__).resolve().parents[2]
+HANG_S = 60.0
+T = TypeVar("T")
+
+
+def wait_until(look: Callable[[], T], what: str, hang_s: float = HANG_S) -> T:
+    """The first true value that ``look`` gives. Raises AssertionError after a hang."""
+    deadline = time.monotonic() + hang_s
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {hang_s} s for: {what}")
+        time.sleep(0.01)
+
+
+class Answer(NamedTuple):
+    """An HTTP answer; ``json`` is its decoded body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """The error's code."""
+        return str(self.json["error"]["code"])
+
+
+class Daemon:
+    """One ``headgate serve``; use ``running`` to start and stop it."""
+
+    def __init__(
+        self, data: Path, *, shards: int = 1, store: str | None = None,
+        environ: dict[str, str] | None = None, settings: dict[str, object] | None = None,
+        listen: str = "127.0.0.1:0",
+    ) -> None:  # fmt: skip
+        self.data = data
+        arguments = ["--data", str(data), "--listen", listen, "--shards", str(shards)]
+        if store is not None:
+            arguments += ["--store", store]
+        for key, value in (settings or {}).items():
+            arguments += ["--set", f"{key}={value}"]
+        self.arguments = arguments
+        self.environ = {**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}
+        self.process: subprocess.Popen[str]
+        self.log: list[str] = []
+        self.port = 0
+
+    def start(self) -> None:
+        """Starts the process; its log is gathered by a thread."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cli", "serve", *self.arguments],
+            cwd=ROOT, env=self.environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            ready = re.search(r"ready on http://.*:(\d+) ", line)
+            if ready:
+                self.port = int(ready.group(1))
+
+    def wait_ready(self) -> None:
+        """Waits until the daemon says that it is ready; fails with its log when it ends first."""
+        wait_until(lambda: self.port or self.process.poll() is not None, "the daemon to start")
+        assert self.port, f"the daemon ended with {self.process.returncode}:\n{self.text}"
+        wait_until(lambda: self.get("/readyz").status == 200, "/readyz to be 200")
+
+    @property
+    def text(self) -> str:
+        """The log so far."""
+        return "".join(self.log)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+        """One request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
+        with contextlib.closing(connection):
+            fields = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, body, fields)
+            answer = connection.getresponse()
+            names = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, names, answer.read())
+
+    def get(self, path: str) -> Answer:
+        return self.ask("GET", path)
+
+    def json(self, method: str, path: str, document: object = None) -> Answer:
+        """A request with a JSON body, none for None."""
+        if document is None:
+            return self.ask(method, path)
+        return self.ask(
+            method, path, json.dumps(document).encode(), content_type="application/json"
+        )
+
+    def produce(self, topic: str, *data: object, **more: object) -> Answer:
+        """Produces records of JSON data."""
+        return self.json("POST", f"/v0/topics/{topic}", {"records": [{"data": d} for d in data],
+                                                         **more})  # fmt: skip
+
+    def diff(self, topic: str, **asked: object) -> Any:
+        """A diff's answer; the test fails unless it is 200."""
+        answer = self.json("POST", f"/v0/topics/{topic}/diff", asked)
+        assert answer.status == 200, answer.body
+        return answer.json
+
+    def read_all(self, topic: str, partition: int = 0) -> list[Any]:
+        """All records of a partition, page by page."""
+        records: list[Any] = []
+        from_seq = 0
+        while True:
+            page = self.diff(topic, from_seq=from_seq, partition=partition, limit=1000)
+            records += page["records"]
+            if page["caught_up"]:
+                return records
+            assert page["next_from_seq"] > from_seq, "a diff that is not caught up must move on"
+            from_seq = page["next_from_seq"]
+
+    def status(self) -> Any:
+        return self.get("/v0/status").json
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(HANG_S)
+        self._reader.join(HANG_S)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+    def kill_everything(self) -> None:
+        """SIGKILL to the supervisor and all its shards at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.stop()
+
+
+@contextlib.contextmanager
+def running(data: Path, **options: Any) -> Iterator[Daemon]:
+    """A daemon that is ready; at the end it must stop with exit code 0, or be dead already."""
+    daemon = Daemon(data, **options)
+    daemon.start()
+    try:
+        daemon.wait_ready()
+        yield daemon
+        if daemon.process.poll() is None:
+            code = daemon.stop()
+            assert code == 0, f"the daemon ended with {code}:\n{daemon.text}"
+    finally:
+        daemon.kill_everything()
