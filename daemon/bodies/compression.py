@@ -12,8 +12,7 @@ import zstandard
 
 from daemon.errors import ApiError, invalid, too_large
 
-_PIECE_BYTES = 64 * 1024
-_INPUT_BYTES = 16 * 1024
+_PIECE_BYTES = _INPUT_BYTES = 16 * 1024
 # RFC 8878 tells decoders of HTTP bodies to support 8 MiB and to refuse more.
 _ZSTD_WINDOW_BYTES_MAX = 8 << 20
 # Agents append a member per buffer at most; each costs its set-up, however short it is.

@@ -7,7 +7,7 @@ values as lines, and the values written one per line are the body again: then no
 newline and no line holds two. Anything else is brought into that form (blanks stripped, empty
 lines left out), and if it still differs, the line at fault is looked for.
 
-Large bodies are taken in blocks of whole lines, which bounds what ``0 0 0 ...`` can make.
+Large bodies are taken in blocks of whole lines, which bounds what lines of ``0 0 0 ...`` can make.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from daemon.bodies.limits import (
     BodyLimits,
     nested_too_deep,
     no_records,
+    record_too_large,
     suspect_from,
     too_many_records,
 )
@@ -31,6 +32,7 @@ from daemon.errors import ApiError, invalid
 
 _BLOCK_BYTES = 1 << 20
 _BLANKS = b" \t\r"
+_ENDS = _BLANKS + b"\n"
 
 _decoder = Decoder(Raw)
 _encoder = Encoder()
@@ -43,7 +45,7 @@ def parse_lines(body: bytes, limits: BodyLimits, field: KeyField | None) -> list
     else:
         texts = []
         line = 0
-        for block in _blocks(body):
+        for block in _blocks(body, limits):
             texts += _texts(block, line)
             if len(texts) > limits.records_max:
                 break
@@ -83,6 +85,8 @@ def _checked_rows(
 
 def _texts(block: bytes, lines_before: int) -> list[str]:
     """The values of a block of whole lines, as text."""
+    if block.find(b"\n", 0, -1) < 0:
+        return _single_text(block, lines_before)
     texts = _exact_texts(block)
     if texts is not None:
         return texts
@@ -93,6 +97,18 @@ def _texts(block: bytes, lines_before: int) -> list[str]:
     if texts is not None:
         return texts
     raise _culprit(block, lines_before)
+
+
+def _single_text(line: bytes, lines_before: int) -> list[str]:
+    """The value of a block of one line."""
+    line = line.strip(_ENDS)
+    if not line:
+        return []
+    try:
+        _decoder.decode(line)
+        return [str(line, "utf-8")]
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        raise _culprit(line, lines_before) from None
 
 
 def _exact_texts(block: bytes) -> list[str] | None:
@@ -113,12 +129,16 @@ def _exact_texts(block: bytes) -> list[str] | None:
     return None
 
 
-def _blocks(body: bytes) -> Iterator[bytes]:
+def _blocks(body: bytes, limits: BodyLimits) -> Iterator[bytes]:
     start = 0
     while start < len(body):
         end = body.rfind(b"\n", start, start + _BLOCK_BYTES) + 1
         if not end:  # one line is longer than a block
             end = body.find(b"\n", start) + 1 or len(body)
+            size = len(body[start:end].strip(_ENDS))
+            if size > limits.record_bytes_max:
+                line = body.count(b"\n", 0, start) + 1
+                raise record_too_large({"line": line}, size, limits)
         yield body[start:end]
         start = end
 

@@ -67,13 +67,15 @@ def payloads(produce: Produce, partitions: int, next_partition: Callable[[], int
     A partition that the request names takes all. Else records with keys go by their key, and
     those without go together to ``next_partition()``, which is called once if at all. Raises
     ApiError 400 when the request names a partition that is not there, or expects a sequence
-    number of more than one partition.
+    number without saying of which.
     """
     rows = produce.rows
     partition = produce.partition
+    if produce.expected_seq is not None and partition is None and partitions > 1:
+        raise invalid(
+            f"expected_seq needs a partition: the topic has {partitions}", field="expected_seq"
+        )
     if partition is None and not (produce.keyed and partitions > 1):
-        if produce.expected_seq is not None and partitions > 1:
-            raise _expects_of_many(partitions)
         partition = 0 if partitions == 1 else next_partition()
     if partition is not None:
         if partition >= partitions:
@@ -97,15 +99,7 @@ def payloads(produce: Produce, partitions: int, next_partition: Callable[[], int
             spread[chosen] = [each]
         else:
             there.append(each)
-    if produce.expected_seq is not None and len(spread) > 1:
-        raise _expects_of_many(partitions)
     return [_payload(chosen, spread[chosen], produce) for chosen in sorted(spread)]
-
-
-def _expects_of_many(partitions: int) -> Exception:
-    return invalid(
-        f"expected_seq needs a partition: the topic has {partitions}", field="expected_seq"
-    )
 
 
 def _payload(partition: int, rows: list[Row], produce: Produce) -> Payload:
