@@ -5,8 +5,9 @@ the head and adds a *tail extent*: which ring ranges hold which offsets. Others 
 
     follow(key, recent commits)  ->  commits update it  ->  head_loaded(key, from the ledger)
 
-The recent commits give a new reader the tail that the rings still hold. Heads only grow, so a head that is loaded while commits arrive is merged by taking the larger; the
-key is followed before the ledger is read, so nothing falls between the two.
+The recent commits give a new reader the tail that the rings still hold. Heads only grow, so a
+head that is loaded while commits arrive is merged by taking the larger; the key is followed
+before the ledger is read, so nothing falls between the two.
 
 Bounds: FOLLOWED_MAX partitions (the least recently used is forgotten), TAIL_MAX extents each.
 This module reads no ring and no ledger; it is fed commits in order.

@@ -70,7 +70,7 @@ class CommitLog:
         return _decoder.decode(entry)
 
     def recent(self, last: int) -> list[Commit]:
-        """The newest commits up to ``last``, ascending and without a gap, as far as they are here."""
+        """The newest commits up to ``last``, ascending, without a gap, as far as they are here."""
         found: list[Commit] = []
         for number in range(last, max(0, last - self._layout.commit_slots), -1):
             commit = self.read(number)

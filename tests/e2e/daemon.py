@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from shards.clock import monotonic_ns
+
 ROOT = Path(__file__).resolve().parents[2]
 HANG_S = 60.0
 T = TypeVar("T")
@@ -27,12 +29,12 @@ T = TypeVar("T")
 
 def wait_until(look: Callable[[], T], what: str, hang_s: float = HANG_S) -> T:
     """The first true value that ``look`` gives. Raises AssertionError after a hang."""
-    deadline = time.monotonic() + hang_s
+    deadline_ns = monotonic_ns() + int(hang_s * 1e9)
     while True:
         found = look()
         if found:
             return found
-        if time.monotonic() > deadline:
+        if monotonic_ns() > deadline_ns:
             raise AssertionError(f"waited {hang_s} s for: {what}")
         time.sleep(0.01)
 
