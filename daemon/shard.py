@@ -60,6 +60,7 @@ log = logging.getLogger("headgate.shard")
 
 HEARTBEAT_S = 0.1
 GC_THRESHOLD = 50_000  # at 700 each kilobyte-sized request of a thousand in flight is walked often
+RECENT_COMMITS = 64  # that a new reader's tail is made of: a third of a millisecond to decode
 ANSWERS_FLUSH_S = 3.0  # for the last answers to be taken by their clients at a stop
 
 
@@ -119,9 +120,7 @@ class Shard:
             self._read_ledger, self._store, self._ledger_thread, self._store_threads,
             self._count_get, rng,
         )  # fmt: skip
-        self.reader = DiffReader(
-            Follower(), TailReader(self.segment), cold, lambda: self._log.recent(self._seen)
-        )
+        self.reader = DiffReader(Follower(), TailReader(self.segment), cold, self._recent)
         limits = BodyLimits(
             body_bytes_max=config.body_bytes_max,
             record_bytes_max=config.record_bytes_max,
@@ -140,6 +139,7 @@ class Shard:
         self._quiet_until = 0  # ring position below which a publication changes no decision
         self._catching_up: asyncio.Task[None] | None = None
         self._log_level = -1
+        self._drain_timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None]
 
     async def run(self) -> None:
@@ -236,6 +236,9 @@ class Shard:
                 return
             self._take(commit)
 
+    def _recent(self) -> list[Commit]:
+        return self._log.recent(self._seen, RECENT_COMMITS)
+
     async def _catch_up(self) -> None:
         """Reads a commit from the ledger that the log does not give, then follows the log."""
         number = self._seen + 1
@@ -270,7 +273,12 @@ class Shard:
                 self._ended.set_result(None)
                 return
         # A group's last commit rings everybody; a look every heartbeat is for the rest.
-        self._loop.call_later(HEARTBEAT_S, self._bells.ring, self.shard)
+        if self._drain_timer is None:
+            self._drain_timer = self._loop.call_later(HEARTBEAT_S, self._drain_again)
+
+    def _drain_again(self) -> None:
+        self._drain_timer = None
+        self._rung()
 
     async def _stop(self) -> None:
         await self.api.finish()

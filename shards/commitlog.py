@@ -69,10 +69,10 @@ class CommitLog:
             return None
         return _decoder.decode(entry)
 
-    def recent(self, last: int) -> list[Commit]:
+    def recent(self, last: int, count: int) -> list[Commit]:
         """The newest commits up to ``last``, ascending, without a gap, as far as they are here."""
         found: list[Commit] = []
-        for number in range(last, max(0, last - self._layout.commit_slots), -1):
+        for number in range(last, max(0, last - count), -1):
             commit = self.read(number)
             if commit is None:
                 break
