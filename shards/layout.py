@@ -94,6 +94,7 @@ P_LAST_CHANGE_NS = P_TURN + 2
 P_MARK = P_TURN + 3
 P_SPLITS = P_TURN + 4
 P_MERGES = P_TURN + 5
+P_LAST_FULL_NS = P_TURN + 6
 GROUP_WORDS = 2 * LINE_WORDS
 
 # Lines of a lease slot; the sources follow, three words each.

@@ -2,7 +2,10 @@
 
 A group is an aligned run of a power of two of shard slots; its id is its first shard. The map is
 one size word per slot, 0 or a power of two: of the slots whose run covers a shard, the largest is
-its group. Where the number of shards is no power of two, the map is the power-of-two map cut off.
+its group. Where the number of shards is no power of two, the map is the power-of-two map cut off:
+a group's size may count slots that have no shard. Such a group is halved where both halves have
+one, and is merged back to its full size at once: of 12 shards, 8-11 are the group 8 of size 8,
+then the groups 8 and 10 of size 2.
 
     start    [8, -, -, -, -, -, -, -]    one group
     split 0  [4, -, -, -, 4, -, -, -]    upper slot first, then the lower's size: any prefix of
@@ -75,17 +78,23 @@ class BuddyMap:
         return found
 
     def can_split(self, group: Group) -> bool:
-        """Whether both halves would have a shard."""
-        return group.size > 1 and group.group + group.size // 2 < self.shards
+        """Whether the group has more than one shard: both halves must have one."""
+        return len(self.members(group)) > 1
 
-    def split(self, group: Group) -> tuple[Group, Group]:
-        """Halves a group; the caller holds its lock. Returns the lower and the upper half."""
+    def halves(self, group: Group) -> tuple[Group, Group]:
+        """The lower and the upper half that a group splits into."""
         if not self.can_split(group):
             raise ValueError(f"group {group.group} of size {group.size} cannot be halved")
         half = group.size // 2
-        lower, upper = Group(group.group, half), Group(group.group + half, half)
-        self._sizes[upper.group] = half
-        self._sizes[lower.group] = half
+        while group.group + half >= self.shards:
+            half //= 2
+        return Group(group.group, half), Group(group.group + half, half)
+
+    def split(self, group: Group) -> tuple[Group, Group]:
+        """Halves a group; the caller holds its lock. Returns the lower and the upper half."""
+        lower, upper = self.halves(group)
+        self._sizes[upper.group] = upper.size
+        self._sizes[lower.group] = lower.size
         return lower, upper
 
     def upper_buddy(self, group: Group) -> Group | None:
@@ -104,7 +113,10 @@ class BuddyMap:
         """Joins true buddies; the caller holds both locks."""
         if self.upper_buddy(low) != high:
             raise ValueError(f"group {high} is not the buddy that {low} may absorb")
-        merged = Group(low.group, 2 * low.size)
+        size = 2 * low.size
+        while size < self.slots and not low.group % (2 * size) and low.group + size >= self.shards:
+            size *= 2  # the next upper buddy has no shard
+        merged = Group(low.group, size)
         self._sizes[low.group] = merged.size
         return merged
 

@@ -173,7 +173,8 @@ class Puller:
                 return Look([], self._try_merge(group, now_ns))
             if decision.do is Do.WAIT:
                 left = max(0, self._policy.object_bytes_target - view.backlog_bytes)
-                return Look([], decision.at_ns, left // view.members)
+                again_at_ns = min(decision.at_ns, self._try_merge(group, now_ns))
+                return Look([], again_at_ns, left // view.members)
             if decision.do is Do.RING:
                 self._bells.ring(view.turn)
                 return Look([], decision.at_ns)
@@ -219,8 +220,7 @@ class Puller:
 
     def _split(self, group: Group, now_ns: int) -> Group:
         table = self.table
-        half = group.size // 2
-        upper = group.group + half
+        upper = table.map.halves(group)[1].group
         table.store(upper, at.P_TURN, upper)
         table.store(upper, at.P_LAST_CHANGE_NS, now_ns)
         table.store(upper, at.P_LAST_PULL_NS, table.word(group.group, at.P_LAST_PULL_NS))
@@ -233,6 +233,8 @@ class Puller:
     def _pull(self, group: Group, now_ns: int) -> list[Pulled]:
         slots = self._leases.free_slots(self.shard)
         target = self._policy.object_bytes_target
+        if self.table.backlog_bytes(group) >= target:
+            self.table.store(group.group, at.P_LAST_FULL_NS, now_ns)
         members = self.table.map.members(group)
         in_order = [*range(self.shard, members.stop), *range(members.start, self.shard)]
         pending = [self._pending(member, len(slots) * target) for member in in_order]
@@ -288,7 +290,7 @@ class Puller:
         return now_ns + LOCK_RETRY_NS
 
     def _try_merge(self, low: Group, now_ns: int) -> int:
-        """Absorbs the upper buddy if this shard leads the lower one and both have been quiet."""
+        """Absorbs the upper buddy if this shard leads the lower one and both have been empty."""
         if low.group != self.shard:
             return turn.NEVER
         high = self.table.map.upper_buddy(low)
@@ -320,6 +322,8 @@ class Puller:
             return
         self._enter(low)
         self._enter(high)
+        last_pulls = [table.word(group.group, at.P_LAST_PULL_NS) for group in (low, high)]
+        table.store(low.group, at.P_LAST_PULL_NS, max(last_pulls))
         table.store(low.group, at.P_LAST_CHANGE_NS, now_ns)
         table.store(low.group, at.P_TURN, low.group)
         table.store(low.group, at.P_MERGES, table.word(low.group, at.P_MERGES) + 1)
@@ -336,6 +340,6 @@ class Puller:
     def _buddy_view(self, group: Group) -> BuddyView:
         return BuddyView(
             self.table.backlog_bytes(group),
-            self.table.word(group.group, at.P_LAST_PULL_NS),
+            self.table.word(group.group, at.P_LAST_FULL_NS),
             self.table.word(group.group, at.P_LAST_CHANGE_NS),
         )

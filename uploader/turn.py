@@ -6,8 +6,12 @@ and in the simulation. Times are nanoseconds of one monotonic clock, sizes are b
 Vocabulary: the *window* is how long the oldest pending request may wait. A group is *idle* when
 its last pull is a window or more before that request's arrival: then the request goes at once.
 *Hysteresis* is how long a group's map must have been unchanged before it changes again, and how
-long both buddies must have been empty before they merge. *Grace* is how much longer than the
-window a turn-holder may dawdle before any member takes the turn.
+long both buddies must have been empty before they merge. A group counts as *empty* while no pull
+finds a whole object (``object_bytes_target``) in it and none is pending: what each window brings
+goes out by age and leaves nothing behind. (Literally empty is what no group is under a steady
+light load; buddies would stay apart for ever and upload a small object each in every window, see
+docs/decisions/0003.) *Grace* is how much longer than the window a turn-holder may dawdle before
+any member takes the turn.
 
 It takes no lock, reads no clock and no shared memory: a decision made on stale words is checked
 again under the lock by its executor (uploader/groups.py).
@@ -118,19 +122,19 @@ def decide(view: GroupView, now_ns: int, policy: Policy) -> Decision:
 
 
 class BuddyView(Struct, frozen=True):
-    """One of two buddies, as the lower one's leader sees it when it thinks of merging."""
+    """One of two buddies, as the lower one's leader sees it when it thinks of merging.
+
+    ``last_full_ns`` is its last pull that found a whole object's bytes.
+    """
 
     backlog_bytes: int
-    last_pull_ns: int
+    last_full_ns: int
     last_change_ns: int
 
 
 def merge_at_ns(low: BuddyView, high: BuddyView, window_ns: int, policy: Policy) -> int:
-    """When two buddies may merge: NEVER while one has something pending.
-
-    A backlog becomes empty by a pull only, so a group that is empty now has been since its last.
-    """
-    if low.backlog_bytes or high.backlog_bytes:
+    """When two buddies may merge: NEVER while one has a whole object pending."""
+    if max(low.backlog_bytes, high.backlog_bytes) >= policy.object_bytes_target:
         return NEVER
-    last = max(low.last_pull_ns, high.last_pull_ns, low.last_change_ns, high.last_change_ns)
+    last = max(low.last_full_ns, high.last_full_ns, low.last_change_ns, high.last_change_ns)
     return last + policy.hysteresis_ns(window_ns)
