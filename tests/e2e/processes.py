@@ -1,0 +1,115 @@
+"""A daemon's processes as the kernel knows them: whose connection is whose, and who is alive."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import psutil
+
+from tests.e2e.daemon import HANG_S, Answer, Daemon, wait_until
+from tests.e2e.load import read_answer
+
+
+def shard_pids(daemon: Daemon) -> list[int]:
+    """The shards' pids, by shard; all must be there."""
+    pids = [shard["pid"] for shard in daemon.status()["shards"]]
+    assert None not in pids
+    return pids
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (an orphan that has ended may stay a zombie for a while)."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """SIGSTOP to a process; it goes on at the end unless it is gone by then."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+class Line:
+    """A raw keep-alive connection to one shard."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", daemon.port), timeout=HANG_S)
+        self._stream = self.socket.makefile("rb")
+
+    @property
+    def local_port(self) -> int:
+        return int(self.socket.getsockname()[1])
+
+    def send(self, topic: str, *data: object, **more: object) -> None:
+        """A produce request; does not wait for its answer."""
+        body = json.dumps({"records": [{"data": d} for d in data], **more}).encode()
+        head = (
+            f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: test\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self.socket.sendall(head.encode() + body)
+
+    def answer(self) -> Answer | None:
+        """The next answer; None when the connection ended instead."""
+        try:
+            return read_answer(self._stream)
+        except ConnectionResetError:
+            return None
+
+    def produce(self, topic: str, *data: object, **more: object) -> Any:
+        """A produce that must be acknowledged; returns its answer's document."""
+        self.send(topic, *data, **more)
+        answer = self.answer()
+        assert answer is not None and answer.status == 200, answer
+        return answer.json
+
+    def close(self) -> None:
+        self._stream.close()
+        self.socket.close()
+
+
+@contextlib.contextmanager
+def connect_to(daemon: Daemon, shard: int) -> Iterator[Line]:
+    """A connection that the kernel gave to this shard: others are opened until it does."""
+    process = psutil.Process(shard_pids(daemon)[shard])
+    others: list[Line] = []
+    try:
+        while True:
+            line = Line(daemon)
+            try:
+                pid = wait_until(partial(_owner, daemon, line), "a shard to accept")
+            except BaseException:
+                line.close()
+                raise
+            if pid == process.pid:
+                break
+            others.append(line)
+    finally:
+        for other in others:
+            other.close()
+    try:
+        yield line
+    finally:
+        line.close()
+
+
+def _owner(daemon: Daemon, line: Line) -> int | None:
+    for pid in shard_pids(daemon):
+        for found in psutil.Process(pid).net_connections(kind="tcp4"):
+            if found.raddr[1:] == (line.local_port,):
+                return pid
+    return None
