@@ -1,0 +1,57 @@
+"""How much of the machine other programs took during a load: the figures' disturbance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from shards.clock import monotonic_ns, process_cpu_ns
+
+
+def share(busy_s: float, ours_s: float, seconds: float, cpus: int) -> float:
+    """The share of ``cpus`` that was busy with others' work; never below 0."""
+    return max(0.0, busy_s - ours_s) / (seconds * cpus)
+
+
+class Others:
+    """A context manager around a load. ``ours_cpu_s`` adds up the CPU of our long-lived servers;
+    a generator that ended meanwhile is named to ``share``."""
+
+    def __init__(self, ours_cpu_s: Callable[[], float]) -> None:
+        self._ours_cpu_s = ours_cpu_s
+        self._before_s = (0.0, 0.0)
+        self._started_ns = 0
+        self._busy_s = 0.0
+        self._ours_s = 0.0
+        self._seconds = 1.0
+
+    def __enter__(self) -> Self:
+        self._before_s = self._now_s()
+        self._started_ns = monotonic_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            return
+        self._seconds = (monotonic_ns() - self._started_ns) / 1e9
+        busy_s, ours_s = self._now_s()
+        self._busy_s = busy_s - self._before_s[0]
+        self._ours_s = ours_s - self._before_s[1]
+
+    def share(self, generator_cpu_s: float) -> float:
+        """Others' share of all CPUs, and what the hypervisor gave to other machines."""
+        ours_s = self._ours_s + generator_cpu_s
+        return share(self._busy_s, ours_s, self._seconds, psutil.cpu_count() or 1)
+
+    def _now_s(self) -> tuple[float, float]:
+        times = psutil.cpu_times()
+        busy_s = times.user + times.nice + times.system + times.steal
+        return busy_s, self._ours_cpu_s() + process_cpu_ns() / 1e9

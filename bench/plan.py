@@ -1,0 +1,125 @@
+"""Which cases are run, in which order, and for how long. Pure.
+
+Names: ``embedded/1/1KiB/ndjson`` is the embedded store, one shard, that body; ``ceiling/SIZE`` the
+null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops. What is compared is run
+side by side, for machines drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bench.bodies import FORMATS, NDJSON, SIZES, Size, size_named
+
+EMBEDDED = "embedded"
+MINIO = "minio"
+STORES = (EMBEDDED, MINIO)
+PEER_SIZES = ("1KiB", "64KiB")
+TAIL_SIZE = "1KiB"
+PUT_COST_BEFORE = "minio/1/1KiB/ndjson"  # whose latency is compared with a bare PUT's
+
+START_STOP_S = 4  # a daemon's start and end together, with MinIO's first start shared out
+LIMIT_S = 720
+QUICK_LIMIT_S = 90
+
+
+class Times(NamedTuple):
+    """Seconds of each load."""
+
+    ceiling_s: int
+    light_s: int
+    half_s: int
+    saturated_s: int
+    tail_s: int
+    puts: int
+
+
+FULL = Times(ceiling_s=3, light_s=5, half_s=5, saturated_s=6, tail_s=4, puts=40)
+QUICK = Times(ceiling_s=2, light_s=3, half_s=2, saturated_s=4, tail_s=2, puts=20)
+
+
+class Case(NamedTuple):
+    """One case; ``kind`` is embedded, minio, ceiling, s2-lite or put-cost."""
+
+    kind: str
+    size: Size | None = None
+    body_format: str = ""
+    shards: int = 0
+
+    @property
+    def name(self) -> str:
+        parts = [self.kind]
+        if self.shards:
+            parts.append(str(self.shards))
+        if self.size is not None:
+            parts.append(self.size.name)
+        if self.body_format:
+            parts.append(self.body_format)
+        return "/".join(parts)
+
+    @property
+    def has_light_loads(self) -> bool:
+        """Two shards share their cores with the generator: only their throughput says anything."""
+        return self.kind in STORES and self.shards == 1
+
+    @property
+    def has_tail(self) -> bool:
+        return (
+            self.has_light_loads
+            and self.body_format == NDJSON
+            and self.size is not None
+            and self.size.name == TAIL_SIZE
+        )
+
+    def seconds(self, times: Times) -> float:
+        """About how long it takes."""
+        if self.kind == "put-cost":
+            return 3 + times.puts * 0.15
+        if self.kind == "ceiling":
+            return 1 + times.ceiling_s
+        loads_s: float = times.saturated_s
+        if self.has_light_loads:
+            loads_s += times.light_s + times.half_s + 1
+        if self.has_tail:
+            loads_s += times.tail_s
+        return START_STOP_S + loads_s
+
+
+def full() -> list[Case]:
+    """Everything."""
+    cases = [Case("ceiling", size) for size in SIZES]
+    for store in STORES:
+        for size in SIZES:
+            for body_format in FORMATS:
+                case = Case(store, size, body_format, 1)
+                if case.name == PUT_COST_BEFORE:
+                    cases.append(Case("put-cost"))
+                cases.append(case)
+                if store == EMBEDDED and body_format == NDJSON and size.name in PEER_SIZES:
+                    cases.append(Case("s2-lite", size))
+    cases += [
+        Case(store, size, body_format, 2)
+        for store in STORES
+        for size in SIZES
+        for body_format in FORMATS
+    ]
+    return cases
+
+
+def quick() -> list[Case]:
+    """What the targets need, briefly."""
+    sizes = [size_named(name) for name in PEER_SIZES]
+    cases = [Case("ceiling", size) for size in sizes]
+    for size in sizes:
+        cases += [Case(EMBEDDED, size, NDJSON, 1), Case("s2-lite", size)]
+    return [*cases, Case("put-cost"), *(Case(MINIO, size, NDJSON, 1) for size in sizes)]
+
+
+def chosen(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
+    """The cases that have any of the parts in their name; all without parts. Raises ValueError."""
+    found = [case for case in cases if not only or any(part in case.name for part in only)]
+    if not found:
+        names = ", ".join(case.name for case in cases)
+        raise ValueError(f"no case has {' or '.join(only)} in its name; there are {names}")
+    return found

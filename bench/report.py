@@ -1,0 +1,239 @@
+"""From Results to the printed tables. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bench.figures import MIB, Target, cpu_s_per_gib, mib_per_s, ratio
+from bench.plan import EMBEDDED, MINIO, STORES
+from bench.results import DaemonResult, LoadResult, OtherResult, Results
+from bench.table import NONE, number, render
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+REQUESTS_PER_S_MIN = 50_000  # at 1 KiB, a shard core, embedded
+MIB_PER_S_MIN = 300  # at 64 KiB, a shard core, embedded
+PEER_REQUESTS_RATIO_MIN = 2.5
+PEER_MIB_RATIO_MIN = 8.0
+PUT_RATIO_MAX = 1.25  # row L18
+PUT_CPU_RATIO_MAX = 1.2
+LIGHT_OVER_PUT_MS_MAX = 10.0  # row L21
+GENERATOR_BUSY_MAX = 0.95
+OTHERS_SHARE_MAX = 0.05
+
+
+def text(results: Results) -> str:
+    """Everything that is printed at the end of a run."""
+    machine = results.machine
+    head = f"{machine.cpu_model}, {machine.cpus} CPUs, Python {machine.python}"
+    sections = [f"{head}; load by {machine.generator}"]
+    if results.ceilings:
+        sections.append(_section("Generator's ceiling: a null responder on one core",
+                                 *_others(results.ceilings)))  # fmt: skip
+    if results.daemons:
+        sections.append(_section("Saturated", *_throughput(results)))
+        if any(daemon.cpus_shared or daemon.store == MINIO for daemon in results.daemons):
+            sections.append("* shares cores with the generator (MinIO: the store does)")
+    light = [daemon for daemon in results.daemons if daemon.light is not None]
+    if light:
+        sections.append(_section("Latency in ms, and PUTs over the optimum", *_latency(light)))
+    if results.peers:
+        sections.append(_section("s2-lite on a local directory, one core", *_others(results.peers)))
+    rows = [
+        (target.name, _bound(target), number(target.measured) + target.unit, target.verdict)
+        for target in targets(results)
+    ]
+    if rows:
+        sections.append(_section("Targets", ("target", "bound", "measured", "verdict"), rows))
+    notes = list(_notes(results))
+    if notes:
+        sections.append("\n".join(notes))
+    return "\n\n".join(sections)
+
+
+def targets(results: Results) -> list[Target]:
+    """Every target of which both sides were measured."""
+    return [*_embedded_targets(results), *_peer_targets(results), *_row_targets(results)]
+
+
+def _embedded_targets(results: Results) -> Iterator[Target]:
+    small = _case(results, f"{EMBEDDED}/1/1KiB/ndjson")
+    if small is not None:
+        yield Target("embedded, 1 KiB: acknowledged/s a core", REQUESTS_PER_S_MIN,
+                     small.saturated.load.acked_per_s)  # fmt: skip
+    middle = _case(results, f"{EMBEDDED}/1/64KiB/ndjson")
+    if middle is not None:
+        yield Target("embedded, 64 KiB: MiB/s a core", MIB_PER_S_MIN, _mib(middle))
+
+
+def _peer_targets(results: Results) -> Iterator[Target]:
+    for peer in results.peers:
+        ours = _case(results, f"{EMBEDDED}/1/{peer.size}/ndjson")
+        if ours is None or not peer.load.acked:
+            continue
+        if peer.size == "1KiB":
+            measured = ours.saturated.load.acked_per_s / peer.load.acked_per_s
+            name, bound = "acknowledged/s", PEER_REQUESTS_RATIO_MIN
+        else:
+            measured = _mib(ours) / mib_per_s(peer.load.acked, peer.body_bytes, peer.load.seconds)
+            name, bound = "MiB/s", PEER_MIB_RATIO_MIN
+        yield Target(f"over s2-lite, {peer.size}: {name}", bound, measured, unit=" x")
+
+
+def _row_targets(results: Results) -> Iterator[Target]:
+    for store in STORES:
+        ours = [daemon for daemon in results.daemons if daemon.store == store]
+        loads = [load for daemon in ours for load in _loads(daemon)]
+        if loads:
+            worst = max(load.put_ratio for load in loads)
+            yield Target(f"{store}: PUTs over the optimum, worst load (L18)", PUT_RATIO_MAX, worst,
+                         at_least=False, unit=" x")  # fmt: skip
+        for daemon in ours:
+            if daemon.tail is not None:
+                yield Target(f"{store}: GETs by a reader at the tail (L23)", 0, daemon.tail.gets,
+                             at_least=False)  # fmt: skip
+        if ours:
+            share = max(each.memory_peak_bytes / each.memory_bound_bytes for each in ours)
+            yield Target(f"{store}: memory's high-water over its bound", 1, share, at_least=False,
+                         unit=" x")  # fmt: skip
+    cost = results.put_cost
+    if cost is not None:
+        yield Target("CPU of a 4 MiB PUT by our store over bare boto3", PUT_CPU_RATIO_MAX,
+                     cost.store_cpu_ms / cost.bare_cpu_ms, at_least=False, unit=" x")  # fmt: skip
+        small = _case(results, f"{MINIO}/1/1KiB/ndjson")
+        if small is not None and small.light is not None:
+            over_ms = small.light.load.p50_ms - cost.small_put_p50_ms
+            yield Target("minio, 1 KiB: p50 at light load over one bare PUT (L21)",
+                         LIGHT_OVER_PUT_MS_MAX, over_ms, at_least=False, unit=" ms")  # fmt: skip
+
+
+def _throughput(results: Results) -> Table:
+    heads = ("case", "acked/s", "MiB/s", "records/s", "CPU s/GiB", "acked/CPU s", "not 2xx",
+             "errors", "of ceiling", "generator", "others", "memory MiB", "CPU ms/PUT")  # fmt: skip
+    ceilings = {ceiling.size: ceiling.load.acked_per_s for ceiling in results.ceilings}
+    rows = []
+    for daemon in results.daemons:
+        saturated = daemon.saturated
+        load = saturated.load
+        shared = daemon.cpus_shared or daemon.store == MINIO
+        of_ceiling = ratio(load.acked_per_s, ceilings.get(daemon.size))
+        rows.append((
+            daemon.name + (" *" if shared else ""),
+            number(load.acked_per_s),
+            number(_mib(daemon)),
+            number(load.acked_per_s * daemon.records_a_body),
+            number(cpu_s_per_gib(saturated.cpu_s, load.acked, daemon.body_bytes)),
+            number(ratio(load.acked, saturated.cpu_s)),
+            str(load.not_2xx),
+            str(load.socket_errors),
+            _percent(of_ceiling),
+            _percent(saturated.generator_busy),
+            _percent(saturated.others_share),
+            f"{daemon.memory_peak_bytes / MIB:.0f}",
+            number(saturated.side_cpu_ms_per_put),
+        ))  # fmt: skip
+    return heads, rows
+
+
+def _latency(daemons: list[DaemonResult]) -> Table:
+    heads = ("case", "light p50", "p99", "half acked/s", "p50", "p99", "saturated p50", "p99",
+             "PUT/s", "optimum", "PUT ratio light", "half", "saturated")  # fmt: skip
+    rows = []
+    for daemon in daemons:
+        light, half, saturated = daemon.light, daemon.half, daemon.saturated
+        rows.append((
+            daemon.name,
+            *_p50_p99(light),
+            number(half.load.acked_per_s if half else None),
+            *_p50_p99(half),
+            *_p50_p99(saturated),
+            number(saturated.puts_per_s),
+            number(saturated.put_optimum_per_s),
+            number(light.put_ratio if light else None),
+            number(half.put_ratio if half else None),
+            number(saturated.put_ratio),
+        ))  # fmt: skip
+    return heads, rows
+
+
+def _others(others: list[OtherResult]) -> Table:
+    heads = ("case", "acked/s", "MiB/s", "CPU s/GiB", "acked/CPU s", "not 2xx", "errors",
+             "p50 ms", "p99 ms", "generator", "others")  # fmt: skip
+    rows = []
+    for other in others:
+        load = other.load
+        rows.append((
+            other.name,
+            number(load.acked_per_s),
+            number(mib_per_s(load.acked, other.body_bytes, load.seconds)),
+            number(cpu_s_per_gib(other.cpu_s, load.acked, other.body_bytes)),
+            number(ratio(load.acked, other.cpu_s)),
+            str(load.not_2xx),
+            str(load.socket_errors),
+            number(load.p50_ms),
+            number(load.p99_ms),
+            _percent(other.generator_busy),
+            _percent(other.others_share),
+        ))  # fmt: skip
+    return heads, rows
+
+
+def _notes(results: Results) -> Iterator[str]:
+    shares = [load.others_share for daemon in results.daemons for load in _loads(daemon)]
+    shares += [other.others_share for other in [*results.ceilings, *results.peers]]
+    if max(shares, default=0.0) > OTHERS_SHARE_MAX:
+        yield (
+            f"Other programs took up to {max(shares):.0%} of all CPUs during a load: per-second"
+            " figures and latencies are too bad by as much; figures per CPU-second hold better."
+        )
+    if results.put_cost is not None:
+        cost = results.put_cost
+        yield (
+            f"A 4 MiB PUT costs {cost.store_cpu_ms:.2f} ms of CPU by our store,"
+            f" {cost.bare_cpu_ms:.2f} ms by a bare boto3 loop; a bare PUT of 2 KiB has a p50 of"
+            f" {cost.small_put_p50_ms:.1f} ms."
+        )
+    for daemon in results.daemons:
+        if daemon.tail is not None:
+            tail = daemon.tail
+            yield (
+                f"Tail on {daemon.store}: {tail.records_read} of {tail.records_written} records"
+                f" read while they were written, lag at most {tail.lag_max}, {tail.gets} GETs."
+            )
+        if daemon.saturated.generator_busy > GENERATOR_BUSY_MAX and not daemon.cpus_shared:
+            yield f"{daemon.name}: the generator had no time left; the daemon may do more."
+    if not results.peers and any("s2-lite" in left.name for left in results.left_out):
+        yield "s2-lite is left out: no binary; give one with --s2-lite PATH."
+    yield from (f"{left.name} is left out: {left.why}." for left in results.left_out
+                if "s2-lite" not in left.name)  # fmt: skip
+
+
+def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return f"{title}\n{render(heads, rows)}"
+
+
+def _case(results: Results, name: str) -> DaemonResult | None:
+    return next((daemon for daemon in results.daemons if daemon.name == name), None)
+
+
+def _loads(daemon: DaemonResult) -> list[LoadResult]:
+    return [load for load in (daemon.light, daemon.half, daemon.saturated) if load is not None]
+
+
+def _mib(daemon: DaemonResult) -> float:
+    load = daemon.saturated.load
+    return mib_per_s(load.acked, daemon.body_bytes, load.seconds)
+
+
+def _p50_p99(result: LoadResult | None) -> tuple[str, str]:
+    if result is None:
+        return NONE, NONE
+    return number(result.load.p50_ms), number(result.load.p99_ms)
+
+
+def _percent(share: float | None) -> str:
+    return NONE if share is None else f"{share:.0%}"
+
+
+def _bound(target: Target) -> str:
+    return f"{'>=' if target.at_least else '<='} {number(target.bound)}{target.unit}"

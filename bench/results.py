@@ -1,0 +1,90 @@
+"""The shapes of what was measured, which is also the JSON that is kept. Times as the names say."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bench.load import Load
+from bench.put_cost import PutCost
+
+
+class LoadResult(msgspec.Struct, frozen=True):
+    """One load on a daemon. ``put_ratio`` is PUTs a second over the optimum of row L18."""
+
+    load: Load
+    cpu_s: float
+    generator_busy: float
+    others_share: float
+    puts_per_s: float
+    put_optimum_per_s: float
+    put_ratio: float
+    side_cpu_ms_per_put: float | None
+
+
+class TailResult(msgspec.Struct, frozen=True):
+    """A reader at the end of a topic during a load."""
+
+    gets: int
+    records_written: int
+    records_read: int
+    lag_max: int
+
+
+class DaemonResult(msgspec.Struct, frozen=True):
+    """One case on a daemon."""
+
+    name: str
+    store: str
+    shards: int
+    size: str
+    body_format: str
+    body_bytes: int
+    records_a_body: int
+    cpus_shared: bool
+    saturated: LoadResult
+    light: LoadResult | None
+    half: LoadResult | None
+    tail: TailResult | None
+    memory_peak_bytes: int
+    memory_bound_bytes: int
+
+
+class OtherResult(msgspec.Struct, frozen=True):
+    """One load on the null responder or on a peer."""
+
+    name: str
+    size: str
+    body_bytes: int
+    load: Load
+    cpu_s: float
+    generator_busy: float
+    others_share: float
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """A case without figures, and why."""
+
+    name: str
+    why: str
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What the figures were measured on."""
+
+    cpu_model: str
+    cpus: int
+    python: str
+    generator: str
+
+
+class Results(msgspec.Struct):
+    """One run of the benchmark."""
+
+    machine: Machine
+    started: str
+    daemons: list[DaemonResult] = []
+    ceilings: list[OtherResult] = []
+    peers: list[OtherResult] = []
+    put_cost: PutCost | None = None
+    left_out: list[LeftOut] = []
+    case_seconds: dict[str, float] = {}
