@@ -38,6 +38,10 @@ HEADER = struct.Struct("<IIQQHHI")
 HEADER_BODY = struct.Struct("<QQHHI")
 PART = struct.Struct("<QIIQQ")
 BATCH = struct.Struct("<IIQIHH")
+# The heads of a request of one part without conditions, and a part's head with the first words
+# of its batch: the same bytes as above, in one step.
+SINGLE = struct.Struct("<IIQQHHIQIIQQIIQIHH")
+PART_COUNT = struct.Struct("<QIIQQII")
 
 HEADER_BYTES = HEADER.size
 PART_BYTES = PART.size

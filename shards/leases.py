@@ -87,16 +87,21 @@ class LeaseTable:
         return Lease(shard, slot, lease_id, created_ms, shard, tuple(sources))
 
     def rename(self, lease: Lease, lease_id: LeaseId) -> Lease:
-        """Gives a lease that the ledger refused for its epoch a new id; the holder only."""
-        self._write_id(self._bases[lease.shard][lease.slot], lease_id)
+        """Gives a lease that the ledger refused for its epoch a new id; the holder only.
+
+        A holder that dies in the middle leaves an id of incarnation 0, which no other lease has.
+        """
+        base = self._bases[lease.shard][lease.slot]
+        self._words[base + at.L_INCARNATION] = 0
+        self._write_id(base, lease_id)
         return lease._replace(lease_id=lease_id)
 
     def _write_id(self, base: int, lease_id: LeaseId) -> None:
         words = self._words
-        words[base + at.L_INCARNATION] = lease_id.incarnation
         words[base + at.L_EPOCH] = lease_id.epoch
         words[base + at.L_SHARD] = lease_id.shard
         words[base + at.L_COUNTER] = lease_id.counter
+        words[base + at.L_INCARNATION] = lease_id.incarnation
 
     def read(self, shard: int, slot: int) -> Lease:
         """The lease in a slot; meaningful while its state is not FREE."""
@@ -122,10 +127,16 @@ class LeaseTable:
 
     def in_state(self, *states: int) -> Iterator[Lease]:
         """All leases whose slot is in one of ``states``."""
+        words = self._words
         for shard in range(self._layout.shards):
             for slot, base in enumerate(self._bases[shard]):
-                if self._words[base] in states:
-                    yield self.read(shard, slot)
+                while words[base] in states:
+                    lease = self.read(shard, slot)
+                    # Read while the slot was freed and filled anew, it would be half of each; a
+                    # fill writes the id before the sources.
+                    if words[base + at.L_COUNTER] == lease.lease_id.counter:
+                        yield lease
+                        break
 
     def finish(self, lease: Lease) -> None:
         """LIVE to DONE, by the holder, when commit, log and committed words are all stored."""

@@ -42,9 +42,11 @@ _PACK_HEADER = frame.HEADER.pack_into
 _PACK_PART = frame.PART.pack_into
 _PACK_BATCH = frame.BATCH.pack_into
 _UNPACK_HEADER = frame.HEADER.unpack_from
-_UNPACK_PART = frame.PART.unpack_from
-_UNPACK_BATCH = frame.BATCH.unpack_from
 _BODY_PACK = frame.HEADER_BODY.pack
+_PACK_SINGLE = frame.SINGLE.pack_into
+_SINGLE_BYTES = frame.SINGLE.size
+_UNPACK_PART_COUNT = frame.PART_COUNT.unpack_from
+_new = tuple.__new__  # a NamedTuple's own constructor costs twice as much, once per request
 
 
 class RingFull(Exception):
@@ -75,7 +77,7 @@ class RequestAt(NamedTuple):
     end: int
     arrival_ns: int
     conditions: bytes
-    batches: tuple[BatchAt, ...]
+    batches: Sequence[BatchAt]
 
 
 class RingWriter:
@@ -90,6 +92,7 @@ class RingWriter:
         self._committed_at = base + at.S_COMMITTED
         self.capacity = segment.layout.ring_bytes
         self.head: int = self._words[self._head_at]
+        self._reserved: int = self._words[self._reserved_at]
         # A successor goes on at head: what was half written above it never happened. Raised
         # words are never lowered below what a reader may have seen, so reserved stays.
         self._request_id_at = base + at.S_REQUEST_ID
@@ -113,32 +116,61 @@ class RingWriter:
         Raises RingFull, and then nothing was written; ValueError for a request over half of the
         ring, which with its pad might not fit into an empty one.
         """
-        length = frame.request_length(conditions, parts)
-        if length > self.capacity // 2:
+        if len(parts) == 1 and not conditions:
+            length = (_SINGLE_BYTES + len(parts[0].payload) + 7) & ~7
+        else:
+            length = frame.request_length(conditions, parts)
+        capacity = self.capacity
+        if length > capacity // 2:
             raise ValueError(
                 f"the request takes {length} bytes, more than half of the ring"
-                f" ({self.capacity // 2} bytes)"
+                f" ({capacity // 2} bytes)"
             )
         words = self._words
         head = self.head
-        offset = head % self.capacity
-        pad = self.capacity - offset if offset + length > self.capacity else 0
-        end = head + pad + length
-        if end > words[self._committed_at] + self.capacity:
+        offset = head % capacity
+        pad = capacity - offset if offset + length > capacity else 0
+        position = head + pad
+        end = position + length
+        if end > words[self._committed_at] + capacity:
             raise RingFull(pad + length, self.free_bytes)
-        if end > words[self._reserved_at]:
-            words[self._reserved_at] = end
-        data = self._data
+        if end > self._reserved:
+            words[self._reserved_at] = self._reserved = end
         if pad:
             if pad >= HEADER_BYTES:
                 self._write_header(head, pad, 0, 0, 0, FLAG_PAD, 0)
             offset = 0
-        flags = FLAG_CONDITIONS if conditions else 0
-        self._request_id += 1
-        at_byte = offset + HEADER_BYTES
-        if conditions:
-            data[at_byte : at_byte + len(conditions)] = conditions
-            at_byte += len(conditions)
+        self._request_id = request_id = self._request_id + 1
+        data = self._data
+        if len(parts) == 1 and not conditions:
+            # The usual request, in one step: what the loop below writes, head by head.
+            topic_id, partition, count, payload, first_ms, last_ms, codec = parts[0]
+            size = len(payload)
+            body = _BODY_PACK(request_id, arrival_ns, 1, 0, 0)
+            _PACK_SINGLE(
+                data, offset, length, crc32c(body, (position + length) & 0xFFFFFFFF), request_id,
+                arrival_ns, 1, 0, 0, topic_id, partition, BATCH_BYTES + size, first_ms, last_ms,
+                size, count, arrival_ms, crc32c(payload), codec, 0,
+            )  # fmt: skip
+            at_byte = offset + _SINGLE_BYTES
+            data[at_byte : at_byte + size] = payload
+        else:
+            self._write_parts(offset + HEADER_BYTES, arrival_ms, conditions, parts)
+            flags = FLAG_CONDITIONS if conditions else 0
+            self._write_header(
+                position, length, request_id, arrival_ns, len(parts), flags, len(conditions)
+            )
+        words[self._request_id_at] = request_id
+        self.head = end
+        words[self._head_at] = end
+        return position
+
+    def _write_parts(
+        self, at_byte: int, arrival_ms: int, conditions: bytes, parts: Sequence[Part]
+    ) -> None:
+        data = self._data
+        data[at_byte : at_byte + len(conditions)] = conditions
+        at_byte += len(conditions)
         for topic_id, partition, count, payload, first_ms, last_ms, codec in parts:
             size = len(payload)
             _PACK_PART(data, at_byte, topic_id, partition, BATCH_BYTES + size, first_ms, last_ms)
@@ -147,14 +179,6 @@ class RingWriter:
             at_byte += BATCH_BYTES
             data[at_byte : at_byte + size] = payload
             at_byte += size
-        position = head + pad
-        self._write_header(
-            position, length, self._request_id, arrival_ns, len(parts), flags, len(conditions)
-        )
-        words[self._request_id_at] = self._request_id
-        self.head = end
-        words[self._head_at] = end
-        return position
 
     def _write_header(
         self,
@@ -224,15 +248,18 @@ class RingReader:
         position = start
         while position < end:
             offset = position % capacity
-            if capacity - offset < HEADER_BYTES:
-                position += capacity - offset
+            left = capacity - offset
+            if left < HEADER_BYTES:
+                position += left
                 continue
             length, checksum, _, arrival_ns, parts, flags, conditions_length = _UNPACK_HEADER(
                 data, offset
             )
-            body = data[offset + 8 : offset + HEADER_BYTES]
-            seed = (position + length) & 0xFFFFFFFF
-            if crc32c(body, seed) != checksum or position + length > end:
+            if (
+                crc32c(data[offset + 8 : offset + HEADER_BYTES], (position + length) & 0xFFFFFFFF)
+                != checksum
+                or position + length > end
+            ):
                 return
             if flags & FLAG_PAD:
                 position += length
@@ -242,26 +269,19 @@ class RingReader:
             if flags & FLAG_CONDITIONS:
                 conditions = bytes(data[at_byte : at_byte + conditions_length])
                 at_byte += conditions_length
-            if parts == 1:
-                topic_id, partition, size, first_ms, last_ms = _UNPACK_PART(data, at_byte)
-                at_byte += PART_BYTES
-                count = _UNPACK_BATCH(data, at_byte)[1]
-                batches: tuple[BatchAt, ...] = (
-                    BatchAt(topic_id, partition, count, at_byte, size, first_ms, last_ms),
+            batches: list[BatchAt] = []
+            for _ in range(parts):
+                topic_id, partition, size, first_ms, last_ms, _, count = _UNPACK_PART_COUNT(
+                    data, at_byte
                 )
-            else:
-                found = []
-                for _ in range(parts):
-                    topic_id, partition, size, first_ms, last_ms = _UNPACK_PART(data, at_byte)
-                    at_byte += PART_BYTES
-                    count = _UNPACK_BATCH(data, at_byte)[1]
-                    found.append(
-                        BatchAt(topic_id, partition, count, at_byte, size, first_ms, last_ms)
-                    )
-                    at_byte += size
-                batches = tuple(found)
-            yield RequestAt(position, position + length, arrival_ns, conditions, batches)
-            position += length
+                at_byte += PART_BYTES
+                batches.append(
+                    _new(BatchAt, (topic_id, partition, count, at_byte, size, first_ms, last_ms))
+                )
+                at_byte += size
+            following = position + length
+            yield _new(RequestAt, (position, following, arrival_ns, conditions, batches))
+            position = following
 
     def batch(self, batch: BatchAt) -> memoryview:
         """The bytes of a batch, in place: only for uncommitted requests, which cannot move."""

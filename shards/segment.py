@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 
 from ledger.types import LeaseId
 from shards import layout as at
@@ -30,6 +31,7 @@ class Segment:
         self._map = mmap.mmap(fd, layout.size_bytes)
         self.data = memoryview(self._map)
         self.words = self.data[: layout.words * at.WORD_BYTES].cast("Q")
+        self._lease_counter_mutex = threading.Lock()
 
     @classmethod
     def create(cls, layout: Layout) -> Segment:
@@ -62,10 +64,14 @@ class Segment:
         return self.data[start : start + self.layout.ring_bytes]
 
     def next_lease_id(self, shard: int) -> LeaseId:
-        """A lease id that was never used; only ``shard`` itself may call this."""
+        """A lease id that was never used; only ``shard`` itself may call this.
+
+        Its loop does for a pull, and its uploader threads do for a lease below the epoch floor.
+        """
         index = self.layout.shard(shard) + at.S_LEASE_COUNTER
-        counter = self.words[index] + 1
-        self.words[index] = counter
+        with self._lease_counter_mutex:
+            counter = self.words[index] + 1
+            self.words[index] = counter
         return LeaseId(self.words[at.G_INCARNATION], self.words[at.G_EPOCH], shard, counter)
 
     def close(self) -> None:
