@@ -174,6 +174,19 @@ class Ledger:
             published(commit)
         return commit
 
+    def publish_again(
+        self, lease_id: LeaseId, published: Callable[[Commit], None]
+    ) -> Commit | None:
+        """The commit of a lease if it is there; ``published`` is called for it under the lock.
+
+        For who takes over from a committer that may have died before it published.
+        """
+        with self._session.lock:
+            commit = self.commit_by_lease(lease_id)
+            if commit is not None:
+                published(commit)
+        return commit
+
     def latest_commit_number(self) -> int:
         with self._session.reading() as connection:
             return results.latest_commit_number(connection)

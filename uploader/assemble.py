@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ledger.types import Condition, ConditionPart
-from shards.frame import CODEC_RECORDS, decode_conditions
+from shards.frame import CODEC_RECORDS, FrameError, decode_conditions
 from shards.leases import Lease
 from shards.ring import RequestAt, RingReader
 from uploader.l0 import ExtentParts, RingRun
@@ -29,10 +29,21 @@ class _Extent:
 
 
 def requests_of(lease: Lease, readers: Sequence[RingReader]) -> Iterable[tuple[int, RequestAt]]:
-    """The requests of a lease in pull order, read from the rings again (for an adopter)."""
+    """The requests of a lease in pull order, read from the rings again (for an adopter).
+
+    Raises FrameError where a ring does not hold all of an uncommitted range any more: an object
+    of what is left would commit the loss of the rest.
+    """
     for source in lease.sources:
+        end = source.start
         for request in readers[source.shard].requests(source.start, source.end):
+            end = request.end
             yield source.shard, request
+        if end != source.end:
+            raise FrameError(
+                f"the ring of shard {source.shard} has no frame at {end}, though {source} of lease"
+                f" {lease.lease_id} is not committed"
+            )
 
 
 def assemble(

@@ -215,8 +215,10 @@ class Puller:
     def _repair(self, group: Group) -> None:
         for member in self.table.map.members(group):
             base = self._segment.layout.shard(member)
-            committed = int(self._words[base + at.S_COMMITTED])
-            self._words[base + at.S_PULLED] = self._leases.pulled(member, committed)
+            # Leases first: one that is committed in between is not seen there any more, and then
+            # ``committed`` has moved. The other way round its range would be pulled again.
+            leased = self._leases.pulled(member, 0)
+            self._words[base + at.S_PULLED] = max(leased, int(self._words[base + at.S_COMMITTED]))
 
     def _split(self, group: Group, now_ns: int) -> Group:
         table = self.table

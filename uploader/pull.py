@@ -9,6 +9,7 @@ Inputs are the published requests of the group's members; nothing here touches a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -44,31 +45,30 @@ def bounded(pending: Iterable[Pending], bytes_max: int) -> list[Pending]:
     Each member first gets an equal share, so that one member's flood does not keep the others'
     requests back; what shares are left over goes to the members in order.
     """
-    members = list(pending)
+    members = [member for member in pending if member.requests]
     share = bytes_max // max(1, len(members))
     taken = [0] * len(members)
+    ends = [member.start for member in members]
     left = bytes_max
     for allowance in (share, bytes_max):
         for index, member in enumerate(members):
-            budget = min(left, allowance)
-            while taken[index] < len(member.requests):
-                request = member.requests[taken[index]]
-                size = request.end - request.position
-                if size > budget:
-                    break
-                budget -= size
-                left -= size
-                taken[index] += 1
-    if not any(taken):
-        for index, member in enumerate(members):
-            if member.requests:
-                taken[index] = 1
-                break
+            stop = ends[index] + min(left, allowance)
+            count = bisect_right(member.requests, stop, lo=taken[index], key=_end)
+            if count > taken[index]:
+                end = member.requests[count - 1].end
+                left -= end - ends[index]
+                taken[index], ends[index] = count, end
+    if members and not any(taken):
+        taken[0] = 1
     return [
         Pending(member.shard, member.start, member.requests[:count])
         for member, count in zip(members, taken, strict=True)
         if count
     ]
+
+
+def _end(request: RequestAt) -> int:
+    return request.end
 
 
 def cut(
@@ -86,6 +86,8 @@ def cut(
     taken = bounded(pending, slots * target_bytes)
     total = sum(r.end - r.position for member in taken for r in member.requests)
     count = object_count(total, target_bytes, slots)
+    # Fewer batches than extents allowed cannot be too many extents: the usual case, not counted.
+    countable = sum(len(r.batches) for member in taken for r in member.requests) > extents_max
     leases: list[LeaseRequests] = []
     sources: list[SourceRange] = []
     requests: list[tuple[int, RequestAt]] = []
@@ -94,12 +96,10 @@ def cut(
     for member in taken:
         start = end = member.start
         for request in member.requests:
-            new_keys = {(batch.topic_id, batch.partition) for batch in request.batches}
-            full = (
-                len(keys | new_keys) > extents_max
-                if len(new_keys) > 1
-                else (len(keys) >= extents_max and not new_keys <= keys)
-            )
+            full = False
+            if countable:
+                new_keys = {(batch.topic_id, batch.partition) for batch in request.batches}
+                full = len(keys) + len(new_keys) > extents_max and len(keys | new_keys) > extents_max
             if requests and (full or passed * count >= total * (len(leases) + 1)):
                 if end > start:
                     sources.append(SourceRange(member.shard, start, end))
@@ -109,7 +109,8 @@ def cut(
                 sources, requests, keys = [], [], set()
                 start = end
             requests.append((member.shard, request))
-            keys |= new_keys
+            if countable:
+                keys |= new_keys
             passed += request.end - request.position
             end = request.end
         if end > start:

@@ -120,7 +120,8 @@ class Uploads:
     def _run(self, lease: Lease, requests: Requests | None) -> None:
         if requests is None:
             with self._ledger_mutex:
-                earlier = self._ledger.commit_by_lease(lease.lease_id)
+                # The dead holder may have committed and not told the log: producers wait for it.
+                earlier = self._ledger.publish_again(lease.lease_id, self._publish)
             if earlier is not None:
                 self._finish(lease, earlier)
                 return
@@ -189,6 +190,9 @@ class Uploads:
             except LeaseBelowFloor as error:
                 # The floor passed this epoch before the commit: the same range, a new name.
                 log.warning("%s; its requests are leased again", error)
+                if self._words[at.G_EPOCH] < error.epoch_floor:
+                    self._pause(attempt)  # the supervisor is about to store the new epoch
+                    continue
                 lease_id = self._segment.next_lease_id(self._shard)
                 lease = self._leases.rename(item.lease, lease_id)
                 again = list(requests_of(lease, self._readers))
