@@ -271,6 +271,8 @@ class RingReader:
                 at_byte += conditions_length
             batches: list[BatchAt] = []
             for _ in range(parts):
+                if at_byte > offset + length - PART_BYTES - BATCH_BYTES:
+                    return  # overwritten since the header was looked at
                 topic_id, partition, size, first_ms, last_ms, _, count = _UNPACK_PART_COUNT(
                     data, at_byte
                 )
