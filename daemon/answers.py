@@ -85,16 +85,16 @@ class Answers:
                     request.respond_ok_json(topic.answer % values)
                 records += count
             else:
+                if not offsets[topic.topic_id, parts[0][0]]:
+                    request.refuse(topic_deleted(topic))
+                    continue
                 answer: list[dict[str, int]] = []
                 for partition, count in parts:
                     key = (topic.topic_id, partition)
                     first = offsets[key]
                     offsets[key] = first + count
-                    answer.append(_part(partition, first, first + count - 1, heads.get(key, 0)))
+                    answer.append(_part(partition, first, first + count - 1, heads[key]))
                     records += count
-                if not answer[0]["first_seq"]:
-                    request.refuse(topic_deleted(topic))
-                    continue
                 request.respond_ok_json(_spread(topic, answer, deduped=False))
             requests += 1
             sizes += size

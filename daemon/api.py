@@ -78,6 +78,7 @@ class Api:
             if len(parts) == 3:
                 name = checked_name(parts[2])
                 if head.method == "POST":
+                    _check_create(head)
                     return Route(name, None)
                 topics = self._topics
                 methods = {
@@ -176,6 +177,12 @@ class Api:
 
 def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
+
+
+def _check_create(head: Head) -> None:
+    create = head.query.get("create", "true")
+    if create not in ("true", "false"):
+        raise invalid(f"create must be true or false, not {create[:40]!r}", parameter="create")
 
 
 def _by_method(

@@ -71,12 +71,15 @@ class Catalog:
 
     def known(self, name: str) -> TopicEntry | None:
         """A live topic that is in the cache."""
-        # A shard may die between a change of topics and the word that tells of it.
-        version = (self._words[at.G_CATALOG], self._words[at.G_DEATHS])
+        version = self._now()
         if version != self._version:
             self._entries.clear()
             self._version = version
         return self._entries.get(name)
+
+    def _now(self) -> tuple[int, int]:
+        # A shard may die between a change of topics and the word that tells of it.
+        return self._words[at.G_CATALOG], self._words[at.G_DEATHS]
 
     def name_of(self, topic_id: int) -> str:
         """A topic's name, deleted ones too; for uploader threads, may ask the ledger."""
@@ -92,25 +95,27 @@ class Catalog:
         """A live topic. Raises ApiError 404."""
         entry = self.known(name)
         if entry is None:
+            version = self._now()
             topic = await self._ask(lambda: self._ledger.topic(name))
             if topic is None:
                 raise unknown_topic(name)
-            entry = self._remember(topic)
+            entry = self._remember(topic, version)
         return entry
 
     async def create(self, name: str, config: TopicConfig) -> tuple[TopicEntry, bool]:
         """The topic of this name, made if it is not there; whether it was made."""
+        version = self._now()
         topic, created = await self._change(
             lambda: self._ledger.create_topic(name, config, wall_ms())
         )
-        return self._remember(topic), created
+        return self._remember(topic, version), created
 
     async def alter(self, name: str, config: TopicConfig) -> TopicEntry:
         """Changes a topic's settings. Raises ApiError."""
+        version = self._now()
         try:
-            return self._remember(
-                await self._change(lambda: self._ledger.alter_topic(name, config))
-            )
+            topic = await self._change(lambda: self._ledger.alter_topic(name, config))
+            return self._remember(topic, version)
         except TopicMissing as error:
             raise unknown_topic(name) from error
         except PartitionsRefused as error:
@@ -146,14 +151,18 @@ class Catalog:
 
         return await self._ask(changed)
 
-    def _remember(self, topic: Topic) -> TopicEntry:
-        if len(self._entries) >= NAMES_MAX:
-            self._entries.clear()
+    def _remember(self, topic: Topic, version: tuple[int, int]) -> TopicEntry:
+        """Keeps what the ledger said when it was asked at ``version``; what changed since then
+        would otherwise stay in the cache until the next change."""
         self._remember_name(topic)
         known = self._entries.get(topic.name)
         if known is not None and known.topic == topic:
             return known
-        entry = self._entries[topic.name] = TopicEntry(topic)
+        entry = TopicEntry(topic)
+        if version == self._version == self._now():
+            if len(self._entries) >= NAMES_MAX:
+                self._entries.clear()
+            self._entries[topic.name] = entry
         return entry
 
     def _remember_name(self, topic: Topic) -> str:

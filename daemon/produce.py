@@ -11,6 +11,7 @@ This module stores nothing durable and answers only refusals; ``daemon/answers.p
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +30,8 @@ from shards.clock import wall_ms
 from shards.frame import Part, encode_conditions
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
+
+log = logging.getLogger("headgate.produce")
 
 FRAME_BYTES = 4096  # heads and pads that a body does not have: room that admission adds
 RETRY_AFTER_S = (1, 3)  # spread, so that refused producers do not come back together
@@ -127,6 +130,10 @@ class Producer:
                 request.refuse(error)
             except LedgerError as error:
                 request.refuse(ledger_unavailable(error))
+            except Exception as error:  # what comes behind must not wait for good
+                log.error("a produce request failed by a bug", exc_info=error)
+                request.refuse(ApiError(500, "internal", "this is a bug in headgate; see its log",
+                                        close=True))  # fmt: skip
             held.popleft()
         del self._held_back[connection]
 
@@ -136,8 +143,8 @@ class Producer:
         except ApiError:
             if request.head.query.get("create", "true") != "true":
                 raise unknown_topic(name) from None
-        # A body that will be refused must not leave a topic behind.
-        self._parse(request, wall_ms())
+        # A request that will be refused must not leave a topic behind.
+        bodies.payloads(self._parse(request, wall_ms()), TopicConfig().partitions, lambda: 0)
         topic, _ = await self._catalog.create(name, TopicConfig())
         return topic
 
@@ -146,11 +153,7 @@ class Producer:
         body = request.body
         if head.content_encoding:
             body = bodies.decompress(body, head.content_encoding, self._limits.body_bytes_max)
-        return bodies.parse(head.content_type, head.query, body, self._limits, arrival_ms)
-
-    def _publish(self, request: Request, topic: TopicEntry) -> None:
-        arrival_ms = wall_ms()
-        asked = self._parse(request, arrival_ms)
+        asked = bodies.parse(head.content_type, head.query, body, self._limits, arrival_ms)
         if asked.disable_backpressure:
             raise ApiError(
                 400,
@@ -158,6 +161,11 @@ class Producer:
                 "disable_backpressure is not supported yet; leave it out",
                 {"field": "disable_backpressure"},
             )
+        return asked
+
+    def _publish(self, request: Request, topic: TopicEntry) -> None:
+        arrival_ms = wall_ms()
+        asked = self._parse(request, arrival_ms)
         topic_id = topic.topic_id
         parts = [
             Part(topic_id, *payload)

@@ -103,12 +103,12 @@ class TopicRoutes:
     async def list(self, request: Request) -> tuple[int, Any]:
         """A page of topics, by name; ``next_cursor`` asks for the next one."""
         query = request.head.query
-        try:
-            limit = int(query.get("limit", "100"))
-        except ValueError:
-            limit = 0
+        text = query.get("limit", "100")
+        limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 4 else 0
         if not 1 <= limit <= PAGE_MAX:
-            raise invalid(f"limit must be between 1 and {PAGE_MAX}", field="limit")
+            raise invalid(
+                f"limit must be between 1 and {PAGE_MAX}, not {text[:40]!r}", field="limit"
+            )
         topics = await self._catalog.page(query.get("cursor", ""), limit + 1)
         states = [
             topic_state(topic, await self._catalog.states(topic.topic_id))

@@ -165,13 +165,15 @@ class DiffReader:
                 lambda ledger: ledger.offset_at_time(topic_id, asked.partition, from_ts)
             )
             from_seq = first - 1
+            # Commits came while the ledger was asked, which knows them earlier than the log.
+            head = max(await self.head(key), from_seq)
         else:
             from_seq = 0 if asked.from_seq is UNSET else asked.from_seq
         if from_seq >= head and asked.wait_ms:
             await self.waiters.wait(key, asked.wait_ms / 1000)
             head = await self.head(key)
         found: list[DiffRecord] = []
-        reached = min(from_seq, head) if from_ts is not None else from_seq
+        reached = from_seq
         if from_seq < head:
             reached = await self._gather(key, from_seq, from_ts, asked, found)
             head = max(head, reached)
@@ -196,10 +198,20 @@ class DiffReader:
         reached = from_seq
         left_bytes = asked.max_bytes
         scanned = 0
+        searching = from_ts is not None
         async for offset, ts_ms, record in self._records(key, from_seq + 1):
             scanned += 1
-            searching = from_ts is not None and not found and ts_ms < from_ts
-            if not searching and _passes(record, asked):
+            if searching:
+                # Not to be broken off, for the next diff has no from_ts. Seldom over one extent:
+                # only where the late timestamp that the ledger saw was a void record's.
+                if from_ts is not None and ts_ms < from_ts:
+                    reached = offset
+                    if scanned % SCANNED_MAX == 0:
+                        await asyncio.sleep(0)
+                    continue
+                searching = False
+                scanned = 1
+            if _passes(record, asked):
                 size = len(record.data)
                 if found and size > left_bytes:
                     return reached

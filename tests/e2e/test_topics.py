@@ -1,0 +1,272 @@
+"""Topics over HTTP: make, change, read, list, delete, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running
+from tests.e2e.wire import wire_of_each_shard
+
+DEFAULTS = {
+    "partitions": 1, "columns": {}, "priority": None, "auto_priority": True, "lossy": False,
+    "cap_records": None, "cap_bytes": None, "ttl_ms": None, "discard": "old",
+}  # fmt: skip
+EMPTY = {"head_seq": 0, "earliest_seq": 1, "next_seq": 1, "count": 0, "bytes": 0}
+
+
+def topic_names(daemon: Daemon, prefix: str) -> list[str]:
+    """All topics with this prefix, from one large page."""
+    page = daemon.get("/v0/topics?limit=1000").json
+    assert page["next_cursor"] is None
+    return [t["topic"] for t in page["topics"] if t["topic"].startswith(prefix)]
+
+
+def test_a_topic_is_created_once_and_then_unchanged(shared_daemon: Daemon) -> None:
+    created = shared_daemon.json("PUT", "/v0/topics/made", {"partitions": 2})
+
+    assert created.status == 201
+    assert created.json["topic"] == "made"
+    assert created.json["config"] == {**DEFAULTS, "partitions": 2}
+    assert created.json["partitions"] == [{"partition": p, **EMPTY} for p in (0, 1)]
+    assert created.json["effective_priority"] == 0
+    again = shared_daemon.json("PUT", "/v0/topics/made", {"partitions": 2})
+    assert (again.status, again.json) == (200, created.json)
+    assert shared_daemon.get("/v0/topics/made").json == created.json
+
+
+def test_settings_that_are_not_given_stay(shared_daemon: Daemon) -> None:
+    assert shared_daemon.json("PUT", "/v0/topics/stays", {"partitions": 3}).status == 201
+
+    for document in (None, {}, {"lossy": False}):
+        answer = shared_daemon.json("PUT", "/v0/topics/stays", document)
+        assert (answer.status, answer.json["config"]["partitions"]) == (200, 3)
+
+
+def test_partitions_grow_and_never_shrink(shared_daemon: Daemon) -> None:
+    shared_daemon.json("PUT", "/v0/topics/grows", {"partitions": 2})
+    shared_daemon.produce("grows", 1, partition=1)
+
+    grown = shared_daemon.json("PUT", "/v0/topics/grows", {"partitions": 4})
+    assert grown.status == 200
+    assert [p["head_seq"] for p in grown.json["partitions"]] == [0, 1, 0, 0]
+    assert shared_daemon.produce("grows", 2, partition=3).json["first_seq"] == 1
+
+    shrunk = shared_daemon.json("PUT", "/v0/topics/grows", {"partitions": 3})
+    assert (shrunk.status, shrunk.code) == (400, "invalid")
+    assert shrunk.json["error"]["detail"] == {"field": "partitions"}
+    assert len(shared_daemon.get("/v0/topics/grows").json["partitions"]) == 4
+
+
+def test_every_shard_knows_of_a_change_at_once(shared_daemon: Daemon) -> None:
+    with wire_of_each_shard(shared_daemon, "everybody") as wires:
+        for partitions in (2, 3):
+            wires[0].json("PUT", "/v0/topics/everybody", {"partitions": partitions})
+            for wire in wires:
+                document = {"records": [{"data": 1}], "partition": partitions - 1}
+                assert wire.json("POST", "/v0/topics/everybody", document).status == 200
+        assert wires[0].json("DELETE", "/v0/topics/everybody", None).status == 200
+        for wire in wires:
+            assert wire.json("GET", "/v0/topics/everybody", None).code == "unknown_topic"
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 1001, 10**30, 1.5, "2", None, True])
+def test_a_number_of_partitions_out_of_range_is_refused(
+    shared_daemon: Daemon, partitions: object
+) -> None:
+    answer = shared_daemon.json("PUT", "/v0/topics/range", {"partitions": partitions})
+
+    assert (answer.status, answer.code) == (400, "invalid")
+    assert shared_daemon.get("/v0/topics/range").status == 404
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("columns", {"a": "long"}),
+        ("priority", 5),
+        ("auto_priority", False),
+        ("lossy", True),
+        ("cap_records", 10),
+        ("cap_bytes", 10),
+        ("ttl_ms", 1000),
+        ("discard", "reject"),
+    ],
+)
+def test_a_setting_that_is_not_enforced_yet_is_refused_unless_it_is_the_default(
+    shared_daemon: Daemon, field: str, value: object
+) -> None:
+    answer = shared_daemon.json("PUT", f"/v0/topics/not-yet-{field}", {field: value})
+
+    assert (answer.status, answer.code) == (400, "not_supported_yet")
+    assert answer.json["error"]["detail"] == {"field": field}
+    assert shared_daemon.get(f"/v0/topics/not-yet-{field}").status == 404
+    default = shared_daemon.json("PUT", f"/v0/topics/not-yet-{field}", {field: DEFAULTS[field]})
+    assert default.status == 201
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status", "code"),
+    [
+        (b"{", "application/json", 400, "invalid"),
+        (b"[]", "application/json", 400, "invalid"),
+        (b'{"partition": 2}', "application/json", 400, "invalid"),
+        (b'{"columns": {"a": "float"}}', "application/json", 400, "invalid"),
+        (b'{"discard": "new"}', "application/json", 400, "invalid"),
+        (b'{"lossy": "\xff"}', "application/json", 400, "invalid"),
+        (b"[" * 10_000, "application/json", 400, "invalid"),
+        (b"{}", "text/plain", 415, "unsupported_media_type"),
+        (b"{}", "", 415, "unsupported_media_type"),
+        (b"{" + b" " * (1 << 20) + b"}", "application/json", 413, "too_large"),
+    ],
+)
+def test_settings_that_are_wrong_are_refused(
+    shared_daemon: Daemon, body: bytes, content_type: str, status: int, code: str
+) -> None:
+    headers = {"content_type": content_type} if content_type else {}
+    answer = shared_daemon.ask("PUT", "/v0/topics/wrong", body, **headers)
+
+    assert (answer.status, answer.code) == (status, code)
+    assert shared_daemon.get("/v0/topics/wrong").status == 404
+
+
+def test_topics_are_listed_by_name_a_page_at_a_time(shared_daemon: Daemon) -> None:
+    names = [f"page.{letter}" for letter in "dbeca"]
+    for name in names:
+        shared_daemon.json("PUT", f"/v0/topics/{name}", {})
+    shared_daemon.produce("page.c", 1, 2)
+
+    seen: list[str] = []
+    cursor: str | None = "page."
+    while cursor is not None:
+        page = shared_daemon.get(f"/v0/topics?limit=2&cursor={cursor}").json
+        assert len(page["topics"]) <= 2
+        for state in page["topics"]:
+            assert state == shared_daemon.get(f"/v0/topics/{state['topic']}").json
+            seen.append(state["topic"])
+        cursor = page["next_cursor"]
+    assert [name for name in seen if name.startswith("page.")] == sorted(names)
+    assert seen == sorted(set(seen))
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "1001", "many", "", "1.0", "1_0", "%201"])
+def test_a_page_size_out_of_range_is_refused(shared_daemon: Daemon, limit: str) -> None:
+    answer = shared_daemon.get(f"/v0/topics?limit={limit}")
+
+    assert (answer.status, answer.code) == (400, "invalid")
+    assert answer.json["error"]["detail"] == {"field": "limit"}
+
+
+def test_a_topic_made_again_is_another_one(shared_daemon: Daemon) -> None:
+    shared_daemon.produce("again", "old 1", "old 2")
+    assert len(shared_daemon.read_all("again")) == 2
+
+    deleted = shared_daemon.json("DELETE", "/v0/topics/again")
+    assert (deleted.status, deleted.json) == (200, {"topic": "again", "deleted": True})
+    for answer in (
+        shared_daemon.get("/v0/topics/again"),
+        shared_daemon.json("POST", "/v0/topics/again/diff", {}),
+        shared_daemon.json("DELETE", "/v0/topics/again"),
+        shared_daemon.json("POST", "/v0/topics/again?create=false", {"records": [{"data": 1}]}),
+    ):
+        assert (answer.status, answer.code) == (404, "unknown_topic")
+    assert topic_names(shared_daemon, "again") == []
+
+    assert shared_daemon.produce("again", "new").json["first_seq"] == 1
+    assert [(r["seq"], r["data"]) for r in shared_daemon.read_all("again")] == [(1, "new")]
+    assert shared_daemon.get("/v0/topics/again").json["partitions"][0]["count"] == 1
+
+
+def test_the_old_records_of_a_topic_made_again_stay_away_after_a_restart(data: Path) -> None:
+    with running(data) as daemon:
+        daemon.produce("again", *range(10), idempotency_key="k")
+        daemon.json("DELETE", "/v0/topics/again")
+        assert daemon.json("PUT", "/v0/topics/again", {}).status == 201
+        # Keys belong to the topic that is gone, too.
+        fresh = daemon.produce("again", "new", idempotency_key="k")
+        assert (fresh.json["first_seq"], fresh.json["deduped"]) == (1, False)
+    with running(data) as daemon:
+        assert [(r["seq"], r["data"]) for r in daemon.read_all("again")] == [(1, "new")]
+        assert daemon.produce("again", "newer").json["first_seq"] == 2
+
+
+@pytest.mark.parametrize("name", ["a", "0", "A.b_c:d-e", "x" * 255, "a..b", "a%2Eb"])
+def test_good_names(shared_daemon: Daemon, name: str) -> None:
+    answer = shared_daemon.json("PUT", f"/v0/topics/{name}", {})
+
+    assert answer.status in (200, 201)
+    assert answer.json["topic"] == name.replace("%2E", ".")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "-a", ".a", "..", "_a", ":a", "a%20b", "a%2Fb", "%C3%A9", "x" * 256, "a%5Cb", "a%0Ab",
+     "a*", "a%00", "..%2F..%2Fetc%2Fpasswd", "a%"],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["PUT", "POST", "GET", "DELETE"])
+def test_bad_names(shared_daemon: Daemon, method: str, name: str) -> None:
+    document = {"records": [{"data": 1}]} if method == "POST" else None
+    answer = shared_daemon.json(method, f"/v0/topics/{name}", document)
+
+    assert answer.status == 400
+    assert answer.code in ("invalid_topic", "bad_request")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("POST", "/v0/topics", {"GET"}),
+        ("PATCH", "/v0/topics/t", {"GET", "PUT", "POST", "DELETE"}),
+        ("GET", "/v0/topics/t/diff", {"POST"}),
+        ("PUT", "/livez", {"GET"}),
+        ("DELETE", "/v0/status", {"GET"}),
+    ],
+)
+def test_a_method_that_a_path_does_not_know_is_405_with_allow(
+    shared_daemon: Daemon, method: str, path: str, allow: set[str]
+) -> None:
+    answer = shared_daemon.ask(method, path)
+
+    assert (answer.status, answer.code) == (405, "method_not_allowed")
+    assert set(answer.headers["allow"].split(", ")) == allow
+
+
+def test_an_unknown_path_is_404(shared_daemon: Daemon) -> None:
+    for path in ("/", "/v0", "/v1/topics", "/v0/topics/t/records", "/v0/topics/t/diff/x", "/x"):
+        answer = shared_daemon.get(path)
+        assert (answer.status, answer.code) == (404, "not_found"), path
+
+
+def test_create_false_makes_no_topic(shared_daemon: Daemon) -> None:
+    body = {"records": [{"data": 1}]}
+    refused = shared_daemon.json("POST", "/v0/topics/unmade?create=false", body)
+    assert (refused.status, refused.code) == (404, "unknown_topic")
+    assert shared_daemon.get("/v0/topics/unmade").status == 404
+
+    assert shared_daemon.json("POST", "/v0/topics/unmade?create=true", body).status == 200
+    assert shared_daemon.json("POST", "/v0/topics/unmade?create=false", body).status == 200
+
+
+def test_create_must_be_true_or_false(shared_daemon: Daemon) -> None:
+    for topic in ("create-what", "create-what-known"):
+        if topic.endswith("known"):
+            shared_daemon.produce(topic, 1)
+        answer = shared_daemon.json(
+            "POST", f"/v0/topics/{topic}?create=maybe", {"records": [{"data": 1}]}
+        )
+        assert (answer.status, answer.code) == (400, "invalid")
+        assert answer.json["error"]["detail"] == {"parameter": "create"}
+
+
+def test_a_body_that_is_refused_leaves_no_topic_behind(shared_daemon: Daemon) -> None:
+    documents: list[dict[str, object]] = [
+        {"records": []},
+        {"records": [{}]},
+        {"records": [{"data": 1}], "partition": 7},
+        {"records": [{"data": 1}], "disable_backpressure": True},
+    ]
+    for document in documents:
+        answer = shared_daemon.json("POST", "/v0/topics/left", document)
+        assert answer.status == 400
+        assert shared_daemon.get("/v0/topics/left").status == 404, document

@@ -1,0 +1,159 @@
+"""Bytes on a socket, as no HTTP library would send them, and connections of a known shard.
+
+``Wire`` sends what it is given and reads whole answers; its time limit only ends a hang.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+
+from tests.e2e.daemon import HANG_S, Answer, Daemon, wait_until
+
+_ENOUGH = 64  # the kernel spreads connections by a hash: 64 on one side of two do not happen
+
+
+class Wire:
+    """One connection."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=HANG_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = b""
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+    def close(self) -> None:
+        """Closes both directions."""
+        self._socket.close()
+
+    def half_close(self) -> None:
+        """Says that nothing more will be sent."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def send(self, data: bytes) -> None:
+        """Sends everything, unless the other side has closed already."""
+        try:
+            self._socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # what it has said can still be read
+
+    def _more(self) -> bool:
+        try:
+            data = self._socket.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        self._buffer += data
+        return bool(data)
+
+    def _until(self, mark: bytes) -> bytes | None:
+        while mark not in self._buffer:
+            if not self._more():
+                return None
+        found, _, self._buffer = self._buffer.partition(mark)
+        return found
+
+    def answer(self, *, bodiless: bool = False) -> Answer | None:
+        """The next answer; None when the connection ended instead."""
+        head = self._until(b"\r\n\r\n")
+        if head is None:
+            assert self._buffer == b"", f"half an answer: {self._buffer!r}"
+            return None
+        first, *lines = head.decode("latin-1").split("\r\n")
+        version, status, _ = first.split(" ", 2)
+        assert version == "HTTP/1.1", first
+        pairs = (line.partition(":") for line in lines)
+        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        length = 0 if bodiless else int(headers.get("content-length", "0"))
+        while len(self._buffer) < length:
+            assert self._more(), "the connection ended inside an answer's body"
+        body, self._buffer = self._buffer[:length], self._buffer[length:]
+        return Answer(int(status), headers, body)
+
+    def answers(self) -> list[Answer]:
+        """All answers until the other side closes."""
+        found: list[Answer] = []
+        while True:
+            answer = self.answer()
+            if answer is None:
+                return found
+            found.append(answer)
+
+    def ask(self, data: bytes) -> Answer:
+        """Sends and reads one answer; the test fails when the connection ends."""
+        self.send(data)
+        answer = self.answer()
+        assert answer is not None, f"no answer to {data[:200]!r}"
+        return answer
+
+    def json(self, method: str, path: str, document: object) -> Answer:
+        """A request with a JSON body, the connection kept."""
+        return self.ask(request(method, path, json.dumps(document).encode()))
+
+
+def request(
+    method: str, path: str, body: bytes | None = None, content_type: str = "application/json",
+    **headers: str,
+) -> bytes:  # fmt: skip
+    """The bytes of a request; header names with ``_`` for ``-``; ``Content-Type`` unless empty."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: h"]
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+        if content_type:
+            lines.append(f"Content-Type: {content_type}")
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b"")
+
+
+def chunked(body: bytes, *sizes: int) -> bytes:
+    """``body`` in the chunked transfer coding: chunks of the given sizes, then the rest."""
+    pieces = []
+    for size in (*sizes, len(body)):
+        piece, body = body[:size], body[size:]
+        if piece:
+            pieces.append(b"%x\r\n%s\r\n" % (len(piece), piece))
+    return b"".join([*pieces, b"0\r\n\r\n"])
+
+
+@contextmanager
+def wire_of_each_shard(daemon: Daemon, topic: str) -> Iterator[list[Wire]]:
+    """One connection to each shard, by number; a record for each try goes to ``topic``.
+
+    Nobody else may produce meanwhile: which shard answered is seen by its counter.
+    """
+    with ExitStack() as stack:
+        found: dict[int, Wire] = {}
+        shards = len(_acknowledged(daemon))
+        for _ in range(_ENOUGH):
+            before = _acknowledged(daemon)
+            wire = stack.enter_context(Wire(daemon.port))
+            answer = wire.json("POST", f"/v0/topics/{topic}", {"records": [{"data": 0}]})
+            assert answer.status == 200
+            found.setdefault(_counted_by(daemon, before), wire)
+            if len(found) == shards:
+                yield [found[shard] for shard in range(shards)]
+                return
+        raise AssertionError(f"{_ENOUGH} connections went to shards {sorted(found)} only")
+
+
+def _counted_by(daemon: Daemon, before: list[int]) -> int:
+    """The shard whose counter has risen."""
+
+    def risen() -> list[int]:
+        return [s for s, count in enumerate(_acknowledged(daemon)) if count > before[s]]
+
+    return wait_until(risen, "the acknowledged request to be counted")[0]
+
+
+def _acknowledged(daemon: Daemon) -> list[int]:
+    return [shard["requests_acked"] for shard in daemon.status()["shards"]]
