@@ -99,7 +99,9 @@ def cut(
             full = False
             if countable:
                 new_keys = {(batch.topic_id, batch.partition) for batch in request.batches}
-                full = len(keys) + len(new_keys) > extents_max and len(keys | new_keys) > extents_max
+                full = (
+                    len(keys) + len(new_keys) > extents_max and len(keys | new_keys) > extents_max
+                )
             if requests and (full or passed * count >= total * (len(leases) + 1)):
                 if end > start:
                     sources.append(SourceRange(member.shard, start, end))
