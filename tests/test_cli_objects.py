@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from daemon.cli.objects import problems_of
 from ledger.ledger import Ledger
 from ledger.types import (
     CommitDraft,
@@ -138,6 +140,12 @@ def test_cat_leaves_out_what_the_commit_made_void(place: Place) -> None:
     assert (found["seq"], found["data"]) == (3, 3)
 
 
+def test_cat_leaves_out_a_topic_that_was_deleted_before_the_commit(place: Place) -> None:
+    place.ledger.delete_topic("orders", NOW_MS)
+    result = place.run("cat", place.put(1, [Record("1")]))
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
 def test_cat_of_an_unknown_key_is_1_with_a_hint(place: Place) -> None:
     result = place.run("cat", "l0/nonsense")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -192,6 +200,13 @@ def test_verify_names_an_object_that_is_gone(place: Place) -> None:
     result = place.run("verify", "-o", "json")
     assert result.exit_code == 1
     assert [item["key"] for item in json.loads(result.stdout)["bad"]] == [gone]
+
+
+def test_an_object_of_another_size_than_the_ledger_says_is_bad(place: Place) -> None:
+    row = place.ledger.object_by_key(place.put(1, [Record("1")]))
+    assert row is not None and problems_of(place.store, row) == []
+    shorter = msgspec.structs.replace(row, size_bytes=row.size_bytes - 1)
+    assert "the ledger says" in problems_of(place.store, shorter)[0]
 
 
 def test_without_a_ledger_nothing_is_made_and_it_is_1(tmp_path: Path) -> None:

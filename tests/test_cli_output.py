@@ -115,7 +115,9 @@ def maps(draw_: st.DrawFn) -> tuple[int, list[Group]]:
     def cover(low: int, size: int) -> None:
         if low >= shard_count:
             return
-        if low + size // 2 < shard_count and size > 1 and draw_(st.booleans()):
+        while size > 1 and low + size // 2 >= shard_count:
+            size //= 2  # the same shards without an upper half that has none
+        if size > 1 and draw_(st.booleans()):
             cover(low, size // 2)
             cover(low + size // 2, size // 2)
         else:
