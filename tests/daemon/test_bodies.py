@@ -35,7 +35,9 @@ def parsed(content_type: str, body: bytes, limits: BodyLimits = LIMITS, /, **que
     return parse(content_type, query, body, limits, NOW_MS)
 
 
-def refused(content_type: str, body: bytes, limits: BodyLimits = LIMITS, /, **query: str) -> ApiError:
+def refused(
+    content_type: str, body: bytes, limits: BodyLimits = LIMITS, /, **query: str
+) -> ApiError:
     with pytest.raises(ApiError) as caught:
         parsed(content_type, body, limits, **query)
     return caught.value

@@ -118,6 +118,10 @@ class Script:
         with self.changed:
             assert self.changed.wait_for(condition, PATIENCE_S)
 
+    def wait_for_later(self, count: int) -> None:
+        """Waits until ``count`` requests in all have come to /later."""
+        self.wait(lambda: len(self.later) >= count)
+
 
 class Front:
     """A server that runs in a thread of its own."""
@@ -167,6 +171,10 @@ class Front:
             return function()
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
+
+    def answer(self, index: int, body: bytes) -> None:
+        """Answers a request to /later."""
+        self.call(lambda: self.script.later[index].respond_ok_json(body))
 
     def drained(self) -> None:
         """Waits until no connection is left."""

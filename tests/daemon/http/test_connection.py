@@ -85,7 +85,7 @@ class TestOrder:
     def test_answers_given_in_any_order_leave_in_the_order_of_requests(self) -> None:
         with serving() as front, front.client() as client:
             client.send(post("/later/0") + post("/echo", b"1") + post("/later/2") + get("/missing"))
-            front.script.wait(lambda: len(front.script.later) == 2)
+            front.script.wait_for_later(2)
             first, third = front.script.later
             front.call(lambda: third.respond_ok_json(b'"third"'))
             front.call(lambda: first.respond(201, b'"first"'))
@@ -98,9 +98,9 @@ class TestOrder:
             script = front.script
             client.send(b"".join(post(f"/later/{n}") for n in range(20)))
             for n in range(20):
-                script.wait(lambda n=n: len(script.later) > n)
+                script.wait_for_later(n + 1)
                 assert len(script.later) - n <= 4
-                front.call(lambda n=n: script.later[n].respond_ok_json(b"%d" % n))
+                front.answer(n, b"%d" % n)
             assert [client.answer().body for _ in range(20)] == [b"%d" % n for n in range(20)]
 
     def test_a_client_that_takes_no_answers_is_not_read_from(self) -> None:
@@ -117,7 +117,7 @@ class TestOrder:
     def test_a_second_answer_is_an_error_of_the_application(self) -> None:
         with serving() as front, front.client() as client:
             client.send(post("/later"))
-            front.script.wait(lambda: front.script.later)
+            front.script.wait_for_later(1)
             request = front.script.later[0]
             front.call(lambda: request.respond_ok_json(b"1"))
             with pytest.raises(RuntimeError, match="answered twice"):
@@ -242,11 +242,11 @@ class TestRefusals:
         with serving() as front, front.client() as client:
             script = front.script
             client.send(post("/later/1") + post("/later/2"))
-            script.wait(lambda: len(script.later) == 2)
+            script.wait_for_later(2)
             front.call(script.later[0].abandon)
             script.wait(lambda: script.closed == ["/later/2"])
             assert script.later[1].connection_closed
-            front.call(lambda: script.later[1].respond_ok_json(b"{}"))
+            front.answer(1, b"{}")
             assert client.ended()
 
     def test_one_connection_too_many_is_503(self) -> None:
@@ -275,10 +275,10 @@ class TestExpectations:
     def test_100_continue_waits_for_the_answers_before_it(self) -> None:
         with serving() as front, front.client() as client:
             client.send(post("/later"))
-            front.script.wait(lambda: front.script.later)
+            front.script.wait_for_later(1)
             client.send(post("/echo", b"abc", "Expect: 100-continue")[:-3])
             front.script.wait(lambda: len(front.script.admitted) == 2)
-            front.call(lambda: front.script.later[0].respond_ok_json(b"1"))
+            front.answer(0, b"1")
             assert client.answer().body == b"1"
             assert client.answer().status == 100
             client.send(b"abc")
@@ -315,8 +315,8 @@ class TestEnds:
     def test_nothing_is_read_behind_connection_close_while_its_answer_is_due(self) -> None:
         with serving() as front, front.client() as client:
             client.send(post("/later", b"1", "Connection: close") + post("/echo", b"2"))
-            front.script.wait(lambda: front.script.later)
-            front.call(lambda: front.script.later[0].respond_ok_json(b"1"))
+            front.script.wait_for_later(1)
+            front.answer(0, b"1")
             assert client.answer().body == b"1"
             assert client.ended()
             assert front.script.handled == [("/later", b"1")]
@@ -334,7 +334,7 @@ class TestEnds:
             client.send(post("/later") + post("/echo", b"x"))
             client.half_close()
             front.script.wait(lambda: len(front.script.handled) == 2)
-            front.call(lambda: front.script.later[0].respond_ok_json(b"1"))
+            front.answer(0, b"1")
             assert client.answer().body == b"1"
             assert client.answer().json["body"] == "x"
             assert client.ended()
@@ -345,8 +345,8 @@ class TestEnds:
             client.send(b"".join(post(f"/later/{n}") for n in range(6)))
             client.half_close()
             for n in range(6):
-                script.wait(lambda n=n: len(script.later) > n)
-                front.call(lambda n=n: script.later[n].respond_ok_json(b"%d" % n))
+                script.wait_for_later(n + 1)
+                front.answer(n, b"%d" % n)
             assert [client.answer().body for _ in range(6)] == [b"%d" % n for n in range(6)]
             assert client.ended()
 
@@ -388,11 +388,11 @@ class TestEnds:
         with serving() as front, front.client() as client:
             script = front.script
             client.send(post("/later/a") + post("/later/b"))
-            script.wait(lambda: len(script.later) == 2)
+            script.wait_for_later(2)
             client.reset()
             script.wait(lambda: script.closed == ["/later/a", "/later/b"])
             front.drained()
-            front.call(lambda: script.later[0].respond_ok_json(b"{}"))
+            front.answer(0, b"{}")
             assert script.later[0].connection_closed
 
 
@@ -403,12 +403,12 @@ class TestDraining:
             idle.send(get("/echo"))
             assert idle.answer().status == 200
             busy.send(post("/later/1") + post("/later/2"))
-            script.wait(lambda: len(script.later) == 2)
+            script.wait_for_later(2)
             front.call(front.server.stop_accepting)
             front.call(front.server.drain)
             assert idle.ended()
             for n in range(2):
-                front.call(lambda n=n: script.later[n].respond_ok_json(b"%d" % n))
+                front.answer(n, b"%d" % n)
             answers = [busy.answer() for _ in range(2)]
             assert [a.headers.get("connection") for a in answers] == [None, "close"]
             assert busy.ended()
@@ -428,11 +428,11 @@ class TestDraining:
     def test_pipelined_requests_are_all_answered_while_draining(self) -> None:
         with serving() as front, front.client() as client:
             client.send(post("/later"))
-            front.script.wait(lambda: front.script.later)
+            front.script.wait_for_later(1)
             front.call(front.server.drain)
             client.send(b"".join(post("/echo", b"%d" % n) for n in range(5)))
             front.script.wait(lambda: len(front.script.handled) == 6)
-            front.call(lambda: front.script.later[0].respond_ok_json(b"{}"))
+            front.answer(0, b"{}")
             answers = [client.answer() for _ in range(6)]
             assert [a.headers.get("connection") for a in answers] == [None] * 5 + ["close"]
             assert client.ended()
@@ -481,11 +481,11 @@ class TestTimeouts:
     def test_a_connection_that_waits_for_its_answer_is_not_idle(self) -> None:
         with serving(idle_timeout_ms=200) as front, front.client() as waiting:
             waiting.send(post("/later"))
-            front.script.wait(lambda: front.script.later)
+            front.script.wait_for_later(1)
             for _ in range(3):  # each is accepted, and ends, by the same clock
                 with front.client() as idle:
                     assert idle.ended()
-            front.call(lambda: front.script.later[0].respond_ok_json(b"1"))
+            front.answer(0, b"1")
             assert waiting.answer().body == b"1"
 
     def test_a_client_that_never_closes_is_dropped_after_the_linger_time(self) -> None:
