@@ -182,6 +182,22 @@ class LeaseTable:
                     end = source.end
         return end
 
+    def check_invariants(self, committed: Sequence[int]) -> None:
+        """Raises AssertionError unless what is leased of each shard follows its ``committed``.
+
+        ``committed`` is that word of every shard; nobody else may write meanwhile.
+        """
+        leases = list(self.in_state(LIVE, ORPHAN, DONE))
+        ids = [lease.lease_id for lease in leases]
+        assert len(set(ids)) == len(ids), f"an id stands in two slots: {ids}"
+        ends = list(committed)
+        held = [source for lease in self.in_state(LIVE, ORPHAN) for source in lease.sources]
+        for source in sorted(held, key=lambda each: (each.shard, each.start)):
+            assert source.start < source.end, f"{source} is empty"
+            if source.end > committed[source.shard]:
+                assert source.start == ends[source.shard], f"{source} leaves a gap or overlaps"
+                ends[source.shard] = source.end
+
     def holds_any(self, holder: int) -> bool:
         """Whether a shard holds a live lease."""
         return any(lease.holder == holder for lease in self.in_state(LIVE))

@@ -227,6 +227,13 @@ class RingReader:
         """End of what is durable."""
         return int(self._words[self._committed_at])
 
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless the words stand in their order; for a writer at rest."""
+        committed, head, reserved = self.committed, self.head, self._words[self._reserved_at]
+        order = f"committed {committed}, head {head}, reserved {reserved} of {self.capacity}"
+        assert committed <= head <= reserved <= committed + self.capacity, order
+        assert committed % 8 == head % 8 == reserved % 8 == 0, order
+
     def still_there(self, position: int) -> bool:
         """Whether bytes copied from ``position`` before this call were the request's own."""
         return bool(self._words[self._reserved_at] - position <= self.capacity)

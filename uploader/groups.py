@@ -97,6 +97,16 @@ class GroupTable:
         """A group's backlog."""
         return sum(self.pending_bytes(shard) for shard in self.map.members(group))
 
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless map and ring words are legal; for shards at rest."""
+        self.map.check_invariants()
+        for shard, base in enumerate(self._shard_at):
+            committed, pulled, head = (
+                self.words[base + word] for word in (at.S_COMMITTED, at.S_PULLED, at.S_HEAD)
+            )
+            order = f"shard {shard}: committed {committed}, pulled {pulled}, head {head}"
+            assert committed <= pulled <= head, order
+
     def turn(self, group: Group) -> int:
         """The member whose turn it is."""
         found = self.word(group.group, at.P_TURN)
