@@ -102,7 +102,7 @@ class Wire:
 
 
 def request(
-    method: str, path: str, body: bytes | None = None, content_type: str = "application/json",
+    method: str, path: str, body: bytes | None = None, content_type: str = "application/json", /,
     **headers: str,
 ) -> bytes:  # fmt: skip
     """The bytes of a request; header names with ``_`` for ``-``; ``Content-Type`` unless empty."""
