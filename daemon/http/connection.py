@@ -38,6 +38,7 @@ from daemon.http.head import (
 )
 from daemon.http.pieces import NO_PIECES, Pieces
 from daemon.http.request import ABANDONED, Request
+from daemon.http.timeouts import Overdue, Waiting, WaitsFor, overdue, too_slow
 from shards.clock import monotonic_ns
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 HEAD, BODY, CHUNKED, DISCARD, IGNORE, CLOSED = range(6)
 HOLD_REQUESTS, HOLD_ANSWERS = 1, 2
-_MS = 1_000_000
 _HEAD_BEGINS = re.compile(rb"(?:\r\n){0,2}\r?(?:[A-Z-]{1,20} |[A-Z-]{0,20}\Z)")
 
 
@@ -224,16 +224,6 @@ class Connection(asyncio.Protocol):
         elif server.draining:
             self._end_if_done()
 
-    def _handle(self, request: Request, token: object | None) -> None:
-        application = self.server.application
-        try:
-            application.handle(request, token)
-        except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
-            self._fail(request, error)
-        finally:
-            if token is not None:
-                application.release(token)
-
     def _keep_partial_head(self, data: bytes, *, fresh: bool) -> None:
         limits = self.server.limits
         if len(data) > limits.head_bytes_max:
@@ -325,7 +315,6 @@ class Connection(asyncio.Protocol):
         limit = self.server.limits.discard_bytes_max
         unsure = head.expect_continue and nothing_sent
         if head.body_bytes > limit or unsure or not head.keep_alive:
-            self._phase = IGNORE
             self._fail(request, error, close=True)
             return
         if head.body_bytes:
@@ -375,7 +364,14 @@ class Connection(asyncio.Protocol):
         self.continue_due = False
         request.body = body
         request.arrival_ns = self.last_ns
-        self._handle(request, token)
+        application = self.server.application
+        try:
+            application.handle(request, token)
+        except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
+            self._fail(request, error)
+        finally:
+            if token is not None:
+                application.release(token)
         if not request.head.keep_alive and self._phase == HEAD:
             self._phase = IGNORE
         if len(self.queue) >= self.server.limits.requests_outstanding_max:
@@ -391,18 +387,9 @@ class Connection(asyncio.Protocol):
         if request.answered:
             self._end()
             return
-        if close and not error.close:
-            error = ApiError(
-                error.status,
-                error.code,
-                error.message,
-                error.detail,
-                retry_after_s=error.retry_after_s,
-                close=True,
-            )
-        if error.close and self._phase != CLOSED:
+        if (close or error.close) and self._phase != CLOSED:
             self._phase = IGNORE
-        request.refuse(error)
+        request.refuse(error, close=close)
 
     def _refuse_and_end(self, head: Head, error: ApiError) -> None:
         """Refuses input that is no request. Earlier requests still get their answers first."""
@@ -576,49 +563,38 @@ class Connection(asyncio.Protocol):
     def check(self, now_ns: int) -> None:
         """Ends what has taken too long. Called by the server once per check period."""
         limits = self.server.limits
-        phase = self._phase
-        if phase == CLOSED:
+        what = overdue(self._waiting(), now_ns, limits)
+        if what is Overdue.NOTHING or self._phase == CLOSED:
             return
+        if what is Overdue.REFUSE_BODY:
+            self._refuse_taking(too_slow("body", limits.body_timeout_ms))
+        elif what is Overdue.REFUSE_HEAD:
+            self._refuse_and_end(unreadable_head(), too_slow("head", limits.head_timeout_ms))
+        elif what is Overdue.END:
+            self._end()
+        elif what is Overdue.CLOSE:
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    def _waiting(self) -> Waiting:
+        """What this connection waits for, and since when."""
+        since_ns, last_ns = self._since_ns, self.last_ns
         if self._hold & HOLD_ANSWERS:
-            if now_ns - self._since_ns > limits.write_timeout_ms * _MS:
-                self.transport.abort()
-        elif self.shut_ns:
-            if now_ns - self.shut_ns > limits.linger_ms * _MS:
-                self.transport.abort()
-        elif self._hold:
-            return
-        elif phase in (BODY, CHUNKED):
-            if self._too_slow(now_ns):
-                self._refuse_taking(_slow("body", limits.body_timeout_ms))
-        elif phase == DISCARD:
-            if now_ns - self.last_ns > limits.body_timeout_ms * _MS:
-                self._end()
-        elif phase == HEAD and self.buffer:
-            if now_ns - self._since_ns > limits.head_timeout_ms * _MS:
-                self._refuse_and_end(unreadable_head(), _slow("head", limits.head_timeout_ms))
-        elif not self.queue:
-            idle_ns = now_ns - max(self.last_ns, self.answered_ns)
-            if idle_ns > limits.idle_timeout_ms * _MS + self.server.tick_ns:
-                self.transport.close()
-
-    def _too_slow(self, now_ns: int) -> bool:
-        limits = self.server.limits
-        received = self._decoder.size if self._decoder is not None else self._pieces.size
-        allowed_ms = limits.body_timeout_ms + received * 1000 // limits.body_bytes_per_s_min
-        return (
-            now_ns - self.last_ns > limits.body_timeout_ms * _MS
-            or now_ns - self._since_ns > allowed_ms * _MS
-        )
-
-
-def _slow(what: str, timeout_ms: int) -> ApiError:
-    """503, never 408: agents that get 408 throw the batch away."""
-    return ApiError(
-        503,
-        "body_timeout",
-        f"the request's {what} came too slowly (more than {timeout_ms} ms); nothing was stored,"
-        " send it again",
-        {"timeout_ms": timeout_ms},
-        retry_after_s=1,
-        close=True,
-    )
+            return Waiting(WaitsFor.CLIENT_READS, since_ns, last_ns)
+        if self.shut_ns:
+            return Waiting(WaitsFor.CLIENT_CLOSES, self.shut_ns, last_ns)
+        if self._hold:
+            return Waiting(WaitsFor.APPLICATION, since_ns, last_ns)
+        if self._phase in (BODY, CHUNKED):
+            received = self._decoder.size if self._decoder is not None else self._pieces.size
+            return Waiting(WaitsFor.BODY, since_ns, last_ns, received)
+        if self._phase == DISCARD:
+            return Waiting(WaitsFor.REFUSED_BODY, since_ns, last_ns)
+        if self.buffer:
+            return Waiting(WaitsFor.HEAD, since_ns, last_ns)
+        if self.queue:
+            return Waiting(WaitsFor.APPLICATION, since_ns, last_ns)
+        # The coarse clock may be a tick behind.
+        idle_since_ns = max(last_ns, self.answered_ns + self.server.tick_ns)
+        return Waiting(WaitsFor.REQUEST, idle_since_ns, last_ns)

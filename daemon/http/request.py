@@ -75,15 +75,15 @@ class Request(msgspec.Struct, eq=False):
             return
         self._answer_with((200, body, JSON, (), False))
 
-    def refuse(self, error: ApiError) -> None:
-        """Answers with an error."""
+    def refuse(self, error: ApiError, *, close: bool = False) -> None:
+        """Answers with an error; ``close``, or the error's own, ends the connection behind it."""
         headers: Headers = ()
         if error.retry_after_s is not None:
             headers = (("Retry-After", str(error.retry_after_s)),)
         allow = error.detail.get("allow")
         if error.status == 405 and allow:
             headers = (*headers, ("Allow", ", ".join(allow)))
-        self._answer_with((error.status, error.body(), JSON, headers, error.close))
+        self._answer_with((error.status, error.body(), JSON, headers, close or error.close))
 
     def abandon(self) -> None:
         """The outcome is unknown: the connection is closed without an answer to this request."""

@@ -1,0 +1,61 @@
+"""When a wait is too long: decided from given times, without a clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from daemon.http.limits import HttpLimits
+from daemon.http.timeouts import Overdue, Waiting, WaitsFor, overdue
+
+MS = 1_000_000
+LIMITS = HttpLimits(
+    idle_timeout_ms=75_000,
+    head_timeout_ms=20_000,
+    body_timeout_ms=10_000,
+    body_bytes_per_s_min=1000,
+    write_timeout_ms=60_000,
+    linger_ms=5_000,
+)
+
+
+@pytest.mark.parametrize(
+    ("what", "limit_ms", "then"),
+    [
+        (WaitsFor.REQUEST, 75_000, Overdue.CLOSE),
+        (WaitsFor.HEAD, 20_000, Overdue.REFUSE_HEAD),
+        (WaitsFor.CLIENT_READS, 60_000, Overdue.ABORT),
+        (WaitsFor.CLIENT_CLOSES, 5_000, Overdue.ABORT),
+    ],
+)
+def test_a_wait_ends_behind_its_limit_and_never_before(
+    what: WaitsFor, limit_ms: int, then: Overdue
+) -> None:
+    start = 5_000 * MS
+    waiting = Waiting(what, start, start)
+    assert overdue(waiting, start + limit_ms * MS, LIMITS) is Overdue.NOTHING
+    assert overdue(waiting, start + (limit_ms + 1) * MS, LIMITS) is then
+
+
+def test_a_wait_for_the_application_has_no_limit_here() -> None:
+    waiting = Waiting(WaitsFor.APPLICATION, 0, 0)
+    assert overdue(waiting, 10**18, LIMITS) is Overdue.NOTHING
+
+
+def test_a_silent_body_is_refused_however_much_has_come() -> None:
+    waiting = Waiting(WaitsFor.BODY, 0, 50_000 * MS, received_bytes=10**9)
+    assert overdue(waiting, 60_000 * MS, LIMITS) is Overdue.NOTHING
+    assert overdue(waiting, 60_001 * MS, LIMITS) is Overdue.REFUSE_BODY
+
+
+def test_a_dribbling_body_is_refused_below_the_lowest_rate() -> None:
+    for received, allowed_ms in ((0, 10_000), (5_000, 15_000), (100_000, 110_000)):
+        just = Waiting(WaitsFor.BODY, 0, allowed_ms * MS, received)
+        assert overdue(just, allowed_ms * MS, LIMITS) is Overdue.NOTHING
+        late = Waiting(WaitsFor.BODY, 0, (allowed_ms + 1) * MS, received)
+        assert overdue(late, (allowed_ms + 1) * MS, LIMITS) is Overdue.REFUSE_BODY
+
+
+def test_a_refused_body_that_stalls_ends_the_connection() -> None:
+    waiting = Waiting(WaitsFor.REFUSED_BODY, 0, 0)
+    assert overdue(waiting, 10_000 * MS, LIMITS) is Overdue.NOTHING
+    assert overdue(waiting, 10_001 * MS, LIMITS) is Overdue.END
