@@ -201,7 +201,7 @@ def walk(fd: int, segment: str, *, bodies: bool = False) -> Iterator[Frame | Dam
     that of the last frame of a segment that was not sealed. May run beside the writer.
     """
     sealed = is_sealed(fd, segment)
-    size = os.fstat(fd).st_size - (END.size if sealed else 0)
+    size = os.fstat(fd).st_size - END.size if sealed else _data_end(fd)
     last: Frame | None = None
     window, window_start = b"", 0
     position = 0
@@ -270,6 +270,18 @@ def _parse(segment: str, data: bytes, at: int, position: int) -> Frame | None:
         written_ms=written_ms,
         live=state == LIVE,
     )
+
+
+def _data_end(fd: int) -> int:
+    """Where the file's data ends: space allocated ahead is a hole, and need not be read."""
+    end = 0
+    try:
+        while True:
+            end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+    return end
 
 
 def _next_frame(fd: int, segment: str, start: int, size: int) -> int | None:

@@ -6,6 +6,7 @@ real store and breaks the connection instead of handing back the answer.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -91,12 +92,15 @@ def resetting_proxy(endpoint_url: str) -> Iterator[str]:
     upstream = urlsplit(endpoint_url)
     listener = socket.create_server(("127.0.0.1", 0))
 
-    def pump(client: socket.socket, server: socket.socket) -> None:
-        try:
-            while data := client.recv(65536):
-                server.sendall(data)
-        except OSError:
-            return  # it was reset by us
+    def relay(client: socket.socket, server: socket.socket) -> None:
+        """Both ways until the server has answered. One thread: a socket that another thread
+        reads from is not closed by ``close``."""
+        while True:
+            for ready in select.select([client, server], [], [])[0]:
+                data = ready.recv(65536)
+                if not data or (ready is server and not data.startswith(b"HTTP/1.1 100")):
+                    return
+                (server if ready is client else client).sendall(data)
 
     def serve() -> None:
         while True:
@@ -105,10 +109,7 @@ def resetting_proxy(endpoint_url: str) -> Iterator[str]:
             except OSError:
                 return  # the listener is closed
             with socket.create_connection((upstream.hostname, upstream.port or 80)) as server:
-                pumping = threading.Thread(target=pump, args=(client, server), daemon=True)
-                pumping.start()
-                while (data := server.recv(65536)).startswith(b"HTTP/1.1 100"):
-                    client.sendall(data)
+                relay(client, server)
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 client.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -227,6 +228,22 @@ def test_a_segment_that_is_appended_to_stays_until_its_writer_ends_it(opens: Ope
     assert segments(store) == []
 
 
+def test_a_segment_that_could_not_be_removed_yet_goes_with_the_next_deletion(
+    opens: Opens,
+) -> None:
+    store = opens()
+    locator = put(store, "l0/1", b"1")
+    store.close()
+    path = store.directory / "segments" / locator.split(":")[0]
+    other = opens()
+    with path.open("rb") as busy:
+        fcntl.flock(busy, fcntl.LOCK_EX)
+        other.delete([locator])
+        assert path.exists()
+    other.delete([])
+    assert not path.exists()
+
+
 def test_the_space_of_a_removed_segment_is_free_though_another_process_has_it_open(
     opens: Opens, tmp_path: Path
 ) -> None:
@@ -350,15 +367,24 @@ def test_a_closed_store_takes_nothing(opens: Opens) -> None:
         put(store, "l0/1", b"1")
 
 
-def test_the_segment_of_a_thread_that_ended_is_sealed_or_used_on(opens: Opens) -> None:
+def test_segments_of_threads_that_ended_are_sealed_when_a_new_one_begins(opens: Opens) -> None:
     store = opens()
-    for number in range(20):
-        thread = threading.Thread(target=put, args=(store, f"l0/{number}", b"x"))
+    barrier = threading.Barrier(5)
+
+    def work(number: int) -> None:
+        put(store, f"l0/{number}", b"x")
+        barrier.wait()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
         thread.start()
+    barrier.wait()
+    for thread in threads:
         thread.join()
-    held = [path for path in map(link_of, os.listdir("/proc/self/fd")) if path]
-    assert sum("/segments/" in path for path in held) <= 2
-    assert len(keys(store)) == 20
+    put(store, "l0/4", b"x")
+    open_paths = [link_of(fd) for fd in os.listdir("/proc/self/fd")]
+    assert sum("/segments/" in path for path in open_paths) == 1
+    assert keys(store) == [f"l0/{number}" for number in range(5)]
 
 
 def test_a_put_that_the_disk_refuses_is_retryable_and_its_segment_is_not_used_on(

@@ -20,13 +20,16 @@ _bodies = st.integers(0, 400).map(lambda size: bytes(n % 251 for n in range(size
 
 
 class TwoProcesses(RuleBasedStateMachine):
-    """Two stores on one folder, small segments; ``live`` is what must be there."""
+    """Two stores on one folder, small segments; ``live`` is what must be there.
+
+    In /dev/shm: a file system like others, where thousands of fsyncs take no time.
+    """
 
     locators = Bundle("locators")
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="headgate-store-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="headgate-store-", dir="/dev/shm"))
         self.stores = [self._opened(), self._opened()]
         self.live: dict[str, tuple[str, bytes]] = {}
 
@@ -96,7 +99,7 @@ class TwoProcesses(RuleBasedStateMachine):
 
 
 TwoProcesses.TestCase.settings = settings(
-    max_examples=30,
+    max_examples=40,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

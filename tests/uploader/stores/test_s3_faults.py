@@ -9,6 +9,7 @@ import sys
 import pytest
 from crc32c import crc32c
 
+from shards.clock import monotonic_ns
 from tests.uploader.stores.http_stores import Answer, Request, error, scripted_store
 from uploader.stores.base import (
     ObjectMissing,
@@ -100,6 +101,7 @@ def test_a_get_that_fails_has_no_unknown_outcome() -> None:
 
 
 def test_a_store_that_stalls_is_given_up_and_the_outcome_is_unknown() -> None:
+    began_ns = monotonic_ns()
     with scripted_store(lambda _: None) as server:
         store = opened(server.endpoint_url, read_timeout_s=0.2)
         with pytest.raises(StoreError, match=r"[Tt]imeout") as caught:
@@ -109,6 +111,8 @@ def test_a_store_that_stalls_is_given_up_and_the_outcome_is_unknown() -> None:
         store.close()
     assert (caught.value.retryable, caught.value.outcome_unknown) == (True, True)
     assert (of_get.value.retryable, of_get.value.outcome_unknown) == (True, False)
+    # Far from both 0.4 s and the default, 20 s a call.
+    assert monotonic_ns() - began_ns < 10_000_000_000
 
 
 def test_an_answer_that_breaks_off_is_an_error_and_no_short_object() -> None:

@@ -89,9 +89,10 @@ def test_a_torn_last_frame_never_happened(
         tail[hole : hole + 1] = bytes(len(tail[hole : hole + 1]))
     whole = bytes(tail[last : segment.end]) == segment.data[last : segment.end]
     segment.path.write_bytes(tail)
-    keys, damage = segment.found(bodies=True)
-    assert keys == (ALL if whole else ALL[:-1])
-    assert all(each.tail for each in damage)
+    for bodies in (True, False):
+        keys, damage = segment.found(bodies=bodies)
+        assert keys == (ALL if whole else ALL[:-1])
+        assert all(each.tail for each in damage)
 
 
 @unhurried
@@ -138,6 +139,23 @@ def test_a_frame_inside_a_body_is_no_frame(tmp_path: Path) -> None:
     keys, damage = inner.found()
     assert keys == ["l0/next"]
     assert [each.position for each in damage] == [0]
+
+
+def test_a_segment_that_is_removed_while_it_is_walked_is_not_damaged(tmp_path: Path) -> None:
+    segment = Segment(tmp_path, sealed=True, sizes=(WINDOW_BYTES,) * 5)
+    with segment.path.open("rb") as file:
+        items = walk(file.fileno(), NAME)
+        assert isinstance(next(items), Frame)
+        segment.path.unlink()
+        os.truncate(f"/proc/self/fd/{file.fileno()}", 0)
+        assert [item for item in items if isinstance(item, Damage)] == []
+
+
+def test_a_segment_under_another_name_holds_no_frames(tmp_path: Path) -> None:
+    segment = Segment(tmp_path, sealed=True)
+    with segment.path.open("rb") as file:
+        items = list(walk(file.fileno(), "segment-2"))
+    assert not any(isinstance(item, Frame) for item in items)
 
 
 def test_the_store_lists_what_damage_left_and_names_it(tmp_path: Path) -> None:
