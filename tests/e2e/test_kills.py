@@ -1,0 +1,204 @@
+"""Processes that are killed or stopped under load: nothing acknowledged is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shards import locks
+from tests.e2e.daemon import ROOT, Daemon, running, wait_until
+from tests.e2e.load import Load, check_stored, load
+from tests.e2e.processes import alive, connect_to, shard_pids, stopped
+from tests.e2e.proxy import store_proxy
+from tests.e2e.stores import on_s3
+from tests.minio import Bucket
+
+PLACES = [("orders", 0), ("clicks", 0), ("clicks", 1)]
+HOLD_A_LOCK = """
+import sys
+from pathlib import Path
+from shards.locks import LockFile
+file = LockFile(Path(sys.argv[1]))
+while not file.try_lock(int(sys.argv[2])):
+    pass
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def restarts(daemon: Daemon, shard: int) -> int:
+    """How often a shard was started again."""
+    return int(daemon.status()["shards"][shard]["restarts"])
+
+
+def wait_restarted(daemon: Daemon, shard: int, before: int) -> None:
+    """Waits until a shard runs again and the daemon is ready."""
+
+    def is_back() -> bool:
+        state = daemon.status()["shards"][shard]
+        return state["restarts"] > before and state["pid"] is not None
+
+    wait_until(is_back, f"shard {shard} to be started again")
+    wait_until(lambda: daemon.get("/readyz").status == 200, "the daemon to be ready")
+
+
+def wait_more(run: Load, count: int) -> None:
+    """Waits until ``count`` more requests are acknowledged."""
+    goal = run.acknowledged_count + count
+    wait_until(lambda: run.acknowledged_count >= goal, f"{count} more acknowledgements")
+
+
+@pytest.fixture(params=["embedded", pytest.param("s3", marks=pytest.mark.s3)])
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A store for the daemon."""
+    if request.param == "embedded":
+        return {}
+    bucket: Bucket = request.getfixturevalue("bucket")
+    return on_s3(bucket, commit_window_min_ms=10)
+
+
+def test_shards_killed_one_after_the_other_lose_and_double_nothing(
+    data: Path, options: dict[str, Any]
+) -> None:
+    with running(data, shards=3, **options) as daemon:
+        daemon.json("PUT", "/v0/topics/clicks", {"partitions": 2})
+        with load(daemon, PLACES, connections=6, depth=4, pause_s=0.005) as run:
+            for shard in (0, 1, 2, 1, 0, 2):
+                wait_more(run, 30)
+                before = restarts(daemon, shard)
+                os.kill(shard_pids(daemon)[shard], signal.SIGKILL)
+                wait_restarted(daemon, shard, before)
+            wait_more(run, 30)
+        status = daemon.status()
+        check_stored(daemon, PLACES, run)
+
+    assert [shard["restarts"] for shard in status["shards"]] == [2, 2, 2]
+    assert run.unknown, "no connection broke: the kills did not meet the load"
+    assert not run.refused
+    assert daemon.text.count("killed by SIGKILL") == 6
+
+
+def test_what_a_dead_shard_had_under_way_is_taken_over(data: Path, bucket: Bucket) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
+        with running(data, shards=2, **options) as daemon:
+            daemon.produce("kept", "first")
+            with connect_to(daemon, 0) as line:
+                proxy.hold_object_puts()
+                line.send("kept", "under way")
+                wait_until(lambda: proxy.held, "the PUT to be under way")
+                # Whoever had the turn holds the lease; the request lies in shard 0's ring.
+                for pid in shard_pids(daemon):
+                    os.kill(pid, signal.SIGKILL)
+                assert line.answer() is None
+            proxy.release()
+            wait_restarted(daemon, 0, 0)
+            wait_restarted(daemon, 1, 0)
+            wait_until(lambda: len(daemon.read_all("kept")) > 1, "the orphan to be committed")
+            found = daemon.read_all("kept")
+            adopted = daemon.status()["totals"]["orphans_adopted"]
+            number = daemon.produce("kept", "after").json["first_seq"]
+
+    assert [record["data"] for record in found] == ["first", "under way"]
+    assert number == 3
+    assert adopted in (0, 1)  # 0: the slot's own successor took its lease back
+    assert "taking over lease" in daemon.text
+
+
+def test_a_stopped_shard_is_skipped_by_its_group_and_then_killed(data: Path) -> None:
+    with running(data, shards=2) as daemon, connect_to(daemon, 0) as line:
+        line.produce("t", 0)
+        pid = shard_pids(daemon)[1]
+        # The supervisor is stopped too, so that the turn is seen to be skipped, not freed.
+        with stopped(pid):
+            with stopped(daemon.process.pid):
+                # Every second turn is the stopped shard's.
+                for number in range(1, 9):
+                    assert line.produce("t", number)["first_seq"] == number + 1
+                assert alive(pid)
+            wait_until(lambda: not alive(pid), "the supervisor to kill the stopped shard")
+        # The connection is to shard 0: it never noticed.
+        line.produce("t", 9)
+        wait_restarted(daemon, 1, 0)
+        assert restarts(daemon, 0) == 0
+        assert [record["data"] for record in daemon.read_all("t")] == list(range(10))
+    assert "shard 1 has not turned for 50 ticks: killed" in daemon.text
+
+
+def test_a_shard_that_is_stopped_while_it_holds_a_lease_is_killed_sooner(
+    data: Path, bucket: Bucket
+) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
+        with running(data, shards=1, **options) as daemon, connect_to(daemon, 0) as line:
+            line.produce("t", "first")
+            proxy.hold_object_puts()
+            line.send("t", "held")
+            wait_until(lambda: proxy.held, "the PUT to be under way")
+            pid = shard_pids(daemon)[0]
+            with stopped(pid):
+                wait_until(lambda: not alive(pid), "the supervisor to kill the stopped shard")
+            proxy.release()
+            assert line.answer() is None
+            wait_restarted(daemon, 0, 0)
+            wait_until(lambda: len(daemon.read_all("t")) == 2, "the lease to be committed")
+            assert daemon.produce("t", "after").json["first_seq"] == 3
+    assert "shard 0 has not turned for 20 ticks: killed" in daemon.text
+
+
+def test_a_lock_whose_holder_is_killed_is_free_at_once(data: Path) -> None:
+    with running(data, shards=2) as daemon:
+        daemon.produce("t", 0)
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLD_A_LOCK, str(data / "lock"), str(locks.GROUP)],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        with holder, connect_to(daemon, 0) as line:
+            assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+            line.send("t", 1)
+            used = wait_until(
+                lambda: daemon.status()["shards"][0]["ring_used_bytes"], "the request to be taken"
+            )
+            # Nothing is pulled while a stranger holds the group's lock.
+            assert used and daemon.status()["commits"] == 1
+            holder.kill()
+            answer = line.answer()
+    assert answer is not None and answer.json["first_seq"] == 2
+
+
+def test_after_a_kill_of_everything_what_was_acknowledged_is_there(data: Path) -> None:
+    with running(data, shards=3) as daemon:
+        with load(daemon, PLACES[:1], connections=6, depth=4) as run:
+            wait_more(run, 200)
+            pids = [daemon.process.pid, *shard_pids(daemon)]
+            daemon.kill_everything()
+            for producer in run.producers:
+                producer.stopping.set()
+        assert not any(alive(pid) for pid in pids)
+    with running(data, shards=2) as daemon:
+        check_stored(daemon, PLACES[:1], run)
+        head = daemon.diff("orders", tail=True)["head_seq"]
+        assert daemon.produce("orders", "after").json["first_seq"] == head + 1
+
+
+def test_shards_whose_supervisor_is_killed_end_by_themselves_and_a_restart_works_at_once(
+    data: Path,
+) -> None:
+    with running(data, shards=2) as daemon:
+        pids = shard_pids(daemon)
+        with load(daemon, PLACES[:1], connections=4, depth=4) as run:
+            wait_more(run, 100)
+            os.kill(daemon.process.pid, signal.SIGKILL)
+            daemon.process.wait()
+            for producer in run.producers:
+                producer.stopping.set()
+        with running(data, shards=2) as successor:
+            assert not any(alive(pid) for pid in pids)
+            check_stored(successor, PLACES[:1], run)
+            assert successor.status()["incarnation"] == 2
