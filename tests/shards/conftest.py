@@ -1,0 +1,27 @@
+"""Segments that go with their test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shards.layout import Layout
+from shards.segment import Segment
+
+MakeSegment = Callable[[Layout], Segment]
+
+
+@pytest.fixture
+def make_segment() -> Iterator[MakeSegment]:
+    made: list[Segment] = []
+
+    def make(layout: Layout) -> Segment:
+        made.append(Segment.create(layout))
+        return made[-1]
+
+    yield make
+    for segment in made:
+        segment.close()
+        os.close(segment.fd)

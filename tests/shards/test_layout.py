@@ -1,0 +1,104 @@
+"""Addresses: every word its own, hot words on lines of their own (row L8)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shards import layout as at
+from shards.layout import LINE_WORDS, WORD_BYTES, Layout
+
+HOT = {
+    "G_DRAINING", "G_WINDOW_NS", "G_COMMITS", "G_CATALOG", "G_DEATHS", "S_RESERVED", "S_HEAD",
+    "S_COMMITTED", "S_PULLED", "S_HEARTBEAT", "S_PID", "P_SIZE", "P_TURN", "L_STATE",
+}  # fmt: skip
+
+layouts = st.builds(
+    Layout,
+    shards=st.integers(1, 40),
+    ring_bytes=st.integers(64, 1024).map(lambda lines: 64 * lines),
+    lease_slots=st.integers(1, 6),
+    commit_slots=st.integers(4, 20),
+    commit_slot_bytes=st.sampled_from([64, 1024, 16_384]),
+)
+
+
+def names(prefix: str) -> dict[str, int]:
+    return {name: value for name, value in vars(at).items() if name.startswith(prefix)}
+
+
+def words(layout: Layout) -> list[tuple[str, int]]:
+    """(name, index) of every word of a segment."""
+    found = list(names("G_").items())
+    for shard in range(layout.shards):
+        found += [(name, layout.shard(shard) + word) for name, word in names("S_").items()]
+        found += [(name, layout.group(shard) + word) for name, word in names("P_").items()]
+        for slot in range(layout.lease_slots):
+            base = layout.lease(shard, slot)
+            found += [
+                (name, base + word) for name, word in names("L_").items() if name != "L_SOURCES"
+            ]
+            sources = at.SOURCE_WORDS * layout.shards
+            found += [("L_SOURCES", base + at.L_SOURCES + index) for index in range(sources)]
+    return found
+
+
+@given(layouts)
+def test_no_two_words_share_an_address_and_all_lie_before_the_commit_log(layout: Layout) -> None:
+    indices = [index for _, index in words(layout)]
+    assert len(set(indices)) == len(indices)
+    assert max(indices) < layout.words
+
+
+@given(layouts)
+def test_a_hot_word_begins_a_line_that_holds_words_of_one_writer_only(layout: Layout) -> None:
+    found = words(layout)
+    assert {name for name, _ in found} >= HOT
+    for name, index in found:
+        if name in HOT:
+            assert index % LINE_WORDS == 0
+
+
+def test_the_words_that_other_shards_watch_are_alone_on_their_lines() -> None:
+    layout = Layout(3, 4096)
+    by_line: dict[int, set[str]] = {}
+    for name, index in words(layout):
+        by_line.setdefault(index // LINE_WORDS, set()).add(name)
+    alone = {"S_RESERVED", "S_HEAD", "S_COMMITTED", "S_PULLED", "P_SIZE", "L_STATE", "G_COMMITS"}
+    for line_names in by_line.values():
+        assert len(line_names) == 1 or not line_names & alone
+
+
+@given(layouts)
+def test_log_slots_and_rings_are_aligned_and_follow_each_other_to_the_end(layout: Layout) -> None:
+    assert layout.words % LINE_WORDS == 0
+    slots = [layout.commit_slot(number) for number in range(layout.commit_slots)]
+    assert slots[0] == layout.words * WORD_BYTES
+    assert slots == list(
+        range(slots[0], slots[0] + len(slots) * layout.commit_slot_bytes, layout.commit_slot_bytes)
+    )
+    assert layout.commit_slot(layout.commit_slots) == slots[0]
+    rings = [layout.ring(shard) for shard in range(layout.shards)]
+    assert rings[0] == slots[-1] + layout.commit_slot_bytes
+    assert rings == [rings[0] + shard * layout.ring_bytes for shard in range(layout.shards)]
+    assert all(ring % 64 == 0 for ring in rings)
+    assert layout.size_bytes == rings[-1] + layout.ring_bytes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"shards": 0, "ring_bytes": 4096}, "shards is 0; it must be between 1 and 512"),
+        ({"shards": 513, "ring_bytes": 4096}, "shards is 513"),
+        ({"shards": 1, "ring_bytes": 4088}, "ring_bytes is 4088"),
+        ({"shards": 1, "ring_bytes": 4097}, "multiple of 8"),
+        ({"shards": 1, "ring_bytes": 4096, "lease_slots": 0}, "at least 1 lease slot"),
+        ({"shards": 1, "ring_bytes": 4096, "commit_slot_bytes": 65}, "multiple of a 64-byte line"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_with_its_value(
+    arguments: dict[str, int], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        Layout(**arguments)
