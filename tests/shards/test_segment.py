@@ -33,7 +33,9 @@ def test_words_survive_processes_that_attached_and_ended(make_segment: MakeSegme
 def test_a_segment_of_another_size_is_refused_with_both_sizes(make_segment: MakeSegment) -> None:
     segment = make_segment(Layout(1, 4096))
     other = Layout(2, 4096)
-    with pytest.raises(SegmentError, match=f"{segment.layout.size_bytes} bytes.*{other.size_bytes}"):
+    with pytest.raises(
+        SegmentError, match=f"{segment.layout.size_bytes} bytes.*{other.size_bytes}"
+    ):
         Segment.attach(segment.fd, other)
 
 

@@ -1,0 +1,207 @@
+"""The life of a lease, against a model; and what a reader sees while slots change hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from ledger.types import LeaseId, SourceRange
+from shards import layout as at
+from shards.layout import Layout
+from shards.leases import DONE, FREE, LIVE, ORPHAN, Lease, LeaseTable
+
+SHARDS, SLOTS = 3, 2
+LAYOUT = Layout(SHARDS, 4096, lease_slots=SLOTS)
+
+shards = st.integers(0, SHARDS - 1)
+slots = st.integers(0, SLOTS - 1)
+
+
+def new_table() -> LeaseTable:
+    return LeaseTable([0] * LAYOUT.words, LAYOUT)
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """The table against a dict of slots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = new_table()
+        self.model: dict[tuple[int, int], tuple[int, Lease]] = {}
+        self.committed = [0] * SHARDS
+        self.pulled = [0] * SHARDS
+        self.counter = 0
+
+    def next_id(self, shard: int) -> LeaseId:
+        self.counter += 1
+        return LeaseId(4, 5, shard, self.counter)
+
+    @rule(shard=shards, slot=slots, sizes=st.lists(st.integers(0, 3), min_size=3, max_size=3))
+    def fill(self, shard: int, slot: int, sizes: list[int]) -> None:
+        sources = tuple(
+            SourceRange(source, self.pulled[source], self.pulled[source] + 8 * size)
+            for source, size in enumerate(sizes)
+            if size
+        )
+        lease_id = self.next_id(shard)
+        if (shard, slot) in self.model:
+            with pytest.raises(ValueError, match=f"slot {slot} of shard {shard} is not free"):
+                self.table.fill(shard, slot, lease_id, 1, sources)
+        elif sources:
+            lease = self.table.fill(shard, slot, lease_id, 1000 + self.counter, sources)
+            assert lease == Lease(shard, slot, lease_id, 1000 + self.counter, shard, sources)
+            self.model[shard, slot] = (LIVE, lease)
+            for source in sources:
+                self.pulled[source.shard] = source.end
+
+    @rule(shard=shards, slot=slots)
+    def commit_and_finish(self, shard: int, slot: int) -> None:
+        state, lease = self.model.get((shard, slot), (FREE, None))
+        if lease is None or state != LIVE:
+            return
+        if any(self.committed[source.shard] != source.start for source in lease.sources):
+            return  # its predecessors come first
+        for source in lease.sources:
+            self.committed[source.shard] = source.end
+        self.table.finish(lease)
+        self.model[shard, slot] = (DONE, lease)
+
+    @rule(shard=shards)
+    def free_done(self, shard: int) -> None:
+        done = [key for key, (state, _) in self.model.items() if key[0] == shard and state == DONE]
+        assert self.table.free_done(shard) == len(done)
+        for key in done:
+            del self.model[key]
+
+    @rule(dead=shards)
+    def die(self, dead: int) -> None:
+        """Only what the dead shard holds becomes orphans, in whose slots it may be."""
+        mine = {
+            key: lease
+            for key, (state, lease) in self.model.items()
+            if state == LIVE and lease.holder == dead
+        }
+        assert self.table.orphan(dead) == [mine[key] for key in sorted(mine)]
+        for key, lease in mine.items():
+            self.model[key] = (ORPHAN, lease)
+
+    @rule(shard=shards, slot=slots, adopter=shards, stale=st.booleans())
+    def adopt(self, shard: int, slot: int, adopter: int, stale: bool) -> None:
+        state, lease = self.model.get((shard, slot), (FREE, None))
+        if lease is None:
+            return
+        seen = lease._replace(lease_id=LeaseId(4, 5, shard, 10**6)) if stale else lease
+        adopted = self.table.adopt(seen, adopter)
+        if stale or state != ORPHAN:
+            assert adopted is None
+        else:
+            assert adopted == lease._replace(holder=adopter)
+            self.model[shard, slot] = (LIVE, lease._replace(holder=adopter))
+
+    @rule(shard=shards, slot=slots)
+    def rename(self, shard: int, slot: int) -> None:
+        state, lease = self.model.get((shard, slot), (FREE, None))
+        if lease is None or state != LIVE:
+            return
+        lease_id = self.next_id(lease.holder)
+        renamed = self.table.rename(lease, lease_id)
+        assert renamed == lease._replace(lease_id=lease_id)
+        self.model[shard, slot] = (LIVE, renamed)
+
+    @invariant()
+    def slots_are_what_the_model_says(self) -> None:
+        for state in (LIVE, ORPHAN, DONE):
+            wanted = [lease for _, (s, lease) in sorted(self.model.items()) if s == state]
+            assert list(self.table.in_state(state)) == wanted
+        for shard in range(SHARDS):
+            free = [slot for slot in range(SLOTS) if (shard, slot) not in self.model]
+            assert self.table.free_slots(shard) == free
+            assert all(self.table.state(shard, slot) == FREE for slot in free)
+            holds = any(s == LIVE and le.holder == shard for s, le in self.model.values())
+            assert self.table.holds_any(shard) == holds
+
+    @invariant()
+    def the_leases_tell_how_far_each_shard_is_pulled(self) -> None:
+        self.table.check_invariants(self.committed)
+        for shard in range(SHARDS):
+            assert self.table.pulled(shard, self.committed[shard]) == self.pulled[shard]
+
+
+TestLeases = LeaseMachine.TestCase
+
+
+class WatchedWords(list[int]):
+    """Words that let another process act right before a word is loaded."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__([0] * count)
+        self.before: dict[int, Callable[[], None]] = {}
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        act = self.before.pop(index, None)
+        if act is not None:
+            act()
+        return super().__getitem__(index)
+
+
+def test_a_lease_is_live_only_when_all_its_words_are_stored() -> None:
+    seen: list[int] = []
+
+    class Words(list[int]):
+        def __setitem__(self, index, value):  # type: ignore[no-untyped-def]
+            seen.append(index)
+            super().__setitem__(index, value)
+
+    table = LeaseTable(Words([0] * LAYOUT.words), LAYOUT)
+    table.fill(1, 0, LeaseId(1, 1, 1, 1), 5, [SourceRange(0, 0, 8), SourceRange(1, 0, 8)])
+    assert seen.index(LAYOUT.lease(1, 0)) == len(seen) - 1
+
+
+@pytest.mark.parametrize(
+    "word", [at.L_INCARNATION, at.L_SOURCES, at.L_SOURCES + 2, at.L_CREATED_MS]
+)
+def test_a_lease_that_is_replaced_while_it_is_read_is_read_again(word: int) -> None:
+    words = WatchedWords(LAYOUT.words)
+    table = LeaseTable(words, LAYOUT)
+    old = table.fill(0, 0, LeaseId(1, 1, 0, 1), 5, [SourceRange(1, 0, 800)])
+    new: list[Lease] = []
+
+    def replace() -> None:
+        table.finish(old)
+        table.free_done(0)
+        new.append(table.fill(0, 0, LeaseId(1, 1, 0, 2), 6, [SourceRange(2, 0, 8)]))
+
+    words.before[LAYOUT.lease(0, 0) + word] = replace
+    assert list(table.in_state(LIVE)) == new
+    assert len(new) == 1
+
+
+def test_a_holder_that_dies_while_it_renames_leaves_an_id_that_no_lease_has() -> None:
+    class Killed(Exception):
+        pass
+
+    class Words(list[int]):
+        stores_left = 10**6
+
+        def __setitem__(self, index, value):  # type: ignore[no-untyped-def]
+            if not self.stores_left:
+                raise Killed
+            self.stores_left -= 1
+            super().__setitem__(index, value)
+
+    words = Words([0] * LAYOUT.words)
+    table = LeaseTable(words, LAYOUT)
+    others = {LeaseId(1, epoch, shard, n) for epoch in (1, 2) for shard in (0, 1) for n in (3, 7)}
+    for stores in range(1, 5):
+        old = table.fill(0, 0, LeaseId(1, 1, 0, 3), 5, [SourceRange(1, 0, 8)])
+        words.stores_left = stores
+        with pytest.raises(Killed):
+            table.rename(old, LeaseId(1, 2, 1, 7))
+        words.stores_left = 10**6
+        (left,) = table.in_state(LIVE)
+        assert left.lease_id not in others
+        table.finish(old)
+        table.free_done(0)
