@@ -156,7 +156,8 @@ def _whole_pages(value: object) -> None:
 
 FIELDS: tuple[Field, ...] = (
     Field("listen", ADDRESS, "127.0.0.1:7440", "",
-          "where producers and readers connect; every shard listens there"),
+          "where producers and readers connect; every shard listens there; port 0 takes a free one,"
+          " which the log names"),
     Field("data_dir", FOLDER, "./headgate-data", "",
           "the ledger, locks and, on the embedded store, the objects; relative to the working"
           " folder of the daemon"),

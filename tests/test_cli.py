@@ -217,7 +217,7 @@ class Topics:
             self.states[name] = state(name, **before | call.body)
             return Answer(200 if known else 201, self.states[name])
         if name not in self.states:
-            return refusal(404, "topic_not_found", f"there is no topic {name!r}")
+            return refusal(404, "unknown_topic", f"there is no topic {name!r}")
         if call.method == "DELETE":
             return Answer(200, self.states.pop(name))
         return Answer(200, self.states[name])

@@ -70,7 +70,7 @@ def test_produce_summary_as_json_adds_up_the_partitions() -> None:
 def test_produce_stops_at_the_refused_batch_and_names_the_line() -> None:
     def script(call: Call) -> Answer:
         if len(server.calls) == 2:
-            return refusal(413, "too_large", "the record has 9 bytes, the limit is 8", line=2)
+            return refusal(413, "too_large", "the record has 9 bytes, the limit is 8", record=1)
         return accepted(call)
 
     with scripted(script) as server:

@@ -25,7 +25,7 @@ UNREACHABLE = 3
 DEGRADED = 4
 
 HINTS = {
-    "topic_not_found": "`headgate topics ls` lists the topics",
+    "unknown_topic": "`headgate topics ls` lists the topics",
     "throttled": "the daemon is full: send again later, or slower",
 }
 

@@ -158,9 +158,9 @@ def _send_one(
 def _place(batch: list[Numbered], detail: dict[str, Any]) -> tuple[int, int]:
     """Input lines of a refusal: of the record that ``detail`` names, else of the whole batch.
 
-    ``detail.line`` and ``detail.record`` count the request's records from 1.
+    ``detail.record`` is the record's index in the request, from 0.
     """
-    named = detail.get("line", detail.get("record"))
-    if isinstance(named, int) and 1 <= named <= len(batch):
-        return batch[named - 1].line, batch[named - 1].line
+    named = detail.get("record")
+    if isinstance(named, int) and 0 <= named < len(batch):
+        return batch[named].line, batch[named].line
     return batch[0].line, batch[-1].line
