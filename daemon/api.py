@@ -122,6 +122,14 @@ class Api:
             request.on_close = partial(_cancel, task)
             task.add_done_callback(self._tasks.discard)
 
+    def take(self, request: Request, body_bytes: int) -> None:
+        """Serves a request whose body came with its head."""
+        name = request.head.route.produce
+        if name is not None:
+            self._producer.take(request, name, body_bytes)
+        else:
+            self.handle(request, self.admit(request.head, body_bytes))
+
     async def _serve(self, request: Request, answer: Callable[[Request], Handled]) -> None:
         try:
             status, document = await answer(request)

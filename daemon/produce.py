@@ -27,13 +27,14 @@ from ledger.errors import LedgerError
 from ledger.types import TopicConfig
 from shards import layout as at
 from shards.clock import wall_ms
-from shards.frame import Part, encode_conditions
+from shards.frame import CODEC_RECORDS, Part, encode_conditions
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
 
 log = logging.getLogger("headgate.produce")
 
 FRAME_BYTES = 4096  # heads and pads that a body does not have: room that admission adds
+_new = tuple.__new__  # a NamedTuple's own constructor costs twice as much, once per request
 RETRY_AFTER_S = (1, 3)  # spread, so that refused producers do not come back together
 
 
@@ -65,12 +66,26 @@ class Producer:
 
     def admit(self, head: Head, body_bytes: int | None) -> int:
         """Promises ring space; the token is its size. Raises ApiError 413, 429, 503."""
+        needed = FRAME_BYTES + (
+            self._limits.body_bytes_max
+            if body_bytes is None or head.content_encoding
+            else body_bytes
+        )
+        self._check_room(needed, body_bytes or 0)
+        self._promised_bytes += needed
+        return needed
+
+    def take(self, request: Request, name: str, body_bytes: int) -> None:
+        """``admit``, ``produce`` and ``release`` for a body that is whole already."""
+        needed = FRAME_BYTES + (
+            self._limits.body_bytes_max if request.head.content_encoding else body_bytes
+        )
+        self._check_room(needed, body_bytes)
+        self.produce(request, name)
+
+    def _check_room(self, needed: int, body_bytes: int) -> None:
         limit = self._limits.body_bytes_max
-        if body_bytes is None or head.content_encoding:
-            needed = limit + FRAME_BYTES
-        else:
-            needed = body_bytes + FRAME_BYTES
-        if body_bytes is not None and body_bytes > limit:
+        if body_bytes > limit:
             raise too_large(
                 f"the body has {body_bytes} bytes, the limit is {limit}; send less at once",
                 limit_bytes=limit,
@@ -80,8 +95,6 @@ class Producer:
                            retry_after_s=self._retry_after_s(), close=True)  # fmt: skip
         if self._ring.free_bytes - self._promised_bytes < needed:
             raise self._throttled()
-        self._promised_bytes += needed
-        return needed
 
     def release(self, token: int) -> None:
         """Gives promised space back."""
@@ -167,25 +180,24 @@ class Producer:
         arrival_ms = wall_ms()
         asked = self._parse(request, arrival_ms)
         topic_id = topic.topic_id
-        parts = [
-            Part(topic_id, *payload)
-            for payload in bodies.payloads(asked, topic.partitions, topic.take_partition)
-        ]
-        conditions = encode_conditions(asked.idempotency_key, asked.expected_seq)
+        payloads = bodies.payloads(asked, topic.partitions, topic.take_partition)
+        parts = [_new(Part, (topic_id, *payload, CODEC_RECORDS)) for payload in payloads]
+        conditions = (
+            encode_conditions(asked.idempotency_key, asked.expected_seq)
+            if asked.idempotency_key is not None or asked.expected_seq is not None
+            else b""
+        )
         try:
             position = self._ring.append(request.arrival_ns, arrival_ms, conditions, parts)
         except RingFull:
             raise self._throttled() from None
         except ValueError as error:
             raise too_large(f"{error}; send fewer records at once") from error
+        placed = tuple([payload[:2] for payload in payloads])
         self._answers.wait(
-            Waiting(
-                position,
-                request,
-                topic,
-                tuple((part.partition, part.record_count) for part in parts),
-                len(request.body),
-                asked.expected_seq,
+            _new(
+                Waiting,
+                (position, request, topic, placed, len(request.body), asked.expected_seq),
             )
         )
         self._published()

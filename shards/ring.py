@@ -106,7 +106,7 @@ class RingWriter:
     @property
     def free_bytes(self) -> int:
         """Bytes that may be reserved; a request also needs its pad out of them."""
-        return self.capacity - self.used_bytes
+        return self.capacity - self.head + int(self._words[self._committed_at])
 
     def append(
         self, arrival_ns: int, arrival_ms: int, conditions: bytes, parts: Sequence[Part]

@@ -23,7 +23,6 @@ from daemon.bodies.limits import (
     nested_too_deep,
     no_records,
     record_too_large,
-    suspect_from,
     too_many_records,
     utf8_bytes,
 )
@@ -94,7 +93,7 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
         raise no_records()
     rows: list[Row] = []
     keyed = timed = False
-    careful = len(body) >= suspect_from(limits)
+    careful = len(body) >= limits.suspect_from
     for index, each in enumerate(records):
         data: str | bytes
         try:
@@ -140,7 +139,7 @@ def parse_array(body: bytes, limits: BodyLimits, field: KeyField | None) -> list
     if not elements:
         raise no_records()
     rows: list[Row] = []
-    careful = len(body) >= suspect_from(limits)
+    careful = len(body) >= limits.suspect_from
     for index, element in enumerate(elements):
         try:
             data = str(element, "utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from daemon.errors import ApiError, invalid, too_large
 
@@ -18,6 +19,13 @@ class BodyLimits(Struct, frozen=True, kw_only=True):
     body_bytes_max: int = 16 << 20
     record_bytes_max: int = 1 << 20
     records_max: int = 10_000
+    suspect_from: int = 0
+    """Texts with fewer characters are neither too large (4 bytes each at most) nor nested too
+    deep, and need no closer look. Follows from the others."""
+
+    def __post_init__(self) -> None:
+        suspect_from = min(NESTED_CHARACTERS_MIN, self.record_bytes_max // 4 + 1)
+        force_setattr(self, "suspect_from", suspect_from)
 
 
 def too_many_records(limits: BodyLimits) -> ApiError:
@@ -62,9 +70,3 @@ def place(where: dict[str, int]) -> str:
 def utf8_bytes(text: str) -> int:
     """The length of ``text`` in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
-
-
-def suspect_from(limits: BodyLimits) -> int:
-    """Texts with fewer characters are neither too large (4 bytes each at most) nor nested too
-    deep, and need no closer look."""
-    return min(NESTED_CHARACTERS_MIN, limits.record_bytes_max // 4 + 1)

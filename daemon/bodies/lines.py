@@ -24,7 +24,6 @@ from daemon.bodies.limits import (
     nested_too_deep,
     no_records,
     record_too_large,
-    suspect_from,
     too_many_records,
 )
 from daemon.bodies.produce import Row
@@ -33,6 +32,7 @@ from daemon.errors import ApiError, invalid
 _BLOCK_BYTES = 1 << 20
 _BLANKS = b" \t\r"
 _ENDS = _BLANKS + b"\n"
+_BLANK_TEXT = _ENDS.decode()
 
 _decoder = Decoder(Raw)
 _encoder = Encoder()
@@ -40,7 +40,15 @@ _encoder = Encoder()
 
 def parse_lines(body: bytes, limits: BodyLimits, field: KeyField | None) -> list[Row]:
     """The rows of an NDJSON body. Raises ApiError; ``detail.line`` counts from 1."""
-    if len(body) <= _BLOCK_BYTES:
+    size = len(body)
+    if field is None and 0 < size < limits.suspect_from and body.find(b"\n", 0, size - 1) < 0:
+        # One short line, the usual small request; whatever is wrong with it is named below.
+        try:
+            _decoder.decode(body)
+            return [(str(body, "utf-8").strip(_BLANK_TEXT),)]
+        except (DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+    if size <= _BLOCK_BYTES:
         texts = _texts(body, 0)
     else:
         texts = []
@@ -54,7 +62,7 @@ def parse_lines(body: bytes, limits: BodyLimits, field: KeyField | None) -> list
         raise no_records()
     if len(texts) > limits.records_max:
         raise too_many_records(limits)
-    if field is not None or len(body) >= suspect_from(limits):
+    if field is not None or size >= limits.suspect_from:
         return _checked_rows(body, texts, limits, field)
     return list(zip(texts, strict=False))
 
@@ -63,7 +71,7 @@ def _checked_rows(
     body: bytes, texts: list[str], limits: BodyLimits, field: KeyField | None
 ) -> list[Row]:
     """Rows with keys, and after a look at long lines."""
-    suspect = suspect_from(limits)
+    suspect = limits.suspect_from
     if max(map(len, texts)) >= suspect:
         for index, text in enumerate(texts):
             if len(text) >= suspect:

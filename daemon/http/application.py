@@ -2,7 +2,8 @@
 
 Lifecycle of a request: ``route`` (once per distinct head, its result is cached with the head) ->
 ``admit`` (before a byte of the body is taken in; reserve room here) -> body -> ``handle`` ->
-``release`` of what admit returned -> one answer, at any later time, through the request.
+``release`` of what admit returned -> one answer, at any later time, through the request. Where
+the whole body is there already, ``take`` stands for the three.
 """
 
 from __future__ import annotations
@@ -39,4 +40,8 @@ class Application(Protocol):
 
     def handle(self, request: Request, token: object | None) -> None:
         """The body is complete, as it came (still compressed). Answer now or later, once."""
+        ...
+
+    def take(self, request: Request, body_bytes: int) -> None:
+        """``admit``, ``handle`` and ``release`` at once, for a body that came with its head."""
         ...

@@ -55,14 +55,18 @@ class Connection(asyncio.Protocol):
     """The protocol object of one accepted socket. Made by ``Server``."""
 
     __slots__ = (
+        "_application",
         "_blank_lines",
+        "_body_bytes_max",
         "_decoder",
         "_eof",
         "_feeding",
         "_hold",
         "_ignored_bytes",
+        "_known_head",
         "_left",
         "_more",
+        "_outstanding_max",
         "_phase",
         "_pieces",
         "_resumed",
@@ -83,6 +87,10 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        self._application = server.application
+        self._known_head = server.heads.entries.get
+        self._body_bytes_max = server.limits.body_bytes_max
+        self._outstanding_max = server.limits.requests_outstanding_max
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
         self.queue: deque[Request] = deque()
         self.plain = not server.draining
@@ -121,7 +129,15 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_ns = monotonic_ns()
-        if self.buffer:
+        if not (self._phase or self._hold or self.buffer):
+            # The commonest case: exactly one request, whose head is known.
+            end = data.find(b"\r\n\r\n") + 4
+            head = self._known_head(data[:end])
+            if head is not None and head.body_bytes == len(data) - end <= self._body_bytes_max:
+                self._take(head, data[end:])
+            else:
+                self._feed(data)
+        elif self.buffer:
             data = self.buffer + data
             self.buffer = b""
             self._resumed = True
@@ -158,12 +174,8 @@ class Connection(asyncio.Protocol):
         if self._phase == HEAD and self._hold:
             self.buffer = data
             return
-        server = self.server
-        heads = server.heads.entries
-        application = server.application
-        outstanding_max = server.limits.requests_outstanding_max
-        body_bytes_max = server.limits.body_bytes_max
-        queue = self.queue
+        known_head = self._known_head
+        body_bytes_max = self._body_bytes_max
         position = 0
         size = len(data)
         self._feeding = True
@@ -182,7 +194,7 @@ class Connection(asyncio.Protocol):
                     )
                     break
                 raw = data[position:end]
-                head = heads.get(raw)
+                head = known_head(raw)
                 if head is None:
                     head = self._new_head(raw)
                     if head is None or isinstance(head.route, Exception):
@@ -198,31 +210,28 @@ class Connection(asyncio.Protocol):
                     continue
                 position = stop
                 self._more = stop < size
-                request = Request(head, data[end:stop], self.last_ns, self)
-                queue.append(request)
-                try:
-                    token = application.admit(head, length)
-                except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
-                    self._fail(request, error)
-                    continue
-                try:
-                    application.handle(request, token)
-                except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
-                    self._fail(request, error)
-                finally:
-                    if token is not None:
-                        application.release(token)
-                if not head.keep_alive and self._phase == HEAD:
-                    self._phase = IGNORE  # What follows was not to be sent.
-                if len(queue) >= outstanding_max:
-                    self._set_hold(HOLD_REQUESTS)
+                self._take(head, data[end:stop])
         finally:
             self._feeding = False
             self._more = False
         if self._eof:
             self._input_ended()
-        elif server.draining:
+        elif self.server.draining:
             self._end_if_done()
+
+    def _take(self, head: Head, body: bytes) -> None:
+        """A request whose body came with its head."""
+        request = Request(head, body, self.last_ns, self)
+        queue = self.queue
+        queue.append(request)
+        try:
+            self._application.take(request, head.body_bytes)
+        except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
+            self._fail(request, error)
+        if not head.keep_alive and self._phase == HEAD:
+            self._phase = IGNORE  # What follows was not to be sent.
+        if len(queue) >= self._outstanding_max:
+            self._set_hold(HOLD_REQUESTS)
 
     def _keep_partial_head(self, data: bytes, *, fresh: bool) -> None:
         limits = self.server.limits
@@ -285,7 +294,7 @@ class Connection(asyncio.Protocol):
                 )
                 error.close = True
                 raise error
-            token = self.server.application.admit(head, length)
+            token = self._application.admit(head, length)
         except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
             self._refuse_before_body(request, error, nothing_sent=end == len(data))
             return
@@ -364,7 +373,7 @@ class Connection(asyncio.Protocol):
         self.continue_due = False
         request.body = body
         request.arrival_ns = self.last_ns
-        application = self.server.application
+        application = self._application
         try:
             application.handle(request, token)
         except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
@@ -374,7 +383,7 @@ class Connection(asyncio.Protocol):
                 application.release(token)
         if not request.head.keep_alive and self._phase == HEAD:
             self._phase = IGNORE
-        if len(self.queue) >= self.server.limits.requests_outstanding_max:
+        if len(self.queue) >= self._outstanding_max:
             self._set_hold(HOLD_REQUESTS)
 
     # -- refusing ------------------------------------------------------------------------------
@@ -413,7 +422,7 @@ class Connection(asyncio.Protocol):
         self._pieces = NO_PIECES
         self.continue_due = False
         if token is not None:
-            self.server.application.release(token)
+            self._application.release(token)
 
     def _drop_queue(self) -> None:
         """Tells the requests that are left that their answers go nowhere."""
@@ -470,7 +479,7 @@ class Connection(asyncio.Protocol):
         if self.continue_due:
             self._send_continue()
         if self._hold & HOLD_REQUESTS:
-            if len(queue) <= self.server.limits.requests_outstanding_max // 2:
+            if len(queue) <= self._outstanding_max // 2:
                 self._clear_hold(HOLD_REQUESTS)
         elif not self._hold:
             self.attention = self._eof or self.continue_due

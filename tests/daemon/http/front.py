@@ -50,6 +50,14 @@ class Script:
             raise ZeroDivisionError("route")
         return head.segments[0] if head.segments else ""
 
+    def take(self, request: Request, body_bytes: int) -> None:
+        token = self.admit(request.head, body_bytes)
+        try:
+            self.handle(request, token)
+        finally:
+            if token is not None:
+                self.release(token)
+
     def admit(self, head: Head, body_bytes: int | None) -> object | None:
         self.admitted.append((head.path, body_bytes))
         if head.route == "full":
