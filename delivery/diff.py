@@ -24,7 +24,7 @@ from uploader.l0 import records_of
 from uploader.records import Record
 
 LIMIT_MAX = 1_000
-BYTES_MAX = 8 << 20  # an answer's data; one record may exceed it alone
+BYTES_MAX = 8 << 20  # an answer's records; one of them may exceed it alone
 WAIT_MS_MAX = 30_000
 SCANNED_MAX = 20_000  # records that a filter may pass over in one answer
 
@@ -212,7 +212,7 @@ class DiffReader:
                 searching = False
                 scanned = 1
             if _passes(record, asked):
-                size = len(record.data)
+                size = _bytes_of(record)
                 if found and size > left_bytes:
                     return reached
                 found.append(diff_record(offset, ts_ms, record))
@@ -255,6 +255,16 @@ class DiffReader:
                 for item in records_of(data, row.first_offset, row.voids, offset, key=name):
                     yield item
                 offset = row.last_offset + 1
+
+
+def _bytes_of(record: Record) -> int:
+    """What a record adds to an answer, names and escapes aside."""
+    size = 0
+    for text in (record.data, record.key, record.tag, record.node, record.meta):
+        if text is not None:
+            plain = isinstance(text, bytes) or text.isascii()
+            size += len(text) if plain else len(text.encode())
+    return size
 
 
 def _passes(record: Record, asked: DiffRequest) -> bool:

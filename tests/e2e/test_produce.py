@@ -7,6 +7,7 @@ import gzip
 import json
 import zlib
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -92,7 +93,7 @@ def test_bytes_come_back_in_base64(
 
 
 def test_fields_come_back_as_they_were_sent(shared_daemon: Daemon) -> None:
-    records = [
+    records: list[dict[str, Any]] = [
         {"data": 1, "key": "k", "tag": "t", "node": "n", "meta": {"m": [1, {"x": None}]}, "ts": 5},
         {"data": None, "key": "", "tag": "", "node": "", "meta": {}, "ts": 0},
         {"data": False, "ts": 2**53},
