@@ -40,7 +40,7 @@ def golden() -> BuiltObject:
             batch([Record("3", node="n1", meta="{}")], 1_700_000_000_150),
         ],
         record_count=4,
-        first_timestamp_ms=1_700_000_000_100,
+        first_timestamp_ms=1_700_000_000_007,
         last_timestamp_ms=1_700_000_000_200,
         runs=(RingRun(0, 4096, 0, 2), RingRun(1, 65536, 2, 2)),
     )
@@ -126,7 +126,7 @@ def samples(draw: st.DrawFn) -> Sample:
                     )
                 own.extend((arrival_ms, record) for record in some)
             runs.append(RingRun(shard, ring_start, index, len(own) - index))
-        arrivals = [arrival for arrival, _ in own]
+        times = [arrival if r.ts is None else r.ts for arrival, r in own]
         extents.append(
             ExtentParts(
                 topic_name=f"topic-{topic_id}",
@@ -135,8 +135,8 @@ def samples(draw: st.DrawFn) -> Sample:
                 codec=CODEC_RECORDS,
                 batches=batches,
                 record_count=len(own),
-                first_timestamp_ms=min(arrivals),
-                last_timestamp_ms=max(arrivals),
+                first_timestamp_ms=min(times),
+                last_timestamp_ms=max(times),
                 runs=tuple(runs),
             )
         )

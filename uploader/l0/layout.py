@@ -57,7 +57,7 @@ class RingRun(Struct, frozen=True, array_like=True):
 
 
 class FooterExtent(Struct, frozen=True, array_like=True):
-    """One partition's bytes. The timestamps are the smallest and largest arrival of its batches,
+    """One partition's bytes. The timestamps are the smallest and largest of its records: their own, or their arrival,
     epoch milliseconds."""
 
     topic_name: str

@@ -73,25 +73,29 @@ def _extent_problems(body: Buffer, extent: FooterExtent, key: str) -> Iterator[L
             f"of {index}",
         )
     count = 0
+    first_ms, last_ms = 1 << 64, 0
     try:
         for head in batch_heads(data, key, extent.byte_start):
             count += head.record_count
             byte = extent.byte_start + head.start
-            if not extent.first_timestamp_ms <= head.arrival_ms <= extent.last_timestamp_ms:
-                yield L0Error(
-                    key,
-                    byte,
-                    f"an arrival within {extent.first_timestamp_ms} to {extent.last_timestamp_ms}",
-                    f"{head.arrival_ms}",
-                )
             if head.codec != extent.codec:
                 yield L0Error(key, byte, f"a batch of codec {extent.codec}", f"{head.codec}")
             if head.codec == CODEC_RECORDS:
-                decode_batch(data, head, key, extent.byte_start)
+                for record in decode_batch(data, head, key, extent.byte_start):
+                    ts_ms = head.arrival_ms if record.ts is None else record.ts
+                    first_ms, last_ms = min(first_ms, ts_ms), max(last_ms, ts_ms)
             else:
                 payload(data, head, key, extent.byte_start)
     except L0Error as error:
         yield error
         return
+    stated = (extent.first_timestamp_ms, extent.last_timestamp_ms)
+    if extent.codec == CODEC_RECORDS and (first_ms, last_ms) != stated:
+        yield L0Error(
+            key,
+            extent.byte_start,
+            f"{place}: timestamps from {stated[0]} to {stated[1]}",
+            f"{first_ms} to {last_ms}",
+        )
     if count != extent.record_count:
         yield L0Error(key, extent.byte_start, f"{place}: {extent.record_count} records", f"{count}")

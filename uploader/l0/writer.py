@@ -33,7 +33,7 @@ class ExtentParts(Struct, frozen=True):
     """One partition's batches, in the order in which their records get offsets.
 
     ``batches`` are whole batches with their heads, one or several to a slice, as they stand in
-    the rings. The timestamps are the smallest and largest arrival of these batches. ``runs`` are
+    the rings. The timestamps are the smallest and largest of the records. ``runs`` are
     in record order and together cover all ``record_count`` records.
     """
 
