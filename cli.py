@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import secrets
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -341,6 +343,21 @@ def read(
 def _print_lines(lines: list[bytes]) -> None:
     sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
     sys.stdout.buffer.flush()
+
+
+@headgate.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def bench(context: click.Context, /, arguments: tuple[str, ...]) -> None:
+    """Measure this machine, in a checkout: what `make bench` runs, with its arguments."""
+    folder = Path(__file__).resolve().parent
+    if not (folder / "bench" / "__main__.py").is_file():
+        raise CommandFailed(
+            f"{folder} has no folder bench/: it is in the checkout, not in the installed package",
+            hint="clone the repository and run `make bench` there",
+        )
+    command = [sys.executable, "-m", "bench", *arguments]
+    context.exit(subprocess.run(command, cwd=folder, check=False).returncode)
 
 
 @headgate.group("config")

@@ -294,6 +294,20 @@ def test_a_flag_goes_before_a_set_of_the_same_key() -> None:
     assert json.loads(CliRunner().invoke(cli.headgate, command).stdout)["shards"] == 3
 
 
+def test_bench_runs_the_checkout_s_bench_with_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "cli.py"))
+    without = CliRunner().invoke(cli.headgate, ["bench"])
+    assert without.exit_code == 1 and "make bench" in without.stderr
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__main__.py").write_text(
+        "import pathlib, sys\npathlib.Path('seen').write_text(' '.join(sys.argv[1:]))\nsys.exit(5)"
+    )
+    assert CliRunner().invoke(cli.headgate, ["bench", "--help", "-x", "y"]).exit_code == 5
+    assert (tmp_path / "seen").read_text() == "--help -x y"
+
+
 def test_config_docs_is_the_page() -> None:
     page = CliRunner().invoke(cli.headgate, ["config", "docs"]).stdout
     assert page == (CHECKOUT / "docs" / "configuration.md").read_text()

@@ -277,10 +277,11 @@ def test_following_polls_all_partitions_from_where_they_stand() -> None:
 
 
 def started(server: Scripted, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """The command as a process of its own."""
+    """The command as a process of its own, its stdout buffered as a user's is."""
+    environ = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.Popen(
         [sys.executable, str(CHECKOUT / "cli.py"), *arguments],
-        env=os.environ | {"HEADGATE_URL": server.url, "PYTHONPATH": str(CHECKOUT)},
+        env=environ | {"HEADGATE_URL": server.url, "PYTHONPATH": str(CHECKOUT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         **options,
