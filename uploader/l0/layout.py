@@ -57,8 +57,8 @@ class RingRun(Struct, frozen=True, array_like=True):
 
 
 class FooterExtent(Struct, frozen=True, array_like=True):
-    """One partition's bytes. The timestamps are the smallest and largest of its records: their own, or their arrival,
-    epoch milliseconds."""
+    """One partition's bytes. The timestamps, epoch milliseconds, are the smallest and largest of
+    its records: their own, else their arrival."""
 
     topic_name: str
     topic_id: int
