@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
@@ -32,6 +31,7 @@ from daemon.http.head import (
     LENGTH_UNKNOWN,
     Head,
     bad_request,
+    check_partial_head,
     head_too_large,
     parse_head,
     unreadable_head,
@@ -48,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 HEAD, BODY, CHUNKED, DISCARD, IGNORE, CLOSED = range(6)
 HOLD_REQUESTS, HOLD_ANSWERS = 1, 2
-_HEAD_BEGINS = re.compile(rb"(?:\r\n){0,2}\r?(?:[A-Z-]{1,20} |[A-Z-]{0,20}\Z)")
 
 
 class Connection(asyncio.Protocol):
@@ -234,20 +233,14 @@ class Connection(asyncio.Protocol):
             self._set_hold(HOLD_REQUESTS)
 
     def _keep_partial_head(self, data: bytes, *, fresh: bool) -> None:
-        limits = self.server.limits
-        if len(data) > limits.head_bytes_max:
-            self._refuse_and_end(
-                unreadable_head(),
-                head_too_large(f"more than {limits.head_bytes_max} bytes", limits),
-            )
-        elif _HEAD_BEGINS.match(data) is None:
-            self._refuse_and_end(
-                unreadable_head(), bad_request("the bytes received are no HTTP/1.1 request")
-            )
-        else:
-            if fresh:
-                self._since_ns = self.last_ns
-            self.buffer = data
+        try:
+            check_partial_head(data, self.server.limits)
+        except ApiError as error:
+            self._refuse_and_end(unreadable_head(), error)
+            return
+        if fresh:
+            self._since_ns = self.last_ns
+        self.buffer = data
 
     def _new_head(self, raw: bytes) -> Head | None:
         """A head that is not in the cache. None when there is no request in ``raw``, or it was
@@ -373,14 +366,13 @@ class Connection(asyncio.Protocol):
         self.continue_due = False
         request.body = body
         request.arrival_ns = self.last_ns
-        application = self._application
         try:
-            application.handle(request, token)
+            self._application.handle(request, token)
         except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
             self._fail(request, error)
         finally:
             if token is not None:
-                application.release(token)
+                self._application.release(token)
         if not request.head.keep_alive and self._phase == HEAD:
             self._phase = IGNORE
         if len(self.queue) >= self._outstanding_max:
@@ -508,18 +500,14 @@ class Connection(asyncio.Protocol):
             return
         self.last_ns = monotonic_ns()
         self._since_ns = self.last_ns
-        if self._feeding:
-            # Inside ``_feed``, which goes on with its data by itself.
-            self.transport.resume_reading()
-            return
-        if self.buffer:
+        if self.buffer and not self._feeding:  # ``_feed`` goes on with its data by itself
             data, self.buffer = self.buffer, b""
             self._feed(data)
-        self._resume_reading()
-
-    def _resume_reading(self) -> None:
-        if not self._hold and self._phase != CLOSED and not self.transport.is_closing():
+        if self._may_read():
             self.transport.resume_reading()
+
+    def _may_read(self) -> bool:
+        return not self._hold and self._phase != CLOSED and not self.transport.is_closing()
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ _SINGLE_FIELDS = frozenset(
     {"host", "content-length", "transfer-encoding", "content-type", "content-encoding", "expect"}
 )
 _BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_HEAD_BEGINS = re.compile(rb"(?:\r\n){0,2}\r?(?:[A-Z-]{1,20} |[A-Z-]{0,20}\Z)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HOST = re.compile(r"[A-Za-z0-9.\-_~:\[\]%!$&'()*+,;=]*\Z")
 
@@ -188,6 +189,15 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head:
         content_type=headers.get("content-type", "").partition(";")[0].strip().lower(),
         content_encoding=_content_encoding(headers),
     )
+
+
+def check_partial_head(data: bytes, limits: HttpLimits) -> None:
+    """Refuses the beginning of a head that is too long already or cannot become one: whoever
+    speaks TLS or nonsense is told at once, not when a timeout strikes."""
+    if len(data) > limits.head_bytes_max:
+        raise head_too_large(f"more than {limits.head_bytes_max} bytes", limits)
+    if _HEAD_BEGINS.match(data) is None:
+        raise bad_request("the bytes received are no HTTP/1.1 request")
 
 
 def head_too_large(what: str, limits: HttpLimits) -> ApiError:
