@@ -42,24 +42,29 @@ def object_count(pulled_bytes: int, target_bytes: int, slots: int) -> int:
 def bounded(pending: Iterable[Pending], bytes_max: int) -> list[Pending]:
     """Cuts what is pending to ``bytes_max``, but to one request at least.
 
-    Each member first gets an equal share, so that one member's flood does not keep the others'
-    requests back; what shares are left over goes to the members in order.
+    The first request of the first member is always taken: as turns go round, a request that is
+    over its share, or over the bound, is not kept back for ever by smaller ones. Then each member
+    gets an equal share, so that one member's flood does not keep the others' requests back; what
+    shares are left over goes to the members in order.
     """
     members = [member for member in pending if member.requests]
-    share = bytes_max // max(1, len(members))
-    taken = [0] * len(members)
+    if not members:
+        return []
+    share = bytes_max // len(members)
+    taken = [1] + [0] * (len(members) - 1)
     ends = [member.start for member in members]
-    left = bytes_max
+    ends[0] = members[0].requests[0].end
+    spent = ends[0] - members[0].start
+    left = bytes_max - spent
     for allowance in (share, bytes_max):
         for index, member in enumerate(members):
-            stop = ends[index] + min(left, allowance)
+            stop = ends[index] + min(left, allowance - spent)
+            spent = 0
             count = bisect_right(member.requests, stop, lo=taken[index], key=_end)
             if count > taken[index]:
                 end = member.requests[count - 1].end
                 left -= end - ends[index]
                 taken[index], ends[index] = count, end
-    if members and not any(taken):
-        taken[0] = 1
     return [
         Pending(member.shard, member.start, member.requests[:count])
         for member, count in zip(members, taken, strict=True)
@@ -79,7 +84,8 @@ def cut(
 ) -> list[LeaseRequests]:
     """The leases of one pull, at most ``slots``, in pull order.
 
-    Requests that would need one lease more (because of ``extents_max``) stay pending.
+    Requests that would need one lease more (because of ``extents_max``) stay pending: no lease
+    has more than one and a half targets and a request.
     """
     if not slots:
         return []
@@ -92,7 +98,7 @@ def cut(
     sources: list[SourceRange] = []
     requests: list[tuple[int, RequestAt]] = []
     keys: set[tuple[int, int]] = set()
-    passed = 0
+    passed = shared_out = 0
     for member in taken:
         start = end = member.start
         for request in member.requests:
@@ -102,12 +108,17 @@ def cut(
                 full = (
                     len(keys) + len(new_keys) > extents_max and len(keys | new_keys) > extents_max
                 )
-            if requests and (full or passed * count >= total * (len(leases) + 1)):
+            if requests and (full or passed * count >= total * (len(leases) - shared_out + 1)):
                 if end > start:
                     sources.append(SourceRange(member.shard, start, end))
                 leases.append(LeaseRequests(tuple(sources), tuple(requests)))
                 if len(leases) == slots:
                     return leases
+                if full:  # of extents, not of bytes: what follows is shared out anew
+                    shared_out = len(leases)
+                    total = min(total - passed, (slots - shared_out) * target_bytes)
+                    count = object_count(total, target_bytes, slots - shared_out)
+                    passed = 0
                 sources, requests, keys = [], [], set()
                 start = end
             requests.append((member.shard, request))

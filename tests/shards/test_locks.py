@@ -39,6 +39,8 @@ def test_waiting_for_a_lock_ends_when_its_holder_dies(lock_file: LockFile) -> No
         peer.kill()
         waiter.join(timeout=60)
         assert not waiter.is_alive()
+    with started("hold", lock_file.path, BYTE, "alone") as peer:
+        assert peer.line() == "refused"
 
 
 def test_processes_exclude_each_other(lock_file: LockFile, tmp_path: Path) -> None:
@@ -65,6 +67,9 @@ def test_the_holder_of_a_lock_is_named_by_its_pid(lock_file: LockFile) -> None:
         assert peer.line() == "held"
         assert lock_file.holder(BYTE) == peer.pid
         assert lock_file.holder(BYTE + 1) is None
+    with started("hold", lock_file.path, BYTE, "share") as peer:
+        assert peer.line() == "held"
+        assert lock_file.holder(BYTE) == peer.pid
 
 
 def test_a_shared_lock_admits_others_that_share_and_no_one_alone(lock_file: LockFile) -> None:

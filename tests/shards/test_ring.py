@@ -114,16 +114,20 @@ def test_the_quick_way_for_one_part_writes_what_the_general_way_writes(
     assert (ours[:4], ours[8:24], ours[26:]) == (theirs[:4], theirs[8:24], theirs[26:])
 
 
-def test_what_is_left_before_a_wrap_becomes_a_pad_frame(make_segment: MakeSegment) -> None:
+@pytest.mark.parametrize("left", [HEADER_BYTES, HEADER_BYTES + 8, 1024])
+def test_what_is_left_before_a_wrap_becomes_a_pad_frame(
+    make_segment: MakeSegment, left: int
+) -> None:
     segment = make_segment(Layout(1, CAPACITY))
     writer = RingWriter(segment, 0)
     writer.append(1, 1, b"", [part(bytes(2048 - ONE_PART))])
-    writer.append(1, 1, b"", [part(bytes(1024 - ONE_PART))])
+    writer.append(1, 1, b"", [part(bytes(2048 - left - ONE_PART))])
     commit_to(segment, 2048)
     position = writer.append(1, 1, b"", [part(bytes(2048 - ONE_PART))])
     assert position == CAPACITY
-    length, _, _, _, parts, flags, _ = frame.HEADER.unpack_from(segment.ring(0), 3072)
-    assert (length, parts, flags) == (1024, 0, frame.FLAG_PAD)
+    pad_at = CAPACITY - left
+    length, _, _, _, parts, flags, _ = frame.HEADER.unpack_from(segment.ring(0), pad_at)
+    assert (length, parts, flags) == (left, 0, frame.FLAG_PAD)
     found = [r.position for r in RingReader(segment, 0).requests(2048, writer.head)]
     assert found == [2048, CAPACITY]
 
