@@ -41,7 +41,7 @@ typecheck: setup ## Check types (mypy, strict) and the floors (import-linter)
 	$(BIN)/lint-imports --no-logo
 
 bench: setup ## Measure throughput, CPU and PUTs; prints a table, keeps JSON in bench/results/
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench $(BENCH)
 
 minio: setup ## Start a MinIO with a bucket to play with, and say how to serve on it
 	@exec $(BIN)/python -m tools.minio

@@ -164,9 +164,9 @@ class Runner:
 
         def measured(pace: Pace) -> LoadResult:
             daemon.wait_until_quiet()
-            with Others(lambda: daemon.cpu_s() + self._minio_cpu_s()) as others:
-                with Sampler(daemon) as sampler:
-                    load = self._load(daemon, request, pace, case.shards)
+            others = Others(lambda: daemon.cpu_s() + self._minio_cpu_s())
+            with others, Sampler(daemon) as sampler:
+                load = self._load(daemon, request, pace, case.shards)
             samplers.append(sampler)
             share = others.share(load.generator_cpu_s)
             return self._load_result(load, sampler, case.shards, share)
@@ -184,7 +184,7 @@ class Runner:
             pause = pause_ms(rate_per_s, connections, probe.mean_ms)
             half = measured(Pace(connections, self._times.half_s, pause))
         if case.has_tail:
-            tail = self._tail(daemon, request, body.records)
+            tail = self._tail(daemon, request)
         return DaemonResult(
             name=case.name,
             store=case.kind,
@@ -202,15 +202,16 @@ class Runner:
             memory_bound_bytes=samplers[-1].memory_bound_bytes,
         )
 
-    def _tail(self, daemon: Daemon, request: Request, records: int) -> TailResult:
+    def _tail(self, daemon: Daemon, request: Request) -> TailResult:
         daemon.wait_until_quiet()
-        state = daemon.ask("GET", f"/v0/topics/{TOPIC}")
-        head_seq = int(state["partitions"][0]["head_seq"])
+        head_seq = _head_seq(daemon)
         pause = pause_ms(TAIL_RATE_PER_S, TAIL_CONNECTIONS, 0)
         pace = Pace(TAIL_CONNECTIONS, self._times.tail_s, pause)
         with Sampler(daemon) as sampler, TailReader(daemon.port, TOPIC, head_seq) as reader:
-            load = self._load(daemon, request, pace)
-        return TailResult(sampler.store("gets"), load.acked * records, reader.records,
+            self._load(daemon, request, pace)
+            daemon.wait_until_quiet()
+            written = _head_seq(daemon) - head_seq
+        return TailResult(sampler.store("gets"), written, reader.records,
                           reader.lag_max)  # fmt: skip
 
     def _minio_cpu_s(self) -> float:
@@ -240,6 +241,11 @@ class Runner:
         """The share of its CPUs that the generator used."""
         _, cpus, _ = share_cpus(self._cpus, shards)
         return load.generator_cpu_s / load.seconds / len(cpus)
+
+
+def _head_seq(daemon: Daemon) -> int:
+    state = daemon.ask("GET", f"/v0/topics/{TOPIC}")
+    return int(state["partitions"][0]["head_seq"])
 
 
 def produce_request(body: bodies.Body) -> Request:
