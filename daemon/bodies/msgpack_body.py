@@ -113,6 +113,8 @@ def parse_msgpack(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
 
 
 def _refuse(error: Exception) -> NoReturn:
+    if str(error) == "Input data was truncated":
+        raise invalid("the msgpack ends too early") from error
     hint = "the body must be one msgpack map with records"
     raise refusal(b"", error, _RECORD_PATH, hint) from error
 
