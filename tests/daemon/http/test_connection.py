@@ -260,6 +260,15 @@ class TestRefusals:
             first.send(get("/echo"))
             assert first.answer().status == 200
 
+    def test_a_crowd_at_twice_the_limit_is_dropped_without_a_word(self) -> None:
+        with serving(connections_max=1, linger_ms=60_000) as front, front.client() as first:
+            first.send(get("/echo"))
+            assert first.answer().status == 200
+            with front.client() as second:
+                assert second.answer().status == 503
+                with front.client() as third:
+                    assert third.ended()
+
 
 class TestExpectations:
     def test_100_continue_comes_after_admission_and_before_the_body(self) -> None:

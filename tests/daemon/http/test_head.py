@@ -93,6 +93,13 @@ def test_whatever_could_be_read_two_ways_is_400_and_the_end_and_disturbs_nobody(
         assert len(front.script.handled) == 2 * len(SMUGGLING)
 
 
+@pytest.mark.parametrize("name", [name for name, raw in SMUGGLING.items() if raw[:1].isalpha()])
+def test_the_head_itself_is_refused_and_not_only_what_follows(name: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_head(SMUGGLING[name], LIMITS)
+    assert (caught.value.status, caught.value.close) == (400, True)
+
+
 def test_a_head_over_its_bytes_is_431_whether_whole_or_not() -> None:
     with serving() as front:
         for raw in (
