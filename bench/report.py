@@ -34,9 +34,9 @@ def text(results: Results) -> str:
         sections.append(_section("Saturated", *_throughput(results)))
         if any(daemon.cpus_shared or daemon.store == MINIO for daemon in results.daemons):
             sections.append("* shares cores with the generator (MinIO: the store does)")
-    light = [daemon for daemon in results.daemons if daemon.light is not None]
-    if light:
-        sections.append(_section("Latency in ms, and PUTs over the optimum", *_latency(light)))
+        sections.append(
+            _section("Latency in ms, and PUTs over the optimum", *_latency(results.daemons))
+        )
     if results.peers:
         sections.append(_section("s2-lite on a local directory, one core", *_others(results.peers)))
     rows = [
