@@ -39,6 +39,7 @@ from delivery.cold import ColdReader
 from delivery.diff import DiffReader
 from delivery.follow import Follower
 from delivery.tail import TailReader
+from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.types import Commit
 from shards import layout as at
@@ -53,6 +54,7 @@ from shards.segment import Segment
 from uploader.adopt import adopt_orphans
 from uploader.groups import Puller
 from uploader.stores import open_store
+from uploader.stores.base import StoreError
 from uploader.turn import NEVER, Policy
 from uploader.upload import Uploads
 
@@ -311,7 +313,11 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
-    uvloop.run(serve(inheritance))
+    try:
+        uvloop.run(serve(inheritance))
+    except (LedgerError, StoreError) as error:
+        log.critical("ended, for %s", error)
+        return 1
     return 0
 
 

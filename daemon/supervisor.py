@@ -150,6 +150,8 @@ class Supervisor:
             self._reload()
 
     def _drain(self) -> None:
+        # What waits for company goes now: a window may be longer than a stop may take.
+        self._words[at.G_WINDOW_NS] = 0
         self._words[at.G_DRAINING] = 1
         self.bells.ring_all(range(self.config.shards))
         for listener in self.listeners:
