@@ -23,7 +23,6 @@ from daemon.bodies.limits import (
     BodyLimits,
     nested_too_deep,
     no_records,
-    record_too_large,
     too_many_records,
 )
 from daemon.bodies.produce import Row
@@ -53,7 +52,7 @@ def parse_lines(body: bytes, limits: BodyLimits, field: KeyField | None) -> list
     else:
         texts = []
         line = 0
-        for block in _blocks(body, limits):
+        for block in _blocks(body):
             texts += _texts(block, line)
             if len(texts) > limits.records_max:
                 break
@@ -137,16 +136,12 @@ def _exact_texts(block: bytes) -> list[str] | None:
     return None
 
 
-def _blocks(body: bytes, limits: BodyLimits) -> Iterator[bytes]:
+def _blocks(body: bytes) -> Iterator[bytes]:
     start = 0
     while start < len(body):
         end = body.rfind(b"\n", start, start + _BLOCK_BYTES) + 1
         if not end:  # one line is longer than a block
             end = body.find(b"\n", start) + 1 or len(body)
-            size = len(body[start:end].strip(_ENDS))
-            if size > limits.record_bytes_max:
-                line = body.count(b"\n", 0, start) + 1
-                raise record_too_large({"line": line}, size, limits)
         yield body[start:end]
         start = end
 

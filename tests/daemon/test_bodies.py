@@ -150,6 +150,15 @@ class TestLines:
         error = refused(NDJSON, b"\n1\n" + fits[:-1] + b'x"', limits)
         assert (error.status, error.code, error.detail["line"]) == (413, "too_large", 3)
 
+    def test_a_line_longer_than_a_block_is_taken_when_the_limit_allows_and_named_when_not(
+        self,
+    ) -> None:
+        long = b'"' + b"x" * (3 << 20) + b'"'
+        body = b"1\n" * 10 + long + b"\n2\n"
+        assert len(stored(parsed(NDJSON, body, BodyLimits(record_bytes_max=4 << 20)))) == 12
+        error = refused(NDJSON, body)
+        assert (error.status, error.detail["line"]) == (413, 11)
+
     def test_the_record_limit_counts_bytes_and_not_characters(self) -> None:
         limits = BodyLimits(record_bytes_max=100)
         assert refused(NDJSON, ('"' + "é" * 50 + '"').encode(), limits).status == 413
