@@ -49,18 +49,3 @@ def _positive_hash(key: str) -> int:
 
 
 _cached_hash = lru_cache(_CACHED_KEYS)(_positive_hash)
-
-
-class RoundRobin:
-    """Partitions in turn, for requests without keys. ``start`` spreads the shards' first ones."""
-
-    __slots__ = ("_next", "_partitions")
-
-    def __init__(self, partitions: int, start: int = 0) -> None:
-        self._partitions = partitions
-        self._next = start % partitions
-
-    def __call__(self) -> int:
-        chosen = self._next
-        self._next = (chosen + 1) % self._partitions
-        return chosen

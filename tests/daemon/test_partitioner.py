@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.partitioner import RoundRobin, murmur2, partition_of
+from daemon.partitioner import murmur2, partition_of
 
 # From org.apache.kafka.common.utils.UtilsTest, as signed 32-bit integers.
 KAFKA_VECTORS = {
@@ -35,8 +35,3 @@ def test_a_key_always_goes_to_the_same_existing_partition(key: str, partitions: 
     assert 0 <= first < partitions
     assert partition_of(key, partitions) == first
     assert first == (murmur2(key.encode()) & 0x7FFFFFFF) % partitions
-
-
-def test_round_robin_visits_every_partition_in_turn() -> None:
-    turn = RoundRobin(3, start=4)
-    assert [turn() for _ in range(7)] == [1, 2, 0, 1, 2, 0, 1]
