@@ -152,7 +152,7 @@ class Api:
 
     async def finish(self) -> None:
         """Ends what still waits (long polls), for the process stops."""
-        self._reader.waiters.wake_all()
+        self._reader.waiters.end()
         if self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -88,9 +88,12 @@ class Waiters:
 
     def __init__(self) -> None:
         self._waiting: dict[Key, set[asyncio.Event]] = {}
+        self._ended = False
 
     async def wait(self, key: Key, timeout_s: float) -> None:
         """Returns when the partition moved or the time is over."""
+        if self._ended:
+            return
         event = asyncio.Event()
         self._waiting.setdefault(key, set()).add(event)
         try:
@@ -111,8 +114,13 @@ class Waiters:
                 event.set()
 
     def wake_all(self) -> None:
-        """Wakes everybody: commits were missed, or the process ends."""
+        """Wakes everybody: commits were missed."""
         self.wake(list(self._waiting))
+
+    def end(self) -> None:
+        """Nobody waits from now on: the process ends, and with it everything that asks."""
+        self._ended = True
+        self.wake_all()
 
 
 class DiffReader:

@@ -62,12 +62,14 @@ class Daemon:
     def __init__(
         self, data: Path, *, shards: int = 1, store: str | None = None,
         environ: dict[str, str] | None = None, settings: dict[str, object] | None = None,
-        listen: str = "127.0.0.1:0",
+        listen: str = "127.0.0.1:0", config_file: Path | None = None,
     ) -> None:  # fmt: skip
         self.data = data
         arguments = ["--data", str(data), "--listen", listen, "--shards", str(shards)]
         if store is not None:
             arguments += ["--store", store]
+        if config_file is not None:
+            arguments += ["--config", str(config_file)]
         for key, value in (settings or {}).items():
             arguments += ["--set", f"{key}={value}"]
         self.arguments = arguments

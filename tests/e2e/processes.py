@@ -77,7 +77,14 @@ class Line:
         assert answer is not None and answer.status == 200, answer
         return answer.json
 
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
+        """Ends the connection."""
         self._stream.close()
         self.socket.close()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.e2e.daemon import Daemon, running
-from tests.e2e.wire import request, wire_of_each_shard
+from tests.e2e.wire import Wire, request, wire_of_each_shard
 
 SMALL_RING = {"ring_bytes": 65536, "object_bytes_target": 16384, "body_bytes_max": 16384}
 _numbers = itertools.count()
@@ -246,6 +248,22 @@ def test_a_poll_whose_client_went_away_harms_nobody(shared_daemon: Daemon) -> No
             wire.send(request("POST", "/v0/topics/gone/diff", asked) * 5)
     shared_daemon.produce("gone", 2)
     assert data_of(shared_daemon.diff("gone", from_seq=1, wait_ms=30_000)) == [2]
+
+
+def test_polls_that_come_with_the_signal_do_not_keep_the_daemon_from_stopping(data: Path) -> None:
+    with running(data) as daemon:
+        daemon.produce("last", 1)
+        asked = json.dumps({"tail": True, "wait_ms": 30_000}).encode()
+        with ExitStack() as stack:
+            wires = [stack.enter_context(Wire(daemon.port)) for _ in range(8)]
+            for number, wire in enumerate(wires):
+                wire.send(request("POST", "/v0/topics/last/diff", asked))
+                if number == 4:
+                    daemon.process.send_signal(signal.SIGTERM)
+            for wire in wires:
+                assert all(answer.status == 200 for answer in wire.answers())
+        assert daemon.stop() == 0
+        assert "takes too long" not in daemon.text
 
 
 @pytest.mark.parametrize(

@@ -71,12 +71,13 @@ def test_a_stop_under_load_answers_everybody_or_nobody_and_keeps_what_it_answere
 
 def test_a_stop_does_not_wait_for_a_long_window(data: Path) -> None:
     windows = {"commit_window_min_ms": 60_000, "commit_window_max_ms": 60_000}
-    with running(data, shards=2, settings=windows) as daemon, connect_to(daemon, 1) as line:
-        line.produce("t", 1)  # a lone request goes at once; the next one waits for the window
-        line.send("t", 2)
-        wait_until(lambda: daemon.status()["shards"][1]["ring_used_bytes"], "the request to wait")
-        daemon.process.send_signal(signal.SIGTERM)
-        answer = line.answer()
+    with running(data, shards=2, settings=windows) as daemon:
+        with connect_to(daemon, 1) as line:
+            line.produce("t", 1)  # a lone request goes at once; the next one waits for the window
+            line.send("t", 2)
+            wait_until(lambda: daemon.status()["shards"][1]["ring_used_bytes"], "it to wait")
+            daemon.process.send_signal(signal.SIGTERM)
+            answer = line.answer()
         assert answer is not None and answer.json["first_seq"] == 2
         assert answer.headers["connection"] == "close"
         assert ended(daemon) == 0
@@ -88,8 +89,7 @@ def test_a_request_during_the_drain_is_refused_and_not_stored(data: Path, bucket
         options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
         with running(data, shards=1, **options) as daemon:
             daemon.produce("t", "before")
-            first, second = Line(daemon), Line(daemon)
-            try:
+            with Line(daemon) as first, Line(daemon) as second:
                 # Its head is in, its body is not: this connection is busy when the drain begins.
                 second.socket.sendall(b"POST /v0/topics/t HTTP/1.1\r\nHost: t\r\n")
                 proxy.hold_object_puts()
@@ -108,9 +108,6 @@ def test_a_request_during_the_drain_is_refused_and_not_stored(data: Path, bucket
                 proxy.release()
                 accepted = first.answer()
                 assert accepted is not None and accepted.json["first_seq"] == 2
-            finally:
-                first.close()
-                second.close()
             assert ended(daemon) == 0
         with running(data, shards=1, **options) as daemon:
             assert [r["data"] for r in daemon.read_all("t")] == ["before", "accepted"]

@@ -1,0 +1,95 @@
+"""A checker for the part of JSON Schema that the API's document uses.
+
+Whatever else stands in a schema is an error here, so that nothing is believed to be checked that
+is not. Some 60 lines instead of a dependency for one test.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,), "array": (list,), "string": (str,), "integer": (int,),
+    "number": (int, float), "boolean": (bool,), "null": (type(None),),
+}  # fmt: skip
+_NOTES = {"description", "default", "format"}
+
+
+class Mismatch(AssertionError):
+    """A value that its schema does not allow, and where."""
+
+
+def check(value: Any, schema: dict[str, Any], document: dict[str, Any], at: str = "$") -> None:
+    """Raises Mismatch; ``document`` holds the components that ``$ref`` names."""
+    if "$ref" in schema:
+        check(value, resolve(schema, document), document, at)
+        return
+    for keyword, wanted in schema.items():
+        if keyword in _NOTES or keyword in ("required", "additionalProperties"):
+            continue
+        if keyword == "type":
+            _check_type(value, wanted, at)
+        elif keyword == "enum":
+            _must(value in wanted, at, f"{value!r} is none of {wanted}")
+        elif keyword == "pattern":
+            _must(re.search(wanted, value) is not None, at, f"{value!r} does not match {wanted}")
+        elif keyword == "minimum":
+            _must(value >= wanted, at, f"{value} is below {wanted}")
+        elif keyword == "maximum":
+            _must(value <= wanted, at, f"{value} is above {wanted}")
+        elif keyword == "minItems":
+            _must(len(value) >= wanted, at, f"{len(value)} items, at least {wanted}")
+        elif keyword == "items":
+            for index, item in enumerate(value):
+                check(item, wanted, document, f"{at}[{index}]")
+        elif keyword == "properties":
+            _check_properties(value, schema, document, at)
+        elif keyword == "oneOf":
+            matching = sum(_matches(value, each, document) for each in wanted)
+            _must(matching == 1, at, f"{matching} of {len(wanted)} alternatives match {value!r}")
+        else:
+            raise NotImplementedError(f"the schema keyword {keyword!r} at {at}")
+
+
+def resolve(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """What a ``$ref`` names."""
+    found: Any = document
+    for part in schema["$ref"].removeprefix("#/").split("/"):
+        found = found[part]
+    assert isinstance(found, dict)
+    return found
+
+
+def _check_type(value: Any, wanted: str | list[str], at: str) -> None:
+    names = [wanted] if isinstance(wanted, str) else wanted
+    fits = any(
+        isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
+        for name in names
+    )
+    _must(fits, at, f"{value!r} is no {' or '.join(names)}")
+
+
+def _check_properties(
+    value: dict[str, Any], schema: dict[str, Any], document: dict[str, Any], at: str
+) -> None:
+    for name in schema.get("required", ()):
+        _must(name in value, at, f"{name!r} is missing")
+    for name, inner in value.items():
+        if name in schema["properties"]:
+            check(inner, schema["properties"][name], document, f"{at}.{name}")
+        else:
+            _must(schema.get("additionalProperties", True), at, f"{name!r} is not in the schema")
+
+
+def _matches(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> bool:
+    try:
+        check(value, schema, document)
+    except Mismatch:
+        return False
+    return True
+
+
+def _must(holds: bool, at: str, message: str) -> None:
+    if not holds:
+        raise Mismatch(f"at {at}: {message}")

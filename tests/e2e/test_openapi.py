@@ -1,0 +1,249 @@
+"""/openapi.json says what the server does: every route, every answer, every error."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.openapi import DOCUMENT
+from tests.e2e.daemon import Answer, Daemon, running, wait_until
+from tests.e2e.schema import Mismatch, check, resolve
+from tests.e2e.wire import Wire, request
+
+SETTINGS = {
+    "ring_bytes": 65536, "object_bytes_target": 16384, "body_bytes_max": 16384,
+}  # fmt: skip
+METHODS = ("GET", "PUT", "POST", "DELETE", "PATCH", "OPTIONS", "TRACE")
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("data"), settings=SETTINGS) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def document(daemon: Daemon) -> dict[str, Any]:
+    found = daemon.get("/openapi.json").json
+    assert isinstance(found, dict)
+    return found
+
+
+class Checked:
+    """Asks, checks each answer against the document, and remembers what was seen."""
+
+    def __init__(self, daemon: Daemon, document: dict[str, Any]) -> None:
+        self._daemon = daemon
+        self._document = document
+        self.seen: set[tuple[str, str, int]] = set()
+
+    def ask(self, method: str, path: str, body: object = None, content_type: str = "") -> Answer:
+        if body is None:
+            answer = self._daemon.ask(method, path)
+        elif isinstance(body, bytes):
+            headers = {"content_type": content_type} if content_type else {}
+            answer = self._daemon.ask(method, path, body, **headers)
+        else:
+            answer = self._daemon.json(method, path, body)
+        return self.take(method, path, answer)
+
+    def take(self, method: str, path: str, answer: Answer) -> Answer:
+        """Checks an answer that came in another way."""
+        template = template_of(path, self._document)
+        operation = self._document["paths"][template][method.lower()]
+        responses = operation["responses"]
+        assert str(answer.status) in responses, f"{method} {path} answered {answer.status}"
+        ((content_type, content),) = responses[str(answer.status)]["content"].items()
+        assert answer.headers["content-type"] == content_type
+        check(answer.json, content["schema"], self._document)
+        if answer.status in (429, 503):
+            assert int(answer.headers["retry-after"]) >= 1
+        self.seen.add((method, template, answer.status))
+        return answer
+
+
+def template_of(path: str, document: dict[str, Any]) -> str:
+    """The documented path that this path is one of."""
+    plain = path.partition("?")[0]
+    for template in document["paths"]:
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), plain):
+            return str(template)
+    raise AssertionError(f"{path} is not in the document")
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, item in document["paths"].items():
+        for method in METHODS:
+            if method.lower() in item:
+                yield method, path, item[method.lower()]
+
+
+def test_every_answer_that_is_documented_is_given_and_no_other(
+    daemon: Daemon, document: dict[str, Any]
+) -> None:
+    api = Checked(daemon, document)
+    topic, diff = "/v0/topics/t", "/v0/topics/t/diff"
+    for path in ("/livez", "/readyz", "/openapi.json", "/v0/status"):
+        assert api.ask("GET", path).status == 200
+
+    assert api.ask("GET", topic).status == 404
+    assert api.ask("PUT", topic).status == 201
+    assert api.ask("PUT", topic, {"partitions": 2}).status == 200
+    assert api.ask("PUT", topic, {"partitions": 1}).status == 400
+    assert api.ask("PUT", topic, {"lossy": True}).status == 400
+    assert api.ask("PUT", topic, b"{}", "text/plain").status == 415
+    assert api.ask("PUT", topic, b" " * ((1 << 20) + 1), "application/json").status == 413
+    assert api.ask("GET", topic).status == 200
+
+    full = {"data": {"a": 1}, "key": "k", "tag": "t", "node": "n", "meta": {"m": 1}, "ts": 5}
+    spread = [{"data": n, "key": str(n)} for n in range(20)]
+    produced = [
+        {"records": [full, {"data_b64": "AAE="}], "partition": 0},
+        {"records": spread, "idempotency_key": "k"},
+        {"records": spread, "idempotency_key": "k"},
+        {"records": [full], "partition": 0, "expected_seq": 10_000},
+        {"records": [full], "expected_seq": 0},
+    ]
+    for body in produced:
+        check(body, resolve({"$ref": "#/components/schemas/Produce"}, document), document)
+    statuses = [api.ask("POST", topic, body).status for body in produced]
+    assert statuses == [200, 200, 200, 412, 400]
+    assert api.ask("POST", topic, b"1\n2\n", "application/x-ndjson").status == 200
+    assert api.ask("POST", topic, b"[1]", "").status == 415
+    assert api.ask("POST", topic, [1] * 10_001).status == 413
+    assert api.ask("POST", "/v0/topics/none?create=false", [1]).status == 404
+
+    for asked, status in (
+        ({}, 200), ({"from_ts": 0, "limit": 3}, 200), ({"tail": True, "wait_ms": 1}, 200),
+        ({"limit": 0}, 400),
+    ):  # fmt: skip
+        assert api.ask("POST", diff, asked).status == status
+    assert api.ask("POST", diff).status == 200
+    assert api.ask("POST", diff, b"{}", "text/plain").status == 415
+    assert api.ask("POST", diff, b" " * ((1 << 20) + 1), "application/json").status == 413
+    assert api.ask("POST", "/v0/topics/none/diff", {}).status == 404
+
+    assert api.ask("GET", "/v0/topics?limit=1").status == 200
+    assert api.ask("GET", "/v0/topics?limit=0").status == 400
+    for method in ("GET", "PUT", "DELETE"):
+        assert api.ask(method, "/v0/topics/-").status == 400
+    assert api.ask("DELETE", topic).status == 200
+    assert api.ask("DELETE", topic).status == 404
+
+    throttle(daemon, api)
+    stop(daemon, api)
+    documented = {
+        (method, path, int(status))
+        for method, path, operation in operations(document)
+        for status in operation["responses"]
+    }
+    left = documented - api.seen
+    # The ledger or the store must fail for these; their shape is that of all errors.
+    failing = {(m, p, 503) for m, p, _ in documented if p.startswith("/v0/topics")}
+    assert left - failing == set()
+
+
+def throttle(daemon: Daemon, api: Checked) -> None:
+    """A ring that is full of promises: bodies that were announced and do not come."""
+    head = request(
+        "POST", "/v0/topics/t", Content_Type="application/json", Content_Length="16000",
+        Expect="100-continue",
+    )  # fmt: skip
+    wires: list[Wire] = []
+    try:
+        while True:
+            wire = Wire(daemon.port)
+            wires.append(wire)
+            answer = wire.ask(head)
+            if answer.status != 100:
+                break
+            assert len(wires) < 10, "16,000 bytes do not fit ten times into 65,536"
+        assert (answer.status, answer.code) == (429, "throttled")
+        assert answer.json["error"]["detail"]["retry_after_ms"] >= 1000
+        api.take("POST", "/v0/topics/t", answer)
+    finally:
+        for wire in wires:
+            wire.close()
+    # What was promised to clients that went away is free again.
+    wait_until(lambda: daemon.produce("after", "x" * 15_000).status == 200, "the ring to be free")
+
+
+def stop(daemon: Daemon, api: Checked) -> None:
+    """While the daemon stops, connections that are there learn it."""
+    asking = request("GET", "/readyz")
+    with Wire(daemon.port) as busy, Wire(daemon.port) as wire:
+        # A request on its way keeps the first connection, a poll the second.
+        busy.send(asking[:-2])
+        assert wire.ask(asking).status == 200
+        poll = json.dumps({"tail": True, "wait_ms": 30_000}).encode()
+        wire.send(request("POST", "/v0/topics/after/diff", poll))
+        assert daemon.get("/livez").status == 200  # so the bytes before it have been read
+        daemon.process.send_signal(signal.SIGTERM)
+        polled = wire.answer()
+        assert polled is not None and polled.status == 200, "a poll ends early and is answered"
+        busy.send(asking[-2:])
+        answer = busy.answer()
+        assert answer is not None
+        api.take("GET", "/readyz", answer)
+
+
+@pytest.mark.parametrize(
+    ("body", "fits"),
+    [
+        ({"records": [{"data": 1}]}, True),
+        ({"records": []}, False),
+        ({"records": [{"data": 1, "offset": 1}]}, False),
+        ({"records": [{"data": 1, "ts": -1}]}, False),
+        ({"records": [{"data": 1}], "partition": "0"}, False),
+        ({"records": [{"data": 1}], "expected_seq": -1}, False),
+        ({"records": [{"data": 1}], "more": 1}, False),
+        ([1, "two", None], True),
+        ([], False),
+    ],
+)
+def test_the_document_and_the_server_agree_on_what_may_be_produced(
+    shared_daemon: Daemon, body: object, fits: bool
+) -> None:
+    document = shared_daemon.get("/openapi.json").json
+    post = document["paths"]["/v0/topics/{topic}"]["post"]
+    schema = post["requestBody"]["content"]["application/json"]["schema"]
+    try:
+        check(body, schema, document)
+        documented = True
+    except Mismatch:
+        documented = False
+    answer = shared_daemon.json("POST", "/v0/topics/agreed", body)
+    assert (documented, answer.status == 200) == (fits, fits)
+
+
+def test_every_route_of_the_server_is_in_the_document(shared_daemon: Daemon) -> None:
+    """405 with Allow is how the server says what a path knows."""
+    document = shared_daemon.get("/openapi.json").json
+    for path, item in document["paths"].items():
+        documented = {method for method in METHODS if method.lower() in item}
+        refused = shared_daemon.ask("TRACE", path.replace("{topic}", "t"))
+        assert refused.status == 405
+        assert set(refused.headers["allow"].split(", ")) == documented
+
+
+def test_every_status_of_the_api_page_is_in_the_document() -> None:
+    """And the other way round, so that the page for people stays true."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "http-api.md").read_text()
+    rows = re.findall(r"^\| ([0-9, ]+) \|", page, re.MULTILINE)
+    on_page = {int(number) for row in rows for number in row.split(",")}
+    documented = {
+        int(status)
+        for _, _, operation in operations(DOCUMENT)
+        for status in operation["responses"]
+        if int(status) >= 400
+    }
+    of_http_itself = {405, 414, 417, 431}  # before an operation is known
+    assert on_page == documented | of_http_itself
+    for path in DOCUMENT["paths"]:
+        assert path.replace("{topic}", "{t}") in page, path
