@@ -6,7 +6,6 @@ shard's queue are taken by its successor.
 
 from __future__ import annotations
 
-import os
 import socket
 
 BACKLOG = 4096  # connections that may wait for one shard; the kernel caps it at somaxconn
@@ -39,7 +38,8 @@ def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
     except OSError as error:
         for listener in made:
             listener.close()
-        reason = os.strerror(error.errno) if error.errno else str(error)
+        # A name that does not resolve has an errno of the resolver's, not of the system's.
+        reason = error.strerror or str(error)
         raise ListenError(
             f"listen = {host}:{port} cannot be used: {reason}; give another --listen HOST:PORT"
         ) from error

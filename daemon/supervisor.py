@@ -165,12 +165,15 @@ class Supervisor:
                 log.error("configuration is not reloaded: %s", problem)
             return
         result = reload(self.config, wanted)
+        levels = (self.config.log_level, result.config.log_level)
         self.config = result.config
         self._words[at.G_LOG_LEVEL] = logs.LEVELS.index(self.config.log_level)
-        logs.set_level(self.config.log_level)
+        # Who asks for fewer lines still sees that this was done.
+        logs.set_level(min(levels, key=logs.LEVELS.index))
         log.info("configuration reloaded, changed: %s", ", ".join(result.applied) or "nothing")
         if result.needs_restart:
             log.warning("these keys need a restart: %s", ", ".join(result.needs_restart))
+        logs.set_level(self.config.log_level)
 
     def _done(self) -> bool:
         stopping = self._failed or self._words[at.G_DRAINING]

@@ -1,0 +1,117 @@
+"""SIGHUP: what is reloadable changes, the rest is named; a broken file changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.processes import Line, shard_pids
+from tests.e2e.proxy import Fault, object_puts, store_proxy
+from tests.e2e.stores import on_s3
+from tests.minio import Bucket
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A configuration file."""
+    path = tmp_path / "headgate.toml"
+    path.write_text("commit_window_min_ms = 3\ncommit_window_max_ms = 3\n")
+    return path
+
+
+def reload(daemon: Daemon, file: Path, text: str, sentence: str) -> None:
+    """Changes the file, tells the daemon, and waits until it says ``sentence`` once more."""
+    before = daemon.text.count(sentence)
+    file.write_text(text)
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: daemon.text.count(sentence) > before, f"the log to say {sentence!r}")
+
+
+def wait_window(daemon: Daemon, window_ms: float) -> None:
+    """Waits until a window is in force; with minimum = maximum pressure does not move it."""
+    wait_until(lambda: daemon.status()["window_ms"] == window_ms, f"a window of {window_ms} ms")
+
+
+def test_sighup_takes_what_is_reloadable_and_names_what_needs_a_restart(
+    data: Path, file: Path
+) -> None:
+    with running(data, shards=1, config_file=file) as daemon:
+        wait_window(daemon, 3)
+        pids = [daemon.process.pid, *shard_pids(daemon)]
+
+        text = "commit_window_min_ms = 7\ncommit_window_max_ms = 7\nrecords_max = 5\n"
+        reload(daemon, file, text, "these keys need a restart: records_max")
+        wait_window(daemon, 7)
+        assert "changed: commit_window_min_ms, commit_window_max_ms" in daemon.text
+        assert daemon.produce("t", *range(6)).status == 200
+
+        for broken, problem in (
+            ("commit_window_min_ms = 'long'\n", "commit_window_min_ms = 'long'"),
+            ("commit_window_min = 9\n", "did you mean commit_window_min_ms?"),
+            ("commit_window_min_ms = \n", "is no TOML"),
+        ):
+            reload(daemon, file, broken, problem)
+            assert "configuration is not reloaded: " in daemon.text
+            assert daemon.status()["window_ms"] == 7
+
+        reload(daemon, file, 'log_level = "debug"\n', "log_level")
+        wait_window(daemon, 0.5)  # without the keys, the default again
+        assert [daemon.process.pid, *shard_pids(daemon)] == pids
+        assert daemon.get("/readyz").status == 200
+
+
+def test_a_reloaded_log_level_reaches_the_shards(data: Path, file: Path, bucket: Bucket) -> None:
+    failed = "WARNING shard 0: PUT l0/"
+
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
+        with running(data, shards=1, config_file=file, **options) as daemon, Line(daemon) as line:
+
+            def fails_in_silence() -> bool:
+                said, failures = daemon.text.count(failed), _put_failures(daemon)
+                wait_until(lambda: _put_failures(daemon) >= failures + 2, "PUTs to fail")
+                return daemon.text.count(failed) == said
+
+            proxy.decide = object_puts(Fault.SLOW_DOWN)
+            line.send("t", 1)
+            wait_until(lambda: failed in daemon.text, "the shard to say that its PUT failed")
+            reload(daemon, file, 'log_level = "error"\n', "changed: ")
+            wait_until(fails_in_silence, "the shard to fall silent")
+            reload(daemon, file, 'log_level = "warning"\n', failed)
+            proxy.release()
+            answer = line.answer()
+            assert answer is not None and answer.status == 200
+
+
+def _put_failures(daemon: Daemon) -> int:
+    return int(daemon.status()["store"]["put_failures"])
+
+
+def shown(*arguments: str, **environ: str) -> Any:
+    """``headgate config show --origin -o json``."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", "config", "show", "--origin", "-o", "json", *arguments],
+        cwd=ROOT, env={**os.environ, **environ}, timeout=HANG_S,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text("shards = 3\nrecords_max = 30\nlog_level = 'error'\n")
+    values = shown(
+        *("--config", str(file), "--shards", "5"), HEADGATE_RECORDS_MAX="40", HEADGATE_SHARDS="4"
+    )
+    assert values["shards"] == {"value": 5, "origin": "--shards"}
+    assert values["records_max"] == {"value": 40, "origin": "environment HEADGATE_RECORDS_MAX"}
+    assert values["log_level"] == {"value": "error", "origin": f"file {file}"}
+    assert values["uploads_in_flight_max"] == {"value": 4, "origin": "default"}
