@@ -1,0 +1,182 @@
+"""A node without processes: real rings, ledger and store, and a commit by hand.
+
+``produce`` writes a request into a shard's ring; ``commit`` makes one object of what the given
+shards' rings hold, and commits it. Nobody is told of a commit but through its return value, so a
+test decides when readers learn of it, and what they miss. ``records`` is what must be read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from random import Random
+
+from delivery.cold import CACHE_BYTES_MAX, ColdReader
+from delivery.follow import Key
+from ledger.ledger import Ledger
+from ledger.types import Commit, CommitDraft, LeaseId, SourceRange, Topic, TopicConfig
+from shards import layout as at
+from shards.frame import Part, encode_conditions
+from shards.layout import Layout
+from shards.ring import RequestAt, RingReader, RingWriter
+from shards.segment import Segment
+from uploader import l0
+from uploader.assemble import assemble
+from uploader.records import Record, encode
+from uploader.stores.file import FileStore
+
+ARRIVAL_MS = 1_700_000_000_000
+
+
+class CountingStore(FileStore):
+    """The real store; counts GETs, and can make them wait or fail first."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory)
+        self.gets: list[tuple[str, int]] = []
+        self.under_way_max = 0
+        self.asked = threading.Event()
+        self.before: Callable[[], object] = lambda: None
+        self._under_way: dict[str, int] = defaultdict(int)
+        self._mutex = threading.Lock()
+
+    def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
+        with self._mutex:
+            self.gets.append((locator, start))
+            self._under_way[locator] += 1
+            self.under_way_max = max(self.under_way_max, self._under_way[locator])
+        self.asked.set()
+        try:
+            self.before()
+            return super().get(locator, start, length)
+        finally:
+            with self._mutex:
+                self._under_way[locator] -= 1
+
+
+class Node:
+    """Rings of some shards over one ledger and one store."""
+
+    def __init__(self, directory: Path, shards: int = 2, ring_bytes: int = 4096) -> None:
+        self.segment = Segment.create(Layout(shards=shards, ring_bytes=ring_bytes))
+        self._writers = [RingWriter(self.segment, shard) for shard in range(shards)]
+        self._readers = [RingReader(self.segment, shard) for shard in range(shards)]
+        self.ledger = Ledger(directory / "ledger.db", nullcontext())
+        self._incarnation, self._epoch = self.ledger.begin_incarnation(1)
+        self.store = CountingStore(str(directory / "store"))
+        self.topic: Topic = self.ledger.create_topic("t", TopicConfig(partitions=3), 1)[0]
+        self.commits: list[Commit] = []
+        self.records: dict[Key, list[tuple[int, Record]]] = defaultdict(list)
+
+    def key(self, partition: int = 0) -> Key:
+        return (self.topic.topic_id, partition)
+
+    def produce(
+        self, shard: int, parts: Mapping[int, Sequence[Record]], *,
+        idempotency_key: str | None = None, expected_seq: int | None = None,
+    ) -> None:  # fmt: skip
+        """Publishes a request: records by partition. Raises RingFull."""
+        times = {
+            partition: [ARRIVAL_MS if r.ts is None else r.ts for r in records]
+            for partition, records in parts.items()
+        }
+        self._writers[shard].append(
+            0,
+            ARRIVAL_MS,
+            encode_conditions(idempotency_key, expected_seq),
+            [
+                Part(self.topic.topic_id, p, len(records), encode(records),
+                     min(times[p]), max(times[p]))
+                for p, records in sorted(parts.items())
+            ],
+        )  # fmt: skip
+
+    def commit(self, *shards: int) -> Commit | None:
+        """Commits what the rings of these shards (all, without one) hold; None for nothing."""
+        sources = tuple(
+            SourceRange(shard, self._readers[shard].committed, self._readers[shard].head)
+            for shard in shards or range(len(self._readers))
+            if self._readers[shard].committed != self._readers[shard].head
+        )
+        requests = [
+            (source.shard, request)
+            for source in sources
+            for request in self._readers[source.shard].requests(source.start, source.end)
+        ]
+        if not requests:
+            return None
+        extents, conditions = assemble(requests, self._readers, lambda _: self.topic.name)
+        lease = LeaseId(self._incarnation, self._epoch, 0, len(self.commits) + 1)
+        built = l0.build(lease, ARRIVAL_MS, extents, conditions)
+        key = l0.object_key(lease)
+        draft = CommitDraft(
+            lease_id=lease,
+            key=key,
+            locator=self.store.put(key, built.body, built.crc32c),
+            size_bytes=len(built.body),
+            created_ms=ARRIVAL_MS,
+            sources=sources,
+            extents=built.drafts,
+            conditions=tuple(conditions),
+        )
+        commit = self.ledger.commit(draft, ARRIVAL_MS, lambda _: None)
+        self._remember(commit, requests)
+        for source in sources:
+            self.segment.words[self.segment.layout.shard(source.shard) + at.S_COMMITTED] = (
+                source.end
+            )
+        self.commits.append(commit)
+        return commit
+
+    def _remember(self, commit: Commit, requests: Iterable[tuple[int, RequestAt]]) -> None:
+        void = {(verdict.shard, verdict.position) for verdict in commit.verdicts}
+        for shard, request in requests:
+            if (shard, request.position) in void:
+                continue
+            for batch in request.batches:
+                payload = self._readers[shard].batch(batch)
+                decoded = l0.records_of(bytes(payload), 1, (), 1, key="ring")
+                self.records[(batch.topic_id, batch.partition)] += [
+                    (ts, record) for _, ts, record in decoded
+                ]
+
+    def tail_of(self, number: int) -> list[Commit]:
+        """All commits up to ``number``, as the commit log would give them."""
+        return self.commits[:number]
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.store.close()
+        self._writers.clear()
+        self._readers.clear()
+        self.segment.close()
+
+
+@contextmanager
+def cold_reader(
+    node: Node, *, cache_bytes_max: int = CACHE_BYTES_MAX
+) -> Iterator[tuple[ColdReader, list[int]]]:
+    """A reader over the node's ledger and store, and the sizes of the GETs that it counted."""
+    counted: list[int] = []
+    with ThreadPoolExecutor(1) as ledger_thread, ThreadPoolExecutor(4) as store_threads:
+        yield (
+            ColdReader(
+                node.ledger, node.store, ledger_thread, store_threads, counted.append, Random(1),
+                cache_bytes_max,
+            ),
+            counted,
+        )  # fmt: skip
+
+
+@contextmanager
+def node_in(directory: Path, shards: int = 2, ring_bytes: int = 4096) -> Iterator[Node]:
+    """A node that is closed at the end."""
+    node = Node(directory, shards, ring_bytes)
+    try:
+        yield node
+    finally:
+        node.close()

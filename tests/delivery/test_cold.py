@@ -1,0 +1,210 @@
+"""Reading extents from a real store by a real ledger: checked, cached within bounds, once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from delivery.cold import GET_LIMITS, ColdReader
+from ledger.types import Extent
+from tests.delivery.node import Node, cold_reader, node_in
+from uploader.l0 import L0Error, records_of
+from uploader.records import Record
+from uploader.stores.base import ObjectMissing, StoreError
+
+
+def fill(node: Node, objects: int, partitions: int = 1, size: int = 400) -> list[Extent]:
+    """Objects with one record of about ``size`` bytes in each of the partitions."""
+    for number in range(objects):
+        text = f'"{number:0{size}}"'
+        node.produce(0, {partition: [Record(text)] for partition in range(partitions)})
+        node.commit()
+    extents = [
+        extent
+        for partition in range(partitions)
+        for extent in node.ledger.extents_from(*node.key(partition), 1, 1000)
+    ]
+    assert len(extents) == objects * partitions
+    return extents
+
+
+async def read(reader: ColdReader, extent: Extent) -> list[object]:
+    data = await reader.bytes_of(extent)
+    found = records_of(data, extent.first_offset, extent.voids, 1, key=extent.locator)
+    return [record.data for _, _, record in found]
+
+
+def test_an_extent_is_fetched_once_and_then_kept(tmp_path: Path) -> None:
+    async def go(reader: ColdReader) -> None:
+        for _ in range(3):
+            for number, extent in enumerate(extents):
+                assert await read(reader, extent) == [f'"{number:0400}"']
+
+    with node_in(tmp_path) as node, cold_reader(node) as (reader, counted):
+        extents = fill(node, 3)
+        asyncio.run(go(reader))
+        assert node.store.gets == [(e.locator, e.byte_start) for e in extents]
+        assert counted == [e.byte_length for e in extents]
+
+
+def test_extents_are_found_from_an_offset_a_bounded_number_at_once(tmp_path: Path) -> None:
+    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+        fill(node, 20, size=10)
+        rows = asyncio.run(reader.extents(*node.key(), 3))
+        assert [row.first_offset for row in rows] == list(range(3, 19))
+        assert asyncio.run(reader.extents(*node.key(), 21)) == []
+
+
+def test_readers_of_one_object_wait_for_one_fetch(tmp_path: Path) -> None:
+    """All begin while the store holds the first fetch back."""
+
+    async def go(reader: ColdReader) -> None:
+        tasks = [asyncio.create_task(read(reader, extent)) for extent in extents * 4]
+        await asyncio.to_thread(node.store.asked.wait, 60)
+        for _ in range(100):  # what could be fetched besides would be by now
+            await asyncio.sleep(0)
+        assert len(node.store.gets) == 1
+        may_go.set()
+        for found in await asyncio.gather(*tasks):
+            assert found == [f'"{0:0400}"']
+
+    may_go = threading.Event()
+    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+        extents = fill(node, 1, partitions=3)
+        node.store.before = lambda: may_go.wait(60)
+        asyncio.run(go(reader))
+        assert len(node.store.gets) == 3, "one for each extent, one after the other"
+        assert node.store.under_way_max == 1
+
+
+def test_different_objects_are_fetched_at_the_same_time(tmp_path: Path) -> None:
+    async def go(reader: ColdReader) -> None:
+        await asyncio.gather(*(read(reader, extent) for extent in extents))
+
+    together = threading.Barrier(3, timeout=60)
+    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+        extents = fill(node, 3)
+        node.store.before = together.wait
+        asyncio.run(go(reader))
+        assert node.store.under_way_max == 1
+
+
+def test_the_cache_drops_what_was_read_longest_ago(tmp_path: Path) -> None:
+    async def go(reader: ColdReader) -> None:
+        a, b, c = extents
+        for extent in (a, b, a, c):  # c takes the place of b
+            await read(reader, extent)
+        assert len(node.store.gets) == 3
+        for extent in (a, c):
+            await read(reader, extent)
+        assert len(node.store.gets) == 3
+        await read(reader, b)
+        assert len(node.store.gets) == 4
+
+    with node_in(tmp_path) as node:
+        extents = fill(node, 3)
+        room = 2 * extents[0].byte_length
+        with cold_reader(node, cache_bytes_max=room) as (reader, _):
+            asyncio.run(go(reader))
+            assert reader._cache_bytes == sum(map(len, reader._cache.values())) == room
+
+
+def test_an_extent_larger_than_the_cache_is_read_and_not_kept(tmp_path: Path) -> None:
+    async def go(reader: ColdReader) -> None:
+        for _ in range(2):
+            await read(reader, extents[0])
+            assert reader._cache_bytes == 0
+
+    with node_in(tmp_path) as node:
+        extents = fill(node, 1)
+        room = extents[0].byte_length - 1
+        with cold_reader(node, cache_bytes_max=room) as (reader, _):
+            asyncio.run(go(reader))
+            assert len(node.store.gets) == 2
+
+
+def damage(directory: Path, text: bytes) -> None:
+    """Changes one byte of the only segment file, within ``text``."""
+    (file,) = (
+        path for path in directory.rglob("*") if path.is_file() and text in path.read_bytes()
+    )
+    stored = bytearray(file.read_bytes())
+    stored[stored.index(text)] ^= 1
+    file.write_bytes(stored)
+
+
+def test_a_byte_that_changed_in_the_store_is_noticed_and_named(tmp_path: Path) -> None:
+    async def go(reader: ColdReader) -> None:
+        for _ in range(2):  # nothing damaged is kept
+            with pytest.raises(L0Error) as caught:
+                await read(reader, extents[1])
+            assert caught.value.key == extents[1].locator
+            assert caught.value.byte == extents[1].byte_start
+        assert await read(reader, extents[0]) == [f'"{0:0400}"']
+
+    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+        extents = fill(node, 2)
+        damage(tmp_path / "store", f'"{1:0400}"'.encode())
+        asyncio.run(go(reader))
+
+
+def test_a_store_that_fails_for_a_while_is_asked_again(tmp_path: Path) -> None:
+    def fail() -> None:
+        if len(node.store.gets) < 3:
+            raise StoreError("not now", retryable=True)
+
+    with node_in(tmp_path) as node, cold_reader(node) as (reader, counted):
+        extents = fill(node, 1)
+        node.store.before = fail
+        assert asyncio.run(read(reader, extents[0])) == [f'"{0:0400}"']
+        assert len(node.store.gets) == len(counted) == 3, "failures cost requests too"
+
+
+def test_a_store_that_goes_on_failing_is_said_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise StoreError("never", retryable=True)
+
+    monkeypatch.setattr("delivery.cold.GET_LIMITS", type(GET_LIMITS)(0.001, 0.001, 4))
+    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+        extents = fill(node, 1)
+        node.store.before = fail
+        with pytest.raises(StoreError, match="never"):
+            asyncio.run(read(reader, extents[0]))
+        assert len(node.store.gets) == 4
+
+
+def test_what_cannot_be_mended_is_not_tried_again(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ObjectMissing("gone")
+
+    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+        extents = fill(node, 1)
+        node.store.before = fail
+        with pytest.raises(ObjectMissing):
+            asyncio.run(read(reader, extents[0]))
+        assert len(node.store.gets) == 1
+
+
+def test_a_reader_that_gives_up_leaves_the_way_free(tmp_path: Path) -> None:
+    """The one whose fetch it is goes away; another takes over, and nobody waits for good."""
+
+    async def go(reader: ColdReader) -> None:
+        first = asyncio.create_task(read(reader, extents[0]))
+        second = asyncio.create_task(read(reader, extents[0]))
+        await asyncio.to_thread(node.store.asked.wait, 60)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        may_go.set()
+        assert await second == [f'"{0:0400}"']
+
+    may_go = threading.Event()
+    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+        extents = fill(node, 1)
+        node.store.before = lambda: may_go.wait(60)
+        asyncio.run(go(reader))

@@ -1,0 +1,283 @@
+"""What one shard knows of the newest commits: the head never falls, the tail has no hole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from delivery import follow
+from delivery.follow import Follower, Key
+from ledger.types import Commit, Head, LeaseId, Run, SourceRange, Verdict
+
+KEY: Key = (1, 0)
+OTHER: Key = (1, 1)
+
+
+class History:
+    """Commits that give offsets one after the other."""
+
+    def __init__(self) -> None:
+        self.commits: list[Commit] = []
+        self.heads: dict[Key, int] = {KEY: 0, OTHER: 0}
+        self._position = 0
+
+    def commit(self, counts: dict[Key, tuple[int, ...]]) -> Commit:
+        """The next commit: live records by partition and shard; 0 is a run that is all void."""
+        runs, heads, verdicts = [], [], []
+        shards = 1
+        for (topic_id, partition), by_shard in counts.items():
+            shards = max(shards, len(by_shard))
+            for shard, count in enumerate(by_shard):
+                head = self.heads[topic_id, partition]
+                runs.append(Run(shard, topic_id, partition, head + 1, max(count, 1)))
+                if not count:
+                    verdicts.append(Verdict(shard, self._position, "deduped"))
+                self.heads[topic_id, partition] += count
+            heads.append(Head(topic_id, partition, self.heads[topic_id, partition]))
+        sources = tuple(
+            SourceRange(shard, self._position, self._position + 8) for shard in range(shards)
+        )
+        self._position += 8
+        number = len(self.commits) + 1
+        lease_id = LeaseId(1, 1, 0, number)
+        commit = Commit(number, lease_id, sources, tuple(runs), tuple(heads), tuple(verdicts))
+        self.commits.append(commit)
+        return commit
+
+
+def nothing() -> Iterable[Commit]:
+    return ()
+
+
+def spans(follower: Follower, offset: int, key: Key = KEY) -> list[tuple[int, int]]:
+    return [(e.first_offset, e.last_offset) for e in follower.tail(key, offset)]
+
+
+def test_a_partition_that_nobody_follows_costs_nothing_and_is_not_known() -> None:
+    follower, history = Follower(), History()
+    assert follower.apply(history.commit({KEY: (3,)})) == []
+    assert follower.head(KEY) is None
+    assert follower.tail(KEY, 1) == []
+
+
+def test_commits_move_the_head_and_add_to_the_tail() -> None:
+    follower, history = Follower(), History()
+    follower.follow(KEY, nothing)
+    assert follower.head(KEY) is None, "the ledger was not asked yet"
+    follower.head_loaded(KEY, 0)
+    assert follower.head(KEY) == 0
+
+    assert follower.apply(history.commit({KEY: (3,), OTHER: (1,)})) == [KEY]
+    assert follower.apply(history.commit({OTHER: (1,)})) == []
+    assert follower.apply(history.commit({KEY: (1, 2)})) == [KEY]
+    assert follower.head(KEY) == 6
+    assert spans(follower, 1) == [(1, 3), (4, 6)]
+    assert spans(follower, 4) == [(4, 6)]
+    assert spans(follower, 7) == []
+
+
+def test_the_tail_names_the_runs_of_its_own_partition_and_the_void_requests() -> None:
+    follower, history = Follower(), History()
+    follower.follow(KEY, nothing)
+    commit = history.commit({KEY: (2, 0), OTHER: (1,)})
+    follower.apply(commit)
+    (extent,) = follower.tail(KEY, 1)
+    assert [(r.shard, r.partition) for r in extent.runs] == [(0, 0), (1, 0)]
+    assert extent.sources == {0: commit.sources[0], 1: commit.sources[1]}
+    assert extent.void_positions == {(1, 0)}
+
+
+def test_a_commit_of_void_records_only_moves_nothing() -> None:
+    follower, history = Follower(), History()
+    follower.follow(KEY, nothing)
+    follower.head_loaded(KEY, 0)
+    follower.apply(history.commit({KEY: (2,)}))
+    assert follower.apply(history.commit({KEY: (0,)})) == []
+    assert (follower.head(KEY), spans(follower, 1)) == (2, [(1, 2)])
+
+
+def test_a_new_reader_takes_the_tail_that_the_log_still_has() -> None:
+    follower, history = Follower(), History()
+    for _ in range(5):
+        history.commit({KEY: (2,)})
+    follower.follow(KEY, lambda: history.commits[2:])
+    assert follower.head(KEY) == 10, "the ledger need not be asked"
+    assert spans(follower, 5) == [(5, 6), (7, 8), (9, 10)]
+    assert spans(follower, 4) == [], "what is not among them is read from objects"
+
+
+def test_a_head_from_the_ledger_that_is_ahead_leaves_a_hole_that_clears_the_tail() -> None:
+    follower, history = Follower(), History()
+    follower.follow(KEY, nothing)
+    follower.apply(history.commit({KEY: (2,)}))
+    unseen = history.commit({KEY: (2,)})
+    follower.head_loaded(KEY, 4)
+    assert (follower.head(KEY), spans(follower, 1)) == (4, [(1, 2)])
+    assert follower.apply(unseen) == [], "the ledger told of it already"
+    assert spans(follower, 3) == []
+    follower.apply(history.commit({KEY: (2,)}))
+    assert spans(follower, 1) == [], "1 and 2 are there, but 3 and 4 are not"
+    assert spans(follower, 5) == [(5, 6)]
+
+
+def test_a_late_answer_of_the_ledger_does_not_move_the_head_back() -> None:
+    follower, history = Follower(), History()
+    follower.follow(KEY, nothing)
+    follower.apply(history.commit({KEY: (5,)}))
+    follower.head_loaded(KEY, 2)
+    assert follower.head(KEY) == 5
+
+
+def test_after_missed_commits_everything_is_asked_again() -> None:
+    follower, history = Follower(), History()
+    for key in (KEY, OTHER):
+        follower.follow(key, nothing)
+        follower.head_loaded(key, 0)
+    follower.apply(history.commit({KEY: (2,), OTHER: (2,)}))
+    follower.missed()
+    for key in (KEY, OTHER):
+        assert follower.head(key) is None
+        assert follower.tail(key, 1) == []
+    history.commit({KEY: (2,)})
+    follower.head_loaded(KEY, 4)
+    follower.apply(history.commit({KEY: (2,)}))
+    assert (follower.head(KEY), spans(follower, 5), spans(follower, 3)) == (6, [(5, 6)], [])
+
+
+def test_a_tail_that_is_forgotten_begins_anew() -> None:
+    follower, history = Follower(), History()
+    follower.follow(KEY, nothing)
+    follower.apply(history.commit({KEY: (2,)}))
+    follower.forget_tail(KEY)
+    assert spans(follower, 1) == []
+    follower.apply(history.commit({KEY: (2,)}))
+    assert (spans(follower, 1), spans(follower, 3)) == ([], [(3, 4)])
+
+
+def test_a_tail_keeps_a_bounded_number_of_extents() -> None:
+    follower, history = Follower(), History()
+    follower.follow(KEY, nothing)
+    for _ in range(follow.TAIL_MAX + 10):
+        follower.apply(history.commit({KEY: (1,)}))
+    assert len(spans(follower, 11)) == follow.TAIL_MAX
+    assert spans(follower, 10) == []
+
+
+def test_the_partition_that_was_asked_for_longest_ago_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follow, "FOLLOWED_MAX", 3)
+    follower = Follower()
+    keys = [(n, 0) for n in range(4)]
+    for key in keys[:3]:
+        follower.follow(key, nothing)
+        follower.head_loaded(key, 7)
+    follower.follow(keys[0], nothing)  # asked for again: the second is now the oldest
+    follower.follow(keys[3], nothing)
+    assert [follower.head(key) for key in keys] == [7, None, 7, None]
+    follower.head_loaded(keys[1], 9)
+    assert follower.head(keys[1]) is None, "an answer for a forgotten partition is dropped"
+
+
+class FollowerMachine(RuleBasedStateMachine):
+    """Any order of commits, late news, ledger reads and misses: what is said is always true."""
+
+    @initialize()
+    def start(self) -> None:
+        self.history = History()
+        self.follower = Follower()
+        self.applied = 0
+        self.asked = 0  # a ledger's answer on its way: the head when it was asked
+        self.following = False
+
+    @rule(mine=st.lists(st.integers(0, 3), max_size=3), others=st.integers(0, 2))
+    def commit(self, mine: list[int], others: int) -> None:
+        counts: dict[Key, tuple[int, ...]] = {OTHER: (others,)}
+        if mine:
+            counts[KEY] = tuple(mine)
+        self.history.commit(counts)
+
+    @rule(most=st.integers(1, 4))
+    def apply(self, most: int) -> None:
+        for commit in self.history.commits[self.applied : self.applied + most]:
+            before = self.follower.head(KEY)
+            moved = self.follower.apply(commit)
+            self.applied += 1
+            assert OTHER not in moved
+            if moved and before is not None:
+                assert self.follower.head(KEY) != before
+
+    @rule(kept=st.integers(0, 5))
+    def follow(self, kept: int) -> None:
+        first = max(0, self.applied - kept)
+        self.follower.follow(KEY, lambda: self.history.commits[first : self.applied])
+        self.following = True
+
+    @rule()
+    def ask_ledger(self) -> None:
+        self.asked = self.history.heads[KEY]
+
+    @precondition(lambda self: self.following)
+    @rule()
+    def answer_of_ledger(self) -> None:
+        # As DiffReader does: the partition is followed before the ledger is asked.
+        self.follower.head_loaded(KEY, max(self.asked, self.head_of(self.applied)))
+
+    @rule()
+    def missed(self) -> None:
+        self.applied = len(self.history.commits)
+        self.follower.missed()
+
+    @rule()
+    def forget(self) -> None:
+        self.follower.forget_tail(KEY)
+
+    def head_of(self, applied: int) -> int:
+        heads = [
+            h.head_seq
+            for commit in self.history.commits[:applied]
+            for h in commit.heads
+            if (h.topic_id, h.partition) == KEY
+        ]
+        return heads[-1] if heads else 0
+
+    @invariant()
+    def what_is_said_is_true(self) -> None:
+        head = self.follower.head(KEY)
+        if head is not None:
+            assert self.head_of(self.applied) <= head <= self.history.heads[KEY]
+        for offset in range(1, self.history.heads[KEY] + 2):
+            tail = self.follower.tail(KEY, offset)
+            if not tail:
+                continue
+            assert tail[0].first_offset <= offset <= tail[0].last_offset
+            for one, next_one in pairwise(tail):
+                assert next_one.first_offset == one.last_offset + 1
+            for extent in tail:
+                commit = self.history.commits[extent.commit_number - 1]
+                assert Head(*KEY, extent.last_offset) in commit.heads
+                assert all((r.topic_id, r.partition) == KEY for r in extent.runs)
+
+
+TestFollowerMachine = FollowerMachine.TestCase
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20), st.data())
+def test_extents_of_the_tail_hold_exactly_the_offsets_of_their_commits(
+    counts: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    follower, history = Follower(), History()
+    follower.follow(KEY, nothing)
+    expected: list[tuple[int, int]] = []
+    for count in counts:
+        before = history.heads[KEY]
+        follower.apply(history.commit({KEY: count}))
+        if sum(count):
+            expected.append((before + 1, before + sum(count)))
+    offset = data.draw(st.integers(1, history.heads[KEY] + 1))
+    assert spans(follower, offset) == [span for span in expected if span[1] >= offset]
