@@ -122,7 +122,7 @@ class Runner:
         try:
             # The first appends make the stream; they are no part of the figures.
             self._load(server, request, Pace(1, PROBE_S))
-            result = self._other(case, server, request, self._times.saturated_s)
+            result = self._other(case, server, request, case.saturated_s(self._times))
         finally:
             server.stop()
         self._results.peers.append(result)
@@ -175,7 +175,7 @@ class Runner:
             window_ms = float(daemon.ask("GET", "/v0/status")["window_ms"])
             pause = max(LIGHT_PAUSE_WINDOWS * window_ms, LIGHT_PAUSE_MIN_MS)
             light = measured(Pace(1, self._times.light_s, pause, LIGHT_PAUSE_SPREAD))
-        saturated = measured(Pace(connections, self._times.saturated_s))
+        saturated = measured(Pace(connections, case.saturated_s(self._times)))
         if case.has_light_loads and saturated.load.acked:
             rate_per_s = saturated.load.acked_per_s * HALF
             # A probe tells the latency at this rate, without which the pause is unknown.

@@ -67,6 +67,16 @@ def test_a_peer_runs_right_behind_our_case_of_its_size() -> None:
         assert names.index(f"s2-lite/{size}") == names.index(f"embedded/1/{size}/ndjson") + 1
 
 
+def test_what_is_compared_is_saturated_for_the_same_time() -> None:
+    compared = [case for case in plan.full() if case.is_compared]
+    assert [case.name for case in compared] == [
+        name
+        for size in plan.PEER_SIZES
+        for name in (f"embedded/1/{size}/ndjson", f"s2-lite/{size}")
+    ]
+    assert {case.saturated_s(plan.FULL) for case in compared} == {plan.FULL.compared_s}
+
+
 def test_cases_are_chosen_by_a_part_of_their_name() -> None:
     found = [case.name for case in plan.chosen(plan.full(), ["ceiling/1K", "put-cost"])]
     assert found == ["ceiling/1KiB", "put-cost"]
