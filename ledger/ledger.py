@@ -17,7 +17,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ledger import commits, invariants, reads, results, topics
+from ledger import backup, commits, invariants, reads, results, topics
+from ledger.backup import Changes, Mark
 from ledger.dedupe import DedupeLimits
 from ledger.session import Lock, Session
 from ledger.types import (
@@ -57,12 +58,16 @@ class Ledger:
 
     # Starts, epochs, notes
 
-    def begin_incarnation(self, now_ms: int) -> tuple[int, int]:
-        """A new start: (incarnation, epoch), both higher than ever; the floor is that epoch."""
+    def begin_incarnation(self, now_ms: int, above: int = 0) -> tuple[int, int]:
+        """A new start: (incarnation, epoch), both higher than ever; the floor is that epoch.
+
+        ``above`` is the greatest incarnation that the owner's log knows.
+        """
         with self._session.writing() as connection:
             connection.execute(
-                "UPDATE state SET incarnation = incarnation + 1, epoch = epoch + 1,"
-                " epoch_floor = epoch + 1 WHERE id = 1"
+                "UPDATE state SET incarnation = max(incarnation, ?) + 1, epoch = epoch + 1,"
+                " epoch_floor = epoch + 1 WHERE id = 1",
+                (above,),
             )
             incarnation, epoch = connection.execute(
                 "SELECT incarnation, epoch FROM state WHERE id = 1"
@@ -121,6 +126,39 @@ class Ledger:
                 " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
                 (name, value),
             )
+
+    # What the owner's log carries
+
+    def mark(self) -> Mark:
+        """Where the ledger stands."""
+        with self._session.snapshot() as connection:
+            return backup.mark_of(connection)
+
+    def changes_since(self, mark: Mark) -> tuple[Mark, Changes]:
+        """Where the ledger stands, and what is new behind ``mark``, as of one moment."""
+        with self._session.snapshot() as connection:
+            return backup.mark_of(connection), backup.changes_since(connection, mark)
+
+    def image(self) -> bytes:
+        """The whole ledger; commits go on meanwhile."""
+        with self._session.reading() as connection:
+            return backup.image_of(connection)
+
+    def apply_changes(self, changes: Changes) -> None:
+        """Writes what an entry carries."""
+        with self._session.writing() as connection:
+            backup.apply(connection, changes)
+
+    def want_entry(self) -> int:
+        """Asks the daemon for an entry; it has come when an accepted mark's ``wanted`` is this."""
+        with self._session.writing() as connection:
+            number = backup.wanted(connection) + 1
+            connection.execute(
+                "INSERT INTO meta (name, value) VALUES ('entry_wanted', ?)"
+                " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                (str(number),),
+            )
+            return number
 
     # Topics
 

@@ -9,7 +9,8 @@ any process reads.
 - ``meta``: named texts for the daemon's own notes.
 - ``incarnations``: every start of a daemon on this ledger. Rows stay.
 - ``topics``: one row for each topic that ever was; ``deleted_ms`` is null while it lives, and
-  among the living a name is unique. Ids are never used twice, so rows stay.
+  among the living a name is unique. Ids are never used twice, so rows stay. ``changed`` is the
+  catalog version of its last change.
 - ``partitions``: one row for each partition of a topic, made with the topic. ``next_seq`` is the
   next offset to be given, ``count`` the live records, ``bytes`` the bytes of extents that hold
   any, ``max_timestamp_ms`` the greatest last timestamp of an extent so far. Commits write them;
@@ -21,6 +22,9 @@ any process reads.
   ``running_max_ms`` is the greatest last timestamp up to and with this extent; it only rises
   along the offsets, so a time is found by bisection without an index. ``voids`` is msgpack of
   [[record index, record count], ...] or null.
+- ``gaps``: offsets [gap_from, gap_to] that no record has or will have (recovery makes them).
+- ``deletions``: objects that a collection may delete once an entry of the owner's log names them;
+  a row goes when its object is gone. Written by the collection.
 - ``void_extents``: extents without a single live record: no offsets, no readers.
 - ``dedupe``: answers of requests with an idempotency key; ``id`` rises with time, so the oldest
   are at the front. ``answer`` is msgpack of [[[partition, first, last], ...], head].
@@ -77,8 +81,10 @@ MIGRATIONS: tuple[Migration, ...] = (
             name TEXT NOT NULL,
             config TEXT NOT NULL,
             created_ms BIGINT NOT NULL,
-            deleted_ms BIGINT
+            deleted_ms BIGINT,
+            changed BIGINT NOT NULL
         )""",
+        "CREATE INDEX topics_changed ON topics (changed)",
         "CREATE UNIQUE INDEX topics_live_name ON topics (name) WHERE deleted_ms IS NULL",
         """CREATE TABLE partitions (
             topic_id BIGINT NOT NULL,
@@ -124,6 +130,22 @@ MIGRATIONS: tuple[Migration, ...] = (
             voids BLOB,
             PRIMARY KEY (topic_id, partition, last_offset)
         ) WITHOUT ROWID""",
+        "CREATE INDEX extents_commit ON extents (commit_number)",
+        """CREATE TABLE gaps (
+            topic_id BIGINT NOT NULL,
+            partition INTEGER NOT NULL,
+            gap_from BIGINT NOT NULL,
+            gap_to BIGINT NOT NULL,
+            reason TEXT NOT NULL,
+            PRIMARY KEY (topic_id, partition, gap_from)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE deletions (
+            id INTEGER PRIMARY KEY,
+            key TEXT NOT NULL,
+            locator TEXT NOT NULL,
+            reason TEXT NOT NULL
+        )""",
+        "CREATE UNIQUE INDEX deletions_key ON deletions (key)",
         """CREATE TABLE void_extents (
             commit_number BIGINT NOT NULL,
             topic_id BIGINT NOT NULL,

@@ -35,13 +35,14 @@ def create_topic(
     row = connection.execute("SELECT last_topic_id FROM state WHERE id = 1").fetchone()
     topic_id = int(row[0]) + 1
     connection.execute(
-        "UPDATE state SET last_topic_id = ?, catalog_version = catalog_version + 1 WHERE id = 1",
+        "UPDATE state SET last_topic_id = ? WHERE id = 1",
         (topic_id,),
     )
     connection.execute(
-        f"INSERT INTO topics ({_COLUMNS}) VALUES (?, ?, ?, ?, NULL)",
+        f"INSERT INTO topics ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, NULL, 0)",
         (topic_id, name, _config_encoder.encode(config).decode(), now_ms),
     )
+    _changed(connection, topic_id)
     _add_partitions(connection, topic_id, 0, config.partitions)
     return Topic(topic_id, name, config, now_ms), True
 
@@ -59,7 +60,7 @@ def alter_topic(connection: sqlite3.Connection, name: str, config: TopicConfig) 
         (_config_encoder.encode(config).decode(), present.topic_id),
     )
     _add_partitions(connection, present.topic_id, present.config.partitions, config.partitions)
-    _raise_catalog_version(connection)
+    _changed(connection, present.topic_id)
     return Topic(present.topic_id, name, config, present.created_ms)
 
 
@@ -72,7 +73,7 @@ def delete_topic(connection: sqlite3.Connection, name: str, now_ms: int) -> Topi
         "UPDATE topics SET deleted_ms = ? WHERE topic_id = ?", (now_ms, present.topic_id)
     )
     connection.execute("UPDATE partitions SET deleted = 1 WHERE topic_id = ?", (present.topic_id,))
-    _raise_catalog_version(connection)
+    _changed(connection, present.topic_id)
     return Topic(present.topic_id, name, present.config, present.created_ms, now_ms)
 
 
@@ -119,5 +120,11 @@ def _add_partitions(connection: sqlite3.Connection, topic_id: int, start: int, s
     )
 
 
-def _raise_catalog_version(connection: sqlite3.Connection) -> None:
+def _changed(connection: sqlite3.Connection, topic_id: int) -> None:
+    """Raises the catalog version and notes it at the topic."""
     connection.execute("UPDATE state SET catalog_version = catalog_version + 1 WHERE id = 1")
+    connection.execute(
+        "UPDATE topics SET changed = (SELECT catalog_version FROM state WHERE id = 1)"
+        " WHERE topic_id = ?",
+        (topic_id,),
+    )

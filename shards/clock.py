@@ -19,6 +19,11 @@ def monotonic_ns() -> int:
     return time.monotonic_ns()
 
 
+def boottime_ns() -> int:
+    """Nanoseconds since the machine's start, also while it was suspended."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
 def process_cpu_ns() -> int:
     """Nanoseconds of CPU that this process has used, all its threads together."""
     return time.process_time_ns()

@@ -1,0 +1,194 @@
+"""What the owner's log carries of a ledger: changes since a mark, and whole images.
+
+Vocabulary: a *mark* says up to where a ledger was told: commit number, catalog version, dedupe
+id, and the lease of that last commit, by which another history is recognised. *Changes* are rows
+as they stand, so applying them twice is harmless; an *image* is the database itself, made by
+SQLite's backup API.
+
+Changes carry the rows of a table for which something new is to be told: topics that changed with
+their partitions, objects and extents of new commits with the partitions they moved, new dedupe
+entries, and the small tables whole. This module does no I/O but on the connections given to it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from ledger import results
+from ledger.types import LeaseId
+
+Row = list[Any]
+
+# Table: (columns, how many of them are the key). Columns are named, so that a later version may
+# add some: what an older entry does not know keeps its default.
+TABLES: dict[str, tuple[tuple[str, ...], int]] = {
+    "incarnations": (("incarnation", "epoch", "started_ms"), 1),
+    "meta": (("name", "value"), 1),
+    "topics": (("topic_id", "name", "config", "created_ms", "deleted_ms", "changed"), 1),
+    "partitions": (
+        ("topic_id", "partition", "next_seq", "earliest_seq", "count", "bytes",
+         "max_timestamp_ms", "deleted"),
+        2,
+    ),
+    "objects": (
+        ("commit_number", "key", "locator", "size_bytes", "created_ms", "incarnation", "epoch",
+         "shard", "counter", "extents", "records", "result"),
+        1,
+    ),
+    "extents": (
+        ("topic_id", "partition", "last_offset", "first_offset", "commit_number", "byte_start",
+         "byte_length", "record_count", "first_timestamp_ms", "last_timestamp_ms",
+         "running_max_ms", "codec", "crc32c", "voids"),
+        3,
+    ),
+    "void_extents": (
+        ("commit_number", "topic_id", "partition", "byte_start", "byte_length", "record_count"),
+        3,
+    ),
+    "gaps": (("topic_id", "partition", "gap_from", "gap_to", "reason"), 3),
+    "deletions": (("id", "key", "locator", "reason"), 1),
+    "dedupe": (("id", "topic_id", "key", "created_ms", "answer"), 1),
+}  # fmt: skip
+
+_STATE = ("incarnation", "epoch", "epoch_floor", "commit_number", "catalog_version",
+          "last_topic_id")  # fmt: skip
+
+
+_MOVED_PARTITIONS = (
+    "topic_id IN (SELECT topic_id FROM topics WHERE changed > ?)"
+    " OR (topic_id, partition) IN"
+    " (SELECT topic_id, partition FROM extents WHERE commit_number > ?)"
+)
+
+
+class Mark(Struct, frozen=True):
+    """Up to where a ledger was told; ``lease`` is that of commit ``commit_number``."""
+
+    commit_number: int = 0
+    catalog_version: int = 0
+    dedupe_id: int = 0
+    deletion_id: int = 0
+    epoch_floor: int = 0
+    wanted: int = 0
+    lease: LeaseId | None = None
+
+
+class Changes(Struct, frozen=True):
+    """Rows since a mark. ``state`` holds the one row of that table."""
+
+    state: dict[str, int]
+    rows: dict[str, list[Row]]
+
+
+def mark_of(connection: sqlite3.Connection) -> Mark:
+    """Where the ledger stands now; call it inside a snapshot."""
+    number, version, floor = connection.execute(
+        "SELECT commit_number, catalog_version, epoch_floor FROM state WHERE id = 1"
+    ).fetchone()
+    last = results.commit_by_number(connection, number) if number else None
+    return Mark(
+        commit_number=number,
+        catalog_version=version,
+        dedupe_id=_last_id(connection, "dedupe"),
+        deletion_id=_last_id(connection, "deletions"),
+        epoch_floor=floor,
+        wanted=wanted(connection),
+        lease=None if last is None else last.lease_id,
+    )
+
+
+def wanted(connection: sqlite3.Connection) -> int:
+    """How often an entry was asked for beside the daemon (``Ledger.want_entry``)."""
+    row = connection.execute("SELECT value FROM meta WHERE name = 'entry_wanted'").fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _last_id(connection: sqlite3.Connection, table: str) -> int:
+    return int(connection.execute(f"SELECT COALESCE(max(id), 0) FROM {table}").fetchone()[0])
+
+
+def changes_since(connection: sqlite3.Connection, mark: Mark) -> Changes:
+    """What a ledger has to tell behind ``mark``; call it inside a snapshot."""
+    state = connection.execute(f"SELECT {', '.join(_STATE)} FROM state WHERE id = 1").fetchone()
+    after_commit = ("commit_number > ?", (mark.commit_number,))
+    wheres: dict[str, tuple[str, tuple[int, ...]]] = {
+        "topics": ("changed > ?", (mark.catalog_version,)),
+        "partitions": (
+            _MOVED_PARTITIONS,
+            (mark.catalog_version, mark.commit_number),
+        ),
+        "objects": after_commit,
+        "extents": after_commit,
+        "void_extents": after_commit,
+        "deletions": ("id > ?", (mark.deletion_id,)),
+        "dedupe": ("id > ?", (mark.dedupe_id,)),
+    }
+    rows: dict[str, list[Row]] = {}
+    for table, (columns, _) in TABLES.items():
+        where, values = wheres.get(table, ("1 = 1", ()))
+        found = connection.execute(
+            f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", values
+        ).fetchall()
+        if found:
+            rows[table] = [list(row) for row in found]
+    return Changes(dict(zip(_STATE, state, strict=True)), rows)
+
+
+def apply(connection: sqlite3.Connection, changes: Changes) -> None:
+    """Writes changes into a ledger; inside a write transaction."""
+    # A name may have gone from a deleted topic to a new one: the deletion is seen first.
+    for row in sorted(changes.rows.get("topics", []), key=lambda row: row[4] is None):
+        _upsert(connection, "topics", [row])
+    for table, rows in changes.rows.items():
+        if table in TABLES and table != "topics":
+            _upsert(connection, table, rows)
+    state = changes.state
+    connection.execute(
+        f"UPDATE state SET {', '.join(f'{name} = max({name}, ?)' for name in _STATE)} WHERE id = 1",
+        [state[name] for name in _STATE],
+    )
+
+
+def _upsert(connection: sqlite3.Connection, table: str, rows: list[Row]) -> None:
+    columns, keys = TABLES[table]
+    if table == "dedupe":
+        # A key may have been answered again behind its window.
+        connection.executemany(
+            "DELETE FROM dedupe WHERE topic_id = ? AND key = ?", [row[1:3] for row in rows]
+        )
+    updates = ", ".join(f"{column} = excluded.{column}" for column in columns[keys:])
+    action = f"DO UPDATE SET {updates}" if updates else "DO NOTHING"
+    connection.executemany(
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        f" ON CONFLICT ({', '.join(columns[:keys])}) {action}",
+        rows,
+    )
+
+
+def image_of(connection: sqlite3.Connection) -> bytes:
+    """The database as it stands, by SQLite's backup API; the ledger is not locked meanwhile."""
+    copy = sqlite3.connect(":memory:")
+    try:
+        connection.backup(copy)
+        image = bytearray(copy.serialize())
+        # Bytes 18 and 19 of the header say WAL, which a database in memory cannot be.
+        image[18:20] = b"\x01\x01"
+        return bytes(image)
+    finally:
+        copy.close()
+
+
+def restore_image(path: Path, image: bytes) -> None:
+    """Writes an image into a new database at ``path``."""
+    source = sqlite3.connect(":memory:")
+    target = sqlite3.connect(path)
+    try:
+        source.deserialize(image)
+        source.backup(target)
+    finally:
+        source.close()
+        target.close()
