@@ -136,23 +136,10 @@ class Server:
         return f"the end of its log:\n{text[-2000:].strip()}"
 
     def stop(self) -> None:
-        """Ends it, and removes its folder. Raises ServerError when it does not end well."""
-        self.process.terminate()
-        try:
-            code = self.process.wait(timeout=STOP_WITHIN_S)
-            complaint = self.complaint(code)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            complaint = f"did not end within {STOP_WITHIN_S} s of SIGTERM"
-        log = self.log_end()
+        """Ends it at once, and removes its folder: what it kept is of no use to anybody."""
+        self.process.kill()
+        self.process.wait()
         shutil.rmtree(self.folder)
-        if complaint:
-            raise ServerError(f"{self.process.args!r} {complaint}; {log}")
-
-    def complaint(self, code: int) -> str:
-        """What is wrong with an exit code; nothing is wrong with any, here."""
-        return ""
 
     def _answers(self, path: str) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
@@ -176,8 +163,21 @@ class Daemon(Server):
                 raise ServerError(f"not quiet {READY_WITHIN_S} s after a load; {self.log_end()}")
             time.sleep(POLL_S)
 
-    def complaint(self, code: int) -> str:
-        return f"ended with {code} on SIGTERM" if code else ""
+    def stop(self) -> None:
+        """Ends it in order, and removes its folder. Raises ServerError when it does not end well."""
+        self.process.terminate()
+        try:
+            code = self.process.wait(timeout=STOP_WITHIN_S)
+            complaint = f"ended with {code} on SIGTERM" if code else ""
+        except subprocess.TimeoutExpired:
+            # Its whole process group: shards must not outlive it.
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            complaint = f"did not end within {STOP_WITHIN_S} s of SIGTERM"
+        log = self.log_end()
+        shutil.rmtree(self.folder)
+        if complaint:
+            raise ServerError(f"{self.process.args!r} {complaint}; {log}")
 
 
 class Minio:
