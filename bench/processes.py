@@ -164,7 +164,7 @@ class Daemon(Server):
             time.sleep(POLL_S)
 
     def stop(self) -> None:
-        """Ends it in order, and removes its folder. Raises ServerError when it does not end well."""
+        """Ends it in order, removes its folder. Raises ServerError when it does not end well."""
         self.process.terminate()
         try:
             code = self.process.wait(timeout=STOP_WITHIN_S)
