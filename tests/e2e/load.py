@@ -68,7 +68,7 @@ def read_answer(stream: BinaryIO) -> Answer | None:
 def encode_request(place: Place, records: Sequence[Record], pad: str = "") -> bytes:
     """A produce request; ``pad`` makes every record's metadata larger."""
     topic, partition = place
-    more = {"meta": pad} if pad else {}
+    more = {"meta": {"pad": pad}} if pad else {}
     document = {"records": [{"data": r, **more} for r in records], "partition": partition}
     body = json.dumps(document).encode()
     head = (

@@ -1,0 +1,133 @@
+"""A store that fails: producers see latency or a declared refusal; nothing is lost or doubled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.load import Load, check_stored, load
+from tests.e2e.processes import Line
+from tests.e2e.proxy import Fault, Request, object_puts, store_proxy
+from tests.e2e.stores import on_s3
+from tests.minio import Bucket
+
+PLACES = [("orders", 0), ("clicks", 0), ("clicks", 1)]
+
+
+def put_failures(daemon: Daemon) -> int:
+    """PUTs of objects that failed, as the daemon counts them."""
+    return int(daemon.status()["store"]["put_failures"])
+
+
+def wait_more(run: Load, count: int) -> None:
+    """Waits until ``count`` more requests are acknowledged."""
+    goal = run.acknowledged_count + count
+    wait_until(lambda: run.acknowledged_count >= goal, f"{count} more acknowledgements")
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_ANSWER, Fault.SLOW_DOWN])
+def test_puts_that_fail_between_others_that_succeed_change_neither_order_nor_count(
+    data: Path, bucket: Bucket, fault: Fault
+) -> None:
+    def every_third(request: Request) -> Fault:
+        return fault if request.is_object_put and request.number % 3 == 0 else Fault.NONE
+
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=2)
+        with running(data, shards=2, **options) as daemon:
+            daemon.json("PUT", "/v0/topics/clicks", {"partitions": 2})
+            proxy.decide = every_third
+            with load(daemon, PLACES, connections=6, depth=4) as run:
+                wait_until(lambda: proxy.count(fault) >= 8, "some PUTs to fail")
+                wait_more(run, 100)
+            proxy.release()
+            check_stored(daemon, PLACES, run)
+            status = daemon.status()
+            failed = proxy.count(fault)
+
+    assert not run.unknown and not run.refused  # producers see latency only
+    # A PUT whose answer was lost and that is made again meets 412 and its own bytes.
+    assert status["store"]["put_failures"] == failed
+    assert status["store"]["puts"] == status["totals"]["objects_committed"] + failed
+    assert len(_objects(bucket)) == status["totals"]["objects_committed"]
+
+
+def _objects(bucket: Bucket) -> list[str]:
+    pages = bucket.client.get_paginator("list_objects_v2").paginate(
+        Bucket=bucket.bucket, Prefix=f"{bucket.prefix}/l0/"
+    )
+    return [item["Key"] for page in pages for item in page.get("Contents", [])]
+
+
+def test_while_the_store_is_down_the_ring_fills_and_producers_get_429_with_retry_after(
+    data: Path, bucket: Bucket
+) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        small = {
+            "ring_bytes": "256KiB", "object_bytes_target": "64KiB", "body_bytes_max": "64KiB",
+            "record_bytes_max": "64KiB",
+        }  # fmt: skip
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=2, **small)
+        with running(data, shards=1, **options) as daemon:
+            proxy.decide = object_puts(Fault.SLOW_DOWN)
+            with load(daemon, PLACES[:1], connections=12, depth=1, pad="x" * 20_000) as run:
+                wait_until(lambda: len(run.refused) >= 10, "producers to be refused")
+                wait_until(lambda: put_failures(daemon), "a PUT to fail")
+                assert daemon.get("/livez").status == 200
+                acknowledged = run.acknowledged_count
+                assert daemon.status()["shards"][0]["ring_used_bytes"] <= 256 << 10
+                proxy.release()
+                wait_until(lambda: run.acknowledged_count > acknowledged + 50, "it to go on")
+            check_stored(daemon, PLACES[:1], run)
+            rejected = daemon.status()["totals"]["rejected"]
+
+    assert not run.unknown
+    assert {(answer.status, answer.code) for _, answer in run.refused} == {(429, "throttled")}
+    assert all(1 <= int(answer.headers["retry-after"]) <= 3 for _, answer in run.refused)
+    retry_ms = [answer.json["error"]["detail"]["retry_after_ms"] for _, answer in run.refused]
+    assert all(ms >= 1000 for ms in retry_ms)
+    assert rejected == len(run.refused)
+
+
+def test_an_upload_that_finishes_early_waits_for_the_one_before_it(
+    data: Path, bucket: Bucket
+) -> None:
+    def only_the_second(request: Request) -> Fault:
+        return Fault.HOLD if request.number == 2 else Fault.NONE
+
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
+        with running(data, shards=1, **options) as daemon, Line(daemon) as line:
+            line.produce("t", "first")
+            proxy.decide = only_the_second
+            line.send("t", "held")
+            wait_until(lambda: proxy.held, "the first PUT to be under way")
+            line.send("t", "early")
+            wait_until(lambda: len(_objects(bucket)) == 3, "the next object to be stored")
+            # Stored it is, durable it is not: nothing of either is committed.
+            status = daemon.status()
+            assert (status["commits"], status["totals"]["requests_acked"]) == (1, 1)
+            assert daemon.diff("t")["head_seq"] == 1
+            proxy.release()
+            answers = [line.answer(), line.answer()]
+
+    assert [answer.json["first_seq"] for answer in answers if answer is not None] == [2, 3]
+
+
+def test_nothing_is_acknowledged_before_its_object_is_stored(data: Path, bucket: Bucket) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
+        with running(data, shards=1, **options) as daemon, Line(daemon) as line:
+            line.produce("t", 0)
+            proxy.decide = object_puts(Fault.SLOW_DOWN)
+            line.send("t", 1)
+            wait_until(lambda: put_failures(daemon) >= 3, "the PUT to fail again and again")
+            assert daemon.status()["totals"]["requests_acked"] == 1
+            assert daemon.diff("t")["head_seq"] == 1
+            assert len(_objects(bucket)) == 1
+            proxy.release()
+            answer = line.answer()
+            assert answer is not None and answer.json["first_seq"] == 2
+            assert len(_objects(bucket)) == 2
