@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.daemon import Daemon, running
-from tests.e2e.wire import wire_of_each_shard
+from tests.e2e.wire import Wire, request, wire_of_each_shard
 
 DEFAULTS = {
     "partitions": 1, "columns": {}, "priority": None, "auto_priority": True, "lossy": False,
@@ -189,6 +189,26 @@ def test_the_old_records_of_a_topic_made_again_stay_away_after_a_restart(data: P
     with running(data) as daemon:
         assert [(r["seq"], r["data"]) for r in daemon.read_all("again")] == [(1, "new")]
         assert daemon.produce("again", "newer").json["first_seq"] == 2
+
+
+def test_what_was_accepted_and_not_committed_when_its_topic_went_is_refused(data: Path) -> None:
+    """With a long window; where a commit is quicker than the DELETE all the same, once more."""
+    settings = {"commit_window_min_ms": 1000, "commit_window_max_ms": 1000}
+    with running(data, settings=settings) as daemon, Wire(daemon.port) as wire:
+        for turn in range(20):
+            topic = f"/v0/topics/went.{turn}"
+            daemon.json("PUT", topic, {"partitions": 4})
+            assert wire.ask(request("POST", topic, b"[1]")).status == 200  # the window begins
+            keyed = b'{"records":[{"data":1,"key":"a"},{"data":2,"key":"b"},{"data":3,"key":"c"}]}'
+            sent = [request("POST", topic, keyed)] * 2 + [request("POST", topic, b"[1]")] * 5
+            wire.send(b"".join(sent))
+            deleted = daemon.json("DELETE", topic)
+            assert deleted.status == 200
+            answers = [answer for _ in sent if (answer := wire.answer())]
+            if answers[0].status != 200:
+                break
+        assert [(a.status, a.code) for a in answers] == [(404, "topic_deleted")] * 7
+        assert daemon.status()["totals"]["requests_acked"] == turn + 1 + 7 * turn
 
 
 @pytest.mark.parametrize("name", ["a", "0", "A.b_c:d-e", "x" * 255, "a..b", "a%2Eb"])
