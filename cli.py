@@ -68,9 +68,9 @@ def serve(context: click.Context, /, **options: Any) -> None:
     Without options it keeps everything under ./headgate-data and listens on 127.0.0.1:7440.
     """
     config = loaded(**options)
-    from daemon import supervisor  # the daemon's own imports are of no use to other commands
+    from daemon import serve as daemon  # its imports are of no use to other commands
 
-    context.exit(supervisor.run(config))
+    context.exit(daemon.run(config))
 
 
 @headgate.command()

@@ -93,6 +93,10 @@ class Producer:
         if self._words[at.G_DRAINING]:
             raise ApiError(503, "shutting_down", "the daemon is stopping; nothing was stored",
                            retry_after_s=self._retry_after_s(), close=True)  # fmt: skip
+        if self._words[at.G_SUPERSEDED]:
+            raise ApiError(503, "superseded", "another daemon has taken this store over; nothing"
+                           " was stored, send it there", retry_after_s=self._retry_after_s(),
+                           close=True)  # fmt: skip
         if self._ring.free_bytes - self._promised_bytes < needed:
             raise self._throttled()
 

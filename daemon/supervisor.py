@@ -1,13 +1,14 @@
 """The supervisor: owns the segment, starts one pinned shard per slot, watches, restarts, drains.
 
-Lifecycle: take the data directory -> check the store -> open the ledger, a new incarnation ->
-segment, bells, listeners -> shards -> tick every 100 ms until told to stop -> drain -> exit 0.
+Lifecycle: segment, bells, listeners -> first entry of the owner's log -> shards -> tick every
+100 ms until told to stop -> drain -> release -> exit 0. What comes before is ``daemon/serve.py``.
 
 It serves no requests and uploads nothing. It writes the global words of the segment (governor,
 epoch, draining), the shards' pid words, and, after ``waitpid``, the state of a dead shard's
 leases. Signal handlers only note the signal; the tick acts on it.
 
-Exit codes: 0 after a drain, 1 when it could not start or its shards keep dying.
+Exit codes: 0 after a drain, 1 when its shards keep dying, 5 when another daemon has taken the
+prefix over.
 """
 
 from __future__ import annotations
@@ -20,27 +21,24 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from types import FrameType
 
 from daemon import inherit, logs, memory
 from daemon.config import Config, ConfigError, load_again, reload
 from daemon.governor import Governor, window_ms
 from daemon.inherit import Inheritance
-from daemon.listeners import ListenError, open_listeners
+from daemon.owner import OwnerThread
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from shards import layout as at
-from shards import locks
 from shards.clock import monotonic_ns, wall_ms
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.leases import LeaseTable
-from shards.locks import LockFile, LockHeld, TriedLock
+from shards.locks import LockHeld
 from shards.segment import Segment
 from uploader.groups import GroupTable
-from uploader.stores import open_store
-from uploader.stores.base import StoreError
+from uploader.ownerlog import OwnerLog, Taken
 
 log = logging.getLogger("headgate.supervisor")
 
@@ -50,12 +48,9 @@ STALLED_TICKS = 50  # 5 s with neither: only its own connections wait
 DRAIN_TICKS = 170  # of the 20 s that a stop may take
 EPOCH_TICKS = 6_000  # ten minutes
 START_FAILURES_MAX = 5  # in a row, of one shard that was never ready
-ORPHAN_TICKS = 150  # shards of a killed supervisor see its pipe close and go at once
+SUPERSEDED_TICKS = 5  # half a second in which producers are told 503
+EXIT_SUPERSEDED = 5
 BACKOFF_TICKS = 10  # after an exit that was no signal
-
-
-class StartError(RuntimeError):
-    """The daemon cannot start; the message is the whole story."""
 
 
 class Child:
@@ -75,13 +70,14 @@ class Child:
 class Supervisor:
     """One run of the daemon."""
 
-    def __init__(self, config: Config, ledger: Ledger) -> None:
+    def __init__(self, config: Config, ledger: Ledger, owner_log: OwnerLog, told: Ledger) -> None:
         self.config = config
         self._ledger = ledger
         self.layout = memory.layout_of(config)
         self.segment = Segment.create(self.layout)
         self._words = self.segment.words
         self.bells = Doorbells.create(config.shards)
+        self._owner = OwnerThread(self.segment, self.bells, owner_log, told)
         self._leases = LeaseTable(self._words, self.layout)
         self._groups = GroupTable(self.segment)
         self._governor = Governor()
@@ -95,11 +91,16 @@ class Supervisor:
         self._drain_ticks = 0
         self._said_ready = False
         self._failed = False
+        self._superseded_ticks = 0
         self._sampled_ns = monotonic_ns()
 
-    def prepare(self) -> None:
-        """Fills the global words; before any shard runs."""
-        incarnation, epoch = self._ledger.begin_incarnation(wall_ms())
+    def prepare(self, taken: Taken) -> None:
+        """Begins the incarnation and fills the global words; before any shard runs.
+
+        Raises LedgerError, StoreError, OtherHistory.
+        """
+        incarnation, epoch = self._ledger.begin_incarnation(wall_ms(), taken.incarnation)
+        self._owner.own(incarnation, taken)
         words = self._words
         words[at.G_INCARNATION] = incarnation
         words[at.G_EPOCH] = epoch
@@ -118,6 +119,7 @@ class Supervisor:
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, self._note)
+        self._owner.start()
         for child in self.children:
             self._start(child)
         poller = select.poll()
@@ -136,6 +138,9 @@ class Supervisor:
             self._reap()
         waker.close()
         wakee.close()
+        self._owner.release()
+        if self._owner.superseded:
+            return EXIT_SUPERSEDED
         return 1 if self._failed else 0
 
     def _note(self, number: int, _: FrameType | None) -> None:
@@ -231,6 +236,9 @@ class Supervisor:
 
     def _tick(self) -> None:
         self._ticks += 1
+        if not self._owner.alive and not self._failed:
+            self._lose_ownership()
+            return
         if self._words[at.G_DRAINING]:
             self._drain_ticks += 1
             if self._drain_ticks == DRAIN_TICKS:
@@ -252,6 +260,15 @@ class Supervisor:
         if not self._said_ready and self._all_ready():
             self._said_ready = True
             log.info("ready on http://%s with %d shards", self.address(), self.config.shards)
+
+    def _lose_ownership(self) -> None:
+        """Nothing can be committed any more: producers are told for a moment, then all ends."""
+        self._superseded_ticks += 1
+        if self._superseded_ticks == SUPERSEDED_TICKS:
+            log.critical("stopping: what was not answered by now has no outcome")
+            self._failed = True
+            self._drain()
+            self._kill_all()
 
     def _raise_epoch(self) -> None:
         try:
@@ -328,62 +345,3 @@ class Supervisor:
         os.close(self._alive_write)
         self.segment.close()
         os.close(self.segment.fd)
-
-
-def run(config: Config) -> int:
-    """``headgate serve``: runs the daemon until it is stopped. Returns the exit code."""
-    logs.start(config.log_level, config.log_format, "serve")
-    try:
-        data_dir = Path(config.data_dir)
-        data_dir.mkdir(parents=True, exist_ok=True)
-        Path(config.ledger_path).parent.mkdir(exist_ok=True)
-        lock_file = LockFile(data_dir / "lock")
-    except OSError as error:
-        log.error("data_dir %s cannot be used: %s", config.data_dir, error.strerror)
-        return 1
-    with contextlib.closing(lock_file):
-        if not lock_file.try_lock(locks.DIRECTORY):
-            pid = lock_file.holder(locks.DIRECTORY)
-            log.error("data_dir %s is in use by the headgate with pid %s", config.data_dir, pid)
-            return 1
-        try:
-            return _run(config, lock_file)
-        except (StoreError, LedgerError, ListenError, StartError) as error:
-            log.error("%s", error)
-            return 1
-
-
-def _wait_for_orphaned_shards(lock_file: LockFile) -> None:
-    """Shards whose supervisor was killed stop by themselves; until then nothing is started."""
-    tries = 0
-    while not lock_file.try_lock(locks.SHARDS):
-        pid = lock_file.holder(locks.SHARDS)
-        if tries == ORPHAN_TICKS:
-            raise StartError(f"process {pid} of a former run still uses the data directory")
-        if tries % 10 == 0:
-            log.warning("waiting for process %s of a former run to end", pid)
-        tries += 1
-        select.select([], [], [], TICK_S)
-    lock_file.unlock(locks.SHARDS)
-
-
-def _run(config: Config, lock_file: LockFile) -> int:
-    store = open_store(
-        config.store_url, endpoint_url=config.s3_endpoint_url, region=config.s3_region
-    )
-    with contextlib.closing(store):
-        store.check()
-    _wait_for_orphaned_shards(lock_file)
-    ledger = Ledger(Path(config.ledger_path), TriedLock(lock_file, locks.LEDGER))
-    with contextlib.closing(ledger):
-        supervisor = Supervisor(config, ledger)
-        with contextlib.closing(supervisor):
-            supervisor.listeners = open_listeners(
-                config.listen_host, config.listen_port, config.shards
-            )
-            supervisor.prepare()
-            parts = memory.bounds(config)
-            shares = ", ".join(f"{name} {size >> 20} MiB" for name, size in parts.items())
-            log.info("memory is bounded by %d MiB: %s", sum(parts.values()) >> 20, shares)
-            log.info("store %s, data directory %s", config.store_url, config.data_dir)
-            return supervisor.run()

@@ -11,7 +11,10 @@ from collections.abc import Iterable, Sequence
 
 
 class Doorbells:
-    """The bells of all shards. ``fds`` are eventfds; index = shard."""
+    """The bells of all shards, and behind them one of the supervisor's owner thread.
+
+    ``fds`` are eventfds; index = shard.
+    """
 
     def __init__(self, fds: Sequence[int]) -> None:
         self.fds = tuple(fds)
@@ -19,7 +22,12 @@ class Doorbells:
     @classmethod
     def create(cls, shards: int) -> Doorbells:
         """New bells, made by the supervisor before it starts the shards."""
-        return cls([os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(shards)])
+        return cls([os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(shards + 1)])
+
+    @property
+    def owner(self) -> int:
+        """The number of the owner thread's bell."""
+        return len(self.fds) - 1
 
     def ring(self, shard: int) -> None:
         """Wakes a shard's loop."""

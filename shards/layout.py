@@ -10,6 +10,8 @@ word                   writer
 global: incarnation,   supervisor
 epoch, draining, log
 level, deaths
+global: owned, entry   supervisor's owner thread
+number, superseded
 global: window,        supervisor (its governor)
 pressure and inputs
 global: commits        who holds the ledger lock
@@ -54,7 +56,10 @@ G_RING_PPM = G_PRESSURE_PPM + 2
 G_COMMITS = 5 * LINE_WORDS
 G_CATALOG = 6 * LINE_WORDS
 G_DEATHS = 7 * LINE_WORDS
-GLOBAL_WORDS = 8 * LINE_WORDS
+G_OWNED_SENT_NS = 8 * LINE_WORDS
+G_SUPERSEDED = G_OWNED_SENT_NS + 1
+G_ENTRY_NUMBER = G_OWNED_SENT_NS + 2
+GLOBAL_WORDS = 10 * LINE_WORDS
 
 # Lines of a shard.
 S_RESERVED = 0 * LINE_WORDS
@@ -70,6 +75,7 @@ S_RESTARTS = S_PID + 1
 S_CPU = S_PID + 2
 S_LEASE_COUNTER = 6 * LINE_WORDS
 S_REQUEST_ID = S_LEASE_COUNTER + 1
+S_ENTRY_WANTED_NS = S_LEASE_COUNTER + 2
 # Counters of a shard: only it adds to them, and they outlive its restarts.
 S_REQUESTS_ACKED = 7 * LINE_WORDS
 S_RECORDS_ACKED = S_REQUESTS_ACKED + 1

@@ -9,6 +9,7 @@ that attached exits. Who may write which word is said in ``shards/layout.py``.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -16,6 +17,8 @@ import threading
 from ledger.types import LeaseId
 from shards import layout as at
 from shards.layout import Layout
+
+MADV_POPULATE_WRITE = 23  # linux/mman.h; Python does not name it
 
 
 class SegmentError(RuntimeError):
@@ -39,6 +42,7 @@ class Segment:
         fd = os.memfd_create("headgate", os.MFD_CLOEXEC)
         os.ftruncate(fd, layout.size_bytes)
         segment = cls(fd, layout)
+        segment._populate()
         segment.words[at.G_VERSION] = at.VERSION
         segment.words[at.G_MAGIC] = at.MAGIC
         return segment
@@ -57,6 +61,18 @@ class Segment:
             segment.close()
             raise SegmentError(f"not a segment of version {at.VERSION}: its head is {found}")
         return segment
+
+    def _populate(self) -> None:
+        """Takes the memory now: its first touch costs a page fault per 4 KiB, which producers
+        would pay on the first lap of each ring, and a machine without it is told at start."""
+        try:
+            self._map.madvise(MADV_POPULATE_WRITE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a kernel before 5.14: pages come as they are touched
+                raise SegmentError(
+                    f"the machine does not give {self.layout.size_bytes >> 20} MiB of shared memory"
+                    f" ({error.strerror}); lower ring_bytes or shards"
+                ) from error
 
     def ring(self, shard: int) -> memoryview:
         """The bytes of a shard's ring."""

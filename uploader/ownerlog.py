@@ -58,6 +58,7 @@ class OwnerLog:
         self, store: ObjectStore, owner: Owner, sleep_s: Callable[[float], object]
     ) -> None:
         self._store = store
+        self.store_url = store.url
         self.owner = owner
         self._sleep_s = sleep_s
         self._rng = random.Random(f"{owner.pid} {owner.boot_id}")

@@ -31,7 +31,7 @@ from ledger.errors import LeaseBelowFloor, LedgerError
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft
 from shards import layout as at
-from shards.clock import wall_ms
+from shards.clock import boottime_ns, wall_ms
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.leases import Lease, LeaseTable
@@ -39,16 +39,19 @@ from shards.ring import RequestAt, RingReader
 from shards.segment import Segment
 from uploader import l0
 from uploader.assemble import assemble, requests_of
+from uploader.ownership import may_commit, should_ask
 from uploader.retry import delay_s
 from uploader.stores.base import ForeignObject, ObjectStore, StoreError
 
 log = logging.getLogger("headgate.uploader")
 
+OWNERSHIP_POLL_S = 0.002
+
 Requests = Iterable[tuple[int, RequestAt]]
 
 
 class _Stopped(Exception):
-    """The process ends; the lease stays as it is, for whoever comes after."""
+    """The process ends, or the prefix is another's; the lease stays as it is."""
 
 
 class _Ready(Struct):
@@ -148,6 +151,7 @@ class Uploads:
         extents, conditions = assemble(requests, self._readers, self._topic_name)
         built = l0.build(lease.lease_id, lease.created_ms, extents, conditions)
         key = l0.object_key(lease.lease_id)
+        self._ask_for_entry()
         attempt = 0
         while True:
             attempt += 1
@@ -179,11 +183,32 @@ class Uploads:
         if self._stopping.wait(delay_s(attempt, self._rng)):
             raise _Stopped
 
+    def _ask_for_entry(self) -> None:
+        """Has the owner's thread send an entry beside our object if ownership is growing old."""
+        now_ns = boottime_ns()
+        if should_ask(now_ns, self._words[at.G_OWNED_SENT_NS]):
+            with self._mutex:
+                self._words[self._counters_at + at.S_ENTRY_WANTED_NS] = now_ns
+            self._bells.ring(self._bells.owner)
+
+    def _await_ownership(self) -> None:
+        """Returns while the prefix is surely ours: after the PUT, before the transaction.
+
+        Polls a word, for only a store that does not take entries makes it wait at all.
+        """
+        while not may_commit(boottime_ns(), self._words[at.G_OWNED_SENT_NS]):
+            self._ask_for_entry()
+            if self._stopping.wait(OWNERSHIP_POLL_S):
+                raise _Stopped
+        if self._words[at.G_SUPERSEDED]:
+            raise _Stopped
+
     def _commit_loop(self, item: _Ready) -> None:
         attempt = 0
         while True:
             attempt += 1
             try:
+                self._await_ownership()
                 with self._ledger_mutex:
                     commit = self._ledger.commit(item.draft, wall_ms(), self._publish)
                 break
@@ -217,11 +242,10 @@ class Uploads:
                 self._words[index] = source.end
         shards = range(self._segment.layout.shards)
         self._bells.ring_all(shard for shard in shards if shard != self._shard)
-        self._leases.finish(lease)
-        if lease.shard != self._shard:
-            self._count(at.S_ORPHANS_ADOPTED, 1)
-            self._bells.ring(lease.shard)
         self._count(at.S_OBJECTS_COMMITTED, 0 if commit.repeated else 1)
+        self._count(at.S_ORPHANS_ADOPTED, 0 if lease.shard == self._shard else 1)
+        self._leases.finish(lease)
+        self._bells.ring(lease.shard)
         self._bells.ring(self._shard)
 
     def _count(self, word: int, amount: int) -> None:

@@ -13,7 +13,7 @@ from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, Topic, TopicConfig
 from shards import layout as at
 from shards import locks
-from shards.clock import monotonic_ns
+from shards.clock import boottime_ns, monotonic_ns
 from shards.commitlog import CommitLog
 from shards.frame import Part, batch_payload, batches, encode_conditions
 from shards.leases import DONE, Lease
@@ -101,6 +101,8 @@ class Pipeline:
         self.ledger = WatchedLedger(directory / "ledger.db", self.lock)
         incarnation, epoch = self.ledger.begin_incarnation(1)
         self.words[at.G_INCARNATION], self.words[at.G_EPOCH] = incarnation, epoch
+        # As behind an entry of the owner's log that was accepted just now.
+        self.words[at.G_OWNED_SENT_NS] = boottime_ns()
         self.topic: Topic = self.ledger.create_topic("t", TopicConfig(partitions=2), 1)[0]
         self.log = CommitLog(made.segment)
         self.pullers = [made.puller(shard) for shard in (0, 1)]

@@ -1,0 +1,204 @@
+"""The supervisor's owner thread: keeps the prefix ours by entries in the owner's log.
+
+Lifecycle: ``own`` (seal the former log, compare histories, first entry of the new incarnation)
+-> ``start`` -> an entry per period while there is news or an upload asks -> ``release`` (the last
+entry of a clean stop). When another daemon has taken our number, ``superseded`` is set for good:
+the shared word stops all commits, and the supervisor ends the process.
+
+It writes the owner's words of the segment and nothing else of it. It blocks on the store, which
+the supervisor's tick never does. Decisions are ``uploader/ownership.py``'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+from pathlib import Path
+from typing import Literal
+
+from ledger.backup import Mark
+from ledger.entry import Entry, EntryError, Owner
+from ledger.errors import LedgerError
+from ledger.ledger import Ledger
+from shards import layout as at
+from shards.clock import boottime_ns
+from shards.doorbell import Doorbells
+from shards.segment import Segment
+from uploader.ownerlog import OwnerLog, Taken
+from uploader.ownership import Do, Ownership
+from uploader.stores.base import StoreError
+
+log = logging.getLogger("headgate.owner")
+
+LOOK_S = 1.0  # how late news of topics, floors and commands is seen; commits ring nobody here
+ENTRIES_PER_SNAPSHOT = 720  # an hour of steady writing; a recovery reads at most as many
+
+
+class OtherHistory(RuntimeError):
+    """The ledger here and the log in the store do not tell the same story."""
+
+
+def this_owner(data_dir: str) -> Owner:
+    """Who we are, as entries tell it."""
+    there = os.stat(data_dir)
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    path = str(Path(data_dir).resolve())
+    return Owner(socket.gethostname(), os.getpid(), boot_id, there.st_dev, there.st_ino, path)
+
+
+def check_history(ledger: Ledger, last: Entry | None, store_url: str) -> None:
+    """Raises OtherHistory unless the ledger holds all that ``last`` covers."""
+    here = ledger.latest_commit_number()
+    if last is None:
+        if here:
+            raise OtherHistory(
+                f"the ledger has {here} commits, but {store_url} has never been owned: the ledger"
+                " is another store's; give its own --store, or another --data directory"
+            )
+        return
+    there = last.mark.commit_number
+    same = here >= there and (
+        not there or ledger.commit_by_number(there).lease_id == last.mark.lease
+    )
+    if not same:
+        raise OtherHistory(
+            f"the ledger has {here} commits and does not hold commit {there} of {store_url}: it is"
+            " an old copy or another store's; run `headgate recover` with an empty --data"
+            " directory, which rebuilds it from the store"
+        )
+
+
+class OwnerThread:
+    """One incarnation's entries."""
+
+    def __init__(
+        self, segment: Segment, bells: Doorbells, owner_log: OwnerLog, ledger: Ledger
+    ) -> None:
+        self._words = segment.words
+        layout = segment.layout
+        self._wanted_at = [layout.shard(s) + at.S_ENTRY_WANTED_NS for s in range(layout.shards)]
+        self._bells = bells
+        self._bell = bells.owner
+        self._log = owner_log
+        self._ledger = ledger
+        self._ownership = Ownership()
+        self._incarnation = 0
+        self._told = Mark()
+        self._entries = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs; it ends by itself only when superseded, or by a bug."""
+        return self._thread.is_alive()
+
+    @property
+    def superseded(self) -> bool:
+        """Another daemon owns the prefix."""
+        return self._ownership.superseded
+
+    def own(self, incarnation: int, taken: Taken) -> None:
+        """Writes the first entry of a new incarnation, before any shard runs.
+
+        Raises StoreError, and OtherHistory when another start was faster.
+        """
+        self._incarnation = incarnation
+        self._told = Mark() if taken.last is None else taken.last.mark
+        self._put("entry")
+        if self.superseded:
+            raise OtherHistory(
+                f"another daemon started on {self._log.store_url} at the same moment;"
+                " this one gives way"
+            )
+
+    def start(self) -> None:
+        """Begins the thread."""
+        self._thread.start()
+
+    def release(self) -> None:
+        """Ends the thread and, if we still own the prefix, says so in a last entry."""
+        self._stopping = True
+        self._bells.ring(self._bell)
+        self._thread.join()
+        if self.superseded:
+            return
+        try:
+            self._put("release")
+        except (StoreError, LedgerError, EntryError) as error:
+            log.warning("the prefix is not released, the next start may have to wait: %s", error)
+
+    def _run(self) -> None:
+        while not self._stopping and not self.superseded:
+            now_ns = boottime_ns()
+            step = self._ownership.decide(now_ns, self._has_news())
+            if step.do is Do.PUT:
+                try:
+                    if self._entries < ENTRIES_PER_SNAPSHOT:
+                        self._put("entry")
+                    else:
+                        self._put_snapshot()
+                except (StoreError, LedgerError, EntryError) as error:
+                    self._ownership.failed(boottime_ns())
+                    log.warning("an entry of the owner's log failed: %s", error)
+                continue
+            wait_s = min(LOOK_S, max(0.0, (step.at_ns - now_ns) / 1e9))
+            select.select([self._bells.fds[self._bell]], [], [], wait_s)
+            self._bells.clear(self._bell)
+
+    def _has_news(self) -> bool:
+        sent_ns = self._ownership.sent_ns
+        if any(self._words[index] > sent_ns for index in self._wanted_at):
+            return True
+        if self._words[at.G_COMMITS] > self._told.commit_number:
+            return True
+        try:
+            return self._ledger.mark() != self._told
+        except LedgerError as error:
+            log.warning("the ledger cannot be looked at: %s", error)
+            return False
+
+    def _put(self, kind: Literal["entry", "release"]) -> None:
+        """Sends what is new. Raises StoreError, LedgerError, EntryError."""
+        mark, changes = self._ledger.changes_since(self._told)
+        number = self._ownership.number
+        self._send(self._log.entry(self._incarnation, number, kind, mark, changes))
+
+    def _put_snapshot(self) -> None:
+        """From time to time the whole ledger, so that a recovery need not read all entries."""
+        mark = self._ledger.mark()  # before the image, which may hold more than it says
+        image = self._ledger.image()
+        number = self._ownership.number
+        entry = self._log.entry(self._incarnation, number, "snapshot", mark, image=image)
+        self._send(entry)
+        if not self.superseded:
+            self._entries = 0
+            gone = self._log.forget_before(entry)
+            log.info("snapshot of the ledger: %d bytes, %d entries removed", len(image), gone)
+
+    def _send(self, entry: Entry) -> None:
+        """Puts an entry and learns its fate. Raises StoreError, EntryError."""
+        self._ownership.putting(boottime_ns())
+        try:
+            if self._log.put(entry):
+                self._ownership.accepted()
+            else:
+                there = self._log.read(entry.incarnation, entry.number)
+                self._ownership.taken(there.nonce == entry.nonce)
+        except StoreError:
+            self._ownership.failed(boottime_ns())
+            raise
+        if self.superseded:
+            self._words[at.G_SUPERSEDED] = 1
+            log.critical(
+                "%s (pid %d, %s) has taken the prefix over: nothing is committed any more",
+                there.owner.host, there.owner.pid, there.owner.data_dir,
+            )  # fmt: skip
+            return
+        self._told = entry.mark
+        self._entries += 1
+        self._words[at.G_OWNED_SENT_NS] = self._ownership.sent_ns
+        self._words[at.G_ENTRY_NUMBER] = entry.number

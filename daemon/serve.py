@@ -1,0 +1,119 @@
+"""``headgate serve`` before the first shard runs: what must hold, in which order, or is refused.
+
+Take the data directory -> wait for a killed run's shards -> check the store -> open the ledger ->
+take the prefix over (seal the former owner's log) -> compare histories -> the supervisor.
+
+Each refusal is one sentence and exit code 1; nothing is stored before the prefix is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+from pathlib import Path
+
+from daemon import logs, memory
+from daemon.config import Config
+from daemon.listeners import ListenError, open_listeners
+from daemon.owner import OtherHistory, check_history, this_owner
+from daemon.supervisor import TICK_S, Supervisor
+from ledger.entry import EntryError
+from ledger.errors import LedgerError
+from ledger.ledger import Ledger
+from shards import locks
+from shards.locks import LockFile, LockHeld, TriedLock
+from uploader.ownerlog import OwnedByAnother, OwnerLog
+from uploader.stores import open_store
+from uploader.stores.base import ObjectStore, StoreError
+
+log = logging.getLogger("headgate.serve")
+
+ORPHAN_TICKS = 150  # shards of a killed supervisor see its pipe close and go at once
+
+_REFUSALS = (
+    StoreError, LedgerError, LockHeld, ListenError, EntryError, OwnedByAnother, OtherHistory,
+)  # fmt: skip
+
+
+class StartError(RuntimeError):
+    """The daemon cannot start; the message is the whole story."""
+
+
+def run(config: Config, *, take_over: bool = False) -> int:
+    """Runs the daemon until it is stopped. Returns the exit code."""
+    logs.start(config.log_level, config.log_format, "serve")
+    try:
+        with contextlib.closing(take_directory(config)) as lock_file:
+            return _run(config, lock_file, take_over)
+    except (*_REFUSALS, StartError) as error:
+        log.error("%s", error)
+        return 1
+
+
+def take_directory(config: Config) -> LockFile:
+    """The lock file of the data directory, its lock held. Raises StartError."""
+    try:
+        data_dir = Path(config.data_dir)
+        data_dir.mkdir(parents=True, exist_ok=True)
+        Path(config.ledger_path).parent.mkdir(exist_ok=True)
+        lock_file = LockFile(data_dir / "lock")
+    except OSError as error:
+        raise StartError(f"data_dir {config.data_dir} cannot be used: {error.strerror}") from error
+    try:
+        if not lock_file.try_lock(locks.DIRECTORY):
+            pid = lock_file.holder(locks.DIRECTORY)
+            raise StartError(f"data_dir {config.data_dir} is in use by the headgate with pid {pid}")
+        _wait_for_orphaned_shards(lock_file)
+    except BaseException:
+        lock_file.close()
+        raise
+    return lock_file
+
+
+def _wait_for_orphaned_shards(lock_file: LockFile) -> None:
+    """Shards whose supervisor was killed stop by themselves; until then nothing is started."""
+    tries = 0
+    while not lock_file.try_lock(locks.SHARDS):
+        pid = lock_file.holder(locks.SHARDS)
+        if tries == ORPHAN_TICKS:
+            raise StartError(f"process {pid} of a former run still uses the data directory")
+        if tries % 10 == 0:
+            log.warning("waiting for process %s of a former run to end", pid)
+        tries += 1
+        sleep_s(TICK_S)
+    lock_file.unlock(locks.SHARDS)
+
+
+def sleep_s(seconds: float) -> None:
+    """Waits; a signal of the terminal ends the process meanwhile."""
+    select.select([], [], [], seconds)
+
+
+def open_config_store(config: Config) -> ObjectStore:
+    """The store that a configuration names."""
+    return open_store(
+        config.store_url, endpoint_url=config.s3_endpoint_url, region=config.s3_region
+    )
+
+
+def _run(config: Config, lock_file: LockFile, take_over: bool) -> int:
+    ledger_path = Path(config.ledger_path)
+    lock = TriedLock(lock_file, locks.LEDGER)
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(contextlib.closing(open_config_store(config)))
+        store.check()
+        ledger = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
+        told = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
+        owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
+        supervisor = Supervisor(config, ledger, owner_log, told)
+        stack.enter_context(contextlib.closing(supervisor))
+        supervisor.listeners = open_listeners(config.listen_host, config.listen_port, config.shards)
+        taken = owner_log.take(take_over=take_over)
+        check_history(ledger, taken.last, config.store_url)
+        supervisor.prepare(taken)
+        parts = memory.bounds(config)
+        shares = ", ".join(f"{name} {size >> 20} MiB" for name, size in parts.items())
+        log.info("memory is bounded by %d MiB: %s", sum(parts.values()) >> 20, shares)
+        log.info("store %s, data directory %s", config.store_url, config.data_dir)
+        return supervisor.run()
