@@ -35,11 +35,11 @@ def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
             listener.bind((host, port))
             listener.listen(BACKLOG)
             listener.setblocking(False)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # Unicode: a name that no resolver takes, like a..b
         for listener in made:
             listener.close()
         # A name that does not resolve has an errno of the resolver's, not of the system's.
-        reason = error.strerror or str(error)
+        reason = getattr(error, "strerror", None) or str(error)
         raise ListenError(
             f"listen = {host}:{port} cannot be used: {reason}; give another --listen HOST:PORT"
         ) from error

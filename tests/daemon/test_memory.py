@@ -1,0 +1,41 @@
+"""The memory bound is the sum of its parts, and each part follows the keys that make it."""
+
+from __future__ import annotations
+
+from daemon import memory
+from daemon.config import Config, Override, load
+from delivery.cold import CACHE_BYTES_MAX
+
+MIB = 1 << 20
+
+
+def config(**settings: object) -> Config:
+    """A configuration with these keys."""
+    return load(None, {}, [Override(key, str(value)) for key, value in settings.items()])
+
+
+def test_the_segment_is_counted_as_large_as_it_is() -> None:
+    made = config(shards=3, ring_bytes="64MiB")
+    assert memory.bounds(made)["segment"] == memory.layout_of(made).size_bytes
+    assert memory.layout_of(made).shards == 3
+    assert memory.bounds(made)["segment"] > 3 * 64 * MIB
+
+
+def test_every_part_but_the_supervisors_share_grows_with_the_shards() -> None:
+    one, four = memory.bounds(config(shards=1)), memory.bounds(config(shards=4))
+    for part in ("bodies", "uploads", "reads"):
+        assert four[part] == 4 * one[part]
+    assert four["processes"] - one["processes"] == 3 * memory.PROCESS_BYTES
+    assert all(size > 0 for size in one.values())
+
+
+def test_the_parts_follow_their_keys() -> None:
+    usual = memory.bounds(config(shards=2))
+    larger_ring = memory.bounds(config(shards=2, ring_bytes="128MiB"))
+    assert larger_ring["bodies"] - usual["bodies"] == 2 * 64 * MIB
+    assert larger_ring["segment"] - usual["segment"] == 2 * 64 * MIB
+    more_uploads = memory.bounds(config(shards=2, uploads_in_flight_max=8))
+    assert more_uploads["uploads"] == 2 * usual["uploads"]
+    larger_objects = memory.bounds(config(shards=2, object_bytes_target="8MiB"))
+    assert larger_objects["uploads"] == 2 * usual["uploads"]
+    assert usual["reads"] > 2 * CACHE_BYTES_MAX
