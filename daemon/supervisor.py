@@ -136,6 +136,12 @@ class Supervisor:
                     wakee.recv(4096)
             self._handle_signals()
             self._reap()
+        # From here on a signal would be written to a descriptor that is closed, or another's by
+        # then; and while the interpreter ends, its handler is gone and it would kill.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
         waker.close()
         wakee.close()
         self._owner.release()
