@@ -193,6 +193,7 @@ class OwnerThread:
             raise
         if self.superseded:
             self._words[at.G_SUPERSEDED] = 1
+            self._bells.ring_all(range(self._bells.owner))
             log.critical(
                 "%s (pid %d, %s) has taken the prefix over: nothing is committed any more",
                 there.owner.host, there.owner.pid, there.owner.data_dir,

@@ -61,6 +61,7 @@ class Producer:
         self._published = published
         self._rng = rng
         self._promised_bytes = 0
+        self._closed: ApiError | None = None
         self._held_back: dict[object, deque[tuple[Request, str]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -90,15 +91,22 @@ class Producer:
                 f"the body has {body_bytes} bytes, the limit is {limit}; send less at once",
                 limit_bytes=limit,
             )
-        if self._words[at.G_DRAINING]:
-            raise ApiError(503, "shutting_down", "the daemon is stopping; nothing was stored",
-                           retry_after_s=self._retry_after_s(), close=True)  # fmt: skip
-        if self._words[at.G_SUPERSEDED]:
-            raise ApiError(503, "superseded", "another daemon has taken this store over; nothing"
-                           " was stored, send it there", retry_after_s=self._retry_after_s(),
-                           close=True)  # fmt: skip
+        if self._closed is not None:
+            raise self._closed
         if self._ring.free_bytes - self._promised_bytes < needed:
             raise self._throttled()
+
+    def look_at_gate(self) -> None:
+        """Notes whether requests are refused altogether; called when the shard's bell was rung."""
+        words = self._words
+        if words[at.G_SUPERSEDED]:
+            code, reason = "superseded", "another daemon has taken this store over; send it there"
+        elif words[at.G_DRAINING]:
+            code, reason = "shutting_down", "the daemon is stopping"
+        else:
+            return
+        message = f"{reason}; nothing was stored"
+        self._closed = ApiError(503, code, message, retry_after_s=self._retry_after_s(), close=True)
 
     def release(self, token: int) -> None:
         """Gives promised space back."""

@@ -128,11 +128,11 @@ class Shard:
             record_bytes_max=config.record_bytes_max,
             records_max=config.records_max,
         )
-        producer = Producer(
+        self._producer = Producer(
             self.segment, self.shard, self.catalog, self._ring, self.answers, limits,
             self._published, rng,
         )  # fmt: skip
-        self.api = Api(self.catalog, producer, self.reader, Status(self.segment, config))
+        self.api = Api(self.catalog, self._producer, self.reader, Status(self.segment, config))
         self._http_limits = HttpLimits(body_bytes_max=config.body_bytes_max)
         self._server = Server()
         self._loop: asyncio.AbstractEventLoop
@@ -215,6 +215,7 @@ class Shard:
 
     def _rung(self) -> None:
         self._bells.clear(self.shard)
+        self._producer.look_at_gate()
         self._follow()
         self._uploads.committed_moved()
         for lease in adopt_orphans(self._leases, self._lock_file, self.shard):

@@ -42,6 +42,7 @@ BATCH = struct.Struct("<IIQIHH")
 # of its batch: the same bytes as above, in one step.
 SINGLE = struct.Struct("<IIQQHHIQIIQQIIQIHH")
 PART_COUNT = struct.Struct("<QIIQQII")
+SINGLE_COUNT = struct.Struct("<IIQQHHI" + "QIIQQ" + "II")
 
 HEADER_BYTES = HEADER.size
 PART_BYTES = PART.size

@@ -46,6 +46,7 @@ _BODY_PACK = frame.HEADER_BODY.pack
 _PACK_SINGLE = frame.SINGLE.pack_into
 _SINGLE_BYTES = frame.SINGLE.size
 _UNPACK_PART_COUNT = frame.PART_COUNT.unpack_from
+_UNPACK_SINGLE_COUNT = frame.SINGLE_COUNT.unpack_from
 _new = tuple.__new__  # a NamedTuple's own constructor costs twice as much, once per request
 
 
@@ -256,6 +257,27 @@ class RingReader:
         while position < end:
             offset = position % capacity
             left = capacity - offset
+            if left >= _SINGLE_BYTES:
+                # The usual request again: one part, no conditions, known by its first words.
+                (
+                    length, checksum, _, arrival_ns, parts, flags, _,
+                    topic_id, partition, size, first_ms, last_ms, _, count,
+                ) = _UNPACK_SINGLE_COUNT(data, offset)  # fmt: skip
+                following = position + length
+                if (
+                    parts == 1
+                    and not flags
+                    and length >= _SINGLE_BYTES
+                    and following <= end
+                    and crc32c(data[offset + 8 : offset + HEADER_BYTES], following & 0xFFFFFFFF)
+                    == checksum
+                ):
+                    at_batch = offset + HEADER_BYTES + PART_BYTES
+                    batch = (topic_id, partition, count, at_batch, size, first_ms, last_ms)
+                    batches = [_new(BatchAt, batch)]
+                    yield _new(RequestAt, (position, following, arrival_ns, b"", batches))
+                    position = following
+                    continue
             if left < HEADER_BYTES:
                 position += left
                 continue
@@ -276,7 +298,7 @@ class RingReader:
             if flags & FLAG_CONDITIONS:
                 conditions = bytes(data[at_byte : at_byte + conditions_length])
                 at_byte += conditions_length
-            batches: list[BatchAt] = []
+            batches = []
             for _ in range(parts):
                 if at_byte > offset + length - PART_BYTES - BATCH_BYTES:
                     return  # overwritten since the header was looked at
