@@ -513,3 +513,10 @@ def _may_commit(made: Crew, lease: Lease) -> bool:
     """Its turn has come, or its dead holder had begun to move the words."""
     moved = any(made.word(source.shard, at.S_COMMITTED) >= source.end for source in lease.sources)
     return moved or is_next(made.segment, lease)
+
+
+def test_a_turn_word_that_names_no_member_means_the_leader(four: Crew) -> None:
+    split_once(four, NOW)
+    four.groups.store(0, at.P_TURN, 3)
+    assert four.groups.turn(Group(0, 2)) == 0
+    assert four.groups.turn(Group(2, 2)) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,20 @@ def test_commits_of_a_source_happen_in_pull_order_though_a_later_put_is_there_fi
     assert ids == [each.lease.lease_id for each in (first, second, third)]
     assert line.store.calls.count(key_of(first)) == 3
     assert line.counter(0, at.S_PUT_FAILURES) == 2
+
+
+def test_an_upload_that_begins_to_wait_rings_its_own_bell_to_be_looked_at_again(
+    line: Pipeline,
+) -> None:
+    # A predecessor may commit between the look at its words and the wait, and ring before it.
+    line.lease_of(0, "first")
+    second = line.lease_of(0, "second")
+    line.crew.rung()
+    line.start(0, second)
+    own_bell = line.crew.bells.fds[0]
+    assert select.select([own_bell], [], [], 30)[0] == [own_bell]
+    assert line.store.kept == [key_of(second)]
+    assert line.ledger.latest_commit_number() == 0
 
 
 def test_a_source_whose_put_fails_keeps_no_other_source_back(line: Pipeline) -> None:
@@ -393,10 +408,12 @@ def test_others_are_rung_when_the_words_have_moved_and_before_the_lease_is_done(
         committed = line.crew.word(0, at.S_COMMITTED)
         before.append((line.crew.rung(), line.log.end, committed))
         finish(lease)
+        finished.set()
 
+    finished = threading.Event()
     monkeypatch.setattr(line.crew.leases, "finish", watched)
     line.start(0, pulled)
-    line.turn_until_done(pulled)
+    assert finished.wait(30)
     assert before == [([1], 1, line.crew.word(0, at.S_HEAD))]
 
 
