@@ -11,6 +11,7 @@ Who may write what stands in ``shards/layout.py``. This module wires parts; it d
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
@@ -306,6 +307,7 @@ async def serve(inheritance: Inheritance) -> None:
 
 def main() -> int:
     """The entry point of a shard process; its one argument is an Inheritance."""
+    faulthandler.enable()  # a loop that is stuck is aborted, and says where
     inheritance = inherit.decode(sys.argv[1])
     os.sched_setaffinity(0, {inheritance.cpu})
     config = inheritance.config

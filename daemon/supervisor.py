@@ -14,6 +14,7 @@ prefix over.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import select
@@ -26,7 +27,9 @@ from types import FrameType
 from daemon import inherit, logs, memory
 from daemon.config import Config, ConfigError, load_again, reload
 from daemon.governor import Governor, window_ms
+from daemon.heartbeat import Pulse, Verdict
 from daemon.inherit import Inheritance
+from daemon.notify import Notifier
 from daemon.owner import OwnerThread
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
@@ -43,9 +46,8 @@ from uploader.ownerlog import OwnerLog, Taken
 log = logging.getLogger("headgate.supervisor")
 
 TICK_S = 0.1
-STALLED_TICKS_HOLDING = 20  # 2 s with a lease or a lock: others wait for it
-STALLED_TICKS = 50  # 5 s with neither: only its own connections wait
-DRAIN_TICKS = 170  # of the 20 s that a stop may take
+STOP_S = 20.0  # that a stop may take, to the service manager
+DRAIN_TICKS = 170  # of them
 EPOCH_TICKS = 6_000  # ten minutes
 START_FAILURES_MAX = 5  # in a row, of one shard that was never ready
 SUPERSEDED_TICKS = 5  # half a second in which producers are told 503
@@ -60,8 +62,7 @@ class Child:
         self.shard = shard
         self.cpu = cpu
         self.process: subprocess.Popen[bytes] | None = None
-        self.heartbeat = 0
-        self.stalled_ticks = 0
+        self.pulse = Pulse()
         self.start_failures = 0
         self.wait_ticks = 0
         self.cpu_ns = 0
@@ -81,6 +82,7 @@ class Supervisor:
         self._leases = LeaseTable(self._words, self.layout)
         self._groups = GroupTable(self.segment)
         self._governor = Governor()
+        self._notify = Notifier.take(os.environ, os.getpid())
         self._alive_read, self._alive_write = os.pipe()
         self.listeners: list[socket.socket] = []
         cpus = sorted(os.sched_getaffinity(0))
@@ -113,6 +115,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Runs until stopped; returns the exit code."""
+        faulthandler.enable()  # a service manager's watchdog ends us with SIGABRT
         waker, wakee = socket.socketpair()
         waker.setblocking(False)
         wakee.setblocking(False)
@@ -158,9 +161,13 @@ class Supervisor:
             log.info("stopping: no new requests, what was accepted is finished first")
             self._drain()
         if signal.SIGHUP in signals:
+            self._notify.reloading(monotonic_ns())
             self._reload()
+            if self._said_ready:
+                self._notify.ready(self._serving())
 
     def _drain(self) -> None:
+        self._notify.stopping("draining", STOP_S)
         # What waits for company goes now: a window may be longer than a stop may take.
         self._words[at.G_WINDOW_NS] = 0
         self._words[at.G_DRAINING] = 1
@@ -203,7 +210,7 @@ class Supervisor:
         )
         base = self.layout.shard(child.shard)
         self._words[base + at.S_READY] = 0
-        child.stalled_ticks = 0
+        child.pulse = Pulse()
         child.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "daemon.shard", inherit.encode(inheritance)],
             pass_fds=inheritance.fds,
@@ -247,6 +254,7 @@ class Supervisor:
             return
         if self._words[at.G_DRAINING]:
             self._drain_ticks += 1
+            self._notify.alive(monotonic_ns())  # their number bounds a drain
             if self._drain_ticks == DRAIN_TICKS:
                 log.error("the drain takes too long; what is unanswered now has no outcome")
                 self._kill_all()
@@ -265,7 +273,13 @@ class Supervisor:
             self._raise_epoch()
         if not self._said_ready and self._all_ready():
             self._said_ready = True
-            log.info("ready on http://%s with %d shards", self.address(), self.config.shards)
+            log.info("%s", self._serving())
+            self._notify.ready(self._serving())
+        if all(child.process is not None and child.pulse.moving for child in self.children):
+            self._notify.alive(monotonic_ns())
+
+    def _serving(self) -> str:
+        return f"ready on http://{self.address()} with {self.config.shards} shards"
 
     def _lose_ownership(self) -> None:
         """Nothing can be committed any more: producers are told for a moment, then all ends."""
@@ -294,19 +308,22 @@ class Supervisor:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _watch(self, child: Child) -> None:
-        """Kills a shard whose loop does not turn; ticks are counted, not time."""
-        base = self.layout.shard(child.shard)
-        heartbeat = self._words[base + at.S_HEARTBEAT]
-        if heartbeat != child.heartbeat or not self._words[base + at.S_READY]:
-            child.heartbeat = heartbeat
-            child.stalled_ticks = 0
+        """Ends a shard whose loop does not turn, its stacks first."""
+        if child.process is None:
             return
-        child.stalled_ticks += 1
-        limit = STALLED_TICKS_HOLDING if self._holds(child.shard) else STALLED_TICKS
-        if child.stalled_ticks >= limit and child.process is not None:
-            log.error("shard %d has not turned for %d ticks: killed", child.shard, limit)
+        base = self.layout.shard(child.shard)
+        ready = bool(self._words[base + at.S_READY])
+        heartbeat, pulse = self._words[base + at.S_HEARTBEAT], child.pulse
+        verdict = pulse.tick(heartbeat, ready=ready, holding=self._holds(child.shard))
+        if verdict is Verdict.ABORT:
+            log.error("shard %d has not turned for %d ticks: aborted, with its stacks",
+                      child.shard, pulse.stalled_ticks)  # fmt: skip
+            child.process.send_signal(signal.SIGABRT)
+        elif verdict is Verdict.KILL:
+            log.error(
+                "shard %d has not turned for %d ticks: killed", child.shard, pulse.stalled_ticks
+            )
             child.process.kill()
-            child.stalled_ticks = 0
 
     def _holds(self, shard: int) -> bool:
         marks = (self._groups.word(g, at.P_MARK) for g in range(self.config.shards))

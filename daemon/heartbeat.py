@@ -1,0 +1,62 @@
+"""When a shard's loop counts as stuck: the supervisor's ticks without a new heartbeat.
+
+Pure. A shard's loop raises its heartbeat ten times a second, and nothing else does: a loop that
+does not turn is seen, whatever its threads do. Ticks of the supervisor are counted, not time, so
+that a suspended machine kills nobody (PROTOCOL 3).
+
+Lifecycle: moving -> missing (the watchdog is not fed) -> ABORT, for a dump of its stacks ->
+KILL, since a stopped process does not react to anything else.
+"""
+
+from __future__ import annotations
+
+import enum
+
+STALLED_TICKS_HOLDING = 20  # 2 s with a lease or a lock: others wait for it
+STALLED_TICKS = 50  # 5 s with neither: only its own connections wait
+ABORT_TICKS = 5  # before the kill: half a second to write its stacks
+MISSING_TICKS = 10  # a second: longer than a busy machine delays a heartbeat
+
+
+class Verdict(enum.Enum):
+    """What is to be done to a shard."""
+
+    LEAVE = enum.auto()
+    ABORT = enum.auto()
+    KILL = enum.auto()
+
+
+class Pulse:
+    """One process of a shard; a new process gets a new one."""
+
+    def __init__(self) -> None:
+        self._heartbeat = 0
+        self._ready = False
+        self._aborted_ticks: int | None = None
+        self.stalled_ticks = 0
+
+    @property
+    def moving(self) -> bool:
+        """The shard serves, and its loop turned within the last second of ticks."""
+        return self._ready and self.stalled_ticks < MISSING_TICKS
+
+    def tick(self, heartbeat: int, *, ready: bool, holding: bool) -> Verdict:
+        """One tick's look; each of ABORT and KILL is given once.
+
+        A shard that is starting has no loop yet and is left alone.
+        """
+        self._ready = ready
+        if heartbeat != self._heartbeat or not ready:
+            self._heartbeat = heartbeat
+            self.stalled_ticks = 0
+            self._aborted_ticks = None
+            return Verdict.LEAVE
+        self.stalled_ticks += 1
+        limit = STALLED_TICKS_HOLDING if holding else STALLED_TICKS
+        if self._aborted_ticks is None:
+            if self.stalled_ticks < limit - ABORT_TICKS:
+                return Verdict.LEAVE
+            self._aborted_ticks = self.stalled_ticks
+            return Verdict.ABORT
+        due = self.stalled_ticks == self._aborted_ticks + ABORT_TICKS
+        return Verdict.KILL if due else Verdict.LEAVE
