@@ -160,7 +160,7 @@ class Supervisor:
         if signals & {signal.SIGTERM, signal.SIGINT} and not self._words[at.G_DRAINING]:
             log.info("stopping: no new requests, what was accepted is finished first")
             self._drain()
-        if signal.SIGHUP in signals:
+        if signal.SIGHUP in signals and not self._words[at.G_DRAINING]:
             self._notify.reloading(monotonic_ns())
             self._reload()
             if self._said_ready:
