@@ -1,0 +1,68 @@
+"""When a shard counts as stuck: ticks of the supervisor without a new heartbeat."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.heartbeat import MISSING_TICKS, Pulse, Verdict
+
+
+def verdicts(pulse: Pulse, ticks: int, *, holding: bool) -> dict[Verdict, int]:
+    """The tick at which each verdict came, for a heartbeat that stays at 7."""
+    came: dict[Verdict, int] = {}
+    assert pulse.tick(7, ready=True, holding=holding) is Verdict.LEAVE
+    for tick in range(1, ticks + 1):
+        verdict = pulse.tick(7, ready=True, holding=holding)
+        if verdict is not Verdict.LEAVE:
+            assert verdict not in came, "each verdict is given once"
+            came[verdict] = tick
+    return came
+
+
+def test_a_stuck_shard_with_a_lease_is_aborted_and_two_seconds_of_ticks_later_at_most_killed() -> (
+    None
+):
+    assert verdicts(Pulse(), 500, holding=True) == {Verdict.ABORT: 15, Verdict.KILL: 20}
+
+
+def test_a_stuck_shard_that_holds_nothing_has_five_seconds_of_ticks() -> None:
+    assert verdicts(Pulse(), 500, holding=False) == {Verdict.ABORT: 45, Verdict.KILL: 50}
+
+
+def test_a_shard_that_is_found_to_hold_a_lease_late_is_still_aborted_before_it_is_killed() -> None:
+    pulse = Pulse()
+    assert verdicts(pulse, 30, holding=False) == {}
+    assert pulse.tick(7, ready=True, holding=True) is Verdict.ABORT
+    later = [pulse.tick(7, ready=True, holding=True) for _ in range(5)]
+    assert later == [Verdict.LEAVE] * 4 + [Verdict.KILL]
+
+
+def test_a_loop_that_turns_again_starts_from_nothing() -> None:
+    pulse = Pulse()
+    for heartbeat in range(1, 4):
+        for _ in range(15):
+            assert pulse.tick(heartbeat, ready=True, holding=True) is Verdict.LEAVE
+        assert pulse.stalled_ticks == 14
+
+
+def test_a_shard_that_starts_is_left_alone_and_does_not_count_as_moving() -> None:
+    pulse = Pulse()
+    for _ in range(1000):
+        assert pulse.tick(0, ready=False, holding=True) is Verdict.LEAVE
+        assert not pulse.moving
+    pulse.tick(1, ready=True, holding=False)
+    assert pulse.moving
+
+
+@given(st.lists(st.booleans(), max_size=200))
+def test_it_moves_exactly_while_the_last_heartbeat_is_less_than_a_second_of_ticks_old(
+    beats: list[bool],
+) -> None:
+    pulse = Pulse()
+    heartbeat, age = 1, 0
+    pulse.tick(heartbeat, ready=True, holding=False)
+    for beat in beats:
+        heartbeat, age = (heartbeat + 1, 0) if beat else (heartbeat, age + 1)
+        pulse.tick(heartbeat, ready=True, holding=False)
+        assert pulse.moving == (age < MISSING_TICKS)
