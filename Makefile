@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test slow lint format typecheck bench minio constraints clean
+.PHONY: help setup demo run test slow lint format typecheck verify-units bench minio constraints dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,9 @@ typecheck: setup ## Check types (mypy, strict) and the floors (import-linter)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+verify-units: ## Check the systemd units and how hardened they are (needs systemd-analyze)
+	@sh tools/verify_units.sh
+
 bench: setup ## Measure throughput, CPU and PUTs; prints a table, keeps JSON in bench/results/
 	$(BIN)/python -m bench $(BENCH)
 
@@ -48,6 +51,9 @@ minio: setup ## Start a MinIO with a bucket to play with, and say how to serve o
 
 constraints: setup ## Write the versions installed in .venv to constraints.txt
 	@sh tools/constraints.sh $(BIN)/python
+
+dist: setup ## Make the wheel in dist/, for `pipx install` and the Dockerfile
+	@sh tools/dist.sh $(BIN)/python dist
 
 clean: ## Remove .venv, caches and build outputs; leaves ./headgate-data alone
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,21 @@
+#!/bin/sh
+# Builds the wheel into FOLDER. Usage: tools/dist.sh PYTHON FOLDER, from the repository's root.
+#
+# `pip wheel` makes an environment of its own for the build, with setuptools from the package index
+# (pyproject.toml, build-system), as `make setup` does. It builds from a copy of what belongs into
+# the wheel, so that nothing that lies about in the checkout gets in.
+set -eu
+
+python=$1
+folder=$2
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+
+cp -R pyproject.toml README.md LICENSE cli.py ledger shards uploader delivery compaction daemon \
+    "$copy"
+find "$copy" -name __pycache__ -type d -prune -exec rm -rf {} +
+mkdir -p "$folder"
+rm -f "$folder"/headgate-*.whl
+"$python" -m pip wheel --quiet --disable-pip-version-check --no-input --no-deps \
+    --wheel-dir "$folder" "$copy"
+echo "dist: $(ls "$folder"/headgate-*.whl)"
