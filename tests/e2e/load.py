@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from tests.e2e.daemon import HANG_S, Answer, Daemon
+from tests.e2e.daemon import HANG_S, Answer, Daemon, wait_until
 
 RETRY_S = 0.01  # between attempts to connect, and behind a refusal
 Record = tuple[int, int, int]
@@ -186,6 +186,11 @@ class Load:
     @property
     def unknown(self) -> list[Sent]:
         return [item for producer in self.producers for item in producer.unknown]
+
+    def wait_more(self, count: int) -> None:
+        """Waits until ``count`` more requests are acknowledged."""
+        goal = self.acknowledged_count + count
+        wait_until(lambda: self.acknowledged_count >= goal, f"{count} more acknowledgements")
 
     def stop(self) -> None:
         """Lets every producer take its outstanding answers and end; raises what one met."""

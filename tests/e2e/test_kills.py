@@ -13,7 +13,7 @@ import pytest
 
 from shards import locks
 from tests.e2e.daemon import ROOT, Daemon, running, wait_until
-from tests.e2e.load import Load, check_stored, load
+from tests.e2e.load import check_stored, load
 from tests.e2e.processes import alive, connect_to, shard_pids, stopped
 from tests.e2e.proxy import store_proxy
 from tests.e2e.stores import on_s3
@@ -48,12 +48,6 @@ def wait_restarted(daemon: Daemon, shard: int, before: int) -> None:
     wait_until(lambda: daemon.get("/readyz").status == 200, "the daemon to be ready")
 
 
-def wait_more(run: Load, count: int) -> None:
-    """Waits until ``count`` more requests are acknowledged."""
-    goal = run.acknowledged_count + count
-    wait_until(lambda: run.acknowledged_count >= goal, f"{count} more acknowledgements")
-
-
 @pytest.fixture(params=["embedded", pytest.param("s3", marks=pytest.mark.s3)])
 def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     """A store for the daemon."""
@@ -70,11 +64,11 @@ def test_shards_killed_one_after_the_other_lose_and_double_nothing(
         daemon.json("PUT", "/v0/topics/clicks", {"partitions": 2})
         with load(daemon, PLACES, connections=6, depth=4, pause_s=0.005) as run:
             for shard in (0, 1, 2, 1, 0, 2):
-                wait_more(run, 30)
+                run.wait_more(30)
                 before = restarts(daemon, shard)
                 os.kill(shard_pids(daemon)[shard], signal.SIGKILL)
                 wait_restarted(daemon, shard, before)
-            wait_more(run, 30)
+            run.wait_more(30)
         status = daemon.status()
         check_stored(daemon, PLACES, run)
 
@@ -175,7 +169,7 @@ def test_a_lock_whose_holder_is_killed_is_free_at_once(data: Path) -> None:
 def test_after_a_kill_of_everything_what_was_acknowledged_is_there(data: Path) -> None:
     with running(data, shards=3) as daemon:
         with load(daemon, PLACES[:1], connections=6, depth=4) as run:
-            wait_more(run, 200)
+            run.wait_more(200)
             pids = [daemon.process.pid, *shard_pids(daemon)]
             daemon.kill_everything()
             for producer in run.producers:
@@ -193,7 +187,7 @@ def test_shards_whose_supervisor_is_killed_end_by_themselves_and_a_restart_works
     with running(data, shards=2) as daemon:
         pids = shard_pids(daemon)
         with load(daemon, PLACES[:1], connections=4, depth=4) as run:
-            wait_more(run, 100)
+            run.wait_more(100)
             os.kill(daemon.process.pid, signal.SIGKILL)
             daemon.process.wait()
             for producer in run.producers:
