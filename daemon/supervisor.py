@@ -92,6 +92,7 @@ class Supervisor:
         self._epoch_due = EPOCH_TICKS
         self._drain_ticks = 0
         self._said_ready = False
+        self._in_trouble = False
         self._failed = False
         self._superseded_ticks = 0
         self._sampled_ns = monotonic_ns()
@@ -239,6 +240,7 @@ class Supervisor:
         by_signal = code < 0
         how = f"killed by {signal.Signals(-code).name}" if by_signal else f"exit code {code}"
         log.error("shard %d died (%s), %d leases to take over", child.shard, how, len(orphans))
+        self._tell_trouble(f"shard {child.shard} died ({how})")
         if child.start_failures >= START_FAILURES_MAX:
             log.critical("shard %d died %d times before it was ready; giving up", child.shard,
                          child.start_failures)  # fmt: skip
@@ -276,7 +278,14 @@ class Supervisor:
             log.info("%s", self._serving())
             self._notify.ready(self._serving())
         if all(child.process is not None and child.pulse.moving for child in self.children):
+            if self._in_trouble:
+                self._in_trouble = False
+                self._notify.status(self._serving())
             self._notify.alive(monotonic_ns())
+
+    def _tell_trouble(self, what: str) -> None:
+        self._in_trouble = True
+        self._notify.status(what)
 
     def _serving(self) -> str:
         return f"ready on http://{self.address()} with {self.config.shards} shards"
@@ -318,6 +327,7 @@ class Supervisor:
         if verdict is Verdict.ABORT:
             log.error("shard %d has not turned for %d ticks: aborted, with its stacks",
                       child.shard, pulse.stalled_ticks)  # fmt: skip
+            self._tell_trouble(f"shard {child.shard} is stuck")
             child.process.send_signal(signal.SIGABRT)
         elif verdict is Verdict.KILL:
             log.error(
