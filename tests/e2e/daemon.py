@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -63,6 +63,7 @@ class Daemon:
         self, data: Path, *, shards: int = 1, store: str | None = None,
         environ: dict[str, str] | None = None, settings: dict[str, object] | None = None,
         listen: str = "127.0.0.1:0", config_file: Path | None = None,
+        command: Sequence[str] = (sys.executable, "-m", "cli", "serve"),
     ) -> None:  # fmt: skip
         self.data = data
         arguments = ["--data", str(data), "--listen", listen, "--shards", str(shards)]
@@ -72,7 +73,7 @@ class Daemon:
             arguments += ["--config", str(config_file)]
         for key, value in (settings or {}).items():
             arguments += ["--set", f"{key}={value}"]
-        self.arguments = arguments
+        self.command = [*command, *arguments]
         self.environ = {**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}
         self.process: subprocess.Popen[str]
         self.log: list[str] = []
@@ -81,9 +82,8 @@ class Daemon:
     def start(self) -> None:
         """Starts the process; its log is gathered by a thread."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cli", "serve", *self.arguments],
-            cwd=ROOT, env=self.environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            text=True, start_new_session=True,
+            self.command, cwd=ROOT, env=self.environ, text=True, start_new_session=True,
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
