@@ -1,7 +1,8 @@
 """What the owner's log carries of a ledger: changes since a mark, and whole images.
 
 Vocabulary: a *mark* says up to where a ledger was told: commit number, catalog version, dedupe
-id, and the lease of that last commit, by which another history is recognised. *Changes* are rows
+id, and the lease of that last commit. A *history* is what one line of ledgers has told; each
+recovery begins another, with a name of its own, since it gives offsets anew. *Changes* are rows
 as they stand, so applying them twice is harmless; an *image* is the database itself, made by
 SQLite's backup API.
 
@@ -75,6 +76,7 @@ class Mark(Struct, frozen=True):
     epoch_floor: int = 0
     wanted: int = 0
     lease: LeaseId | None = None
+    history: str = ""
 
 
 class Changes(Struct, frozen=True):
@@ -98,6 +100,7 @@ def mark_of(connection: sqlite3.Connection) -> Mark:
         epoch_floor=floor,
         wanted=wanted(connection),
         lease=None if last is None else last.lease_id,
+        history=history(connection),
     )
 
 
@@ -107,8 +110,25 @@ def wanted(connection: sqlite3.Connection) -> int:
     return 0 if row is None else int(row[0])
 
 
+def history(connection: sqlite3.Connection) -> str:
+    """The name that the last recovery gave this history; empty before the first."""
+    row = connection.execute("SELECT value FROM meta WHERE name = 'history'").fetchone()
+    return "" if row is None else str(row[0])
+
+
 def _last_id(connection: sqlite3.Connection, table: str) -> int:
-    return int(connection.execute(f"SELECT COALESCE(max(id), 0) FROM {table}").fetchone()[0])
+    # Not max(id): rows at the end may be gone again.
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def keep_ids_above(connection: sqlite3.Connection, mark: Mark) -> None:
+    """After applying entries: ids that ``mark`` covers are not given again."""
+    for table, last in (("dedupe", mark.dedupe_id), ("deletions", mark.deletion_id)):
+        if _last_id(connection, table) < last:
+            connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+            connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)",
+                               (table, last))  # fmt: skip
 
 
 def changes_since(connection: sqlite3.Connection, mark: Mark) -> Changes:

@@ -44,7 +44,12 @@ def _check_partitions(connection: sqlite3.Connection) -> None:
     seen = 0
     for topic_id, partition, next_seq, earliest_seq, count, size, max_ms in rows:
         name = (topic_id, partition)
-        offset, live_total, bytes_total, running_ms = 1, 0, 0, None
+        gaps = dict(
+            connection.execute(
+                "SELECT gap_from, gap_to FROM gaps WHERE topic_id = ? AND partition = ?", name
+            )
+        )
+        offset, live_total, bytes_total, running_ms = _behind(1, gaps), 0, 0, None
         for first, last, records, length, last_ms, max_so_far, blob in connection.execute(
             "SELECT first_offset, last_offset, record_count, byte_length, last_timestamp_ms,"
             " running_max_ms, voids FROM extents WHERE topic_id = ? AND partition = ?"
@@ -61,7 +66,7 @@ def _check_partitions(connection: sqlite3.Connection) -> None:
             _require(last - first + 1 == records - void, "live records get offsets", name, first)
             running_ms = last_ms if running_ms is None else max(running_ms, last_ms)
             _require(max_so_far == running_ms, "the running maximum is one", name, first)
-            offset = last + 1
+            offset = _behind(last + 1, gaps)
             live_total += last - first + 1
             bytes_total += length
         _require(next_seq == offset, "the head agrees with the extents", name, next_seq, offset)
@@ -75,12 +80,20 @@ def _check_partitions(connection: sqlite3.Connection) -> None:
 
 def _check_results(connection: sqlite3.Connection) -> None:
     heads: dict[tuple[int, int], int] = {}
+    gaps: dict[tuple[int, int], dict[int, int]] = {}
+    for topic_id, partition, gap_from, gap_to in connection.execute(
+        "SELECT topic_id, partition, gap_from, gap_to FROM gaps"
+    ):
+        gaps.setdefault((topic_id, partition), {})[gap_from] = gap_to
     for number in range(1, results.latest_commit_number(connection) + 1):
         commit = results.commit_by_number(connection, number)
         assert commit is not None
         for head in commit.heads:
             key = (head.topic_id, head.partition)
+            # A commit without live records may stand on either side of a gap.
             first = heads.get(key, 0) + 1
+            if head.head_seq >= first:
+                first = _behind(first, gaps.get(key, {}))
             heads[key] = head.head_seq
             given = connection.execute(
                 "SELECT first_offset, last_offset FROM extents WHERE topic_id = ? AND partition = ?"
@@ -93,4 +106,12 @@ def _check_results(connection: sqlite3.Connection) -> None:
         "SELECT topic_id, partition, next_seq FROM partitions"
     ):
         head_seq = heads.get((topic_id, partition), 0)
+        head_seq = _behind(head_seq + 1, gaps.get((topic_id, partition), {})) - 1
         _require(head_seq == next_seq - 1, "the last commit gave the head", topic_id, partition)
+
+
+def _behind(offset: int, gaps: dict[int, int]) -> int:
+    """The first offset from ``offset`` on that lies in no gap; ``gaps`` are ends by begins."""
+    while offset in gaps:
+        offset = gaps[offset] + 1
+    return offset

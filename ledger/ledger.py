@@ -17,14 +17,17 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ledger import backup, commits, invariants, reads, results, topics
+from ledger import backup, commits, invariants, reads, recovery, results, topics
 from ledger.backup import Changes, Mark
 from ledger.dedupe import DedupeLimits
+from ledger.errors import DraftInvalid
+from ledger.recovery import TopicSeen
 from ledger.session import Lock, Session
 from ledger.types import (
     Commit,
     CommitDraft,
     Extent,
+    Gap,
     LeaseId,
     ObjectRow,
     PartitionState,
@@ -58,14 +61,16 @@ class Ledger:
 
     # Starts, epochs, notes
 
-    def begin_incarnation(self, now_ms: int, above: int = 0) -> tuple[int, int]:
+    def begin_incarnation(self, now_ms: int, above: int | None = None) -> tuple[int, int]:
         """A new start: (incarnation, epoch), both higher than ever; the floor is that epoch.
 
-        ``above`` is the greatest incarnation that the owner's log knows.
+        ``above`` is the greatest incarnation that the owner's log knows. The new one is the next,
+        whatever failed starts have left here: of two that start at once both want that number's
+        first entry, and one gets it.
         """
         with self._session.writing() as connection:
             connection.execute(
-                "UPDATE state SET incarnation = max(incarnation, ?) + 1, epoch = epoch + 1,"
+                "UPDATE state SET incarnation = COALESCE(?, incarnation) + 1, epoch = epoch + 1,"
                 " epoch_floor = epoch + 1 WHERE id = 1",
                 (above,),
             )
@@ -73,7 +78,9 @@ class Ledger:
                 "SELECT incarnation, epoch FROM state WHERE id = 1"
             ).fetchone()
             connection.execute(
-                "INSERT INTO incarnations (incarnation, epoch, started_ms) VALUES (?, ?, ?)",
+                "INSERT INTO incarnations (incarnation, epoch, started_ms) VALUES (?, ?, ?)"
+                " ON CONFLICT (incarnation) DO UPDATE SET epoch = excluded.epoch,"
+                " started_ms = excluded.started_ms",
                 (incarnation, epoch, now_ms),
             )
         return incarnation, epoch
@@ -159,6 +166,52 @@ class Ledger:
                 (str(number),),
             )
             return number
+
+    # Recovery
+
+    def begin_history(self, name: str, mark: Mark) -> None:
+        """After the entries up to ``mark`` were applied: from here on it is another history."""
+        with self._session.writing() as connection:
+            backup.keep_ids_above(connection, mark)
+            recovery.begin_history(connection, name)
+
+    def deletions(self) -> set[str]:
+        """Keys of objects that are named for deletion."""
+        with self._session.reading() as connection:
+            return {row[0] for row in connection.execute("SELECT key FROM deletions")}
+
+    def prepare_taking(
+        self,
+        seen: Sequence[TopicSeen],
+        counts: dict[tuple[int, int], int],
+        everywhere: int,
+        epoch: int,
+    ) -> tuple[list[str], list[Gap]]:
+        """Before unlisted objects are taken: topics, gaps, the epoch. See ``recovery``."""
+        with self._session.writing() as connection:
+            recovery.raise_epoch_to(connection, epoch)
+            names = recovery.restore_topics(connection, seen)
+            return names, recovery.declare_gaps(connection, counts, everywhere)
+
+    def take(self, drafts: Sequence[CommitDraft]) -> list[Commit | DraftInvalid]:
+        """Commits unlisted objects in one transaction, each as of the time it was made."""
+        taken: list[Commit | DraftInvalid] = []
+        with self._session.writing() as connection:
+            for draft in drafts:
+                try:
+                    taken.append(
+                        commits.commit_draft(
+                            connection, draft, draft.created_ms, self._dedupe_limits
+                        )
+                    )
+                except DraftInvalid as error:
+                    taken.append(error)
+        return taken
+
+    def gaps(self) -> list[Gap]:
+        """All gaps. They are made by recovery only, which no daemon runs beside."""
+        with self._session.reading() as connection:
+            return reads.gaps(connection)
 
     # Topics
 

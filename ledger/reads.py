@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ledger.types import Extent, ObjectRow, PartitionState
+from ledger.types import Extent, Gap, ObjectRow, PartitionState
 
 _voids_decoder = msgspec.msgpack.Decoder(tuple[tuple[int, int], ...])
 
@@ -54,6 +54,12 @@ def extents_from(
         columns.append(() if blob is None else _voids_decoder.decode(blob))
         extents.append(Extent(*columns))
     return extents
+
+
+def gaps(connection: sqlite3.Connection) -> list[Gap]:
+    """All ranges of offsets that no record has, in order."""
+    sql = "SELECT topic_id, partition, gap_from, gap_to, reason FROM gaps ORDER BY 1, 2, 3"
+    return [Gap(*row) for row in connection.execute(sql)]
 
 
 def offset_at_time(

@@ -26,7 +26,8 @@ any process reads.
 - ``deletions``: objects that a collection may delete once an entry of the owner's log names them;
   a row goes when its object is gone. Written by the collection.
 - ``void_extents``: extents without a single live record: no offsets, no readers.
-- ``dedupe``: answers of requests with an idempotency key; ``id`` rises with time, so the oldest
+- ``dedupe``: answers of requests with an idempotency key; ``id`` rises with time and is never
+  used twice (nor is a deletion's: what was told to the owner's log is known by it), so the oldest
   are at the front. ``answer`` is msgpack of [[[partition, first, last], ...], head].
 
 A migration is a list of statements; its place in MIGRATIONS, from 1, is the version it leads to
@@ -140,7 +141,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             PRIMARY KEY (topic_id, partition, gap_from)
         ) WITHOUT ROWID""",
         """CREATE TABLE deletions (
-            id INTEGER PRIMARY KEY,
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
             key TEXT NOT NULL,
             locator TEXT NOT NULL,
             reason TEXT NOT NULL
@@ -156,7 +157,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             PRIMARY KEY (commit_number, topic_id, partition)
         ) WITHOUT ROWID""",
         """CREATE TABLE dedupe (
-            id INTEGER PRIMARY KEY,
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
             topic_id BIGINT NOT NULL,
             key TEXT NOT NULL,
             created_ms BIGINT NOT NULL,

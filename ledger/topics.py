@@ -42,7 +42,7 @@ def create_topic(
         f"INSERT INTO topics ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, NULL, 0)",
         (topic_id, name, _config_encoder.encode(config).decode(), now_ms),
     )
-    _changed(connection, topic_id)
+    touch(connection, topic_id)
     _add_partitions(connection, topic_id, 0, config.partitions)
     return Topic(topic_id, name, config, now_ms), True
 
@@ -60,7 +60,7 @@ def alter_topic(connection: sqlite3.Connection, name: str, config: TopicConfig) 
         (_config_encoder.encode(config).decode(), present.topic_id),
     )
     _add_partitions(connection, present.topic_id, present.config.partitions, config.partitions)
-    _changed(connection, present.topic_id)
+    touch(connection, present.topic_id)
     return Topic(present.topic_id, name, config, present.created_ms)
 
 
@@ -73,8 +73,39 @@ def delete_topic(connection: sqlite3.Connection, name: str, now_ms: int) -> Topi
         "UPDATE topics SET deleted_ms = ? WHERE topic_id = ?", (now_ms, present.topic_id)
     )
     connection.execute("UPDATE partitions SET deleted = 1 WHERE topic_id = ?", (present.topic_id,))
-    _changed(connection, present.topic_id)
+    touch(connection, present.topic_id)
     return Topic(present.topic_id, name, present.config, present.created_ms, now_ms)
+
+
+def restore_topic(
+    connection: sqlite3.Connection, topic_id: int, name: str, config: TopicConfig, created_ms: int
+) -> None:
+    """A topic with an id that was given before and is not in the ledger; recovery only.
+
+    The newer of two ids has the name, the other one was deleted before.
+    """
+    present = topic(connection, name)
+    if present is not None and present.topic_id < topic_id:
+        delete_topic(connection, name, created_ms)
+        present = None
+    deleted_ms = None if present is None else present.created_ms
+    connection.execute(
+        f"INSERT INTO topics ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, ?, 0)",
+        (topic_id, name, _config_encoder.encode(config).decode(), created_ms, deleted_ms),
+    )
+    connection.execute(
+        "UPDATE state SET last_topic_id = max(last_topic_id, ?) WHERE id = 1", (topic_id,)
+    )
+    _add_partitions(connection, topic_id, 0, config.partitions)
+    if deleted_ms is not None:
+        connection.execute("UPDATE partitions SET deleted = 1 WHERE topic_id = ?", (topic_id,))
+    touch(connection, topic_id)
+
+
+def grow_topic(connection: sqlite3.Connection, present: Topic, partitions: int) -> Topic:
+    """A live topic with more partitions, its other settings as they are."""
+    config = msgspec.structs.replace(present.config, partitions=partitions)
+    return alter_topic(connection, present.name, config)
 
 
 def topic(connection: sqlite3.Connection, name: str) -> Topic | None:
@@ -120,8 +151,8 @@ def _add_partitions(connection: sqlite3.Connection, topic_id: int, start: int, s
     )
 
 
-def _changed(connection: sqlite3.Connection, topic_id: int) -> None:
-    """Raises the catalog version and notes it at the topic."""
+def touch(connection: sqlite3.Connection, topic_id: int) -> None:
+    """Raises the catalog version and notes it at the topic, which so is news for the owner's log."""
     connection.execute("UPDATE state SET catalog_version = catalog_version + 1 WHERE id = 1")
     connection.execute(
         "UPDATE topics SET changed = (SELECT catalog_version FROM state WHERE id = 1)"

@@ -184,6 +184,16 @@ class Extent(Struct, frozen=True):
     voids: tuple[tuple[int, int], ...] = ()
 
 
+class Gap(Struct, frozen=True):
+    """Offsets [gap_from, gap_to] of a partition that no record has or will have."""
+
+    topic_id: int
+    partition: int
+    gap_from: int
+    gap_to: int
+    reason: str
+
+
 class ObjectRow(Struct, frozen=True):
     """A committed object as ``headgate objects ls`` shows it."""
 

@@ -1,0 +1,106 @@
+"""What a recovered ledger must hold before objects are taken that no entry lists.
+
+Vocabulary (PROTOCOL 6): an object is *listed* when an entry of the owner's log covers its commit.
+Unlisted ones may have been acknowledged, with offsets that nobody knows any more. So their
+records get offsets behind every offset that could have been given: a *gap* as long as all of them
+comes first. Gaps stay for ever; no record has an offset in one.
+
+Called inside a write transaction by whoever recovers, with no daemon on the ledger.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from ledger import topics
+from ledger.decide import PartitionKey
+from ledger.types import Gap, TopicConfig
+
+REASON = "recovery"
+# Topic ids that objects which cannot be read may hold, and no entry lists: each topic that is
+# created is news that an entry tells within seconds.
+IDS_SKIPPED = 1 << 20
+
+
+class TopicSeen(Struct, frozen=True):
+    """A topic as an object's footer names it; ``partitions``: more than the greatest number."""
+
+    topic_id: int
+    name: str
+    partitions: int
+    created_ms: int
+
+
+def begin_history(connection: sqlite3.Connection, name: str) -> None:
+    """From here on this ledger tells another history than the one its entries are of."""
+    connection.execute(
+        "INSERT INTO meta (name, value) VALUES ('history', ?)"
+        " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+        (name,),
+    )
+
+
+def raise_epoch_to(connection: sqlite3.Connection, epoch: int) -> None:
+    """Entries may be older than the last epoch; names of objects must not come again."""
+    connection.execute("UPDATE state SET epoch = max(epoch, ?) WHERE id = 1", (epoch,))
+
+
+def restore_topics(connection: sqlite3.Connection, seen: Sequence[TopicSeen]) -> list[str]:
+    """Makes what no entry lists: topics and partitions. Returns the names of those changed.
+
+    Settings of a topic that is not listed are lost: it gets the default ones. Names are unique
+    among the living, so of two topics with one name the older was deleted before.
+    """
+    changed: list[str] = []
+    for topic in sorted(seen, key=lambda each: each.topic_id):
+        there = topics.topic_by_id(connection, topic.topic_id)
+        if there is None:
+            topics.restore_topic(
+                connection,
+                topic.topic_id,
+                topic.name,
+                TopicConfig(partitions=topic.partitions),
+                topic.created_ms,
+            )
+        elif there.deleted_ms is None and there.config.partitions < topic.partitions:
+            topics.grow_topic(connection, there, topic.partitions)
+        else:
+            continue
+        changed.append(topic.name)
+    return changed
+
+
+def declare_gaps(
+    connection: sqlite3.Connection, counts: Mapping[PartitionKey, int], everywhere: int
+) -> list[Gap]:
+    """A gap of ``counts`` offsets, and ``everywhere`` more, at the end of each partition.
+
+    ``everywhere`` stands for objects that cannot be read: it is unknown whose records they held.
+    """
+    if everywhere:
+        connection.execute(
+            "UPDATE state SET last_topic_id = last_topic_id + ? WHERE id = 1", (IDS_SKIPPED,)
+        )
+    gaps: list[Gap] = []
+    for topic_id, partition, next_seq in connection.execute(
+        "SELECT topic_id, partition, next_seq FROM partitions WHERE deleted = 0"
+        " ORDER BY topic_id, partition"
+    ).fetchall():
+        length = counts.get((topic_id, partition), 0) + everywhere
+        if length:
+            gaps.append(Gap(topic_id, partition, next_seq, next_seq + length - 1, REASON))
+    connection.executemany(
+        "INSERT INTO gaps (topic_id, partition, gap_from, gap_to, reason) VALUES (?, ?, ?, ?, ?)",
+        [(g.topic_id, g.partition, g.gap_from, g.gap_to, g.reason) for g in gaps],
+    )
+    connection.executemany(
+        "UPDATE partitions SET next_seq = ? WHERE topic_id = ? AND partition = ?",
+        [(g.gap_to + 1, g.topic_id, g.partition) for g in gaps],
+    )
+    # The next entry tells the partitions of topics that changed.
+    for topic_id in sorted({gap.topic_id for gap in gaps}):
+        topics.touch(connection, topic_id)
+    return gaps
