@@ -1,0 +1,124 @@
+"""``make dist``: the wheel alone, in a new environment, is a working ``headgate``; the image."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.daemon import running
+from tests.e2e.processes import shard_pids
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("ledger", "shards", "uploader", "delivery", "compaction", "daemon")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, as ``make dist`` builds it."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        ["sh", "tools/dist.sh", sys.executable, str(folder)],
+        cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_product_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    modules = [ROOT / "cli.py", *(path for p in PACKAGES for path in (ROOT / p).rglob("*.py"))]
+    assert names == {path.relative_to(ROOT).as_posix() for path in modules}
+
+
+@pytest.mark.slow
+def test_the_wheel_in_a_new_environment_is_a_working_command(wheel: Path, tmp_path: Path) -> None:
+    # What pipx does: an environment of its own, the wheel, its dependencies.
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    python, headgate = str(venv / "bin" / "python"), str(venv / "bin" / "headgate")
+    subprocess.run(
+        [
+            python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input",
+            "--constraint", str(ROOT / "constraints.txt"), str(wheel),
+        ],
+        check=True,
+    )  # fmt: skip
+    environ = {**os.environ, "PYTHONPATH": ""}
+
+    def said(*command: str, **more: str) -> str:
+        return subprocess.run(
+            command, cwd=tmp_path, env={**environ, **more}, check=True, capture_output=True,
+            text=True, input="{}",
+        ).stdout  # fmt: skip
+
+    assert said(headgate, "version").strip() == wheel.name.split("-")[1]
+    where = said(python, "-P", "-c", "import daemon.shard; print(daemon.shard.__file__)")
+    assert Path(where).is_relative_to(venv)
+
+    options = {"command": [headgate, "serve"], "environ": {"PYTHONPATH": ""}, "shards": 2}
+    with running(tmp_path / "data", **options) as daemon:
+        for pid in shard_pids(daemon):
+            assert psutil.Process(pid).cmdline()[:4] == [python, "-P", "-m", "daemon.shard"]
+        said(headgate, "produce", "orders", HEADGATE_URL=daemon.url)
+        assert json.loads(said(headgate, "read", "orders", HEADGATE_URL=daemon.url)) == {}
+        assert daemon.get("/openapi.json").status == 200
+        version = daemon.status()["version"]
+    assert version == wheel.name.split("-")[1]
+
+
+def instructions() -> dict[str, list[str]]:
+    """The Dockerfile's instructions; continued lines are one."""
+    text = re.sub(r"(?m)^#.*\n", "", (ROOT / "Dockerfile").read_text()).replace("\\\n", " ")
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.strip():
+            name, rest = line.split(maxsplit=1)
+            found.setdefault(name, []).append(rest)
+    return found
+
+
+# No engine builds the image in these tests: what can be said of its file is said.
+
+
+def test_the_image_runs_the_wheel_as_a_user_of_its_own() -> None:
+    found = instructions()
+    assert found["FROM"] == ["python:3.12-slim"]
+    assert found["USER"] == ["headgate"]
+    assert found["EXPOSE"] == ["7440"]
+    assert found["STOPSIGNAL"] == ["SIGTERM"]
+    assert json.loads(found["ENTRYPOINT"][0]) == ["headgate"]
+    assert json.loads(found["CMD"][0]) == ["serve"]
+    assert list(found).index("USER") > list(found).index("RUN")
+
+
+def test_what_the_image_copies_is_let_through_and_is_what_make_dist_writes() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    through = {line[1:] for line in lines if line.startswith("!")}
+    copied = shlex.split(instructions()["COPY"][0])[:-1]
+    assert set(copied) == through
+    wheel = "dist/headgate-0.1.0-py3-none-any.whl"
+    assert any(fnmatch(wheel, pattern) for pattern in copied)
+    assert "dist: setup" in (ROOT / "Makefile").read_text()
+
+
+def test_the_images_health_check_is_a_command_that_asks_readyz(tmp_path: Path) -> None:
+    health = instructions()["HEALTHCHECK"][0]
+    command = json.loads(health[health.index("CMD ") + 4 :])
+    with running(tmp_path / "data") as daemon:
+        script = command[2].replace("127.0.0.1:7440", f"127.0.0.1:{daemon.port}")
+        assert script != command[2]
+        assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    asked = subprocess.run([sys.executable, "-c", script], check=False, stderr=subprocess.DEVNULL)
+    assert asked.returncode != 0
