@@ -61,8 +61,11 @@ def version() -> None:
 
 @headgate.command()
 @serve_options
+@click.option(
+    "--take-over", is_flag=True, help="Take the store from another data directory's daemon."
+)
 @click.pass_context
-def serve(context: click.Context, /, **options: Any) -> None:
+def serve(context: click.Context, /, take_over: bool, **options: Any) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
 
     Without options it keeps everything under ./headgate-data and listens on 127.0.0.1:7440.
@@ -70,7 +73,28 @@ def serve(context: click.Context, /, **options: Any) -> None:
     config = loaded(**options)
     from daemon import serve as daemon  # its imports are of no use to other commands
 
-    context.exit(daemon.run(config))
+    context.exit(daemon.run(config, take_over=take_over))
+
+
+@headgate.command()
+@place_options
+@click.option("--take-over", is_flag=True, help="Also from a daemon that is known to run.")
+@output_option
+@click.pass_context
+def recover(context: click.Context, /, take_over: bool, as_json: bool, **options: Any) -> None:
+    """Rebuild the ledger from the store, into a data directory that no daemon uses.
+
+    A ledger that is there is kept aside. Exit code 1 when an object is damaged or missing.
+    """
+    config = loaded(**options)
+    from daemon.cli import recover as recover_  # its imports are of no use to other commands
+
+    report = recover_.run(config, take_over=take_over)
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(recover_.text(report))
+    context.exit(0 if report.sound else FAILED)
 
 
 @headgate.command()

@@ -33,6 +33,7 @@ from uploader.stores.base import StoreError
 
 log = logging.getLogger("headgate.owner")
 
+LOCK_NAME = "lock"  # in the data directory; held for as long as a daemon lives
 LOOK_S = 1.0  # how late news of topics, floors and commands is seen; commits ring nobody here
 ENTRIES_PER_SNAPSHOT = 720  # an hour of steady writing; a recovery reads at most as many
 
@@ -42,8 +43,8 @@ class OtherHistory(RuntimeError):
 
 
 def this_owner(data_dir: str) -> Owner:
-    """Who we are, as entries tell it."""
-    there = os.stat(data_dir)
+    """Who we are, as entries tell it; the directory's lock is held."""
+    there = os.stat(Path(data_dir) / LOCK_NAME)
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     path = str(Path(data_dir).resolve())
     return Owner(socket.gethostname(), os.getpid(), boot_id, there.st_dev, there.st_ino, path)
@@ -51,23 +52,29 @@ def this_owner(data_dir: str) -> Owner:
 
 def check_history(ledger: Ledger, last: Entry | None, store_url: str) -> None:
     """Raises OtherHistory unless the ledger holds all that ``last`` covers."""
-    here = ledger.latest_commit_number()
+    here = ledger.mark()
     if last is None:
-        if here:
+        if here.commit_number:
             raise OtherHistory(
-                f"the ledger has {here} commits, but {store_url} has never been owned: the ledger"
-                " is another store's; give its own --store, or another --data directory"
+                f"the ledger has {here.commit_number} commits, but {store_url} has never been"
+                " owned: the ledger is another store's; give its own --store, or another --data"
+                " directory"
             )
         return
-    there = last.mark.commit_number
-    same = here >= there and (
-        not there or ledger.commit_by_number(there).lease_id == last.mark.lease
+    there = last.mark
+    holds_all = (
+        here.commit_number >= there.commit_number
+        and here.catalog_version >= there.catalog_version
+        and here.epoch_floor >= there.epoch_floor
+        and here.history == there.history
     )
-    if not same:
+    number = there.commit_number
+    if not holds_all or (number and ledger.commit_by_number(number).lease_id != there.lease):
         raise OtherHistory(
-            f"the ledger has {here} commits and does not hold commit {there} of {store_url}: it is"
-            " an old copy or another store's; run `headgate recover` with an empty --data"
-            " directory, which rebuilds it from the store"
+            f"the ledger has {here.commit_number} commits and does not hold all up to commit"
+            f" {number} of {store_url} (topics {here.catalog_version} of {there.catalog_version}):"
+            " it is an old copy, another store's, or from before a recovery; `headgate recover`"
+            " with the same --data and --store rebuilds it from the store and keeps this one aside"
         )
 
 
@@ -87,6 +94,7 @@ class OwnerThread:
         self._ownership = Ownership()
         self._incarnation = 0
         self._told = Mark()
+        self._unsure: Entry | None = None  # sent, and its fate is not known
         self._entries = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
@@ -137,10 +145,7 @@ class OwnerThread:
             step = self._ownership.decide(now_ns, self._has_news())
             if step.do is Do.PUT:
                 try:
-                    if self._entries < ENTRIES_PER_SNAPSHOT:
-                        self._put("entry")
-                    else:
-                        self._put_snapshot()
+                    self._put("entry")
                 except (StoreError, LedgerError, EntryError) as error:
                     self._ownership.failed(boottime_ns())
                     log.warning("an entry of the owner's log failed: %s", error)
@@ -162,25 +167,28 @@ class OwnerThread:
             return False
 
     def _put(self, kind: Literal["entry", "release"]) -> None:
-        """Sends what is new. Raises StoreError, LedgerError, EntryError."""
-        mark, changes = self._ledger.changes_since(self._told)
-        number = self._ownership.number
-        self._send(self._log.entry(self._incarnation, number, kind, mark, changes))
+        """Sends what is new; first what was sent before and may have been kept.
 
-    def _put_snapshot(self) -> None:
-        """From time to time the whole ledger, so that a recovery need not read all entries."""
-        mark = self._ledger.mark()  # before the image, which may hold more than it says
-        image = self._ledger.image()
+        Raises StoreError, LedgerError, EntryError.
+        """
+        if self._unsure is not None:
+            self._send(self._unsure)
+            if kind == "entry" or self.superseded:
+                return
         number = self._ownership.number
-        entry = self._log.entry(self._incarnation, number, "snapshot", mark, image=image)
+        if kind == "entry" and self._entries >= ENTRIES_PER_SNAPSHOT:
+            # From time to time the whole ledger, so that a recovery need not read all entries.
+            mark = self._ledger.mark()  # before the image, which may hold more than it says
+            image = self._ledger.image()
+            entry = self._log.entry(self._incarnation, number, "snapshot", mark, image=image)
+        else:
+            mark, changes = self._ledger.changes_since(self._told)
+            entry = self._log.entry(self._incarnation, number, kind, mark, changes)
         self._send(entry)
-        if not self.superseded:
-            self._entries = 0
-            gone = self._log.forget_before(entry)
-            log.info("snapshot of the ledger: %d bytes, %d entries removed", len(image), gone)
 
     def _send(self, entry: Entry) -> None:
         """Puts an entry and learns its fate. Raises StoreError, EntryError."""
+        self._unsure = entry
         self._ownership.putting(boottime_ns())
         try:
             if self._log.put(entry):
@@ -191,6 +199,7 @@ class OwnerThread:
         except StoreError:
             self._ownership.failed(boottime_ns())
             raise
+        self._unsure = None
         if self.superseded:
             self._words[at.G_SUPERSEDED] = 1
             self._bells.ring_all(range(self._bells.owner))
@@ -203,3 +212,8 @@ class OwnerThread:
         self._entries += 1
         self._words[at.G_OWNED_SENT_NS] = self._ownership.sent_ns
         self._words[at.G_ENTRY_NUMBER] = entry.number
+        if entry.kind == "snapshot":
+            self._entries = 0
+            gone = self._log.forget_before(entry)
+            log.info("snapshot of the ledger: %d bytes, %d entries removed",
+                     len(entry.image or b""), gone)  # fmt: skip

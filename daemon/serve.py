@@ -1,7 +1,8 @@
 """``headgate serve`` before the first shard runs: what must hold, in which order, or is refused.
 
-Take the data directory -> wait for a killed run's shards -> check the store -> open the ledger ->
-take the prefix over (seal the former owner's log) -> compare histories -> the supervisor.
+Take the data directory -> wait for a killed run's shards -> check the store, the ledger and the
+address -> take the prefix over (seal the former owner's log) -> settle the ledger: compare
+histories, or recover (``daemon/recover.py``) -> the supervisor.
 
 Each refusal is one sentence and exit code 1; nothing is stored before the prefix is ours.
 """
@@ -10,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 from pathlib import Path
 
 from daemon import logs, memory
 from daemon.config import Config
 from daemon.listeners import ListenError, open_listeners
-from daemon.owner import OtherHistory, check_history, this_owner
+from daemon.owner import LOCK_NAME, OtherHistory, this_owner
+from daemon.recover import Report, settle, sleep_s
 from daemon.supervisor import TICK_S, Supervisor
 from ledger.entry import EntryError
 from ledger.errors import LedgerError
@@ -57,7 +58,7 @@ def take_directory(config: Config) -> LockFile:
         data_dir = Path(config.data_dir)
         data_dir.mkdir(parents=True, exist_ok=True)
         Path(config.ledger_path).parent.mkdir(exist_ok=True)
-        lock_file = LockFile(data_dir / "lock")
+        lock_file = LockFile(data_dir / LOCK_NAME)
     except OSError as error:
         raise StartError(f"data_dir {config.data_dir} cannot be used: {error.strerror}") from error
     try:
@@ -85,11 +86,6 @@ def _wait_for_orphaned_shards(lock_file: LockFile) -> None:
     lock_file.unlock(locks.SHARDS)
 
 
-def sleep_s(seconds: float) -> None:
-    """Waits; a signal of the terminal ends the process meanwhile."""
-    select.select([], [], [], seconds)
-
-
 def open_config_store(config: Config) -> ObjectStore:
     """The store that a configuration names."""
     return open_store(
@@ -103,17 +99,38 @@ def _run(config: Config, lock_file: LockFile, take_over: bool) -> int:
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(open_config_store(config)))
         store.check()
+        Ledger(ledger_path, lock).close()
+        owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
+        listeners = open_listeners(config.listen_host, config.listen_port, config.shards)
+        for listener in listeners:
+            stack.enter_context(contextlib.closing(listener))
+        taken = owner_log.take(take_over=take_over)
+        report = settle(config.ledger_path, lock, store, taken, owner_log, take_over=take_over)
+        if report is not None:
+            say(report)
         ledger = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
         told = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
-        owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
         supervisor = Supervisor(config, ledger, owner_log, told)
         stack.enter_context(contextlib.closing(supervisor))
-        supervisor.listeners = open_listeners(config.listen_host, config.listen_port, config.shards)
-        taken = owner_log.take(take_over=take_over)
-        check_history(ledger, taken.last, config.store_url)
+        supervisor.listeners = listeners
         supervisor.prepare(taken)
         parts = memory.bounds(config)
         shares = ", ".join(f"{name} {size >> 20} MiB" for name, size in parts.items())
         log.info("memory is bounded by %d MiB: %s", sum(parts.values()) >> 20, shares)
         log.info("store %s, data directory %s", config.store_url, config.data_dir)
         return supervisor.run()
+
+
+def say(report: Report) -> None:
+    """What a start had to recover, in the log."""
+    if report.objects_taken or report.gaps:
+        log.warning(
+            "%d objects with %d records that no entry lists were taken; they may have been"
+            " acknowledged, and %d of their records may be doubled; offsets were skipped in %d"
+            " partitions", report.objects_taken, report.records_taken,
+            report.may_be_doubled.records, len(report.gaps),
+        )  # fmt: skip
+    for problem in report.corrupt:
+        log.error("object %s is damaged or foreign: %s", problem.key, problem.problem)
+    for key in report.missing:
+        log.error("object %s is in the ledger and not in the store", key)

@@ -29,7 +29,8 @@ class EntryError(ValueError):
 
 
 class Owner(Struct, frozen=True):
-    """Which daemon wrote an entry. Same boot, device and inode: the same data directory."""
+    """Which daemon wrote an entry. ``device`` and ``inode`` are those of its directory's lock
+    file: as long as one of its processes lives, no other file has that inode."""
 
     host: str
     pid: int
@@ -42,6 +43,15 @@ class Owner(Struct, frozen=True):
         """Whether both are runs on one directory of one machine since its last boot."""
         mine = (self.boot_id, self.device, self.inode)
         return mine == (other.boot_id, other.device, other.inode)
+
+    def before_a_boot(self, other: Owner) -> bool:
+        """Whether ``other`` seems to be a run on our directory before the machine's last boot.
+
+        A copy of the whole machine looks the same. Devices may be numbered anew.
+        """
+        mine = (self.host, self.inode, self.data_dir)
+        there = (other.host, other.inode, other.data_dir)
+        return mine == there and self.boot_id != other.boot_id
 
 
 class Entry(Struct, frozen=True):

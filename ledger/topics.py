@@ -152,7 +152,7 @@ def _add_partitions(connection: sqlite3.Connection, topic_id: int, start: int, s
 
 
 def touch(connection: sqlite3.Connection, topic_id: int) -> None:
-    """Raises the catalog version and notes it at the topic, which so is news for the owner's log."""
+    """Raises the catalog version and notes it at the topic: news for the owner's log."""
     connection.execute("UPDATE state SET catalog_version = catalog_version + 1 WHERE id = 1")
     connection.execute(
         "UPDATE topics SET changed = (SELECT catalog_version FROM state WHERE id = 1)"

@@ -12,18 +12,20 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from enum import Enum
 from functools import partial
+from itertools import groupby
 from typing import Literal
 
 from msgspec import Struct
 
 from ledger import entry as entries
 from ledger.backup import Changes, Mark
-from ledger.entry import Entry, Owner, entry_key, parse_entry_key
+from ledger.entry import Entry, EntryError, Owner, entry_key, parse_entry_key
 from shards.clock import wall_ms
 from uploader.ownership import TAKE_OVER_NS
 from uploader.retry import RetryLimits, retry_delay_s
-from uploader.stores.base import ObjectMissing, ObjectStore, StoreError
+from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore, StoreError
 
 SEALS_MAX = 100  # a former owner that lives adds one entry per 5 s; more is somebody else's start
 READ_LIMITS = RetryLimits(base_s=0.05, cap_s=1.0, attempts_max=6)
@@ -43,12 +45,23 @@ class OwnedByAnother(RuntimeError):
         self.last = last
 
 
+class Former(Enum):
+    """What the former owner is to us, which decides the wait and what its ledger is worth."""
+
+    NONE = "none"  # a new prefix
+    RELEASED = "released"  # stopped cleanly
+    OURS = "ours"  # our directory, whose lock we hold: it is dead
+    REBOOTED = "rebooted"  # our directory before a boot, or a copy of the machine
+    ANOTHER = "another"  # may live
+
+
 class Taken(Struct, frozen=True):
     """A log that was sealed for a new start: ``last`` is its last entry before the seal, None for
     a new prefix; ``incarnation`` the greatest that is known."""
 
     incarnation: int
     last: Entry | None
+    former: Former = Former.NONE
 
 
 class OwnerLog:
@@ -96,16 +109,29 @@ class OwnerLog:
         return sorted(parse_entry_key(head.key) for head in self._store.list(entries.PREFIX))
 
     def chain(self) -> Iterator[Entry]:
-        """The entries to apply in order, from the last snapshot on; seals carry nothing."""
+        """The entries to apply in order, one in memory at a time. A snapshot makes all before it
+        needless; seals carry nothing. Raises EntryError at the end when one is missing.
+        """
         heads = sorted(self._store.list(entries.PREFIX), key=lambda head: head.key)
-        found: list[Entry] = []
-        for head in reversed(heads):
+        incarnation, number = 0, 0
+        missing = ""
+        for head in heads:
+            expected = ((incarnation, number + 1), (incarnation + 1, 1))
+            found = parse_entry_key(head.key)
             data = self._repeat(partial(self._store.get, head.locator))
             entry = entries.decode(data, head.key)
-            found.append(entry)
             if entry.kind == "snapshot":
-                break
-        return reversed(found)
+                missing = ""
+            elif found not in expected and not missing:
+                missing = f"{entry_key(*expected[0])} or {entry_key(*expected[1])}"
+            incarnation, number = found
+            yield entry
+        if missing:
+            raise EntryError(
+                f"the owner's log in {self.store_url} has a hole: {missing} is missing, and there"
+                " is no snapshot behind it; put the entry back, or move the folder ledger/ aside"
+                " to recover from the objects alone, without settings and deletions of topics"
+            )
 
     def _repeat(self, call: Callable[[], bytes]) -> bytes:
         attempt = 0
@@ -127,10 +153,22 @@ class OwnerLog:
                 return entry
         return None
 
+    def former(self, last: Entry | None) -> Former:
+        """What the writer of the last entry is to us; we hold our directory's lock."""
+        if last is None:
+            return Former.NONE
+        if last.kind == "release":
+            return Former.RELEASED
+        if last.owner.same_directory(self.owner):
+            return Former.OURS
+        return Former.REBOOTED if last.owner.before_a_boot(self.owner) else Former.ANOTHER
+
     def take(self, *, take_over: bool) -> Taken:
         """Seals the log for a new start of ours and waits as long as it must.
 
-        Raises OwnedByAnother without ``take_over``, StoreError, EntryError.
+        Who takes the next incarnation's first number then has the prefix; of two starts that
+        have both sealed this log it is one. Raises OwnedByAnother without ``take_over``,
+        StoreError, EntryError.
         """
         for _ in range(SEALS_MAX):
             keys = self.keys()
@@ -139,19 +177,35 @@ class OwnerLog:
             incarnation, number = keys[-1]
             newest = self.read(incarnation, number)
             last = newest if newest.kind != "seal" else self.last()
-            ours = last is None or last.kind == "release" or last.owner.same_directory(self.owner)
-            if not ours and not take_over and last is not None:
+            former = self.former(last)
+            if former is Former.ANOTHER and not take_over and last is not None:
                 raise OwnedByAnother(last, wall_ms())
             mark = Mark() if last is None else last.mark
             if self.put(self.entry(incarnation, number + 1, "seal", mark)):
-                if not ours:
+                if former in (Former.ANOTHER, Former.REBOOTED):
                     self._sleep_s(TAKE_OVER_NS / 1e9)
-                return Taken(incarnation, last)
+                return Taken(incarnation, last, former)
         raise OwnedByAnother(newest, wall_ms())
 
     def forget_before(self, snapshot: Entry) -> int:
-        """Removes entries that a snapshot makes needless; returns how many."""
+        """Removes entries that a snapshot makes needless; returns how many.
+
+        The seals of former incarnations stay for ever: they take the number that a former owner,
+        stopped for however long, would write next.
+        """
         bound = (snapshot.incarnation, snapshot.number)
         heads = [h for h in self._store.list(entries.PREFIX) if parse_entry_key(h.key) < bound]
-        self._store.delete([head.locator for head in heads])
-        return len(heads)
+        gone: list[str] = []
+        for incarnation, group in groupby(heads, key=lambda h: parse_entry_key(h.key)[0]):
+            former = list(group)
+            if incarnation != snapshot.incarnation:
+                if len(former) == 1:
+                    continue  # its seal, which stayed at an earlier snapshot
+                while former and self._is_seal(former[-1]):
+                    former.pop()
+            gone += [head.locator for head in former]
+        self._store.delete(gone)
+        return len(gone)
+
+    def _is_seal(self, head: ObjectHead) -> bool:
+        return entries.decode(self._store.get(head.locator), head.key).kind == "seal"

@@ -12,6 +12,9 @@ it is not ours we are *superseded*, for good.
     waiting --news or asked, a period since the last PUT--> putting --accepted--> waiting
                                                               |  failed: again after RETRY_NS
                                                               +--taken by another--> superseded
+
+A failed PUT may have been kept. The same entry is sent again; if then its number is taken by
+itself, the age counts from its *first* sending: a new owner may have sealed right behind that.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ class Ownership:
     def __init__(self) -> None:
         self.number = 1  # of the next entry
         self.sent_ns = 0
+        self.first_sent_ns: int | None = None  # of the next entry, while its fate is unknown
         self.superseded = False
         self._putting_ns: int | None = None
         self._next_put_ns = 0
@@ -77,14 +81,14 @@ class Ownership:
     def putting(self, now_ns: int) -> None:
         """An entry is being sent; its age counts from here."""
         self._putting_ns = now_ns
+        if self.first_sent_ns is None:
+            self.first_sent_ns = now_ns
         self._next_put_ns = now_ns + PERIOD_NS
 
     def accepted(self) -> None:
         """The entry in flight stands in the log."""
         assert self._putting_ns is not None
-        self.sent_ns = self._putting_ns
-        self._putting_ns = None
-        self.number += 1
+        self._stands(self._putting_ns)
 
     def failed(self, now_ns: int) -> None:
         """The store did not say; the same number is sent again."""
@@ -94,13 +98,21 @@ class Ownership:
     def taken(self, is_ours: bool) -> None:
         """The number was not free; ``is_ours``: by our own entry, whose answer was lost."""
         if is_ours:
-            self.accepted()
+            assert self.first_sent_ns is not None
+            self._stands(self.first_sent_ns)
+            self._next_put_ns = self.sent_ns + PERIOD_NS
         else:
             self._putting_ns = None
             self.superseded = True
 
+    def _stands(self, sent_ns: int) -> None:
+        self.sent_ns = sent_ns
+        self.first_sent_ns = self._putting_ns = None
+        self.number += 1
+
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""
         assert self.number >= 1
-        assert self._putting_ns is None or self._putting_ns >= self.sent_ns
+        assert self._putting_ns is None or self.first_sent_ns is not None
+        assert self.first_sent_ns is None or self.first_sent_ns >= self.sent_ns
         assert not (self.superseded and self._putting_ns is not None)
