@@ -137,7 +137,10 @@ _SCHEMAS: dict[str, Schema] = {
         earliest_seq=_OFFSET,
         caught_up=_BOOLEAN,
         lag=_COUNT,
-        tombstone={"type": ["object", "null"]},
+        tombstone={
+            "type": ["object", "null"],
+            "description": "{gap_from, gap_to, reason}: offsets that no record has",
+        },
     ),
     "Status": {"type": "object", "description": "see docs/http-api.md"},
 }  # fmt: skip

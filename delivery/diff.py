@@ -4,7 +4,9 @@ Pull reading, with a long poll. The tail comes from the rings while they hold it
 range reads; a reader cannot tell which (the same records, the same offsets).
 
 Offsets: ``from_seq`` is exclusive, ``next_from_seq`` is what to ask with next, ``head_seq`` is
-the last committed. Void records have no offset and are never seen here.
+the last committed. Void records have no offset and are never seen here. Offsets that no record
+has (a *gap*, made by recovery) are told once: an answer ends in front of a gap, the next one
+names it as its tombstone and goes on behind it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from msgspec import UNSET, Struct, UnsetType
 from delivery.cold import ColdReader
 from delivery.follow import Follower, Key
 from delivery.tail import TailReader
-from ledger.types import Commit
+from ledger.types import Commit, Gap
 from uploader.l0 import records_of
 from uploader.records import Record
 
@@ -56,6 +58,14 @@ class DiffRecord(Struct, frozen=True):
     meta: msgspec.Raw | UnsetType = UNSET
 
 
+class Tombstone(Struct, frozen=True):
+    """Offsets [gap_from, gap_to] that have no records, and why."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+
+
 class DiffAnswer(Struct, frozen=True):
     """The answer to a diff."""
 
@@ -65,7 +75,7 @@ class DiffAnswer(Struct, frozen=True):
     earliest_seq: int
     caught_up: bool
     lag: int
-    tombstone: None = None
+    tombstone: Tombstone | None = None
 
 
 def diff_record(offset: int, ts_ms: int, record: Record) -> DiffRecord:
@@ -138,6 +148,9 @@ class DiffReader:
         self.waiters = Waiters()
         self._tail = tail
         self._cold = cold
+        # All gaps; no daemon makes one, so they are read once. A recovery makes at most one for
+        # each partition that had unlisted records.
+        self._gaps: dict[Key, list[Gap]] | None = None
 
     def committed(self, commit: Commit) -> None:
         """Takes a commit from the log, in order."""
@@ -182,8 +195,15 @@ class DiffReader:
             head = await self.head(key)
         found: list[DiffRecord] = []
         reached = from_seq
+        gaps = await self._gaps_of(key)
+        tombstone = None
+        if gaps:
+            tombstone = next((g for g in gaps if g.gap_from <= from_seq + 1 <= g.gap_to), None)
+            if tombstone is not None:
+                reached = from_seq = tombstone.gap_to
         if from_seq < head:
-            reached = await self._gather(key, from_seq, from_ts, asked, found)
+            stop = next((g.gap_from for g in gaps if g.gap_from > from_seq), None)
+            reached = await self._gather(key, from_seq, from_ts, asked, found, stop)
             head = max(head, reached)
         return DiffAnswer(
             records=found,
@@ -192,7 +212,18 @@ class DiffReader:
             earliest_seq=1,
             caught_up=reached >= head,
             lag=max(0, head - reached),
+            tombstone=None
+            if tombstone is None
+            else Tombstone(tombstone.gap_from, tombstone.gap_to, tombstone.reason),
         )
+
+    async def _gaps_of(self, key: Key) -> list[Gap]:
+        if self._gaps is None:
+            gaps: dict[Key, list[Gap]] = {}
+            for gap in await self._cold.ask(lambda ledger: ledger.gaps()):
+                gaps.setdefault((gap.topic_id, gap.partition), []).append(gap)
+            self._gaps = gaps
+        return self._gaps.get(key, [])
 
     async def _gather(
         self,
@@ -201,13 +232,19 @@ class DiffReader:
         from_ts: int | None,
         asked: DiffRequest,
         found: list[DiffRecord],
+        stop: int | None,
     ) -> int:
-        """Fills ``found``; returns the last offset that was looked at."""
+        """Fills ``found``; returns the last offset that was looked at.
+
+        Goes up to the gap that begins at ``stop``: whoever reads on is told of it.
+        """
         reached = from_seq
         left_bytes = asked.max_bytes
         scanned = 0
         searching = from_ts is not None
         async for offset, ts_ms, record in self._records(key, from_seq + 1):
+            if stop is not None and offset >= stop and (found or not searching):
+                return stop - 1
             scanned += 1
             if searching:
                 # Not to be broken off, for the next diff has no from_ts. Seldom over one extent:
