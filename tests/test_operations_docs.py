@@ -1,0 +1,93 @@
+"""docs/operations.md quotes messages that the code prints, and fields that the status has."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from daemon.config import Override, load
+from daemon.memory import bounds
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "operations.md").read_text()
+PRODUCT = ("ledger", "shards", "uploader", "delivery", "daemon")
+WORDS_MIN = 4  # of a quotation; a shorter code span is a name
+LETTERS_MIN = 12  # of a message's own text; a pattern of nearly only operands fits everything
+
+
+def section(title: str) -> str:
+    """The text below a heading, up to the next one of its level."""
+    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+@cache
+def messages() -> list[tuple[str, re.Pattern[str]]]:
+    """All texts of the product's code, and as patterns in which operands fit anything."""
+    found = []
+    for package in PRODUCT:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            tree = ast.parse(path.read_text())
+            inner = {
+                id(value)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.JoinedStr)
+                for value in node.values
+            }
+            for node in ast.walk(tree):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [v.value if isinstance(v, ast.Constant) else None for v in node.values]
+                elif isinstance(node, ast.Constant) and id(node) not in inner:
+                    parts = [node.value]
+                else:
+                    continue
+                found.append(_pattern(parts))
+    return [each for each in found if len(re.findall("[a-z]", each[0])) >= LETTERS_MIN]
+
+
+def _pattern(parts: list[Any]) -> tuple[str, re.Pattern[str]]:
+    text = "\0".join(part if isinstance(part, str) else "" for part in parts)
+    pieces = re.split(r"\0+|%(?:\.\d)?[srdgf]", text)
+    return "".join(pieces), re.compile(".*".join(map(re.escape, pieces)), re.DOTALL)
+
+
+def quotations() -> list[str]:
+    """What the table of failures quotes."""
+    spans = re.findall(r"`([^`]+)`", section("Failures"))
+    return [span for span in spans if len(span.split()) >= WORDS_MIN]
+
+
+def is_printed(quotation: str) -> bool:
+    """Whether some text of the code is this, with operands, or holds this."""
+    return any(quotation in text or pattern.fullmatch(quotation) for text, pattern in messages())
+
+
+def test_the_table_quotes_only_what_the_code_prints() -> None:
+    assert len(quotations()) > 25
+    assert [each for each in quotations() if not is_printed(each)] == []
+
+
+def test_a_message_that_is_not_the_codes_would_be_noticed() -> None:
+    assert is_printed("shard 3 died (killed by SIGKILL), 2 leases to take over")
+    assert not is_printed("shard 3 has died by SIGKILL and 2 leases are taken over")
+
+
+def test_the_fields_to_watch_are_fields_of_the_status() -> None:
+    document = (ROOT / "daemon" / "status.py").read_text()
+    for row in re.findall(r"^\| `([a-z_.\[\]]+)` \|", section("Monitoring"), re.MULTILINE):
+        for name in re.findall(r"[a-z_]+", row):
+            assert f'"{name}"' in document, f"{row} is no field"
+
+
+def test_the_memory_table_adds_up_to_the_bound() -> None:
+    rows = re.findall(r"^\| [^|]+ \| [^|]+ \| (\d+) MiB \|$", section("Capacity"), re.MULTILINE)
+    ((a_shard, besides),) = re.findall(
+        r"it is (\d+) MiB a shard, and (\d+) MiB", section("Capacity")
+    )
+    assert sum(map(int, rows)) == int(a_shard)
+    for shards in (1, 2, 16):
+        parts = bounds(load(None, {}, [Override("shards", str(shards), "test")]))
+        told = (int(a_shard) * shards + int(besides)) << 20
+        assert abs(sum(parts.values()) - told) < shards << 20
