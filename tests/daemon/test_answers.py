@@ -133,11 +133,15 @@ def test_requests_of_a_run_get_its_offsets_one_after_the_other(shard: Shard) -> 
     assert [shard.word(word) for word in counters] == [2, 5, 20]
 
 
-def test_another_shards_run_in_the_same_commit_is_not_ours(shard: Shard) -> None:
+@pytest.mark.parametrize("first", [ME, OTHER])
+def test_another_shards_run_in_the_same_commit_is_not_ours(shard: Shard, first: int) -> None:
     shard.waits(topic(7), (0, 1))
-    runs = (Run(OTHER, 7, 0, 1, 4), Run(ME, 7, 0, 5, 1))
-    shard.answers.committed(commit(shard, *runs, heads=(Head(7, 0, 5),)))
-    assert shard.said() == [(200, one(5, 5, 5))]
+    ours, others = (1, 2) if first == ME else (5, 1)
+    runs = [Run(ME, 7, 0, ours, 1), Run(OTHER, 7, 0, others, 4)]
+    shard.answers.committed(
+        commit(shard, *(runs if first == ME else runs[::-1]), heads=(Head(7, 0, 5),))
+    )
+    assert shard.said() == [(200, one(ours, ours, 5))]
 
 
 def test_a_commit_of_other_shards_only_answers_nobody(shard: Shard) -> None:
