@@ -255,6 +255,15 @@ def test_a_unit_that_is_wrong_or_soft_is_refused(
     assert said in ran.stderr
 
 
+def test_a_machine_without_systemds_tools_is_told_what_to_install(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        ["/bin/sh", "tools/verify_units.sh"],
+        cwd=ROOT, check=False, capture_output=True, text=True, env={"PATH": str(tmp_path)},
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert "systemd-analyze is not installed (on Debian: apt install systemd)" in ran.stderr
+
+
 def test_the_unit_lets_a_drain_end_and_does_not_restart_what_restarting_cannot_mend() -> None:
     def only(name: str) -> str:
         (value,) = settings(UNIT, name)
