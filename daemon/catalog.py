@@ -67,19 +67,19 @@ class Catalog:
         self._thread = ledger_thread
         self._entries: dict[str, TopicEntry] = {}
         self._names: dict[int, str] = {}
-        self._version = (0, 0)
+        self._version = 0
 
     def known(self, name: str) -> TopicEntry | None:
         """A live topic that is in the cache."""
-        version = self._now()
+        version = self._words[at.G_CATALOG] + self._words[at.G_DEATHS]
         if version != self._version:
             self._entries.clear()
             self._version = version
         return self._entries.get(name)
 
-    def _now(self) -> tuple[int, int]:
-        # A shard may die between a change of topics and the word that tells of it.
-        return self._words[at.G_CATALOG], self._words[at.G_DEATHS]
+    def _now(self) -> int:
+        # Both only grow. A shard may die between a change of topics and the word that tells of it.
+        return self._words[at.G_CATALOG] + self._words[at.G_DEATHS]
 
     def name_of(self, topic_id: int) -> str:
         """A topic's name, deleted ones too; for uploader threads, may ask the ledger."""
@@ -151,7 +151,7 @@ class Catalog:
 
         return await self._ask(changed)
 
-    def _remember(self, topic: Topic, version: tuple[int, int]) -> TopicEntry:
+    def _remember(self, topic: Topic, version: int) -> TopicEntry:
         """Keeps what the ledger said when it was asked at ``version``; what changed since then
         would otherwise stay in the cache until the next change."""
         self._remember_name(topic)

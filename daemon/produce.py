@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from daemon import bodies
 from daemon.answers import Answers, Waiting
@@ -193,7 +193,14 @@ class Producer:
         asked = self._parse(request, arrival_ms)
         topic_id = topic.topic_id
         payloads = bodies.payloads(asked, topic.partitions, topic.take_partition)
-        parts = [_new(Part, (topic_id, *payload, CODEC_RECORDS)) for payload in payloads]
+        parts: Sequence[Part]
+        if len(payloads) == 1:
+            payload = payloads[0]
+            parts = (_new(Part, (topic_id, *payload, CODEC_RECORDS)),)
+            placed: tuple[tuple[int, int], ...] = (payload[:2],)
+        else:
+            parts = [_new(Part, (topic_id, *payload, CODEC_RECORDS)) for payload in payloads]
+            placed = tuple([payload[:2] for payload in payloads])
         conditions = (
             encode_conditions(asked.idempotency_key, asked.expected_seq)
             if asked.idempotency_key is not None or asked.expected_seq is not None
@@ -205,7 +212,6 @@ class Producer:
             raise self._throttled() from None
         except ValueError as error:
             raise too_large(f"{error}; send fewer records at once") from error
-        placed = tuple([payload[:2] for payload in payloads])
         self._answers.wait(
             _new(
                 Waiting,

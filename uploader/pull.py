@@ -76,6 +76,13 @@ def _end(request: RequestAt) -> int:
     return request.end
 
 
+def _one_lease(taken: Sequence[Pending]) -> LeaseRequests:
+    """What is less than one and a half objects, pads included, is one."""
+    sources = [SourceRange(m.shard, m.start, m.requests[-1].end) for m in taken]
+    requests = [(member.shard, request) for member in taken for request in member.requests]
+    return LeaseRequests(tuple(sources), tuple(requests))
+
+
 def cut(
     pending: Sequence[Pending],
     slots: int,
@@ -90,10 +97,14 @@ def cut(
     if not slots:
         return []
     taken = bounded(pending, slots * target_bytes)
-    total = sum(r.end - r.position for member in taken for r in member.requests)
-    count = object_count(total, target_bytes, slots)
     # Fewer batches than extents allowed cannot be too many extents: the usual case, not counted.
-    countable = sum(len(r.batches) for member in taken for r in member.requests) > extents_max
+    batches = sum([len(r.batches) for member in taken for r in member.requests])
+    countable = batches > extents_max
+    spanned = sum([member.requests[-1].end - member.start for member in taken])
+    if not countable and 2 * spanned < 3 * target_bytes:
+        return [_one_lease(taken)] if taken else [LeaseRequests((), ())]
+    total = sum([r.end - r.position for member in taken for r in member.requests])
+    count = object_count(total, target_bytes, slots)
     leases: list[LeaseRequests] = []
     sources: list[SourceRange] = []
     requests: list[tuple[int, RequestAt]] = []
