@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
+    do_GET = do_PUT = do_POST = do_DELETE = _answer
 
 
 @contextmanager

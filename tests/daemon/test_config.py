@@ -123,7 +123,6 @@ def test_all_problems_are_named_at_once() -> None:
         ("commit_window_max_ms", "60001"),
         ("listen", "7440"),
         ("listen", "127.0.0.1:65536"),
-        ("listen", "127.0.0.1:65536"),
         ("listen", ":7440"),
         ("listen", "::1:7440"),
         ("store_url", "s3://"),
