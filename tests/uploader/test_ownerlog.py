@@ -1,0 +1,215 @@
+"""The owner's log on real stores: racing starts, seals that stay, logs with holes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import msgspec
+import pytest
+
+from ledger.backup import Mark
+from ledger.entry import Entry, EntryError, Owner, entry_key
+from tests.minio import Bucket
+from uploader.ownerlog import Former, OwnedByAnother, OwnerLog
+from uploader.ownership import TAKE_OVER_NS
+from uploader.stores import open_store
+from uploader.stores.base import ObjectStore
+
+FIRST = Owner("host", 1, "boot", 1, 100, "/data")
+COPY = msgspec.structs.replace(FIRST, pid=2, inode=200, data_dir="/copy")
+MARK = Mark(commit_number=7)
+
+
+@pytest.fixture(params=["embedded", pytest.param("s3", marks=pytest.mark.s3)])
+def store(request: pytest.FixtureRequest, tmp_path: Path,
+          monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:  # fmt: skip
+    if request.param == "embedded":
+        made = open_store(f"file://{tmp_path}/store")
+    else:
+        bucket: Bucket = request.getfixturevalue("bucket")
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        made = open_store(bucket.url, endpoint_url=bucket.endpoint_url)
+    with contextlib.closing(made):
+        yield made
+
+
+class Waits(list[float]):
+    """The waits that a log asked for; they pass at once."""
+
+    def __call__(self, seconds: float) -> None:
+        self.append(seconds)
+
+
+def log_of(store: ObjectStore, owner: Owner = FIRST) -> tuple[OwnerLog, Waits]:
+    waits = Waits()
+    return OwnerLog(store, owner, waits), waits
+
+
+def write(log: OwnerLog, incarnation: int, *kinds: str, first: int = 1) -> list[Entry]:
+    """Entries of these kinds, numbered from ``first``."""
+    written = []
+    for number, kind in enumerate(kinds, first):
+        assert kind in ("entry", "snapshot", "seal", "release")
+        image = b"image" if kind == "snapshot" else None
+        entry = log.entry(incarnation, number, kind, MARK, image=image)  # type: ignore[arg-type]  # looked at above
+        assert log.put(entry)
+        written.append(entry)
+    return written
+
+
+def test_of_racing_writers_exactly_one_gets_each_number(store: ObjectStore) -> None:
+    racers = 3
+    logs = [log_of(store, msgspec.structs.replace(FIRST, pid=n))[0] for n in range(racers)]
+    gate = Barrier(racers)
+
+    def race(log: OwnerLog, number: int) -> tuple[bytes, bool]:
+        entry = log.entry(1, number, "entry", MARK)
+        gate.wait()
+        return entry.nonce, log.put(entry)
+
+    with ThreadPoolExecutor(racers) as pool:
+        for number in range(1, 11):
+            fates = list(pool.map(race, logs, [number] * racers))
+            (winner,) = [nonce for nonce, accepted in fates if accepted]
+            assert logs[0].read(1, number).nonce == winner
+    assert logs[0].keys() == [(1, number) for number in range(1, 11)]
+
+
+def test_two_starts_at_once_want_one_first_entry_and_one_gets_it(store: ObjectStore) -> None:
+    write(log_of(store)[0], 1, "entry", "release")
+    logs = [log_of(store, owner)[0] for owner in (FIRST, COPY)]
+    gate = Barrier(2)
+
+    def start(log: OwnerLog) -> bool:
+        gate.wait()
+        taken = log.take(take_over=True)
+        assert taken.last is not None and taken.last.kind == "release"
+        gate.wait()
+        return log.put(log.entry(taken.incarnation + 1, 1, "entry", MARK))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(start, logs)) == [False, True]
+
+
+def test_an_answer_that_was_lost_is_known_by_the_nonce(store: ObjectStore) -> None:
+    log, _ = log_of(store)
+    sent = log.entry(1, 1, "entry", MARK)
+    assert log.put(sent)  # and suppose that nobody heard of it
+    assert not log.put(sent)
+    assert log.read(1, 1).nonce == sent.nonce
+    assert log.entry(1, 1, "entry", MARK).nonce != sent.nonce
+
+
+def test_a_new_prefix_is_taken_without_a_word(store: ObjectStore) -> None:
+    log, waits = log_of(store)
+    taken = log.take(take_over=False)
+    assert (taken.incarnation, taken.last, taken.former) == (0, None, Former.NONE)
+    assert log.keys() == [] and not waits and list(log.chain()) == []
+
+
+@pytest.mark.parametrize(
+    ("kinds", "owner", "former", "waited_s"),
+    [
+        (("entry", "release"), COPY, Former.RELEASED, []),
+        (("entry", "entry"), msgspec.structs.replace(FIRST, pid=9), Former.OURS, []),
+        (
+            ("entry", "entry"),
+            msgspec.structs.replace(FIRST, boot_id="later"),
+            Former.REBOOTED,
+            [TAKE_OVER_NS / 1e9],
+        ),
+    ],
+)
+def test_a_start_seals_the_log_and_waits_for_whoever_may_live(
+    store: ObjectStore, kinds: tuple[str, ...], owner: Owner, former: Former, waited_s: list[float]
+) -> None:
+    writer, _ = log_of(store)
+    *_, last = write(writer, 1, *kinds)
+    log, waits = log_of(store, owner)
+    taken = log.take(take_over=False)
+    assert (taken.incarnation, taken.last, taken.former) == (1, last, former)
+    assert waits == waited_s
+    assert log.read(1, 3).kind == "seal" and log.read(1, 3).owner == owner
+    assert log.last() == last
+    # The former owner's next number is taken, by a nonce that is not its own.
+    late = writer.entry(1, 3, "entry", MARK)
+    assert not writer.put(late) and writer.read(1, 3).nonce != late.nonce
+
+
+def test_another_directory_is_refused_naming_the_owner_and_leaves_no_trace(
+    store: ObjectStore,
+) -> None:
+    write(log_of(store)[0], 1, "entry", "entry")
+    log, waits = log_of(store, COPY)
+    with pytest.raises(OwnedByAnother, match=r"/data of host host \(pid 1, its last entry \d+ s"):
+        log.take(take_over=False)
+    assert log.keys() == [(1, 1), (1, 2)] and not waits
+
+
+def test_a_take_over_waits_though_another_has_sealed_before(store: ObjectStore) -> None:
+    _, last = write(log_of(store)[0], 1, "entry", "entry")
+    log_of(store, msgspec.structs.replace(COPY, pid=3))[0].take(take_over=True)
+    log, waits = log_of(store, COPY)
+    taken = log.take(take_over=True)
+    assert (taken.incarnation, taken.last, taken.former) == (1, last, Former.ANOTHER)
+    assert waits == [20.0]
+    assert log.keys() == [(1, 1), (1, 2), (1, 3), (1, 4)]
+
+
+def test_an_entry_that_comes_between_look_and_seal_is_the_last_one(store: ObjectStore) -> None:
+    writer, _ = log_of(store)
+    write(writer, 1, "entry")
+    log, _ = log_of(store, COPY)
+    look = log.read
+
+    def read_late(incarnation: int, number: int) -> Entry:
+        found = look(incarnation, number)
+        if writer.keys() == [(1, 1)]:
+            write(writer, 1, "entry", first=2)
+        return found
+
+    log.read = read_late  # type: ignore[method-assign]  # the moment between two calls
+    taken = log.take(take_over=True)
+    assert taken.last is not None and taken.last.number == 2
+    assert log.read(1, 3).kind == "seal"
+
+
+def test_a_snapshot_removes_what_it_covers_but_for_the_seals(store: ObjectStore) -> None:
+    log, _ = log_of(store)
+    write(log, 1, "entry", "entry", "entry", "seal", "seal")
+    write(log, 2, "entry", "release", "seal")
+    *_, snapshot = write(log, 3, "entry", "entry", "snapshot")
+    write(log, 3, "entry", first=4)
+    assert log.forget_before(snapshot) == 3 + 2 + 2
+    kept = [(1, 4), (1, 5), (2, 3), (3, 3), (3, 4)]
+    assert log.keys() == kept
+    assert [(e.incarnation, e.number) for e in log.chain()] == kept
+    assert log.forget_before(snapshot) == 0
+    # Who was stopped before all that still cannot write.
+    assert not log.put(log.entry(1, 4, "entry", MARK))
+    assert not log.put(log.entry(2, 3, "entry", MARK))
+
+
+def test_a_hole_in_the_log_is_named_unless_a_snapshot_stands_behind_it(store: ObjectStore) -> None:
+    log, _ = log_of(store)
+    write(log, 1, "entry", "entry", "entry", "seal")
+    write(log, 2, "entry")
+    assert [e.number for e in log.chain()] == [1, 2, 3, 4, 1]
+    store.delete([head.locator for head in store.list(entry_key(1, 2))])
+    with pytest.raises(EntryError, match=entry_key(1, 2)):
+        list(log.chain())
+    write(log, 2, "snapshot", "entry", first=2)
+    assert [e.number for e in log.chain()][-2:] == [2, 3]
+
+
+def test_a_foreign_object_in_the_log_is_named(store: ObjectStore) -> None:
+    log, _ = log_of(store)
+    write(log, 1, "entry")
+    assert store.put_if_absent("ledger/readme.txt", b"hello")
+    with pytest.raises(EntryError, match=r"ledger/readme\.txt"):
+        log.take(take_over=True)

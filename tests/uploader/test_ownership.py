@@ -1,0 +1,143 @@
+"""Ownership under random fates of its entries: how often it sends, what its age counts from."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from uploader.ownership import (
+    ASK_NS,
+    OWNED_NS,
+    PERIOD_NS,
+    RETRY_NS,
+    SECOND_NS,
+    TAKE_OVER_NS,
+    Do,
+    Ownership,
+    Step,
+    may_commit,
+    should_ask,
+)
+
+
+class OwnershipMachine(RuleBasedStateMachine):
+    """Keeps by itself when each entry was sent, and when it must have got into the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ns = 10**12
+        self.ownership = Ownership()
+        self.sendings: list[int] = []  # of the number in flight or unsure
+        self.in_flight = False
+        self.last_put_ns: int | None = None
+        self.last_failed = False
+        self.numbers: list[int] = []
+
+    @rule(passed_ns=st.sampled_from([1, RETRY_NS // 2, RETRY_NS, PERIOD_NS // 2, PERIOD_NS,
+                                     OWNED_NS]))  # fmt: skip
+    def wait(self, passed_ns: int) -> None:
+        self.now_ns += passed_ns
+
+    @rule(news=st.booleans())
+    def look(self, news: bool) -> None:
+        step = self.ownership.decide(self.now_ns, news)
+        if self.ownership.superseded:
+            assert step == Step(Do.STOP)
+            return
+        if step.do is Do.WAIT:
+            assert step.at_ns > self.now_ns
+            return
+        assert news and not self.in_flight
+        if self.sendings:
+            assert self.last_put_ns is not None and self.now_ns - self.last_put_ns >= RETRY_NS
+        elif self.numbers:
+            assert self.now_ns - self.ownership.sent_ns >= PERIOD_NS
+        self.ownership.putting(self.now_ns)
+        self.sendings.append(self.now_ns)
+        self.last_put_ns = self.now_ns
+        self.in_flight = True
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def accepted(self) -> None:
+        self.ownership.accepted()
+        assert self.ownership.sent_ns == self.sendings[-1]
+        self._stands()
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def failed(self) -> None:
+        sent_ns = self.ownership.sent_ns
+        self.ownership.failed(self.now_ns)
+        # What is not known to be accepted makes nobody younger.
+        assert self.ownership.sent_ns == sent_ns
+        self.in_flight = False
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def taken_by_an_earlier_sending_of_ours(self) -> None:
+        self.ownership.taken(is_ours=True)
+        assert self.ownership.sent_ns == self.sendings[0]
+        self._stands()
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def taken_by_another(self) -> None:
+        self.ownership.taken(is_ours=False)
+        assert self.ownership.superseded
+        self.in_flight = False
+
+    def _stands(self) -> None:
+        self.numbers.append(self.ownership.number)
+        self.sendings.clear()
+        self.in_flight = False
+
+    @invariant()
+    def it_agrees_with_itself(self) -> None:
+        self.ownership.check_invariants()
+        assert self.numbers == list(range(2, len(self.numbers) + 2))
+
+
+TestOwnership = OwnershipMachine.TestCase
+TestOwnership.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_nothing_is_sent_without_news_and_the_first_goes_at_once() -> None:
+    ownership = Ownership()
+    assert ownership.decide(7, news=False) == Step(Do.WAIT)
+    assert ownership.decide(7, news=True) == Step(Do.PUT)
+
+
+def test_an_entry_behind_idleness_goes_at_once_and_the_next_waits_for_the_period() -> None:
+    ownership = Ownership()
+    ownership.putting(0)
+    ownership.accepted()
+    assert ownership.decide(SECOND_NS, news=True) == Step(Do.WAIT, PERIOD_NS)
+    assert ownership.decide(PERIOD_NS, news=True) == Step(Do.PUT)
+    assert ownership.decide(100 * PERIOD_NS, news=True) == Step(Do.PUT)
+
+
+@pytest.mark.parametrize(
+    ("age_ns", "commit", "ask"),
+    [
+        (0, True, False),
+        (ASK_NS, True, False),
+        (ASK_NS + 1, True, True),
+        (OWNED_NS, True, True),
+        (OWNED_NS + 1, False, True),
+    ],
+)
+def test_an_upload_asks_before_its_commit_would_have_to_wait(
+    age_ns: int, commit: bool, ask: bool
+) -> None:
+    sent_ns = 5 * 10**9
+    assert may_commit(sent_ns + age_ns, sent_ns) is commit
+    assert should_ask(sent_ns + age_ns, sent_ns) is ask
+
+
+def test_a_new_owner_waits_longer_than_an_old_one_commits_by_a_clock_one_percent_slow() -> None:
+    # The old owner counts OWNED_NS on a slow clock, the new one waits on a fast one.
+    assert OWNED_NS / 0.99 < TAKE_OVER_NS / 1.01
+    assert ASK_NS < OWNED_NS and PERIOD_NS < ASK_NS
