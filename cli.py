@@ -23,6 +23,7 @@ from daemon.cli import status as status_
 from daemon.cli import topics as topics_
 from daemon.cli.exits import DEGRADED, FAILED, CommandFailed, Commands
 from daemon.cli.options import (
+    chaos_spec,
     client_option,
     loaded,
     output_option,
@@ -64,8 +65,15 @@ def version() -> None:
 @click.option(
     "--take-over", is_flag=True, help="Take the store from another data directory's daemon."
 )
+@click.option(
+    "--chaos",
+    metavar="SPEC",
+    default="",
+    callback=chaos_spec,
+    help="Make the store fail on purpose (see docs/cli.md); for trials only.",
+)
 @click.pass_context
-def serve(context: click.Context, /, take_over: bool, **options: Any) -> None:
+def serve(context: click.Context, /, take_over: bool, chaos: str, **options: Any) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
 
     Without options it keeps everything under ./headgate-data and listens on 127.0.0.1:7440.
@@ -73,7 +81,7 @@ def serve(context: click.Context, /, take_over: bool, **options: Any) -> None:
     config = loaded(**options)
     from daemon import serve as daemon  # its imports are of no use to other commands
 
-    context.exit(daemon.run(config, take_over=take_over))
+    context.exit(daemon.run(config, take_over=take_over, chaos=chaos))
 
 
 @headgate.command()

@@ -25,6 +25,7 @@ class Inheritance(Struct, frozen=True):
     listen_fd: int
     alive_fd: int
     config: Config
+    chaos: str = ""  # the faults that the store is to have, as uploader/stores/faults.py reads them
 
     @property
     def fds(self) -> tuple[int, ...]:

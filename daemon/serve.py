@@ -25,7 +25,7 @@ from ledger.ledger import Ledger
 from shards import locks
 from shards.locks import LockFile, LockHeld, TriedLock
 from uploader.ownerlog import OwnedByAnother, OwnerLog
-from uploader.stores import open_store
+from uploader.stores import faults, open_store
 from uploader.stores.base import ObjectStore, StoreError
 
 log = logging.getLogger("headgate.serve")
@@ -34,6 +34,7 @@ ORPHAN_TICKS = 150  # shards of a killed supervisor see its pipe close and go at
 
 _REFUSALS = (
     StoreError, LedgerError, LockHeld, ListenError, EntryError, OwnedByAnother, OtherHistory,
+    faults.ChaosSpecError,
 )  # fmt: skip
 
 
@@ -41,12 +42,15 @@ class StartError(RuntimeError):
     """The daemon cannot start; the message is the whole story."""
 
 
-def run(config: Config, *, take_over: bool = False) -> int:
-    """Runs the daemon until it is stopped. Returns the exit code."""
+def run(config: Config, *, take_over: bool = False, chaos: str = "") -> int:
+    """Runs the daemon until it is stopped. Returns the exit code.
+
+    ``chaos``: faults of the shards' store, by ``uploader/stores/faults.py``.
+    """
     logs.start(config.log_level, config.log_format, "serve")
     try:
         with contextlib.closing(take_directory(config)) as lock_file:
-            return _run(config, lock_file, take_over)
+            return _run(config, lock_file, take_over, chaos)
     except (*_REFUSALS, StartError) as error:
         log.error("%s", error)
         return 1
@@ -93,11 +97,13 @@ def open_config_store(config: Config) -> ObjectStore:
     )
 
 
-def _run(config: Config, lock_file: LockFile, take_over: bool) -> int:
+def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> int:
     ledger_path = Path(config.ledger_path)
     lock = TriedLock(lock_file, locks.LEDGER)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(open_config_store(config)))
+        if chaos:
+            faults.require_possible(faults.parse(chaos), store)
         store.check()
         Ledger(ledger_path, lock).close()
         owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
@@ -113,11 +119,14 @@ def _run(config: Config, lock_file: LockFile, take_over: bool) -> int:
         supervisor = Supervisor(config, ledger, owner_log, told)
         stack.enter_context(contextlib.closing(supervisor))
         supervisor.listeners = listeners
+        supervisor.chaos = chaos
         supervisor.prepare(taken)
         parts = memory.bounds(config)
         shares = ", ".join(f"{name} {size >> 20} MiB" for name, size in parts.items())
         log.info("memory is bounded by %d MiB: %s", sum(parts.values()) >> 20, shares)
         log.info("store %s, data directory %s", config.store_url, config.data_dir)
+        if chaos:
+            log.warning("CHAOS IS ON: the shards' store fails on purpose (--chaos %s)", chaos)
         return supervisor.run()
 
 

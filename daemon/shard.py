@@ -19,6 +19,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -54,8 +55,8 @@ from shards.ring import RingWriter
 from shards.segment import Segment
 from uploader.adopt import adopt_orphans
 from uploader.groups import Puller
-from uploader.stores import open_store
-from uploader.stores.base import StoreError
+from uploader.stores import faults, open_store
+from uploader.stores.base import ObjectStore, StoreError
 from uploader.turn import NEVER, Policy
 from uploader.upload import Uploads
 
@@ -85,12 +86,17 @@ class Shard:
         ledger_lock = SharedLock(self._lock_file, locks.LEDGER)
         ledger_path = Path(config.ledger_path)
         rng = random.Random(f"{os.getpid()} {self.shard} {monotonic_ns()}")
-        self._store = open_store(
+        self._store: ObjectStore = open_store(
             config.store_url,
             endpoint_url=config.s3_endpoint_url,
             region=config.s3_region,
             threads=config.uploads_in_flight_max + READERS_AT_ONCE,
         )
+        if inheritance.chaos:
+            plan = faults.parse(inheritance.chaos)
+            self._store = faults.FaultyStore(
+                self._store, plan, rng, threading.Event().wait, lambda: monotonic_ns() / 1e9
+            )
         self._commit_ledger = Ledger(ledger_path, ledger_lock, must_exist=True)
         self._read_ledger = Ledger(ledger_path, ledger_lock, must_exist=True)
         self._ledger_thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")

@@ -85,6 +85,7 @@ class Supervisor:
         self._notify = Notifier.take(os.environ, os.getpid())
         self._alive_read, self._alive_write = os.pipe()
         self.listeners: list[socket.socket] = []
+        self.chaos = ""
         cpus = sorted(os.sched_getaffinity(0))
         self.children = [Child(s, cpus[s % len(cpus)]) for s in range(config.shards)]
         self._signals: set[int] = set()
@@ -208,6 +209,7 @@ class Supervisor:
             listen_fd=self.listeners[child.shard].fileno(),
             alive_fd=self._alive_read,
             config=self.config,
+            chaos=self.chaos,
         )
         base = self.layout.shard(child.shard)
         self._words[base + at.S_READY] = 0

@@ -78,6 +78,18 @@ def serve_options(function: Function) -> Function:
     return function
 
 
+def chaos_spec(_: click.Context, __: click.Parameter, value: str) -> str:
+    """A callback that reads ``--chaos`` before anything is started."""
+    if value:
+        from uploader.stores.faults import ChaosSpecError, parse
+
+        try:
+            parse(value)
+        except ChaosSpecError as error:
+            raise click.BadParameter(str(error)) from error
+    return value
+
+
 def place_options(function: Function) -> Function:
     """The configuration of a command that works beside the daemon: no listen, no shards."""
     for option in (_CONFIG_OPTIONS[5], _CONFIG_OPTIONS[4], _CONFIG_OPTIONS[1], _CONFIG_OPTIONS[0]):

@@ -86,6 +86,15 @@ class FileStore:
             raise failed(f"put {key} into", self.url, error, outcome_unknown=True) from error
         return f"{writer.name}:{position}:{len(body)}"
 
+    def tear(self, key: str, body: bytes, crc32c: int) -> None:
+        """Leaves the first half of the object in a segment of its own: for ``faults.py``."""
+        try:
+            writer = self._begin_segment()
+            writer.append(key.encode(), body, crc32c, self._now_ms())
+            writer.tear(writer.position // 2)
+        except OSError as error:
+            raise failed(f"put {key} into", self.url, error, outcome_unknown=True) from error
+
     def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
         """Bytes of an object. Raises ObjectMissing for one that is deleted or never was."""
         if locator.startswith(LOCATOR_PREFIX):

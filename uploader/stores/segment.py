@@ -158,6 +158,14 @@ class SegmentWriter:
         finally:
             os.close(self._fd)
 
+    def tear(self, size: int) -> None:
+        """Ends the segment with its last ``size`` bytes missing, as a loss of power may: for
+        ``faults.py``. Raises OSError."""
+        try:
+            os.ftruncate(self._fd, self.position - size)
+        finally:
+            os.close(self._fd)
+
 
 def create_locked(path: Path) -> int:
     """A descriptor of a new file whose flock is held. Raises OSError."""
