@@ -301,6 +301,7 @@ def test_bench_runs_the_checkout_s_bench_with_its_arguments(
     without = CliRunner().invoke(cli.headgate, ["bench"])
     assert without.exit_code == 1 and "make bench" in without.stderr
     (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").touch()  # or the checkout's own package comes first
     (tmp_path / "bench" / "__main__.py").write_text(
         "import pathlib, sys\npathlib.Path('seen').write_text(' '.join(sys.argv[1:]))\nsys.exit(5)"
     )
@@ -313,22 +314,23 @@ def test_config_docs_is_the_page() -> None:
     assert page == (CHECKOUT / "docs" / "configuration.md").read_text()
 
 
-def test_serve_hands_its_configuration_to_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from daemon import supervisor
+def test_serve_hands_its_configuration_to_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    from daemon import serve
 
     seen = []
 
-    def run_instead(config: Any) -> int:
-        seen.append(config)
+    def run_instead(config: Any, **options: Any) -> int:
+        seen.append((config, options))
         return 7
 
-    monkeypatch.setattr(supervisor, "run", run_instead)
+    monkeypatch.setattr(serve, "run", run_instead)
     arguments = (
         "serve --data /srv/x --listen [::1]:9 --shards 3 --store s3://bucket/p --set records_max=5"
     )
     result = CliRunner().invoke(cli.headgate, arguments.split())
     assert result.exit_code == 7
-    (config,) = seen
+    ((config, options),) = seen
+    assert options["take_over"] is False
     assert (config.data_dir, config.listen, config.shards) == ("/srv/x", "[::1]:9", 3)
     assert (config.store_url, config.records_max) == ("s3://bucket/p", 5)
     assert config.origins["shards"] == "--shards"
