@@ -180,6 +180,9 @@ def _upsert(connection: sqlite3.Connection, table: str, rows: list[Row]) -> None
         connection.executemany(
             "DELETE FROM dedupe WHERE topic_id = ? AND key = ?", [row[1:3] for row in rows]
         )
+    if table == "deletions":
+        # An object that was put again behind its deletion is named again.
+        connection.executemany("DELETE FROM deletions WHERE key = ?", [row[1:2] for row in rows])
     updates = ", ".join(f"{column} = excluded.{column}" for column in columns[keys:])
     action = f"DO UPDATE SET {updates}" if updates else "DO NOTHING"
     connection.executemany(

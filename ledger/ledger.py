@@ -15,14 +15,27 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
-from ledger import backup, commits, invariants, reads, recovery, results, topics
+from ledger import (
+    backup,
+    collection,
+    commits,
+    invariants,
+    reads,
+    recovery,
+    results,
+    soundness,
+    topics,
+)
 from ledger.backup import Changes, Mark
+from ledger.collection import Candidate
 from ledger.dedupe import DedupeLimits
 from ledger.errors import DraftInvalid
 from ledger.recovery import TopicSeen
 from ledger.session import Lock, Session
+from ledger.soundness import Unsound
 from ledger.types import (
     Commit,
     CommitDraft,
@@ -213,6 +226,43 @@ class Ledger:
         with self._session.reading() as connection:
             return reads.gaps(connection)
 
+    # Collection of orphans
+
+    def name_orphans(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Names the orphans among the candidates for deletion, as of now; returns them."""
+        with self._session.writing() as connection:
+            return collection.name(connection, candidates)
+
+    def orphans(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """The orphans among the candidates, by the floor and the commits of now."""
+        with self._session.snapshot() as connection:
+            return collection.orphans(connection, candidates)
+
+    def committed_keys(self, keys: Sequence[str]) -> set[str]:
+        """Those of the keys whose objects are committed."""
+        with self._session.snapshot() as connection:
+            return collection.committed(connection, keys)
+
+    def named_keys(self, keys: Sequence[str]) -> set[str]:
+        """Those of the keys that are named for deletion."""
+        with self._session.snapshot() as connection:
+            return collection.named(connection, keys)
+
+    def forget_orphans(self, keys: Sequence[str]) -> None:
+        """These objects are gone from the store."""
+        with self._session.writing() as connection:
+            collection.forget(connection, keys)
+
+    def named_orphans(self, after_key: str = "", limit: int = 1_000) -> list[str]:
+        """Orphans that are named for deletion, by key, a page at a time."""
+        with self._session.reading() as connection:
+            return collection.names_after(connection, after_key, limit)
+
+    def objects_by_key(self, after_key: str = "", limit: int = 1_000) -> list[ObjectRow]:
+        """Committed objects by key, as a store lists them, a page at a time."""
+        with self._session.reading() as connection:
+            return collection.objects_after(connection, after_key, limit)
+
     # Topics
 
     def create_topic(self, name: str, config: TopicConfig, now_ms: int) -> tuple[Topic, bool]:
@@ -343,6 +393,11 @@ class Ledger:
         """Raises ledger.invariants.InvariantBroken; reads everything."""
         with self._session.snapshot() as connection:
             invariants.check_invariants(connection)
+
+    def unsound_extents(self, limit: int) -> list[Unsound]:
+        """Places where offsets overlap or are missing, at most ``limit``; reads all extents."""
+        with self._session.snapshot() as connection:
+            return list(islice(soundness.unsound_extents(connection), limit))
 
 
 def _state(connection: sqlite3.Connection, column: str) -> int:
