@@ -1,0 +1,258 @@
+"""Real daemons, all killed, their data directory gone: ``recover`` brings back what was told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon import serve
+from daemon.config import Config, Override
+from daemon.config import load as load_config
+from daemon.recover import Report, recover
+from ledger.entry import Entry, Owner
+from shards import locks
+from shards.locks import TriedLock
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.load import Load, load
+from tests.e2e.stores import on_s3
+from tests.minio import Bucket
+from uploader.ownerlog import OwnerLog
+
+NOBODY = Owner("test", 0, "", 0, 0, "")  # who only reads the log
+PLACES = [("orders", 0), ("clicks", 0), ("clicks", 1)]
+
+
+@pytest.fixture(params=["embedded", pytest.param("s3", marks=pytest.mark.s3)])
+def options(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """A store outside of the data directory, for daemons and for this process."""
+    if request.param == "embedded":
+        return {"store": f"file://{tmp_path}/store"}
+    bucket: Bucket = request.getfixturevalue("bucket")
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    return on_s3(bucket, commit_window_min_ms=10)
+
+
+def arguments_of(data: Path, options: dict[str, Any]) -> list[str]:
+    """The options of a command on that store."""
+    arguments = ["--data", str(data), "--store", options["store"]]
+    for key, value in options.get("settings", {}).items():
+        arguments += ["--set", f"{key}={value}"]
+    return arguments
+
+
+def config_of(data: Path, options: dict[str, Any]) -> Config:
+    """What those options make of the defaults."""
+    settings = {"store_url": options["store"], "data_dir": str(data), **options.get("settings", {})}
+    return load_config(None, {}, [Override(key, str(value)) for key, value in settings.items()])
+
+
+def recovered(data: Path, options: dict[str, Any], *, take_over: bool = False) -> Report:
+    """``headgate recover`` in this process, where the wait for a former owner passes at once.
+
+    Only for former owners that are dead.
+    """
+    config = config_of(data, options)
+    with (
+        closing(serve.take_directory(config)) as lock_file,
+        closing(serve.open_config_store(config)) as store,
+    ):
+        return recover(
+            config, TriedLock(lock_file, locks.LEDGER), store, take_over=take_over,
+            sleep_s=lambda _: None,
+        )  # fmt: skip
+
+
+def log_entries(options: dict[str, Any]) -> list[Entry]:
+    """The owner's log as it stands."""
+    with closing(serve.open_config_store(config_of(Path("unused"), options))) as store:
+        return list(OwnerLog(store, NOBODY, lambda _: None).chain())
+
+
+def read_behind(daemon: Daemon, topic: str, partition: int) -> tuple[list[Any], list[Any]]:
+    """All records of a partition, and the tombstones that stood between them."""
+    records: list[Any] = []
+    tombstones: list[Any] = []
+    from_seq = 0
+    while True:
+        page = daemon.diff(topic, from_seq=from_seq, partition=partition, limit=1000)
+        records += page["records"]
+        assert page["earliest_seq"] == 1
+        if page["tombstone"] is not None:
+            tombstones.append(page["tombstone"])
+        if page["caught_up"]:
+            return records, tombstones
+        assert page["next_from_seq"] > from_seq
+        from_seq = page["next_from_seq"]
+
+
+def check_recovered(daemon: Daemon, run: Load) -> None:
+    """Every acknowledged record is there once; its offset is the one its producer was told, or one
+    that nobody was told; each connection's order is kept; what is between is declared."""
+    told = {
+        (sent.place, first_seq + index): record
+        for sent, first_seq in run.acknowledged
+        for index, record in enumerate(sent.records)
+    }
+    maybe = {record for sent in run.unknown for record in sent.records}
+    times: dict[Any, int] = {}
+    for place in PLACES:
+        records, tombstones = read_behind(daemon, *place)
+        last: dict[tuple[int, int], int] = {}
+        seen = set()
+        for record in records:
+            data = tuple(record["data"])
+            times[data] = times.get(data, 0) + 1
+            seen.add(record["seq"])
+            assert told.get((place, record["seq"]), data) == data, "an offset names two records"
+            assert last.get(data[:2], 0) < data[2], f"{place}: {data} is out of order"
+            last[data[:2]] = data[2]
+        for gap in tombstones:
+            assert gap["reason"] == "recovery"
+            offsets = set(range(gap["gap_from"], gap["gap_to"] + 1))
+            assert not offsets & seen
+            seen |= offsets
+        assert seen == set(range(1, len(seen) + 1)), "what is missing is declared"
+    assert set(times.values()) == {1}
+    assert set(told.values()) <= set(times), "an acknowledged record is lost"
+    assert set(times) <= set(told.values()) | maybe
+
+
+def test_what_was_acknowledged_is_recovered_from_the_store_alone(
+    data: Path, options: dict[str, Any]
+) -> None:
+    with running(data, shards=2, **options) as daemon:
+        daemon.json("PUT", "/v0/topics/clicks", {"partitions": 2})
+        with load(daemon, PLACES, connections=4, depth=4, pause_s=0.002) as run:
+
+            def has_told() -> bool:
+                # Some commits are listed and some topics too; then the rest must not be.
+                return sum(len(e.changes.rows.get("objects", [])) for e in log_entries(options)
+                           if e.changes is not None) > 0  # fmt: skip
+
+            wait_until(has_told, "an entry that lists commits")
+            goal = run.acknowledged_count + 60
+            wait_until(lambda: run.acknowledged_count >= goal, "more behind the entry")
+            daemon.kill_everything()
+    shutil.rmtree(data)
+    report = recovered(data, options)
+    assert report.sound and report.objects_listed and report.objects_taken and report.gaps
+    assert report.objects == report.objects_listed + report.objects_taken + report.objects_orphan
+    assert report.may_be_doubled.records == report.records_taken  # no keys were used
+    with running(data, shards=1, **options) as daemon:
+        check_recovered(daemon, run)
+        # And it goes on behind all of it.
+        heads = daemon.get("/v0/topics/orders").json["partitions"]
+        answer = daemon.produce("orders", "after")
+        assert answer.json["first_seq"] == heads[0]["head_seq"] + 1
+
+
+def test_after_a_clean_stop_nothing_is_unlisted_and_all_offsets_are_the_same(
+    data: Path, options: dict[str, Any]
+) -> None:
+    with running(data, shards=2, **options) as daemon:
+        daemon.json("PUT", "/v0/topics/clicks", {"partitions": 2})
+        daemon.json("PUT", "/v0/topics/gone", {})
+        with load(daemon, PLACES, connections=3, requests_max=20) as run:
+            run.join()
+        daemon.produce("orders", "keyed", idempotency_key="k")
+        assert daemon.ask("DELETE", "/v0/topics/gone").status in (200, 204)
+        before = {place: daemon.read_all(*place) for place in PLACES}
+        topics = daemon.get("/v0/topics").json
+    shutil.rmtree(data)
+    report = recovered(data, options)
+    assert report.sound and not report.gaps and not report.topics_restored
+    assert (report.objects_taken, report.objects_orphan) == (0, 0)
+    with running(data, shards=1, **options) as daemon:
+        assert {place: daemon.read_all(*place) for place in PLACES} == before
+        assert daemon.get("/v0/topics").json == topics
+        again = daemon.produce("orders", "keyed", idempotency_key="k").json
+        assert again["deduped"] and again["first_seq"] == before["orders", 0][-1]["seq"]
+
+
+def test_an_old_copy_of_the_ledger_is_refused_and_recover_is_named(
+    data: Path, options: dict[str, Any]
+) -> None:
+    with running(data, **options) as daemon:
+        daemon.produce("t", 1)
+    saved = data.parent / "saved"
+    shutil.copytree(data / "ledger", saved)
+    with running(data, **options) as daemon:
+        daemon.produce("t", 2)
+        assert daemon.produce("t", 3).json["first_seq"] == 3
+    shutil.rmtree(data / "ledger")
+    shutil.copytree(saved, data / "ledger")
+    refused = subprocess.run(
+        [sys.executable, "-m", "cli", "serve", "--listen", "127.0.0.1:0",
+         *arguments_of(data, options)],
+        cwd=ROOT, env={**os.environ, **options.get("environ", {})}, timeout=HANG_S,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 1
+    assert "old copy" in refused.stderr and "headgate recover" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", "recover", *arguments_of(data, options), "-o", "json"],
+        cwd=ROOT, env={**os.environ, **options.get("environ", {})}, timeout=HANG_S,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["objects_taken"] == 0 and report["kept_ledger"]
+    assert Path(report["kept_ledger"]).exists()
+    with running(data, **options) as daemon:
+        assert [(r["seq"], r["data"]) for r in daemon.read_all("t")] == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_damaged_and_foreign_objects_are_named_and_the_rest_goes_on(
+    data: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    options = on_s3(bucket, commit_window_min_ms=1)
+    told: dict[int, int] = {}
+    with running(data, **options) as daemon:
+        for number in range(5):
+            told[daemon.produce("t", number).json["first_seq"]] = number
+        daemon.kill_everything()
+    heads = bucket.client.list_objects_v2(Bucket=bucket.bucket, Prefix=f"{bucket.prefix}/l0/")
+    keys = [item["Key"] for item in heads["Contents"]]
+    assert len(keys) == 5
+    torn = bucket.client.get_object(Bucket=bucket.bucket, Key=keys[1])["Body"].read()[:-3]
+    bucket.client.put_object(Bucket=bucket.bucket, Key=keys[1], Body=torn)
+    bucket.client.put_object(Bucket=bucket.bucket, Key=f"{bucket.prefix}/l0/readme", Body=b"?")
+    shutil.rmtree(data)
+    report = recovered(data, options)
+    assert not report.sound and report.objects_taken == 4
+    assert [p.key for p in report.corrupt] == ["l0/readme", keys[1].removeprefix("prefix/")]
+    with running(data, **options) as daemon:
+        records, _ = read_behind(daemon, "t", 0)
+        assert [record["data"] for record in records] == [0, 2, 3, 4]
+        # The damaged one had an offset too, whichever it was.
+        assert not {record["seq"] for record in records} & told.keys()
+
+
+def test_a_standby_recovers_while_it_starts(data: Path, tmp_path: Path) -> None:
+    # The former owner stopped cleanly, so that nothing has to be waited for.
+    store = f"file://{tmp_path}/store"
+    with running(data, store=store) as daemon:
+        daemon.produce("t", "kept")
+    command = (sys.executable, "-m", "cli", "serve", "--take-over")
+    with running(tmp_path / "standby", store=store, command=command) as daemon:
+        assert [record["data"] for record in daemon.read_all("t")] == ["kept"]
+    refused = subprocess.run(
+        [sys.executable, "-m", "cli", "serve", "--listen", "127.0.0.1:0", "--data", str(data),
+         "--store", store],
+        cwd=ROOT, timeout=HANG_S, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 1 and "from before a recovery" in refused.stderr
