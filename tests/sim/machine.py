@@ -1,0 +1,467 @@
+"""One daemon in simulation: the shipped rings, groups, leases, uploads, adoption, log and ledger.
+
+Real: segment, RingWriter, Puller (map, turns, pulls), LeaseTable, adopt_orphans, Uploads with
+assemble and the L0 format, CommitLog, Ledger on SQLite, Pulse (when a stuck shard is killed).
+Modelled here: the shard's loop and the supervisor's tick (the order of steps of daemon/shard.py
+and daemon/supervisor.py), bells, lock file, threads, clocks, the store and its faults.
+
+The supervisor never dies here (its death ends all shards); it may be slow.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+from daemon.heartbeat import Pulse, Verdict
+from ledger.ledger import Ledger
+from ledger.types import Commit, CommitDraft, TopicConfig
+from shards import layout as at
+from shards import locks
+from shards.commitlog import CommitLog
+from shards.doorbell import Doorbells
+from shards.frame import Part, encode_conditions
+from shards.layout import Layout
+from shards.leases import LeaseTable
+from shards.ring import RingFull, RingWriter
+from shards.segment import Segment
+from tests.sim.oracle import Oracle
+from tests.sim.schedule import (
+    MS,
+    NEVER,
+    Flag,
+    Locks,
+    LockTable,
+    Mutex,
+    Pool,
+    Process,
+    S,
+    Schedule,
+    Words,
+    log_uniform,
+)
+from tests.sim.store import Store
+from uploader import groups, upload
+from uploader.adopt import adopt_orphans
+from uploader.groups import GroupTable, Puller
+from uploader.ownership import PERIOD_NS
+from uploader.turn import Policy
+from uploader.upload import Uploads
+
+TICK_NS = 100 * MS
+TOPICS = 2
+PARTITIONS = 2
+EPOCH_NS = 20 * S  # ten minutes in the daemon; raised often here, so that leases meet the floor
+
+
+class View(Segment):
+    """The segment as one process maps it."""
+
+    def __init__(self, segment: Segment, process: Process) -> None:
+        self.fd = segment.fd
+        self.layout = segment.layout
+        self._map = segment._map
+        self.data = segment.data
+        self.words = cast(memoryview, Words(segment.words, process))
+        self._lease_counter_mutex = cast(Any, Mutex(process.schedule))
+
+
+class LedgerLock:
+    """The ledger's lock for whichever task asks."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def __enter__(self) -> None:
+        task = self._machine.schedule.current
+        if task is not None:
+            Locks(self._machine.locks, task.process).lock(locks.LEDGER)
+
+    def __exit__(self, *_: object) -> None:
+        task = self._machine.schedule.current
+        if task is not None:
+            Locks(self._machine.locks, task.process).unlock(locks.LEDGER)
+
+
+class WatchedLedger(Ledger):
+    """The ledger, with the oracle told of each transaction."""
+
+    machine: Machine
+
+    def commit(
+        self, draft: CommitDraft, now_ms: int, published: Callable[[Commit], None]
+    ) -> Commit:
+        self.machine.oracle.before_commit(draft)
+        return super().commit(draft, now_ms, published)
+
+
+class Bells(Doorbells):
+    """Bells of one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__([])
+        self._machine = machine
+
+    @property
+    def owner(self) -> int:
+        return self._machine.layout.shards
+
+    def ring(self, shard: int) -> None:
+        self._machine.schedule.point()
+        self._machine.rung[shard] = True
+
+    def clear(self, shard: int) -> None:
+        self._machine.rung[shard] = False
+
+
+class Shard:
+    """One life of a shard: what daemon/shard.py wires, in its order."""
+
+    def __init__(self, machine: Machine, shard: int) -> None:
+        self.machine = machine
+        self.shard = shard
+        schedule = machine.schedule
+        self.process = Process(schedule, f"shard {shard}")
+        self.pulse = Pulse()
+        self.heartbeat = 0
+        self.inbox = 0
+        self.waiting: dict[int, int] = {}  # position: request number, not yet answered
+        self.pool: Pool | None = None
+        schedule.start(self.process, "loop", self._run)
+
+    def _run(self) -> None:
+        machine, shard, schedule = self.machine, self.shard, self.machine.schedule
+        segment = View(machine.segment, self.process)
+        self._words = segment.words
+        self._log = CommitLog(segment)
+        self._seen = self._log.end
+        self._leases = LeaseTable(segment.words, segment.layout)
+        self._lock_file = Locks(machine.locks, self.process)
+        self._ring = RingWriter(segment, shard)
+        self._bells = Bells(machine)
+        self._puller = Puller(
+            segment, shard, self._lock_file, self._bells, self._leases, machine.policy
+        )
+        with patch.object(upload, "ThreadPoolExecutor", self._new_pool):
+            self._uploads = Uploads(
+                segment, shard, self._leases, self._bells, machine.store, machine.ledger,
+                lambda topic_id: f"t{topic_id}", random.Random(schedule.rng.random()),
+            )  # fmt: skip
+        self._look_at = NEVER
+        self._look_soon = False
+        self._quiet_until = 0
+        self._base = segment.layout.shard(shard)
+        segment.words[self._base + at.S_READY] = 1
+        machine.log(f"{self.process.name} is up")
+        self._on_bell()
+        while True:
+            schedule.wait(self._is_awake, self._look_at)
+            choices = []
+            if machine.rung[shard]:
+                choices.append(self._on_bell)
+            if self.inbox:
+                choices.append(self._take_in)
+            if self._look_soon or self._look_at <= schedule.now_ns:
+                choices.append(self._look)
+            if choices:
+                schedule.rng.choice(choices)()
+
+    def _new_pool(self, threads_max: int, **_: object) -> Pool:
+        self.pool = Pool(self.machine.schedule, self.process, threads_max)
+        self.pool.unexpected = self.machine.upload_ended
+        return self.pool
+
+    def _is_awake(self) -> bool:
+        return self.machine.rung[self.shard] or bool(self.inbox) or self._look_soon
+
+    def _take_in(self) -> None:
+        self.inbox -= 1
+        machine = self.machine
+        number, conditions, parts = machine.new_request()
+        now_ns = machine.schedule.now_ns
+        try:
+            position = self._ring.append(now_ns, now_ns // MS, conditions, parts)
+        except RingFull:
+            return
+        machine.oracle.published(self.shard, position, self._ring.head, number)
+        self.waiting[position] = number
+        if self._ring.head > self._quiet_until:
+            self._look_soon = True
+
+    def _on_bell(self) -> None:
+        self._bells.clear(self.shard)
+        end = self._log.end
+        while self._seen < end:
+            commit = self._log.read(self._seen + 1)
+            if commit is None:
+                commit = self.machine.ledger.commit_by_number(self._seen + 1)
+            self._seen = commit.number
+            self._answer(commit)
+        self._uploads.committed_moved()
+        for lease in adopt_orphans(self._leases, self._lock_file, self.shard):
+            self.machine.log(f"{self.process.name} adopts {lease}")
+            self._uploads.start(lease)
+        self._look_soon = True
+
+    def _answer(self, commit: Commit) -> None:
+        """Answers the producers of this life whose requests the commit covers."""
+        for source in commit.sources:
+            if source.shard != self.shard:
+                continue
+            for position in [p for p in self.waiting if source.start <= p < source.end]:
+                number = self.waiting.pop(position)
+                self.machine.oracle.acknowledged(number, self.shard, position, commit)
+
+    def _look(self) -> None:
+        self._look_soon = False
+        self._look_at = NEVER
+        now_ns = self.machine.schedule.now_ns
+        look = self._puller.look(now_ns)
+        for pulled in look.pulled:
+            self.machine.log(f"{self.process.name} pulls {pulled.lease}")
+            self._uploads.start(pulled.lease, pulled.requests)
+        self._quiet_until = self._ring.head + look.quiet_bytes
+        if look.again_at_ns <= now_ns:
+            self._look_soon = True
+        elif look.again_at_ns < NEVER:
+            self._look_at = look.again_at_ns
+
+
+class Machine:
+    """Shards, supervisor, store and ledger under one schedule."""
+
+    def __init__(self, seed: int | str, directory: Path, log: Callable[[str], None]) -> None:
+        self.schedule = Schedule(seed)
+        self.log = log
+        rng = self.rng = self.schedule.rng
+        shards = rng.randrange(2, 9)
+        self.layout = Layout(
+            shards,
+            rng.choice((4096, 8192, 32768)),
+            lease_slots=rng.randrange(1, 5),
+            commit_slots=rng.choice((4, 8, 64)),
+            commit_slot_bytes=rng.choice((512, 2048)),
+        )
+        self.policy = Policy(object_bytes_target=rng.choice((400, 1000, 3000)))
+        self.segment = Segment.create(self.layout)
+        self.words = self.segment.words
+        self.locks = LockTable()
+        self.rung = [False] * (shards + 1)
+        self.store = Store(self.schedule)
+        self.ledger = WatchedLedger(directory / "ledger.db", LedgerLock(self))
+        self.ledger.machine = self
+        incarnation, epoch = self.ledger.begin_incarnation(1)
+        for number in range(TOPICS):
+            self.ledger.create_topic(f"t{number + 1}", TopicConfig(partitions=PARTITIONS), 1)
+        self.words[at.G_INCARNATION], self.words[at.G_EPOCH] = incarnation, epoch
+        self.words[at.G_OWNED_SENT_NS] = self.schedule.now_ns
+        self.words[at.G_WINDOW_NS] = int(log_uniform(rng, 1, 100) * MS)
+        buddies = GroupTable(self.segment).map
+        buddies.start()
+        for _ in range(rng.randrange(shards)):
+            group = buddies.group_of(rng.randrange(shards))
+            if buddies.can_split(group):
+                buddies.split(group)
+        self.oracle = Oracle(self.segment, self.ledger, self.store, self.schedule, log)
+        self.supervisor = Process(self.schedule, "supervisor")
+        self.schedule.start(self.supervisor, "tick", self._supervise)
+        self.owner = Process(self.schedule, "owner")
+        self.schedule.start(self.owner, "owner", self._own)
+        self.dead: dict[int, int] = {}  # shard: when waitpid tells
+        self.absent: dict[int, int] = {}  # shard: when it starts again
+        self.lives = [Shard(self, shard) for shard in range(shards)]
+        self.faults = True
+        self.requests = 0
+        self.keys: list[str] = []
+        self.deaths = 0
+        log(f"machine of {shards} shards, {self.layout}, {self.policy}")
+
+    def close(self) -> None:
+        """Ends all tasks and gives everything back."""
+        self.schedule.close()
+        self.ledger.close()
+        self.segment.close()
+        os.close(self.segment.fd)
+
+    # Load
+
+    def new_request(self) -> tuple[int, bytes, list[Part]]:
+        """A request with a number of its own in each payload; some repeat an idempotency key."""
+        rng = self.rng
+        self.requests += 1
+        number = self.requests
+        now_ms = self.schedule.now_ns // MS
+        topic = rng.randrange(1, TOPICS + 1)
+        partitions = [rng.randrange(PARTITIONS)]
+        if not rng.randrange(6):
+            partitions = list(range(PARTITIONS))
+        size = rng.choice((8, 16, 100, 700 if len(partitions) == 1 else 200))
+        payload = number.to_bytes(8, "big") + bytes(size - 8)
+        parts = [Part(topic, p, rng.randrange(1, 4), payload, now_ms, now_ms) for p in partitions]
+        conditions = b""
+        if not rng.randrange(5):
+            if not self.keys or rng.randrange(2):
+                self.keys.append(f"key {number}")
+            key = rng.choice(self.keys[-4:])
+            conditions = encode_conditions(key, None)
+            self.oracle.keyed(number, topic, key)
+        return number, conditions, parts
+
+    def publish(self, shard: int) -> None:
+        """A request comes to a shard that lives."""
+        if self.lives[shard].process.alive and self.lives[shard].inbox < 20:
+            self.lives[shard].inbox += 1
+
+    # Faults
+
+    def kill(self, shard: int) -> None:
+        """SIGKILL; waitpid tells a little later."""
+        life = self.lives[shard]
+        if not life.process.alive:
+            return
+        self.log(f"{life.process.name} is killed")
+        self.deaths += 1
+        self.schedule.kill(life.process)
+        self.dead[shard] = self.schedule.now_ns + self.rng.randrange(1, 300) * MS
+
+    def stop(self, shard: int, duration_ns: int) -> None:
+        """SIGSTOP for a while."""
+        process = self.lives[shard].process
+        if process.alive:
+            self.log(f"{process.name} stops for {duration_ns} ns")
+            process.stopped_until_ns = self.schedule.now_ns + duration_ns
+
+    # The supervisor's tick
+
+    def _supervise(self) -> None:
+        schedule = self.schedule
+        words = Words(self.segment.words, self.supervisor)
+        leases = LeaseTable(words, self.layout)
+        group_table = GroupTable(View(self.segment, self.supervisor))
+        bells = Bells(self)
+        epoch_due_ns = schedule.now_ns + EPOCH_NS
+        while True:
+            schedule.sleep(TICK_NS)
+            for shard, told_ns in sorted(self.dead.items()):
+                if told_ns > schedule.now_ns:
+                    continue
+                del self.dead[shard]
+                words[self.layout.shard(shard) + at.S_READY] = 0
+                found = leases.orphan(shard)
+                self.log(f"shard {shard} died, {len(found)} orphans")
+                bells.ring_all(range(self.layout.shards))
+                pause_ns = self.rng.choice((0, 1_000 * MS)) if self.faults else 0
+                self.absent[shard] = schedule.now_ns + pause_ns
+            for shard, life in enumerate(self.lives):
+                if shard in self.absent:
+                    if self.absent[shard] <= schedule.now_ns:
+                        del self.absent[shard]
+                        self.rung[shard] = False
+                        self.lives[shard] = Shard(self, shard)
+                elif life.process.alive:
+                    self._watch(life, words, leases, group_table)
+            if schedule.now_ns >= epoch_due_ns:
+                epoch = self.ledger.raise_epoch()
+                if self.faults and self.rng.randrange(2):
+                    self.log(f"floor {epoch}")
+                    self.ledger.raise_epoch_floor(epoch)
+                words[at.G_EPOCH] = epoch
+                epoch_due_ns = schedule.now_ns + EPOCH_NS
+
+    def _watch(
+        self, life: Shard, words: Words, leases: LeaseTable, group_table: GroupTable
+    ) -> None:
+        if not life.process.stopped():
+            life.heartbeat += 1
+        marks = (group_table.word(g, at.P_MARK) for g in range(self.layout.shards))
+        holding = leases.holds_any(life.shard) or any(mark == life.shard + 1 for mark in marks)
+        ready = bool(words[self.layout.shard(life.shard) + at.S_READY])
+        if life.pulse.tick(life.heartbeat, ready=ready, holding=holding) is Verdict.KILL:
+            self.log(f"{life.process.name} is stuck")
+            self.to_kill = life.shard
+
+    to_kill: int | None = None  # by the supervisor; done by the run, between two steps
+
+    # The owner's thread: entries that are accepted
+
+    def _own(self) -> None:
+        words = Words(self.segment.words, self.owner)
+        while True:
+            sent_ns = self.schedule.now_ns
+            self.schedule.sleep(int(log_uniform(self.rng, 5, 100)) * MS)
+            words[at.G_OWNED_SENT_NS] = sent_ns
+            outage = self.faults and not self.rng.randrange(8)
+            pause_ns = self.rng.randrange(8, 24) * S if outage else PERIOD_NS
+            self.schedule.sleep(pause_ns)
+
+    # What ended
+
+    def upload_ended(self, error: BaseException) -> None:
+        """An upload raised: the run ends with it."""
+        raise AssertionError(f"an upload ended with {error!r}") from error
+
+    def check(self) -> None:
+        """All invariants, between two steps."""
+        self.oracle.check(self.locks)
+
+    def quiet(self) -> bool:
+        """Whether nothing is left to do: all requests committed and answered, all slots free."""
+        if self.dead or self.absent or any(not life.process.alive for life in self.lives):
+            return False
+        return self.oracle.all_committed() and not any(
+            life.waiting or life.inbox for life in self.lives
+        )
+
+    def describe(self) -> str:
+        """What is not at rest."""
+        words = self.words
+        shards = []
+        for shard, life in enumerate(self.lives):
+            base = self.layout.shard(shard)
+            ring = [words[base + w] for w in (at.S_COMMITTED, at.S_PULLED, at.S_HEAD)]
+            shards.append(f"shard {shard} alive {life.process.alive} ring {ring}"
+                          f" waiting {len(life.waiting)} inbox {life.inbox}")  # fmt: skip
+        leases = [
+            (lease, LeaseTable(words, self.layout).state(lease.shard, lease.slot))
+            for lease in LeaseTable(words, self.layout).in_state(1, 2)
+        ]
+        return f"{shards}, leases {leases}"
+
+
+@contextmanager
+def simulated(machine: Machine) -> Iterator[None]:
+    """What the shipped modules take from the computer is the machine's, for a while."""
+    schedule = machine.schedule
+
+    def wall_ms() -> int:
+        return schedule.now_ns // MS
+
+    def boottime_ns() -> int:
+        task = schedule.current
+        if task is not None:
+            task.looked_ns = schedule.now_ns
+        return schedule.now_ns
+
+    threads = SimpleNamespace(Lock=lambda: Mutex(schedule), Event=lambda: Flag(schedule))
+    uploader_log = logging.getLogger("headgate.uploader")
+    level = uploader_log.level
+    uploader_log.setLevel(logging.CRITICAL + 1)
+    with ExitStack() as stack:
+        for module, name, value in (
+            (upload, "threading", threads),
+            (upload, "wall_ms", wall_ms),
+            (upload, "boottime_ns", boottime_ns),
+            (groups, "wall_ms", wall_ms),
+        ):
+            stack.enter_context(patch.object(module, name, value))
+        try:
+            yield
+        finally:
+            uploader_log.setLevel(level)

@@ -1,0 +1,234 @@
+"""What must hold after every step, looked at from outside, past everybody's caches.
+
+The oracle sees the raw words, the ledger and the store. It is told what was published and what
+was acknowledged. ``truth`` of a shard is the highest end of a lease that is not done, or its
+``committed`` word; ``pulled`` may differ from it only while a mark stands in the group's slot.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ledger.ledger import Ledger
+from ledger.types import Commit, CommitDraft
+from shards import layout as at
+from shards.frame import batch_payload, batches
+from shards.leases import DONE, LIVE, ORPHAN, LeaseTable
+from shards.segment import Segment
+from tests.sim.schedule import LockTable, S, Schedule, Violation
+from tests.sim.store import Store
+from uploader.groups import GroupTable
+from uploader.l0 import object_key
+from uploader.l0.reader import read_extent, read_footer
+
+OWNED_MAX_NS = 15 * S  # PROTOCOL 5; not taken from the code, which may be what is wrong
+
+
+def require(holds: bool, rule: str, *operands: object) -> None:
+    """Raises Violation naming the rule."""
+    if not holds:
+        raise Violation(f"{rule}: {', '.join(map(str, operands))}")
+
+
+class Oracle:
+    """Everything that is known about one machine."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        ledger: Ledger,
+        store: Store,
+        schedule: Schedule,
+        log: Callable[[str], None],
+    ) -> None:
+        self._words = segment.words
+        self._layout = layout = segment.layout
+        self._ledger = ledger
+        self._store = store
+        self._schedule = schedule
+        self._log = log
+        self._groups = GroupTable(segment)
+        self._leases = LeaseTable(segment.words, layout)
+        self._bases = [layout.shard(shard) for shard in range(layout.shards)]
+        self._last_words = [0] * layout.shards
+        # Requests that are published and not committed: (position, end, number), in ring order.
+        self._published: list[deque[tuple[int, int, int]]] = [deque() for _ in self._bases]
+        self._committed = [0] * layout.shards  # by the ledger
+        self._numbers = 0  # of commits that are taken in
+        self._recent: dict[int, Commit] = {}
+        self._keys: dict[int, tuple[int, str]] = {}
+        self._first_of_key: dict[tuple[int, str], int] = {}
+        self._heads: dict[tuple[int, int], int] = {}
+        self._asked = False
+        self.acknowledgements = 0
+
+    # Told by the machine
+
+    def published(self, shard: int, position: int, end: int, number: int) -> None:
+        """A request's head was stored."""
+        self._published[shard].append((position, end, number))
+
+    def keyed(self, number: int, topic_id: int, key: str) -> None:
+        """A request has an idempotency key."""
+        self._keys[number] = (topic_id, key)
+
+    def before_commit(self, draft: CommitDraft) -> None:
+        """The ledger is asked to commit, with everything that must come before."""
+        task = self._schedule.current
+        assert task is not None
+        self._asked = True
+        require(draft.locator in self._store.kept, "the object is durable first", draft.locator)
+        confirmed_ns = self._store.confirmed_ns[draft.locator]
+        require(
+            task.looked_ns >= confirmed_ns,
+            "ownership is looked at behind the PUT", draft.key, task.looked_ns, confirmed_ns,
+        )  # fmt: skip
+        age_ns = task.looked_ns - self._words[at.G_OWNED_SENT_NS]
+        require(age_ns <= OWNED_MAX_NS, "nothing is committed when ownership is old", age_ns)
+
+    def acknowledged(self, number: int, shard: int, position: int, commit: Commit) -> None:
+        """A producer got its answer."""
+        self._take_in()
+        require(commit.number <= self._numbers, "acknowledged, not committed", number, commit)
+        known = self._recent.get(commit.number)
+        if known is not None:
+            require(known.lease_id == commit.lease_id, "the log is the ledger's", known, commit)
+            require(known.sources == commit.sources, "the log is the ledger's", known, commit)
+        require(position < self._committed[shard], "acknowledged, not committed", number, shard)
+        self.acknowledgements += 1
+
+    # Looked at after every step
+
+    def check(self, lock_table: LockTable) -> None:
+        """Raises Violation, or AssertionError by the code's own checks."""
+        words, bases = self._words, self._bases
+        if self._asked or words[at.G_COMMITS] != self._numbers:
+            self._take_in()
+        require(
+            words[at.G_COMMITS] <= self._numbers,
+            "the log is not ahead of the ledger", words[at.G_COMMITS], self._numbers,
+        )  # fmt: skip
+        self._groups.map.check_invariants()
+        committed = [words[base + at.S_COMMITTED] for base in bases]
+        try:
+            self._leases.check_invariants(committed)
+        except AssertionError as error:
+            raise Violation(f"leases tile what is not committed: {error}") from error
+        truth = list(committed)
+        for lease in self._leases.in_state(LIVE, ORPHAN):
+            for source in lease.sources:
+                truth[source.shard] = max(truth[source.shard], source.end)
+        for lease in self._leases.in_state(DONE):
+            for source in lease.sources:
+                require(
+                    source.end <= committed[source.shard],
+                    "a lease is done behind its committed words", lease, committed,
+                )  # fmt: skip
+        for group in self._groups.map.groups():
+            marked = self._groups.word(group.group, at.P_MARK)
+            for shard in self._groups.map.members(group):
+                self._check_ring(shard, committed[shard], truth[shard], bool(marked))
+        self._last_words = committed
+
+    def _check_ring(self, shard: int, committed: int, truth: int, marked: bool) -> None:
+        words, base = self._words, self._bases[shard]
+        pulled, head = words[base + at.S_PULLED], words[base + at.S_HEAD]
+        reserved = words[base + at.S_RESERVED]
+        require(
+            committed <= truth <= head <= reserved <= committed + self._layout.ring_bytes,
+            "committed <= leased <= head <= reserved <= committed + capacity",
+            shard, committed, truth, head, reserved,
+        )  # fmt: skip
+        require(pulled <= head, "pulled <= head", shard, pulled, head)
+        require(
+            marked or pulled == truth,
+            "without a mark, pulled is the leased end", shard, pulled, truth, committed,
+        )  # fmt: skip
+        require(
+            committed >= self._last_words[shard],
+            "committed never falls", shard, committed, self._last_words[shard],
+        )  # fmt: skip
+        require(
+            committed <= self._committed[shard],
+            "committed is moved behind the ledger", shard, committed, self._committed[shard],
+        )  # fmt: skip
+
+    def _take_in(self) -> None:
+        """Takes in what the ledger has committed since."""
+        self._asked = False
+        for number in range(self._numbers + 1, self._ledger.latest_commit_number() + 1):
+            self._committed_now(self._ledger.commit_by_number(number))
+            self._numbers = number
+
+    def _committed_now(self, commit: Commit) -> None:
+        self._log(f"commit {commit.number} {commit.lease_id} {commit.sources}")
+        self._recent[commit.number] = commit
+        self._recent.pop(commit.number - 1_000, None)
+        numbers: list[int] = []
+        for source in commit.sources:
+            require(
+                source.start == self._committed[source.shard],
+                "commits of a source are in ring order, each byte in one", commit, self._committed,
+            )  # fmt: skip
+            waiting = self._published[source.shard]
+            end = source.start
+            while waiting and waiting[0][0] < source.end:
+                position, end, number = waiting.popleft()
+                require(end <= source.end, "a request is whole", position, end, source)
+                numbers.append(number)
+            require(end == source.end, "a commit ends with a request", end, source)
+            self._committed[source.shard] = end
+        self._check_object(commit, numbers)
+        self._check_keys(commit, numbers)
+        for head in commit.heads:
+            key = (head.topic_id, head.partition)
+            before = self._heads.get(key, 0)
+            require(head.head_seq >= before, "offsets only rise", commit, before)
+            self._heads[key] = head.head_seq
+
+    def _check_object(self, commit: Commit, numbers: list[int]) -> None:
+        """The committed object holds exactly the requests that were published in its ranges."""
+        body = self._store.kept[object_key(commit.lease_id)][1]
+        found: set[int] = set()
+        for extent in read_footer(body).extents:
+            data = read_extent(body, extent)
+            for head in batches(data):
+                found.add(int.from_bytes(batch_payload(data, head)[:8], "big"))
+        require(found == set(numbers), "the object holds the requests", commit, found, numbers)
+
+    def _check_keys(self, commit: Commit, numbers: list[int]) -> None:
+        deduped = sum(verdict.kind == "deduped" for verdict in commit.verdicts)
+        repeats = 0
+        for number in numbers:
+            key = self._keys.pop(number, None)
+            if key is None:
+                continue
+            if key in self._first_of_key:
+                repeats += 1
+            self._first_of_key.setdefault(key, number)
+        require(
+            deduped == repeats and deduped == len(commit.verdicts),
+            "a repeated key is void, a first one is not", commit, repeats,
+        )  # fmt: skip
+
+    # At rest
+
+    def all_committed(self) -> bool:
+        """Whether nothing that was published is uncommitted, and no lease is held."""
+        words = self._words
+        return not any(
+            words[base + at.S_HEAD] != words[base + at.S_COMMITTED] for base in self._bases
+        ) and not any(self._leases.in_state(LIVE, ORPHAN))
+
+    def check_rest(self) -> None:
+        """When all is quiet: every request in exactly one commit; the ledger's own rules."""
+        self._take_in()
+        require(not any(self._published), "each request is in a commit", self._published)
+        for shard, base in enumerate(self._bases):
+            require(
+                self._words[base + at.S_COMMITTED] == self._committed[shard],
+                "the committed word follows the ledger", shard,
+            )  # fmt: skip
+        require(self._words[at.G_COMMITS] == self._numbers, "the log is whole", self._numbers)
+        self._ledger.check_invariants()

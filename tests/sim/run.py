@@ -1,0 +1,187 @@
+"""A simulated run: seed in, log and verdict out.
+
+A run is a row of machines (each with its own number of shards, ring, target and window), a
+machine is a row of episodes: load and faults for a while, then faults off, and everything must
+drain. The log of two runs with one seed is the same; its hash says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import tempfile
+from collections import Counter, deque
+from contextlib import closing
+from pathlib import Path
+
+from msgspec import Struct
+
+from shards import layout as at
+from shards.clock import monotonic_ns
+from tests.sim.machine import Machine, simulated
+from tests.sim.schedule import MS, S, Task, Violation, log_uniform
+
+EPISODE_STEPS = 1_500
+EPISODES = 4  # of one machine
+DRAIN_NS = 120 * S  # longer than any retry, stop or wait of ownership, together
+LOG_LINES = 50
+RAM = Path("/dev/shm")
+
+
+class Failure(AssertionError):
+    """A violation, with what is needed to see it again."""
+
+    def __init__(self, seed: int, step: int, lines: list[str], error: BaseException) -> None:
+        super().__init__(
+            f"seed {seed}, step {step}: {error}\nthe last {len(lines)} lines of the log:\n  "
+            + "\n  ".join(lines)
+            + f"\nagain: make sim SEED={seed} STEPS={step}"
+        )
+        self.error = error
+
+
+class Outcome(Struct):
+    """What a run did. ``log_hash`` is of its whole log."""
+
+    seed: int
+    steps: int = 0
+    log_hash: str = ""
+    machines: int = 0
+    deaths: int = 0
+    stops: int = 0
+    requests: int = 0
+    acknowledgements: int = 0
+    commits: int = 0
+    adoptions: int = 0
+    puts: int = 0
+    splits: int = 0
+    merges: int = 0
+    virtual_s: float = 0.0
+    wall_s: float = 0.0
+
+
+class Run:
+    """One seed's run."""
+
+    def __init__(self, seed: int) -> None:
+        self.outcome = Outcome(seed)
+        self._hash = hashlib.blake2b(digest_size=8)
+        self._lines: deque[str] = deque(maxlen=LOG_LINES)
+        self._now_ns = 0
+        self.events: Counter[str] = Counter()
+
+    def run(self, steps: int) -> Outcome:
+        """At least so many steps; ends with a drain. Raises Failure."""
+        outcome = self.outcome
+        began_ns = monotonic_ns()
+        try:
+            while outcome.steps < steps:
+                self._machine(f"{outcome.seed}/{outcome.machines}", steps)
+                outcome.machines += 1
+        except (AssertionError, Exception) as error:
+            raise Failure(outcome.seed, outcome.steps, list(self._lines), error) from error
+        finally:
+            outcome.wall_s = (monotonic_ns() - began_ns) / 1e9
+        outcome.log_hash = self._hash.hexdigest()
+        return outcome
+
+    def _log(self, line: str) -> None:
+        line = f"{self.outcome.steps} {self._now_ns / 1e9:.6f} {line}"
+        self._hash.update(line.encode())
+        self._lines.append(line)
+
+    def _machine(self, seed: str, steps: int) -> None:
+        outcome = self.outcome
+        with tempfile.TemporaryDirectory(dir=RAM if RAM.is_dir() else None) as directory:
+            machine = Machine(seed, Path(directory), self._log)
+            with closing(machine), simulated(machine):
+                began_ns = machine.schedule.now_ns
+                for _ in range(EPISODES):
+                    self._episode(machine)
+                    if outcome.steps >= steps:
+                        break
+                outcome.virtual_s += (machine.schedule.now_ns - began_ns) / 1e9
+                outcome.deaths += machine.deaths
+                outcome.requests += machine.requests
+                outcome.acknowledgements += machine.oracle.acknowledgements
+                outcome.commits += machine.words[at.G_COMMITS]
+                outcome.puts += machine.store.puts
+                layout = machine.layout
+                for shard in range(layout.shards):
+                    base = layout.shard(shard)
+                    outcome.adoptions += machine.words[base + at.S_ORPHANS_ADOPTED]
+                    group = layout.group(shard)
+                    outcome.splits += machine.words[group + at.P_SPLITS]
+                    outcome.merges += machine.words[group + at.P_MERGES]
+
+    def _step(self, machine: Machine) -> Task:
+        self.outcome.steps += 1
+        schedule = machine.schedule
+        task = schedule.choose()
+        if task is None:
+            raise Violation("nothing can run any more")
+        self._now_ns = schedule.now_ns
+        self._log(f"{task.process.name} {task.name}")
+        schedule.run(task)
+        if machine.to_kill is not None:
+            machine.kill(machine.to_kill)
+            machine.to_kill = None
+        machine.check()
+        return task
+
+    def _episode(self, machine: Machine) -> None:
+        schedule, rng = machine.schedule, machine.rng
+        schedule.mean_gap = log_uniform(rng, 4, 150)
+        deaths_every = rng.choice((40, 150, 1_000))
+        stops_every = rng.choice((60, 300, 2_000))
+        requests_every_ns = log_uniform(rng, 0.3, 100) * MS
+        hot = rng.randrange(machine.layout.shards) if rng.randrange(2) else None
+        machine.faults = True
+        machine.store.faults = bool(rng.randrange(4))
+        next_ns = float(schedule.now_ns)
+        stop = self.outcome.steps + EPISODE_STEPS
+        while self.outcome.steps < stop:
+            task = self._step(machine)
+            for _ in range(20):
+                if next_ns > schedule.now_ns:
+                    break
+                next_ns += rng.expovariate(1 / requests_every_ns)
+                machine.publish(rng.randrange(machine.layout.shards) if hot is None else hot)
+            next_ns = max(next_ns, schedule.now_ns - 20 * requests_every_ns)
+            self._faults(machine, task, rng, deaths_every, stops_every)
+        self._drain(machine)
+
+    def _faults(
+        self, machine: Machine, task: Task, rng: random.Random, deaths_every: int, stops_every: int
+    ) -> None:
+        """Mostly the process that was just interrupted in the middle of something."""
+        shards = machine.layout.shards
+        name = task.process.name
+        inside = int(name.split()[1]) if name.startswith("shard") else rng.randrange(shards)
+        shard = inside if rng.randrange(4) else rng.randrange(shards)
+        if not rng.randrange(deaths_every):
+            machine.kill(shard)
+        elif not rng.randrange(stops_every):
+            self.outcome.stops += 1
+            machine.stop(shard, int(log_uniform(rng, 0.1, 8_000)) * MS)
+        elif not rng.randrange(20 * stops_every):
+            machine.supervisor.stopped_until_ns = machine.schedule.now_ns + rng.randrange(3 * S)
+
+    def _drain(self, machine: Machine) -> None:
+        """Faults off: everything comes to rest."""
+        schedule = machine.schedule
+        self._log("drain")
+        machine.faults = machine.store.faults = False
+        schedule.mean_gap = 400.0
+        until_ns = schedule.now_ns + DRAIN_NS
+        while not machine.quiet():
+            if schedule.now_ns > until_ns:
+                raise Violation(f"not at rest within {DRAIN_NS / S:.0f} s: {machine.describe()}")
+            self._step(machine)
+        machine.oracle.check_rest()
+        self._log("at rest")
+
+
+def simulate(seed: int, steps: int) -> Outcome:
+    """Runs a seed. Raises Failure."""
+    return Run(seed).run(steps)
