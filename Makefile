@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test slow lint format typecheck verify-units bench minio constraints dist clean
+.PHONY: help setup demo run test slow lint format typecheck verify-units bench chaos minio constraints dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -45,6 +45,9 @@ verify-units: ## Check the systemd units and how hardened they are (needs system
 
 bench: setup ## Measure throughput, CPU and PUTs; prints a table, keeps JSON in bench/results/
 	$(BIN)/python -m bench $(BENCH)
+
+chaos: setup ## Kill and fault a daemon under load and judge the history (SECONDS=60 SEED=1)
+	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) $(CHAOS)
 
 minio: setup ## Start a MinIO with a bucket to play with, and say how to serve on it
 	@exec $(BIN)/python -m tools.minio

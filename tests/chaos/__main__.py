@@ -1,0 +1,56 @@
+"""``python -m tests.chaos``: a chaos run for a person with time; see ``make chaos``."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from tests.chaos.run import SPEC, Options, run
+
+SHOWN_MAX = 20
+
+
+@click.command()
+@click.option("--seconds", default=60.0, show_default=True, help="How long the daemon is harmed.")
+@click.option("--seed", default=1, show_default=True, help="The plan of kills follows from it.")
+@click.option("--kills", default=0, help="Ends earlier, after so many kills.")
+@click.option("--shards", default=3, show_default=True)
+@click.option("--spec", default=SPEC, show_default=True, help="The store's faults; '' for none.")
+@click.option("--no-steps", is_flag=True, help="Only store faults, no kills.")
+def main(
+    seconds: float, seed: int, kills: int, shards: int, spec: str, no_steps: bool
+) -> None:  # fmt: skip
+    """Kills and faults under load, then the check of everything that was said and kept."""
+    folder = Path(tempfile.mkdtemp(prefix="headgate-chaos-"))
+    click.echo(f"seed {seed}, history and log in {folder}")
+    options = Options(
+        folder, seed, seconds, kills, shards, spec, not no_steps,
+        say=lambda line: click.echo(line, err=True),
+    )  # fmt: skip
+    try:
+        report = run(options)
+    except Exception:
+        click.echo(f"the run broke; history and log stay in {folder}", err=True)
+        raise
+    done = ", ".join(f"{what} x{count}" for what, count in sorted(report.acts.items()))
+    click.echo(f"done: {done or 'nothing'}; {report.kills} processes or runs killed")
+    click.echo(
+        f"requests: {report.requests} answered, {report.acknowledged} acknowledged, refused"
+        f" {report.refused}, {report.unknown} without an answer; {report.records_kept} records"
+        f" kept; longest wait for an answer {report.wait_ms_max:.0f} ms"
+    )
+    if report.contradictions:
+        for sentence in report.contradictions[:SHOWN_MAX]:
+            click.echo(sentence)
+        click.echo(f"{len(report.contradictions)} contradictions; the history stays in {folder}")
+        sys.exit(1)
+    shutil.rmtree(folder)
+    click.echo("no contradiction")
+
+
+if __name__ == "__main__":
+    main()

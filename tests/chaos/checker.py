@@ -1,0 +1,178 @@
+"""Judges a history: pure, lines in, contradictions out. What the ``cold`` reader found is *kept*.
+
+Rules, by the name that a contradiction begins with:
+
+- lost: a record that was acknowledged is kept.
+- moved: at the offset that its answer gave.
+- doubled: no record is kept twice, whether its request was answered or not.
+- refused: what was only ever refused (anything but 200) is not kept; 429 and 503 promise that.
+- foreign: what is kept was sent, to that topic and partition.
+- torn: of a request all records are kept in a row, or none.
+- order: requests of one connection stand in a partition as they were sent.
+- hole: offsets are dense from 1, but for declared gaps; and a declared gap holds nothing.
+- changed: whatever any reader saw at an offset is what is kept there.
+- skipped: a reader is not led past a kept record.
+
+A request without an answer may be kept or not. Which of several attempts with one key was kept is
+known only where exactly one can have been, and only then counts for the order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from tests.chaos.history import Answered, Line, Page, Place, Sent
+
+COLD = "cold"
+
+
+class _Known:
+    """The lines, sorted by what they are about."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self.sent: dict[int, Sent] = {}
+        self.answers: dict[int, Answered] = {}
+        self.pages: list[Page] = []
+        self.kept: dict[Place, dict[int, str]] = defaultdict(dict)
+        self.gaps: dict[Place, list[tuple[int, int]]] = defaultdict(list)
+        self.ends: dict[Place, int] = {}
+        for line in lines:
+            if isinstance(line, Sent):
+                self.sent[line.attempt] = line
+            elif isinstance(line, Answered):
+                self.answers[line.attempt] = line
+            elif isinstance(line, Page):
+                self.pages.append(line)
+                if line.gap is not None:
+                    self.gaps[line.place].append(line.gap)
+                if line.reader == COLD:
+                    self.kept[line.place].update(line.records)
+                    self.ends[line.place] = line.next_from_seq
+        # By record: everywhere it is kept, and the attempts that sent it.
+        self.offsets: dict[str, list[tuple[Place, int]]] = defaultdict(list)
+        for place, records in self.kept.items():
+            for seq, record in sorted(records.items()):
+                self.offsets[record].append((place, seq))
+        self.attempts: dict[tuple[str, ...], list[Sent]] = defaultdict(list)
+        for sent in self.sent.values():
+            self.attempts[sent.records].append(sent)
+
+    def status(self, sent: Sent) -> int:
+        """The status that an attempt was answered with, 0 for none."""
+        answer = self.answers.get(sent.attempt)
+        return answer.status if answer is not None else 0
+
+
+def check(lines: Iterable[Line]) -> list[str]:
+    """All contradictions in a history, each a sentence."""
+    known = _Known(lines)
+    return [
+        sentence
+        for rule in (_acknowledged, _once, _requests, _order, _dense, _reads)
+        for sentence in rule(known)
+    ]
+
+
+def _acknowledged(known: _Known) -> Iterator[str]:
+    for sent in known.sent.values():
+        answer = known.answers.get(sent.attempt)
+        if answer is None or answer.status != 200:
+            continue
+        for index, record in enumerate(sent.records):
+            where = (sent.place, answer.first_seq + index)
+            found = known.offsets.get(record, [])
+            if not found:
+                yield f"lost: {record} was acknowledged at {where} (attempt {sent.attempt})"
+            elif where not in found:
+                yield (
+                    f"moved: {record} was acknowledged at {where} (attempt {sent.attempt}) and is"
+                    f" kept at {found}"
+                )
+
+
+def _once(known: _Known) -> Iterator[str]:
+    places = {r: sent.place for sent in known.sent.values() for r in sent.records}
+    for record, found in known.offsets.items():
+        if len(found) > 1:
+            yield f"doubled: {record} is kept at {found}"
+        for place, seq in found:
+            if places.get(record) != place:
+                yield f"foreign: {record} at {(place, seq)} was sent to {places.get(record)}"
+
+
+def _requests(known: _Known) -> Iterator[str]:
+    for records, attempts in known.attempts.items():
+        found = [known.offsets[r][0] for r in records if r in known.offsets]
+        if not found:
+            continue
+        numbers = [attempt.attempt for attempt in attempts]
+        first = found[0][1]
+        if [seq for _, seq in found] != list(range(first, first + len(records))):
+            yield f"torn: of {records} (attempts {numbers}) is kept {found}"
+        statuses = [known.status(attempt) for attempt in attempts]
+        if all(status not in (0, 200) for status in statuses):
+            yield f"refused: {records} (attempts {numbers}) had only {statuses} and is at {found}"
+
+
+def _keeper(known: _Known, attempts: list[Sent]) -> Sent | None:
+    """The attempt whose records are the kept ones, if that is certain."""
+    able = []
+    for attempt in attempts:
+        answer = known.answers.get(attempt.attempt)
+        if answer is None or (answer.status == 200 and not answer.deduped):
+            able.append(attempt)
+            if answer is not None:
+                return attempt
+    return able[0] if len(able) == 1 else None
+
+
+def _order(known: _Known) -> Iterator[str]:
+    last: dict[tuple[int, Place], tuple[int, Sent]] = {}
+    keepers = {
+        keeper.attempt
+        for attempts in known.attempts.values()
+        if (keeper := _keeper(known, attempts)) is not None
+    }
+    for sent in known.sent.values():
+        found = known.offsets.get(sent.records[0])
+        if sent.attempt not in keepers or not found:
+            continue
+        seq = found[0][1]
+        before = last.get((sent.connection, sent.place))
+        if before is not None and seq < before[0]:
+            yield (
+                f"order: on connection {sent.connection} {sent.records[0]} was sent behind"
+                f" {before[1].records[0]}, and stands before it in {sent.place}: {seq} <"
+                f" {before[0]}"
+            )
+        last[sent.connection, sent.place] = (seq, sent)
+
+
+def _dense(known: _Known) -> Iterator[str]:
+    for place, end in known.ends.items():
+        kept = known.kept[place]
+        declared = {seq for gap in known.gaps[place] for seq in range(gap[0], gap[1] + 1)}
+        for seq in range(1, max([end, *kept]) + 1):
+            if seq in kept and seq in declared:
+                yield f"hole: {(place, seq)} was declared a gap and holds {kept[seq]}"
+            elif seq not in kept and seq not in declared:
+                yield f"hole: there is nothing at {(place, seq)}, and no gap is declared"
+
+
+def _reads(known: _Known) -> Iterator[str]:
+    for page in known.pages:
+        kept = known.kept.get(page.place, {})
+        for seq, record in page.records:
+            if kept.get(seq) != record:
+                yield (
+                    f"changed: {page.reader} saw {record} at {(page.place, seq)}, where"
+                    f" {kept.get(seq)} is kept"
+                )
+        seen = {seq for seq, _ in page.records}
+        for seq in range(page.from_seq + 1, page.next_from_seq + 1):
+            if seq in kept and seq not in seen:
+                yield (
+                    f"skipped: {page.reader} was led from {page.from_seq} to {page.next_from_seq}"
+                    f" of {page.place} without {kept[seq]} at {seq}"
+                )

@@ -1,0 +1,57 @@
+"""What is done to the daemon, and when: a function of the seed alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from enum import Enum
+
+from msgspec import Struct
+
+
+class Act(Enum):
+    """What a step does."""
+
+    KILL_SHARD = "kill a shard"
+    KILL_SHARDS = "kill all shards at once"
+    KILL_SUPERVISOR = "kill the supervisor, start again"
+    KILL_EVERYTHING = "kill everything, start again"
+    STOP_SHARD = "stop a shard for a while"
+    STOP_SUPERVISOR = "stop the supervisor for a while"
+    RESTART = "stop in good order, start again"
+
+
+# Shares of the steps. A shard's death is what the design is about; a restart takes seconds.
+WEIGHTS = {
+    Act.KILL_SHARD: 60,
+    Act.KILL_SHARDS: 8,
+    Act.KILL_SUPERVISOR: 7,
+    Act.KILL_EVERYTHING: 7,
+    Act.STOP_SHARD: 12,
+    Act.STOP_SUPERVISOR: 3,
+    Act.RESTART: 3,
+}
+PAUSE_MS = (30, 900)  # from within one commit to several after the last step
+STOP_MS = (50, 3_500)  # up to beyond the 2 s after which a stopped lease holder is killed
+
+
+class Step(Struct, frozen=True):
+    """After ``pause_ms`` the act, on the shard if it is about one, for ``stop_ms`` if it stops."""
+
+    pause_ms: int
+    act: Act
+    shard: int
+    stop_ms: int
+
+
+def steps(seed: int, shards: int) -> Iterator[Step]:
+    """Steps without an end."""
+    rng = random.Random(seed)
+    acts, weights = list(WEIGHTS), list(WEIGHTS.values())
+    while True:
+        yield Step(
+            pause_ms=rng.randint(*PAUSE_MS),
+            act=rng.choices(acts, weights)[0],
+            shard=rng.randrange(shards),
+            stop_ms=rng.randint(*STOP_MS),
+        )

@@ -1,0 +1,256 @@
+"""One chaos run: a daemon, its clients, the steps of a plan; then all is read and judged.
+
+The story goes to ``folder``: ``history.jsonl`` for the checker, ``daemon.log``, and the daemon's
+data, all of which stay when something is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+
+from shards.clock import monotonic_ns, wall_ms
+from tests.chaos import history, plan
+from tests.chaos.checker import COLD, check
+from tests.chaos.clients import Client, Numbers, Producer, Reader, read_whole
+from tests.chaos.history import Did, History, Place
+from tests.chaos.plan import Act, Step
+from tests.e2e.daemon import HANG_S, Daemon
+
+SPEC = (
+    "latency=1ms..300ms@0.05,busy=1s/15s,reset_before=0.01,reset_after=0.02,timeout_after=0.002,"
+    "torn=0.01"
+)
+PLACES: list[Place] = [("orders", 0), ("clicks", 0), ("clicks", 1), ("clicks", 2)]
+KILLS = {Act.KILL_SHARD, Act.KILL_SHARDS, Act.KILL_SUPERVISOR, Act.KILL_EVERYTHING}
+
+
+class Options(Struct, frozen=True):
+    """What a run is made of. ``kills`` 0: no limit; a run ends by either limit."""
+
+    folder: Path
+    seed: int
+    seconds: float
+    kills: int = 0
+    shards: int = 3
+    spec: str = SPEC
+    steps: bool = True
+    producers: int = 6
+    pause_s: float = 0.005
+    say: Callable[[str], None] = lambda _: None
+
+
+class Report(Struct):
+    """What a run did and found."""
+
+    seed: int
+    acts: Counter[str]
+    kills: int = 0
+    requests: int = 0
+    acknowledged: int = 0
+    refused: dict[int, int] = {}
+    unknown: int = 0
+    records_kept: int = 0
+    wait_ms_max: float = 0.0
+    contradictions: list[str] = []
+
+
+class World:
+    """The daemon and what is done to it."""
+
+    def __init__(self, options: Options, written: History) -> None:
+        self._options = options
+        self._written = written
+        self._spec = options.spec
+        self.daemon: Daemon | None = None
+        self.acts: Counter[str] = Counter()
+        self.kills = 0
+
+    def port(self) -> int:
+        """Where the daemon listens, 0 while it does not."""
+        daemon = self.daemon
+        return daemon.port if daemon is not None else 0
+
+    def start(self) -> None:
+        """Starts the daemon on the run's data and waits until it serves."""
+        chaos = ("--chaos", self._spec) if self._spec else ()
+        daemon = Daemon(
+            self._options.folder / "data", shards=self._options.shards,
+            command=(sys.executable, "-m", "cli", "serve", *chaos),
+        )  # fmt: skip
+        daemon.start()
+        self.daemon = daemon
+        daemon.wait_ready()
+
+    def calm(self) -> None:
+        """No more faults from the next start on."""
+        self._spec = ""
+
+    def end(self, number: int = 0, *, group: bool = False) -> None:
+        """Ends the daemon by a signal, in good order with 0, and keeps its log."""
+        daemon, self.daemon = self.daemon, None
+        if daemon is None:
+            return
+        if number:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if group else os.kill)(daemon.process.pid, number)
+            daemon.process.wait(HANG_S)
+        code = daemon.stop()
+        with (self._options.folder / "daemon.log").open("a") as log:
+            log.write(daemon.text)
+        if not number and code != 0:
+            raise AssertionError(f"the daemon stopped with exit code {code}, not 0")
+
+    def restart(self, number: int = 0, *, group: bool = False) -> None:
+        """Ends and starts."""
+        self.end(number, group=group)
+        self.start()
+
+    def shard_pids(self) -> list[int]:
+        """The shard processes that there are."""
+        assert self.daemon is not None
+        found = psutil.Process(self.daemon.process.pid).children()
+        return sorted(child.pid for child in found)
+
+    def do(self, step: Step, ended: threading.Event) -> None:
+        """Carries a step out; what it is aimed at may just be dead, and then nothing is done."""
+        assert self.daemon is not None
+        pids = self.shard_pids()
+        supervisor = self.daemon.process.pid
+        self._written.add(Did(f"{step.act.value}: {step.shard}, {step.stop_ms} ms", wall_ms()))
+        self.acts[step.act.value] += 1
+        if step.act is Act.KILL_SHARD:
+            if pids:
+                self._kill(pids[step.shard % len(pids)])
+        elif step.act is Act.KILL_SHARDS:
+            for pid in pids:
+                self._kill(pid)
+        elif step.act is Act.KILL_SUPERVISOR:
+            self.kills += 1
+            self.restart(signal.SIGKILL)
+        elif step.act is Act.KILL_EVERYTHING:
+            self.kills += 1
+            self.restart(signal.SIGKILL, group=True)
+        elif step.act is Act.RESTART:
+            self.restart()
+        else:
+            stopped = supervisor
+            if step.act is Act.STOP_SHARD:
+                if not pids:
+                    return
+                stopped = pids[step.shard % len(pids)]
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stopped, signal.SIGSTOP)
+                ended.wait(step.stop_ms / 1000)
+                os.kill(stopped, signal.SIGCONT)
+
+    def _kill(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            self.kills += 1
+
+
+def run(options: Options) -> Report:
+    """Runs and judges. Raises what a client or a start of the daemon failed with."""
+    path = options.folder / "history.jsonl"
+    with History(path) as written:
+        world = World(options, written)
+        try:
+            report = _live(options, world, written)
+        finally:
+            world.end(signal.SIGKILL, group=True)
+    lines = history.load(path)
+    report.contradictions = check(lines)
+    cold = [line for line in lines if isinstance(line, history.Page) and line.reader == COLD]
+    report.records_kept = sum(len(page.records) for page in cold)
+    answered = sum(isinstance(line, history.Answered) for line in lines)
+    report.unknown = sum(isinstance(line, history.Sent) for line in lines) - answered
+    return report
+
+
+def _live(options: Options, world: World, written: History) -> Report:
+    world.start()
+    assert world.daemon is not None
+    partitions = {topic: 1 + max(p for t, p in PLACES if t == topic) for topic, _ in PLACES}
+    for topic, count in partitions.items():
+        answer = world.daemon.json("PUT", f"/v0/topics/{topic}", {"partitions": count})
+        assert answer.status == 201, answer.body
+    numbers = Numbers()
+    producers = [
+        Producer(number, world.port, written, numbers, PLACES, keyed=bool(number % 2),
+                 pause_s=options.pause_s)
+        for number in range(options.producers)
+    ]  # fmt: skip
+    readers = [Reader(place, world.port, written) for place in PLACES]
+    with _running([*producers, *readers]):
+        _steps(options, world)
+        # Whoever has a key goes on until the answer; the others take what is outstanding.
+        _stop(producers)
+        _stop(readers)
+    for place in PLACES:
+        for page in read_whole(world.port, place, "hot"):
+            written.add(page)
+    world.calm()
+    world.restart()
+    for place in PLACES:
+        for page in read_whole(world.port, place, COLD):
+            written.add(page)
+    world.end()
+    refused: Counter[int] = Counter()
+    for producer in producers:
+        refused.update(producer.refused)
+    return Report(
+        seed=options.seed,
+        acts=world.acts,
+        kills=world.kills,
+        requests=sum(producer.answered for producer in producers),
+        acknowledged=sum(producer.acknowledged for producer in producers),
+        refused=dict(refused),
+        wait_ms_max=max(producer.wait_ms_max for producer in producers),
+    )
+
+
+def _steps(options: Options, world: World) -> None:
+    ended = threading.Event()  # only its timeouts are used: the run's own pace
+    end_ns = monotonic_ns() + int(options.seconds * 1e9)
+    said_ns = monotonic_ns()
+    for step in plan.steps(options.seed, options.shards):
+        if monotonic_ns() >= end_ns or (options.kills and world.kills >= options.kills):
+            return
+        ended.wait(step.pause_ms / 1000)
+        if options.steps:
+            world.do(step, ended)
+        if monotonic_ns() - said_ns > 10e9:
+            said_ns = monotonic_ns()
+            options.say(f"{world.kills} kills, {(end_ns - said_ns) / 1e9:.0f} s left")
+
+
+@contextlib.contextmanager
+def _running(clients: list[Client]) -> Iterator[None]:
+    for client in clients:
+        client.daemon = True  # one that hangs must not keep the report from being made
+        client.start()
+    try:
+        yield
+    finally:
+        for client in clients:
+            client.stopping.set()
+
+
+def _stop(clients: list[Producer] | list[Reader]) -> None:
+    for client in clients:
+        client.stopping.set()
+    for client in clients:
+        client.join(2 * HANG_S)
+        assert not client.is_alive(), f"{client.name} hangs"
+        if client.failure is not None:
+            raise client.failure

@@ -1,0 +1,18 @@
+"""A short chaos run with a fixed seed; ``make chaos`` makes long ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.run import Options, run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kills_and_store_faults_contradict_nothing_that_was_said(tmp_path: Path) -> None:
+    report = run(Options(tmp_path, seed=4, seconds=600, kills=15))
+    assert report.contradictions == []
+    assert report.kills >= 15
+    assert report.acknowledged and report.unknown, "the kills did not meet the load"
