@@ -106,6 +106,46 @@ def recover(context: click.Context, /, take_over: bool, as_json: bool, **options
 
 
 @headgate.command()
+@place_options
+@click.option("--deep", is_flag=True, help="Read every object and verify each byte.")
+@output_option
+@click.pass_context
+def check(context: click.Context, /, deep: bool, as_json: bool, **options: Any) -> None:
+    """Compare the ledger with the store; works beside a daemon, and writes nothing.
+
+    Exit code 1 when something is not as it must be; each such thing is named.
+    """
+    config = loaded(**options)
+    from daemon.cli import check as check_  # its imports are of no use to other commands
+
+    report = check_.check(config, deep=deep)
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(check_.check_text(report))
+    context.exit(0 if report.sound else FAILED)
+
+
+@headgate.command()
+@place_options
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted; write nothing.")
+@output_option
+def gc(dry_run: bool, as_json: bool, **options: Any) -> None:
+    """Delete orphans: objects that were put and never committed. Works beside a daemon.
+
+    One goes when it is older than gc_grace_ms, after an entry of the owner's log names it.
+    """
+    config = loaded(**options)
+    from daemon.cli import check as check_  # its imports are of no use to other commands
+
+    report = check_.collect(config, dry_run=dry_run)
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(check_.collect_text(report))
+
+
+@headgate.command()
 @client_option
 @output_option
 @click.pass_context

@@ -1,0 +1,139 @@
+"""``headgate check`` and ``headgate gc``: what they open, and what they print.
+
+The work is ``daemon/check.py``'s and ``daemon/collect.py``'s. Both work beside a running daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from pathlib import Path
+
+from daemon import serve
+from daemon.check import Check
+from daemon.check import Report as CheckReport
+from daemon.cli.exits import CommandFailed
+from daemon.cli.objects import opened_ledger, opened_store
+from daemon.cli.output import bytes_text, count_text, duration_text, progress
+from daemon.collect import Collection
+from daemon.collect import Report as CollectReport
+from daemon.config import Config
+from daemon.cover import NotCovered, covering, may_collect
+from daemon.owner import OtherHistory
+from daemon.recover import sleep_s
+from ledger.entry import EntryError
+from ledger.errors import LedgerMissing
+from shards.clock import monotonic_ns, wall_ms
+from uploader.counted import CountedStore
+from uploader.ownerlog import OwnedByAnother
+
+NAMED_MAX = 20  # of a kind, for people; JSON has them all
+
+
+def check(config: Config, *, deep: bool) -> CheckReport:
+    """Compares ledger and store. Raises LedgerError, StoreError."""
+    with opened_ledger(config) as ledger, opened_store(config) as store:
+        return Check(config, ledger, store, sleep_s, deep=deep).run(
+            lambda length: progress(length, "objects")
+        )
+
+
+def check_text(report: CheckReport) -> str:
+    """The report for people: counts, then each problem with what to do."""
+    read = "each read" if report.deep else "sizes only, --deep reads them"
+    where = f"a daemon runs, pid {report.daemon_pid}" if report.daemon_pid else "no daemon runs"
+    lines = [
+        f"{report.data_dir} against {report.store} ({where})",
+        f"  objects   {count_text(report.objects)} of {bytes_text(report.object_bytes)}, {read}",
+        (
+            f"  others    {count_text(report.orphans)} orphans, {count_text(report.in_flight)} in"
+            f" flight, {count_text(report.named_for_deletion)} named for deletion,"
+            f" {count_text(report.foreign)} foreign"
+        ),
+        f"  offsets   {count_text(report.gaps_declared)} declared gaps",
+    ]
+    last = report.last_entry
+    if last is not None:
+        lines.append(
+            f"  log       {count_text(report.entries)} entries, the last ({last.kind})"
+            f" {duration_text(last.age_s * 1000)} ago by {last.host}, pid {last.pid}"
+        )
+    kinds = dict.fromkeys(problem.kind for problem in report.problems)
+    for kind in kinds:
+        some = [problem for problem in report.problems if problem.kind == kind]
+        lines.append(f"{kind.upper()}: {some[0].hint}")
+        lines += [f"  {problem.problem}" for problem in some[:NAMED_MAX]]
+        if len(some) > NAMED_MAX:
+            lines.append(f"  and {count_text(len(some) - NAMED_MAX)} more")
+    total = len(report.problems) + report.problems_more
+    many = f"{count_text(total)} problem{'s' if total != 1 else ''}"
+    lines.append(f"{'sound' if report.sound else many}, {report.seconds:.1f} s")
+    return "\n".join(lines)
+
+
+def collect(config: Config, *, dry_run: bool) -> CollectReport:
+    """Deletes orphans, or says which. Raises CommandFailed, LedgerError, StoreError."""
+    began_ns = monotonic_ns()
+    report = CollectReport(dry_run)
+    try:
+        with opened_store(config) as opened:
+            store = CountedStore(opened)
+            report.requests = store.requests
+            _collect(config, store, report, dry_run=dry_run)
+    except OwnedByAnother as error:
+        raise CommandFailed(
+            str(error), hint="collect with that daemon's data directory, or take the store over"
+        ) from error
+    except NotCovered as error:
+        raise CommandFailed(
+            str(error), hint="nothing was deleted that no entry names; it is safe to run it again"
+        ) from error
+    except (serve.StartError, OtherHistory, EntryError) as error:
+        raise CommandFailed(str(error)) from error
+    report.usd = report.requests.usd(store.url)
+    report.seconds = (monotonic_ns() - began_ns) / 1e9
+    return report
+
+
+def _collect(config: Config, store: CountedStore, report: CollectReport, *, dry_run: bool) -> None:
+    if not Path(config.ledger_path).exists():
+        raise LedgerMissing(Path(config.ledger_path))
+    work = partial(
+        Collection, store=store, report=report, grace_ms=config.gc_grace_ms, now_ms=wall_ms,
+        sleep_s=sleep_s,
+    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        if dry_run:
+            ledger = stack.enter_context(opened_ledger(config))
+            report.daemon_pid, report.epoch_floor = may_collect(config, ledger, store, sleep_s)
+            work(ledger).look(report.epoch_floor)
+        else:
+            ledger, cover = stack.enter_context(covering(config, store, sleep_s))
+            report.daemon_pid = cover.daemon_pid
+            work(ledger).collect(cover)
+
+
+def collect_text(report: CollectReport) -> str:
+    """The report for people."""
+    going = report.orphans - report.young if report.dry_run else report.deleted
+    verb = "would be deleted" if report.dry_run else "deleted"
+    requests = report.requests
+    lines = [
+        (
+            f"{count_text(report.objects)} objects below the epoch {report.epoch_floor},"
+            f" {count_text(report.orphans)} orphans of {bytes_text(report.orphan_bytes)} among them"
+        )
+    ]
+    lines += [f"  {key}" for key in report.keys[:NAMED_MAX]]
+    if going > NAMED_MAX:
+        lines.append(f"  and {count_text(going - NAMED_MAX)} more")
+    lines.append(
+        f"{count_text(going)} {verb}, {count_text(report.young)} too young (gc_grace_ms),"
+        f" {count_text(report.foreign)} foreign and left alone"
+    )
+    lines.append(
+        f"{count_text(requests.puts)} puts, {count_text(requests.lists)} lists,"
+        f" {count_text(requests.gets)} gets, {count_text(requests.deletes)} deletes:"
+        f" ${report.usd:.6f}, {report.seconds:.1f} s"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,183 @@
+"""``headgate gc``: orphans are named, told to the owner's log, deleted, forgotten (PROTOCOL 7).
+
+    raise the floor -> an entry has it -> LIST what is below it -> name orphans in the ledger
+    -> an entry has the names -> DELETE -> the names go
+
+An orphan goes when its grace time is over, counted from when the store took it. Killed between
+any two steps and run again: rows of ``deletions`` whose objects are gone are dropped, the others
+are found by LIST again. Names and objects move in rounds, so memory and entries are bounded.
+
+What is deleted is judged three times by the same rule (``ledger/collection.py``): when it is
+listed, in the transaction that names it, and behind the entry.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
+
+from msgspec import Struct, field
+
+from daemon.cover import Cover, Sleep
+from ledger.collection import Candidate
+from ledger.ledger import Ledger
+from uploader.collect import LIST_LIMITS, Fate, epoch_prefix, fate, listed
+from uploader.counted import Requests
+from uploader.l0 import parse_key
+from uploader.retry import retry_delay_s
+from uploader.stores.base import ObjectHead, ObjectStore, StoreError
+
+T = TypeVar("T")
+PAGE_OBJECTS = 1_000
+ROUND_ORPHANS = 10_000  # named by one entry: about 1 MB
+KEYS_TOLD_MAX = 10_000  # in a report
+
+
+class Report(Struct):
+    """What a collection found and did. Objects are keys; equal copies of one count once.
+
+    ``orphans`` are all that were found, of which ``young`` are still within the grace time.
+    ``keys`` are those deleted, or with ``dry_run`` those that would be; at most 10,000.
+    """
+
+    dry_run: bool
+    daemon_pid: int | None = None
+    epoch_floor: int = 0
+    objects: int = 0
+    orphans: int = 0
+    orphan_bytes: int = 0
+    young: int = 0
+    foreign: int = 0
+    deleted: int = 0
+    deleted_bytes: int = 0
+    keys: list[str] = []
+    requests: Requests = field(default_factory=Requests)
+    usd: float = 0.0
+    seconds: float = 0.0
+
+
+class Collection:
+    """One run over a store."""
+
+    def __init__(
+        self, ledger: Ledger, store: ObjectStore, report: Report, grace_ms: int,
+        now_ms: Callable[[], int], sleep_s: Sleep,
+    ) -> None:  # fmt: skip
+        self._ledger = ledger
+        self._store = store
+        self._report = report
+        self._grace_ms = grace_ms
+        self._now_ms = now_ms
+        self._sleep_s = sleep_s
+        self._rng = random.Random(store.url)
+        self._previous = ""  # key in the listing
+
+    def look(self, floor: int) -> None:
+        """Fills the report with what a collection at this floor would do; writes nothing."""
+        for batch in self._rounds(floor, set()):
+            self._tell(batch)
+
+    def collect(self, cover: Cover) -> None:
+        """Deletes the orphans. Raises NotCovered, StoreError, LedgerError."""
+        floor = cover.raise_floor()
+        self._report.epoch_floor = floor
+        # Names that a killed run left; another collection may add some meanwhile, which are its.
+        gone = self._named()
+        for batch in self._rounds(floor, gone):
+            named = self._ledger.name_orphans([candidate for candidate, _ in batch])
+            cover.cover()
+            self._delete(batch, named)
+        for some in _pages(iter(sorted(gone)), PAGE_OBJECTS):
+            self._ledger.forget_orphans(some)
+
+    def _named(self) -> set[str]:
+        names: set[str] = set()
+        after = ""
+        while page := self._ledger.named_orphans(after, PAGE_OBJECTS):
+            names.update(page)
+            after = page[-1]
+        return names
+
+    def _rounds(self, floor: int, gone: set[str]) -> Iterator[list[tuple[Candidate, int]]]:
+        """Orphans past their grace with their sizes, in rounds; takes what is there from ``gone``.
+
+        Equal copies of one key are in one round.
+        """
+        batch: list[tuple[Candidate, int]] = []
+        for page in _pages(self._below(floor), PAGE_OBJECTS):
+            for candidate, size_bytes in self._orphans_of(page, floor, gone):
+                if len(batch) >= ROUND_ORPHANS and candidate.key != batch[-1][0].key:
+                    yield batch
+                    batch = []
+                batch.append((candidate, size_bytes))
+        if batch:
+            yield batch
+
+    def _below(self, floor: int) -> Iterator[ObjectHead]:
+        """LIST order is epoch order, so it ends at the floor."""
+        end = epoch_prefix(floor)
+        for head in listed(self._store, "l0/", "", self._rng, self._sleep_s):
+            if head.key >= end:
+                return
+            yield head
+
+    def _orphans_of(
+        self, page: Sequence[ObjectHead], floor: int, gone: set[str]
+    ) -> Iterator[tuple[Candidate, int]]:
+        # Looked up behind the LIST: what was below the floor then is in the ledger or never will.
+        there = self._ledger.committed_keys([head.key for head in page])
+        incarnations = frozenset(self._ledger.incarnations())
+        report = self._report
+        for head in page:
+            gone.discard(head.key)
+            copy, self._previous = head.key == self._previous, head.key
+            report.objects += not copy
+            if head.key in there:
+                continue
+            if fate(head.key, floor, incarnations) is not Fate.ORPHAN:
+                report.foreign += not copy
+                continue
+            young = max(0, self._now_ms() - head.modified_ms) < self._grace_ms
+            report.orphans += not copy
+            report.orphan_bytes += head.size_bytes
+            report.young += young and not copy
+            if not young:
+                yield Candidate(head.key, head.locator, parse_key(head.key)), head.size_bytes
+
+    def _delete(self, batch: list[tuple[Candidate, int]], named: Sequence[Candidate]) -> None:
+        names = self._ledger.named_keys([candidate.key for candidate in named])
+        still = {
+            candidate.locator for candidate in self._ledger.orphans(named) if candidate.key in names
+        }
+        going = [(candidate, size) for candidate, size in batch if candidate.locator in still]
+        for some in _pages(iter(going), PAGE_OBJECTS):
+            self._delete_objects([candidate.locator for candidate, _ in some])
+            self._ledger.forget_orphans([candidate.key for candidate, _ in some])
+        self._tell(going)
+        self._report.deleted += len({candidate.key for candidate, _ in going})
+        self._report.deleted_bytes += sum(size for _, size in going)
+
+    def _delete_objects(self, locators: Sequence[str]) -> None:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                self._store.delete(locators)
+                return
+            except StoreError as error:
+                pause_s = retry_delay_s(error, attempt, self._rng, LIST_LIMITS)
+                if pause_s is None:
+                    raise
+                self._sleep_s(pause_s)
+
+    def _tell(self, batch: Sequence[tuple[Candidate, int]]) -> None:
+        keys = self._report.keys
+        unique = dict.fromkeys(candidate.key for candidate, _ in batch)
+        keys.extend(islice(unique, max(0, KEYS_TOLD_MAX - len(keys))))
+
+
+def _pages(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    while page := list(islice(items, size)):
+        yield page
