@@ -9,14 +9,16 @@ Each record's data is its own number, so what is read back says which record sta
 
 from __future__ import annotations
 
-import contextlib
+import os
 import shutil
 import sqlite3
+import subprocess
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import NamedTuple
 
+import msgspec
 import pytest
 from crc32c import crc32c
 from hypothesis import HealthCheck, settings
@@ -25,8 +27,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from daemon.owner import OtherHistory, check_history
 from daemon.recover import Report, lives, rebuild, settle, tell
-from ledger.backup import Mark
-from ledger.entry import Entry, Owner
+from ledger.backup import Mark, restore_image
+from ledger.entry import Owner
 from ledger.ledger import Ledger
 from ledger.types import CommitDraft, Condition, ConditionPart, LeaseId, SourceRange, TopicConfig
 from shards.frame import CODEC_RECORDS, encode_batch
@@ -39,7 +41,7 @@ from uploader.stores.file import FileStore
 Place = tuple[int, int]  # topic id, partition
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True):
     """Records of one produce call: ``count`` of them for one partition of a topic."""
 
     topic: str
@@ -268,7 +270,9 @@ class RecoveryMachine(RuleBasedStateMachine):
     @rule(requests=requests_)
     def put_without_commit(self, requests: list[Request]) -> None:
         """Whoever held this lease was killed before the transaction."""
-        self.world.build([request._replace(key=None) for request in requests], shard=1)
+        self.world.build(
+            [msgspec.structs.replace(request, key=None) for request in requests], shard=1
+        )
 
     @rule(kind=st.sampled_from(["entry", "entry", "snapshot"]))
     def tell(self, kind: str) -> None:
@@ -321,3 +325,192 @@ TestRecoveryOfHistories.settings = settings(
     max_examples=40, stateful_step_count=20, deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A node with the topic ``a`` of two partitions, which its first entry lists."""
+    made = World(tmp_path)
+    made.node.ledger.create_topic("a", TopicConfig(partitions=2), 1)
+    made.node.tell()
+    yield made
+    made.check()
+    made.close()
+
+
+def test_the_gap_is_as_long_as_all_that_could_have_got_offsets(world: World) -> None:
+    world.produce([Request("a", 0, 4)])
+    world.node.tell()
+    world.produce([Request("a", 0, 2)])
+    world.build([Request("a", 0, 3), Request("a", 1, 1)], shard=1)
+    report = world.recover()
+    assert [(g.topic, g.partition, g.gap_from, g.gap_to) for g in report.gaps] == [
+        ("a", 0, 5, 9),
+        ("a", 1, 1, 1),
+    ]
+    assert (report.objects_listed, report.objects_taken, report.records_taken) == (1, 2, 6)
+    assert report.may_be_doubled.records == 6
+    state = world.node.ledger.partition_states(1)[0]
+    assert (state.earliest_seq, state.count, state.head_seq) == (1, 9, 14)
+
+
+def test_keys_that_are_listed_win_and_expectations_are_not_judged_again(world: World) -> None:
+    world.produce([Request("a", 0, 1, "listed")])
+    world.node.tell()
+    world.build([Request("a", 0, 1, "listed")], shard=1)  # the repeat, void before and now
+    world.produce([Request("a", 0, 2, "unlisted")])
+    world.produce([Request("a", 0, 1, None, 3)])
+    report = world.recover()
+    # The expectation of head 3 does not hold any more, and its record is there.
+    assert world.node.ledger.partition_states(1)[0].count == 4
+    assert report.may_be_doubled.records == report.may_be_doubled.expected_seq_records == 1
+    # The key of the unlisted one is known again.
+    draft, _ = world.build([Request("a", 0, 2, "unlisted")])
+    commit = world.node.ledger.commit(draft, draft.created_ms, lambda _: None)
+    assert [verdict.kind for verdict in commit.verdicts] == ["deduped"]
+
+
+def test_topics_that_no_entry_lists_come_from_footers_and_a_newer_id_wins_the_name(
+    world: World,
+) -> None:
+    ledger = world.node.ledger
+    ledger.create_topic("new", TopicConfig(partitions=3), 1)
+    world.produce([Request("new", 2, 1)])
+    ledger.delete_topic("a", 2)
+    ledger.create_topic("a", TopicConfig(partitions=2), 2)
+    world.produce([Request("a", 1, 1)])
+    report = world.recover()
+    assert sorted(report.topics_restored) == ["a", "new"]
+    ledger = world.node.ledger
+    found = {topic.name: (topic.topic_id, topic.config.partitions) for topic in ledger.topics()}
+    assert found == {"a": (3, 2), "new": (2, 3)}
+    old = ledger.topic_by_id(1)
+    assert old is not None and old.deleted_ms is not None
+    assert ledger.create_topic("later", TopicConfig(), 3)[0].topic_id == 4
+
+
+def test_what_a_former_owner_puts_behind_the_take_over_is_never_taken(world: World) -> None:
+    """It wakes with the epoch that its successor also has, and its PUT was under way."""
+    old = world.node
+    old_epoch, old_incarnation = old.epoch + 5, old.incarnation
+    world.recover()
+    world.node.epoch, world.node.incarnation, kept = (
+        old_epoch, old_incarnation, (world.node.epoch, world.node.incarnation),
+    )  # fmt: skip
+    world.build([Request("a", 0, 1)])
+    world.node.epoch, world.node.incarnation = kept
+    report = world.recover()
+    assert (report.objects_taken, report.objects_orphan) == (0, 1)
+
+
+def test_an_object_that_is_named_for_deletion_is_gone(world: World) -> None:
+    draft, _ = world.build([Request("a", 0, 1)], shard=1)
+    with closing(sqlite3.connect(world.node.path)) as connection, connection:
+        connection.execute(
+            "INSERT INTO deletions (key, locator, reason) VALUES (?, ?, 'orphan')",
+            (draft.key, draft.locator),
+        )
+    world.node.tell()
+    report = world.recover()
+    assert (report.objects_taken, report.objects_named_for_deletion) == (0, 1)
+
+
+def test_an_object_that_the_log_lists_and_the_store_has_not_is_named(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.node.ledger.create_topic("a", TopicConfig(partitions=2), 1)
+    world.produce([Request("a", 0, 1)])
+    world.node.tell()
+    (head,) = world.store.list("l0/")
+    world.store.delete([head.locator])
+    report = world.recover()
+    assert report.missing == [head.key] and not report.sound
+    world.close()
+
+
+def test_without_a_log_everything_comes_from_the_objects(world: World) -> None:
+    for number in range(5):
+        world.produce([Request("a", number % 2, 2)])
+    world.node.tell()
+    world.store.delete([head.locator for head in world.store.list("ledger/")])
+    report = world.recover()
+    assert (report.entries, report.objects_listed, report.objects_taken) == (0, 0, 5)
+    assert report.topics_restored == ["a"]
+
+
+def test_a_recovery_that_was_broken_off_is_begun_again(world: World) -> None:
+    world.produce([Request("a", 0, 2)])
+    log = world.log()
+    taken = log.take(take_over=True)
+    path = world.root / f"data-{world.starts}" / "ledger.db"
+    aside = path.with_name("ledger.db.recovering")
+    aside.write_bytes(b"half of it")
+    aside.with_name(aside.name + "-wal").write_bytes(b"and its log")
+    report = rebuild(path, nullcontext(), world.store, taken, log)
+    assert report.objects_taken == 1 and path.exists() and not aside.exists()
+
+
+def test_the_former_ledger_is_kept_with_what_only_its_wal_has(world: World) -> None:
+    # A killed daemon leaves a WAL: what was committed last stands there alone.
+    world.produce([Request("a", 0, 2)])
+    log = world.log()
+    taken = log.take(take_over=True)
+    path = world.root / f"data-{world.starts}" / "ledger.db"
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{world.node.path}{suffix}", f"{path}{suffix}")
+    report = rebuild(path, nullcontext(), world.store, taken, log)
+    assert report.kept_ledger is not None
+    with closing(Ledger(Path(report.kept_ledger), nullcontext())) as kept:
+        assert kept.latest_commit_number() == 1
+        kept.check_invariants()
+
+
+def test_a_start_trusts_its_own_ledger_only_where_nobody_else_can_have_written(
+    world: World, tmp_path: Path
+) -> None:
+    world.produce([Request("a", 0, 1)])
+    world.node.tell()
+    log = world.node.log
+    copy = tmp_path / "copy.db"
+    with closing(Ledger(world.node.path, nullcontext())) as whole:
+        whole.checkpoint()
+        whole_image = whole.image()
+    restore_image(copy, whole_image)
+    world.produce([Request("a", 0, 2)])  # the copy has not got this one, and no entry lists it
+    own = log.take(take_over=False)
+    path = str(world.node.path)
+    assert own.former is Former.OURS
+    assert settle(path, nullcontext(), world.store, own, log, take_over=False) is None
+    # After another boot it may be another disk: what the store has and it has not is taken.
+    rebooted = msgspec.structs.replace(own, former=Former.REBOOTED)
+    report = settle(str(copy), nullcontext(), world.store, rebooted, log, take_over=False)
+    assert report is not None and report.objects_taken == 1 and report.gaps
+    again = settle(str(copy), nullcontext(), world.store, rebooted, log, take_over=False)
+    assert again is not None and again.objects_taken == 0 and not again.gaps
+    # After another owner it is not even looked at.
+    another = msgspec.structs.replace(own, former=Former.ANOTHER)
+    report = settle(str(copy), nullcontext(), world.store, another, log, take_over=True)
+    assert report is not None and report.kept_ledger is not None
+
+
+def test_a_recovery_that_another_start_was_faster_than_is_not_believed(world: World) -> None:
+    world.produce([Request("a", 0, 1)])
+    log = world.log()
+    taken = log.take(take_over=True)
+    path = world.root / f"data-{world.starts}" / "ledger.db"
+    rebuild(path, nullcontext(), world.store, taken, log)
+    faster = world.log()
+    assert faster.put(faster.entry(taken.incarnation + 1, 1, "entry", Mark()))
+    with (
+        closing(Ledger(path, nullcontext())) as ledger,
+        pytest.raises(OtherHistory, match="at the same moment"),
+    ):
+        tell(ledger, log, taken)
+
+
+def test_who_lives_is_asked_of_the_kernel() -> None:
+    assert lives(os.getpid())
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not lives(child.pid), "it has ended, though nobody has asked for its exit code"
+    child.wait()
+    assert not lives(child.pid)

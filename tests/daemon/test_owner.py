@@ -1,0 +1,202 @@
+"""The owner's entries on a store whose answers get lost, or whose numbers another one takes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from daemon import owner as owner_module
+from daemon.owner import LOCK_NAME, OtherHistory, OwnerThread, check_history, this_owner
+from ledger.backup import Mark
+from ledger.entry import Entry, Owner
+from ledger.ledger import Ledger
+from ledger.types import TopicConfig
+from shards import layout as at
+from shards.doorbell import Doorbells
+from shards.layout import Layout
+from shards.segment import Segment
+from tests.e2e.daemon import wait_until
+from tests.ledger.requests import Request, draft_of, lease
+from uploader.ownerlog import OwnerLog, Taken
+from uploader.ownership import PERIOD_NS, RETRY_NS
+from uploader.stores.base import StoreError
+from uploader.stores.file import FileStore
+
+OWNER = Owner("host", 1, "boot", 1, 1, "/data")
+
+
+class FailingStore(FileStore):
+    """The real store; the next puts of entries fail, behind or in front of being kept."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory)
+        self.fail_kept = 0
+        self.fail_lost = 0
+
+    def put_if_absent(self, key: str, body: bytes) -> bool:
+        if self.fail_lost:
+            self.fail_lost -= 1
+            raise StoreError("lost", retryable=True, outcome_unknown=True)
+        made = super().put_if_absent(key, body)
+        if self.fail_kept:
+            self.fail_kept -= 1
+            raise StoreError("kept, but nobody says so", retryable=True, outcome_unknown=True)
+        return made
+
+
+class Rig:
+    """An owner's thread that owns an incarnation, without a daemon around it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.segment = Segment.create(Layout(shards=1, ring_bytes=4096))
+        self.bells = Doorbells.create(1)
+        self.store = FailingStore(str(directory / "store"))
+        self.log = OwnerLog(self.store, OWNER, lambda _: None)
+        self.ledger = Ledger(directory / "ledger.db", nullcontext())
+        self.told = Ledger(directory / "ledger.db", nullcontext())
+        self.owner = OwnerThread(self.segment, self.bells, self.log, self.told)
+        self.words = self.segment.words
+
+    def own(self) -> None:
+        incarnation, _ = self.ledger.begin_incarnation(1, 0)
+        self.owner.own(incarnation, Taken(0, None))
+        self.owner.start()
+
+    def news(self, name: str) -> Mark:
+        """Something that an entry must tell; the bell spares a second of looking."""
+        self.ledger.create_topic(name, TopicConfig(), 1)
+        self.bells.ring(self.bells.owner)
+        return self.ledger.mark()
+
+    def entries(self) -> list[Entry]:
+        return list(self.log.chain())
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.told.close()
+        self.store.close()
+        self.bells.close()
+        self.segment.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """Periods of an entry are short here: what is tested is their order."""
+    monkeypatch.setattr("uploader.ownership.PERIOD_NS", PERIOD_NS // 100)
+    monkeypatch.setattr("uploader.ownership.RETRY_NS", RETRY_NS // 100)
+    with contextlib.closing(Rig(tmp_path)) as made:
+        yield made
+
+
+def test_an_entry_whose_answer_was_lost_is_ours_and_its_age_counts_from_the_first_sending(
+    rig: Rig,
+) -> None:
+    rig.own()
+    sent_ns = rig.words[at.G_OWNED_SENT_NS]
+    rig.store.fail_kept = 1
+    mark = rig.news("a")
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 2, "the lost answer to be found out")
+    assert not rig.owner.superseded and rig.words[at.G_SUPERSEDED] == 0
+    assert rig.words[at.G_OWNED_SENT_NS] > sent_ns
+    assert rig.entries()[-1].mark == mark
+    last = rig.news("b")
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 3, "the next entry")
+    rig.owner.release()
+    kinds = [(e.number, e.kind) for e in rig.entries()]
+    assert kinds == [(1, "entry"), (2, "entry"), (3, "entry"), (4, "release")]
+    assert rig.entries()[2].mark == last
+
+
+def test_an_entry_that_never_arrived_is_sent_again_until_it_does(rig: Rig) -> None:
+    rig.own()
+    rig.store.fail_lost = 3
+    mark = rig.news("a")
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 2, "the entry to arrive")
+    assert rig.store.fail_lost == 0
+    assert rig.entries()[-1].mark == mark
+    rig.owner.release()
+
+
+def test_a_release_stands_behind_an_entry_whose_fate_was_unknown(rig: Rig) -> None:
+    rig.own()
+    rig.store.fail_lost = 10**9
+    rig.news("a")
+    wait_until(lambda: rig.store.fail_lost < 10**9, "an entry to fail")
+    rig.store.fail_lost = 0
+    rig.owner.release()
+    last = rig.entries()[-1]
+    assert last.kind == "release" and last.mark == rig.ledger.mark()
+
+
+def test_a_number_that_another_took_ends_the_ownership_for_good(rig: Rig) -> None:
+    rig.own()
+    other = OwnerLog(rig.store, msgspec.structs.replace(OWNER, inode=2), lambda _: None)
+    taken = other.take(take_over=True)
+    assert taken.last is not None
+    rig.news("a")
+    wait_until(lambda: rig.words[at.G_SUPERSEDED], "the take-over to be noticed")
+    wait_until(lambda: not rig.owner.alive, "the owner's thread to end")
+    rig.owner.release()
+    assert [e.kind for e in rig.entries()] == ["entry", "seal"]
+
+
+def test_a_start_whose_first_number_another_took_gives_way(rig: Rig) -> None:
+    faster = rig.log.entry(1, 1, "entry", Mark())
+    assert rig.log.put(faster)
+    with pytest.raises(OtherHistory, match="at the same moment"):
+        rig.owner.own(1, Taken(0, None))
+
+
+def test_from_time_to_time_a_snapshot_takes_the_place_of_all_entries(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_module, "ENTRIES_PER_SNAPSHOT", 3)
+    rig.own()
+    for number, name in enumerate("abcd", 2):
+        rig.news(name)
+        wait_until(lambda n=number: rig.words[at.G_ENTRY_NUMBER] == n, f"entry {number}")  # type: ignore[misc]  # a lambda with a default
+    rig.owner.release()
+    kinds = [(e.number, e.kind) for e in rig.entries()]
+    assert kinds == [(4, "snapshot"), (5, "entry"), (6, "release")]
+
+
+def test_histories_are_told_apart(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db", nullcontext())
+    topic, _ = ledger.create_topic("t", TopicConfig(), 1)
+    ledger.commit(draft_of(lease(1, epoch=0), [Request(topic.topic_id)]), 1, lambda _: None)
+    there = ledger.mark()
+    log = OwnerLog(FileStore(str(tmp_path / "store")), OWNER, lambda _: None)
+
+    def check(mark: Mark) -> None:
+        check_history(ledger, log.entry(1, 1, "entry", mark), "file:///s")
+
+    check(Mark())
+    check(there)
+    assert there.lease is not None
+    for other in (
+        msgspec.structs.replace(there, commit_number=2),
+        msgspec.structs.replace(there, catalog_version=there.catalog_version + 1),
+        msgspec.structs.replace(there, epoch_floor=1),
+        msgspec.structs.replace(there, history="recovered"),
+        msgspec.structs.replace(there, lease=msgspec.structs.replace(there.lease, counter=2)),
+    ):
+        with pytest.raises(OtherHistory, match="headgate recover"):
+            check(other)
+    with pytest.raises(OtherHistory, match="has never been owned"):
+        check_history(ledger, None, "file:///s")
+    ledger.close()
+
+
+def test_a_copy_of_a_directory_is_another_owner(tmp_path: Path) -> None:
+    for name in ("data", "copy"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / LOCK_NAME).touch()
+    mine = this_owner(str(tmp_path / "data"))
+    assert this_owner(str(tmp_path / "data")).same_directory(mine)
+    copy = this_owner(str(tmp_path / "copy"))
+    assert not copy.same_directory(mine) and not copy.before_a_boot(mine)
