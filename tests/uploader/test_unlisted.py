@@ -1,0 +1,116 @@
+"""Which unlisted objects are taken, and in which order: pure decisions on keys and footers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.recovery import TopicSeen
+from ledger.types import Condition, ConditionPart, LeaseId
+from shards.frame import CODEC_RECORDS
+from tests.uploader.l0_samples import batch
+from uploader.l0 import ExtentParts, RingRun, build, object_key, read_footer
+from uploader.records import Record
+from uploader.stores.base import ObjectHead
+from uploader.unlisted import (
+    Unlisted,
+    in_ring_order,
+    is_orphan,
+    records_by_partition,
+    records_without_key,
+    topics_of,
+    without_renamed,
+)
+
+
+def item(
+    lease: LeaseId, starts: dict[int, int], *, topic: tuple[str, int] = ("t", 1),
+    partition: int = 0, conditions: tuple[Condition, ...] = (), created_ms: int = 5,
+) -> Unlisted:  # fmt: skip
+    """An object with one record of each source; ``starts``: ring position by shard."""
+    runs = tuple(RingRun(s, start, i, 1) for i, (s, start) in enumerate(sorted(starts.items())))
+    parts = ExtentParts(
+        topic[0], topic[1], partition, CODEC_RECORDS,
+        [batch([Record("1")] * len(runs), 1)], len(runs), 1, 1, runs,
+    )  # fmt: skip
+    body = build(lease, created_ms, [parts], conditions).body
+    key = object_key(lease)
+    return Unlisted(ObjectHead(key, f"at:{key}", len(body), 1), read_footer(body, key))
+
+
+@pytest.mark.parametrize(
+    ("lease", "orphan"),
+    [
+        (LeaseId(2, 7, 0, 1), False),
+        (LeaseId(2, 9, 0, 1), False),
+        (LeaseId(2, 6, 0, 1), True),
+        (LeaseId(1, 7, 0, 1), True),  # put late by a former owner
+        (LeaseId(3, 7, 0, 1), False),
+    ],
+)
+def test_an_orphan_is_below_the_floor_or_of_an_incarnation_before(
+    lease: LeaseId, orphan: bool
+) -> None:
+    assert is_orphan(lease, epoch_floor=7, incarnation=2) is orphan
+
+
+def test_of_a_lease_that_was_renamed_only_the_later_object_counts() -> None:
+    old = item(LeaseId(1, 3, 0, 1), {0: 64, 1: 128})
+    new = item(LeaseId(1, 4, 0, 9), {0: 64, 1: 128})
+    other = item(LeaseId(1, 3, 0, 2), {0: 64})
+    former = item(LeaseId(2, 3, 0, 1), {0: 64, 1: 128})
+    kept, renamed = without_renamed([new, old, other, former])
+    assert renamed == [old]
+    assert {each.lease_id for each in kept} == {each.lease_id for each in (new, other, former)}
+
+
+@given(st.data())
+def test_leases_of_a_source_stand_in_the_order_of_its_ring(data: st.DataObject) -> None:
+    """A history of pulls by any shard, of any sources; then shuffled and ordered again."""
+    ends = {0: 0, 1: 0, 2: 0}
+    counters = {0: 0, 1: 0, 2: 0}
+    pulls = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        holder = data.draw(st.integers(0, 2))
+        sources = data.draw(st.sets(st.integers(0, 2), min_size=1))
+        counters[holder] += 1
+        lease = LeaseId(1, data.draw(st.integers(3, 4)), holder, counters[holder])
+        pulls.append(item(lease, {s: ends[s] for s in sources}))
+        for source in sources:
+            ends[source] += 64
+    shuffled = list(pulls)
+    random.Random(data.draw(st.integers())).shuffle(shuffled)
+    ordered = in_ring_order(shuffled)
+    assert sorted(i.head.key for i in ordered) == sorted(i.head.key for i in pulls)
+    for source in range(3):
+        starts = [s for i in ordered for _, shard, s in i.starts() if shard == source]
+        assert starts == sorted(starts)
+    assert in_ring_order(pulls) == ordered
+
+
+def test_ranges_that_contradict_each_other_lose_no_object() -> None:
+    one = item(LeaseId(1, 3, 0, 1), {0: 0, 1: 64})
+    two = item(LeaseId(1, 3, 0, 2), {0: 64, 1: 0})
+    assert in_ring_order([two, one]) == [one, two]
+
+
+def test_topics_have_as_many_partitions_as_are_seen() -> None:
+    found = [
+        item(LeaseId(1, 3, 0, 1), {0: 0}, partition=4, created_ms=9),
+        item(LeaseId(1, 3, 0, 2), {0: 1}, partition=2, created_ms=7),
+        item(LeaseId(1, 3, 0, 3), {0: 2}, topic=("u", 2)),
+    ]
+    assert topics_of(found) == [TopicSeen(1, "t", 5, 7), TopicSeen(2, "u", 1, 5)]
+    assert records_by_partition(found) == {(1, 4): 1, (1, 2): 1, (2, 0): 1}
+
+
+def test_a_draft_keeps_keys_and_drops_expectations() -> None:
+    keyed = Condition(0, 0, 1, (ConditionPart(0, 0, 1),), "k", 7)
+    expecting = Condition(1, 0, 1, (ConditionPart(0, 1, 1),), None, 8)
+    found = item(LeaseId(1, 3, 0, 1), {0: 0, 1: 0}, conditions=(keyed, expecting))
+    (kept,) = found.draft().conditions
+    assert (kept.idempotency_key, kept.expected_seq, kept.parts) == ("k", None, keyed.parts)
+    assert records_without_key([found]) == 1
