@@ -1,0 +1,129 @@
+"""Orphans are named by the floor of that moment, and what is unsound in a ledger is placed."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+import pytest
+
+from ledger.backup import Mark
+from ledger.collection import Candidate
+from ledger.errors import LeaseBelowFloor
+from ledger.ledger import Ledger
+from ledger.types import LeaseId, Topic, TopicConfig
+from tests.ledger.requests import Request, draft_of, key_of, lease
+
+
+def candidate(lease_id: LeaseId) -> Candidate:
+    return Candidate(key_of(lease_id), f"at {key_of(lease_id)}", lease_id)
+
+
+def commit(ledger: Ledger, topic: Topic, lease_id: LeaseId) -> None:
+    ledger.commit(draft_of(lease_id, [Request(topic.topic_id)]), 10, lambda _: None)
+
+
+def test_only_uncommitted_objects_of_ours_below_the_floor_are_named(
+    ledger: Ledger, topic: Topic
+) -> None:
+    committed = lease(1, epoch=1)
+    commit(ledger, topic, committed)
+    ledger.begin_incarnation(2)
+    below, at_floor, foreign = lease(2, epoch=1), lease(3, epoch=2), lease(4, 1, incarnation=9)
+    found = [candidate(each) for each in (committed, below, at_floor, foreign)]
+
+    assert ledger.name_orphans(found) == [candidate(below)]
+    assert ledger.orphans(found) == [candidate(below)]
+    assert ledger.deletions() == {key_of(below)}
+    assert ledger.named_orphans() == [key_of(below)]
+    assert ledger.named_keys([each.key for each in found]) == {key_of(below)}
+    assert ledger.committed_keys([each.key for each in found]) == {key_of(committed)}
+
+
+def test_what_is_named_cannot_commit_any_more(ledger: Ledger, topic: Topic) -> None:
+    late = lease(1, epoch=1)
+    assert ledger.name_orphans([candidate(late)]) == []
+    ledger.begin_incarnation(2)
+    assert ledger.name_orphans([candidate(late)]) == [candidate(late)]
+    with pytest.raises(LeaseBelowFloor):
+        commit(ledger, topic, late)
+
+
+def test_a_name_is_one_row_until_it_is_forgotten(ledger: Ledger) -> None:
+    ledger.begin_incarnation(2)
+    orphan = candidate(lease(1, epoch=1))
+    for _ in range(2):
+        assert ledger.name_orphans([orphan]) == [orphan]
+    mark = ledger.mark()
+    assert ledger.named_orphans() == [orphan.key]
+    ledger.forget_orphans([orphan.key, "l0/never-was"])
+    assert ledger.named_orphans() == []
+    assert ledger.mark() == mark, "that a name has gone is no news for the owner's log"
+
+
+def test_more_keys_than_one_statement_takes_are_looked_up(ledger: Ledger, topic: Topic) -> None:
+    for counter in (1, 1_200):
+        commit(ledger, topic, lease(counter, epoch=1))
+    keys = [key_of(lease(counter, epoch=1)) for counter in range(1, 1_201)]
+    assert ledger.committed_keys(keys) == {keys[0], keys[-1]}
+
+
+def test_a_key_that_is_named_again_can_be_recovered(ledger: Ledger, tmp_path: Path) -> None:
+    """The object was deleted, put again by a slow uploader, and found by a later collection."""
+    ledger.begin_incarnation(2)
+    orphan = candidate(lease(1, epoch=1))
+    with closing(Ledger(tmp_path / "other.db", nullcontext())) as other:
+        mark = Mark()
+        for _ in range(2):
+            ledger.name_orphans([orphan])
+            mark, changes = ledger.changes_since(mark)
+            other.apply_changes(changes)
+            ledger.forget_orphans([orphan.key])
+        assert other.named_orphans() == [orphan.key]
+
+
+def test_objects_come_in_the_order_of_their_keys(ledger: Ledger, topic: Topic) -> None:
+    for counter in (10, 9, 2):
+        commit(ledger, topic, lease(counter, epoch=1))
+    keys = [row.key for row in ledger.objects_by_key(limit=2)]
+    keys += [row.key for row in ledger.objects_by_key(keys[-1])]
+    assert keys == sorted(key_of(lease(counter, epoch=1)) for counter in (10, 9, 2))
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind", "counter", "words"),
+    [
+        ("DELETE FROM extents WHERE last_offset = 2", "gap", 3, "offsets 2 to 2"),
+        ("UPDATE extents SET first_offset = 1 WHERE last_offset = 2", "overlap", 2, "before 2"),
+        ("DELETE FROM extents WHERE last_offset = 3", "gap", None, "end before 3"),
+        ("UPDATE extents SET byte_start = 99999 WHERE last_offset = 1", "extent", 1, "byte"),
+        ("DELETE FROM objects WHERE commit_number = 1", "extent", None, "no row"),
+        ("UPDATE partitions SET next_seq = 2 WHERE partition = 0", "overlap", None, "is 2"),
+    ],
+)
+def test_a_place_that_is_unsound_is_named(
+    tmp_path: Path, damage: str, kind: str, counter: int | None, words: str
+) -> None:
+    with closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger:
+        ledger.begin_incarnation(1)
+        topic = ledger.create_topic("orders", TopicConfig(partitions=2), 1)[0]
+        for each in (1, 2, 3):
+            commit(ledger, topic, lease(each, epoch=1))
+        assert ledger.unsound_extents(10) == []
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+            connection.execute(damage)
+            connection.commit()
+        (place,) = ledger.unsound_extents(10)
+    assert place.kind == kind
+    assert place.key == ("" if counter is None else key_of(lease(counter, epoch=1)))
+    assert (place.topic, place.partition) == ("orders", 0)
+    assert words in place.problem
+
+
+def test_a_declared_gap_is_sound(ledger: Ledger, topic: Topic) -> None:
+    commit(ledger, topic, lease(1, epoch=1))
+    ledger.prepare_taking([], {(topic.topic_id, 0): 5}, 0, 1)
+    commit(ledger, topic, lease(2, epoch=1))
+    assert [(gap.gap_from, gap.gap_to) for gap in ledger.gaps()] == [(2, 6)]
+    assert ledger.unsound_extents(10) == []
