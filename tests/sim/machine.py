@@ -36,6 +36,7 @@ from tests.sim.oracle import Oracle
 from tests.sim.schedule import (
     MS,
     NEVER,
+    STORE_WEIGHT,
     Flag,
     Locks,
     LockTable,
@@ -44,6 +45,7 @@ from tests.sim.schedule import (
     Process,
     S,
     Schedule,
+    Violation,
     Words,
     log_uniform,
 )
@@ -69,7 +71,9 @@ class View(Segment):
         self.layout = segment.layout
         self._map = segment._map
         self.data = segment.data
-        self.words = cast(memoryview, Words(segment.words, process))
+        layout = segment.layout
+        heads = frozenset(layout.shard(shard) + at.S_HEAD for shard in range(layout.shards))
+        self.words = cast(memoryview, Words(segment.words, process, heads))
         self._lease_counter_mutex = cast(Any, Mutex(process.schedule))
 
 
@@ -83,6 +87,9 @@ class LedgerLock:
         task = self._machine.schedule.current
         if task is not None:
             Locks(self._machine.locks, task.process).lock(locks.LEDGER)
+            # The transaction's time on disk: others come to wait for the lock.
+            schedule = self._machine.schedule
+            schedule.sleep(int(log_uniform(schedule.rng, 0.05, 10) * MS))
 
     def __exit__(self, *_: object) -> None:
         task = self._machine.schedule.current
@@ -98,8 +105,12 @@ class WatchedLedger(Ledger):
     def commit(
         self, draft: CommitDraft, now_ms: int, published: Callable[[Commit], None]
     ) -> Commit:
+        def told(commit: Commit) -> None:
+            published(commit)
+            self.machine.schedule.point(STORE_WEIGHT)
+
         self.machine.oracle.before_commit(draft)
-        return super().commit(draft, now_ms, published)
+        return super().commit(draft, now_ms, told)
 
 
 class Bells(Doorbells):
@@ -244,12 +255,12 @@ class Machine:
         shards = rng.randrange(2, 9)
         self.layout = Layout(
             shards,
-            rng.choice((4096, 8192, 32768)),
+            rng.choice((4096, 16384, 65536)),
             lease_slots=rng.randrange(1, 5),
             commit_slots=rng.choice((4, 8, 64)),
             commit_slot_bytes=rng.choice((512, 2048)),
         )
-        self.policy = Policy(object_bytes_target=rng.choice((400, 1000, 3000)))
+        self.policy = Policy(object_bytes_target=rng.choice((200, 500, 1500)))
         self.segment = Segment.create(self.layout)
         self.words = self.segment.words
         self.locks = LockTable()
@@ -257,6 +268,8 @@ class Machine:
         self.store = Store(self.schedule)
         self.ledger = WatchedLedger(directory / "ledger.db", LedgerLock(self))
         self.ledger.machine = self
+        # The oracle sees what is committed, not what another connection is about to.
+        self.seen_ledger = Ledger(directory / "ledger.db", LedgerLock(self), must_exist=True)
         incarnation, epoch = self.ledger.begin_incarnation(1)
         for number in range(TOPICS):
             self.ledger.create_topic(f"t{number + 1}", TopicConfig(partitions=PARTITIONS), 1)
@@ -269,7 +282,7 @@ class Machine:
             group = buddies.group_of(rng.randrange(shards))
             if buddies.can_split(group):
                 buddies.split(group)
-        self.oracle = Oracle(self.segment, self.ledger, self.store, self.schedule, log)
+        self.oracle = Oracle(self.segment, self.seen_ledger, self.store, self.schedule, log)
         self.supervisor = Process(self.schedule, "supervisor")
         self.schedule.start(self.supervisor, "tick", self._supervise)
         self.owner = Process(self.schedule, "owner")
@@ -286,6 +299,7 @@ class Machine:
     def close(self) -> None:
         """Ends all tasks and gives everything back."""
         self.schedule.close()
+        self.seen_ledger.close()
         self.ledger.close()
         self.segment.close()
         os.close(self.segment.fd)
@@ -405,7 +419,9 @@ class Machine:
 
     def upload_ended(self, error: BaseException) -> None:
         """An upload raised: the run ends with it."""
-        raise AssertionError(f"an upload ended with {error!r}") from error
+        if isinstance(error, Violation):
+            raise error
+        raise Violation(f"an upload ended with {error!r}") from error
 
     def check(self) -> None:
         """All invariants, between two steps."""

@@ -60,6 +60,7 @@ class Oracle:
         self._keys: dict[int, tuple[int, str]] = {}
         self._first_of_key: dict[tuple[int, str], int] = {}
         self._heads: dict[tuple[int, int], int] = {}
+        self._log_end = 0
         self._asked = False
         self.acknowledgements = 0
 
@@ -109,6 +110,8 @@ class Oracle:
             words[at.G_COMMITS] <= self._numbers,
             "the log is not ahead of the ledger", words[at.G_COMMITS], self._numbers,
         )  # fmt: skip
+        require(words[at.G_COMMITS] >= self._log_end, "the log never falls", self._log_end)
+        self._log_end = words[at.G_COMMITS]
         self._groups.map.check_invariants()
         committed = [words[base + at.S_COMMITTED] for base in bases]
         try:

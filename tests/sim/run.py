@@ -19,10 +19,12 @@ from msgspec import Struct
 from shards import layout as at
 from shards.clock import monotonic_ns
 from tests.sim.machine import Machine, simulated
+from tests.sim.owners import World, simulated_owners
 from tests.sim.schedule import MS, S, Task, Violation, log_uniform
 
 EPISODE_STEPS = 1_500
 EPISODES = 4  # of one machine
+WORLD_STEPS = 1_500  # of the owners of one prefix, behind each machine
 DRAIN_NS = 120 * S  # longer than any retry, stop or wait of ownership, together
 LOG_LINES = 50
 RAM = Path("/dev/shm")
@@ -56,6 +58,8 @@ class Outcome(Struct):
     puts: int = 0
     splits: int = 0
     merges: int = 0
+    daemons: int = 0  # that started on prefixes that had an owner
+    owners: int = 0  # of them, that got it
     virtual_s: float = 0.0
     wall_s: float = 0.0
 
@@ -70,14 +74,18 @@ class Run:
         self._now_ns = 0
         self.events: Counter[str] = Counter()
 
-    def run(self, steps: int) -> Outcome:
+    def run(self, steps: int, *, owners_only: bool = False) -> Outcome:
         """At least so many steps; ends with a drain. Raises Failure."""
         outcome = self.outcome
         began_ns = monotonic_ns()
+        worlds = 0
         try:
             while outcome.steps < steps:
-                self._machine(f"{outcome.seed}/{outcome.machines}", steps)
-                outcome.machines += 1
+                if not owners_only:
+                    self._machine(f"{outcome.seed}/{outcome.machines}", steps)
+                    outcome.machines += 1
+                worlds += 1
+                self._world(f"{outcome.seed}/owners {worlds}")
         except (AssertionError, Exception) as error:
             raise Failure(outcome.seed, outcome.steps, list(self._lines), error) from error
         finally:
@@ -114,6 +122,16 @@ class Run:
                     outcome.splits += machine.words[group + at.P_SPLITS]
                     outcome.merges += machine.words[group + at.P_MERGES]
 
+    def _world(self, seed: str) -> None:
+        world = World(seed, self._log)
+        with closing(world), simulated_owners(world):
+            for _ in range(WORLD_STEPS):
+                self.outcome.steps += 1
+                world.step()
+                self._now_ns = world.schedule.now_ns
+        self.outcome.daemons += len(world.daemons)
+        self.outcome.owners += sum(daemon.incarnation is not None for daemon in world.daemons)
+
     def _step(self, machine: Machine) -> Task:
         self.outcome.steps += 1
         schedule = machine.schedule
@@ -132,12 +150,13 @@ class Run:
     def _episode(self, machine: Machine) -> None:
         schedule, rng = machine.schedule, machine.rng
         schedule.mean_gap = log_uniform(rng, 4, 150)
-        deaths_every = rng.choice((40, 150, 1_000))
-        stops_every = rng.choice((60, 300, 2_000))
+        deaths_every = rng.choice((60, 300, 1_500))
+        stops_every = rng.choice((25, 150, 1_000))
         requests_every_ns = log_uniform(rng, 0.3, 100) * MS
         hot = rng.randrange(machine.layout.shards) if rng.randrange(2) else None
         machine.faults = True
         machine.store.faults = bool(rng.randrange(4))
+        schedule.hazards(log_uniform(rng, 100, 3_000))
         next_ns = float(schedule.now_ns)
         stop = self.outcome.steps + EPISODE_STEPS
         while self.outcome.steps < stop:
@@ -159,6 +178,9 @@ class Run:
         name = task.process.name
         inside = int(name.split()[1]) if name.startswith("shard") else rng.randrange(shards)
         shard = inside if rng.randrange(4) else rng.randrange(shards)
+        if machine.locks.holds_any(task.process):
+            # What a death or a stop under a lock leaves behind is what repairs are for.
+            deaths_every, stops_every = deaths_every // 8, stops_every // 8
         if not rng.randrange(deaths_every):
             machine.kill(shard)
         elif not rng.randrange(stops_every):
@@ -173,6 +195,7 @@ class Run:
         self._log("drain")
         machine.faults = machine.store.faults = False
         schedule.mean_gap = 400.0
+        schedule.hazards(None)
         until_ns = schedule.now_ns + DRAIN_NS
         while not machine.quiet():
             if schedule.now_ns > until_ns:
@@ -182,6 +205,6 @@ class Run:
         self._log("at rest")
 
 
-def simulate(seed: int, steps: int) -> Outcome:
+def simulate(seed: int, steps: int, *, owners_only: bool = False) -> Outcome:
     """Runs a seed. Raises Failure."""
-    return Run(seed).run(steps)
+    return Run(seed).run(steps, owners_only=owners_only)

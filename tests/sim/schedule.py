@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, MutableSequence
+from collections.abc import Callable, MutableSequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -103,6 +103,9 @@ class Schedule:
         self.current: Task | None = None
         self.mean_gap = 40.0  # points between two switches
         self.left = 1
+        # A stop right before a store or a lock, this often; None: never.
+        self.hazard_mean: float | None = None
+        self._hazard_left = 1
         self._back = threading.Lock()
         self._back.acquire()
         self._idle: list[_Worker] = []
@@ -118,6 +121,14 @@ class Schedule:
         if not task.process.alive:
             raise Died
         self.left -= weight
+        if weight >= STORE_WEIGHT and self.hazard_mean is not None:
+            self._hazard_left -= 1
+            if self._hazard_left <= 0:
+                self._hazard_left = 1 + int(self.rng.expovariate(1 / self.hazard_mean))
+                task.process.stopped_until_ns = self.now_ns + int(
+                    log_uniform(self.rng, 0.1, 8_000) * MS
+                )
+                self.left = 0
         if self.left <= 0:
             task.ready, task.until_ns = None, 0
             self._hand_back(task)
@@ -137,6 +148,11 @@ class Schedule:
     def sleep(self, duration_ns: int) -> None:
         """Lets virtual time pass."""
         self.wait(None, self.now_ns + max(1, duration_ns))
+
+    def hazards(self, mean: float | None) -> None:
+        """From now on a process is stopped at every so many stores, or not at all."""
+        self.hazard_mean = mean
+        self._hazard_left = 1 if mean is None else 1 + int(self.rng.expovariate(1 / mean))
 
     def _hand_back(self, task: Task) -> None:
         assert task.worker is not None
@@ -236,8 +252,11 @@ class Schedule:
 class Words(MutableSequence[int]):
     """The shared words as one process sees them: each load and store is a point."""
 
-    def __init__(self, memory: memoryview, process: Process) -> None:
+    def __init__(
+        self, memory: memoryview, process: Process, published_by: frozenset[int] = frozenset()
+    ) -> None:
         self._memory = memory
+        self._published_by = published_by  # head words: the oracle is told right behind them
         self._process = process
         self._schedule = process.schedule
 
@@ -252,6 +271,8 @@ class Words(MutableSequence[int]):
     def __setitem__(self, index: Any, value: Any) -> None:
         self._schedule.point(STORE_WEIGHT)
         self._memory[index] = value
+        if index not in self._published_by:
+            self._schedule.point(2)  # before bytes that are written behind it, which are no points
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -380,11 +401,3 @@ def _raise(error: BaseException) -> None:
 def log_uniform(rng: random.Random, low: float, high: float) -> float:
     """A number between two, each order of magnitude as likely."""
     return float(low * (high / low) ** rng.random())
-
-
-def numbers() -> Iterator[int]:
-    """1, 2, 3, ..."""
-    number = 0
-    while True:
-        number += 1
-        yield number

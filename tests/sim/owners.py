@@ -1,0 +1,347 @@
+"""Owners of one prefix in simulation (row L24): the shipped OwnerLog, OwnerThread and Ownership.
+
+Daemons start on the prefix of one that may live (``--take-over``), each with a clock of its own
+that runs up to 1 % fast or slow, each stopped now and then for up to a minute, wherever it
+stands. The store loses answers and is slow. Each daemon has uploads in the order of
+uploader/upload.py: PUT, then the look at ownership, then the commit.
+
+What must hold, by true time:
+
+- what an owner commits, every later owner has found by its LIST: it takes it as its own, behind
+  every offset that could have been given;
+- no owner looks at its ownership and finds it good behind a later owner's LIST;
+- of two starts one gets the prefix, and the numbers of the log are written once each;
+- an owner puts at most one new entry per 5 s of its clock.
+
+A commit itself may come later than its look, by a stop in between: its object is in the LIST.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+from daemon import owner as owner_module
+from daemon.owner import OtherHistory, OwnerThread
+from ledger.backup import Changes, Mark
+from ledger.entry import Owner
+from ledger.ledger import Ledger
+from shards import layout as at
+from shards.doorbell import Doorbells
+from shards.layout import Layout
+from shards.segment import Segment
+from tests.sim.oracle import require
+from tests.sim.schedule import MS, Process, S, Schedule, Violation, Words, log_uniform
+from uploader import ownerlog as ownerlog_module
+from uploader.ownerlog import OwnedByAnother, OwnerLog
+from uploader.ownership import may_commit, should_ask
+from uploader.stores.base import ObjectHead, StoreBusy, StoreError
+
+DAEMONS_MAX = 12
+UPLOADS = 2  # of each daemon at once
+PERIOD_MIN_NS = 5 * S
+RATE_MAX = 0.01
+LAYOUT = Layout(UPLOADS, 4096, lease_slots=1, commit_slots=4, commit_slot_bytes=64)
+
+
+class Bucket:
+    """Keys, each written once; what a PUT says may not be what it did."""
+
+    url = "sim://"
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self.kept: dict[str, bytes] = {}
+        self.faults = True
+
+    def _pass(self) -> int:
+        rng = self._schedule.rng
+        slow = self.faults and not rng.randrange(30)
+        self._schedule.sleep(int(log_uniform(rng, 1, 20_000 if slow else 200)) * MS)
+        return rng.randrange(10) if self.faults else 9
+
+    def put_if_absent(self, key: str, body: bytes) -> bool:
+        """One attempt."""
+        fate = self._pass()
+        if fate == 0:
+            raise StoreBusy("503 SlowDown")
+        free = key not in self.kept
+        self.kept.setdefault(key, body)
+        if self._pass() <= 1:
+            raise StoreError("timeout, though it was kept", retryable=True, outcome_unknown=True)
+        return free
+
+    def put(self, key: str, body: bytes, crc32c: int) -> str:
+        """One attempt."""
+        self.put_if_absent(key, body)
+        return key
+
+    def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
+        """The bytes."""
+        self._pass()
+        body = self.kept[locator]
+        return body[start:] if length is None else body[start : start + length]
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
+        """All of it as of one moment: LIST is strongly consistent."""
+        self._pass()
+        found = sorted(k for k in self.kept if k.startswith(prefix) and k > start_after)
+        return iter([ObjectHead(key, key, len(self.kept[key]), 0) for key in found])
+
+    def delete(self, locators: Sequence[str]) -> None:
+        """Removes keys."""
+        for key in locators:
+            self.kept.pop(key, None)
+
+    def check(self) -> None:
+        """This store can be used."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class _CountingLedger:
+    """What the owner's thread asks of a ledger: how far it is."""
+
+    def __init__(self) -> None:
+        self.commits = 0
+
+    def mark(self) -> Mark:
+        return Mark(commit_number=self.commits)
+
+    def changes_since(self, mark: Mark) -> tuple[Mark, Changes]:
+        return self.mark(), Changes({}, {})
+
+    def image(self) -> bytes:
+        return b""
+
+
+class Daemon:
+    """One start on the prefix."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        rng = world.schedule.rng
+        self.rate = 1 + rng.uniform(-RATE_MAX, RATE_MAX)
+        self.clock_start_ns = rng.randrange(10 * S)
+        self.process = Process(world.schedule, f"daemon {number}")
+        self.incarnation: int | None = None
+        self.listed: frozenset[str] | None = None  # objects, when it took the prefix over
+        self.listed_ns = 0
+        self.committed: list[str] = []
+        self.looked_good_ns = 0
+        self.entries_ns: list[int] = []  # when new ones were sent, by its clock
+        self.rung = False
+        self.segment = Segment.create(LAYOUT)
+        self._ledger = _CountingLedger()
+        self._objects = 0
+        world.schedule.start(self.process, "start", self._start)
+
+    def now_ns(self) -> int:
+        """Its own clock."""
+        return self.clock_start_ns + int(self.world.schedule.now_ns * self.rate)
+
+    def sleep_own_ns(self, duration_ns: int) -> None:
+        """Sleeps by its own clock."""
+        until_ns = self.world.schedule.now_ns + int(duration_ns / self.rate)
+        self.world.schedule.wait(None, until_ns)
+
+    def _start(self) -> None:
+        world = self.world
+        owner = Owner(f"host {self.number}", 1, f"boot {self.number}", 1, self.number, "/data")
+        owner_log = OwnerLog(world.bucket, owner, lambda s: self.sleep_own_ns(int(s * 1e9)))
+        words = Words(self.segment.words, self.process)
+        view = SimpleNamespace(words=words, layout=LAYOUT)
+        bells = cast(Doorbells, _OwnerBells(self))
+        try:
+            taken = owner_log.take(take_over=True)
+            listed = frozenset(head.key for head in world.bucket.list("l0/"))
+            listed_ns = world.schedule.now_ns
+            thread = OwnerThread(cast(Segment, view), bells, owner_log, cast(Ledger, self._ledger))
+            thread.own(taken.incarnation + 1, taken)
+        except (StoreError, OwnedByAnother, OtherHistory) as error:
+            world.log(f"{self.process.name} does not start: {error}")
+            return
+        self.incarnation = taken.incarnation + 1
+        self.listed, self.listed_ns = listed, listed_ns
+        world.log(f"{self.process.name} owns as {self.incarnation}, {len(listed)} objects")
+        thread.start()
+        for upload in range(UPLOADS):
+            world.schedule.start(self.process, "upload", partial(self._upload, words, upload))
+
+    def _upload(self, words: Words, upload: int) -> None:
+        """Uploads for ever, in the order of uploader/upload.py."""
+        world, schedule = self.world, self.world.schedule
+        wanted_at = LAYOUT.shard(upload) + at.S_ENTRY_WANTED_NS
+        while True:
+            schedule.sleep(int(log_uniform(schedule.rng, 1, 30_000)) * MS)
+            self._objects += 1
+            key = f"l0/{self.number}-{self._objects}"
+            while True:
+                self._ask(words, wanted_at)
+                try:
+                    world.bucket.put(key, b"", 0)
+                    break
+                except StoreError:
+                    schedule.sleep(100 * MS)
+            while True:
+                now_ns, true_ns = self.now_ns(), schedule.now_ns
+                if may_commit(now_ns, words[at.G_OWNED_SENT_NS]):
+                    break
+                self._ask(words, wanted_at)
+                schedule.sleep(50 * MS)
+            if words[at.G_SUPERSEDED]:
+                return
+            schedule.point(1_000)
+            self.looked_good_ns = max(self.looked_good_ns, true_ns)
+            self.committed.append(key)
+            self._ledger.commits += 1
+            words[at.G_COMMITS] = self._ledger.commits
+            world.log(f"{self.process.name} commits {key}")
+
+    def _ask(self, words: Words, wanted_at: int) -> None:
+        now_ns = self.now_ns()
+        if should_ask(now_ns, words[at.G_OWNED_SENT_NS]):
+            words[wanted_at] = now_ns
+            self.rung = True
+
+    def close(self) -> None:
+        """Gives its memory back."""
+        self.segment.close()
+        os.close(self.segment.fd)
+
+
+class _OwnerBells:
+    """The owner thread's bell."""
+
+    owner = UPLOADS
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.fds = [daemon] * (UPLOADS + 1)
+
+    def ring(self, _: int) -> None:
+        self.daemon.rung = True
+
+    def ring_all(self, _: object) -> None:
+        """The loops of the shards are not in this simulation."""
+
+    def clear(self, _: int) -> None:
+        self.daemon.rung = False
+
+
+class World:
+    """One prefix and all daemons that start on it."""
+
+    def __init__(self, seed: int | str, log: Callable[[str], None]) -> None:
+        self.schedule = Schedule(seed)
+        self.schedule.mean_gap = 8.0
+        self.log = log
+        self.bucket = Bucket(self.schedule)
+        self.daemons: list[Daemon] = []
+
+    def close(self) -> None:
+        """Ends all tasks and gives everything back."""
+        self.schedule.close()
+        for daemon in self.daemons:
+            daemon.close()
+
+    def step(self) -> None:
+        """One step, and with some luck a new daemon or a stop. Raises Violation."""
+        schedule, rng = self.schedule, self.schedule.rng
+        if not schedule.tasks or (len(self.daemons) < DAEMONS_MAX and not rng.randrange(250)):
+            for _ in range(1 + (not rng.randrange(4))):
+                self.daemons.append(Daemon(self, len(self.daemons)))
+        task = schedule.choose()
+        if task is None:
+            raise Violation("nothing can run any more")
+        self.log(f"{task.process.name} {task.name}")
+        schedule.run(task)
+        if not rng.randrange(60):
+            stop_ns = int(log_uniform(rng, 1, 60_000)) * MS
+            self.log(f"{task.process.name} stops for {stop_ns} ns")
+            task.process.stopped_until_ns = schedule.now_ns + stop_ns
+        self.check()
+
+    def check(self) -> None:
+        """The invariants of this module's head."""
+        owners = sorted(
+            (d for d in self.daemons if d.incarnation is not None), key=lambda d: d.incarnation or 0
+        )
+        for later_index, later in enumerate(owners):
+            assert later.listed is not None
+            for former in owners[:later_index]:
+                require(
+                    former.incarnation != later.incarnation, "one start gets the prefix",
+                    former.number, later.number,
+                )  # fmt: skip
+                missed = [key for key in former.committed if key not in later.listed]
+                require(not missed, "the next owner has found what was committed", missed)
+                require(
+                    former.looked_good_ns <= later.listed_ns,
+                    "nobody finds ownership good behind the next owner's LIST",
+                    former.number, former.looked_good_ns, later.number, later.listed_ns,
+                )  # fmt: skip
+
+
+@contextmanager
+def simulated_owners(world: World) -> Iterator[None]:
+    """The owner's thread, its select and the clocks are the world's, for a while."""
+    schedule = world.schedule
+
+    def current() -> Daemon:
+        assert schedule.current is not None
+        process = schedule.current.process
+        return next(d for d in world.daemons if d.process is process)
+
+    def select(readers: Sequence[Daemon], _w: object, _x: object, timeout_s: float) -> None:
+        (daemon,) = readers
+        until_ns = schedule.now_ns + int(timeout_s * 1e9 / daemon.rate)
+        schedule.wait(lambda: daemon.rung, max(until_ns, schedule.now_ns + 1))
+
+    class Thread:
+        def __init__(self, target: Callable[[], None], **_: object) -> None:
+            self._target = target
+
+        def start(self) -> None:
+            schedule.start(current().process, "owner", self._target)
+
+    def put(self: OwnerLog, entry: Any) -> bool:
+        daemon = current()
+        number = (entry.incarnation, entry.number)
+        if entry.kind == "entry" and number not in sent[daemon.number]:
+            sent[daemon.number][number] = daemon.now_ns()
+            times = list(sent[daemon.number].values())
+            gap_ns = times[-1] - times[-2] if len(times) > 1 else PERIOD_MIN_NS
+            require(gap_ns >= PERIOD_MIN_NS, "one entry per 5 s", daemon.number, gap_ns)
+        return real_put(self, entry)
+
+    real_put = OwnerLog.put
+    sent: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
+    loggers = [logging.getLogger("headgate.owner")]
+    levels = [logger.level for logger in loggers]
+    with ExitStack() as stack:
+        for target, name, value in (
+            (owner_module, "threading", SimpleNamespace(Thread=Thread)),
+            (owner_module, "select", SimpleNamespace(select=select)),
+            (owner_module, "boottime_ns", lambda: current().now_ns()),
+            (owner_module, "ENTRIES_PER_SNAPSHOT", 7),
+            (ownerlog_module, "wall_ms", lambda: current().now_ns() // MS),
+            (OwnerLog, "put", put),
+        ):
+            stack.enter_context(patch.object(target, name, value))
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

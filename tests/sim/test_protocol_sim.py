@@ -1,0 +1,94 @@
+"""The protocol under deaths, stops and store faults between any two stores (PROTOCOL 1-5)."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+from ledger.types import Commit
+from shards.leases import Lease, LeaseTable
+from tests.sim.run import Failure, simulate
+from uploader import ownerlog, ownership, upload
+from uploader.groups import Puller
+
+pytestmark = pytest.mark.sim
+
+STEPS = 4_000
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_nothing_is_lost_doubled_or_stuck_whatever_dies_between_two_stores(seed: int) -> None:
+    outcome = simulate(seed, STEPS)
+    assert outcome.steps >= STEPS
+    assert outcome.deaths and outcome.stops and outcome.commits and outcome.acknowledgements
+    assert outcome.owners
+
+
+def test_two_runs_with_one_seed_give_the_same_log() -> None:
+    first, second = simulate(7, 2_000), simulate(7, 2_000)
+    assert first.log_hash == second.log_hash
+    assert (first.steps, first.commits) == (second.steps, second.commits)
+    assert simulate(8, 2_000).log_hash != first.log_hash
+
+
+def first_failure(*, owners_only: bool = False) -> Failure:
+    """What the simulation says of code that is broken now."""
+    for seed in range(1, 21):
+        try:
+            simulate(seed, 6_000, owners_only=owners_only)
+        except Failure as failure:
+            return failure
+    raise AssertionError("20 seeds of 6,000 steps did not find it")
+
+
+def test_a_pull_behind_a_dead_holder_that_repairs_nothing_is_found_with_its_seed() -> None:
+    with patch.object(Puller, "_repair", lambda *_: None):
+        failure = first_failure()
+    assert "leaves a gap or overlaps" in str(failure) or "leased end" in str(failure)
+    assert "again: make sim SEED=" in str(failure)
+
+
+def test_a_commit_that_does_not_wait_for_its_predecessors_is_found() -> None:
+    with patch.object(upload.Uploads, "_is_next", lambda *_: True):
+        assert "in ring order" in str(first_failure())
+
+
+def test_a_lease_that_is_done_before_its_words_moved_is_found() -> None:
+    real = upload.Uploads._finish
+
+    def finished_first(self: upload.Uploads, lease: Lease, commit: Commit) -> None:
+        self._leases.finish(lease)
+        real(self, lease, commit)
+
+    with patch.object(upload.Uploads, "_finish", finished_first):
+        failure = first_failure()
+    assert "done behind" in str(failure) or "leaves a gap or overlaps" in str(failure)
+
+
+def test_orphans_that_are_never_adopted_are_found_when_all_should_come_to_rest() -> None:
+    with patch.object(LeaseTable, "adopt", lambda *_: None):
+        assert "not at rest" in str(first_failure())
+
+
+def test_two_owners_with_clocks_that_differ_never_both_find_the_prefix_theirs() -> None:
+    outcome = simulate(1, 12_000, owners_only=True)
+    assert outcome.owners >= 12
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "seconds"),
+    [(ownership, "OWNED_NS", 25), (ownerlog, "TAKE_OVER_NS", 12)],
+)
+def test_an_ownership_that_lasts_longer_than_a_new_owner_waits_is_found(
+    module: object, name: str, seconds: int
+) -> None:
+    with patch.object(module, name, seconds * ownership.SECOND_NS):
+        failure = first_failure(owners_only=True)
+    assert "next owner" in str(failure)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_long_run_finds_nothing() -> None:
+    assert simulate(2026, 200_000).steps >= 200_000
