@@ -60,6 +60,8 @@ class Bucket:
         self._schedule = schedule
         self.kept: dict[str, bytes] = {}
         self.faults = True
+        # Whose entries are refused, until when: an owner that cannot renew while it still uploads.
+        self.refused_until_ns: dict[Process, int] = {}
 
     def _pass(self) -> int:
         rng = self._schedule.rng
@@ -70,7 +72,10 @@ class Bucket:
     def put_if_absent(self, key: str, body: bytes) -> bool:
         """One attempt."""
         fate = self._pass()
-        if fate == 0:
+        task = self._schedule.current
+        assert task is not None
+        refused_until_ns = self.refused_until_ns.get(task.process, 0)
+        if fate == 0 or (key.startswith("ledger/") and refused_until_ns > self._schedule.now_ns):
             raise StoreBusy("503 SlowDown")
         free = key not in self.kept
         self.kept.setdefault(key, body)
@@ -269,6 +274,10 @@ class World:
             stop_ns = int(log_uniform(rng, 1, 60_000)) * MS
             self.log(f"{task.process.name} stops for {stop_ns} ns")
             task.process.stopped_until_ns = schedule.now_ns + stop_ns
+        if not rng.randrange(150):
+            refused_ns = rng.randrange(10, 45) * S
+            self.log(f"entries of {task.process.name} are refused for {refused_ns} ns")
+            self.bucket.refused_until_ns[task.process] = schedule.now_ns + refused_ns
         self.check()
 
     def check(self) -> None:
