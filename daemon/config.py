@@ -32,6 +32,7 @@ from daemon.config_values import (
     FOLDER,
     NUMBER,
     STORE_URL,
+    SWITCH,
     TEXT,
     Check,
     ValueType,
@@ -82,6 +83,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     commit_window_max_ms: float
     uploads_in_flight_max: int
     put_budget_usd_per_month: float | None
+    hedge_puts: bool
     gc_grace_ms: int
     body_bytes_max: int
     record_bytes_max: int
@@ -190,6 +192,9 @@ FIELDS: tuple[Field, ...] = (
     Field("put_budget_usd_per_month", optional(NUMBER), None, "US dollars",
           "a ceiling for the bill of PUT requests, held by a longer window; not supported yet, a"
           " value is refused", check=Check("must be absent", _no_budget_yet)),
+    Field("hedge_puts", SWITCH, "false", "",
+          "a PUT that is slower than the recent 99th percentile is sent a second time, and the"
+          " first success counts; both are billed, at most 1 in 50 on average; S3 only"),
     Field("gc_grace_ms", COUNT, 3_600_000, "milliseconds",
           "an object that nothing needs any more is kept this long before `gc` deletes it",
           check=between(0, 366 * 86_400_000)),
@@ -344,6 +349,11 @@ def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> N
         for key in ("object_bytes_target", "body_bytes_max")
         if ring_bytes < RING_FACTOR * values[key]
     ]
+    if values["hedge_puts"] and not values["store_url"].startswith("s3://"):
+        problems.append(
+            f"hedge_puts = true ({origins['hedge_puts']}) is for S3: a second write to the disk"
+            " that holds up the first one is no faster; leave it out"
+        )
     low, high = values["commit_window_min_ms"], values["commit_window_max_ms"]
     if low > high:
         problems.append(

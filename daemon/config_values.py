@@ -80,6 +80,15 @@ def read_number(value: object) -> float:
     return number
 
 
+def read_switch(value: object) -> bool:
+    """On or off, as TOML writes it."""
+    if isinstance(value, bool):
+        return value
+    if value in ("true", "false"):
+        return value == "true"
+    raise ValueError("must be true or false")
+
+
 def read_size(value: object) -> int:
     """Bytes, from a number or a text with a binary suffix."""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -177,6 +186,7 @@ TEXT = ValueType("text", read_text)
 COUNT = ValueType("whole number", read_count)
 NUMBER = ValueType("number", read_number)
 BYTES = ValueType("size", read_size)
+SWITCH = ValueType("true or false", read_switch)
 FOLDER = ValueType("folder", read_path)
 ADDRESS = ValueType("HOST:PORT", read_address)
 STORE_URL = ValueType("URL", read_store_url)

@@ -25,7 +25,9 @@ def bounds(config: Config) -> dict[str, int]:
     """What each kind of buffer may take, in bytes, over all processes."""
     shards = config.shards
     # A pull is at most slots x target bytes, cut into equal objects of under 1.5 x the target.
-    uploads = config.uploads_in_flight_max * 2 * config.object_bytes_target
+    # A hedge's loser keeps its object beside the next one of its slot.
+    in_flight = config.uploads_in_flight_max * (1 + config.hedge_puts)
+    uploads = in_flight * 2 * config.object_bytes_target
     reads = CACHE_BYTES_MAX + READERS_AT_ONCE * (2 * config.object_bytes_target + 2 * BYTES_MAX)
     return {
         "segment": layout_of(config).size_bytes,

@@ -90,7 +90,7 @@ class Shard:
             config.store_url,
             endpoint_url=config.s3_endpoint_url,
             region=config.s3_region,
-            threads=config.uploads_in_flight_max + READERS_AT_ONCE,
+            threads=config.uploads_in_flight_max * (1 + config.hedge_puts) + READERS_AT_ONCE,
         )
         if inheritance.chaos:
             plan = faults.parse(inheritance.chaos)
@@ -124,6 +124,7 @@ class Shard:
             self._commit_ledger,
             self.catalog.name_of,
             rng,
+            hedge_puts=config.hedge_puts,
         )
         cold = ColdReader(
             self._read_ledger, self._store, self._ledger_thread, self._store_threads,

@@ -31,7 +31,7 @@ from ledger.errors import LeaseBelowFloor, LedgerError
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft
 from shards import layout as at
-from shards.clock import boottime_ns, wall_ms
+from shards.clock import boottime_ns, monotonic_ns, wall_ms
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.leases import Lease, LeaseTable
@@ -39,6 +39,7 @@ from shards.ring import RequestAt, RingReader
 from shards.segment import Segment
 from uploader import l0
 from uploader.assemble import assemble, requests_of
+from uploader.hedge import HedgedPut
 from uploader.ownership import may_commit, should_ask
 from uploader.retry import delay_s
 from uploader.stores.base import ForeignObject, ObjectStore, StoreError
@@ -74,6 +75,8 @@ class Uploads:
         ledger: Ledger,
         topic_name: Callable[[int], str],
         rng: random.Random,
+        *,
+        hedge_puts: bool = False,
     ) -> None:
         self._segment = segment
         self._words = segment.words
@@ -95,6 +98,9 @@ class Uploads:
         self._stopping = threading.Event()
         # One thread per lease slot: a PUT blocks its thread, and slots bound what is in flight.
         self._pool = ThreadPoolExecutor(layout.lease_slots, thread_name_prefix="uploader")
+        slots = layout.lease_slots
+        self.hedged = HedgedPut(self._put_once, slots, monotonic_ns) if hedge_puts else None
+        self._put_object = self._put_once if self.hedged is None else self.hedged.put
         self.foreign = False
 
     def start(self, lease: Lease, requests: Requests | None = None) -> None:
@@ -155,17 +161,14 @@ class Uploads:
         attempt = 0
         while True:
             attempt += 1
-            self._count(at.S_PUTS, 1)
-            self._count(at.S_PUT_BYTES, len(built.body))
             try:
-                locator = self._store.put(key, built.body, built.crc32c)
+                locator = self._put_object(key, built.body, built.crc32c)
                 break
             except ForeignObject:
                 self.foreign = True
                 log.critical("object %s is not ours; its lease cannot be committed", key)
                 raise
             except StoreError as error:
-                self._count(at.S_PUT_FAILURES, 1)
                 log.warning("PUT %s failed (attempt %d): %s", key, attempt, error)
                 self._pause(attempt)
         return CommitDraft(
@@ -178,6 +181,18 @@ class Uploads:
             extents=built.drafts,
             conditions=tuple(conditions),
         )
+
+    def _put_once(self, key: str, body: bytes, crc32c: int) -> str:
+        """One attempt, counted."""
+        self._count(at.S_PUTS, 1)
+        self._count(at.S_PUT_BYTES, len(body))
+        try:
+            return self._store.put(key, body, crc32c)
+        except ForeignObject:
+            raise  # an alarm of its own
+        except StoreError:
+            self._count(at.S_PUT_FAILURES, 1)
+            raise
 
     def _pause(self, attempt: int) -> None:
         if self._stopping.wait(delay_s(attempt, self._rng)):
