@@ -245,7 +245,13 @@ class Uploads:
         self._finish(item.lease, commit)
 
     def _publish(self, commit: Commit) -> None:
-        """Under the ledger lock: the log follows the ledger without a gap."""
+        """Under the ledger lock: the log follows the ledger without a gap.
+
+        A process may be stopped between the look at ownership and the transaction's end, and
+        another owner begin meanwhile. So a commit is told only while the prefix is still ours;
+        then it was made before anybody else looked what there is.
+        """
+        self._await_ownership()
         for number in range(self._log.end + 1, commit.number):
             self._log.publish(self._ledger.commit_by_number(number))
         self._log.publish(commit)
