@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test slow lint format typecheck verify-units bench chaos minio constraints dist clean
+.PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos minio constraints dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +27,9 @@ test: lint typecheck ## Check style, types and floors, and run the tests (but th
 
 slow: setup ## Run the slow tests: real overload, kills, long simulations
 	$(PYTEST) -m slow || [ $$? -eq 5 ] # 5: no test is marked slow
+
+sim: setup ## Simulate the protocol: SEED=n STEPS=m; prints the seed that fails and its log's end
+	$(BIN)/python -m tests.sim --seed $(or $(SEED),1) --steps $(or $(STEPS),50000)
 
 lint: setup ## Check style and format with ruff
 	$(BIN)/ruff check .
