@@ -89,7 +89,8 @@ class LeaseTable:
     def rename(self, lease: Lease, lease_id: LeaseId) -> Lease:
         """Gives a lease that the ledger refused for its epoch a new id; the holder only.
 
-        A holder that dies in the middle leaves an id of incarnation 0, which no other lease has.
+        A holder that dies in the middle leaves an id of incarnation 0. Two such slots may hold the
+        same, so an adopter renames it before anything else.
         """
         base = self._bases[lease.shard][lease.slot]
         self._words[base + at.L_INCARNATION] = 0
@@ -188,7 +189,7 @@ class LeaseTable:
         ``committed`` is that word of every shard; nobody else may write meanwhile.
         """
         leases = list(self.in_state(LIVE, ORPHAN, DONE))
-        ids = [lease.lease_id for lease in leases]
+        ids = [lease.lease_id for lease in leases if lease.lease_id.incarnation]  # see rename
         assert len(set(ids)) == len(ids), f"an id stands in two slots: {ids}"
         ends = list(committed)
         held = [source for lease in self.in_state(LIVE, ORPHAN) for source in lease.sources]

@@ -128,6 +128,10 @@ class Uploads:
 
     def _run(self, lease: Lease, requests: Requests | None) -> None:
         if requests is None:
+            if not lease.lease_id.incarnation:
+                # Its holder died while it renamed it: nothing was committed under what stands
+                # there now, and that may stand in another such slot as well.
+                lease = self._leases.rename(lease, self._segment.next_lease_id(self._shard))
             with self._ledger_mutex:
                 # The dead holder may have committed and not told the log: producers wait for it.
                 earlier = self._ledger.publish_again(lease.lease_id, self._publish)

@@ -255,6 +255,28 @@ def test_an_adopted_lease_that_is_not_in_the_ledger_is_put_and_committed(line: P
     assert line.counter(1, at.S_OBJECTS_COMMITTED) == 1
 
 
+def test_leases_whose_holders_died_while_they_renamed_them_get_ids_of_their_own(
+    line: Pipeline,
+) -> None:
+    both = [line.lease_of(0, "a"), line.lease_of(1, "b")]
+    words = line.words
+    for pulled in both:
+        # Both were refused for their epoch and were getting ids of shard 1; what is written by
+        # then, over counters that were equal, is the same in both slots.
+        base = line.crew.segment.layout.lease(pulled.lease.shard, pulled.lease.slot)
+        words[base + at.L_INCARNATION] = 0
+        words[base + at.L_EPOCH], words[base + at.L_SHARD] = 2, 1
+    assert len({line.crew.leases.read(p.lease.shard, p.lease.slot).lease_id for p in both}) == 1
+    for shard in (0, 1):
+        line.crew.leases.orphan(shard)
+    for lease in adopt_orphans(line.crew.leases, line.crew.locks, 1):
+        line.uploads[1].start(lease)
+    line.turn_until_done(*both)
+    assert sorted(line.committed()) == ["a", "b"]
+    numbers = (1, 2)
+    assert all(line.ledger.commit_by_number(n).lease_id.incarnation == 1 for n in numbers)
+
+
 def test_an_adopter_makes_the_very_object_that_the_dead_holder_had_put(line: Pipeline) -> None:
     line.publish(0, "a", key="once")
     line.publish(0, "b", partition=1)
