@@ -3,7 +3,7 @@
 Lifecycle: appended to the ring -> waits here, in ring order -> its commit comes through the log
 -> answered with its offsets, or with the verdict of the commit. A request whose connection is
 gone is dropped here; its records stay. What a dead predecessor left in the ring has nobody
-waiting and is passed over.
+waiting and is passed over; where it is committed together with ours, its offsets come first.
 
 Invariant I1: nothing is answered before its commit is in the log, which follows the ledger.
 """
@@ -11,6 +11,7 @@ Invariant I1: nothing is answered before its commit is in the log, which follows
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ from daemon.errors import ApiError
 from daemon.http.request import Request
 from ledger.types import Commit, SourceRange, Verdict
 from shards import layout as at
+from shards.ring import RequestAt
 from shards.segment import Segment
 
 
@@ -34,6 +36,13 @@ class Waiting(NamedTuple):
     expected_seq: int | None
 
 
+class _Left(NamedTuple):
+    """A request that a predecessor published: (topic id, partition) and records of its parts."""
+
+    position: int
+    parts: tuple[tuple[tuple[int, int], int], ...]
+
+
 class Answers:
     """The waiting requests of one shard; bounded by what the ring holds."""
 
@@ -42,6 +51,7 @@ class Answers:
         self._words = segment.words
         self._counters = segment.layout.shard(shard)
         self._waiting: deque[Waiting] = deque()
+        self._left: deque[_Left] = deque()  # all of it stands before what waits
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -49,6 +59,12 @@ class Answers:
     def wait(self, waiting: Waiting) -> None:
         """Takes a request that was just published."""
         self._waiting.append(waiting)
+
+    def inherit(self, requests: Iterable[RequestAt]) -> None:
+        """Takes what a dead predecessor published and is not committed, before ``wait``."""
+        for request in requests:
+            parts = tuple(((b.topic_id, b.partition), b.record_count) for b in request.batches)
+            self._left.append(_Left(request.position, parts))
 
     def committed(self, commit: Commit) -> None:
         """Answers this shard's requests in a commit."""
@@ -63,6 +79,14 @@ class Answers:
         }
         heads = {(h.topic_id, h.partition): h.head_seq for h in commit.heads}
         verdicts = {v.position: v for v in commit.verdicts if v.shard == shard}
+        while self._left and self._left[0].position < source.end:
+            position, left = self._left.popleft()
+            # What was committed before this process followed the log is no part of this run.
+            if position < source.start or position in verdicts:
+                continue
+            for place, count in left:
+                if offsets[place]:
+                    offsets[place] += count
         waiting = self._waiting
         requests = records = sizes = 0
         while waiting and waiting[0].position < source.end:

@@ -51,7 +51,7 @@ from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.leases import LeaseTable
 from shards.locks import LockFile, SharedLock
-from shards.ring import RingWriter
+from shards.ring import RingReader, RingWriter
 from shards.segment import Segment
 from uploader.adopt import adopt_orphans
 from uploader.groups import Puller
@@ -106,6 +106,10 @@ class Shard:
         self._leases = LeaseTable(self._words, self.segment.layout)
         self._ring = RingWriter(self.segment, self.shard)
         self.answers = Answers(self.segment, self.shard)
+        committed = int(self._words[self._base + at.S_COMMITTED])
+        self.answers.inherit(
+            RingReader(self.segment, self.shard).requests(committed, self._ring.head)
+        )
         self.catalog = Catalog(self.segment, self._read_ledger, ledger_lock, self._ledger_thread)
         self._puller = Puller(
             self.segment,

@@ -26,7 +26,9 @@ from ledger.types import (
     VerdictKind,
 )
 from shards import layout as at
+from shards.frame import Part, encode_conditions
 from shards.layout import Layout
+from shards.ring import RingReader, RingWriter
 from shards.segment import Segment
 from tests.daemon.http.front import Script, post
 from tests.daemon.http.memory_transport import MemoryTransport, connect
@@ -262,3 +264,67 @@ def test_abandoned_requests_have_no_answer_and_their_connection_ends(shard: Shar
     shard.answers.abandon()
     assert len(shard.answers) == 0
     assert shard.transport.written == b"" and shard.transport.ended
+
+
+def left_behind(shard: Shard, *requests: tuple[tuple[int, int, int], ...], key: int = -1) -> int:
+    """A predecessor publishes requests of (topic id, partition, records) parts and dies; the one
+    at index ``key`` has an idempotency key. Where its ring ends, the successor goes on."""
+    ring = RingWriter(shard.segment, ME)
+    for index, parts in enumerate(requests):
+        conditions = encode_conditions("k", None) if index == key else b""
+        ring.append(1, 1, conditions, [Part(t, p, count, b"", 1, 1) for t, p, count in parts])
+    shard.position = ring.head
+    shard.answers.inherit(RingReader(shard.segment, ME).requests(0, ring.head))
+    return ring.head
+
+
+def test_what_a_dead_predecessor_left_in_the_same_commit_has_its_offsets_before_ours(
+    shard: Shard,
+) -> None:
+    left_behind(shard, ((7, 0, 2),), ((7, 0, 1), (7, 1, 4)))
+    shard.waits(topic(7), (0, 3))
+    shard.waits(topic(7), (1, 1))
+    runs = Run(ME, 7, 0, 11, 6), Run(ME, 7, 1, 21, 5)
+    shard.answers.committed(commit(shard, *runs, heads=(Head(7, 0, 16), Head(7, 1, 25))))
+    assert shard.said() == [(200, one(14, 16, 16)), (200, one(25, 25, 25, partition=1))]
+
+
+def test_a_void_request_of_a_predecessor_takes_no_offsets(shard: Shard) -> None:
+    left_behind(shard, ((7, 0, 2),), ((7, 0, 1),), key=0)
+    shard.waits(topic(7), (0, 3))
+    void = Verdict(ME, 0, "deduped", (AnswerPart(0, 1, 2),), 9)
+    made = commit(shard, Run(ME, 7, 0, 11, 6), heads=(Head(7, 0, 14),), verdicts=(void,))
+    shard.answers.committed(made)
+    assert shard.said() == [(200, one(12, 14, 14))]
+
+
+def test_a_run_of_a_predecessor_whose_topic_is_deleted_moves_no_offsets(shard: Shard) -> None:
+    left_behind(shard, ((8, 0, 2),))
+    shard.waits(topic(8), (0, 1))
+    shard.waits(topic(7), (0, 1))
+    runs = Run(ME, 7, 0, 11, 1), Run(ME, 8, 0, 0, 3)
+    shard.answers.committed(commit(shard, *runs, heads=(Head(7, 0, 11),)))
+    (status, _), ours = shard.said()
+    assert (status, ours) == (404, (200, one(11, 11, 11)))
+
+
+def test_what_was_committed_before_the_successor_followed_the_log_is_no_part_of_its_runs(
+    shard: Shard,
+) -> None:
+    begins = left_behind(shard, ((7, 0, 2),))
+    shard.waits(topic(7), (0, 3))
+    sources = (SourceRange(ME, begins, shard.position),)
+    shard.answers.committed(Commit(2, LEASE, sources, (Run(ME, 7, 0, 3, 3),), (Head(7, 0, 5),)))
+    assert shard.said() == [(200, one(3, 5, 5))]
+
+
+def test_a_predecessors_requests_may_be_committed_in_several_parts(shard: Shard) -> None:
+    left_behind(shard, ((7, 0, 2),), ((7, 0, 1),))
+    second = RingReader(shard.segment, ME).requests(0, shard.position)
+    next(iter(second))
+    middle = next(iter(second)).position
+    shard.waits(topic(7), (0, 3))
+    shard.answers.committed(commit(shard, Run(ME, 7, 0, 1, 2), heads=(Head(7, 0, 2),), end=middle))
+    sources = (SourceRange(ME, middle, shard.position),)
+    shard.answers.committed(Commit(2, LEASE, sources, (Run(ME, 7, 0, 3, 4),), (Head(7, 0, 6),)))
+    assert shard.said() == [(200, one(4, 6, 6))]
