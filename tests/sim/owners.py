@@ -1,7 +1,7 @@
 """Owners of one prefix in simulation (row L24): the shipped OwnerLog, OwnerThread and Ownership.
 
 Daemons start on the prefix of one that may live (``--take-over``), each with a clock of its own
-that runs up to 1 % fast or slow, each stopped now and then for up to a minute, wherever it
+that runs up to 1 % fast or slow, each stopped now and then for up to minutes, wherever it
 stands. The store loses answers and is slow. Each daemon has uploads in the order of
 uploader/upload.py: PUT, then the look at ownership, then the commit.
 
@@ -11,6 +11,7 @@ What must hold, by true time:
   every offset that could have been given;
 - no owner looks at its ownership and finds it good behind a later owner's LIST;
 - of two starts one gets the prefix, and the numbers of the log are written once each;
+- an owner is superseded by another daemon's entry only, never by its own;
 - an owner puts at most one new entry per 5 s of its clock.
 
 A commit itself may come later than its look, by a stop in between: its object is in the LIST.
@@ -31,7 +32,7 @@ from unittest.mock import patch
 from daemon import owner as owner_module
 from daemon.owner import OtherHistory, OwnerThread
 from ledger.backup import Changes, Mark
-from ledger.entry import Owner
+from ledger.entry import PREFIX, Owner
 from ledger.ledger import Ledger
 from shards import layout as at
 from shards.doorbell import Doorbells
@@ -59,6 +60,7 @@ class Bucket:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self.kept: dict[str, bytes] = {}
+        self.writers: dict[str, Process] = {}
         self.faults = True
         # Whose entries are refused, until when: an owner that cannot renew while it still uploads.
         self.refused_until_ns: dict[Process, int] = {}
@@ -78,7 +80,9 @@ class Bucket:
         if fate == 0 or (key.startswith("ledger/") and refused_until_ns > self._schedule.now_ns):
             raise StoreBusy("503 SlowDown")
         free = key not in self.kept
-        self.kept.setdefault(key, body)
+        if free:
+            self.kept[key] = body
+            self.writers[key] = task.process
         if self._pass() <= 1:
             raise StoreError("timeout, though it was kept", retryable=True, outcome_unknown=True)
         return free
@@ -271,7 +275,7 @@ class World:
         self.log(f"{task.process.name} {task.name}")
         schedule.run(task)
         if not rng.randrange(60):
-            stop_ns = int(log_uniform(rng, 1, 60_000)) * MS
+            stop_ns = int(log_uniform(rng, 1, 150_000)) * MS
             self.log(f"{task.process.name} stops for {stop_ns} ns")
             task.process.stopped_until_ns = schedule.now_ns + stop_ns
         if not rng.randrange(150):
@@ -285,6 +289,14 @@ class World:
         owners = sorted(
             (d for d in self.daemons if d.incarnation is not None), key=lambda d: d.incarnation or 0
         )
+        for daemon in owners:
+            if daemon.segment.words[at.G_SUPERSEDED]:
+                log = f"{PREFIX}{daemon.incarnation:012d}/"
+                writers = {w for key, w in self.bucket.writers.items() if key.startswith(log)}
+                require(
+                    writers != {daemon.process}, "superseded by another, not by oneself",
+                    daemon.number,
+                )  # fmt: skip
         for later_index, later in enumerate(owners):
             assert later.listed is not None
             for former in owners[:later_index]:
@@ -342,7 +354,7 @@ def simulated_owners(world: World) -> Iterator[None]:
             (owner_module, "threading", SimpleNamespace(Thread=Thread)),
             (owner_module, "select", SimpleNamespace(select=select)),
             (owner_module, "boottime_ns", lambda: current().now_ns()),
-            (owner_module, "ENTRIES_PER_SNAPSHOT", 7),
+            (owner_module, "ENTRIES_PER_SNAPSHOT", 3),
             (ownerlog_module, "wall_ms", lambda: current().now_ns() // MS),
             (OwnerLog, "put", put),
         ):

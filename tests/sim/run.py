@@ -152,7 +152,7 @@ class Run:
         schedule.mean_gap = log_uniform(rng, 4, 150)
         deaths_every = rng.choice((60, 300, 1_500))
         stops_every = rng.choice((25, 150, 1_000))
-        requests_every_ns = log_uniform(rng, 0.3, 100) * MS
+        requests_every_ns = log_uniform(rng, 0.1, 50) * MS
         hot = rng.randrange(machine.layout.shards) if rng.randrange(2) else None
         machine.faults = True
         machine.store.faults = bool(rng.randrange(4))
@@ -196,12 +196,17 @@ class Run:
         machine.faults = machine.store.faults = False
         schedule.mean_gap = 400.0
         schedule.hazards(None)
+        if not machine.rng.randrange(3):
+            # One shard is not started again: the others do its part.
+            machine.held_back = machine.rng.randrange(machine.layout.shards)
+            machine.kill(machine.held_back)
         until_ns = schedule.now_ns + DRAIN_NS
         while not machine.quiet():
             if schedule.now_ns > until_ns:
                 raise Violation(f"not at rest within {DRAIN_NS / S:.0f} s: {machine.describe()}")
             self._step(machine)
         machine.oracle.check_rest()
+        machine.held_back = None
         self._log("at rest")
 
 

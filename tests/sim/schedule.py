@@ -27,6 +27,7 @@ NEVER = (1 << 63) - 1
 MS = 1_000_000
 S = 1_000 * MS
 STORE_WEIGHT = 6  # a store is a better place for a switch than a load
+LOCK_WEIGHT = 20  # and in front of a lock is a better one still: what was seen may be over
 
 
 class Died(BaseException):
@@ -308,7 +309,7 @@ class Locks(LockFile):
         self._process = process
 
     def try_lock(self, byte: int) -> bool:
-        self._process.schedule.point(STORE_WEIGHT)
+        self._process.schedule.point(LOCK_WEIGHT)
         if self._table.holder(byte) not in (None, self._process):
             return False
         self._table.holders[byte] = self._process
