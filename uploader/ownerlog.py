@@ -110,7 +110,8 @@ class OwnerLog:
 
     def chain(self) -> Iterator[Entry]:
         """The entries to apply in order, one in memory at a time. A snapshot makes all before it
-        needless; seals carry nothing. Raises EntryError at the end when one is missing.
+        needless; seals carry nothing. What stands behind a hole is left out up to the next
+        snapshot. Raises EntryError at the end when an entry is missing and there is none.
         """
         heads = sorted(self._store.list(entries.PREFIX), key=lambda head: head.key)
         incarnation, number = 0, 0
@@ -125,7 +126,8 @@ class OwnerLog:
             elif found not in expected and not missing:
                 missing = f"{entry_key(*expected[0])} or {entry_key(*expected[1])}"
             incarnation, number = found
-            yield entry
+            if not missing:
+                yield entry
         if missing:
             raise EntryError(
                 f"the owner's log in {self.store_url} has a hole: {missing} is missing, and there"
@@ -191,13 +193,14 @@ class OwnerLog:
         """Removes entries that a snapshot makes needless; returns how many.
 
         The seals of former incarnations stay for ever: they take the number that a former owner,
-        stopped for however long, would write next.
+        stopped for however long, would write next. So does every first entry: it takes the number
+        that a start, stopped for however long behind its seal, would write first.
         """
         bound = (snapshot.incarnation, snapshot.number)
         heads = [h for h in self._store.list(entries.PREFIX) if parse_entry_key(h.key) < bound]
         gone: list[str] = []
         for incarnation, group in groupby(heads, key=lambda h: parse_entry_key(h.key)[0]):
-            former = list(group)
+            former = [head for head in group if parse_entry_key(head.key)[1] != 1]
             if incarnation != snapshot.incarnation:
                 if len(former) == 1:
                     continue  # its seal, which stayed at an earlier snapshot

@@ -179,20 +179,25 @@ def test_an_entry_that_comes_between_look_and_seal_is_the_last_one(store: Object
     assert log.read(1, 3).kind == "seal"
 
 
-def test_a_snapshot_removes_what_it_covers_but_for_the_seals(store: ObjectStore) -> None:
+def test_a_snapshot_removes_what_it_covers_but_for_seals_and_first_entries(
+    store: ObjectStore,
+) -> None:
     log, _ = log_of(store)
     write(log, 1, "entry", "entry", "entry", "seal", "seal")
     write(log, 2, "entry", "release", "seal")
     *_, snapshot = write(log, 3, "entry", "entry", "snapshot")
     write(log, 3, "entry", first=4)
-    assert log.forget_before(snapshot) == 3 + 2 + 2
-    kept = [(1, 4), (1, 5), (2, 3), (3, 3), (3, 4)]
-    assert log.keys() == kept
-    assert [(e.incarnation, e.number) for e in log.chain()] == kept
+    assert log.forget_before(snapshot) == 2 + 1 + 1
+    assert log.keys() == [(1, 1), (1, 4), (1, 5), (2, 1), (2, 3), (3, 1), (3, 3), (3, 4)]
+    # The first, which has no hole before it, and what counts.
+    assert [(e.incarnation, e.number) for e in log.chain()] == [(1, 1), (3, 3), (3, 4)]
     assert log.forget_before(snapshot) == 0
     # Who was stopped before all that still cannot write.
     assert not log.put(log.entry(1, 4, "entry", MARK))
     assert not log.put(log.entry(2, 3, "entry", MARK))
+    # Nor can a start that was stopped behind its seal.
+    assert not log.put(log.entry(2, 1, "entry", MARK))
+    assert not log.put(log.entry(3, 1, "entry", MARK))
 
 
 def test_a_hole_in_the_log_is_named_unless_a_snapshot_stands_behind_it(store: ObjectStore) -> None:
