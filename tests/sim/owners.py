@@ -43,7 +43,7 @@ from tests.sim.schedule import MS, Process, S, Schedule, Violation, Words, log_u
 from uploader import ownerlog as ownerlog_module
 from uploader.ownerlog import OwnedByAnother, OwnerLog
 from uploader.ownership import may_commit, should_ask
-from uploader.stores.base import ObjectHead, StoreBusy, StoreError
+from uploader.stores.base import ObjectHead, ObjectMissing, StoreBusy, StoreError
 
 DAEMONS_MAX = 12
 UPLOADS = 2  # of each daemon at once
@@ -95,7 +95,9 @@ class Bucket:
     def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
         """The bytes."""
         self._pass()
-        body = self.kept[locator]
+        body = self.kept.get(locator)
+        if body is None:
+            raise ObjectMissing(f"{locator} was removed behind a snapshot")
         return body[start:] if length is None else body[start : start + length]
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
