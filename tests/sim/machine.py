@@ -436,6 +436,13 @@ class Machine:
         """All invariants, between two steps."""
         self.oracle.check(self.locks)
 
+    def start_if_alone(self) -> None:
+        """A shard that is a group of its own leaves what it had accepted to its successor."""
+        if self.held_back is not None:
+            buddies = GroupTable(self.segment).map
+            if len(buddies.members(buddies.group_of(self.held_back))) == 1:
+                self.held_back = None
+
     def quiet(self) -> bool:
         """Whether nothing is left to do: all requests committed and answered, all slots free."""
         lives = [life for life in self.lives if life.shard != self.held_back]

@@ -205,6 +205,7 @@ class Run:
             if schedule.now_ns > until_ns:
                 raise Violation(f"not at rest within {DRAIN_NS / S:.0f} s: {machine.describe()}")
             self._step(machine)
+            machine.start_if_alone()
         machine.oracle.check_rest()
         machine.held_back = None
         self._log("at rest")
