@@ -32,7 +32,7 @@ from uploader.collect import collectable_floor
 from uploader.counted import CountedStore
 from uploader.ownerlog import Former, OwnedByAnother, OwnerLog, Taken
 from uploader.retry import RetryLimits, retry_delay_s
-from uploader.stores.base import StoreError
+from uploader.stores.base import ObjectMissing, StoreError
 
 log = logging.getLogger("headgate.cover")
 
@@ -79,7 +79,10 @@ class Beside:
         """Up to the epoch before the present one; see ``collectable_floor``."""
         wanted = collectable_floor(self._ledger.epoch(), self._ledger.epoch_floor())
         floor = self._ledger.raise_epoch_floor(wanted)
-        last = self._log.last()
+        try:
+            last = self._log.last()
+        except StoreError:
+            last = None  # the wait looks again
         if last is None or not self._is_ours(last) or last.mark.epoch_floor < floor:
             self.cover()
         return floor
@@ -94,6 +97,9 @@ class Beside:
             try:
                 last = self._log.last()
             except StoreError as error:
+                # An entry that was there a moment ago went behind a snapshot.
+                if not error.retryable and not isinstance(error, ObjectMissing):
+                    raise
                 last, trouble = None, f" ({error})"
             if last is not None:
                 if not self._is_ours(last):

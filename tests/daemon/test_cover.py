@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from shards.locks import LockFile, SharedLock
 from tests.ledger.requests import key_of, lease
 from uploader.counted import CountedStore
 from uploader.ownerlog import Former, OwnerLog, Taken
-from uploader.stores.base import StoreError
+from uploader.stores.base import ObjectHead, StoreBusy, StoreError, StoreRefused
 from uploader.stores.file import FileStore
 
 HOLD_A_LOCK = """
@@ -37,9 +37,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Flaky(FileStore):
-    """Keeps an entry and loses the answer, once."""
+    """Keeps an entry and loses the answer, once; or does not list."""
 
     lose_answer = False
+    list_errors: Sequence[StoreError] = ()
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
+        if self.list_errors:
+            error, *self.list_errors = self.list_errors
+            raise error
+        return super().list(prefix, start_after)
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
         made = super().put_if_absent(key, body)
@@ -158,6 +165,17 @@ def test_a_floor_that_an_entry_has_already_needs_no_other(
     place.then = place.daemon_writes
     assert place.beside(holder.pid).raise_floor() == 2 == place.ledger.epoch_floor()
     assert place.looks == 1
+
+
+def test_a_log_that_cannot_be_read_for_a_moment_is_looked_at_again(
+    place: Place, holder: subprocess.Popen[str]
+) -> None:
+    place.then = place.daemon_writes
+    place.flaky.list_errors = [StoreBusy("slow down"), StoreBusy("slow down")]
+    assert place.beside(holder.pid).raise_floor() == 1
+    place.flaky.list_errors = [StoreRefused("forbidden")]
+    with pytest.raises(StoreRefused):
+        place.beside(holder.pid).cover()
 
 
 def test_alone_each_entry_has_what_is_new_and_the_last_gives_the_store_back(place: Place) -> None:
