@@ -32,9 +32,9 @@ def test_two_runs_with_one_seed_give_the_same_log() -> None:
     assert simulate(8, 2_000).log_hash != first.log_hash
 
 
-def first_failure(*, owners_only: bool = False) -> Failure:
+def first_failure(*, owners_only: bool = False, from_seed: int = 1) -> Failure:
     """What the simulation says of code that is broken now."""
-    for seed in range(1, 21):
+    for seed in range(from_seed, from_seed + 20):
         try:
             simulate(seed, 6_000, owners_only=owners_only)
         except Failure as failure:
@@ -68,7 +68,7 @@ def test_a_lease_that_is_done_before_its_words_moved_is_found() -> None:
 
 def test_orphans_that_are_never_adopted_are_found_when_all_should_come_to_rest() -> None:
     with patch.object(LeaseTable, "adopt", lambda *_: None):
-        assert "not at rest" in str(first_failure())
+        assert "not at rest" in str(first_failure(from_seed=4))  # the first that polls little
 
 
 def test_two_owners_with_clocks_that_differ_never_both_find_the_prefix_theirs() -> None:
