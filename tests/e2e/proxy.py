@@ -5,6 +5,9 @@ signature covers the host that the client meant, which is the proxy's) and hands
 or not. Faults are functions of the request, so a test says "the third PUT of an object" or "all of
 them for now" by assigning another function.
 
+``obey`` takes a plan of ``uploader/stores/faults.py`` instead, the same vocabulary that
+``headgate serve --chaos`` has, for all requests.
+
 ``Fault.HOLD`` keeps an answer until ``release``: what a test needs to look at a daemon whose PUT
 is under way.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import random
 import socket
 import struct
 import threading
@@ -22,7 +26,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from shards.clock import monotonic_ns
 from tests.e2e.daemon import HANG_S
+from uploader.stores import faults
 
 
 class Fault(Enum):
@@ -33,6 +39,21 @@ class Fault(Enum):
     SLOW_DOWN = "slow down"  # answered 503 SlowDown, not forwarded
     HOLD = "hold"  # forwarded; answered after ``release``
     DELAY = "delay"  # forwarded and answered ``delay_s`` later
+    RESET = "reset"  # not forwarded; the connection is reset
+    TIMEOUT = "timeout"  # forwarded; nothing for a while, then the connection is reset
+    FULL = "full"  # answered 507, not forwarded
+    FORBIDDEN = "forbidden"  # answered 403, not forwarded
+
+
+OF_PLAN = {
+    faults.Fault.NONE: Fault.NONE,
+    faults.Fault.BUSY: Fault.SLOW_DOWN,
+    faults.Fault.RESET_BEFORE: Fault.RESET,
+    faults.Fault.RESET_AFTER: Fault.LOSE_ANSWER,
+    faults.Fault.TIMEOUT_AFTER: Fault.TIMEOUT,
+    faults.Fault.FULL: Fault.FULL,
+    faults.Fault.READ_ONLY: Fault.FORBIDDEN,
+}
 
 
 class Request(NamedTuple):
@@ -49,7 +70,12 @@ class Request(NamedTuple):
 
 
 Decide = Callable[[Request], Fault]
-SLOW_DOWN = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>later</Message></Error>"
+_XML = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>%s</Message></Error>"
+REFUSALS = {
+    Fault.SLOW_DOWN: (503, _XML % (b"SlowDown", b"later")),
+    Fault.FULL: (507, _XML % (b"XMinioStorageFull", b"no space")),
+    Fault.FORBIDDEN: (403, _XML % (b"AccessDenied", b"read-only")),
+}
 
 
 def no_fault(_: Request) -> Fault:
@@ -93,6 +119,19 @@ class StoreProxy:
         self.decide = no_fault
         self._released.set()
 
+    def obey(self, plan: faults.Plan, rng: random.Random) -> None:
+        """Meets all requests with the faults of a plan, by the machine's clock; torn writes are
+        for ``file://``."""
+
+        def decide(request: Request) -> Fault:
+            with self._mutex:
+                writes = request.method == "PUT"
+                decision = plan.decide(monotonic_ns() / 1e9, rng, writes=writes)
+            self._ended.wait(decision.delay_s)
+            return OF_PLAN[decision.fault]
+
+        self.decide = decide
+
     def hold_object_puts(self) -> None:
         """Holds the answers of all PUTs of objects from now on."""
         self._released.clear()
@@ -108,14 +147,18 @@ class StoreProxy:
         request = self._numbered(handler.command, handler.path)
         fault = self.decide(request)
         self.met.append((request, fault))
-        if fault is Fault.SLOW_DOWN:
-            _answer(handler, 503, [("Content-Type", "application/xml")], SLOW_DOWN)
+        if fault in REFUSALS:
+            code, document = REFUSALS[fault]
+            _answer(handler, code, [("Content-Type", "application/xml")], document)
+            return
+        if fault is Fault.RESET:
+            _reset(handler)
             return
         status, headers, answer = self._forward(handler, body)
-        if fault is Fault.LOSE_ANSWER:
-            linger = struct.pack("ii", 1, 0)
-            handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            handler.close_connection = True
+        if fault is Fault.TIMEOUT:
+            self._ended.wait(faults.TIMEOUT_S)
+        if fault in (Fault.LOSE_ANSWER, Fault.TIMEOUT):
+            _reset(handler)
             return
         if fault is Fault.HOLD:
             with self._mutex:
@@ -208,6 +251,12 @@ def _server(proxy: StoreProxy) -> ThreadingHTTPServer:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = False
     return server
+
+
+def _reset(handler: BaseHTTPRequestHandler) -> None:
+    linger = struct.pack("ii", 1, 0)
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    handler.close_connection = True
 
 
 def _answer(

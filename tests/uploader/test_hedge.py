@@ -277,5 +277,6 @@ def test_a_slow_upload_is_hedged_committed_once_and_both_puts_are_counted(line: 
     assert landed.wait(GIVES_UP_S)
     assert line.committed() == [*texts, "slow", "after"]
     assert line.counter(0, at.S_OBJECTS_COMMITTED) == SAMPLES_MIN + 2
+    wait_until(lambda: not attempts_running(), "all losers to end")
     assert line.counter(0, at.S_PUTS) == SAMPLES_MIN + 2 + uploads.hedged.hedges
     assert line.counter(0, at.S_PUT_FAILURES) == 0

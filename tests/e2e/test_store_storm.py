@@ -1,0 +1,102 @@
+"""A storm of 503 SlowDown at the store, which meets every request of the daemon to it.
+
+Producers see latency, or 429 with Retry-After; afterwards all is as before. How long the longest
+wait is in a storm of 30 s is measured by ``python -m tests.chaos.storm``.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.load import Load, check_stored, load
+from tests.e2e.proxy import Fault, Request, store_proxy
+from tests.e2e.stores import on_s3
+from tests.minio import Bucket
+from uploader.stores.faults import parse
+
+PLACES = [("orders", 0), ("clicks", 0), ("clicks", 1)]
+SMALL = {
+    "ring_bytes": "256KiB", "object_bytes_target": "64KiB", "body_bytes_max": "64KiB",
+    "record_bytes_max": "64KiB", "commit_window_min_ms": 20,
+}  # fmt: skip
+
+
+def slow_down(_: Request) -> Fault:
+    """No request passes."""
+    return Fault.SLOW_DOWN
+
+
+def put_failures(daemon: Daemon) -> int:
+    return int(daemon.status()["store"]["put_failures"])
+
+
+def calm(run: Load) -> bool:
+    """Waits for a hundred answers; whether none of them was a refusal."""
+    refused = len(run.refused)
+    run.wait_more(100)
+    return len(run.refused) == refused
+
+
+def settled(daemon: Daemon) -> bool:
+    """Whether less than an object waits, which is how it is under this load without a storm."""
+    backlog = sum(group["backlog_bytes"] for group in daemon.status()["groups"])
+    return bool(backlog < 64 << 10)
+
+
+def test_in_a_storm_producers_see_latency_and_429_and_nothing_is_lost(
+    data: Path, bucket: Bucket
+) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, **SMALL)
+        with running(data, shards=2, **options) as daemon:
+            daemon.json("PUT", "/v0/topics/clicks", {"partitions": 2})
+            with load(
+                daemon, PLACES, connections=28, depth=2, pause_s=0.02, pad="x" * 8_000
+            ) as run:
+                run.wait_more(100)
+                refused_before = len(run.refused)
+                proxy.decide = slow_down
+                wait_until(lambda: put_failures(daemon) >= 8, "PUTs to fail again and again")
+                wait_until(lambda: len(run.refused) >= refused_before + 5, "full rings")
+                status = daemon.status()
+                proxy.release()
+                wait_until(lambda: settled(daemon), "the backlog to go")
+                wait_until(lambda: calm(run), "a hundred answers without a refusal")
+            check_stored(daemon, PLACES, run)
+
+    assert not run.unknown, "a connection ended without an answer"
+    assert {(answer.status, answer.code) for _, answer in run.refused} == {(429, "throttled")}
+    assert all(int(answer.headers["retry-after"]) >= 1 for _, answer in run.refused)
+    for shard in status["shards"]:
+        assert shard["ring_used_bytes"] <= 256 << 10
+        assert shard["restarts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "faults"),
+    [
+        ("reset_before=0.2,latency=1ms..50ms@0.3", {Fault.RESET}),
+        ("reset_after=0.2,busy=0.1", {Fault.LOSE_ANSWER, Fault.SLOW_DOWN}),
+        ("full=0.2,read_only=0.1", {Fault.FULL, Fault.FORBIDDEN}),
+        ("timeout_after=0.05", {Fault.TIMEOUT}),
+    ],
+)
+def test_whatever_the_store_does_producers_see_latency_only(
+    data: Path, bucket: Bucket, spec: str, faults: set[Fault]
+) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options: dict[str, Any] = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=5)
+        with running(data, shards=2, **options) as daemon:
+            daemon.json("PUT", "/v0/topics/clicks", {"partitions": 2})
+            proxy.obey(parse(spec), random.Random(3))
+            with load(daemon, PLACES, connections=4, depth=4, pause_s=0.002) as run:
+                wait_until(lambda: all(proxy.count(fault) for fault in faults), "faults")
+                run.wait_more(50)
+            proxy.release()
+            check_stored(daemon, PLACES, run)
+    assert not run.unknown and not run.refused
