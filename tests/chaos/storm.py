@@ -70,7 +70,11 @@ class Steady(threading.Thread):
 @click.option("--shards", default=2, show_default=True)
 def main(seconds: float, producers: int, shards: int) -> None:
     """Measures one storm."""
-    folder = Path(tempfile.mkdtemp(prefix="headgate-storm-"))
+    with tempfile.TemporaryDirectory(prefix="headgate-storm-") as folder:
+        _measure(Path(folder), seconds, producers, shards)
+
+
+def _measure(folder: Path, seconds: float, producers: int, shards: int) -> None:
     (folder / "minio").mkdir()
     port = free_port()
     process = start(find_or_build(), folder / "minio", port)
@@ -114,9 +118,7 @@ def _tell(seen: list[Seen], began_ns: int, ended_ns: int) -> None:
     click.echo(f"longest wait at all {max(item.wait_ms for item in seen):.0f} ms")
     first_ns = behind[0].at_ns if behind else ended_ns
     click.echo(f"first answer {(first_ns - ended_ns) / 1e6:.0f} ms behind the storm's end")
-    click.echo(
-        f"last answer slower than usual {(normal_ns - ended_ns) / 1e6:.0f} ms behind"
-    )
+    click.echo(f"last answer slower than usual {(normal_ns - ended_ns) / 1e6:.0f} ms behind")
 
 
 if __name__ == "__main__":
