@@ -13,8 +13,9 @@ it is not ours we are *superseded*, for good.
                                                               |  failed: again after RETRY_NS
                                                               +--taken by another--> superseded
 
-A failed PUT may have been kept. The same entry is sent again; if then its number is taken by
-itself, the age counts from its *first* sending: a new owner may have sealed right behind that.
+A failed PUT may have been kept. The same entry is sent again, and the age counts from its *first*
+sending: a new owner may have sealed right behind that. Also when its number is free: the new owner
+may have removed the entry behind a snapshot since. The next entry, due at once, tells.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Ownership:
     def accepted(self) -> None:
         """The entry in flight stands in the log."""
         assert self._putting_ns is not None
-        self._stands(self._putting_ns)
+        self._stands()
 
     def failed(self, now_ns: int) -> None:
         """The store did not say; the same number is sent again."""
@@ -98,15 +99,15 @@ class Ownership:
     def taken(self, is_ours: bool) -> None:
         """The number was not free; ``is_ours``: by our own entry, whose answer was lost."""
         if is_ours:
-            assert self.first_sent_ns is not None
-            self._stands(self.first_sent_ns)
-            self._next_put_ns = self.sent_ns + PERIOD_NS
+            self._stands()
         else:
             self._putting_ns = None
             self.superseded = True
 
-    def _stands(self, sent_ns: int) -> None:
-        self.sent_ns = sent_ns
+    def _stands(self) -> None:
+        assert self.first_sent_ns is not None
+        self.sent_ns = self.first_sent_ns
+        self._next_put_ns = self.sent_ns + PERIOD_NS
         self.first_sent_ns = self._putting_ns = None
         self.number += 1
 

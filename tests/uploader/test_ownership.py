@@ -63,7 +63,7 @@ class OwnershipMachine(RuleBasedStateMachine):
     @rule()
     def accepted(self) -> None:
         self.ownership.accepted()
-        assert self.ownership.sent_ns == self.sendings[-1]
+        assert self.ownership.sent_ns == self.sendings[0]
         self._stands()
 
     @precondition(lambda self: self.in_flight)
@@ -117,6 +117,19 @@ def test_an_entry_behind_idleness_goes_at_once_and_the_next_waits_for_the_period
     assert ownership.decide(SECOND_NS, news=True) == Step(Do.WAIT, PERIOD_NS)
     assert ownership.decide(PERIOD_NS, news=True) == Step(Do.PUT)
     assert ownership.decide(100 * PERIOD_NS, news=True) == Step(Do.PUT)
+
+
+def test_a_repeated_entry_counts_from_its_first_sending_even_where_its_number_is_free() -> None:
+    # A new owner sealed behind the entry that was kept, and removed it behind a snapshot.
+    ownership = Ownership()
+    ownership.putting(0)
+    ownership.failed(RETRY_NS)
+    late_ns = 3600 * SECOND_NS
+    ownership.putting(late_ns)
+    ownership.accepted()
+    assert not may_commit(late_ns, ownership.sent_ns)
+    # The next number, which the seal has, is tried at once.
+    assert ownership.decide(late_ns, news=True) == Step(Do.PUT)
 
 
 @pytest.mark.parametrize(
