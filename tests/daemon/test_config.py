@@ -244,3 +244,17 @@ def test_exactly_the_documented_keys_are_reloadable() -> None:
 def test_the_documentation_is_generated_from_the_table() -> None:
     page = (CHECKOUT / "docs" / "configuration.md").read_text()
     assert page == markdown(), "run: headgate config docs > docs/configuration.md"
+
+
+@pytest.mark.parametrize(("written", "on"), [("true", True), ("false", False)])
+def test_hedging_is_switched_for_s3(written: str, on: bool) -> None:
+    given = [Override("store_url", "s3://bucket/x"), Override("hedge_puts", written)]
+    assert load(None, {}, given).hedge_puts is on
+    assert load(None, {}, given[:1]).hedge_puts is False
+
+
+def test_hedging_is_refused_where_it_cannot_help_and_a_switch_is_true_or_false() -> None:
+    with pytest.raises(ConfigError, match=r"hedge_puts = true \(--set\) is for S3"):
+        load(None, {}, [Override("hedge_puts", "true")])
+    with pytest.raises(ConfigError, match=r"hedge_puts = 'yes' \(--set\) must be true or false"):
+        load(None, {}, [Override("hedge_puts", "yes")])

@@ -39,3 +39,9 @@ def test_the_parts_follow_their_keys() -> None:
     larger_objects = memory.bounds(config(shards=2, object_bytes_target="8MiB"))
     assert larger_objects["uploads"] == 2 * usual["uploads"]
     assert usual["reads"] > 2 * CACHE_BYTES_MAX
+
+
+def test_the_losers_of_hedged_puts_are_counted() -> None:
+    usual = memory.bounds(config(shards=2, store_url="s3://bucket/x"))
+    hedged = memory.bounds(config(shards=2, store_url="s3://bucket/x", hedge_puts="true"))
+    assert hedged["uploads"] == 2 * usual["uploads"]
