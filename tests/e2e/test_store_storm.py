@@ -7,12 +7,13 @@ wait is in a storm of 30 s is measured by ``python -m tests.chaos.storm``.
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
 from tests.e2e.load import Load, check_stored, load
 from tests.e2e.proxy import Fault, Request, store_proxy
 from tests.e2e.stores import on_s3
@@ -100,3 +101,34 @@ def test_whatever_the_store_does_producers_see_latency_only(
             proxy.release()
             check_stored(daemon, PLACES, run)
     assert not run.unknown and not run.refused
+
+
+def test_serve_with_chaos_says_so_loudly_and_still_keeps_its_word(data: Path) -> None:
+    spec = "latency=1ms..100ms@0.2,reset_before=0.1,reset_after=0.2,torn=0.1,busy=0.1"
+    command = (sys.executable, "-m", "cli", "serve", "--chaos", spec)
+    with running(data, shards=2, command=command) as daemon:
+        daemon.json("PUT", "/v0/topics/clicks", {"partitions": 2})
+        with load(daemon, PLACES, connections=4, depth=4) as run:
+            wait_until(lambda: put_failures(daemon) >= 10, "PUTs to fail")
+            run.wait_more(20)
+        check_stored(daemon, PLACES, run)
+    assert not run.unknown and not run.refused
+    assert f"CHAOS IS ON: the shards' store fails on purpose (--chaos {spec})" in daemon.text
+
+
+@pytest.mark.parametrize(
+    ("spec", "store", "code", "sentence"),
+    [
+        ("busy=3s/1s", None, 2, "'busy=3s/1s' in the chaos spec lasts 3s of each 1s"),
+        ("torn=0.5", "s3://bucket/prefix", 1, "'torn' in the chaos spec is for file:// stores"),
+    ],
+)
+def test_chaos_that_cannot_be_is_refused_before_anything_starts(
+    data: Path, spec: str, store: str | None, code: int, sentence: str
+) -> None:
+    daemon = Daemon(data, store=store, command=(sys.executable, "-m", "cli", "serve",
+                                                "--chaos", spec))  # fmt: skip
+    daemon.start()
+    daemon.process.wait(HANG_S)
+    assert daemon.stop() == code
+    assert sentence in daemon.text
