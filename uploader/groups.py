@@ -91,7 +91,8 @@ class GroupTable:
     def pending_bytes(self, shard: int) -> int:
         """Bytes published in a shard's ring and not yet pulled: computed, never stored."""
         base = self._shard_at[shard]
-        return max(0, int(self.words[base + at.S_HEAD] - self.words[base + at.S_PULLED]))
+        pulled = max(self.words[base + at.S_PULLED], self.words[base + at.S_COMMITTED])
+        return max(0, int(self.words[base + at.S_HEAD] - pulled))
 
     def backlog_bytes(self, group: Group) -> int:
         """A group's backlog."""
@@ -160,8 +161,11 @@ class Puller:
         )
 
     def _oldest_ns(self, member: int) -> int:
-        """Arrival of a member's oldest pending request, read once per pulled position."""
-        pulled = int(self._words[self._segment.layout.shard(member) + at.S_PULLED])
+        """Arrival of a member's oldest pending request, read once per position."""
+        base = self._segment.layout.shard(member)
+        # A holder that died before it stored ``pulled`` leaves it behind ``committed``, where the
+        # ring may be another round's by now: nothing would be due there, and nobody would repair.
+        pulled = max(int(self._words[base + at.S_PULLED]), int(self._words[base + at.S_COMMITTED]))
         known = self._oldest.get(member)
         if known is not None and known[0] == pulled:
             return known[1]

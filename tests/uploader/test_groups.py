@@ -366,6 +366,21 @@ def test_a_mark_makes_the_next_holder_repair_what_its_predecessor_did_not_store(
     two.check()
 
 
+def test_a_ring_that_has_come_round_since_its_holder_died_is_still_pulled(two: Crew) -> None:
+    # ``pulled`` was left behind ``committed``, and what stands there now is no request's begin.
+    two.fill(0, NOW, two.segment.layout.ring_bytes * 3 // 4)
+    half_made_pull(two, dead=1)
+    two.leases.orphan(1)
+    (lease,) = two.leases.in_state(ORPHAN)
+    two.commit(two.leases.adopt(lease, 0) or lease)
+    new = two.publish(0, NOW, payload_bytes=1000)
+    two.fill(0, NOW, two.segment.layout.ring_bytes // 2)
+    assert two.puller(0)._readers[0].oldest_arrival_ns(0) is None
+    pulled = two.puller(0).look(NOW + 2 * WINDOW).pulled
+    assert positions(pulled)[0] == (0, new)
+    two.check()
+
+
 def test_without_a_mark_nothing_is_repaired(two: Crew) -> None:
     # The cost of a repair is a walk over all leases; only a death pays it.
     two.publish(0, NOW)
