@@ -78,11 +78,24 @@ class Producer:
 
     def take(self, request: Request, name: str, body_bytes: int) -> None:
         """``admit``, ``produce`` and ``release`` for a body that is whole already."""
-        needed = FRAME_BYTES + (
-            self._limits.body_bytes_max if request.head.content_encoding else body_bytes
-        )
-        self._check_room(needed, body_bytes)
-        self.produce(request, name)
+        if (
+            request.head.content_encoding
+            or self._closed is not None
+            or self._held_back
+            or body_bytes > self._limits.body_bytes_max
+            or self._ring.free_bytes - self._promised_bytes < FRAME_BYTES + body_bytes
+        ):
+            token = self.admit(request.head, body_bytes)
+            try:
+                self.produce(request, name)
+            finally:
+                self.release(token)
+            return
+        topic = self._catalog.known(name)
+        if topic is None:
+            self.produce(request, name)
+        else:
+            self._publish(request, topic)
 
     def _check_room(self, needed: int, body_bytes: int) -> None:
         limit = self._limits.body_bytes_max

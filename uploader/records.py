@@ -10,7 +10,7 @@ The layout is specified in docs/l0-format.md. This module knows nothing of HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -35,9 +35,8 @@ class RecordsError(ValueError):
     """A payload that is no msgpack array of records."""
 
 
-def encode(records: Sequence[Record] | Sequence[tuple[str | bytes, ...]]) -> bytes:
-    """The payload of a batch. Tuples ``(data,)`` stand for records without further fields."""
-    return _encoder.encode(records)
+encode: Callable[[Sequence[Record] | Sequence[tuple[str | bytes, ...]]], bytes] = _encoder.encode
+"""The payload of a batch. Tuples ``(data,)`` stand for records without further fields."""
 
 
 def decode(payload: bytes | memoryview) -> list[Record]:

@@ -84,6 +84,9 @@ def payloads(produce: Produce, partitions: int, next_partition: Callable[[], int
                 partition=partition,
                 partitions=partitions,
             )
+        if not produce.timed:
+            arrival_ms = produce.arrival_ms
+            return [(partition, len(rows), encode(rows), arrival_ms, arrival_ms)]
         return [_payload(partition, rows, produce)]
     spread: dict[int, list[Row]] = {}
     for each in rows:
