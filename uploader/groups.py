@@ -253,7 +253,8 @@ class Puller:
             self.table.store(group.group, at.P_LAST_FULL_NS, now_ns)
         members = self.table.map.members(group)
         in_order = [*range(self.shard, members.stop), *range(members.start, self.shard)]
-        pending = [self._pending(member, len(slots) * target) for member in in_order]
+        bytes_max = (len(slots) + 1) * target  # a little more than a pull takes
+        pending = [self._pending(member, bytes_max) for member in in_order]
         leases = cut([p for p in pending if p.requests], len(slots), target)
         pulled = [
             self._take(slot, wanted)

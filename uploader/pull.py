@@ -1,8 +1,9 @@
 """What one pull takes, and how it is cut into leases: decisions only.
 
-A *lease* becomes one object. A pull takes at most ``free slots x target`` bytes, at least one
-request, and fills leases of equal size, so that a large pull has no small tail: with a target of
-4 MiB, 6 MiB - 1 is one object and 6 MiB are two of 3 MiB. A request is never split over leases.
+A *lease* becomes one object. A pull takes less than ``(free slots + 1/2) x target`` bytes, what
+rounds to that many objects (docs/decisions/0008), at least one request, and fills leases of equal
+size, so that a large pull has no small tail: with a target of 4 MiB, 6 MiB - 1 is one object and
+6 MiB are two of 3 MiB. A request is never split over leases.
 
 Inputs are the published requests of the group's members; nothing here touches a ring.
 """
@@ -96,7 +97,7 @@ def cut(
     """
     if not slots:
         return []
-    taken = bounded(pending, slots * target_bytes)
+    taken = bounded(pending, slots * target_bytes + (target_bytes - 1) // 2)
     # Fewer batches than extents allowed cannot be too many extents: the usual case, not counted.
     batches = sum([len(r.batches) for member in taken for r in member.requests])
     countable = batches > extents_max
