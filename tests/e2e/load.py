@@ -211,12 +211,15 @@ class Load:
 @contextlib.contextmanager
 def load(
     daemon: Daemon, places: Sequence[Place], *, connections: int, depth: int = 8,
-    requests_max: int | None = None, pause_s: float = 0, pad: str = "",
+    requests_max: int | None = None, pause_s: float = 0, pad: str = "", first_number: int = 0,
 ) -> Iterator[Load]:  # fmt: skip
-    """Producers that run until the end of the block, or until each has sent ``requests_max``."""
+    """Producers that run until the end of the block, or until each has sent ``requests_max``.
+
+    They are numbered from ``first_number``: two loads of one daemon must not share a number.
+    """
     producers = [
         Producer(daemon, number, list(places), depth, requests_max, pause_s, pad)
-        for number in range(connections)
+        for number in range(first_number, first_number + connections)
     ]
     made = Load(producers)
     for producer in producers:

@@ -26,6 +26,11 @@ SMALL = {
     "record_bytes_max": "64KiB", "commit_window_min_ms": 20,
 }  # fmt: skip
 
+PAD = "x" * 8_000
+# 2.5 MB at once: more than both rings and all that their groups can have on the way to the store
+# (2 x 256 KiB + 8 x 96 KiB), so that a ring fills however the kernel spreads the connections.
+CROWD: dict[str, int] = {"connections": 40, "depth": 4, "requests_max": 4}
+
 
 def slow_down(_: Request) -> Fault:
     """No request passes."""
@@ -56,18 +61,18 @@ def test_in_a_storm_producers_see_latency_and_429_and_nothing_is_lost(
         options = on_s3(bucket, proxy.endpoint_url, **SMALL)
         with running(data, shards=2, **options) as daemon:
             daemon.json("PUT", "/v0/topics/clicks", {"partitions": 2})
-            with load(
-                daemon, PLACES, connections=28, depth=2, pause_s=0.02, pad="x" * 8_000
-            ) as run:
+            with load(daemon, PLACES, connections=8, depth=2, pause_s=0.02, pad=PAD) as run:
                 run.wait_more(100)
-                refused_before = len(run.refused)
                 proxy.decide = slow_down
                 wait_until(lambda: put_failures(daemon) >= 8, "PUTs to fail again and again")
-                wait_until(lambda: len(run.refused) >= refused_before + 5, "full rings")
-                status = daemon.status()
-                proxy.release()
+                with load(daemon, PLACES, first_number=8, pad=PAD, **CROWD) as crowd:
+                    wait_until(lambda: len(crowd.refused) >= 5, "full rings")
+                    status = daemon.status()
+                    proxy.release()
+                    crowd.join()
                 wait_until(lambda: settled(daemon), "the backlog to go")
                 wait_until(lambda: calm(run), "a hundred answers without a refusal")
+            run = Load([*run.producers, *crowd.producers])
             check_stored(daemon, PLACES, run)
 
     assert not run.unknown, "a connection ended without an answer"
