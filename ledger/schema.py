@@ -14,7 +14,8 @@ any process reads.
 - ``partitions``: one row for each partition of a topic, made with the topic. ``next_seq`` is the
   next offset to be given, ``count`` the live records, ``bytes`` the bytes of extents that hold
   any, ``max_timestamp_ms`` the greatest last timestamp of an extent so far. Commits write them;
-  ``earliest_seq`` moves with trims and evictions, ``deleted`` with the topic.
+  ``earliest_seq`` moves with trims and evictions, ``deleted`` with the topic. ``count`` and
+  ``bytes`` are of what can still be read.
 - ``objects``: one row for each commit and so for each L0 object. ``result`` is msgpack of
   [sources, runs, heads, verdicts], which is the whole answer of the commit.
 - ``extents``: offsets [first_offset, last_offset] of a partition in the object of a commit. The
@@ -26,6 +27,14 @@ any process reads.
 - ``deletions``: objects that a collection may delete once an entry of the owner's log names them;
   a row goes when its object is gone. Written by the collection.
 - ``void_extents``: extents without a single live record: no offsets, no readers.
+- ``lake_tables``, ``lake_files``, ``lake_ranges``, ``quarantine``, ``runs`` and ``read_leases``:
+  the lake, see ``lake_types.py``. A compaction writes them, a collection removes rows of files
+  that are gone, readers take leases. ``changed`` is the catalog version of a row's last change.
+- ``partitions.compacted_seq`` moves with switches. ``lost_seq`` is the last offset that a cap or a
+  time to live evicted (not a trim), ``lost_reason`` which of them.
+- ``objects.free_ms``: since when nothing in the object is needed, null while something is. Once
+  its grace is over a collection deletes the object and then its rows; never those of the last
+  commit, by which a ledger is known.
 - ``dedupe``: answers of requests with an idempotency key; ``id`` rises with time and is never
   used twice (nor is a deletion's: what was told to the owner's log is known by it), so the oldest
   are at the front. ``answer`` is msgpack of [[[partition, first, last], ...], head].
@@ -164,6 +173,68 @@ MIGRATIONS: tuple[Migration, ...] = (
             answer BLOB NOT NULL
         )""",
         "CREATE UNIQUE INDEX dedupe_key ON dedupe (topic_id, key)",
+    ),
+    (
+        "ALTER TABLE partitions ADD COLUMN compacted_seq BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE partitions ADD COLUMN lost_seq BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE partitions ADD COLUMN lost_reason TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE objects ADD COLUMN free_ms BIGINT",
+        "CREATE INDEX objects_free ON objects (free_ms) WHERE free_ms IS NOT NULL",
+        """CREATE TABLE lake_tables (
+            topic_id INTEGER PRIMARY KEY,
+            name TEXT NOT NULL,
+            metadata_location TEXT NOT NULL,
+            switched_ms BIGINT NOT NULL,
+            changed BIGINT NOT NULL
+        )""",
+        """CREATE TABLE lake_files (
+            file_id INTEGER PRIMARY KEY AUTOINCREMENT,
+            topic_id BIGINT NOT NULL,
+            path TEXT NOT NULL,
+            size_bytes BIGINT NOT NULL,
+            rows BIGINT NOT NULL,
+            run TEXT NOT NULL,
+            dropped_ms BIGINT,
+            changed BIGINT NOT NULL
+        )""",
+        "CREATE UNIQUE INDEX lake_files_path ON lake_files (path)",
+        "CREATE INDEX lake_files_topic ON lake_files (topic_id)",
+        "CREATE INDEX lake_files_changed ON lake_files (changed)",
+        """CREATE TABLE lake_ranges (
+            topic_id BIGINT NOT NULL,
+            partition INTEGER NOT NULL,
+            last_offset BIGINT NOT NULL,
+            file_id BIGINT NOT NULL,
+            first_offset BIGINT NOT NULL,
+            rows BIGINT NOT NULL,
+            bytes BIGINT NOT NULL,
+            first_timestamp_ms BIGINT NOT NULL,
+            last_timestamp_ms BIGINT NOT NULL,
+            PRIMARY KEY (topic_id, partition, last_offset, file_id)
+        ) WITHOUT ROWID""",
+        "CREATE INDEX lake_ranges_file ON lake_ranges (file_id)",
+        """CREATE TABLE quarantine (
+            topic_id BIGINT NOT NULL,
+            partition INTEGER NOT NULL,
+            first_offset BIGINT NOT NULL,
+            last_offset BIGINT NOT NULL,
+            key TEXT NOT NULL,
+            reason TEXT NOT NULL,
+            PRIMARY KEY (topic_id, partition, first_offset)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE runs (
+            run TEXT PRIMARY KEY,
+            owner TEXT NOT NULL,
+            started_ms BIGINT NOT NULL,
+            expires_ms BIGINT NOT NULL,
+            ended_ms BIGINT
+        )""",
+        """CREATE TABLE read_leases (
+            lease TEXT PRIMARY KEY,
+            created_ms BIGINT NOT NULL,
+            expires_ms BIGINT NOT NULL,
+            what TEXT NOT NULL
+        )""",
     ),
 )
 

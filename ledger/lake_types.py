@@ -1,0 +1,124 @@
+"""What the ledger knows of the lake: tables, their files, who reads and who compacts.
+
+Vocabulary: *L1* are the Parquet files of Iceberg tables. A partition is *compacted* up to and
+with ``compacted_seq``: each of its offsets up to there is a row of an L1 file, or lies in a gap,
+in *quarantine* (the object that holds it cannot be read), or below ``earliest_seq``. A *run* is
+one compaction. The *switch* is the ledger transaction that makes readers of what a run committed
+to the tables read L1. A file is *dropped* when a later run has rewritten its rows; it stays until
+a collection removes it. A *read lease* keeps what a bulk reader planned with from being deleted.
+
+This module holds data only; it reads nothing and writes nothing. Times are epoch milliseconds.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from ledger.types import Extent
+
+
+class LakeRange(Struct, frozen=True, array_like=True):
+    """The rows of one partition in one file: sorted by offset, between ``first_offset`` and
+    ``last_offset``. Offsets between may be missing there: they are rows of other files (another
+    day) or of none (gaps). ``bytes`` is their share of L0 payload, which caps count."""
+
+    partition: int
+    first_offset: int
+    last_offset: int
+    rows: int
+    bytes: int
+    first_timestamp_ms: int
+    last_timestamp_ms: int
+
+
+class NewFile(Struct, frozen=True):
+    """A Parquet file as the task that wrote it describes it. ``path`` is a URL (file://, s3://)."""
+
+    path: str
+    size_bytes: int
+    rows: int
+    ranges: tuple[LakeRange, ...]
+
+
+class LakeFile(Struct, frozen=True):
+    """A file of a table as the ledger has it; ``dropped_ms`` once its rows are elsewhere."""
+
+    file_id: int
+    topic_id: int
+    path: str
+    size_bytes: int
+    rows: int
+    run: str
+    dropped_ms: int | None = None
+
+
+class FileRange(Struct, frozen=True):
+    """A partition's rows in a live file, for readers."""
+
+    file_id: int
+    path: str
+    size_bytes: int
+    range: LakeRange
+
+
+class Hole(Struct, frozen=True):
+    """Offsets [first_offset, last_offset] whose object (``key``) cannot be read, and why."""
+
+    topic_id: int
+    partition: int
+    first_offset: int
+    last_offset: int
+    key: str
+    reason: str
+
+
+class LakeTable(Struct, frozen=True):
+    """A topic's table as of the last switch. ``name`` is its identifier in the catalog."""
+
+    topic_id: int
+    name: str
+    metadata_location: str
+    switched_ms: int
+
+
+class TableSwitch(Struct, frozen=True):
+    """What one table's Iceberg commit did, for the ledger. ``watermarks`` by partition: compacted
+    up to and with that offset; ``dropped`` are paths of files whose rows were rewritten."""
+
+    topic_id: int
+    table: str
+    metadata_location: str
+    watermarks: dict[int, int]
+    added: tuple[NewFile, ...] = ()
+    dropped: tuple[str, ...] = ()
+    holes: tuple[Hole, ...] = ()
+
+
+class PlannedObject(Struct, frozen=True):
+    """An object, and those of its extents that a reader needs, by (topic id, partition)."""
+
+    commit_number: int
+    key: str
+    locator: str
+    size_bytes: int
+    extents: tuple[Extent, ...]
+
+
+class ReadLease(Struct, frozen=True):
+    """A bulk reader's hold on what was there when it planned. ``what`` is for people."""
+
+    lease: str
+    created_ms: int
+    expires_ms: int
+    what: str
+
+
+class Evicted(Struct, frozen=True):
+    """Offsets below ``earliest_seq`` cannot be read any more; ``reason``: cap, ttl or trim."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    earliest_seq: int
+    records: int
+    reason: str
