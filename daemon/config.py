@@ -84,6 +84,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     uploads_in_flight_max: int
     put_budget_usd_per_month: float | None
     hedge_puts: bool
+    lake_url: str
+    catalog_uri: str
+    catalog_name: str | None
+    compact_run_bytes: int
+    snapshot_keep_ms: int
     gc_grace_ms: int
     body_bytes_max: int
     record_bytes_max: int
@@ -133,6 +138,14 @@ def _cpus(_: Mapping[str, Any]) -> int:
 
 def _store(values: Mapping[str, Any]) -> str:
     return "file://" + quote(os.path.join(values["data_dir"], "store"))
+
+
+def _lake(values: Mapping[str, Any]) -> str:
+    return str(values["store_url"]).rstrip("/") + "/lake"
+
+
+def _catalog(values: Mapping[str, Any]) -> str:
+    return "sqlite:///" + os.path.join(values["data_dir"], "catalog.db")
 
 
 def _window_min(values: Mapping[str, Any]) -> float:
@@ -195,6 +208,20 @@ FIELDS: tuple[Field, ...] = (
     Field("hedge_puts", SWITCH, "false", "",
           "a PUT that is slower than the recent 99th percentile is sent a second time, and the"
           " first success counts; both are billed, at most 1 in 50 on average; S3 only"),
+    Field("lake_url", STORE_URL, Derived("`<store_url>/lake`", _lake), "",
+          "where compaction writes the tables; a store that the daemon's credentials open too"),
+    Field("catalog_uri", TEXT, Derived("`sqlite:///<data_dir>/catalog.db`", _catalog), "",
+          "the Iceberg catalog: an SQL database by its SQLAlchemy address, or a REST catalog by its"
+          " http(s) address"),
+    Field("catalog_name", optional(TEXT), None, "",
+          "a catalog as pyiceberg's own configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`)"
+          " names it, with all its properties; it goes before `catalog_uri`"),
+    Field("compact_run_bytes", BYTES, 512 * MIB, "bytes",
+          "how much of L0 one task of a compaction holds in memory; more gives larger files",
+          check=between(1 * MIB, 64 * GIB, size_text)),
+    Field("snapshot_keep_ms", COUNT, 86_400_000, "milliseconds",
+          "a table's former snapshots are kept this long for readers; the newest always",
+          check=between(0, 3650 * 86_400_000)),
     Field("gc_grace_ms", COUNT, 3_600_000, "milliseconds",
           "an object that nothing needs any more is kept this long before `gc` deletes it",
           check=between(0, 366 * 86_400_000)),
