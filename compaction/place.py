@@ -1,0 +1,146 @@
+"""Where L0 and the lake are, for every process that opens them: driver, executors, readers.
+
+A *place* is plain data and travels to executors. What it opens is cached per process and thread
+safe: one object store for L0, one pyarrow file system for the lake. Credentials are boto3's own
+chain in both; they are never part of a place.
+
+A *location* is a file of the lake as Iceberg writes it: ``file:///dir/x.parquet`` or
+``s3://bucket/key``, literally, without percent signs for unusual characters (Iceberg's readers
+undo none). The configured URLs are quoted as all URLs of stores are.
+
+This module reads and writes no file by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import pyarrow.fs as pa_fs
+from msgspec import Struct
+
+from uploader.stores.base import ObjectStore
+from uploader.stores.open import StoreUrlError, open_store
+
+# Threads of one process that read L0 at a time: tasks of a worker do it one after the other.
+STORE_THREADS = 8
+CONNECT_TIMEOUT_S = 5
+REQUEST_TIMEOUT_S = 30
+PLACES_MAX = 16  # of a process; each holds connections. More are opened, the oldest forgotten
+
+
+class Place(Struct, frozen=True):
+    """The store ``url``, and the lake at ``lake_url``, by default ``lake`` beside ``l0`` in it.
+
+    ``endpoint_url`` and ``region`` are for S3 only and go before boto3's own configuration.
+    """
+
+    url: str
+    endpoint_url: str | None = None
+    region: str | None = None
+    lake_url: str = ""
+
+    @property
+    def lake(self) -> str:
+        """The location that all tables are below, without a slash at its end."""
+        url = self.lake_url or f"{self.url.rstrip('/')}/lake"
+        parts = urlsplit(url)
+        if parts.scheme == "file":
+            return f"file://{unquote(parts.path).rstrip('/')}"
+        if parts.scheme == "s3" and parts.netloc:
+            return f"s3://{parts.netloc}/{parts.path.strip('/')}".rstrip("/")
+        raise StoreUrlError(url, "is no place for tables")
+
+    def store(self) -> ObjectStore:
+        """The store of L0, the same one for every call in this process. Raises StoreUrlError."""
+        with _lock:
+            found = _stores.get(self)
+            if found is None:
+                found = open_store(
+                    self.url,
+                    endpoint_url=self.endpoint_url,
+                    region=self.region,
+                    threads=STORE_THREADS,
+                )
+                _bounded(_stores)
+                _stores[self] = found
+            return found
+
+    def filesystem(self) -> tuple[pa_fs.FileSystem, str]:
+        """The lake's file system and the lake's path in it. Raises StoreUrlError.
+
+        Asked for before each piece of work, not kept: keys that expire are replaced here.
+        """
+        lake = self.lake
+        if lake.startswith("file://"):
+            return _local, self.path_of(lake)
+        return self._s3(), self.path_of(lake)
+
+    def path_of(self, location: str) -> str:
+        """A location's path in the lake's file system. Raises ValueError for another scheme."""
+        scheme, mark, path = location.partition("://")
+        wanted = self.lake.partition("://")[0]
+        if not mark or scheme != wanted:
+            raise ValueError(f"the location {location!r} is no {wanted}:// location")
+        return path
+
+    def location_of(self, path: str) -> str:
+        """The inverse of path_of."""
+        return f"{self.lake.partition('://')[0]}://{path}"
+
+    def _s3(self) -> pa_fs.FileSystem:
+        import boto3  # 0.2 s, and a directory needs none of it
+
+        with _lock:
+            opened = _s3_opened.get(self)
+            session = boto3.session.Session() if opened is None else opened.session
+            credentials = session.get_credentials()
+            keys = None if credentials is None else credentials.get_frozen_credentials()
+            found = None if keys is None else _Keys(keys.access_key, keys.secret_key, keys.token)
+            if opened is None or opened.keys != found:
+                opened = _S3(session, found, self._open_s3(session, found))
+                _bounded(_s3_opened)
+                _s3_opened[self] = opened
+            return opened.filesystem
+
+    def _open_s3(self, session: Any, keys: _Keys | None) -> pa_fs.FileSystem:
+        options: dict[str, Any] = {
+            "region": self.region or session.region_name or "us-east-1",
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "request_timeout": REQUEST_TIMEOUT_S,
+            "allow_bucket_creation": False,
+        }
+        if self.endpoint_url is not None:
+            endpoint = urlsplit(self.endpoint_url)
+            options["scheme"] = endpoint.scheme
+            options["endpoint_override"] = endpoint.netloc
+        if keys is not None:
+            options["access_key"] = keys.access
+            options["secret_key"] = keys.secret
+            options["session_token"] = keys.token
+        return pa_fs.S3FileSystem(**options)
+
+
+class _Keys(NamedTuple):
+    access: str | None
+    secret: str | None
+    token: str | None
+
+
+class _S3(NamedTuple):
+    session: Any
+    keys: _Keys | None
+    filesystem: pa_fs.FileSystem
+
+
+_lock = threading.Lock()
+_local = pa_fs.LocalFileSystem()
+_stores: dict[Place, ObjectStore] = {}
+_s3_opened: dict[Place, _S3] = {}
+
+
+def _bounded(opened: dict[Place, Any]) -> None:
+    """Forgets the oldest when there are too many; it may still be in use, so it is not closed."""
+    while len(opened) >= PLACES_MAX:
+        del opened[next(iter(opened))]
