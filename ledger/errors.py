@@ -128,6 +128,56 @@ class PartitionsRefused(LedgerError):
         self.maximum = maximum
 
 
+class RunActive(LedgerError):
+    """Another compaction has not ended, and its lease has not run out."""
+
+    retryable = True
+
+    def __init__(self, run: str, owner: str, expires_ms: int) -> None:
+        super().__init__(
+            f"the compaction {run} of {owner} is under way and holds its lease until {expires_ms}"
+            f" (epoch milliseconds); wait for its end, or until then if it died"
+        )
+        self.run = run
+        self.owner = owner
+        self.expires_ms = expires_ms
+
+
+class RunLost(LedgerError):
+    """This compaction is not the one under way any more: what it did since is not its to switch."""
+
+    def __init__(self, run: str, now: str) -> None:
+        super().__init__(
+            f"the compaction {run} has no lease any more ({now}); start another, which makes up"
+            f" for what this one committed to its tables"
+        )
+        self.run = run
+
+
+class SwitchRefused(LedgerError):
+    """A table says more than the ledger holds, or is of a topic that never was."""
+
+    def __init__(self, table: str, cause: str) -> None:
+        super().__init__(
+            f"the table {table} cannot be switched to: {cause}; its topic's id or its watermarks"
+            f" are not of this ledger, `headgate check` and `headgate recover` tell more"
+        )
+        self.table = table
+
+
+class ReadLeasesFull(LedgerError):
+    """As many bulk readers hold leases as may."""
+
+    retryable = True
+
+    def __init__(self, maximum: int) -> None:
+        super().__init__(
+            f"{maximum} read leases are held, which is the limit; end some, or wait until they"
+            f" run out"
+        )
+        self.maximum = maximum
+
+
 def translated(error: sqlite3.Error, path: Path, busy_timeout_ms: int) -> LedgerError:
     """The kind for an error of SQLite; the caller raises it from ``error``."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from ledger import (
     collection,
     commits,
     invariants,
+    lake,
+    readlease,
     reads,
     recovery,
     results,
@@ -33,6 +36,16 @@ from ledger.backup import Changes, Mark
 from ledger.collection import Candidate
 from ledger.dedupe import DedupeLimits
 from ledger.errors import DraftInvalid
+from ledger.lake_types import (
+    FileRange,
+    Hole,
+    LakeFile,
+    LakeRange,
+    LakeTable,
+    PlannedObject,
+    ReadLease,
+    TableSwitch,
+)
 from ledger.recovery import TopicSeen
 from ledger.session import Lock, Session
 from ledger.soundness import Unsound
@@ -378,6 +391,105 @@ class Ledger:
     def object_by_key(self, key: str) -> ObjectRow | None:
         with self._session.reading() as connection:
             return reads.object_by_key(connection, key)
+
+    # The lake: the one compaction
+
+    def begin_run(self, run: str, owner: str, now_ms: int, lease_ms: int) -> None:
+        """The compaction under way. Raises RunActive while another's lease holds."""
+        with self._session.writing() as connection:
+            readlease.begin_run(connection, run, owner, now_ms, lease_ms)
+
+    def renew_run(self, run: str, now_ms: int, lease_ms: int) -> None:
+        """Raises RunLost when another took over, or it ended."""
+        with self._session.writing() as connection:
+            readlease.renew_run(connection, run, now_ms, lease_ms)
+
+    def end_run(self, run: str, now_ms: int) -> None:
+        """Raises RunLost when another took over, or it ended."""
+        with self._session.writing() as connection:
+            readlease.end_run(connection, run, now_ms)
+
+    def plan_objects(
+        self,
+        after_commit: int,
+        to_commit: int,
+        limit: int = 1_000,
+        topic_ids: AbstractSet[int] | None = None,
+    ) -> list[PlannedObject]:
+        """Objects behind one commit up to another with what of them L1 does not hold yet.
+
+        In commit order; objects without such extents are left out, so the next page is behind
+        the last one's commit, and an empty one is the end.
+        """
+        with self._session.reading() as connection:
+            return lake.plan_objects(connection, after_commit, to_commit, limit, topic_ids)
+
+    def compacted_seqs(self, topic_id: int) -> dict[int, int]:
+        """By partition: the offset up to and with which readers read L1."""
+        with self._session.reading() as connection:
+            return lake.compacted_seqs(connection, topic_id)
+
+    def switch_tables(self, run: str, switches: Sequence[TableSwitch], now_ms: int) -> None:
+        """Readers read L1 of what a run committed to its tables. Raises RunLost, SwitchRefused.
+
+        Files that are known already are passed over, so a repeated switch does no harm.
+        """
+        with self._session.writing() as connection:
+            lake.switch_tables(connection, run, switches, now_ms)
+
+    # The lake: tables and files
+
+    def lake_table(self, topic_id: int) -> LakeTable | None:
+        with self._session.reading() as connection:
+            return lake.lake_table(connection, topic_id)
+
+    def lake_tables(self) -> list[LakeTable]:
+        """Those of deleted topics too."""
+        with self._session.reading() as connection:
+            return lake.lake_tables(connection)
+
+    def lake_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
+        with self._session.reading() as connection:
+            return lake.lake_files(connection, topic_id, with_dropped)
+
+    def ranges_of_files(self, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
+        """Of live files, by their ``file_id``."""
+        with self._session.reading() as connection:
+            return lake.ranges_of_files(connection, topic_id)
+
+    def file_ranges(
+        self, topic_id: int, partition: int, from_offset: int, limit: int
+    ) -> list[FileRange]:
+        """Ranges of live files that end at or behind an offset, by their first offset."""
+        with self._session.reading() as connection:
+            return lake.file_ranges(connection, topic_id, partition, from_offset, limit)
+
+    def holes(self, topic_id: int) -> list[Hole]:
+        """Offsets in quarantine, by partition and offset."""
+        with self._session.reading() as connection:
+            return lake.holes(connection, topic_id)
+
+    # The lake: bulk readers
+
+    def take_read_lease(self, lease: str, what: str, now_ms: int, expires_ms: int) -> None:
+        """Nothing that is there now is deleted before the lease ends. Raises ReadLeasesFull."""
+        with self._session.writing() as connection:
+            readlease.take(connection, lease, what, now_ms, expires_ms)
+
+    def renew_read_lease(self, lease: str, now_ms: int, expires_ms: int) -> bool:
+        """False when it has ended or expired: plan anew."""
+        with self._session.writing() as connection:
+            return readlease.renew(connection, lease, now_ms, expires_ms)
+
+    def end_read_lease(self, lease: str) -> bool:
+        """Whether it was there."""
+        with self._session.writing() as connection:
+            return readlease.end(connection, lease)
+
+    def read_leases(self, now_ms: int) -> list[ReadLease]:
+        """Those that hold now, oldest first."""
+        with self._session.reading() as connection:
+            return readlease.live(connection, now_ms)
 
     # Housekeeping
 

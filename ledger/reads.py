@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,8 @@ from ledger.types import Extent, Gap, ObjectRow, PartitionState
 
 _voids_decoder = msgspec.msgpack.Decoder(tuple[tuple[int, int], ...])
 
-_STATE_SQL = """SELECT partition, next_seq - 1, earliest_seq, next_seq, count, bytes
+_STATE_SQL = """SELECT partition, next_seq - 1, earliest_seq, next_seq, count, bytes,
+    compacted_seq, lost_seq, lost_reason
     FROM partitions WHERE topic_id = ? ORDER BY partition"""
 _EXTENTS_SQL = """SELECT e.topic_id, e.partition, e.first_offset, e.last_offset, e.record_count,
     o.locator, o.size_bytes, e.byte_start, e.byte_length, e.crc32c, e.codec,
@@ -48,12 +50,14 @@ def extents_from(
 ) -> list[Extent]:
     """Extents with a live record at or behind ``offset``, in offset order."""
     rows = connection.execute(_EXTENTS_SQL, (topic_id, partition, offset, limit))
-    extents = []
-    for row in rows:
-        *columns, blob = row
-        columns.append(() if blob is None else _voids_decoder.decode(blob))
-        extents.append(Extent(*columns))
-    return extents
+    return [extent_of(row) for row in rows]
+
+
+def extent_of(row: Sequence[Any]) -> Extent:
+    """An extent from its columns in the order of the type, voids still as they are stored."""
+    *columns, blob = row
+    columns.append(() if blob is None else _voids_decoder.decode(blob))
+    return Extent(*columns)
 
 
 def gaps(connection: sqlite3.Connection) -> list[Gap]:

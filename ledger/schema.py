@@ -31,7 +31,8 @@ any process reads.
   the lake, see ``lake_types.py``. A compaction writes them, a collection removes rows of files
   that are gone, readers take leases. ``changed`` is the catalog version of a row's last change.
 - ``partitions.compacted_seq`` moves with switches. ``lost_seq`` is the last offset that a cap or a
-  time to live evicted (not a trim), ``lost_reason`` which of them.
+  time to live evicted (not a trim), ``lost_reason`` which of them. ``freed_seq`` is where the last
+  marking of free objects stood; it is not told to the owner's log, nor is ``free_ms``.
 - ``objects.free_ms``: since when nothing in the object is needed, null while something is. Once
   its grace is over a collection deletes the object and then its rows; never those of the last
   commit, by which a ledger is known.
@@ -178,6 +179,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         "ALTER TABLE partitions ADD COLUMN compacted_seq BIGINT NOT NULL DEFAULT 0",
         "ALTER TABLE partitions ADD COLUMN lost_seq BIGINT NOT NULL DEFAULT 0",
         "ALTER TABLE partitions ADD COLUMN lost_reason TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE partitions ADD COLUMN freed_seq BIGINT NOT NULL DEFAULT 0",
         "ALTER TABLE objects ADD COLUMN free_ms BIGINT",
         "CREATE INDEX objects_free ON objects (free_ms) WHERE free_ms IS NOT NULL",
         """CREATE TABLE lake_tables (

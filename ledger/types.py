@@ -232,7 +232,10 @@ class Topic(Struct, frozen=True):
 
 class PartitionState(Struct, frozen=True):
     """One partition: ``head_seq`` last committed (0 if none), ``next_seq`` next to be given,
-    ``earliest_seq`` the first that can be read, live ``count`` and payload ``bytes``."""
+    ``earliest_seq`` the first that can be read, ``count`` and payload ``bytes`` of what can be.
+
+    Readers read L1 up to and with ``compacted_seq``. ``lost_seq`` is the last offset that was
+    evicted without being asked for, 0 if none, and ``lost_reason`` why: cap or ttl."""
 
     partition: int
     head_seq: int
@@ -240,3 +243,6 @@ class PartitionState(Struct, frozen=True):
     next_seq: int
     count: int
     bytes: int
+    compacted_seq: int = 0
+    lost_seq: int = 0
+    lost_reason: str = ""

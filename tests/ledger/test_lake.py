@@ -1,0 +1,208 @@
+"""What a plan holds, what a switch changes, and which objects become free by it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from ledger.errors import SwitchRefused
+from ledger.lake import mark_free
+from ledger.lake_types import FileRange, Hole, LakeRange, LakeTable, NewFile, TableSwitch
+from ledger.ledger import Ledger
+from ledger.types import Topic, TopicConfig
+from tests.ledger.lakes import commit, compact, plan_all, switches_of
+from tests.ledger.requests import Request, key_of, lease
+
+
+def rows(ledger: Ledger, sql: str) -> list[Any]:
+    with closing(sqlite3.connect(ledger.path)) as connection:
+        found = connection.execute(sql).fetchall()
+        connection.commit()
+    return found
+
+
+def planned(ledger: Ledger, **how: Any) -> list[tuple[int, list[tuple[int, int, int, int]]]]:
+    """(commit number, [(topic id, partition, first, last)]) of a plan."""
+    return [
+        (
+            item.commit_number,
+            [(e.topic_id, e.partition, e.first_offset, e.last_offset) for e in item.extents],
+        )
+        for item in plan_all(ledger, **how)
+    ]
+
+
+def free(ledger: Ledger) -> list[int]:
+    """Commit numbers of free objects."""
+    sql = "SELECT commit_number FROM objects WHERE free_ms IS NOT NULL ORDER BY 1"
+    return [row[0] for row in rows(ledger, sql)]
+
+
+def test_a_plan_is_objects_in_commit_order_with_their_extents(ledger: Ledger, topic: Topic) -> None:
+    t = topic.topic_id
+    commit(ledger, 7, Request(t, ((0, 2), (1, 1))))
+    commit(ledger, 3, Request(t, ((1, 4),)))
+    commit(ledger, 5, Request(t, ((0, 1),)))
+    assert planned(ledger) == [
+        (1, [(t, 0, 1, 2), (t, 1, 1, 1)]),
+        (2, [(t, 1, 2, 5)]),
+        (3, [(t, 0, 3, 3)]),
+    ]
+    assert planned(ledger, to_commit=2) == planned(ledger)[:2]
+    assert planned(ledger, page=1) == planned(ledger)
+    (first, *_) = ledger.plan_objects(0, 3)
+    assert (first.key, first.locator) == (key_of(lease(7)), f"at:{key_of(lease(7))}")
+    assert list(first.extents) == [
+        *ledger.extents_from(t, 0, 1, 1), *ledger.extents_from(t, 1, 1, 1)
+    ]  # fmt: skip
+    assert first.size_bytes == first.extents[0].object_size_bytes
+
+
+def test_a_plan_is_of_live_topics_and_of_those_asked_for(ledger: Ledger, topic: Topic) -> None:
+    other, _ = ledger.create_topic("other", TopicConfig(), 1)
+    commit(ledger, 1, Request(topic.topic_id), Request(other.topic_id))
+    commit(ledger, 2, Request(topic.topic_id))
+    commit(ledger, 3, Request(other.topic_id))
+    assert planned(ledger, topic_ids={other.topic_id}, page=1) == [
+        (1, [(other.topic_id, 0, 1, 1)]),
+        (3, [(other.topic_id, 0, 2, 2)]),
+    ]
+    ledger.delete_topic("orders", 2)
+    assert planned(ledger) == planned(ledger, topic_ids={other.topic_id})
+    assert planned(ledger, topic_ids=set()) == []
+
+
+def test_a_plan_leaves_out_what_was_evicted(ledger: Ledger, topic: Topic) -> None:
+    for counter in (1, 2, 3):
+        commit(ledger, counter, Request(topic.topic_id, ((0, 2),)))
+    rows(
+        ledger, "UPDATE partitions SET earliest_seq = 4, count = 3, bytes = 40 WHERE partition = 0"
+    )
+    assert [number for number, _ in planned(ledger)] == [2, 3]
+
+
+def test_a_page_of_a_plan_does_not_hold_its_view_of_the_ledger(
+    ledger: Ledger, topic: Topic
+) -> None:
+    for counter in range(1, 5):
+        commit(ledger, counter, Request(topic.topic_id))
+    assert len(ledger.plan_objects(0, 4, limit=1)) == 1
+    rows(
+        ledger, "UPDATE partitions SET earliest_seq = 4, count = 1, bytes = 10 WHERE partition = 0"
+    )
+    assert ledger.partition_states(topic.topic_id)[0].earliest_seq == 4
+
+
+def test_a_switch_is_what_readers_and_the_next_plan_see(ledger: Ledger, topic: Topic) -> None:
+    t = topic.topic_id
+    commit(ledger, 1, Request(t, ((0, 4), (1, 2))))
+    commit(ledger, 2, Request(t, ((0, 2),)))
+    version = ledger.catalog_version()
+    compact(ledger, "r1", now_ms=100, to_commit=1)
+    assert ledger.compacted_seqs(t) == {0: 4, 1: 2}
+    assert [state.compacted_seq for state in ledger.partition_states(t)] == [4, 2]
+    assert ledger.catalog_version() == version + 1
+    assert planned(ledger) == [(2, [(t, 0, 5, 6)])]
+    assert ledger.lake_table(t) == LakeTable(t, f"headgate.t{t}", "r1.json", 100)
+    assert ledger.lake_tables() == [ledger.lake_table(t)]
+    assert ledger.lake_table(99) is None
+    (file,) = ledger.lake_files(t)
+    assert (file.path, file.rows, file.run) == (f"file:///lake/r1-{t}-0.parquet", 6, "r1")
+    assert ledger.ranges_of_files(t) == {
+        file.file_id: (
+            LakeRange(0, 1, 4, 4, 40, 1_000, 1_000), LakeRange(1, 1, 2, 2, 20, 1_000, 1_000)
+        )
+    }  # fmt: skip
+    assert free(ledger) == [1]
+    compact(ledger, "r2", now_ms=200)
+    assert ledger.compacted_seqs(t) == {0: 6, 1: 2}
+    assert planned(ledger) == []
+    assert free(ledger) == [1, 2]
+
+
+def test_a_repeated_switch_does_no_harm(ledger: Ledger, topic: Topic) -> None:
+    commit(ledger, 1, Request(topic.topic_id, ((0, 4),)))
+    switches = switches_of(plan_all(ledger), "r")
+    ledger.begin_run("r", "test", 1, 100)
+    ledger.switch_tables("r", switches, 2)
+    commit(ledger, 2, Request(topic.topic_id, ((0, 1),)))
+    before = (ledger.lake_files(topic.topic_id), ledger.ranges_of_files(topic.topic_id))
+    ledger.switch_tables("r", switches, 3)
+    assert (ledger.lake_files(topic.topic_id), ledger.ranges_of_files(topic.topic_id)) == before
+    assert ledger.compacted_seqs(topic.topic_id)[0] == 4
+
+
+def test_file_ranges_are_those_of_live_files_by_their_first_offset(
+    ledger: Ledger, topic: Topic
+) -> None:
+    t = topic.topic_id
+    for run in ("r1", "r2", "r3"):
+        commit(ledger, int(run[1]), Request(t, ((0, 10),)))
+        compact(ledger, run, days=2)
+
+    def firsts(offset: int, limit: int = 99) -> list[int]:
+        return [one.range.first_offset for one in ledger.file_ranges(t, 0, offset, limit)]
+
+    assert firsts(1) == [1, 2, 11, 12, 21, 22]
+    assert firsts(9, 2) == [1, 2]
+    assert firsts(10) == [2, 11, 12, 21, 22]
+    assert firsts(30) == [22]
+    assert firsts(31) == []
+    assert ledger.file_ranges(t, 1, 1, 9) == []
+    # A later run rewrites the files of the first.
+    old = ledger.lake_files(t)[:2]
+    merged = NewFile("file:///lake/r4.parquet", 9, 10, (LakeRange(0, 1, 10, 10, 100, 1, 1),))
+    ledger.begin_run("r4", "test", 500, 100)
+    ledger.switch_tables(
+        "r4", [TableSwitch(t, "headgate.x", "4", {}, (merged,), tuple(f.path for f in old))], 500
+    )
+    assert firsts(1) == [1, 11, 12, 21, 22]
+    assert ledger.file_ranges(t, 0, 1, 1) == [
+        FileRange(ledger.lake_files(t)[-1].file_id, merged.path, 9, merged.ranges[0])
+    ]
+    assert {f.file_id for f in ledger.lake_files(t)} == set(ledger.ranges_of_files(t))
+    assert len(ledger.lake_files(t)) == 5
+    dropped = [f for f in ledger.lake_files(t, with_dropped=True) if f.dropped_ms is not None]
+    assert [(f.path, f.dropped_ms) for f in dropped] == [(f.path, 500) for f in old]
+
+
+def test_a_hole_is_kept_and_its_object_is_never_free(ledger: Ledger, topic: Topic) -> None:
+    t = topic.topic_id
+    for counter in (1, 2, 3):
+        commit(ledger, counter, Request(t, ((0, 3),)))
+    compact(ledger, "r", bad_keys={key_of(lease(2))})
+    hole = Hole(t, 0, 4, 6, key_of(lease(2)), "torn")
+    assert ledger.holes(t) == [hole]
+    assert ledger.holes(99) == []
+    assert planned(ledger) == []
+    assert free(ledger) == [1, 3]
+    ledger.delete_topic("orders", 7)
+    with ledger._session.writing() as connection:
+        assert mark_free(connection, 7) == 0
+
+
+@pytest.mark.parametrize(
+    ("watermarks", "ranges", "words"),
+    [
+        ({0: 5}, (), "watermark of partition 0 is 5, but the next offset of topic 1 there is 5"),
+        ({2: 1}, (), "topic 1 never had a partition 2"),
+        ({0: 3}, (LakeRange(0, 1, 4, 4, 1, 1, 1),), "holds offset 4 of partition 0, its watermark"),
+    ],
+)
+def test_a_switch_that_says_more_than_the_ledger_is_refused_whole(
+    ledger: Ledger, topic: Topic, watermarks: dict[int, int], ranges: tuple[LakeRange, ...],
+    words: str,
+) -> None:  # fmt: skip
+    commit(ledger, 1, Request(topic.topic_id, ((0, 4),)))
+    ledger.begin_run("r", "test", 1, 100)
+    good = TableSwitch(topic.topic_id, "headgate.orders", "1", {0: 1})
+    bad = TableSwitch(
+        topic.topic_id, "headgate.orders", "2", watermarks, (NewFile("file:///x", 1, 4, ranges),)
+    )
+    with pytest.raises(SwitchRefused, match=words):
+        ledger.switch_tables("r", [good, bad], 5)
+    assert ledger.lake_tables() == [] and ledger.lake_files(topic.topic_id) == []
+    assert ledger.compacted_seqs(topic.topic_id) == {0: 0, 1: 0}
