@@ -17,10 +17,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from crc32c import crc32c
-
 from ledger.ledger import Ledger
 from ledger.types import Extent
+from shards.checksum import crc32c
 from uploader.l0 import L0Error
 from uploader.retry import RetryLimits, retry_delay_s
 from uploader.stores.base import ObjectStore, StoreError

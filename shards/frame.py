@@ -32,7 +32,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
-from crc32c import crc32c
+
+from shards.checksum import crc32c
 
 HEADER = struct.Struct("<IIQQHHI")
 HEADER_BODY = struct.Struct("<QQHHI")

@@ -24,10 +24,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from shards import frame
 from shards import layout as at
+from shards.checksum import crc32c
 from shards.frame import (
     BATCH_BYTES,
     FLAG_CONDITIONS,

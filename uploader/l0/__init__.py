@@ -1,10 +1,9 @@
 """L0 objects: what one pull uploads. The one place that knows their layout.
 
 Specified in ``docs/l0-format.md``. ``layout`` holds the names and the footer, ``writer`` makes an
-object, ``reader`` takes one apart,
-``verify`` looks for damage. Nothing here opens a file, a socket or a clock, and nothing
-but msgspec, crc32c, ``shards.frame``, ``uploader.records`` and ``ledger.types`` is imported: a
-Spark executor does.
+object, ``reader`` takes one apart, ``verify`` looks for damage. Nothing here opens a file, a
+socket or a clock, and nothing but msgspec, ``shards.checksum``, ``shards.frame``,
+``uploader.records`` and ``ledger.types`` is imported: a Spark executor does.
 """
 
 from uploader.l0.layout import (

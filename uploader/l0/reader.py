@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
-from crc32c import crc32c
 from msgspec import Struct
 
 from ledger.types import Extent
+from shards.checksum import crc32c
 from shards.frame import (
     CODEC_RECORDS,
     BatchHead,

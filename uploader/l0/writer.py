@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from crc32c import crc32c
 from msgspec import Struct
 
 from ledger.types import Condition, ExtentDraft, LeaseId
+from shards.checksum import crc32c
 from uploader.l0.layout import (
     HEAD,
     HEAD_BYTES,

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import boto3
-import crc32c as crc32c_package
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from shards import checksum
 from uploader.stores.base import (
     ForeignObject,
     ObjectHead,
@@ -144,7 +144,7 @@ class S3Store:
     def put_if_absent(self, key: str, body: bytes) -> bool:
         """Keeps the object if the key is free; False when it is taken, by anything."""
         try:
-            self._put(key, body, crc32c_package.crc32c(body))
+            self._put(key, body, checksum.crc32c(body))
         except (BotoCoreError, ClientError) as error:
             if status_of(error) == 412:
                 return False
@@ -217,7 +217,7 @@ class S3Store:
         found = head.get("ChecksumCRC32C", "")
         if not found and found_bytes == size_bytes:
             # A store that keeps no checksums, or an object that another program copied there.
-            found = _base64(crc32c_package.crc32c(self.get(key)))
+            found = _base64(checksum.crc32c(self.get(key)))
         if found_bytes != size_bytes or found != _base64(crc32c):
             raise ForeignObject(
                 f"{self.url}: {key} is taken by another object: {found_bytes} bytes with CRC32C"

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from crc32c import crc32c
+from shards.checksum import crc32c
 
 FRAME = struct.Struct("<4sIIIQIIQ")
 FRAME_REST = struct.Struct("<IQIIQ")
