@@ -1,28 +1,36 @@
-"""What must hold in a ledger at any time, as one pass over its tables. For tests and `check`."""
+"""What must hold in a ledger at any time, as one pass over its tables. For tests and `check`.
+
+Rows of collected objects are gone, and with them their extents. So below a partition's *bound*
+(compacted or evicted up to there, or all of a deleted topic's) extents may be missing; above it
+none may, and what is there is held to the same rules everywhere. ``coverage.py`` says what L1
+must hold.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 
 import msgspec
+from msgspec import Struct
 
-from ledger import results
+from ledger import lake_rules, results
+from ledger.coverage import Spans
+from ledger.decide import PartitionKey
+from ledger.lake import BOUND
+from ledger.lake_rules import InvariantBroken, require, require_none, spans_of
 
-
-class InvariantBroken(AssertionError):
-    """A rule of the ledger does not hold; the message names the rule and the row."""
+__all__ = ["InvariantBroken", "check_invariants"]
 
 
 def check_invariants(connection: sqlite3.Connection) -> None:
     """Raises InvariantBroken. The caller has a read transaction open."""
     _check_commit_numbers(connection)
-    _check_partitions(connection)
-    _check_results(connection)
-
-
-def _require(holds: bool, rule: str, *operands: object) -> None:
-    if not holds:
-        raise InvariantBroken(f"{rule}: {operands}")
+    _check_objects(connection)
+    gaps = spans_of(connection, "SELECT topic_id, partition, gap_from, gap_to FROM gaps")
+    _check_partitions(connection, gaps)
+    _check_results(connection, gaps)
+    lake_rules.check_lake(connection)
 
 
 def _check_commit_numbers(connection: sqlite3.Connection) -> None:
@@ -31,87 +39,181 @@ def _check_commit_numbers(connection: sqlite3.Connection) -> None:
         "SELECT count(*), min(commit_number), max(commit_number) FROM objects"
     ).fetchone()
     if latest:
-        _require((count, first, last) == (latest, 1, latest), "commits count from 1", latest, count)
+        require(last == latest and first >= 1, "the last commit's object stays", latest, last)
     else:
-        _require(count == 0, "an object needs a commit", count)
+        require(count == 0, "an object needs a commit", count)
 
 
-def _check_partitions(connection: sqlite3.Connection) -> None:
-    rows = connection.execute(
-        "SELECT topic_id, partition, next_seq, earliest_seq, count, bytes, max_timestamp_ms"
-        " FROM partitions"
-    ).fetchall()
-    seen = 0
-    for topic_id, partition, next_seq, earliest_seq, count, size, max_ms in rows:
-        name = (topic_id, partition)
-        gaps = dict(
-            connection.execute(
-                "SELECT gap_from, gap_to FROM gaps WHERE topic_id = ? AND partition = ?", name
-            )
+def _check_objects(connection: sqlite3.Connection) -> None:
+    for table in ("extents", "void_extents"):
+        require_none(
+            connection,
+            "each extent has its object",
+            f"SELECT * FROM {table}"
+            " WHERE NOT EXISTS (SELECT 1 FROM objects AS o WHERE o.commit_number ="
+            f" {table}.commit_number)",
         )
-        offset, live_total, bytes_total, running_ms = _behind(1, gaps), 0, 0, None
-        for first, last, records, length, last_ms, max_so_far, blob in connection.execute(
-            "SELECT first_offset, last_offset, record_count, byte_length, last_timestamp_ms,"
-            " running_max_ms, voids FROM extents WHERE topic_id = ? AND partition = ?"
-            " ORDER BY last_offset",
-            name,
-        ):
-            seen += 1
-            _require(first == offset, "offsets are dense", name, first, offset)
-            end = void = 0
-            for start, length_void in [] if blob is None else msgspec.msgpack.decode(blob):
-                _require(start >= end and length_void > 0, "voids ascend", name, first, start)
-                end, void = start + length_void, void + length_void
-            _require(end <= records, "voids lie in their extent", name, first, end, records)
-            _require(last - first + 1 == records - void, "live records get offsets", name, first)
-            running_ms = last_ms if running_ms is None else max(running_ms, last_ms)
-            _require(max_so_far == running_ms, "the running maximum is one", name, first)
-            offset = _behind(last + 1, gaps)
-            live_total += last - first + 1
-            bytes_total += length
-        _require(next_seq == offset, "the head agrees with the extents", name, next_seq, offset)
-        _require(count == live_total, "the count agrees with the extents", name, count, live_total)
-        _require(size == bytes_total, "the bytes agree with the extents", name, size, bytes_total)
-        _require(running_ms in (None, max_ms), "the greatest timestamp agrees", name, max_ms)
-        _require(1 <= earliest_seq <= next_seq, "the earliest is within", name, earliest_seq)
+    require_none(
+        connection,
+        "an object has all its extents",
+        "SELECT commit_number, extents FROM objects AS o WHERE extents <>"
+        " (SELECT count(*) FROM extents AS e WHERE e.commit_number = o.commit_number)"
+        " + (SELECT count(*) FROM void_extents AS v WHERE v.commit_number = o.commit_number)",
+    )
+    needed = (
+        "SELECT 1 FROM extents AS e JOIN partitions AS p"
+        " ON p.topic_id = e.topic_id AND p.partition = e.partition"
+        " WHERE e.commit_number = o.commit_number AND e.last_offset >"
+    )
+    require_none(
+        connection,
+        "nothing in a free object is needed",
+        "SELECT commit_number, key FROM objects AS o WHERE free_ms IS NOT NULL"
+        f" AND (EXISTS ({needed} {BOUND}) OR key IN (SELECT key FROM quarantine))",
+    )
+    require_none(
+        connection,
+        "an object without needed extents is marked free",
+        "SELECT commit_number, key FROM objects AS o WHERE free_ms IS NULL"
+        f" AND NOT EXISTS ({needed} p.freed_seq) AND key NOT IN (SELECT key FROM quarantine)"
+        " AND EXISTS (SELECT 1 FROM extents AS e WHERE e.commit_number = o.commit_number)",
+    )
+
+
+class _Partition(Struct, frozen=True, array_like=True):
+    topic_id: int
+    partition: int
+    next_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    max_timestamp_ms: int
+    compacted_seq: int
+    lost_seq: int
+    lost_reason: str
+    freed_seq: int
+    bound: int
+
+    @property
+    def name(self) -> PartitionKey:
+        return self.topic_id, self.partition
+
+
+def _partitions(connection: sqlite3.Connection) -> Iterator[_Partition]:
+    rows = connection.execute(
+        "SELECT topic_id, partition, next_seq, earliest_seq, count, bytes, max_timestamp_ms,"
+        f" compacted_seq, lost_seq, lost_reason, freed_seq, {BOUND} FROM partitions AS p"
+    ).fetchall()
+    return (_Partition(*row) for row in rows)
+
+
+def _check_partitions(connection: sqlite3.Connection, gaps: dict[PartitionKey, Spans]) -> None:
+    seen = 0
+    for one in _partitions(connection):
+        name, without = one.name, gaps.get(one.name, Spans(()))
+        require(without.overlapping() is None, "gaps do not overlap", name, without.overlapping())
+        require(1 <= one.earliest_seq <= one.next_seq, "the earliest is within", name, one)
+        require(0 <= one.compacted_seq < one.next_seq, "what is compacted was given", name, one)
+        require(0 <= one.lost_seq < one.earliest_seq, "what was lost is evicted", name, one)
+        require(
+            (one.lost_reason in ("cap", "ttl")) if one.lost_seq else not one.lost_reason,
+            "a loss has its reason", name, one,
+        )  # fmt: skip
+        require(0 <= one.freed_seq <= one.bound, "the marking stands at a bound", name, one)
+        seen += _check_extents(connection, one, without)
+        readable = without.outside(one.earliest_seq, one.next_seq - 1)
+        require(one.count == readable, "the count is of what can be read", name, one, readable)
+        require(one.count > 0 or one.bytes == 0, "without records there are no bytes", name, one)
     total = connection.execute("SELECT count(*) FROM extents").fetchone()[0]
-    _require(total == seen, "each extent has its partition", total, seen)
+    require(total == seen, "each extent has its partition", total, seen)
 
 
-def _check_results(connection: sqlite3.Connection) -> None:
-    heads: dict[tuple[int, int], int] = {}
-    gaps: dict[tuple[int, int], dict[int, int]] = {}
-    for topic_id, partition, gap_from, gap_to in connection.execute(
-        "SELECT topic_id, partition, gap_from, gap_to FROM gaps"
+def _check_extents(connection: sqlite3.Connection, one: _Partition, gaps: Spans) -> int:
+    name, bound = one.name, one.bound
+    seen = bytes_all = bytes_needed = 0
+    running_ms: int | None = None
+    offset, complete = gaps.behind(1), True
+
+    def missing(behind: int, rule: str) -> bool:
+        """Whether offsets before ``behind`` are in no extent; all of them must be unneeded."""
+        require(offset <= behind, rule, name, offset, behind)
+        if offset == behind:
+            return False
+        require(gaps.before(behind - 1) <= bound, rule, name, offset, behind)
+        return True
+
+    for first, last, records, length, last_ms, max_so_far, blob in connection.execute(
+        "SELECT first_offset, last_offset, record_count, byte_length, last_timestamp_ms,"
+        " running_max_ms, voids FROM extents WHERE topic_id = ? AND partition = ?"
+        " ORDER BY last_offset",
+        name,
     ):
-        gaps.setdefault((topic_id, partition), {})[gap_from] = gap_to
-    for number in range(1, results.latest_commit_number(connection) + 1):
+        seen += 1
+        lacking = missing(first, "offsets are dense")
+        complete = complete and not lacking
+        require(gaps.outside(first, last) == last - first + 1, "no record is in a gap", name,
+                 first)  # fmt: skip
+        require(not first <= one.compacted_seq < last, "an extent is compacted whole", name,
+                 first, last, one.compacted_seq)  # fmt: skip
+        end = void = 0
+        for start, length_void in [] if blob is None else msgspec.msgpack.decode(blob):
+            require(start >= end and length_void > 0, "voids ascend", name, first, start)
+            end, void = start + length_void, void + length_void
+        require(end <= records, "voids lie in their extent", name, first, end, records)
+        require(last - first + 1 == records - void, "live records get offsets", name, first)
+        least_ms = last_ms if running_ms is None else max(running_ms, last_ms)
+        # An extent that is gone may have held a later time.
+        holds = max_so_far >= least_ms if lacking else max_so_far == least_ms
+        require(holds, "the running maximum is one", name, first)
+        running_ms = max_so_far
+        offset = gaps.behind(last + 1)
+        bytes_all += length
+        bytes_needed += length if first > bound else 0
+    if missing(one.next_seq, "the head agrees with the extents"):
+        complete = False
+    elif running_ms is not None:
+        require(running_ms == one.max_timestamp_ms, "the greatest timestamp agrees", name)
+    if complete and one.earliest_seq == 1:
+        require(one.bytes == bytes_all, "the bytes agree with the extents", name, one, bytes_all)
+    require(one.bytes >= bytes_needed, "the bytes are of what can be read", name, one)
+    return seen
+
+
+def _check_results(connection: sqlite3.Connection, gaps: dict[PartitionKey, Spans]) -> None:
+    heads: dict[PartitionKey, tuple[int, int]] = {}  # the last head, and the commit that gave it
+    missing = number = 0  # the last commit whose object is gone
+    for (there,) in connection.execute("SELECT commit_number FROM objects ORDER BY 1").fetchall():
+        missing = there - 1 if there > number + 1 else missing
+        number = there
         commit = results.commit_by_number(connection, number)
         assert commit is not None
         for head in commit.heads:
             key = (head.topic_id, head.partition)
+            before, at = heads.get(key, (0, 0))
             # A commit without live records may stand on either side of a gap.
-            first = heads.get(key, 0) + 1
+            first = before + 1
             if head.head_seq >= first:
-                first = _behind(first, gaps.get(key, {}))
-            heads[key] = head.head_seq
+                first = gaps[key].behind(first) if key in gaps else first
+            heads[key] = (head.head_seq, number)
             given = connection.execute(
                 "SELECT first_offset, last_offset FROM extents WHERE topic_id = ? AND partition = ?"
                 " AND commit_number = ?",
                 (*key, number),
             ).fetchall()
-            wanted = [(first, head.head_seq)] if head.head_seq >= first else []
-            _require(given == wanted, "a commit's heads are its extents' ends", number, given)
+            if missing > at:
+                # Commits between gave offsets that nobody needs any more.
+                holds = not given or (given[0][0] >= first and given[0][1] == head.head_seq)
+                holds = holds and head.head_seq >= before
+            else:
+                holds = given == ([(first, head.head_seq)] if head.head_seq >= first else [])
+            require(holds, "a commit's heads are its extents' ends", number, given, head, before)
     for topic_id, partition, next_seq in connection.execute(
         "SELECT topic_id, partition, next_seq FROM partitions"
     ):
-        head_seq = heads.get((topic_id, partition), 0)
-        head_seq = _behind(head_seq + 1, gaps.get((topic_id, partition), {})) - 1
-        _require(head_seq == next_seq - 1, "the last commit gave the head", topic_id, partition)
-
-
-def _behind(offset: int, gaps: dict[int, int]) -> int:
-    """The first offset from ``offset`` on that lies in no gap; ``gaps`` are ends by begins."""
-    while offset in gaps:
-        offset = gaps[offset] + 1
-    return offset
+        key = (topic_id, partition)
+        head_seq, at = heads.get(key, (0, 0))
+        behind = gaps[key].behind(head_seq + 1) if key in gaps else head_seq + 1
+        require(
+            behind <= next_seq if missing > at else behind == next_seq,
+            "the last commit gave the head", topic_id, partition, next_seq,
+        )  # fmt: skip

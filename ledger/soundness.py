@@ -11,10 +11,16 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from ledger.coverage import Span, Spans
+from ledger.decide import PartitionKey
+from ledger.lake import BOUND
+from ledger.lake_rules import l1_problems, spans_of
+
 
 class Unsound(Struct, frozen=True):
     """A place in a partition where offsets overlap or are missing, or an extent outside its
-    object. ``key`` is the object of the extent there; empty at the end of a partition."""
+    object. ``key`` is the object of the extent there; empty at the end of a partition, and for
+    what the files of L1 do not hold, or hold twice."""
 
     kind: str
     key: str
@@ -25,31 +31,33 @@ class Unsound(Struct, frozen=True):
 
 def unsound_extents(connection: sqlite3.Connection) -> Iterator[Unsound]:
     """All such places, by topic and partition. The caller has a read transaction open."""
-    gaps: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for topic_id, partition, gap_from, gap_to in connection.execute(
-        "SELECT topic_id, partition, gap_from, gap_to FROM gaps ORDER BY 1, 2, 3"
-    ):
-        gaps.setdefault((topic_id, partition), []).append((gap_from, gap_to))
+    gaps = spans_of(connection, "SELECT topic_id, partition, gap_from, gap_to FROM gaps")
+    problems = dict(l1_problems(connection))
     partitions = connection.execute(
-        "SELECT p.topic_id, p.partition, p.next_seq, t.name FROM partitions AS p"
+        f"SELECT p.topic_id, p.partition, p.next_seq, {BOUND}, t.name FROM partitions AS p"
         " LEFT JOIN topics AS t ON t.topic_id = p.topic_id ORDER BY 1, 2"
     ).fetchall()
-    for topic_id, partition, next_seq, name in partitions:
-        declared = gaps.get((topic_id, partition), [])
+    for topic_id, partition, next_seq, bound, name in partitions:
+        key = (topic_id, partition)
+        declared = gaps.get(key, Spans(()))
         topic = name if name is not None else f"(id {topic_id})"
-        yield from _of_partition(connection, topic_id, partition, next_seq, topic, declared)
+        yield from _of_partition(connection, key, next_seq, bound, topic, declared)
+        if key in problems:
+            kind, problem = problems[key]
+            yield Unsound(kind, "", topic, partition, f"{topic}, partition {partition}: {problem}")
 
 
 def _of_partition(
-    connection: sqlite3.Connection, topic_id: int, partition: int, next_seq: int, topic: str,
-    gaps: list[tuple[int, int]],
+    connection: sqlite3.Connection, of: PartitionKey, next_seq: int, bound: int, topic: str,
+    gaps: Spans,
 ) -> Iterator[Unsound]:  # fmt: skip
+    partition = of[1]
     expected = 1
     for first, last, byte_end, key, size_bytes in connection.execute(
         "SELECT e.first_offset, e.last_offset, e.byte_start + e.byte_length, o.key, o.size_bytes"
         " FROM extents AS e LEFT JOIN objects AS o ON o.commit_number = e.commit_number"
         " WHERE e.topic_id = ? AND e.partition = ? ORDER BY e.last_offset",
-        (topic_id, partition),
+        of,
     ):
         where = f"offsets {first} to {last} of {topic}, partition {partition}"
         if key is None:
@@ -61,20 +69,20 @@ def _of_partition(
         if first < expected:
             yield Unsound("overlap", key or "", topic, partition,
                           f"{where} overlap offsets before {expected}")  # fmt: skip
-        elif (lacking := _behind(expected, gaps)) < first:
+        elif (lacking := _lacking(expected, first - 1, bound, gaps)) is not None:
             yield Unsound("gap", key or "", topic, partition,
-                          f"offsets {lacking} to {first - 1} of {topic}, partition {partition},"
-                          " are in no object and in no declared gap")  # fmt: skip
+                          f"offsets {lacking[0]} to {lacking[1]} of {topic}, partition"
+                          f" {partition}, are in no object and in no declared gap")  # fmt: skip
         expected = max(expected, last + 1)
-    lacking = _behind(expected, gaps)
-    if lacking != next_seq:
-        yield Unsound("gap" if lacking < next_seq else "overlap", "", topic, partition,
+    begin = gaps.behind(expected)
+    lacking = _lacking(begin, next_seq - 1, bound, gaps)
+    if lacking is not None or begin > next_seq:
+        yield Unsound("overlap" if lacking is None else "gap", "", topic, partition,
                       f"the next offset of {topic}, partition {partition}, is {next_seq}, but its"
-                      f" objects end before {lacking}")  # fmt: skip
+                      f" objects end before {begin}")  # fmt: skip
 
 
-def _behind(offset: int, gaps: list[tuple[int, int]]) -> int:
-    for gap_from, gap_to in gaps:
-        if gap_from == offset:
-            offset = gap_to + 1
-    return offset
+def _lacking(first: int, last: int, bound: int, gaps: Spans) -> Span | None:
+    """Of offsets in no object those above ``bound`` and outside gaps; L1 has what is below."""
+    first, last = gaps.behind(max(first, bound + 1)), gaps.before(last)
+    return (first, last) if first <= last else None
