@@ -1,0 +1,565 @@
+"""The tables of topics: made, evolved, and committed to exactly once.
+
+Lifecycle of a topic's table in a run:
+
+1. ``reconcile.py``: a run that was killed between its Iceberg commit and the ledger's switch is
+   made up for, so that ledger and tables agree.
+2. ``prepare``: the table is found or made, its columns are added, its watermarks read. What the
+   run then reads and writes begins behind these watermarks, with the column ids of this table.
+3. ``commit``: files, watermarks, holes and the run's id become one Iceberg commit.
+4. The caller switches the ledger.
+
+What makes a commit happen once: it is refused unless the watermarks in the table's properties are
+those that ``prepare`` saw, it sets them, and the catalog takes it only if the table's snapshot is
+the one that was looked at. Every commit of ours makes a snapshot, even one without files. Where an
+answer was lost, the table is read again: the run's id and watermarks say whether it is there.
+
+pyiceberg's own retry is off (``commit.retry.num-retries``); it looks at no watermark.
+
+A ``Lake`` is used by one thread; ``commit_all`` and ``prepare`` use several inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from msgspec import Struct
+
+from compaction.catalog import close_catalog, open_catalog, outside_errors, translated
+from compaction.lake_errors import (
+    CommitConflict,
+    ForeignTable,
+    LakeUnusable,
+    RewriteConflict,
+    TableChanged,
+    TableRefused,
+)
+from compaction.names import NAMESPACE, clashes, former_name, table_location, table_name
+from compaction.place import Place
+from compaction.schema import Column, typed_columns
+from compaction.table_state import (
+    NUM_RETRIES,
+    RUN,
+    TableState,
+    check_layout,
+    check_not_behind,
+    check_not_rolled_back,
+    committed_properties,
+    iceberg_type,
+    merged,
+    missing_columns,
+    new_properties,
+    new_schema,
+    owner_of,
+    partition_spec,
+    sort_order,
+    sort_order_id,
+    state_of,
+    wanted_columns,
+)
+from ledger.lake_types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
+from ledger.types import Topic
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+# Somebody else's commits that one of ours may meet; each costs three small files.
+TRIES_MAX = 8
+# An S3 commit waits for some ten requests one after the other; locally it is all work.
+THREADS_S3 = 8
+THREADS_FILE = 2
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class LakeLedger(Protocol):
+    """What is asked of the ledger; ``ledger.ledger.Ledger`` is one."""
+
+    def lake_table(self, topic_id: int) -> LakeTable | None:
+        """A topic's table as of the last switch."""
+        ...
+
+    def compacted_seqs(self, topic_id: int) -> dict[int, int]:
+        """Up to where each partition is in the table."""
+        ...
+
+    def lake_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
+        """The files of a topic's table."""
+        ...
+
+    def ranges_of_files(self, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
+        """What each live file holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class TopicTable:
+    """A topic's table, ready to be written. Plain data; it may travel to executors.
+
+    ``columns`` are the topic's typed columns with the table's ids. Data files go below
+    ``location``/data. ``made`` says that the table is new, ``registered`` that the catalog had lost
+    it and the ledger's metadata was registered again.
+    """
+
+    topic_id: int
+    topic: str
+    table: str
+    location: str
+    columns: tuple[Column, ...]
+    watermarks: dict[int, int]
+    metadata_location: str
+    made: bool = False
+    registered: bool = False
+
+
+@dataclass(frozen=True)
+class TopicFailure:
+    """A topic of which nothing is compacted, and why."""
+
+    topic_id: int
+    topic: str
+    error: TableRefused
+
+
+class TableCommit(Struct, frozen=True):
+    """What a run does to one table. ``files`` come with their footers (``datafiles.py``).
+
+    ``rewritten`` are paths of data files whose rows are all in ``files``.
+    """
+
+    table: TopicTable
+    files: Sequence[tuple[NewFile, bytes]]
+    watermarks: Mapping[int, int]
+    rewritten: Sequence[str] = ()
+    holes: Sequence[Hole] = ()
+
+
+class Lake:
+    """The catalog and the tables of one place."""
+
+    def __init__(
+        self, place: Place, properties: Mapping[str, str], catalog_name: str | None = None
+    ) -> None:
+        """Opens the catalog. Raises LakeUnusable. ``properties`` are pyiceberg's, at least ``uri``
+        unless ``catalog_name`` names an entry of pyiceberg's own configuration."""
+        self.place = place
+        self.catalog: Catalog = open_catalog(place, properties, catalog_name)
+        self.outside = outside_errors()
+        self._threads = THREADS_S3 if place.lake.startswith("s3://") else THREADS_FILE
+
+    def close(self) -> None:
+        """Ends connections."""
+        close_catalog(self.catalog)
+
+    def __enter__(self) -> Lake:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Preparing
+
+    def prepare(
+        self, topics: Iterable[Topic], ledger: LakeLedger, live: Iterable[str]
+    ) -> tuple[dict[int, TopicTable], list[TopicFailure]]:
+        """The tables of ``topics`` by topic id, and the topics that cannot be compacted.
+
+        ``live`` are the names of all topics that live, by which clashes are found. The ledger is
+        asked by this thread only. Raises LakeUnusable.
+        """
+        clashing = clashes(live)
+        wanted = [
+            (topic, ledger.lake_table(topic.topic_id), ledger.compacted_seqs(topic.topic_id))
+            for topic in topics
+        ]
+
+        def one(item: tuple[Topic, LakeTable | None, dict[int, int]]) -> TopicTable | TopicFailure:
+            topic, known, compacted = item
+            try:
+                if topic.name in clashing:
+                    raise clashing[topic.name]
+                return self.prepare_one(topic, known, compacted)
+            except TableRefused as error:
+                return TopicFailure(topic.topic_id, topic.name, error)
+
+        found = self.map(one, wanted)
+        tables = {each.topic_id: each for each in found if isinstance(each, TopicTable)}
+        return tables, [each for each in found if isinstance(each, TopicFailure)]
+
+    def prepare_one(
+        self, topic: Topic, known: LakeTable | None, compacted: Mapping[int, int]
+    ) -> TopicTable:
+        """A topic's table, made or evolved where needed. Raises TableRefused, LakeUnusable."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        name = f"{NAMESPACE}.{table_name(topic.name)}"
+        wanted = wanted_columns(topic.name, topic.config.columns)
+        for _ in range(TRIES_MAX):
+            try:
+                return self._prepare(topic, name, wanted, known, compacted)
+            except CommitFailedException:
+                continue  # somebody else changed it meanwhile: look again
+            except self.outside as error:
+                raise translated(error, f"the table {name} in {self.place.lake}") from error
+        raise _busy(name)
+
+    def _prepare(
+        self,
+        topic: Topic,
+        name: str,
+        wanted: tuple[Column, ...],
+        known: LakeTable | None,
+        compacted: Mapping[int, int],
+    ) -> TopicTable:
+        loaded = self._own(name, topic)
+        registered = made = False
+        if loaded is None:
+            if known is None:
+                loaded, made = self._make(topic, name, wanted), True
+            else:
+                loaded, registered = self._register(topic, name, known), True
+        state = state_of(loaded.metadata.properties, name)
+        check_not_behind(state, compacted, name)
+        check_not_rolled_back(loaded.metadata, state, name)
+        check_layout(loaded.metadata, name)
+        missing = missing_columns(loaded.schema(), wanted, topic.name, name)
+        if missing:
+            with loaded.update_schema() as update:
+                for column in missing:
+                    update.add_column(column.name, iceberg_type(column.type), required=False)
+        if loaded.metadata.properties.get(NUM_RETRIES) != "0":
+            with loaded.transaction() as transaction:
+                transaction.set_properties({NUM_RETRIES: "0"})
+        ids = {field.name: field.field_id for field in loaded.schema().fields}
+        return TopicTable(
+            topic_id=topic.topic_id,
+            topic=topic.name,
+            table=name,
+            location=loaded.location().rstrip("/"),
+            columns=typed_columns(topic.config.columns, ids),
+            watermarks=state.watermarks,
+            metadata_location=loaded.metadata_location,
+            made=made,
+            registered=registered,
+        )
+
+    def _own(self, name: str, topic: Topic) -> Table | None:
+        """The topic's table; a former topic's is renamed out of the way. None: there is none."""
+        from pyiceberg.exceptions import TableAlreadyExistsError
+
+        loaded = self.load(name)
+        if loaded is None:
+            return None
+        owner = owner_of(loaded.metadata.properties, name)
+        if not loaded.location().startswith(f"{self.place.lake}/"):
+            raise ForeignTable(
+                f"the table {name} is at {loaded.location()}, which is not below"
+                f" {self.place.lake}: it is another headgate's",
+                "give each headgate a catalog or a database of its own",
+            )
+        if owner == topic.topic_id:
+            return loaded
+        former = former_name(name, owner)
+        try:
+            self.catalog.rename_table(name, former)
+        except TableAlreadyExistsError as error:
+            raise ForeignTable(
+                f"the table {name} is that of a former topic (id {owner}), and its new name"
+                f" {former} is taken",
+                "rename or drop one of them",
+            ) from error
+        return None
+
+    def _make(self, topic: Topic, name: str, columns: tuple[Column, ...]) -> Table:
+        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+        from pyiceberg.table import TableProperties
+
+        schema = new_schema(columns)
+        properties = new_properties(topic.topic_id, topic.name)
+        properties[TableProperties.DEFAULT_NAME_MAPPING] = schema.name_mapping.model_dump_json()
+        try:
+            made = self.catalog.create_table(
+                name,
+                schema,
+                location=table_location(
+                    self.place.lake, name.removeprefix(f"{NAMESPACE}."), topic.topic_id
+                ),
+                partition_spec=partition_spec(),
+                sort_order=sort_order(),
+                properties=properties,
+            )
+        except TableAlreadyExistsError as error:
+            raise CommitFailedException(f"{name} was made meanwhile") from error
+        if made.schema().name_mapping != schema.name_mapping:
+            # A catalog may number columns as it likes.
+            with made.transaction() as transaction:
+                mapping = made.schema().name_mapping.model_dump_json()
+                transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
+        return made
+
+    def _register(self, topic: Topic, name: str, known: LakeTable) -> Table:
+        """The catalog has lost the table: the ledger's metadata leads to it (PROTOCOL 6)."""
+        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+
+        from compaction.fileio import LakeFileIO, properties_of
+
+        files = LakeFileIO(properties_of(self.place))
+        if not files.new_input(known.metadata_location).exists():
+            raise TableChanged(
+                f"the table {name} of topic {topic.name!r} is not in the catalog, and its metadata"
+                f" {known.metadata_location} is gone",
+                "restore the table; what was compacted is nowhere else",
+            )
+        try:
+            return self.catalog.register_table(name, known.metadata_location)
+        except TableAlreadyExistsError as error:
+            raise CommitFailedException(f"{name} was made meanwhile") from error
+
+    # Committing
+
+    def commit_all(self, run: str, commits: Sequence[TableCommit]) -> list[str | TableRefused]:
+        """Commits to many tables, several at a time. Each answer is the new metadata location, or
+        why the table was refused; nothing was committed there then. Raises LakeUnusable."""
+
+        def one(commit: TableCommit) -> str | TableRefused:
+            try:
+                return self.commit(run, commit)
+            except TableRefused as error:
+                return error
+
+        return self.map(one, commits)
+
+    def commit(self, run: str, commit: TableCommit) -> str:
+        """One Iceberg commit; returns the table's new metadata location.
+
+        Called again with the same run and watermarks it finds what is there. Raises TableRefused
+        (nothing is committed) and LakeUnusable (unknown; the next run finds out).
+        """
+        from pyiceberg.exceptions import CommitFailedException, ValidationException
+
+        _check_commit(commit)
+        name = commit.table.table
+        tried = False
+        for _ in range(TRIES_MAX):
+            try:
+                loaded = self._load(name)
+                state = state_of(loaded.metadata.properties, name)
+                if state.run == run and state.watermarks == merged(
+                    commit.table.watermarks, commit.watermarks
+                ):
+                    return loaded.metadata_location
+                if state.topic_id != commit.table.topic_id:
+                    raise _renamed(name)
+                if state.watermarks != commit.table.watermarks:
+                    raise CommitConflict(name, commit.table.watermarks, state.watermarks)
+                if tried:
+                    check_not_rolled_back(loaded.metadata, state, name)
+            except self.outside as error:
+                raise translated(error, f"the table {name} in {self.place.lake}") from error
+            tried = True
+            try:
+                return self._commit(loaded, state, run, commit)
+            except (CommitFailedException, ValidationException):
+                continue
+            except self.outside as error:
+                if self._landed(name, run, commit):
+                    continue
+                raise translated(error, f"the table {name} in {self.place.lake}") from error
+        raise _busy(name)
+
+    def _commit(self, loaded: Table, state: TableState, run: str, commit: TableCommit) -> str:
+        from compaction.datafiles import DataFiles
+        from compaction.transaction import OneLookTransaction
+
+        made = DataFiles(loaded.metadata, sort_order_id(loaded.metadata))
+        files = [made.of(file, footer) for file, footer in commit.files]
+        rewritten = self.data_files(loaded, commit.rewritten)
+        gone = [path for path in commit.rewritten if path not in rewritten]
+        if gone:
+            raise RewriteConflict(loaded_name(loaded), gone, "somebody else removed them")
+        if commit.rewritten and has_deletes(loaded):
+            raise RewriteConflict(
+                loaded_name(loaded), commit.rewritten, "somebody else deleted rows meanwhile"
+            )
+        transaction = OneLookTransaction(loaded)
+        snapshot = transaction.update_snapshot(snapshot_properties={RUN: run})
+        with snapshot.overwrite() if rewritten else snapshot.merge_append() as update:
+            for file in files:
+                update.append_data_file(file)
+            for file in rewritten.values():
+                update.delete_data_file(file)
+        transaction.set_properties(
+            committed_properties(state, commit.table.topic, run, commit.watermarks, commit.holes)
+        )
+        return transaction.commit_transaction().metadata_location
+
+    def _landed(self, name: str, run: str, commit: TableCommit) -> bool:
+        try:
+            state = state_of(self._load(name).metadata.properties, name)
+        except self.outside:
+            return False
+        except TableRefused:
+            return False
+        return state.run == run and state.watermarks == merged(
+            commit.table.watermarks, commit.watermarks
+        )
+
+    # Reading
+
+    def locations(self) -> dict[str, str | None]:
+        """The metadata location of each table in the namespace, by identifier; None where the
+        catalog tells it only table by table. One request. Raises LakeUnusable."""
+        from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+        from sqlalchemy import select
+
+        try:
+            if not isinstance(self.catalog, SqlCatalog):
+                return {".".join(name): None for name in self.catalog.list_tables(NAMESPACE)}
+            wanted = select(IcebergTables.table_name, IcebergTables.metadata_location).where(
+                IcebergTables.catalog_name == self.catalog.name,
+                IcebergTables.table_namespace == NAMESPACE,
+            )
+            with self.catalog.engine.connect() as connection:
+                return {f"{NAMESPACE}.{name}": at for name, at in connection.execute(wanted)}
+        except self.outside as error:
+            raise translated(error, "the catalog") from error
+
+    def load(self, name: str) -> Table | None:
+        """A table by its identifier; None when there is none."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            return self.catalog.load_table(name)
+        except NoSuchTableError:
+            return None
+
+    def _load(self, name: str) -> Table:
+        loaded = self.load(name)
+        if loaded is None:
+            raise TableChanged(
+                f"the table {name} was dropped or renamed while a run wrote to it",
+                "run it again",
+            )
+        return loaded
+
+    def data_files(self, loaded: Table, paths: Iterable[str]) -> dict[str, DataFile]:
+        """Those of ``paths`` that are data files of the current snapshot."""
+        wanted = set(paths)
+        snapshot = loaded.current_snapshot() if wanted else None
+        found: dict[str, DataFile] = {}
+        if snapshot is None:
+            return found
+        for manifest in snapshot.manifests(loaded.io):
+            if len(found) == len(wanted):
+                break
+            for entry in manifest.fetch_manifest_entry(loaded.io, discard_deleted=True):
+                if entry.data_file.file_path in wanted:
+                    found[entry.data_file.file_path] = entry.data_file
+        return found
+
+    def rewritable(self, table: TopicTable, paths: Iterable[str]) -> list[str]:
+        """Those of ``paths`` that a run may rewrite: the table still has them as we wrote them.
+
+        None where somebody deleted rows without rewriting the files: rewritten, the rows would be
+        back. Raises TableRefused, LakeUnusable.
+        """
+        listed = list(paths)
+        try:
+            loaded = self._load(table.table)
+            if has_deletes(loaded):
+                return []
+            there = self.data_files(loaded, listed)
+        except self.outside as error:
+            raise translated(error, f"the table {table.table} in {self.place.lake}") from error
+        return [path for path in listed if path in there]
+
+    def map(self, function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+        """The results in order; several at a time. The first error stops what has not begun."""
+        if len(items) <= 1:
+            return [function(item) for item in items]
+        with ThreadPoolExecutor(min(self._threads, len(items)), "lake") as pool:
+            futures = [pool.submit(function, item) for item in items]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+
+def switch_of(commit: TableCommit, metadata_location: str) -> TableSwitch:
+    """What the ledger is told of a commit."""
+    return TableSwitch(
+        topic_id=commit.table.topic_id,
+        table=commit.table.table,
+        metadata_location=metadata_location,
+        watermarks=dict(commit.watermarks),
+        added=tuple(file for file, _ in commit.files),
+        dropped=tuple(commit.rewritten),
+        holes=tuple(commit.holes),
+    )
+
+
+def has_deletes(loaded: Table) -> bool:
+    """Whether rows are deleted by files beside the data files."""
+    from pyiceberg.manifest import ManifestContent
+
+    snapshot = loaded.current_snapshot()
+    return snapshot is not None and any(
+        manifest.content == ManifestContent.DELETES
+        and (manifest.has_added_files() or manifest.has_existing_files())
+        for manifest in snapshot.manifests(loaded.io)
+    )
+
+
+def loaded_name(loaded: Table) -> str:
+    """A table's identifier as one text."""
+    return ".".join(loaded.name())
+
+
+def _check_commit(commit: TableCommit) -> None:
+    """The files lie at or below the watermarks, which do not fall. Raises ValueError."""
+    table = commit.table
+    after = merged(table.watermarks, commit.watermarks)
+    for partition, seq in table.watermarks.items():
+        if after[partition] < seq:
+            raise ValueError(
+                f"the watermark of partition {partition} of {table.table} would fall from {seq}"
+                f" to {after[partition]}"
+            )
+    for file, _ in commit.files:
+        if not file.path.startswith(f"{table.location}/data/"):
+            raise ValueError(f"{file.path} is not below {table.location}/data/")
+        for one in file.ranges:
+            if one.last_offset > after.get(one.partition, 0):
+                raise ValueError(
+                    f"{file.path} holds offset {one.last_offset} of partition {one.partition},"
+                    f" its watermark is {after.get(one.partition, 0)}"
+                )
+            if not commit.rewritten and one.first_offset <= table.watermarks.get(one.partition, 0):
+                raise ValueError(
+                    f"{file.path} holds offset {one.first_offset} of partition {one.partition},"
+                    f" which is in {table.table} already"
+                )
+
+
+def _busy(name: str) -> LakeUnusable:
+    return LakeUnusable(
+        f"the table {name} was changed by others {TRIES_MAX} times in a row",
+        "run it again when they are quieter",
+    )
+
+
+def _renamed(name: str) -> TableChanged:
+    return TableChanged(f"the table {name} became another topic's meanwhile", "run it again")
