@@ -178,6 +178,41 @@ class ReadLeasesFull(LedgerError):
         self.maximum = maximum
 
 
+class PartitionMissing(LedgerError):
+    """The topic has fewer partitions."""
+
+    def __init__(self, name: str, partition: int, partitions: int) -> None:
+        super().__init__(
+            f"partition is {partition}, topic {name!r} has partitions 0 to {partitions - 1}"
+        )
+        self.name = name
+        self.partition = partition
+
+
+class TrimBeyondHead(LedgerError):
+    """A trim up to behind the next offset, which nothing was given yet."""
+
+    def __init__(self, name: str, partition: int, before_seq: int, next_seq: int) -> None:
+        super().__init__(
+            f"before_seq is {before_seq}, but the next offset of partition {partition} of topic"
+            f" {name!r} is {next_seq}; that one trims all there is"
+        )
+        self.before_seq = before_seq
+        self.next_seq = next_seq
+
+
+class ColumnsRefused(LedgerError):
+    """A typed column that would change its type."""
+
+    def __init__(self, name: str, column: str, present: str, wanted: str) -> None:
+        super().__init__(
+            f"column {column!r} of topic {name!r} is {present} and cannot become {wanted}; rows of"
+            f" its table have the old type: give the new one another name"
+        )
+        self.name = name
+        self.column = column
+
+
 def translated(error: sqlite3.Error, path: Path, busy_timeout_ms: int) -> LedgerError:
     """The kind for an error of SQLite; the caller raises it from ``error``."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -173,7 +173,7 @@ def _check_extents(connection: sqlite3.Connection, one: _Partition, gaps: Spans)
         complete = False
     elif running_ms is not None:
         require(running_ms == one.max_timestamp_ms, "the greatest timestamp agrees", name)
-    if complete and one.earliest_seq == 1:
+    if complete and one.earliest_seq == 1 and not one.compacted_seq:
         require(one.bytes == bytes_all, "the bytes agree with the extents", name, one, bytes_all)
     require(one.bytes >= bytes_needed, "the bytes are of what can be read", name, one)
     return seen

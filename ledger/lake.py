@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
 
-from ledger import readlease, topics
+from ledger import readlease, retention, topics
 from ledger.errors import SwitchRefused
 from ledger.lake_types import (
     FileRange,
@@ -41,12 +41,14 @@ BOUND = (
     " WHEN p.compacted_seq >= p.earliest_seq THEN p.compacted_seq ELSE p.earliest_seq - 1 END"
 )
 
+# CROSS JOIN is a join whose order SQLite keeps: objects one by one, so that a page ends early.
 _PLAN_SQL = """SELECT o.commit_number, o.key, e.topic_id, e.partition, e.first_offset,
     e.last_offset, e.record_count, o.locator, o.size_bytes, e.byte_start, e.byte_length,
     e.crc32c, e.codec, e.first_timestamp_ms, e.last_timestamp_ms, e.voids
-    FROM objects AS o JOIN extents AS e ON e.commit_number = o.commit_number
-    JOIN partitions AS p ON p.topic_id = e.topic_id AND p.partition = e.partition
-    WHERE o.commit_number > ? AND o.commit_number <= ? AND o.free_ms IS NULL AND p.deleted = 0
+    FROM objects AS o CROSS JOIN extents AS e CROSS JOIN partitions AS p
+    WHERE o.commit_number > ? AND o.commit_number <= ? AND o.free_ms IS NULL
+    AND e.commit_number = o.commit_number
+    AND p.topic_id = e.topic_id AND p.partition = e.partition AND p.deleted = 0
     AND e.last_offset > p.compacted_seq AND e.last_offset >= p.earliest_seq
     AND NOT EXISTS (SELECT 1 FROM quarantine AS q WHERE q.topic_id = e.topic_id
         AND q.partition = e.partition AND q.first_offset <= e.last_offset
@@ -60,14 +62,12 @@ _FILE_RANGES_SQL = """SELECT f.file_id, f.path, f.size_bytes, r.partition, r.fir
     ORDER BY r.first_offset, r.last_offset, f.file_id LIMIT ?"""
 
 # Partitions whose bound moved since the last marking say which extents are not needed any more;
-# only objects of those can have become free, and those that never had a live extent.
+# only objects of those can have become free. (Objects without a live extent: ``marking.py``.)
 _MARK_SQL = f"""UPDATE objects SET free_ms = ? WHERE free_ms IS NULL
     AND commit_number IN (
-        SELECT e.commit_number FROM partitions AS p JOIN extents AS e
-            ON e.topic_id = p.topic_id AND e.partition = p.partition
-            AND e.last_offset > p.freed_seq AND e.last_offset <= {BOUND}
-            WHERE p.freed_seq < {BOUND}
-        UNION SELECT commit_number FROM void_extents)
+        SELECT e.commit_number FROM partitions AS p CROSS JOIN extents AS e
+            WHERE p.freed_seq < {BOUND} AND e.topic_id = p.topic_id AND e.partition = p.partition
+            AND e.last_offset > p.freed_seq AND e.last_offset <= {BOUND})
     AND key NOT IN (SELECT key FROM quarantine)
     AND NOT EXISTS (SELECT 1 FROM extents AS e JOIN partitions AS p
         ON p.topic_id = e.topic_id AND p.partition = e.partition
@@ -162,6 +162,7 @@ def _switch(connection: sqlite3.Connection, run: str, switch: TableSwitch, now_m
         " changed = excluded.changed",
         (topic_id, switch.table, switch.metadata_location, now_ms, version),
     )
+    retention.recount_bytes(connection, topic_id)
 
 
 def _check(connection: sqlite3.Connection, switch: TableSwitch) -> None:

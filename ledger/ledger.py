@@ -6,7 +6,8 @@ One Ledger is one SQLite connection and is used by one thread at a time; a proce
 as it has threads that need one. Writing methods take the ledger lock (an argument: a lockf byte
 under a threading lock in the daemon) around one IMMEDIATE transaction; reading methods take no
 lock and see one committed state each. Time is an argument. What the lock's holder does after a
-commit (the shared commit log) is the callback ``published``.
+commit (the shared commit log) is the callback ``published``. Retention and collection are in
+``upkeep.py``.
 
 This module does not know shards, stores, HTTP, or what waits for a commit.
 """
@@ -60,9 +61,10 @@ from ledger.types import (
     Topic,
     TopicConfig,
 )
+from ledger.upkeep import Upkeep
 
 
-class Ledger:
+class Ledger(Upkeep):
     """A connection to the ledger at ``path``; makes the file unless ``must_exist``.
 
     Raises LedgerMissing, LedgerUnusable, LedgerCorrupt, LedgerFromFuture; every method may raise
@@ -284,7 +286,7 @@ class Ledger:
             return topics.create_topic(connection, name, config, now_ms)
 
     def alter_topic(self, name: str, config: TopicConfig) -> Topic:
-        """Raises TopicMissing and PartitionsRefused."""
+        """Raises TopicMissing, PartitionsRefused and ColumnsRefused."""
         with self._session.writing() as connection:
             return topics.alter_topic(connection, name, config)
 

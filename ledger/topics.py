@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ledger.errors import PartitionsRefused, TopicMissing
+from ledger.errors import ColumnsRefused, PartitionsRefused, TopicMissing
 from ledger.types import Topic, TopicConfig
 
 # Each partition is a row from the start; the HTTP API has the same limit.
@@ -48,13 +48,20 @@ def create_topic(
 
 
 def alter_topic(connection: sqlite3.Connection, name: str, config: TopicConfig) -> Topic:
-    """The topic with its new configuration. Raises TopicMissing and PartitionsRefused."""
+    """The topic with its new configuration.
+
+    Raises TopicMissing, PartitionsRefused, ColumnsRefused.
+    """
     present = topic(connection, name)
     if present is None:
         raise TopicMissing(name)
     if present.config == config:
         return present
     _check_partitions(name, present.config.partitions, config.partitions)
+    for column, kind in present.config.columns.items():
+        wanted = config.columns.get(column, kind)
+        if wanted != kind:
+            raise ColumnsRefused(name, column, kind, wanted)
     connection.execute(
         "UPDATE topics SET config = ? WHERE topic_id = ?",
         (_config_encoder.encode(config).decode(), present.topic_id),

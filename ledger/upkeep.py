@@ -1,0 +1,138 @@
+"""What the ledger is asked about retention and collection: the half of ``Ledger`` that upkeeps it.
+
+As in ``ledger.py``: writing methods take the ledger lock around one short transaction, reading
+methods take none. What takes long (sums over extents, the search for free objects) is read before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ledger import collection, marking, retention, topics
+from ledger.collection import Dropped, Rule, Spent
+from ledger.lake_types import Evicted
+from ledger.retention import Eviction, Look
+from ledger.session import Session
+from ledger.types import PartitionState, Topic
+
+
+class Upkeep:
+    """Methods of ``Ledger``; made by it alone."""
+
+    _session: Session
+
+    # Retention
+
+    def changed_topics(self, after: tuple[int, int], limit: int = 1_000) -> list[tuple[int, int]]:
+        """(catalog version of its last change, topic id) behind such a pair; deleted ones too."""
+        with self._session.reading() as connection:
+            return retention.changed_topics(connection, *after, limit)
+
+    def look_for_evictions(self, topic: Topic, now_ms: int | None) -> Look:
+        """What a topic's limits evict; without a time, its time to live evicts nothing."""
+        with self._session.snapshot() as connection:
+            return retention.look(connection, topic, now_ms)
+
+    def carry_out(self, evictions: Sequence[Eviction]) -> list[Evicted]:
+        """Evicts what was decided; what was decided before its topic changed is passed over."""
+        with self._session.writing() as connection:
+            return retention.evict(connection, evictions)
+
+    def evict(self, now_ms: int) -> list[Evicted]:
+        """All that the limits of all topics evict now."""
+        done: list[Evicted] = []
+        for _, topic_id in self.changed_topics((-1, 0), 1 << 62):
+            with self._session.reading() as connection:
+                topic = topics.topic_by_id(connection, topic_id)
+            assert topic is not None
+            while found := self.carry_out(self.look_for_evictions(topic, now_ms).evictions):
+                done += found
+        while self.mark_free(now_ms):
+            pass
+        return done
+
+    def trim(self, name: str, partition: int, before_seq: int) -> PartitionState:
+        """The partition begins at ``before_seq``, or where it began if that is later.
+
+        Raises TopicMissing, PartitionMissing, TrimBeyondHead.
+        """
+        while True:
+            with self._session.snapshot() as connection:
+                trim = retention.trim_to(connection, name, partition, before_seq)
+                if trim is None:
+                    return retention.state_of(connection, name, partition)
+            self.carry_out([trim])  # nothing, when the topic changed since: look again
+
+    def mark_free(self, now_ms: int) -> bool:
+        """Notes since when objects are free, some at a time; whether there may be more."""
+        with self._session.snapshot() as connection:
+            marks = marking.markable(connection)
+        if marks.partitions:
+            with self._session.writing() as connection:
+                marking.mark(connection, marks, now_ms)
+        return marks.more
+
+    def mark_void(self, now_ms: int, after_number: int = 0) -> int | None:
+        """Marks objects without a live record among some commits; the last of them, None at
+        the end."""
+        with self._session.snapshot() as connection:
+            marks, last = marking.markable_void(connection, after_number)
+        if marks.commits:
+            with self._session.writing() as connection:
+                marking.mark(connection, marks, now_ms)
+        return last
+
+    # Collection of what is not needed any more
+
+    def collection_rule(
+        self, now_ms: int, grace_ms: int, epoch_floor: int, commits_to: int
+    ) -> Rule:
+        """What a collection may take, by the read leases of now."""
+        with self._session.reading() as connection:
+            return collection.rule(connection, now_ms, grace_ms, epoch_floor, commits_to)
+
+    def spent_after(self, rule: Rule, after: tuple[int, int], limit: int = 1_000) -> list[Spent]:
+        """Objects that nothing needs, behind (free_ms, commit number); leases are not looked at."""
+        with self._session.reading() as connection:
+            return collection.spent_after(connection, rule, after, limit)
+
+    def spent_among(self, rule: Rule, objects: Sequence[Spent]) -> list[Spent]:
+        """Those that may go now."""
+        with self._session.snapshot() as connection:
+            return collection.spent_among(connection, rule, objects)
+
+    def name_spent(self, rule: Rule, objects: Sequence[Spent]) -> list[Spent]:
+        """Names those that may go now for deletion; returns them."""
+        with self._session.writing() as connection:
+            return collection.name_spent(connection, rule, objects)
+
+    def forget_spent(self, keys: Sequence[str]) -> None:
+        """These objects are gone from the store: their rows go too."""
+        with self._session.writing() as connection:
+            collection.forget_spent(connection, keys)
+
+    def quarantined_objects(self) -> int:
+        with self._session.reading() as connection:
+            return collection.quarantined(connection)
+
+    # Collection of dropped files of the lake
+
+    def dropped_files(self, rule: Rule, after_path: str = "", limit: int = 1_000) -> list[Dropped]:
+        """Files whose rows are elsewhere, and that may go now, by path."""
+        with self._session.reading() as connection:
+            return collection.dropped(connection, rule, after_path, limit)
+
+    def name_files(self, paths: Sequence[str]) -> None:
+        """Names files of the lake for deletion."""
+        with self._session.writing() as connection:
+            collection.name_files(connection, paths)
+
+    def named_files(self, after_path: str = "", limit: int = 1_000) -> list[str]:
+        """Files of the lake that are named for deletion, by path."""
+        with self._session.reading() as connection:
+            return collection.named_files(connection, after_path, limit)
+
+    def forget_files(self, paths: Sequence[str]) -> None:
+        """These files are gone from the store: their rows go too."""
+        with self._session.writing() as connection:
+            collection.forget_files(connection, paths)
