@@ -22,6 +22,7 @@ from daemon.errors import ApiError, invalid
 from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.openapi import DOCUMENT as OPENAPI
+from daemon.plans import PlanRoutes
 from daemon.produce import Producer, ledger_unavailable
 from daemon.status import Status
 from daemon.topic_routes import TopicRoutes, checked_name
@@ -52,13 +53,15 @@ class Api:
     """The application behind one shard's HTTP front (daemon/http/application.py)."""
 
     def __init__(
-        self, catalog: Catalog, producer: Producer, reader: DiffReader, status: Status
-    ) -> None:
+        self, catalog: Catalog, producer: Producer, reader: DiffReader, status: Status,
+        plans: PlanRoutes,
+    ) -> None:  # fmt: skip
         self._catalog = catalog
         self._producer = producer
         self._reader = reader
         self._status = status
         self._topics = TopicRoutes(catalog)
+        self._plans = plans
         self._tasks: set[asyncio.Task[None]] = set()
         self._fixed: dict[str, dict[str, Callable[[Request], Handled]]] = {
             "/livez": {"GET": self._live},
@@ -66,6 +69,7 @@ class Api:
             "/openapi.json": {"GET": self._openapi},
             "/v0/status": {"GET": self._get_status},
             "/v0/topics": {"GET": self._topics.list},
+            "/v0/plans": {"POST": plans.post},
         }
 
     def route(self, head: Head) -> Route:
@@ -90,6 +94,13 @@ class Api:
             if parts[3] == "diff":
                 name = checked_name(parts[2])
                 return Route(None, _by_method(head, {"POST": lambda r: self._diff(r, name)}))
+        if parts[:2] == ("v0", "plans") and len(parts) == 3:
+            plan, plans = parts[2], self._plans
+            methods = {
+                "PUT": lambda request: plans.put(request, plan),
+                "DELETE": lambda request: plans.delete(request, plan),
+            }
+            return Route(None, _by_method(head, methods))
         raise ApiError(404, "not_found", f"there is nothing at {head.path}", {"path": head.path})
 
     def admit(self, head: Head, body_bytes: int | None) -> object | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from compaction.source_plan import PAGE_MAX
 from daemon.topic_routes import NAME, PARTITIONS_MAX
 from delivery.diff import BYTES_MAX, LIMIT_MAX, WAIT_MS_MAX
 
@@ -61,6 +62,28 @@ _PART_FIELDS: dict[str, Schema] = {
     "count": _COUNT,
     "head_seq": _OFFSET,
 }
+_PLAN_PARTITION: dict[str, Schema] = {
+    "topic": _TEXT,
+    "topic_id": _COUNT,
+    "partition": _COUNT,
+    "earliest_seq": _OFFSET,
+    "head_seq": _OFFSET,
+    "compacted_seq": _OFFSET,
+    "to": _OFFSET,
+}
+_PLAN_EXTENT: dict[str, Schema] = {
+    "topic": _TEXT,
+    "topic_id": _COUNT,
+    "partition": _COUNT,
+    "first_offset": _OFFSET,
+    "last_offset": _OFFSET,
+    "record_count": _COUNT,
+    "byte_start": _COUNT,
+    "byte_length": _COUNT,
+    "crc32c": _COUNT,
+    "codec": _COUNT,
+    "voids": _list(_list(_COUNT)),
+}
 
 _SCHEMAS: dict[str, Schema] = {
     "Error": _object(
@@ -80,14 +103,17 @@ _SCHEMAS: dict[str, Schema] = {
         discard={"enum": ["old", "reject"]},
     ),
     "TopicState": _object(
-        ["topic", "config", "partitions", "effective_priority"],
+        ["topic", "topic_id", "config", "partitions", "effective_priority"],
         topic=_TEXT,
+        topic_id=_COUNT,
         config=_ref("TopicConfig"),
         partitions=_list(
             _object(
-                ["partition", "head_seq", "earliest_seq", "next_seq", "count", "bytes"],
+                ["partition", "head_seq", "earliest_seq", "next_seq", "count", "bytes",
+                 "compacted_seq", "lost_seq", "lost_reason"],
                 partition=_COUNT, head_seq=_OFFSET, earliest_seq=_OFFSET, next_seq=_OFFSET,
-                count=_COUNT, bytes=_COUNT,
+                count=_COUNT, bytes=_COUNT, compacted_seq=_OFFSET, lost_seq=_OFFSET,
+                lost_reason=_TEXT,
             )
         ),
         effective_priority={"type": "integer"},
@@ -142,6 +168,68 @@ _SCHEMAS: dict[str, Schema] = {
             "description": "{gap_from, gap_to, reason}: offsets that no record has",
         },
     ),
+    "PlanRequest": _object(
+        ["topics"],
+        topics=_list(_TEXT, minItems=1),
+        **{"from": {**_OPEN, "description": "{topic: {partition: offset}}, inclusive"}},
+        to={**_OPEN, "description": "{topic: {partition: offset}}, exclusive"},
+        plan={"type": ["string", "null"], "description": "goes on under this plan's lease"},
+        limit={"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE_MAX},
+    ),
+    "Plan": _object(
+        ["plan", "expires_ms", "store", "partitions", "objects", "files", "holes", "next"],
+        plan=_TEXT,
+        expires_ms=_COUNT,
+        store=_object(
+            ["url", "endpoint_url", "region", "lake_url"],
+            url=_TEXT,
+            endpoint_url={"type": ["string", "null"]},
+            region={"type": ["string", "null"]},
+            lake_url=_TEXT,
+        ),
+        partitions=_list(
+            _object(
+                [*_PLAN_PARTITION, "from"], **_PLAN_PARTITION, **{"from": _OFFSET},
+            )
+        ),
+        objects=_list(
+            _object(
+                ["locator", "size_bytes", "extents"],
+                locator=_TEXT,
+                size_bytes=_COUNT,
+                extents=_list(_object([*_PLAN_EXTENT], **_PLAN_EXTENT)),
+            )
+        ),
+        files=_list(
+            _object(
+                ["path", "size_bytes", "topic", "topic_id", "ranges"],
+                path=_TEXT,
+                size_bytes=_COUNT,
+                topic=_TEXT,
+                topic_id=_COUNT,
+                ranges=_list(
+                    _object(
+                        ["partition", "first_offset", "last_offset", "rows", "bytes"],
+                        partition=_COUNT, first_offset=_OFFSET, last_offset=_OFFSET, rows=_COUNT,
+                        bytes=_COUNT,
+                    )
+                ),
+            )
+        ),
+        holes=_list(
+            _object(
+                ["topic", "topic_id", "partition", "first_offset", "last_offset", "reason"],
+                topic=_TEXT, topic_id=_COUNT, partition=_COUNT, first_offset=_OFFSET,
+                last_offset=_OFFSET, reason=_TEXT,
+            )
+        ),
+        next={
+            "type": ["object", "null"],
+            "description": "the body of the next POST; null when all that was asked is planned",
+        },
+    ),
+    "PlanRenewed": _object(["plan", "expires_ms"], plan=_TEXT, expires_ms=_COUNT),
+    "PlanEnded": _object(["plan", "ended"], plan=_TEXT, ended=_BOOLEAN),
     "Status": {"type": "object", "description": "see docs/http-api.md"},
 }  # fmt: skip
 
@@ -176,6 +264,7 @@ _TOPIC_PARAMETER: Schema = {
     "required": True,
     "schema": {"type": "string", "pattern": f"^{NAME.pattern}$"},
 }
+_PLAN_PARAMETER: Schema = {"name": "plan", "in": "path", "required": True, "schema": _TEXT}
 _BYTES: Schema = {"schema": {"type": "string", "format": "binary"}}
 
 DOCUMENT: dict[str, Any] = {
@@ -254,6 +343,27 @@ DOCUMENT: dict[str, Any] = {
                 {200: _answer("records", _ref("DiffAnswer"))},
                 (400, 404, 413, 415, 503),
                 requestBody={"required": False, "content": _json(_ref("Diff"))},
+            ),
+        },
+        "/v0/plans": {
+            "post": _operation(
+                "what a bulk reader has to read, held from deletion for 5 minutes",
+                {200: _answer("a page of the plan", _ref("Plan"))},
+                (400, 404, 413, 415, 429, 503),
+                requestBody={"required": True, "content": _json(_ref("PlanRequest"))},
+            ),
+        },
+        "/v0/plans/{plan}": {
+            "parameters": [_PLAN_PARAMETER],
+            "put": _operation(
+                "hold what was planned for another 5 minutes",
+                {200: _answer("it is held", _ref("PlanRenewed"))},
+                (404, 413, 503),
+            ),
+            "delete": _operation(
+                "hold it no longer",
+                {200: _answer("it is not held any more", _ref("PlanEnded"))},
+                (404, 413, 503),
             ),
         },
     },

@@ -35,6 +35,7 @@ from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from daemon.inherit import Inheritance
 from daemon.memory import READERS_AT_ONCE
+from daemon.plans import PlanRoutes
 from daemon.produce import Producer
 from daemon.status import Status
 from delivery.cold import ColdReader
@@ -144,7 +145,10 @@ class Shard:
             self.segment, self.shard, self.catalog, self._ring, self.answers, limits,
             self._published, rng,
         )  # fmt: skip
-        self.api = Api(self.catalog, self._producer, self.reader, Status(self.segment, config))
+        self.api = Api(
+            self.catalog, self._producer, self.reader, Status(self.segment, config),
+            PlanRoutes(self.catalog, cold, config),
+        )  # fmt: skip
         self._http_limits = HttpLimits(body_bytes_max=config.body_bytes_max)
         self._server = Server()
         self._loop: asyncio.AbstractEventLoop

@@ -43,6 +43,7 @@ def topic_state(topic: Topic, partitions: list[PartitionState]) -> dict[str, Any
     """A topic as GET answers it."""
     return {
         "topic": topic.name,
+        "topic_id": topic.topic_id,
         "config": topic.config,
         "partitions": partitions,
         "effective_priority": topic.config.priority if topic.config.priority is not None else 0,

@@ -39,7 +39,7 @@ class Checked:
 
     def __init__(self, daemon: Daemon, document: dict[str, Any]) -> None:
         self._daemon = daemon
-        self._document = document
+        self.document = document
         self.seen: set[tuple[str, str, int]] = set()
 
     def ask(self, method: str, path: str, body: object = None, content_type: str = "") -> Answer:
@@ -54,13 +54,13 @@ class Checked:
 
     def take(self, method: str, path: str, answer: Answer) -> Answer:
         """Checks an answer that came in another way."""
-        template = template_of(path, self._document)
-        operation = self._document["paths"][template][method.lower()]
+        template = template_of(path, self.document)
+        operation = self.document["paths"][template][method.lower()]
         responses = operation["responses"]
         assert str(answer.status) in responses, f"{method} {path} answered {answer.status}"
         ((content_type, content),) = responses[str(answer.status)]["content"].items()
         assert answer.headers["content-type"] == content_type
-        check(answer.json, content["schema"], self._document)
+        check(answer.json, content["schema"], self.document)
         if answer.status in (429, 503):
             assert int(answer.headers["retry-after"]) >= 1
         self.seen.add((method, template, answer.status))
@@ -132,6 +132,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     assert api.ask("GET", "/v0/topics?limit=0").status == 400
     for method in ("GET", "PUT", "DELETE"):
         assert api.ask(method, "/v0/topics/-").status == 400
+    plan(api)
     assert api.ask("DELETE", topic).status == 200
     assert api.ask("DELETE", topic).status == 404
 
@@ -144,8 +145,30 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     }
     left = documented - api.seen
     # The ledger or the store must fail for these; their shape is that of all errors.
-    failing = {(m, p, 503) for m, p, _ in documented if p.startswith("/v0/topics")}
-    assert left - failing == set()
+    failing = {(m, p, 503) for m, p, _ in documented if p.startswith(("/v0/topics", "/v0/plans"))}
+    # A thousand plans at once: tests/e2e/test_plans.py.
+    assert left - failing == {("POST", "/v0/plans", 429)}
+
+
+def plan(api: Checked) -> None:
+    """What a plan of a topic ``t`` can be answered."""
+    document = api.document
+    asked = {"topics": ["t"], "from": {"t": {"0": 1}}, "to": {"t": {"0": 2}}, "limit": 1}
+    check(asked, resolve({"$ref": "#/components/schemas/PlanRequest"}, document), document)
+    answer = api.ask("POST", "/v0/plans", asked)
+    assert answer.status == 200
+    at = f"/v0/plans/{answer.json['plan']}"
+    big = b" " * ((1 << 20) + 1)
+    assert api.ask("PUT", at).status == 200
+    assert api.ask("PUT", at, big, "application/json").status == 413
+    assert api.ask("DELETE", at, big, "application/json").status == 413
+    assert api.ask("DELETE", at).status == 200
+    assert api.ask("DELETE", at).status == 404
+    assert api.ask("PUT", at).status == 404
+    assert api.ask("POST", "/v0/plans", {"topics": []}).status == 400
+    assert api.ask("POST", "/v0/plans", {"topics": ["none"]}).status == 404
+    assert api.ask("POST", "/v0/plans", big, "application/json").status == 413
+    assert api.ask("POST", "/v0/plans", b"{}", "text/plain").status == 415
 
 
 def throttle(daemon: Daemon, api: Checked) -> None:
@@ -226,7 +249,7 @@ def test_every_route_of_the_server_is_in_the_document(shared_daemon: Daemon) -> 
     document = shared_daemon.get("/openapi.json").json
     for path, item in document["paths"].items():
         documented = {method for method in METHODS if method.lower() in item}
-        refused = shared_daemon.ask("TRACE", path.replace("{topic}", "t"))
+        refused = shared_daemon.ask("TRACE", re.sub(r"{\w+}", "t", path))
         assert refused.status == 405
         assert set(refused.headers["allow"].split(", ")) == documented
 
@@ -245,7 +268,7 @@ def test_every_status_of_the_api_page_is_in_the_document() -> None:
     of_http_itself = {405, 414, 417, 431}  # before an operation is known
     assert on_page == documented | of_http_itself
     for path in DOCUMENT["paths"]:
-        assert path.replace("{topic}", "{t}") in page, path
+        assert path.replace("{topic}", "{t}").replace("{plan}", "{p}") in page, path
 
 
 def test_every_code_that_the_server_can_answer_is_on_the_api_page() -> None:

@@ -1,0 +1,385 @@
+"""What a bulk reader has to read: a plan made from the ledger, and how it is cut into tasks.
+
+Vocabulary: a *plan* covers offsets [from, to) of partitions: the *files* that hold what is
+compacted, the *extents* of L0 objects that hold the rest, and *holes*, offsets that no reader can
+have. A plan is made a *page* at a time, of bounded size: a page whose ``next`` is not null covers
+less than was asked, and ``next`` asks for what is left. *From* is inclusive and *to* exclusive, as
+Kafka's readers count.
+
+Why a plan made of several looks at the ledger is right: L1 is taken up to the ``compacted_seq``
+that was read first, L0 above it. A compaction that switches in between adds files that hold more
+than is taken of them, and takes no extent away, because the read lease is older than the switch.
+
+One planner serves the daemon (``POST /v0/plans``) and a source that opens the ledger itself.
+Asks the ledger, and nothing else; pyarrow and pyspark are not imported.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct, field
+
+from ledger.ledger import Ledger
+from ledger.types import Extent, Gap, PartitionState, Topic
+
+PAGE_MAX = 10_000  # extents and files' ranges in a page: some 3 MB of JSON
+FILES_AT_ONCE = 1_000
+LEASE_MS = 300_000
+RECOVERY = "recovery"  # the reason of a hole that never was a record
+
+Offsets = dict[str, dict[int, int]]
+
+
+class PlanRequest(Struct, frozen=True, forbid_unknown_fields=True, rename={"from_": "from"}):
+    """The body of ``POST /v0/plans``. Partitions that ``from`` and ``to`` do not name are read
+    from their earliest offset and to their end. ``plan`` goes on with a lease that is held."""
+
+    topics: list[str]
+    from_: Offsets = {}
+    to: Offsets = {}
+    plan: str | None = None
+    limit: int = PAGE_MAX
+
+
+class PlanExtent(Struct, frozen=True):
+    """One partition's records in an object, as in the ledger."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    first_offset: int
+    last_offset: int
+    record_count: int
+    byte_start: int
+    byte_length: int
+    crc32c: int
+    codec: int
+    voids: tuple[tuple[int, int], ...] = ()
+
+
+class PlanObject(Struct, frozen=True):
+    """An object of which ``extents`` are needed. Objects stand in an order in which each
+    partition's offsets rise."""
+
+    locator: str
+    size_bytes: int
+    extents: list[PlanExtent]
+
+
+class PlanRange(Struct, frozen=True):
+    """The rows of one partition in a file. ``bytes`` is what they were in L0."""
+
+    partition: int
+    first_offset: int
+    last_offset: int
+    rows: int
+    bytes: int
+
+
+class PlanFile(Struct, frozen=True):
+    """A Parquet file of one topic; ``path`` is a URL."""
+
+    path: str
+    size_bytes: int
+    topic: str
+    topic_id: int
+    ranges: list[PlanRange]
+
+
+class PlanHole(Struct, frozen=True):
+    """Offsets [first_offset, last_offset] that cannot be read, and why: ``recovery`` (no record
+    ever had them), ``quarantined`` (their object is damaged), ``cap`` or ``ttl`` (evicted)."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    first_offset: int
+    last_offset: int
+    reason: str
+
+
+class PlanPartition(Struct, frozen=True, rename={"from_": "from"}):
+    """Offsets [from, to) that this page covers: up to ``compacted_seq`` by files, then by
+    objects. ``from`` is above what was asked where that is evicted."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    earliest_seq: int
+    head_seq: int
+    compacted_seq: int
+    from_: int
+    to: int
+
+
+class PlanStore(Struct, frozen=True):
+    """Where objects and files are; credentials are each reader's own."""
+
+    url: str
+    endpoint_url: str | None = None
+    region: str | None = None
+    lake_url: str = ""
+
+
+class Plan(Struct, frozen=True):
+    """A page of a plan: the answer to ``POST /v0/plans``."""
+
+    plan: str
+    expires_ms: int
+    store: PlanStore
+    partitions: list[PlanPartition]
+    objects: list[PlanObject]
+    files: list[PlanFile]
+    holes: list[PlanHole]
+    next: PlanRequest | None = None
+
+
+class PlanInvalid(ValueError):
+    """A plan that was asked for and cannot be; ``field`` of the request is to blame."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.field = name
+
+
+class Asked(Struct, frozen=True):
+    """Offsets [start, stop) of one partition of a topic, before they are looked up."""
+
+    topic: Topic
+    state: PartitionState
+    start: int
+    stop: int
+
+
+class Page(Struct):
+    """A page that is being filled, partition by partition."""
+
+    limit: int
+    partitions: list[PlanPartition] = field(default_factory=list)
+    extents: list[list[tuple[Extent, str]]] = field(default_factory=list)
+    ranges: dict[str, tuple[int, Topic, list[PlanRange]]] = field(default_factory=dict)
+    holes: list[PlanHole] = field(default_factory=list)
+    left: list[tuple[str, int, int, int]] = field(default_factory=list)
+
+    @property
+    def is_full(self) -> bool:
+        return self.limit <= 0
+
+
+def wanted(
+    topic: Topic, states: Sequence[PartitionState], starts: Mapping[int, int],
+    stops: Mapping[int, int],
+) -> list[Asked]:  # fmt: skip
+    """What is asked of a topic, checked against its partitions. Raises PlanInvalid."""
+    by_number = {state.partition: state for state in states}
+    for name, offsets in (("from", starts), ("to", stops)):
+        for partition, offset in offsets.items():
+            state = by_number.get(partition)
+            at = f"{name}.{topic.name}.{partition}"
+            if state is None:
+                raise PlanInvalid(
+                    at, f"topic {topic.name!r} has partitions 0 to {len(states) - 1}, no"
+                    f" {partition}",
+                )  # fmt: skip
+            if not 1 <= offset <= state.next_seq:
+                raise PlanInvalid(
+                    at, f"{at} is {offset}; the partition's offsets begin at 1 and its next one"
+                    f" is {state.next_seq}",
+                )  # fmt: skip
+    found = []
+    for state in states:
+        start = starts.get(state.partition, state.earliest_seq)
+        stop = stops.get(state.partition, state.next_seq)
+        if start > stop and state.partition in starts and state.partition in stops:
+            raise PlanInvalid(
+                f"from.{topic.name}.{state.partition}",
+                f"from is {start} and to is {stop} in partition {state.partition} of topic"
+                f" {topic.name!r}: nothing lies between",
+            )
+        found.append(Asked(topic, state, start, max(start, stop)))
+    return found
+
+
+def fill(page: Page, ledger: Ledger, asked: Asked, gaps: Sequence[Gap]) -> None:
+    """Adds what is asked to the page as far as there is room; the rest goes to ``left``.
+
+    ``gaps`` are the ledger's gaps. Each call is a few short reads of the ledger.
+    """
+    topic, state = asked.topic, asked.state
+    name, topic_id, partition = topic.name, topic.topic_id, state.partition
+    start = max(asked.start, min(state.earliest_seq, asked.stop))
+    stop = asked.stop
+    if start >= stop:
+        stop = start
+    elif page.is_full:
+        page.left.append((name, partition, asked.start, stop))
+        return
+    else:
+        stop = _fill_files(page, ledger, asked, start, stop)
+        stop = _fill_extents(page, ledger, asked, start, stop)
+    page.partitions.append(
+        PlanPartition(
+            name, topic_id, partition, state.earliest_seq, state.head_seq, state.compacted_seq,
+            start, stop,
+        )
+    )  # fmt: skip
+    _fill_holes(page, ledger, asked, stop, gaps)
+    if stop < asked.stop:
+        page.left.append((name, partition, stop, asked.stop))
+
+
+def _fill_files(page: Page, ledger: Ledger, asked: Asked, start: int, stop: int) -> int:
+    """Files for what is compacted of [start, stop); returns up to where the page goes."""
+    topic, state = asked.topic, asked.state
+    below = min(stop, state.compacted_seq + 1)
+    if start >= below:
+        return stop
+    limit = min(page.limit, FILES_AT_ONCE)
+    while True:
+        found = ledger.file_ranges(topic.topic_id, state.partition, start, limit + 1)
+        cut = found[limit].range.first_offset if len(found) > limit else below
+        if cut > start:
+            break
+        limit *= 2  # that many files hold the very first offset's neighbours: days interleave
+    for file in found:
+        one = file.range
+        if one.first_offset < min(cut, below):
+            entry = page.ranges.setdefault(file.path, (file.size_bytes, topic, []))
+            entry[2].append(
+                PlanRange(one.partition, one.first_offset, one.last_offset, one.rows, one.bytes)
+            )
+            page.limit -= 1
+    return min(cut, stop) if cut < below else stop
+
+
+def _fill_extents(page: Page, ledger: Ledger, asked: Asked, start: int, stop: int) -> int:
+    topic, state = asked.topic, asked.state
+    above = max(start, state.compacted_seq + 1)
+    if above >= stop:
+        return stop
+    if page.is_full:
+        return above
+    holes = ledger.holes(topic.topic_id)
+    found = ledger.extents_from(topic.topic_id, state.partition, above, page.limit + 1)
+    if len(found) > page.limit:
+        stop = min(stop, found[page.limit].first_offset)
+    planned = [
+        (extent, topic.name)
+        for extent in found[: page.limit]
+        if extent.first_offset < stop
+        and not any(
+            h.first_offset <= extent.last_offset and h.last_offset >= extent.first_offset
+            for h in holes
+            if h.partition == state.partition
+        )
+    ]
+    page.extents.append(planned)
+    page.limit -= len(planned)
+    return stop
+
+
+def _fill_holes(page: Page, ledger: Ledger, asked: Asked, stop: int, gaps: Sequence[Gap]) -> None:
+    """Names what of [asked.start, stop) is not there and was there, or never was."""
+    topic, state = asked.topic, asked.state
+    key = (topic.topic_id, state.partition)
+    found = [
+        (gap.gap_from, gap.gap_to, gap.reason)
+        for gap in gaps
+        if (gap.topic_id, gap.partition) == key
+    ]
+    found += [
+        (hole.first_offset, hole.last_offset, "quarantined")
+        for hole in ledger.holes(topic.topic_id)
+        if hole.partition == state.partition
+    ]
+    if asked.start < min(state.earliest_seq, stop):
+        reason = state.lost_reason if asked.start <= state.lost_seq else "trim"
+        found.append((asked.start, state.earliest_seq - 1, reason or "trim"))
+    for first, last, reason in found:
+        first, last = max(first, asked.start), min(last, stop - 1)
+        if first <= last:
+            page.holes.append(PlanHole(topic.name, *key, first, last, reason))
+
+
+def finished(page: Page, plan: str, expires_ms: int, store: PlanStore) -> Plan:
+    """The page as an answer."""
+    left: PlanRequest | None = None
+    if page.left:
+        starts: Offsets = {}
+        stops: Offsets = {}
+        for topic, partition, start, stop in page.left:
+            starts.setdefault(topic, {})[partition] = start
+            stops.setdefault(topic, {})[partition] = stop
+        # Partitions that are done must not be read again from their earliest offset.
+        for done in page.partitions:
+            if done.topic in starts and done.partition not in starts[done.topic]:
+                starts[done.topic][done.partition] = done.to
+                stops[done.topic][done.partition] = done.to
+        left = PlanRequest(sorted(starts), starts, stops, plan)
+    return Plan(
+        plan=plan,
+        expires_ms=expires_ms,
+        store=store,
+        partitions=page.partitions,
+        objects=_objects(page.extents),
+        files=[
+            PlanFile(path, size, topic.name, topic.topic_id, ranges)
+            for path, (size, topic, ranges) in page.ranges.items()
+        ],
+        holes=page.holes,
+        next=left,
+    )
+
+
+def _objects(partitions: Iterable[list[tuple[Extent, str]]]) -> list[PlanObject]:
+    """Extents by object, so ordered that each partition's offsets rise.
+
+    There is such an order, that of the commits; it is found again from the partitions' orders
+    alone (a topological sort), so that the ledger can be read along its index by offsets.
+    """
+    queues = [extents for extents in partitions if extents]
+    waits: dict[str, int] = {}  # object -> partitions that have something before it
+    holds: dict[str, list[tuple[int, int]]] = {}  # object -> places of its extents in the queues
+    for number, queue in enumerate(queues):
+        for index, (extent, _) in enumerate(queue):
+            holds.setdefault(extent.locator, []).append((number, index))
+            waits[extent.locator] = waits.get(extent.locator, 0) + (index > 0)
+    ready = deque(locator for locator in holds if waits[locator] == 0)
+    objects: list[PlanObject] = []
+    while ready:
+        locator = ready.popleft()
+        extents = [queues[number][index] for number, index in holds[locator]]
+        objects.append(
+            PlanObject(
+                locator,
+                extents[0][0].object_size_bytes,
+                [_extent(extent, name) for extent, name in extents],
+            )
+        )
+        for number, index in holds[locator]:
+            if index + 1 < len(queues[number]):
+                after = queues[number][index + 1][0].locator
+                waits[after] -= 1
+                if waits[after] == 0:
+                    ready.append(after)
+    if len(objects) != len(holds):
+        raise AssertionError("the ledger's extents stand in no order that commits could have")
+    return objects
+
+
+def _extent(extent: Extent, name: str) -> PlanExtent:
+    return PlanExtent(
+        topic=name,
+        topic_id=extent.topic_id,
+        partition=extent.partition,
+        first_offset=extent.first_offset,
+        last_offset=extent.last_offset,
+        record_count=extent.record_count,
+        byte_start=extent.byte_start,
+        byte_length=extent.byte_length,
+        crc32c=extent.crc32c,
+        codec=extent.codec,
+        voids=extent.voids,
+    )
