@@ -21,6 +21,8 @@ class OneLookTransaction(Transaction):
     def table_metadata(self) -> TableMetadata:
         """The metadata with all staged updates."""
         base, updates = self._table.metadata, self._updates
+        if not updates:
+            return base
         if self._seen is None or self._seen[0] is not base or self._seen[1] is not updates:
             self._seen = (base, updates, super().table_metadata)
         return self._seen[2]
