@@ -30,6 +30,7 @@ from ledger import (
     reads,
     recovery,
     results,
+    retention,
     soundness,
     topics,
 )
@@ -401,6 +402,11 @@ class Ledger(Upkeep):
         with self._session.writing() as connection:
             readlease.begin_run(connection, run, owner, now_ms, lease_ms)
 
+    def unfinished_run(self) -> str | None:
+        """The run that has begun and not ended: it is under way, or it died."""
+        with self._session.reading() as connection:
+            return readlease.unfinished_run(connection)
+
     def renew_run(self, run: str, now_ms: int, lease_ms: int) -> None:
         """Raises RunLost when another took over, or it ended."""
         with self._session.writing() as connection:
@@ -438,6 +444,8 @@ class Ledger(Upkeep):
         """
         with self._session.writing() as connection:
             lake.switch_tables(connection, run, switches, now_ms)
+            for topic_id in sorted({switch.topic_id for switch in switches}):
+                retention.recount_bytes(connection, topic_id)
 
     # The lake: tables and files
 

@@ -44,6 +44,12 @@ def begin_run(
     )
 
 
+def unfinished_run(connection: sqlite3.Connection) -> str | None:
+    """The run that has begun and not ended: it is under way, or it died."""
+    row = connection.execute("SELECT run FROM runs WHERE ended_ms IS NULL").fetchone()
+    return None if row is None else str(row[0])
+
+
 def renew_run(connection: sqlite3.Connection, run: str, now_ms: int, lease_ms: int) -> None:
     """Holds the lease for longer. Raises RunLost."""
     check_run(connection, run)
