@@ -7,8 +7,13 @@ as they stand, so applying them twice is harmless; an *image* is the database it
 SQLite's backup API.
 
 Changes carry the rows of a table for which something new is to be told: topics that changed with
-their partitions, objects and extents of new commits with the partitions they moved, new dedupe
-entries, and the small tables whole. This module does no I/O but on the connections given to it.
+their partitions, tables and files of the lake that did with the files' ranges, objects and extents
+of new commits with the partitions they moved, new dedupe entries, and the small tables whole. What
+is named for deletion is gone for who applies it (PROTOCOL 7): rows of collected objects and of
+removed Parquet files go. Not told are runs, which end with their ledger, and since when objects
+are free: that is found again, and their grace begins anew.
+
+This module does no I/O but on the connections given to it.
 """
 
 from __future__ import annotations
@@ -19,20 +24,21 @@ from typing import Any
 
 from msgspec import Struct
 
-from ledger import results
+from ledger import lake, results
+from ledger.collection import COLLECTED, LAKE
 from ledger.types import LeaseId
 
 Row = list[Any]
 
-# Table: (columns, how many of them are the key). Columns are named, so that a later version may
-# add some: what an older entry does not know keeps its default.
+# Table: (columns, how many of them are the key). Columns are added at the end only: a row of an
+# older entry is shorter, and what it does not know keeps its default.
 TABLES: dict[str, tuple[tuple[str, ...], int]] = {
     "incarnations": (("incarnation", "epoch", "started_ms"), 1),
     "meta": (("name", "value"), 1),
     "topics": (("topic_id", "name", "config", "created_ms", "deleted_ms", "changed"), 1),
     "partitions": (
         ("topic_id", "partition", "next_seq", "earliest_seq", "count", "bytes",
-         "max_timestamp_ms", "deleted"),
+         "max_timestamp_ms", "deleted", "compacted_seq", "lost_seq", "lost_reason"),
         2,
     ),
     "objects": (
@@ -51,6 +57,21 @@ TABLES: dict[str, tuple[tuple[str, ...], int]] = {
         3,
     ),
     "gaps": (("topic_id", "partition", "gap_from", "gap_to", "reason"), 3),
+    "lake_tables": (("topic_id", "name", "metadata_location", "switched_ms", "changed"), 1),
+    "lake_files": (
+        ("file_id", "topic_id", "path", "size_bytes", "rows", "run", "dropped_ms", "changed"),
+        1,
+    ),
+    "lake_ranges": (
+        ("topic_id", "partition", "last_offset", "file_id", "first_offset", "rows", "bytes",
+         "first_timestamp_ms", "last_timestamp_ms"),
+        4,
+    ),
+    "quarantine": (
+        ("topic_id", "partition", "first_offset", "last_offset", "key", "reason"),
+        3,
+    ),
+    "read_leases": (("lease", "created_ms", "expires_ms", "what"), 1),
     "deletions": (("id", "key", "locator", "reason"), 1),
     "dedupe": (("id", "topic_id", "key", "created_ms", "answer"), 1),
 }  # fmt: skip
@@ -135,8 +156,9 @@ def changes_since(connection: sqlite3.Connection, mark: Mark) -> Changes:
     """What a ledger has to tell behind ``mark``; call it inside a snapshot."""
     state = connection.execute(f"SELECT {', '.join(_STATE)} FROM state WHERE id = 1").fetchone()
     after_commit = ("commit_number > ?", (mark.commit_number,))
+    after_version = ("changed > ?", (mark.catalog_version,))
     wheres: dict[str, tuple[str, tuple[int, ...]]] = {
-        "topics": ("changed > ?", (mark.catalog_version,)),
+        "topics": after_version,
         "partitions": (
             _MOVED_PARTITIONS,
             (mark.catalog_version, mark.commit_number),
@@ -144,6 +166,12 @@ def changes_since(connection: sqlite3.Connection, mark: Mark) -> Changes:
         "objects": after_commit,
         "extents": after_commit,
         "void_extents": after_commit,
+        "lake_tables": after_version,
+        "lake_files": after_version,
+        "lake_ranges": (
+            "file_id IN (SELECT file_id FROM lake_files WHERE changed > ?)",
+            (mark.catalog_version,),
+        ),
         "deletions": ("id > ?", (mark.deletion_id,)),
         "dedupe": ("id > ?", (mark.dedupe_id,)),
     }
@@ -163,9 +191,14 @@ def apply(connection: sqlite3.Connection, changes: Changes) -> None:
     # A name may have gone from a deleted topic to a new one: the deletion is seen first.
     for row in sorted(changes.rows.get("topics", []), key=lambda row: row[4] is None):
         _upsert(connection, "topics", [row])
+    # Told whole, and none is as much news as some.
+    connection.execute("DELETE FROM read_leases")
     for table, rows in changes.rows.items():
         if table in TABLES and table != "topics":
             _upsert(connection, table, rows)
+    named = changes.rows.get("deletions", [])
+    lake.remove_objects(connection, [row[1] for row in named if row[3] == COLLECTED])
+    lake.remove_files(connection, [row[1] for row in named if row[3] == LAKE])
     state = changes.state
     connection.execute(
         f"UPDATE state SET {', '.join(f'{name} = max({name}, ?)' for name in _STATE)} WHERE id = 1",
@@ -175,6 +208,8 @@ def apply(connection: sqlite3.Connection, changes: Changes) -> None:
 
 def _upsert(connection: sqlite3.Connection, table: str, rows: list[Row]) -> None:
     columns, keys = TABLES[table]
+    if rows:
+        columns = columns[: len(rows[0])]
     if table == "dedupe":
         # A key may have been answered again behind its window.
         connection.executemany(

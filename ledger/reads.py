@@ -2,7 +2,8 @@
 
 ``running_max_ms`` rises with the offsets of a partition, and reaches a time first at the first
 extent that holds a record that late: that is what makes the bisection in ``offset_at_time``
-right for timestamps in any order.
+right for timestamps in any order, as long as no extent before them was so late and cannot be read
+any more.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ _EXTENTS_SQL = """SELECT e.topic_id, e.partition, e.first_offset, e.last_offset,
     FROM extents AS e JOIN objects AS o ON o.commit_number = e.commit_number
     WHERE e.topic_id = ? AND e.partition = ? AND e.last_offset >= ?
     ORDER BY e.last_offset LIMIT ?"""
+_FIRST_EXTENT_SQL = """SELECT first_offset, last_offset, running_max_ms FROM extents
+    WHERE topic_id = ? AND partition = ? AND last_offset >= ? ORDER BY last_offset LIMIT 1"""
+_L1_TIME_SQL = """SELECT min(r.first_offset) FROM lake_ranges AS r
+    JOIN lake_files AS f ON f.file_id = r.file_id
+    WHERE r.topic_id = ? AND r.partition = ? AND r.last_offset >= ? AND r.last_timestamp_ms >= ?
+    AND f.dropped_ms IS NULL"""
 _OBJECT_SQL = "SELECT key, locator, size_bytes, created_ms, commit_number, extents, records"
 
 
@@ -69,29 +76,51 @@ def gaps(connection: sqlite3.Connection) -> list[Gap]:
 def offset_at_time(
     connection: sqlite3.Connection, topic_id: int, partition: int, timestamp_ms: int
 ) -> int:
-    """First offset of the first extent whose last timestamp is not below ``timestamp_ms``.
+    """Where to begin to read for records from ``timestamp_ms`` on: none of them stands before.
 
-    The partition's next offset when there is none, 1 for a partition that never was.
+    In L0 the first offset of the first extent that holds one; in L1 that of the first range of a
+    file, whose rows the reader passes over until it meets one. Never below what can be read. The
+    partition's next offset when there is no such record, 1 for a partition that never was.
     """
     row = connection.execute(
-        "SELECT next_seq, max_timestamp_ms FROM partitions WHERE topic_id = ? AND partition = ?",
+        "SELECT next_seq, max_timestamp_ms, earliest_seq, compacted_seq FROM partitions"
+        " WHERE topic_id = ? AND partition = ?",
         (topic_id, partition),
     ).fetchone()
     if row is None:
         return 1
-    next_seq, max_timestamp_ms = row
+    next_seq, max_timestamp_ms, earliest_seq, compacted_seq = row
     if max_timestamp_ms < timestamp_ms:
         return int(next_seq)
+    if compacted_seq >= earliest_seq:
+        (found,) = connection.execute(
+            _L1_TIME_SQL, (topic_id, partition, earliest_seq, timestamp_ms)
+        ).fetchone()
+        if found is not None:
+            return max(int(found), int(earliest_seq))
+    begin = max(int(earliest_seq), int(compacted_seq) + 1)
+    return max(begin, _in_extents(connection, topic_id, partition, begin, next_seq, timestamp_ms))
+
+
+def _in_extents(
+    connection: sqlite3.Connection, topic_id: int, partition: int, begin: int, next_seq: int,
+    timestamp_ms: int,
+) -> int:  # fmt: skip
+    first = connection.execute(_FIRST_EXTENT_SQL, (topic_id, partition, begin)).fetchone()
+    if first is not None and first[2] >= timestamp_ms:
+        # Also when it is an extent before ``begin`` that was so late: the running maximum says
+        # nothing of those behind it then.
+        row = connection.execute(
+            "SELECT first_offset FROM extents WHERE topic_id = ? AND partition = ?"
+            " AND last_offset >= ? AND last_timestamp_ms >= ? ORDER BY last_offset LIMIT 1",
+            (topic_id, partition, begin, timestamp_ms),
+        ).fetchone()
+        return int(next_seq if row is None else row[0])
     # The answer's extent ends at or behind `low`, and `answer` begins the best one so far.
-    low, high, answer = 1, next_seq, next_seq
+    low, high, answer = begin, next_seq, next_seq
     while low < high:
         middle = (low + high) // 2
-        found = connection.execute(
-            "SELECT first_offset, last_offset, running_max_ms FROM extents"
-            " WHERE topic_id = ? AND partition = ? AND last_offset >= ?"
-            " ORDER BY last_offset LIMIT 1",
-            (topic_id, partition, middle),
-        ).fetchone()
+        found = connection.execute(_FIRST_EXTENT_SQL, (topic_id, partition, middle)).fetchone()
         if found is None:
             high = middle
         elif found[2] >= timestamp_ms:
