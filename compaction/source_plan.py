@@ -63,6 +63,7 @@ class PlanObject(Struct, frozen=True):
     """An object of which ``extents`` are needed. Objects stand in an order in which each
     partition's offsets rise."""
 
+    key: str
     locator: str
     size_bytes: int
     extents: list[PlanExtent]
@@ -353,6 +354,7 @@ def _objects(partitions: Iterable[list[tuple[Extent, str]]]) -> list[PlanObject]
         extents = [queues[number][index] for number, index in holds[locator]]
         objects.append(
             PlanObject(
+                extents[0][0].key,
                 locator,
                 extents[0][0].object_size_bytes,
                 [_extent(extent, name) for extent, name in extents],

@@ -194,7 +194,8 @@ _SCHEMAS: dict[str, Schema] = {
         ),
         objects=_list(
             _object(
-                ["locator", "size_bytes", "extents"],
+                ["key", "locator", "size_bytes", "extents"],
+                key=_TEXT,
                 locator=_TEXT,
                 size_bytes=_COUNT,
                 extents=_list(_object([*_PLAN_EXTENT], **_PLAN_EXTENT)),

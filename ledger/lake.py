@@ -94,7 +94,7 @@ def plan_objects(
     # Closed early: a statement that is left in the middle holds its view of the ledger.
     with closing(connection.execute(_PLAN_SQL, (after_commit, to_commit))) as rows:
         for number, key, *columns in rows:
-            extent = extent_of(columns)
+            extent = extent_of(columns, key)
             if topic_ids is not None and extent.topic_id not in topic_ids:
                 continue
             if head is None or head[0] != number:

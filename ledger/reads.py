@@ -23,7 +23,7 @@ _STATE_SQL = """SELECT partition, next_seq - 1, earliest_seq, next_seq, count, b
     FROM partitions WHERE topic_id = ? ORDER BY partition"""
 _EXTENTS_SQL = """SELECT e.topic_id, e.partition, e.first_offset, e.last_offset, e.record_count,
     o.locator, o.size_bytes, e.byte_start, e.byte_length, e.crc32c, e.codec,
-    e.first_timestamp_ms, e.last_timestamp_ms, e.voids
+    e.first_timestamp_ms, e.last_timestamp_ms, e.voids, o.key
     FROM extents AS e JOIN objects AS o ON o.commit_number = e.commit_number
     WHERE e.topic_id = ? AND e.partition = ? AND e.last_offset >= ?
     ORDER BY e.last_offset LIMIT ?"""
@@ -57,14 +57,14 @@ def extents_from(
 ) -> list[Extent]:
     """Extents with a live record at or behind ``offset``, in offset order."""
     rows = connection.execute(_EXTENTS_SQL, (topic_id, partition, offset, limit))
-    return [extent_of(row) for row in rows]
+    return [extent_of(row[:-1], row[-1]) for row in rows]
 
 
-def extent_of(row: Sequence[Any]) -> Extent:
+def extent_of(row: Sequence[Any], key: str = "") -> Extent:
     """An extent from its columns in the order of the type, voids still as they are stored."""
     *columns, blob = row
     columns.append(() if blob is None else _voids_decoder.decode(blob))
-    return Extent(*columns)
+    return Extent(*columns, key)
 
 
 def gaps(connection: sqlite3.Connection) -> list[Gap]:

@@ -165,7 +165,8 @@ class Commit(Struct, frozen=True):
 class Extent(Struct, frozen=True):
     """A committed extent: offsets [first_offset, last_offset], live records only.
 
-    ``voids`` are (record_index, record_count) ranges without offsets, ascending.
+    ``voids`` are (record_index, record_count) ranges without offsets, ascending. ``key`` is the
+    object's, where a read by offsets has looked it up.
     """
 
     topic_id: int
@@ -182,6 +183,7 @@ class Extent(Struct, frozen=True):
     first_timestamp_ms: int
     last_timestamp_ms: int
     voids: tuple[tuple[int, int], ...] = ()
+    key: str = ""
 
 
 class Gap(Struct, frozen=True):
