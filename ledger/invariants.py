@@ -92,6 +92,7 @@ class _Partition(Struct, frozen=True, array_like=True):
     lost_seq: int
     lost_reason: str
     freed_seq: int
+    deleted: int
     bound: int
 
     @property
@@ -102,7 +103,7 @@ class _Partition(Struct, frozen=True, array_like=True):
 def _partitions(connection: sqlite3.Connection) -> Iterator[_Partition]:
     rows = connection.execute(
         "SELECT topic_id, partition, next_seq, earliest_seq, count, bytes, max_timestamp_ms,"
-        f" compacted_seq, lost_seq, lost_reason, freed_seq, {BOUND} FROM partitions AS p"
+        f" compacted_seq, lost_seq, lost_reason, freed_seq, deleted, {BOUND} FROM partitions AS p"
     ).fetchall()
     return (_Partition(*row) for row in rows)
 
@@ -130,9 +131,9 @@ def _check_partitions(connection: sqlite3.Connection, gaps: dict[PartitionKey, S
 
 def _check_extents(connection: sqlite3.Connection, one: _Partition, gaps: Spans) -> int:
     name, bound = one.name, one.bound
-    seen = bytes_all = bytes_needed = 0
+    seen = bytes_needed = 0
     running_ms: int | None = None
-    offset, complete = gaps.behind(1), True
+    offset = gaps.behind(1)
 
     def missing(behind: int, rule: str) -> bool:
         """Whether offsets before ``behind`` are in no extent; all of them must be unneeded."""
@@ -150,7 +151,6 @@ def _check_extents(connection: sqlite3.Connection, one: _Partition, gaps: Spans)
     ):
         seen += 1
         lacking = missing(first, "offsets are dense")
-        complete = complete and not lacking
         require(gaps.outside(first, last) == last - first + 1, "no record is in a gap", name,
                  first)  # fmt: skip
         require(not first <= one.compacted_seq < last, "an extent is compacted whole", name,
@@ -167,16 +167,31 @@ def _check_extents(connection: sqlite3.Connection, one: _Partition, gaps: Spans)
         require(holds, "the running maximum is one", name, first)
         running_ms = max_so_far
         offset = gaps.behind(last + 1)
-        bytes_all += length
-        bytes_needed += length if first > bound else 0
-    if missing(one.next_seq, "the head agrees with the extents"):
-        complete = False
-    elif running_ms is not None:
+        bytes_needed += length if last > bound else 0
+    if not missing(one.next_seq, "the head agrees with the extents") and running_ms is not None:
         require(running_ms == one.max_timestamp_ms, "the greatest timestamp agrees", name)
-    if complete and one.earliest_seq == 1 and not one.compacted_seq:
-        require(one.bytes == bytes_all, "the bytes agree with the extents", name, one, bytes_all)
-    require(one.bytes >= bytes_needed, "the bytes are of what can be read", name, one)
+    if not one.deleted:
+        readable = bytes_needed + _bytes_of_l1(connection, one)
+        require(one.bytes == readable, "the bytes are of what can be read", name, one, readable)
     return seen
+
+
+def _bytes_of_l1(connection: sqlite3.Connection, one: _Partition) -> int:
+    """Bytes up to ``compacted_seq``: of files' ranges, and of extents in quarantine."""
+    (ranges,) = connection.execute(
+        "SELECT COALESCE(sum(r.bytes), 0) FROM lake_ranges AS r JOIN lake_files AS f"
+        " ON f.file_id = r.file_id WHERE r.topic_id = ? AND r.partition = ?"
+        " AND r.last_offset >= ? AND f.dropped_ms IS NULL",
+        (*one.name, one.earliest_seq),
+    ).fetchone()
+    (holes,) = connection.execute(
+        "SELECT COALESCE(sum(e.byte_length), 0) FROM extents AS e WHERE e.topic_id = ?"
+        " AND e.partition = ? AND e.last_offset >= ? AND e.last_offset <= ?"
+        " AND (e.topic_id, e.partition, e.last_offset) IN"
+        " (SELECT topic_id, partition, last_offset FROM quarantine)",
+        (*one.name, one.earliest_seq, one.compacted_seq),
+    ).fetchone()
+    return int(ranges) + int(holes)
 
 
 def _check_results(connection: sqlite3.Connection, gaps: dict[PartitionKey, Spans]) -> None:
