@@ -63,8 +63,8 @@ def extents_from(
 def extent_of(row: Sequence[Any], key: str = "") -> Extent:
     """An extent from its columns in the order of the type, voids still as they are stored."""
     *columns, blob = row
-    columns.append(() if blob is None else _voids_decoder.decode(blob))
-    return Extent(*columns, key)
+    columns += [() if blob is None else _voids_decoder.decode(blob), key]
+    return Extent(*columns)
 
 
 def gaps(connection: sqlite3.Connection) -> list[Gap]:
