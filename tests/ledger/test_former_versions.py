@@ -1,0 +1,80 @@
+"""What a former headgate told the bucket is still read: the files in ``tests/golden/ledger``.
+
+Both were written by the program of version 1, which knew nothing of the lake: a snapshot (zlib,
+for its many empty pages), and the entry behind it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+import pytest
+
+from ledger import schema
+from ledger.backup import restore_image
+from ledger.entry import Entry, EntryError, decode, entry_key
+from ledger.ledger import Ledger
+from ledger.types import Gap, PartitionState
+from tests.ledger.lakes import compact
+from tests.ledger.requests import Request, draft_of, key_of, lease
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "ledger"
+
+
+def golden() -> tuple[Entry, Entry]:
+    snapshot = zlib.decompress((GOLDEN / "snapshot-of-version-1.zlib").read_bytes())
+    entry = (GOLDEN / "entry-of-version-1.msgpack").read_bytes()
+    return decode(snapshot, entry_key(1, 1)), decode(entry, entry_key(1, 2))
+
+
+def test_a_ledger_is_rebuilt_from_what_a_former_version_told(tmp_path: Path) -> None:
+    snapshot, entry = golden()
+    assert snapshot.version == entry.version == 1
+    assert snapshot.image is not None and entry.changes is not None
+    path = tmp_path / "ledger.db"
+    restore_image(path, snapshot.image)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    with closing(Ledger(path, nullcontext())) as ledger:
+        with closing(sqlite3.connect(path)) as connection:
+            version = connection.execute("PRAGMA user_version").fetchone()
+        assert version == (len(schema.MIGRATIONS),)
+        for _ in range(2):
+            ledger.apply_changes(entry.changes)
+        ledger.check_invariants()
+        assert ledger.partition_states(1) == [
+            PartitionState(0, 11, 1, 12, 7, 80, 0, 0, ""),
+            PartitionState(1, 2, 1, 3, 2, 20, 0, 0, ""),
+        ]
+        assert [topic.name for topic in ledger.topics()] == ["orders"]
+        assert ledger.gaps() == [Gap(1, 0, 6, 9, "recovery")]
+        assert ledger.named_orphans() == [key_of(lease(9))]
+        assert [row.commit_number for row in ledger.objects()] == [1, 2, 3]
+        assert ledger.lake_tables() == [] and ledger.read_leases(0) == []
+        # And it goes on as any ledger.
+        draft = draft_of(lease(20, epoch=2), [Request(1, ((0, 2),))])
+        ledger.commit(draft, 60, lambda _: None)
+        compact(ledger, "r")
+        assert ledger.compacted_seqs(1) == {0: 13, 1: 2}
+        ledger.check_invariants()
+
+
+def test_entries_alone_of_a_former_version_leave_what_they_do_not_know(tmp_path: Path) -> None:
+    _, entry = golden()
+    assert entry.changes is not None
+    with closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger:
+        ledger.apply_changes(entry.changes)
+        assert [(s.compacted_seq, s.lost_reason) for s in ledger.partition_states(1)] == [
+            (0, ""), (0, "")
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_versions_before_the_first_and_behind_ours_are_refused(version: int) -> None:
+    data = (GOLDEN / "entry-of-version-1.msgpack").read_bytes()
+    at = data.index(b"version") + len(b"version")
+    with pytest.raises(EntryError, match=f"has version {version}, this headgate knows 2"):
+        decode(data[:at] + bytes([version]) + data[at + 1 :], entry_key(1, 2))
