@@ -222,7 +222,8 @@ def test_files_of_two_days_go_together(ledger: Ledger) -> None:
 def test_a_hole_at_the_front_goes_by_its_own_bytes(ledger: Ledger) -> None:
     topic = topic_of(ledger, cap_bytes=40)
     write(ledger, topic, 2, 2, 2)
-    compact(ledger, "r", bad_keys={ledger.objects()[0].key})
+    compact(ledger, "r", bad_keys={ledger.objects()[0].key}, to_commit=2)
+    compact(ledger, "s")
     (evicted,) = ledger.evict(NOW_MS)
     assert (evicted.earliest_seq, state(ledger, topic).bytes) == (3, 40)
 
@@ -230,7 +231,7 @@ def test_a_hole_at_the_front_goes_by_its_own_bytes(ledger: Ledger) -> None:
 def test_a_file_that_ends_late_and_begins_early_is_looked_at_first(ledger: Ledger) -> None:
     topic = topic_of(ledger, ttl_ms=10)
     write(ledger, topic, 10)
-    ranges = (LakeRange(0, 3, 5, 3, 30, 0, 0), LakeRange(0, 1, 10, 7, 70, 0, 50))
+    ranges = (LakeRange(0, 3, 5, 3, 30, 0, 50), LakeRange(0, 1, 10, 7, 70, 0, 50))
     files = tuple(NewFile(f"file:///{one.last_offset}", 1, one.rows, (one,)) for one in ranges)
     ledger.begin_run("r", "test", 1, 1_000)
     ledger.switch_tables("r", [TableSwitch(topic.topic_id, "t", "m", {0: 10}, files)], 1)
@@ -443,11 +444,12 @@ def test_a_deleted_topic_frees_its_objects_some_at_a_time(
 
 
 def test_an_object_in_quarantine_is_never_free(ledger: Ledger) -> None:
-    topic = topic_of(ledger)
-    write(ledger, topic, 2, 2, 2)
+    first, second = topic_of(ledger, "a"), topic_of(ledger, "b")
+    for counter in (1, 2, 3):
+        commit(ledger, counter, Request(first.topic_id), Request(second.topic_id))
     keys = [row.key for row in ledger.objects()]
-    compact(ledger, "r", bad_keys={keys[0]}, to_commit=2)
-    ledger.trim("t", 0, 7)
+    compact(ledger, "r", bad_keys={keys[0]}, topic_ids={first.topic_id})
+    ledger.trim("b", 0, 4)
     assert free_keys(ledger) == {keys[1]}  # and the last commit's stays, as ever
     assert ledger.quarantined_objects() == 1
 
