@@ -17,7 +17,7 @@ NAMESPACE = "headgate"
 _REPLACED = re.compile(r"[.:\-]")
 # <run>-<task>-<n>.parquet; task and n are numbers.
 _FILE = re.compile(r"(?P<run>[A-Za-z0-9][A-Za-z0-9_.\-]*)-\d+-\d+\.parquet$")
-_DAY = re.compile(r"/timestamp_day=(\d{4}-\d{2}-\d{2})/[^/]+$")
+_DAY = re.compile(r"/timestamp_day=(-?\d{3,}-\d{2}-\d{2})/[^/]+$")
 
 
 def table_name(topic: str) -> str:

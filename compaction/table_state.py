@@ -145,9 +145,9 @@ def new_properties(topic_id: int, topic: str) -> dict[str, str]:
         "write.metadata.previous-versions-max": str(METADATA_VERSIONS_MAX),
         "commit.manifest-merge.enabled": "true",
         "commit.manifest.min-count-to-merge": str(MANIFESTS_MAX),
-        # Bounds of payloads exclude nothing and would be in each manifest.
-        "write.metadata.metrics.column.data": "counts",
-        "write.metadata.metrics.column.meta": "counts",
+        # Bounds of payloads exclude nothing; our files have none.
+        "write.metadata.metrics.column.data": "none",
+        "write.metadata.metrics.column.meta": "none",
     }
 
 

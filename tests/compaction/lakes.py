@@ -1,0 +1,186 @@
+"""Lakes on a temporary folder: topics, files of their rows, and two independent readers.
+
+Files are written by ``compaction.parquet`` as a run's tasks do; a ``Book`` holds what a ledger
+would know. ``duckdb_rows`` shares no code with pyiceberg and begins at the metadata file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from duckdb_extensions import import_extension
+
+from compaction.parquet import FileNames, TopicWriter
+from compaction.place import Place
+from compaction.schema import arrow_schema
+from compaction.tables import Lake, TableCommit, TopicTable, switch_of
+from ledger.lake_types import LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
+from ledger.types import Topic, TopicConfig
+
+DAY_MS = 86_400_000
+NOON_MS = 19_675 * DAY_MS + DAY_MS // 2
+"""Noon of 2023-11-14."""
+
+Row = tuple[int, int]
+"""(partition, offset)."""
+
+
+@dataclass
+class Book:
+    """What a ledger knows of tables, as far as ``LakeLedger`` goes."""
+
+    tables: dict[int, LakeTable] = field(default_factory=dict)
+    compacted: dict[int, dict[int, int]] = field(default_factory=dict)
+    files: dict[int, dict[str, LakeFile]] = field(default_factory=dict)
+    ranges: dict[int, tuple[LakeRange, ...]] = field(default_factory=dict)
+
+    def lake_table(self, topic_id: int) -> LakeTable | None:
+        return self.tables.get(topic_id)
+
+    def compacted_seqs(self, topic_id: int) -> dict[int, int]:
+        return dict(self.compacted.get(topic_id, {}))
+
+    def lake_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
+        files = self.files.get(topic_id, {}).values()
+        return [file for file in files if with_dropped or file.dropped_ms is None]
+
+    def ranges_of_files(self, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
+        return {file.file_id: self.ranges[file.file_id] for file in self.lake_files(topic_id)}
+
+    def switch(self, switch: TableSwitch, run: str) -> None:
+        """As ``Ledger.switch_tables``."""
+        topic_id = switch.topic_id
+        self.tables[topic_id] = LakeTable(topic_id, switch.table, switch.metadata_location, 1)
+        compacted = self.compacted.setdefault(topic_id, {})
+        for partition, seq in switch.watermarks.items():
+            compacted[partition] = max(compacted.get(partition, 0), seq)
+        files = self.files.setdefault(topic_id, {})
+        for new in switch.added:
+            if new.path not in files:
+                number = len(self.ranges) + 1
+                files[new.path] = LakeFile(
+                    number, topic_id, new.path, new.size_bytes, new.rows, run
+                )
+                self.ranges[number] = new.ranges
+        for path in switch.dropped:
+            file = files[path]
+            files[path] = LakeFile(
+                file.file_id, topic_id, path, file.size_bytes, file.rows, file.run, 1
+            )
+
+
+def catalog_properties(directory: Path) -> dict[str, str]:
+    """The default catalog of a data directory."""
+    return {"uri": f"sqlite:///{directory}/catalog.db"}
+
+
+def place_in(directory: Path) -> Place:
+    """A place on the local disk."""
+    return Place(f"file://{directory}/store")
+
+
+def topic(name: str = "orders", topic_id: int = 1, **config: Any) -> Topic:
+    """A topic that lives."""
+    return Topic(topic_id, name, TopicConfig(**config), 1)
+
+
+def prepared(lake: Lake, one: Topic, book: Book | None = None) -> TopicTable:
+    """The table of a topic, or the error that refused it."""
+    tables, failures = lake.prepare([one], book or Book(), [one.name])
+    for failure in failures:
+        raise failure.error
+    return tables[one.topic_id]
+
+
+def written(
+    place: Place,
+    table: TopicTable,
+    run: str,
+    rows: Sequence[Row],
+    *,
+    task: int = 0,
+    timestamp_ms: int = NOON_MS,
+    typed: Mapping[str, Sequence[Any]] | None = None,
+) -> list[tuple[NewFile, bytes]]:
+    """Files with these rows, sorted as they must be; ``typed`` are values of typed columns."""
+    ordered = sorted(rows)
+    schema = arrow_schema(table.columns)
+    columns: dict[str, Any] = {
+        "partition": [partition for partition, _ in ordered],
+        "offset": [offset for _, offset in ordered],
+        "timestamp": [timestamp_ms * 1000] * len(ordered),
+        "key": [f"key-{offset}" for _, offset in ordered],
+        "data": [f'{{"n":{offset}}}' for _, offset in ordered],
+        "data_is_base64": [False] * len(ordered),
+        **(typed or {}),
+    }
+    piece = pa.table(
+        [pa.array(columns.get(each.name, [None] * len(ordered)), each.type) for each in schema],
+        schema=schema,
+    )
+    shares: dict[int, list[int]] = {}
+    for partition, _ in ordered:
+        share = shares.setdefault(partition, [0, 0])
+        share[0] += 1
+        share[1] += 10
+    writer = TopicWriter(place, FileNames(table.location, table.topic_id, run, task), table.columns)
+    writer.write(piece, shares)
+    return [(each.file, each.footer) for each in writer.close()]
+
+
+def commit_of(
+    place: Place, table: TopicTable, run: str, rows: Sequence[Row], **options: Any
+) -> TableCommit:
+    """The commit of a run that found these rows."""
+    watermarks: dict[int, int] = {}
+    for partition, offset in rows:
+        watermarks[partition] = max(watermarks.get(partition, 0), offset)
+    return TableCommit(table, written(place, table, run, rows, **options), watermarks)
+
+
+def compacted(
+    lake: Lake, book: Book, one: Topic, run: str, rows: Sequence[Row], **options: Any
+) -> str:
+    """A whole run for one topic; returns the metadata location."""
+    commit = commit_of(lake.place, prepared(lake, one, book), run, rows, **options)
+    location = lake.commit(run, commit)
+    book.switch(switch_of(commit, location), run)
+    return location
+
+
+def rows(partition: int, first: int, last: int) -> list[Row]:
+    """Offsets first to last of a partition."""
+    return [(partition, offset) for offset in range(first, last + 1)]
+
+
+def pyiceberg_rows(lake: Lake, table: str) -> list[Row]:
+    """The table's rows as pyiceberg sees them."""
+    found = lake.catalog.load_table(table).scan().to_arrow()
+    return sorted(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
+
+
+def duckdb_rows(metadata_location: str, select: str = '"partition", "offset"') -> list[Any]:
+    """The table's rows as DuckDB sees them from its metadata file."""
+    with duckdb.connect() as connection:
+        for name in ("avro", "iceberg"):
+            import_extension(name, con=connection)
+            connection.load_extension(name)
+        path = metadata_location.removeprefix("file://")
+        query = f"SELECT {select} FROM iceberg_scan('{path}') ORDER BY 1, 2"
+        return connection.sql(query).fetchall()
+
+
+def data_files(lake: Lake, table: str) -> set[str]:
+    """Paths of the data files of a table's current snapshot."""
+    return {task.file.file_path for task in lake.catalog.load_table(table).scan().plan_files()}
+
+
+def on_disk(folder: str, suffix: str = ".parquet") -> set[str]:
+    """Locations of files below a location."""
+    found: Iterable[Path] = Path(folder.removeprefix("file://")).rglob(f"*{suffix}")
+    return {f"file://{path}" for path in found}
