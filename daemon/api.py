@@ -94,6 +94,9 @@ class Api:
             if parts[3] == "diff":
                 name = checked_name(parts[2])
                 return Route(None, _by_method(head, {"POST": lambda r: self._diff(r, name)}))
+            if parts[3] == "trim":
+                name = checked_name(parts[2])
+                return Route(None, _by_method(head, {"POST": lambda r: self._topics.trim(r, name)}))
         if parts[:2] == ("v0", "plans") and len(parts) == 3:
             plan, plans = parts[2], self._plans
             methods = {

@@ -16,7 +16,13 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from daemon.errors import ApiError, invalid
-from ledger.errors import PartitionsRefused, TopicMissing
+from ledger.errors import (
+    ColumnsRefused,
+    PartitionMissing,
+    PartitionsRefused,
+    TopicMissing,
+    TrimBeyondHead,
+)
 from ledger.ledger import Ledger
 from ledger.types import PartitionState, Topic, TopicConfig
 from shards import layout as at
@@ -120,6 +126,8 @@ class Catalog:
             raise unknown_topic(name) from error
         except PartitionsRefused as error:
             raise invalid(str(error), field="partitions") from error
+        except ColumnsRefused as error:
+            raise invalid(str(error), field="columns", column=error.column) from error
 
     async def delete(self, name: str) -> Topic:
         """Deletes a topic. Raises ApiError 404."""
@@ -129,6 +137,17 @@ class Catalog:
             raise unknown_topic(name) from error
         self._entries.pop(name, None)
         return topic
+
+    async def trim(self, name: str, partition: int, before_seq: int) -> PartitionState:
+        """Raises where a partition begins. Raises ApiError."""
+        try:
+            return await self._evicting(lambda: self._ledger.trim(name, partition, before_seq))
+        except TopicMissing as error:
+            raise unknown_topic(name) from error
+        except PartitionMissing as error:
+            raise invalid(str(error), field="partition") from error
+        except TrimBeyondHead as error:
+            raise invalid(str(error), field="before_seq") from error
 
     async def page(self, after_name: str, limit: int) -> list[Topic]:
         """Live topics behind a name, in order of names."""
@@ -142,11 +161,18 @@ class Catalog:
         return await asyncio.get_running_loop().run_in_executor(self._thread, question)
 
     async def _change(self, change: Callable[[], T]) -> T:
+        return await self._telling(at.G_CATALOG, change)
+
+    async def _evicting(self, change: Callable[[], T]) -> T:
+        """A change after which topics are as they were, but for where their partitions begin."""
+        return await self._telling(at.G_EVICTED, change)
+
+    async def _telling(self, word: int, change: Callable[[], T]) -> T:
         def changed() -> T:
             result = change()
             with self._ledger_lock:
                 version = self._ledger.catalog_version()
-                self._words[at.G_CATALOG] = max(self._words[at.G_CATALOG], version)
+                self._words[word] = max(self._words[word], version)
             return result
 
         return await self._ask(changed)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from compaction.source_plan import PAGE_MAX
-from daemon.topic_routes import NAME, PARTITIONS_MAX
+from daemon.topic_routes import NAME
+from daemon.topic_settings import COLUMNS_MAX, PARTITIONS_MAX
 from delivery.diff import BYTES_MAX, LIMIT_MAX, WAIT_MS_MAX
 
 Schema = dict[str, Any]
@@ -45,6 +46,10 @@ _TEXT: Schema = {"type": "string"}
 _ANY: Schema = {}
 _BOOLEAN: Schema = {"type": "boolean"}
 _OPEN: Schema = {"type": "object"}
+_LIMIT: Schema = {
+    "type": ["integer", "null"],
+    "description": "of each partition, 1 or more; null: none",
+}
 
 _RECORD_FIELDS: dict[str, Schema] = {
     "data": {"description": "any JSON value; or give data_b64"},
@@ -61,6 +66,17 @@ _PART_FIELDS: dict[str, Schema] = {
     "last_seq": _OFFSET,
     "count": _COUNT,
     "head_seq": _OFFSET,
+}
+_STATE_FIELDS: dict[str, Schema] = {
+    "partition": _COUNT,
+    "head_seq": _OFFSET,
+    "earliest_seq": _OFFSET,
+    "next_seq": _OFFSET,
+    "count": _COUNT,
+    "bytes": _COUNT,
+    "compacted_seq": _OFFSET,
+    "lost_seq": _OFFSET,
+    "lost_reason": _TEXT,
 }
 _PLAN_PARTITION: dict[str, Schema] = {
     "topic": _TEXT,
@@ -93,13 +109,17 @@ _SCHEMAS: dict[str, Schema] = {
     "TopicConfig": _object(
         [],
         partitions={"type": "integer", "minimum": 1, "maximum": PARTITIONS_MAX, "default": 1},
-        columns=_OPEN,
+        columns={
+            "type": "object",
+            "description": "{field: string, long, double, boolean or timestamp}, at most"
+            f" {COLUMNS_MAX}",
+        },
         priority={"type": ["integer", "null"]},
         auto_priority=_BOOLEAN,
         lossy=_BOOLEAN,
-        cap_records={"type": ["integer", "null"]},
-        cap_bytes={"type": ["integer", "null"]},
-        ttl_ms={"type": ["integer", "null"]},
+        cap_records=_LIMIT,
+        cap_bytes=_LIMIT,
+        ttl_ms=_LIMIT,
         discard={"enum": ["old", "reject"]},
     ),
     "TopicState": _object(
@@ -107,15 +127,7 @@ _SCHEMAS: dict[str, Schema] = {
         topic=_TEXT,
         topic_id=_COUNT,
         config=_ref("TopicConfig"),
-        partitions=_list(
-            _object(
-                ["partition", "head_seq", "earliest_seq", "next_seq", "count", "bytes",
-                 "compacted_seq", "lost_seq", "lost_reason"],
-                partition=_COUNT, head_seq=_OFFSET, earliest_seq=_OFFSET, next_seq=_OFFSET,
-                count=_COUNT, bytes=_COUNT, compacted_seq=_OFFSET, lost_seq=_OFFSET,
-                lost_reason=_TEXT,
-            )
-        ),
+        partitions=_list(_object([*_STATE_FIELDS], **_STATE_FIELDS)),
         effective_priority={"type": "integer"},
         created_ms=_COUNT,
     ),
@@ -124,6 +136,12 @@ _SCHEMAS: dict[str, Schema] = {
         topics=_list(_ref("TopicState")),
         next_cursor={"type": ["string", "null"]},
     ),
+    "Trim": _object(
+        ["before_seq"],
+        before_seq={**_OFFSET, "description": "records below it go"},
+        partition=_COUNT,
+    ),
+    "Trimmed": _object(["topic", *_STATE_FIELDS], topic=_TEXT, **_STATE_FIELDS),
     "Record": _object([], **_RECORD_FIELDS),
     "Produce": _object(
         ["records"],
@@ -241,6 +259,7 @@ _ERRORS: dict[int, str] = {
     412: "expected_seq does not hold; nothing was stored",
     413: "a body, record or count is over its limit; nothing was stored",
     415: "the content type or encoding is not known; nothing was stored",
+    422: "topic_full: a cap of a topic that rejects; nothing of this request was stored",
     429: "throttled; nothing was or will be stored, send it again after Retry-After",
     503: "not now; nothing was or will be stored, send it again after Retry-After",
 }
@@ -318,7 +337,7 @@ DOCUMENT: dict[str, Any] = {
             "post": _operation(
                 "produce records; answered when they are durable",
                 {200: _answer("stored, or deduped", _ref("Produced"))},
-                (400, 404, 412, 413, 415, 429, 503),
+                (400, 404, 412, 413, 415, 422, 429, 503),
                 parameters=[
                     _query("create", "false: an unknown topic is 404 instead of made", _BOOLEAN),
                     _query("partition", "for bodies that cannot say it", _COUNT),
@@ -335,6 +354,15 @@ DOCUMENT: dict[str, Any] = {
                         "application/octet-stream": _BYTES,
                     },
                 },
+            ),
+        },
+        "/v0/topics/{topic}/trim": {
+            "parameters": [_TOPIC_PARAMETER],
+            "post": _operation(
+                "raise where a partition begins",
+                {200: _answer("the partition as it is now", _ref("Trimmed"))},
+                (400, 404, 413, 415, 503),
+                requestBody={"required": True, "content": _json(_ref("Trim"))},
             ),
         },
         "/v0/topics/{topic}/diff": {

@@ -1,7 +1,4 @@
-"""The topics' own routes: create, change, read, list, delete.
-
-Settings that nothing enforces yet are refused when they are not the default (DESIGN 12).
-"""
+"""The topics' own routes: create, change, read, list, trim, delete."""
 
 from __future__ import annotations
 
@@ -9,20 +6,16 @@ import re
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from daemon.catalog import Catalog, TopicEntry
 from daemon.errors import ApiError, invalid
 from daemon.http.request import Request
-from ledger.types import PartitionState, Topic, TopicConfig
+from daemon.topic_settings import LIMIT_MAX, read_config
+from ledger.types import PartitionState, Topic
 
-PARTITIONS_MAX = 1_000
 PAGE_MAX = 1_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
-# What is stored but has no effect before the work on retention, scheduling and compaction.
-_NOT_YET = tuple(f for f in TopicConfig.__struct_fields__ if f != "partitions")
-_DEFAULT = TopicConfig()
-_config_decoder = msgspec.json.Decoder(TopicConfig)
-_names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def checked_name(name: str) -> str:
@@ -51,33 +44,28 @@ def topic_state(topic: Topic, partitions: list[PartitionState]) -> dict[str, Any
     }
 
 
-def read_config(request: Request) -> tuple[TopicConfig, tuple[str, ...]]:
-    """The settings of a PUT, and which were given; no body gives none. Raises ApiError."""
-    if not request.body:
-        return _DEFAULT, ()
+class Trim(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a trim: records below ``before_seq`` cannot be read any more."""
+
+    before_seq: int
+    partition: int = 0
+
+
+_trim_decoder = msgspec.json.Decoder(Trim)
+
+
+def read_trim(request: Request) -> Trim:
+    """The body of a trim. Raises ApiError."""
     if request.head.content_type != "application/json":
-        raise ApiError(
-            415, "unsupported_media_type", "a topic's settings are sent as application/json"
-        )
+        raise ApiError(415, "unsupported_media_type", "a trim is asked for as application/json")
     try:
-        config = _config_decoder.decode(request.body)
-        given = tuple(_names_decoder.decode(request.body))
+        trim = _trim_decoder.decode(request.body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(f"the settings are wrong: {error}") from error
-    if not 1 <= config.partitions <= PARTITIONS_MAX:
-        raise invalid(
-            f"partitions is {config.partitions}; it must be between 1 and {PARTITIONS_MAX}",
-            field="partitions",
-        )
-    for field in _NOT_YET:
-        if getattr(config, field) != getattr(_DEFAULT, field):
-            raise ApiError(
-                400,
-                "not_supported_yet",
-                f"{field} is not enforced yet, so only its default is accepted; leave it out",
-                {"field": field},
-            )
-    return config, given
+        raise invalid(f"the trim is wrong: {error}") from error
+    for field, value in (("before_seq", trim.before_seq), ("partition", trim.partition)):
+        if not 0 <= value <= LIMIT_MAX:
+            raise invalid(f"{field} is {value}; it must be between 0 and {LIMIT_MAX}", field=field)
+    return trim
 
 
 class TopicRoutes:
@@ -122,6 +110,12 @@ class TopicRoutes:
         """Deletes a topic; its name may be used again and gets another id."""
         topic = await self._catalog.delete(name)
         return 200, {"topic": topic.name, "deleted": True}
+
+    async def trim(self, request: Request, name: str) -> tuple[int, Any]:
+        """Raises where a partition begins; lower than it does already changes nothing."""
+        asked = read_trim(request)
+        state = await self._catalog.trim(name, asked.partition, asked.before_seq)
+        return 200, {"topic": name, **msgspec.structs.asdict(state)}
 
     async def _state(self, entry: TopicEntry) -> dict[str, Any]:
         return topic_state(entry.topic, await self._catalog.states(entry.topic_id))

@@ -12,15 +12,18 @@ epoch, draining, log
 level, deaths
 global: owned, entry   supervisor's owner thread
 number, superseded
+global: clock, records supervisor's retention thread
+evicted
 global: window,        supervisor (its governor)
 pressure and inputs
 global: commits        who holds the ledger lock
-global: catalog        who holds the ledger lock
+global: catalog,       who holds the ledger lock
+evicted
 shard: reserved, head  that shard
 shard: committed       the holder of the lease that starts there
 shard: pulled          who holds the lock of the shard's group
 shard: heartbeat,      that shard
-counters, cpu
+counters, cpu, seen
 shard: lease counter   that shard
 shard: pid, restarts   supervisor
 group: all words       who holds the group's lock (a merge: both locks)
@@ -59,7 +62,11 @@ G_DEATHS = 7 * LINE_WORDS
 G_OWNED_SENT_NS = 8 * LINE_WORDS
 G_SUPERSEDED = G_OWNED_SENT_NS + 1
 G_ENTRY_NUMBER = G_OWNED_SENT_NS + 2
-GLOBAL_WORDS = 10 * LINE_WORDS
+G_EVICTED = 9 * LINE_WORDS  # the catalog version of the last eviction or trim
+G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
+G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
+G_RECORDS_EVICTED = G_CLOCK_STOPPED + 2
+GLOBAL_WORDS = 11 * LINE_WORDS
 
 # Lines of a shard.
 S_RESERVED = 0 * LINE_WORDS
@@ -70,6 +77,7 @@ S_HEARTBEAT = 4 * LINE_WORDS
 S_HEARTBEAT_NS = S_HEARTBEAT + 1
 S_CPU_NS = S_HEARTBEAT + 2
 S_READY = S_HEARTBEAT + 3
+S_SEEN = S_HEARTBEAT + 4  # the last commit that the shard has followed, as of its heartbeat
 S_PID = 5 * LINE_WORDS
 S_RESTARTS = S_PID + 1
 S_CPU = S_PID + 2
