@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from compaction.schema import BASE, TIMESTAMP, Column, arrow_schema
+from compaction.schema import TIMESTAMP, Column, arrow_schema
 from compaction.typed import TypedReader
 from shards.checksum import crc32c
 from shards.frame import BATCH, BATCH_BYTES, CODEC_RECORDS, Buffer
@@ -29,21 +30,32 @@ from uploader.l0 import L0Error
 # Microseconds of 64 bits reach 9.2e15 ms; the daemon takes times up to 2**53 ms.
 TIMESTAMP_MS_MAX = 2**53
 _US_PER_MS = pa.scalar(1000, pa.int64())
-_MIXED = {str, bytes}
-_KINDS = ({str}, {bytes}, _MIXED)
+_Time = Annotated[int, msgspec.Meta(ge=-TIMESTAMP_MS_MAX, le=TIMESTAMP_MS_MAX)]
 
 
-class _Row(msgspec.Struct, array_like=True, gc=False):
-    """A record as in ``uploader/records.py``, cheaper: it cannot be part of a cycle."""
+class _TextRow(msgspec.Struct, array_like=True, gc=False):
+    """A record as in ``uploader/records.py``, cheaper: of text, and no part of a cycle."""
 
-    data: Any
-    ts: int | None = None
+    data: str
+    ts: _Time | None = None
     key: str | None = None
     tag: str | None = None
     node: str | None = None
     meta: str | None = None
 
 
+class _Row(msgspec.Struct, array_like=True, gc=False):
+    """A record whose data may be bytes."""
+
+    data: Any
+    ts: _Time | None = None
+    key: str | None = None
+    tag: str | None = None
+    node: str | None = None
+    meta: str | None = None
+
+
+_decode_texts = msgspec.msgpack.Decoder(list[_TextRow]).decode
 _decode_rows = msgspec.msgpack.Decoder(list[_Row]).decode
 
 
@@ -72,90 +84,87 @@ class Piece:
         self._shares: dict[int, list[int]] = {}
         self._partition: list[int] = []
         self._offset: list[int] = []
-        self._data: list[Any] = []
-        self._ts: list[int] = []
-        self._key: list[str | None] = []
-        self._tag: list[str | None] = []
-        self._node: list[str | None] = []
-        self._meta: list[str | None] = []
+        self._ts_ms: list[int] = []
+        self._rows: list[_TextRow | _Row] = []
         self._mixed = False
 
     def add(self, extent: ExtentBytes) -> int:
         """Appends the extent's live records and returns how many. Raises L0Error, adding none."""
-        rows, ts_ms = _rows_of(extent)
-        wanted = extent.last_offset - extent.first_offset + 1
-        if len(rows) != wanted:
+        rows, ts_ms, mixed = _rows_of(extent)
+        count = extent.last_offset - extent.first_offset + 1
+        if len(rows) != count:
             raise L0Error(
                 extent.key,
                 0,
-                f"{wanted} live records of partition {extent.partition}, as the ledger says",
+                f"{count} live records of partition {extent.partition}, as the ledger says",
                 f"{len(rows)}",
             )
-        if not rows:
-            return 0
-        data = [row.data for row in rows]
-        kinds = set(map(type, data))
-        if kinds not in _KINDS:
-            raise L0Error(extent.key, 0, "records of text or bytes", f"{kinds - _MIXED}")
-        if max(ts_ms) > TIMESTAMP_MS_MAX or min(ts_ms) < -TIMESTAMP_MS_MAX:
-            raise L0Error(extent.key, 0, f"times within {TIMESTAMP_MS_MAX} ms", f"{max(ts_ms)}")
-        self._mixed |= bytes in kinds
-        self._data += data
-        self._ts += ts_ms
-        self._key += [row.key for row in rows]
-        self._tag += [row.tag for row in rows]
-        self._node += [row.node for row in rows]
-        self._meta += [row.meta for row in rows]
-        self._partition += [extent.partition] * wanted
+        size = len(extent.data)
+        self._rows += rows
+        self._ts_ms += ts_ms
+        self._mixed |= mixed
+        self._partition += [extent.partition] * count
         self._offset += range(extent.first_offset, extent.last_offset + 1)
-        share = self._shares.setdefault(extent.partition, [0, 0])
-        share[0] += wanted
-        share[1] += len(extent.data)
-        self.rows += wanted
-        self.bytes += len(extent.data)
-        return wanted
+        share = self._shares.get(extent.partition)
+        if share is None:
+            share = self._shares[extent.partition] = [0, 0]
+        share[0] += count
+        share[1] += size
+        self.rows += count
+        self.bytes += size
+        return count
 
     def take(self) -> tuple[pa.Table, dict[int, list[int]]]:
         """The rows so far, and by partition [rows, bytes of L0]; the piece is empty again."""
-        data, is_base64 = self._data_arrays()
+        rows = self._rows
+        data = [row.data for row in rows]
+        columns: tuple[list[str | None], ...] = (
+            [row.key for row in rows],
+            [row.tag for row in rows],
+            [row.node for row in rows],
+            [row.meta for row in rows],
+        )
         arrays = [
             pa.array(self._partition, pa.int32()),
             pa.array(self._offset, pa.int64()),
-            pa.compute.multiply(pa.array(self._ts, pa.int64()), _US_PER_MS).cast(TIMESTAMP),
+            pc.multiply(pa.array(self._ts_ms, pa.int64()), _US_PER_MS).cast(TIMESTAMP),
             *(
-                pa.array(column, pa.string()) if any_set else pa.nulls(self.rows, pa.string())
-                for column, any_set in (
-                    (column, column.count(None) < self.rows)
-                    for column in (self._key, self._tag, self._node, self._meta)
-                )
+                pa.nulls(self.rows, pa.string())
+                if column.count(None) == self.rows
+                else pa.array(column, pa.string())
+                for column in columns
             ),
-            data,
-            is_base64,
+            *(_mixed_arrays(data) if self._mixed else _text_arrays(data)),
         ]
         if self._typed is not None:
-            arrays += self._typed.arrays(self._data)
+            arrays += self._typed.arrays(data)
         table = pa.Table.from_arrays(arrays, schema=self.schema)
         shares = self._shares
         self._clear()
         return table, shares
 
-    def _data_arrays(self) -> tuple[pa.Array, pa.Array]:
-        if not self._mixed:
-            return pa.array(self._data, pa.string()), pa.repeat(False, self.rows)
-        coded = [type(each) is bytes for each in self._data]
-        texts = [
-            binascii.b2a_base64(each, newline=False).decode() if is_bytes else each
-            for each, is_bytes in zip(self._data, coded, strict=True)
-        ]
-        return pa.array(texts, pa.string()), pa.array(coded, pa.bool_())
+
+def _text_arrays(data: list[Any]) -> tuple[pa.Array, pa.Array]:
+    return pa.array(data, pa.string()), pa.repeat(False, len(data))
 
 
-def _rows_of(extent: ExtentBytes) -> tuple[list[_Row], list[int]]:
-    """Live records and their times. Raises L0Error; its ``byte`` counts from the extent's."""
+def _mixed_arrays(data: list[Any]) -> tuple[pa.Array, pa.Array]:
+    coded = [type(each) is bytes for each in data]
+    texts = [
+        binascii.b2a_base64(each, newline=False).decode() if is_bytes else each
+        for each, is_bytes in zip(data, coded, strict=True)
+    ]
+    return pa.array(texts, pa.string()), pa.array(coded, pa.bool_())
+
+
+def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], bool]:
+    """Live records, their times, whether some may be bytes. Raises L0Error; its ``byte`` counts
+    from the extent's first."""
     view = memoryview(extent.data)
     end = len(view)
-    rows: list[_Row] = []
+    rows: list[_TextRow | _Row] = []
     ts_ms: list[int] = []
+    mixed = False
     position = 0
     while position < end:
         start = position + BATCH_BYTES
@@ -165,7 +174,7 @@ def _rows_of(extent: ExtentBytes) -> tuple[list[_Row], list[int]]:
         stop = start + length
         if stop > end:
             raise L0Error(
-                extent.key, position, f"a batch up to {stop}", f"the extent ends at {end}"
+                extent.key, position, f"a batch up to byte {stop}", f"the extent's end at {end}"
             )
         if codec != CODEC_RECORDS:
             raise L0Error(
@@ -174,10 +183,12 @@ def _rows_of(extent: ExtentBytes) -> tuple[list[_Row], list[int]]:
         payload = view[start:stop]
         if crc32c(payload) != checksum:
             raise L0Error(extent.key, start, f"a payload with CRC32C {checksum:08x}", "another")
+        batch: list[_TextRow] | list[_Row]
         try:
-            batch = _decode_rows(payload)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise L0Error(extent.key, start, "a msgpack array of records", str(error)) from error
+            batch = _decode_texts(payload)
+        except (msgspec.DecodeError, RecursionError):
+            batch = _any_rows(payload, extent.key, start)
+            mixed = True
         if len(batch) != count:
             raise L0Error(extent.key, position, f"{count} records", f"{len(batch)}")
         rows += batch
@@ -186,7 +197,15 @@ def _rows_of(extent: ExtentBytes) -> tuple[list[_Row], list[int]]:
     for first, count in reversed(extent.voids):
         del rows[first : first + count]
         del ts_ms[first : first + count]
-    return rows, ts_ms
+    return rows, ts_ms, mixed
 
 
-BASE_COUNT = len(BASE)
+def _any_rows(payload: memoryview, key: str, byte: int) -> list[_Row]:
+    try:
+        batch = _decode_rows(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise L0Error(key, byte, "a msgpack array of records", str(error)) from error
+    odd = {type(row.data) for row in batch} - {str, bytes}
+    if odd:
+        raise L0Error(key, byte, "records of text or bytes", ", ".join(sorted(map(repr, odd))))
+    return batch

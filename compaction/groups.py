@@ -22,6 +22,7 @@ from compaction.parquet import (
     ROW_GROUP_ROWS,
     FileNames,
     Shares,
+    Syncs,
     TopicWriter,
     WrittenFile,
 )
@@ -66,6 +67,7 @@ class GroupResult(NamedTuple):
 
 def write_group(
     place: Place,
+    syncs: Syncs,
     topic: TopicWork,
     extents: list[ExtentBytes],
     joining: Sequence[JoiningFile],
@@ -79,7 +81,7 @@ def write_group(
 
     ``task`` is a number that no other attempt of a task has, ``first_number`` that of its next
     file. Raises OSError or pyarrow's errors when the lake cannot be written; what was written is
-    removed then as far as that is possible.
+    removed then as far as that is possible. The files are durable once ``syncs`` says so.
     """
     result = GroupResult([], [], [], [])
     old = _old_rows(place, topic, joining, result)
@@ -87,6 +89,7 @@ def write_group(
     writer = TopicWriter(
         place,
         names,
+        syncs,
         topic.columns,
         zstd_level=zstd_level,
         file_bytes_max=file_bytes_max,
@@ -169,6 +172,8 @@ def _old_rows(
     place: Place, topic: TopicWork, joining: Sequence[JoiningFile], result: GroupResult
 ) -> _Old:
     schema = arrow_schema(topic.columns)
+    if not joining:
+        return _Old(schema.empty_table(), {}, {})
     tables = []
     shares: Shares = {}
     for each in joining:

@@ -21,6 +21,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ ROW_GROUP_BYTES = 16 * MIB
 ROW_GROUP_ROWS = 65_536
 OPEN_DAYS_MAX = 8  # on S3 each holds the parts of an upload, 10 MiB or so
 PENDING_BYTES_MAX = 64 * MIB  # rows that wait for a row group, over all open days
+SYNC_THREADS = 4
 SPILL_BYTES = 32 * MIB  # rows that are sorted by day at a time
 
 _PLAIN = frozenset({"data", "meta", "offset", "timestamp", "data_is_base64"})
@@ -91,14 +93,64 @@ def day_text(day: int) -> str:
     return f"{year:04d}-{month:02d}-{of_year - (153 * shifted + 2) // 5 + 1:02d}"
 
 
+class Syncs:
+    """Makes local files durable beside the work that goes on: fsync waits, and costs no CPU.
+
+    Files are synced as they are closed, the folders that were made for them in the end.
+    """
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._waiting: list[Future[None]] = []
+        self._folders: set[Path] = set()
+
+    def folder(self, path: Path) -> None:
+        """Makes a folder and its parents; their names are synced later."""
+        if path in self._folders:
+            return
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        self._folders.add(path)
+        self._folders.update(each.parent for each in missing)
+
+    def file(self, path: Path) -> None:
+        """Begins to make a closed file durable."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="headgate-sync")
+        self._waiting.append(self._pool.submit(_sync, path))
+
+    def wait(self) -> None:
+        """Returns when all is durable. Raises OSError."""
+        try:
+            for each in self._waiting:
+                each.result()
+            for folder in sorted(self._folders):
+                _sync(folder)
+        finally:
+            self._waiting.clear()
+            self._folders.clear()
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 class TopicWriter:
-    """The files of one topic in one task attempt."""
+    """The files of one topic in one task attempt. They are durable once ``syncs`` says so."""
 
     def __init__(
         self,
         place: Place,
         names: FileNames,
-        columns: Sequence[Column] = (),
+        syncs: Syncs,
+        columns: tuple[Column, ...] = (),
         *,
         zstd_level: int = ZSTD_LEVEL,
         file_bytes_max: int = FILE_BYTES_MAX,
@@ -106,6 +158,7 @@ class TopicWriter:
     ) -> None:
         self._place = place
         self._names = names
+        self._syncs = syncs
         self._schema = arrow_schema(columns)
         self._zstd_level = zstd_level
         self._file_bytes_max = file_bytes_max
@@ -176,7 +229,7 @@ class TopicWriter:
         if day.file is None:
             location = self._names.path(day.day, self._next_number)
             self._next_number += 1
-            day.file = _File(self._place, location, self._schema, self._zstd_level)
+            day.file = _File(self._place, self._syncs, location, self._schema, self._zstd_level)
         day.file.write(pa.concat_tables(day.pending), day.pending_ranges)
         day.pending, day.pending_rows, day.pending_bytes = [], 0, 0
         day.pending_ranges = []
@@ -211,13 +264,16 @@ class _Day:
 class _File:
     """One Parquet file that is being written."""
 
-    def __init__(self, place: Place, location: str, schema: pa.Schema, zstd_level: int) -> None:
+    def __init__(
+        self, place: Place, syncs: Syncs, location: str, schema: pa.Schema, zstd_level: int
+    ) -> None:
         self.location = location
         filesystem, _ = place.filesystem()
         path = place.path_of(location)
         self._local = Path(path) if location.startswith("file://") else None
         if self._local is not None:
-            self._local.parent.mkdir(parents=True, exist_ok=True)
+            syncs.folder(self._local.parent)
+        self._syncs = syncs
         self._sink = filesystem.open_output_stream(path)
         names = schema.names
         self._writer = pq.ParquetWriter(
@@ -259,21 +315,12 @@ class _File:
         self._writer.writer.metadata.write_metadata_file(footer)
         self._sink.close()
         if self._local is not None:
-            _make_durable(self._local)
+            self._syncs.file(self._local)
         return NewFile(self.location, size_bytes, self._rows, ranges), footer.getvalue()
 
     def close(self) -> None:
         self._writer.close()
         self._sink.close()
-
-
-def _make_durable(path: Path) -> None:
-    for name, flags in ((path, os.O_RDONLY), (path.parent, os.O_RDONLY | os.O_DIRECTORY)):
-        fd = os.open(name, flags | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def _as_list(each: LakeRange) -> list[int]:

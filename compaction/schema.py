@@ -19,7 +19,8 @@ Pure data; Parquet is written in ``parquet.py``, tables are made in ``tables.py`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import pyarrow as pa
@@ -112,13 +113,12 @@ def typed_columns(
     return tuple(sorted(found, key=lambda column: column.field_id))
 
 
-def arrow_schema(
-    columns: Iterable[Column] = (), metadata: Mapping[bytes, bytes] | None = None
-) -> pa.Schema:
+@functools.lru_cache(maxsize=1024)
+def arrow_schema(columns: tuple[Column, ...] = ()) -> pa.Schema:
     """The schema of a topic's files, with field ids."""
     fields = [_field(c.name, c.arrow, c.field_id, c.required) for c in BASE]
     fields += [_field(c.name, ARROW_TYPES[c.type], c.field_id, required=False) for c in columns]
-    return pa.schema(fields, metadata=dict(metadata) if metadata else None)
+    return pa.schema(fields)
 
 
 def _field(name: str, kind: pa.DataType, field_id: int, required: bool) -> pa.Field:

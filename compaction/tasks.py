@@ -24,7 +24,7 @@ from msgspec import Struct
 from compaction.columns import ExtentBytes
 from compaction.fetch import TaskExtent, fetch_all
 from compaction.groups import TopicWork, write_group
-from compaction.parquet import WrittenFile
+from compaction.parquet import Syncs, WrittenFile
 from compaction.place import Place
 from compaction.plan import Group, MapTask
 from ledger.lake_types import Hole
@@ -87,6 +87,7 @@ class TaskWriter:
         self._setup = setup
         # The attempt's number is unique in a Spark application; two of them may share a run.
         self._task = attempt * 10**8 + secrets.randbelow(10**8)
+        self._syncs = Syncs()
         self._files: list[WrittenFile] = []
         self._holes: list[Hole] = []
         self._joined: list[str] = []
@@ -112,6 +113,7 @@ class TaskWriter:
         """Writes a group; ``extents`` is emptied."""
         result = write_group(
             self._setup.place,
+            self._syncs,
             self._setup.topics[group.topic],
             extents,
             group.joining,
@@ -127,7 +129,8 @@ class TaskWriter:
         self._kept += result.kept
 
     def reports(self) -> Iterator[Report]:
-        """The task's report, in parts where it has many files."""
+        """The task's report, in parts where it has many files; these are durable then."""
+        self._syncs.wait()
         yield Report(
             tuple(self._files[:REPORT_FILES_MAX]),
             tuple(self._holes),
