@@ -202,6 +202,7 @@ class Ledger(Upkeep):
         """After the entries up to ``mark`` were applied: from here on it is another history."""
         with self._session.writing() as connection:
             backup.keep_ids_above(connection, mark)
+            backup.forget_named(connection)
             recovery.begin_history(connection, name)
 
     def deletions(self) -> set[str]:
@@ -365,6 +366,22 @@ class Ledger(Upkeep):
     def partition_states(self, topic_id: int) -> list[PartitionState]:
         with self._session.reading() as connection:
             return reads.partition_states(connection, topic_id)
+
+    def partition_state(self, topic_id: int, partition: int) -> PartitionState | None:
+        """None for a partition that never was."""
+        with self._session.reading() as connection:
+            return reads.partition_state(connection, topic_id, partition)
+
+    def partition_view(
+        self, topic_id: int, partition: int
+    ) -> tuple[PartitionState, list[Gap]] | None:
+        """A partition and its readable offsets that no reader gets: gaps, and holes of the
+        quarantine; as of one moment. None for a partition that never was."""
+        with self._session.snapshot() as connection:
+            state = reads.partition_state(connection, topic_id, partition)
+            if state is None:
+                return None
+            return state, reads.gaps_of(connection, topic_id, partition, state.earliest_seq)
 
     def heads_snapshot(
         self, topic_ids: int | Sequence[int]

@@ -20,7 +20,13 @@ _voids_decoder = msgspec.msgpack.Decoder(tuple[tuple[int, int], ...])
 
 _STATE_SQL = """SELECT partition, next_seq - 1, earliest_seq, next_seq, count, bytes,
     compacted_seq, lost_seq, lost_reason
-    FROM partitions WHERE topic_id = ? ORDER BY partition"""
+    FROM partitions WHERE topic_id = ?"""
+# A hole of the quarantine is to readers what a gap is: offsets without records, and why.
+_GAPS_SQL = """SELECT topic_id, partition, gap_from, gap_to, reason FROM gaps
+        WHERE topic_id = ?1 AND partition = ?2 AND gap_to >= ?3
+    UNION ALL SELECT topic_id, partition, first_offset, last_offset, 'quarantined' FROM quarantine
+        WHERE topic_id = ?1 AND partition = ?2 AND last_offset >= ?3
+    ORDER BY 3"""
 _EXTENTS_SQL = """SELECT e.topic_id, e.partition, e.first_offset, e.last_offset, e.record_count,
     o.locator, o.size_bytes, e.byte_start, e.byte_length, e.crc32c, e.codec,
     e.first_timestamp_ms, e.last_timestamp_ms, e.voids, o.key
@@ -38,7 +44,25 @@ _OBJECT_SQL = "SELECT key, locator, size_bytes, created_ms, commit_number, exten
 
 def partition_states(connection: sqlite3.Connection, topic_id: int) -> list[PartitionState]:
     """All partitions of a topic, deleted or not, by number; empty for an id that never was."""
-    return [PartitionState(*row) for row in connection.execute(_STATE_SQL, (topic_id,))]
+    rows = connection.execute(f"{_STATE_SQL} ORDER BY partition", (topic_id,))
+    return [PartitionState(*row) for row in rows]
+
+
+def partition_state(
+    connection: sqlite3.Connection, topic_id: int, partition: int
+) -> PartitionState | None:
+    """One partition, deleted or not; None when it never was."""
+    row = connection.execute(f"{_STATE_SQL} AND partition = ?", (topic_id, partition)).fetchone()
+    return None if row is None else PartitionState(*row)
+
+
+def gaps_of(
+    connection: sqlite3.Connection, topic_id: int, partition: int, offset: int
+) -> list[Gap]:
+    """A partition's ranges without records that end at or behind ``offset``, in order: gaps, and
+    holes of the quarantine with the reason ``quarantined``."""
+    rows = connection.execute(_GAPS_SQL, (topic_id, partition, offset))
+    return [Gap(*row) for row in rows]
 
 
 def heads(
