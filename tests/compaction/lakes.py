@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 from duckdb_extensions import import_extension
 
-from compaction.parquet import FileNames, TopicWriter
+from compaction.parquet import FileNames, Syncs, TopicWriter
 from compaction.place import Place
 from compaction.schema import arrow_schema
 from compaction.tables import Lake, TableCommit, TopicTable, switch_of
@@ -128,9 +128,13 @@ def written(
         share = shares.setdefault(partition, [0, 0])
         share[0] += 1
         share[1] += 10
-    writer = TopicWriter(place, FileNames(table.location, table.topic_id, run, task), table.columns)
+    syncs = Syncs()
+    names = FileNames(table.location, table.topic_id, run, task)
+    writer = TopicWriter(place, names, syncs, table.columns)
     writer.write(piece, shares)
-    return [(each.file, each.footer) for each in writer.close()]
+    files = [(each.file, each.footer) for each in writer.close()]
+    syncs.wait()
+    return files
 
 
 def commit_of(
