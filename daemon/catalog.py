@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from daemon.errors import ApiError, invalid
+from daemon.room import Room, Rooms
 from ledger.errors import (
     ColumnsRefused,
     PartitionMissing,
@@ -36,10 +37,11 @@ T = TypeVar("T")
 class TopicEntry:
     """A live topic, and what its producers' answers begin with."""
 
-    __slots__ = ("answer", "name", "next_partition", "partitions", "topic", "topic_id")
+    __slots__ = ("answer", "name", "next_partition", "partitions", "room", "topic", "topic_id")
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(self, topic: Topic, room: Room | None = None) -> None:
         self.topic = topic
+        self.room = room  # of a topic that rejects what is over its caps
         self.topic_id = topic.topic_id
         self.name = topic.name
         self.partitions = topic.config.partitions
@@ -66,8 +68,10 @@ class Catalog:
         ledger: Ledger,
         ledger_lock: AbstractContextManager[None],
         ledger_thread: Executor,
+        shard: int = 0,
     ) -> None:
         self._words = segment.words
+        self.rooms = Rooms(segment.words, shard)
         self._ledger = ledger
         self._ledger_lock = ledger_lock
         self._thread = ledger_thread
@@ -107,6 +111,22 @@ class Catalog:
                 raise unknown_topic(name)
             entry = self._remember(topic, version)
         return entry
+
+    async def load_room(self, room: Room, now_ns: int) -> None:
+        """Has a room know what the ledger holds now. Raises LedgerError."""
+        topic_id = room.topic.topic_id
+        version = self.rooms.evicted()
+        room.begin_load()
+        try:
+            number, states = await self._ask(lambda: self._ledger.heads_snapshot(topic_id))
+            by_partition = {partition: state for (_, partition), state in states.items()}
+            room.load(number, by_partition, version, now_ns)
+        finally:
+            room.end_load()
+
+    async def answered(self, topic_id: int, key: str) -> bool:
+        """Whether a request with this idempotency key was stored and is remembered."""
+        return await self._ask(lambda: self._ledger.answered(topic_id, key, wall_ms()))
 
     async def create(self, name: str, config: TopicConfig) -> tuple[TopicEntry, bool]:
         """The topic of this name, made if it is not there; whether it was made."""
@@ -184,7 +204,7 @@ class Catalog:
         known = self._entries.get(topic.name)
         if known is not None and known.topic == topic:
             return known
-        entry = TopicEntry(topic)
+        entry = TopicEntry(topic, self.rooms.room(topic))
         if version == self._version == self._now():
             if len(self._entries) >= NAMES_MAX:
                 self._entries.clear()

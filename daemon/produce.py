@@ -23,6 +23,7 @@ from daemon.catalog import Catalog, TopicEntry, unknown_topic
 from daemon.errors import ApiError, too_large
 from daemon.http.head import Head
 from daemon.http.request import Request
+from daemon.room import LOOK_NS, Room, RoomFull
 from ledger.errors import LedgerError
 from ledger.types import TopicConfig
 from shards import layout as at
@@ -92,7 +93,7 @@ class Producer:
                 self.release(token)
             return
         topic = self._catalog.known(name)
-        if topic is None:
+        if topic is None or topic.room is not None:
             self.produce(request, name)
         else:
             self._publish(request, topic)
@@ -148,13 +149,21 @@ class Producer:
                 behind.append((request, name))
                 return
         topic = self._catalog.known(name)
-        if topic is None:
-            self._held_back[request.connection] = deque([(request, name)])
-            task = asyncio.get_running_loop().create_task(self._produce_held(request.connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return
-        self._publish(request, topic)
+        if topic is not None:
+            if topic.room is None:
+                self._publish(request, topic)
+                return
+            if not self._catalog.rooms.is_stale(topic.room):
+                try:
+                    self._publish_if_room(request, topic, topic.room)
+                    return
+                except RoomFull as full:
+                    if full.idempotency_key is None:
+                        raise
+        self._held_back[request.connection] = deque([(request, name)])
+        task = asyncio.get_running_loop().create_task(self._produce_held(request.connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _produce_held(self, connection: object) -> None:
         """Works off a connection's requests in order, making topics as they are needed."""
@@ -163,7 +172,10 @@ class Producer:
             request, name = held[0]
             try:
                 topic = self._catalog.known(name) or await self._topic_for(request, name)
-                self._publish(request, topic)
+                if topic.room is None:
+                    self._publish(request, topic)
+                else:
+                    await self._publish_to_room(request, topic, topic.room)
             except ApiError as error:
                 request.refuse(error)
             except LedgerError as error:
@@ -186,6 +198,34 @@ class Producer:
         topic, _ = await self._catalog.create(name, TopicConfig())
         return topic
 
+    async def _publish_to_room(self, request: Request, topic: TopicEntry, room: Room) -> None:
+        """For a room that must be looked up first, and a request that may be a repeat."""
+        if self._catalog.rooms.is_stale(room):
+            await self._catalog.load_room(room, request.arrival_ns)
+        try:
+            self._publish_if_room(request, topic, room)
+        except RoomFull as full:
+            key = full.idempotency_key
+            if key is None or not await self._catalog.answered(topic.topic_id, key):
+                raise
+            # It was stored before: its commit gives the first answer again, and no record more.
+            self._publish(request, topic)
+
+    def _publish_if_room(self, request: Request, topic: TopicEntry, room: Room) -> None:
+        """Raises RoomFull. Begins another look at the ledger when the last one is old."""
+        if request.arrival_ns - room.loaded_ns > LOOK_NS:
+            room.loaded_ns = request.arrival_ns
+            task = asyncio.get_running_loop().create_task(self._look_at(room, request.arrival_ns))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._publish(request, topic, room)
+
+    async def _look_at(self, room: Room, now_ns: int) -> None:
+        try:
+            await self._catalog.load_room(room, now_ns)
+        except LedgerError as error:
+            log.warning("the room of a topic cannot be looked up: %s", error)
+
     def _parse(self, request: Request, arrival_ms: int) -> Produce:
         head = request.head
         body = request.body
@@ -201,11 +241,17 @@ class Producer:
             )
         return asked
 
-    def _publish(self, request: Request, topic: TopicEntry) -> None:
+    def _publish(self, request: Request, topic: TopicEntry, room: Room | None = None) -> None:
         arrival_ms = wall_ms()
         asked = self._parse(request, arrival_ms)
         topic_id = topic.topic_id
         payloads = bodies.payloads(asked, topic.partitions, topic.take_partition)
+        if room is not None:
+            try:
+                room.check(payloads)
+            except RoomFull as full:
+                full.idempotency_key = asked.idempotency_key
+                raise
         parts: Sequence[Part]
         if len(payloads) == 1:
             payload = payloads[0]
@@ -225,6 +271,8 @@ class Producer:
             raise self._throttled() from None
         except ValueError as error:
             raise too_large(f"{error}; send fewer records at once") from error
+        if topic.room is not None:
+            topic.room.published(position, payloads)
         self._answers.wait(
             _new(
                 Waiting,

@@ -111,7 +111,9 @@ class Shard:
         self.answers.inherit(
             RingReader(self.segment, self.shard).requests(committed, self._ring.head)
         )
-        self.catalog = Catalog(self.segment, self._read_ledger, ledger_lock, self._ledger_thread)
+        self.catalog = Catalog(
+            self.segment, self._read_ledger, ledger_lock, self._ledger_thread, self.shard
+        )
         self._puller = Puller(
             self.segment,
             self.shard,
@@ -194,6 +196,7 @@ class Shard:
         words[base + at.S_HEARTBEAT] += 1
         words[base + at.S_HEARTBEAT_NS] = monotonic_ns()
         words[base + at.S_CPU_NS] = process_cpu_ns()
+        words[base + at.S_SEEN] = self._seen
         words[base + at.S_CONNECTIONS] = self._server.connections
         level = words[at.G_LOG_LEVEL]
         if level != self._log_level:
@@ -273,6 +276,7 @@ class Shard:
         self._seen = commit.number
         self.answers.committed(commit)
         self.reader.committed(commit)
+        self.catalog.rooms.committed(commit)
 
     # The end
 

@@ -54,6 +54,17 @@ def answers(
     return found
 
 
+def knows(
+    connection: sqlite3.Connection, topic_id: int, key: str, now_ms: int, limits: DedupeLimits
+) -> bool:
+    """Whether a commit now would find the key's answer; changes nothing."""
+    row = connection.execute(
+        "SELECT 1 FROM dedupe WHERE topic_id = ? AND key = ? AND created_ms >= ?",
+        (topic_id, key, now_ms - limits.window_ms),
+    ).fetchone()
+    return row is not None
+
+
 def keep(
     connection: sqlite3.Connection,
     stored: Mapping[DedupeKey, Answer],

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ledger import collection, marking, retention, topics
+from ledger import collection, dedupe, marking, retention, topics
 from ledger.collection import Dropped, Rule, Spent
+from ledger.dedupe import DedupeLimits
 from ledger.lake_types import Evicted
 from ledger.retention import Eviction, Look
 from ledger.session import Session
@@ -20,8 +21,14 @@ class Upkeep:
     """Methods of ``Ledger``; made by it alone."""
 
     _session: Session
+    _dedupe_limits: DedupeLimits
 
     # Retention
+
+    def answered(self, topic_id: int, key: str, now_ms: int) -> bool:
+        """Whether a request with this idempotency key was stored and is remembered."""
+        with self._session.reading() as connection:
+            return dedupe.knows(connection, topic_id, key, now_ms, self._dedupe_limits)
 
     def changed_topics(self, after: tuple[int, int], limit: int = 1_000) -> list[tuple[int, int]]:
         """(catalog version of its last change, topic id) behind such a pair; deleted ones too."""
