@@ -15,8 +15,9 @@ from compaction.lake_errors import NamesClash
 NAMESPACE = "headgate"
 
 _REPLACED = re.compile(r"[.:\-]")
-# <run>-<task>-<n>.parquet; task and n are numbers.
-_FILE = re.compile(r"(?P<run>[A-Za-z0-9][A-Za-z0-9_.\-]*)-\d+-\d+\.parquet$")
+# <run>-<task>-<n>.parquet; task and n are numbers. A run has no dash: other engines' files, which
+# hold a UUID, are none of ours even where the UUID ends in digits.
+_FILE = re.compile(r"(?P<run>[A-Za-z0-9]+)-\d+-\d+\.parquet")
 _DAY = re.compile(r"/timestamp_day=(-?\d{3,}-\d{2}-\d{2})/[^/]+$")
 
 

@@ -38,7 +38,14 @@ from compaction.lake_errors import (
     TableChanged,
     TableRefused,
 )
-from compaction.names import NAMESPACE, clashes, former_name, table_location, table_name
+from compaction.names import (
+    NAMESPACE,
+    clashes,
+    former_name,
+    run_of_file,
+    table_location,
+    table_name,
+)
 from compaction.place import Place
 from compaction.schema import Column, typed_columns
 from compaction.table_state import (
@@ -349,7 +356,7 @@ class Lake:
         """
         from pyiceberg.exceptions import CommitFailedException, ValidationException
 
-        _check_commit(commit)
+        _check_commit(run, commit)
         name = commit.table.table
         tried = False
         for _ in range(TRIES_MAX):
@@ -528,7 +535,7 @@ def loaded_name(loaded: Table) -> str:
     return ".".join(loaded.name())
 
 
-def _check_commit(commit: TableCommit) -> None:
+def _check_commit(run: str, commit: TableCommit) -> None:
     """The files lie at or below the watermarks, which do not fall. Raises ValueError."""
     table = commit.table
     after = merged(table.watermarks, commit.watermarks)
@@ -541,6 +548,8 @@ def _check_commit(commit: TableCommit) -> None:
     for file, _ in commit.files:
         if not file.path.startswith(f"{table.location}/data/"):
             raise ValueError(f"{file.path} is not below {table.location}/data/")
+        if run_of_file(file.path.rpartition("/")[2]) != run:
+            raise ValueError(f"{file.path} is not named as a file of the run {run}")
         for one in file.ranges:
             if one.last_offset > after.get(one.partition, 0):
                 raise ValueError(
