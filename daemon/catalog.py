@@ -68,10 +68,10 @@ class Catalog:
         ledger: Ledger,
         ledger_lock: AbstractContextManager[None],
         ledger_thread: Executor,
-        shard: int = 0,
+        rooms: Rooms | None = None,
     ) -> None:
         self._words = segment.words
-        self.rooms = Rooms(segment.words, shard)
+        self.rooms = rooms or Rooms(segment.words, 0)
         self._ledger = ledger
         self._ledger_lock = ledger_lock
         self._thread = ledger_thread
@@ -119,6 +119,7 @@ class Catalog:
         room.begin_load()
         try:
             number, states = await self._ask(lambda: self._ledger.heads_snapshot(topic_id))
+            await self.rooms.followed(number)
             by_partition = {partition: state for (_, partition), state in states.items()}
             room.load(number, by_partition, version, now_ns)
         finally:

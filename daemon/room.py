@@ -19,8 +19,9 @@ belong to the shard's loop; they ask nothing themselves.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Any
 
 from daemon.errors import ApiError
@@ -71,7 +72,6 @@ class Room:
         self.loaded_ns = 0
         self.loads = 0  # under way
         self.version = -1  # of the word ``evicted`` when it was loaded
-        self._number = 0  # of the commit as of which it was loaded
         self._partitions: dict[int, _Partition] = {}
         self._flying: deque[tuple[int, int, int, int]] = deque()  # position, partition, sizes
         self._since: list[tuple[int, int, int]] = []  # commit, partition, bytes: while loading
@@ -110,22 +110,23 @@ class Room:
             there = self._partition(partition)
             there.flying_records -= records
             there.flying_bytes -= size
-            if commit.number > self._number:
-                there.bytes += size
+            there.bytes += size
             if self.loads:
                 self._since.append((commit.number, partition, size))
         topic_id = self.topic.topic_id
         for head in commit.heads:
             if head.topic_id == topic_id:
                 there = self._partition(head.partition)
-                if head.head_seq > there.head_seq:
-                    there.records += head.head_seq - there.head_seq
-                    there.head_seq = head.head_seq
+                there.records += head.head_seq - there.head_seq
+                there.head_seq = head.head_seq
 
     def load(
         self, number: int, states: Mapping[int, PartitionState], version: int, now_ns: int
     ) -> None:
-        """What the ledger held as of commit ``number``, asked at ``version`` of the word."""
+        """What the ledger held as of commit ``number``, asked at ``version`` of the word.
+
+        The shard has followed that commit: what is in flight comes behind it.
+        """
         for partition, state in states.items():
             there = self._partition(partition)
             told = max(0, there.head_seq - state.head_seq)  # of commits behind that one
@@ -135,7 +136,6 @@ class Room:
         for since, partition, size in self._since:
             if since > number:
                 self._partition(partition).bytes += size
-        self._number = number
         self.version = version
         self.loaded_ns = now_ns
 
@@ -159,10 +159,24 @@ class Room:
 class Rooms:
     """The rooms of one shard."""
 
-    def __init__(self, words: MutableSequence[int] | memoryview[Any], shard: int) -> None:
+    def __init__(
+        self,
+        words: MutableSequence[int] | memoryview[Any],
+        shard: int,
+        seen: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._words = words
         self._shard = shard
+        self._seen = seen  # the last commit that the shard has followed
         self._rooms: dict[int, Room] = {}
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # one per connection at most
+
+    async def followed(self, number: int) -> None:
+        """Returns when the shard has followed a commit that the ledger has."""
+        if self._seen() < number:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append((number, future))
+            await future
 
     def room(self, topic: Topic) -> Room | None:
         """The room of a topic that rejects; None for any other."""
@@ -195,6 +209,13 @@ class Rooms:
         for topic_id, room in self._rooms.items():
             if topic_id in topics or (end and not room.idle):
                 room.committed(commit, end)
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for number, future in waiting:
+                if number > commit.number:
+                    self._waiting.append((number, future))
+                elif not future.done():
+                    future.set_result(None)
 
 
 def rejects(config: TopicConfig) -> bool:

@@ -3,6 +3,7 @@ cannot know of each other."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 
 import pytest
@@ -41,6 +42,7 @@ class World:
 
     def __init__(self, shards: int, config: TopicConfig) -> None:
         self.rooms = [Room(Topic(TOPIC_ID, "t", config, 1)) for _ in range(shards)]
+        self.cap = config.cap_records or (config.cap_bytes or 0) // RECORD_BYTES
         self.flying: list[deque[tuple[int, int]]] = [deque() for _ in range(shards)]
         self.ends = [0] * shards
         self.head_seq = 0
@@ -70,6 +72,9 @@ class World:
             try:
                 room.check([payload(number)])
             except RoomFull:
+                if len(self.rooms) == 1:
+                    flown = sum(count for _, count in flying)
+                    assert self.stored + flown + number > self.cap, "there is room"
                 return
             position = self.ends[shard]
             self.ends[shard] += 8
@@ -94,7 +99,11 @@ class World:
         elif action == "ask":
             room.begin_load()
             self.looks[shard].append((len(self.commits), state(self.head_seq, self.head_seq)))
-        elif action == "answer" and self.looks[shard]:
+        elif (
+            action == "answer"
+            and self.looks[shard]
+            and self.looks[shard][0][0] <= self.followed[shard]
+        ):
             commits, there = self.looks[shard].popleft()
             room.load(commits, {0: there}, 0, 1)
             room.end_load()
@@ -106,11 +115,12 @@ ACTIONS = st.lists(
         st.integers(0, 1),
         st.integers(1, 4),
     ),
+    min_size=12,
     max_size=60,
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=400)
 @given(actions=ACTIONS, cap=st.integers(1, 15), by_bytes=st.booleans())
 def test_one_shard_never_passes_a_cap(
     actions: list[tuple[str, int, int]], cap: int, by_bytes: bool
@@ -211,3 +221,19 @@ def test_rooms_that_nobody_uses_are_forgotten_at_the_limit(
     busy.published(0, [payload(1)])
     room(3)
     assert room(1) is busy and room(2) is not idle
+
+
+def test_a_look_at_the_ledger_counts_when_its_commit_was_followed() -> None:
+    async def go() -> None:
+        seen = 4
+        rooms = Rooms([0] * at.GLOBAL_WORDS, 0, lambda: seen)
+        assert rooms.room(topic(discard="reject", cap_records=5)) is not None
+        await rooms.followed(4)
+        waiting = [asyncio.create_task(rooms.followed(number)) for number in (6, 5)]
+        await asyncio.sleep(0)
+        for seen in (5, 6):
+            rooms.committed(Commit(seen, LeaseId(1, 1, 0, seen), (), (), ()))
+            await asyncio.sleep(0)
+            assert [task.done() for task in waiting] == [seen == 6, True]
+
+    asyncio.run(go())
