@@ -97,6 +97,23 @@ def outside_errors() -> tuple[type[Exception], ...]:
     )
 
 
+def damage_errors() -> tuple[type[Exception], ...]:
+    """What pyiceberg lets through of files that are gone, cut short, or no JSON and no Avro."""
+    from pyiceberg.exceptions import ResolveError, ValidationError
+
+    return (
+        FileNotFoundError,
+        ValidationError,
+        ResolveError,
+        ValueError,
+        EOFError,
+        LookupError,
+        ArithmeticError,
+        SystemError,  # a negative length, in its C decoder
+        MemoryError,  # a length of terabytes
+    )
+
+
 def translated(error: BaseException, what: str) -> LakeUnusable:
     """The one sentence for an error from outside; ``what`` begins it."""
     from pyiceberg import exceptions

@@ -16,7 +16,6 @@ from itertools import pairwise
 
 from msgspec import Struct, structs
 
-from compaction.catalog import translated
 from compaction.lake_errors import LakeUnusable
 from compaction.orphans import TableFiles, files_of
 from compaction.tables import TRIES_MAX, Lake
@@ -44,17 +43,17 @@ def expire(
     """Expires snapshots of ``table`` that were replaced before ``older_than_ms``.
 
     ``read_files`` are the paths of the ledger's live files: never named for removal, whatever the
-    table says. None when there is no such table. No file is removed here. Raises LakeUnusable.
+    table says. None when there is no such table. No file is removed here. Raises TableDamaged and
+    LakeUnusable.
     """
     from pyiceberg.exceptions import CommitFailedException
 
     for _ in range(TRIES_MAX):
         try:
-            found = _expire(lake, table, older_than_ms, max(keep, 1), dry_run)
+            with lake.about(table):
+                found = _expire(lake, table, older_than_ms, max(keep, 1), dry_run)
         except CommitFailedException:
             continue  # somebody else changed it meanwhile: look again
-        except lake.outside as error:
-            raise translated(error, f"the table {table} in {lake.place.lake}") from error
         if found is None:
             return None
         data = tuple(path for path in found.data if path not in read_files)

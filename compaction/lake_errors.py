@@ -40,6 +40,18 @@ class TableChanged(TableRefused):
     """Somebody changed the table in a way that leaves no sure way to go on."""
 
 
+class TableDamaged(TableRefused):
+    """A file that the table needs is gone or cannot be read."""
+
+    def __init__(self, table: str, cause: BaseException) -> None:
+        said = " ".join(str(cause).split())[:300] or type(cause).__name__
+        super().__init__(
+            f"the table {table} is damaged: a file of it is gone or cannot be read ({said})",
+            "restore the file, or register metadata of the table that is whole",
+        )
+        self.table = table
+
+
 class SchemaConflict(TableRefused):
     """The topic's columns do not fit the table's."""
 

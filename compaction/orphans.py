@@ -13,19 +13,17 @@ named. The grace time must be longer than a run that lost its lease may still ta
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from compaction.catalog import translated
-from compaction.lake_errors import ForeignTable
+from compaction.lake_errors import ForeignTable, TableDamaged
 from compaction.lake_listing import FoundFile, LakeListing
-from compaction.names import NAMESPACE, run_of_file
+from compaction.names import run_of_file
 from compaction.table_state import owner_of
 from compaction.tables import Lake
-from uploader.stores.base import StoreError
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -50,46 +48,50 @@ class TableFiles(Struct):
     metadata: set[str]
 
 
+def our_tables(lake: Lake) -> tuple[list[str], list[TableDamaged]]:
+    """The identifiers of this lake's tables, renamed ones too, and those that cannot be read.
+
+    Raises LakeUnusable.
+    """
+    ours: list[str] = []
+    damaged: list[TableDamaged] = []
+    for name in sorted(lake.locations()):
+        try:
+            with lake.about(name):
+                if _ours(lake, name) is not None:
+                    ours.append(name)
+        except TableDamaged as error:
+            damaged.append(error)
+    return ours, damaged
+
+
 def find_orphans(
     lake: Lake,
     listing: LakeListing,
+    table: str,
     *,
     older_than_ms: int,
     active_runs: AbstractSet[str],
     read_files: AbstractSet[str],
-) -> Iterator[Orphan]:
-    """The orphans of all tables that are ours, renamed ones too.
+) -> list[Orphan]:
+    """The orphans of one table of ``our_tables``.
 
     ``older_than_ms`` is a time, ``read_files`` are the paths of the ledger's live files. Raises
-    LakeUnusable.
+    TableDamaged, LakeUnusable, StoreError.
     """
-    errors: tuple[type[Exception], ...] = (*lake.outside, StoreError)
-    for name in sorted(lake.locations()):
-        try:
-            loaded = _ours(lake, name)
-            if loaded is None:
-                continue
-            old = _old_files(listing, loaded.location().rstrip("/"), older_than_ms, active_runs)
-            if not old:
-                continue
-            loaded = lake.load(name)  # after the listing
-            if loaded is None:
-                continue
-            named = files_of(loaded, loaded.metadata.snapshots)
-        except errors as error:
-            raise translated(error, f"the table {name} in {lake.place.lake}") from error
-        keep = named.data | named.metadata | read_files
-        for file in old:
-            if file.location not in keep:
-                yield Orphan(name, file.location, file.size_bytes)
-
-
-def our_tables(lake: Lake) -> list[str]:
-    """The identifiers of tables that are this lake's. Raises LakeUnusable."""
-    try:
-        return [name for name in sorted(lake.locations()) if _ours(lake, name) is not None]
-    except lake.outside as error:
-        raise translated(error, f"the tables in {NAMESPACE}") from error
+    with lake.about(table):
+        loaded = _ours(lake, table)
+        if loaded is None:
+            return []
+        old = _old_files(listing, loaded.location().rstrip("/"), older_than_ms, active_runs)
+        loaded = lake.load(table) if old else None  # after the listing
+        if loaded is None:
+            return []
+        named = files_of(loaded, loaded.metadata.snapshots)
+    keep = named.data | named.metadata | read_files
+    return [
+        Orphan(table, file.location, file.size_bytes) for file in old if file.location not in keep
+    ]
 
 
 def files_of(loaded: Table, snapshots: Iterable[Snapshot]) -> TableFiles:

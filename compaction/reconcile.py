@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from compaction.catalog import translated
 from compaction.datafiles import ranges_of
 from compaction.lake_errors import ForeignTable, TableRefused
 from compaction.names import NAMESPACE, clashes, day_of_file, table_name
@@ -66,7 +65,10 @@ def reconcile(
         if isinstance(found, TopicFailure):
             failures.append(found)
         elif found is not None:
-            switches.append(_switch(lake, seen, *found, ledger))
+            try:
+                switches.append(_switch(lake, seen, *found, ledger))
+            except TableRefused as error:
+                failures.append(TopicFailure(seen.topic.topic_id, seen.topic.name, error))
     return switches, failures
 
 
@@ -86,10 +88,8 @@ def _moved(lake: Lake, seen: Sequence[Seen]) -> list[Seen]:
 
 def _look(lake: Lake, seen: Seen) -> tuple[Table, TableState] | None:
     name = f"{NAMESPACE}.{table_name(seen.topic.name)}"
-    try:
+    with lake.about(name):
         loaded = lake.load(name)
-    except lake.outside as error:
-        raise translated(error, f"the table {name} in {lake.place.lake}") from error
     if loaded is None or not loaded.location().startswith(f"{lake.place.lake}/"):
         return None  # `prepare` says what is wrong, once the topic has something to compact
     try:
@@ -112,7 +112,8 @@ def _switch(
 ) -> TableSwitch:
     topic_id = seen.topic.topic_id
     ahead = {p: s for p, s in state.watermarks.items() if s > seen.compacted.get(p, 0)}
-    try:
+    name = ".".join(loaded.name())
+    with lake.about(name):
         files = {file.path: file for file in ledger.lake_files(topic_id, with_dropped=True)}
         there = _sizes(loaded)
         unknown = [(path, size) for path, size in there.items() if path not in files]
@@ -120,11 +121,9 @@ def _switch(
         added = [file for file in read if file is not None]
         gone = [f for f in files.values() if f.dropped_ms is None and f.path not in there]
         dropped = covered(gone, ledger.ranges_of_files(topic_id), added) if added else []
-    except lake.outside as error:
-        raise translated(error, f"the table {'.'.join(loaded.name())}") from error
     return TableSwitch(
         topic_id=topic_id,
-        table=".".join(loaded.name()),
+        table=name,
         metadata_location=loaded.metadata_location,
         watermarks=state.watermarks,
         added=tuple(added),

@@ -21,21 +21,30 @@ A ``Lake`` is used by one thread; ``commit_all`` and ``prepare`` use several ins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from msgspec import Struct
 
-from compaction.catalog import close_catalog, open_catalog, outside_errors, translated
+from compaction.catalog import (
+    close_catalog,
+    damage_errors,
+    open_catalog,
+    outside_errors,
+    translated,
+)
 from compaction.lake_errors import (
     CommitConflict,
     ForeignTable,
+    LakeError,
     LakeUnusable,
     RewriteConflict,
     TableChanged,
+    TableDamaged,
     TableRefused,
 )
 from compaction.names import (
@@ -159,6 +168,7 @@ class Lake:
         self.place = place
         self.catalog: Catalog = open_catalog(place, properties, catalog_name)
         self.outside = outside_errors()
+        self._damage = damage_errors()
         self._threads = THREADS_S3 if place.lake.startswith("s3://") else THREADS_FILE
 
     def close(self) -> None:
@@ -215,11 +225,10 @@ class Lake:
         wanted = wanted_columns(topic.name, topic.config.columns)
         for _ in range(TRIES_MAX):
             try:
-                return self._prepare(topic, name, wanted, known, compacted)
+                with self.about(name):
+                    return self._prepare(topic, name, wanted, known, compacted)
             except CommitFailedException:
                 continue  # somebody else changed it meanwhile: look again
-            except self.outside as error:
-                raise translated(error, f"the table {name} in {self.place.lake}") from error
         raise _busy(name)
 
     def _prepare(
@@ -358,32 +367,26 @@ class Lake:
 
         _check_commit(run, commit)
         name = commit.table.table
-        tried = False
+        after = merged(commit.table.watermarks, commit.watermarks)
         for _ in range(TRIES_MAX):
-            try:
+            with self.about(name):
                 loaded = self._load(name)
                 state = state_of(loaded.metadata.properties, name)
-                if state.run == run and state.watermarks == merged(
-                    commit.table.watermarks, commit.watermarks
-                ):
+                if state.run == run and state.watermarks == after:
                     return loaded.metadata_location
                 if state.topic_id != commit.table.topic_id:
                     raise _renamed(name)
                 if state.watermarks != commit.table.watermarks:
                     raise CommitConflict(name, commit.table.watermarks, state.watermarks)
-                if tried:
-                    check_not_rolled_back(loaded.metadata, state, name)
-            except self.outside as error:
-                raise translated(error, f"the table {name} in {self.place.lake}") from error
-            tried = True
+                check_not_rolled_back(loaded.metadata, state, name)
             try:
-                return self._commit(loaded, state, run, commit)
+                with self.about(name):
+                    return self._commit(loaded, state, run, commit)
             except (CommitFailedException, ValidationException):
-                continue
-            except self.outside as error:
-                if self._landed(name, run, commit):
-                    continue
-                raise translated(error, f"the table {name} in {self.place.lake}") from error
+                continue  # somebody was quicker: look again
+            except (LakeUnusable, TableDamaged):
+                if not self._landed(name, run, after):
+                    raise
         raise _busy(name)
 
     def _commit(self, loaded: Table, state: TableState, run: str, commit: TableCommit) -> str:
@@ -412,18 +415,26 @@ class Lake:
         )
         return transaction.commit_transaction().metadata_location
 
-    def _landed(self, name: str, run: str, commit: TableCommit) -> bool:
+    def _landed(self, name: str, run: str, after: Mapping[int, int]) -> bool:
+        """Whether the commit whose answer was lost is there; if so, the next look finds it."""
         try:
-            state = state_of(self._load(name).metadata.properties, name)
-        except self.outside:
+            with self.about(name):
+                state = state_of(self._load(name).metadata.properties, name)
+        except LakeError:
             return False
-        except TableRefused:
-            return False
-        return state.run == run and state.watermarks == merged(
-            commit.table.watermarks, commit.watermarks
-        )
+        return state.run == run and state.watermarks == after
 
     # Reading
+
+    @contextmanager
+    def about(self, name: str) -> Iterator[None]:
+        """Errors from outside become TableDamaged or LakeUnusable that name the table."""
+        try:
+            yield
+        except self._damage as error:
+            raise TableDamaged(name, error) from error
+        except self.outside as error:
+            raise translated(error, f"the table {name} in {self.place.lake}") from error
 
     def locations(self) -> dict[str, str | None]:
         """The metadata location of each table in the namespace, by identifier; None where the
@@ -483,13 +494,11 @@ class Lake:
         back. Raises TableRefused, LakeUnusable.
         """
         listed = list(paths)
-        try:
+        with self.about(table.table):
             loaded = self._load(table.table)
             if has_deletes(loaded):
                 return []
             there = self.data_files(loaded, listed)
-        except self.outside as error:
-            raise translated(error, f"the table {table.table} in {self.place.lake}") from error
         return [path for path in listed if path in there]
 
     def map(self, function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:

@@ -15,8 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.manifest import ManifestContent
 
-from compaction.lake_errors import CommitConflict, LakeUnusable
+from compaction.lake_errors import CommitConflict, LakeUnusable, RewriteConflict
 from compaction.reconcile import reconcile
 from compaction.small_files import files_to_rewrite
 from compaction.tables import Lake, TableCommit, switch_of
@@ -107,6 +108,33 @@ def test_two_runs_without_files_do_not_both_move_the_watermarks(lake: Lake, seco
     with pytest.raises(CommitConflict):
         lake.commit("run1", mine)
     assert prepared(lake, ORDERS).watermarks == {0: 6}
+
+
+def test_rows_that_were_deleted_beside_their_files_do_not_come_back(
+    lake: Lake, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines that delete by merge-on-read leave our files and add delete files."""
+    compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
+    table = prepared(lake, ORDERS, book)
+    small = [file.path for file in book.lake_files(1)]
+    assert lake.rewritable(table, small) == small
+    loaded = lake.catalog.load_table("headgate.orders")
+    with loaded.transaction() as change:
+        deletes = change.update_snapshot().fast_append()
+        deletes.append_data_file(next(iter(lake.data_files(loaded, small).values())))
+        real = deletes._manifests
+
+        def marked() -> Any:
+            first, *others = real()
+            first[3] = ManifestContent.DELETES
+            return [first, *others]
+
+        monkeypatch.setattr(deletes, "_manifests", marked)
+        deletes.commit()
+    assert lake.rewritable(table, small) == []
+    files = written(lake.place, table, "run2", rows(0, 1, 6))
+    with pytest.raises(RewriteConflict, match="somebody else deleted rows"):
+        lake.commit("run2", TableCommit(table, files, {0: 6}, small))
 
 
 class Meddler:

@@ -143,7 +143,12 @@ def test_a_killed_expiry_leaves_orphans_that_are_found(
     orphans = {
         one.location
         for one in find_orphans(
-            lake, listing, older_than_ms=LATER_MS, active_runs=frozenset(), read_files=frozenset()
+            lake,
+            listing,
+            TABLE,
+            older_than_ms=LATER_MS,
+            active_runs=frozenset(),
+            read_files=frozenset(),
         )
     }
     assert orphans == {*found.data, *found.metadata} and rewritten <= orphans

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from compaction.lake_errors import TableDamaged
 from compaction.lake_listing import LakeListing
 from compaction.orphans import Orphan, find_orphans, our_tables
 from compaction.place import Place
@@ -56,9 +57,15 @@ def found(
     book: Book | None = None,
 ) -> list[Orphan]:
     read = {file.path for file in (book or Book()).lake_files(1)}
-    return list(find_orphans(
-        lake, listing, older_than_ms=older_than_ms, active_runs=active, read_files=read
-    ))  # fmt: skip
+    tables, damaged = our_tables(lake)
+    assert not damaged
+    return [
+        orphan
+        for name in tables
+        for orphan in find_orphans(
+            lake, listing, name, older_than_ms=older_than_ms, active_runs=active, read_files=read
+        )
+    ]
 
 
 def test_what_a_killed_run_wrote_is_found_and_removed(
@@ -136,7 +143,29 @@ def test_nothing_is_touched_that_is_not_named_like_ours_or_in_a_table_of_ours(
     os.symlink("/", f"{lake.place.lake.removeprefix('file://')}/orders-1/data/loop")
     age(lake)
     assert found(lake, listing) == []
-    assert our_tables(lake) == ["headgate.orders"]
+    assert our_tables(lake) == (["headgate.orders"], [])
+
+
+def test_a_table_whose_metadata_is_gone_is_named_and_its_files_stay(
+    lake: Lake, listing: LakeListing, book: Book
+) -> None:
+    location = compacted(lake, book, ORDERS, "run1", rows(0, 1, 3))
+    compacted(lake, Book(), topic("others", 2), "run1", rows(0, 1, 3))
+    Path(location.removeprefix("file://")).unlink()
+    tables, (error,) = our_tables(lake)
+    assert tables == ["headgate.others"]
+    assert error.table == "headgate.orders" and "is damaged" in str(error)
+
+
+def test_a_table_whose_manifests_are_gone_is_named_and_its_files_stay(
+    lake: Lake, listing: LakeListing, book: Book
+) -> None:
+    compacted(lake, book, ORDERS, "run1", rows(0, 1, 3))
+    for manifest in on_disk(lake.place.lake, "-m0.avro"):
+        Path(manifest.removeprefix("file://")).write_bytes(b"Obj torn")
+    age(lake)
+    with pytest.raises(TableDamaged):
+        found(lake, listing)
 
 
 def test_renamed_tables_are_ours_too(lake: Lake, listing: LakeListing) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from compaction.lake_errors import (
     ForeignTable,
-    LakeUnusable,
     NamesClash,
     RewriteConflict,
     SchemaConflict,
     TableChanged,
+    TableDamaged,
 )
 from compaction.tables import Lake, TableCommit, switch_of
 from ledger.lake_types import Hole
@@ -331,8 +331,31 @@ def test_manifests_are_merged_before_they_are_many(lake: Lake, book: Book) -> No
     assert duckdb_rows(location) == rows(0, 1, 30)
 
 
-def test_metadata_that_is_gone_is_said_with_its_table(lake: Lake, book: Book) -> None:
+def test_a_table_whose_files_are_gone_fails_alone(lake: Lake, book: Book) -> None:
     location = compacted(lake, book, topic(), "run1", rows(0, 1, 3))
     Path(location.removeprefix("file://")).unlink()
-    with pytest.raises(LakeUnusable, match=r"the table headgate\.orders in file://"):
+    topics = [topic(), topic("others", 2)]
+    tables, failures = lake.prepare(topics, book, ["orders", "others"])
+    assert list(tables) == [2]
+    assert isinstance(failures[0].error, TableDamaged) and "metadata.json" in str(failures[0].error)
+
+
+@pytest.mark.parametrize("left", [b"", b"{}", b"\xff", b'{"format-version":2}'])
+def test_a_table_whose_metadata_is_torn_fails_alone(lake: Lake, book: Book, left: bytes) -> None:
+    location = compacted(lake, book, topic(), "run1", rows(0, 1, 3))
+    Path(location.removeprefix("file://")).write_bytes(left)
+    with pytest.raises(TableDamaged):
         prepared(lake, topic(), book)
+
+
+@pytest.mark.parametrize("left", [b"", b"Obj", b"not Avro at all, and long enough for a header"])
+def test_a_table_whose_manifest_list_is_torn_takes_no_commit(
+    lake: Lake, book: Book, left: bytes
+) -> None:
+    compacted(lake, book, topic(), "run1", rows(0, 1, 3))
+    before = lake.locations()
+    for path in Path(lake.place.lake.removeprefix("file://")).rglob("snap-*.avro"):
+        path.write_bytes(left)
+    with pytest.raises(TableDamaged):
+        compacted(lake, book, topic(), "run2", rows(0, 4, 5))
+    assert lake.locations() == before
