@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from compaction.l1_fetch import LakeFileDamaged
 from daemon.catalog import Catalog
 from daemon.errors import ApiError, invalid
 from daemon.http.head import Head
@@ -156,7 +157,7 @@ class Api:
             request.refuse(ApiError(503, "store_unavailable", str(error), retry_after_s=1))
         except LedgerError as error:
             request.refuse(ledger_unavailable(error))
-        except (L0Error, RecordsError) as error:
+        except (L0Error, LakeFileDamaged, RecordsError) as error:
             log.error("a stored object is damaged: %s", error)
             request.refuse(ApiError(503, "object_damaged", str(error), retry_after_s=60))
         except Exception as error:  # the last resort of a task: said, never hidden

@@ -6,6 +6,7 @@ Printed at start and shown in ``status``; each line is a limit that some module 
 from __future__ import annotations
 
 from daemon.config import Config
+from delivery import lake
 from delivery.cold import CACHE_BYTES_MAX
 from delivery.diff import BYTES_MAX
 from shards.layout import Layout
@@ -29,10 +30,18 @@ def bounds(config: Config) -> dict[str, int]:
     in_flight = config.uploads_in_flight_max * (1 + config.hedge_puts)
     uploads = in_flight * 2 * config.object_bytes_target
     reads = CACHE_BYTES_MAX + READERS_AT_ONCE * (2 * config.object_bytes_target + 2 * BYTES_MAX)
+    # Nothing of it is taken before the first read of compacted records.
+    lake_reads = (
+        lake.LIBRARY_BYTES
+        + lake.ROWS_BYTES_MAX
+        + lake.FOOTERS_BYTES_MAX
+        + lake.FETCHES_AT_ONCE * lake.FETCH_BYTES
+    )
     return {
         "segment": layout_of(config).size_bytes,
         "bodies": shards * config.ring_bytes,
         "uploads": shards * uploads,
         "reads": shards * reads,
+        "lake": shards * lake_reads,
         "processes": (shards + 1) * PROCESS_BYTES,
     }

@@ -21,7 +21,9 @@ import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -37,10 +39,13 @@ from daemon.inherit import Inheritance
 from daemon.memory import READERS_AT_ONCE
 from daemon.plans import PlanRoutes
 from daemon.produce import Producer
+from daemon.room import Rooms
 from daemon.status import Status
 from delivery.cold import ColdReader
 from delivery.diff import DiffReader
 from delivery.follow import Follower
+from delivery.lake import LakeReader
+from delivery.past import Past
 from delivery.tail import TailReader
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
@@ -60,6 +65,9 @@ from uploader.stores import faults, open_store
 from uploader.stores.base import ObjectStore, StoreError
 from uploader.turn import NEVER, Policy
 from uploader.upload import Uploads
+
+if TYPE_CHECKING:
+    from compaction.place import Place
 
 log = logging.getLogger("headgate.shard")
 
@@ -111,8 +119,9 @@ class Shard:
         self.answers.inherit(
             RingReader(self.segment, self.shard).requests(committed, self._ring.head)
         )
+        rooms = Rooms(self._words, self.shard, lambda: self._seen)
         self.catalog = Catalog(
-            self.segment, self._read_ledger, ledger_lock, self._ledger_thread, self.shard
+            self.segment, self._read_ledger, ledger_lock, self._ledger_thread, rooms
         )
         self._puller = Puller(
             self.segment,
@@ -137,7 +146,11 @@ class Shard:
             self._read_ledger, self._store, self._ledger_thread, self._store_threads,
             self._count_get, rng,
         )  # fmt: skip
-        self.reader = DiffReader(Follower(), TailReader(self.segment), cold, self._recent)
+        lake = LakeReader(partial(_place_of, config), self._store_threads, self._count_get, rng)
+        self.reader = DiffReader(
+            Follower(), TailReader(self.segment), cold, Past(cold, lake, rng), self._recent,
+            self.catalog.rooms.evicted,
+        )  # fmt: skip
         limits = BodyLimits(
             body_bytes_max=config.body_bytes_max,
             record_bytes_max=config.record_bytes_max,
@@ -317,6 +330,13 @@ class Shard:
         self._commit_ledger.close()
         self._read_ledger.close()
         self._store.close()
+
+
+def _place_of(config: Config) -> Place:
+    """Where the lake is; at the first read of L1, for it loads pyarrow."""
+    from compaction.place import Place
+
+    return Place(config.store_url, config.s3_endpoint_url, config.s3_region, config.lake_url)
 
 
 async def serve(inheritance: Inheritance) -> None:

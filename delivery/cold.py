@@ -17,16 +17,14 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
+from delivery.attempts import attempted
 from ledger.ledger import Ledger
 from ledger.types import Extent
 from shards.checksum import crc32c
 from uploader.l0 import L0Error
-from uploader.retry import RetryLimits, retry_delay_s
-from uploader.stores.base import ObjectStore, StoreError
+from uploader.stores.base import ObjectStore
 
 CACHE_BYTES_MAX = 64 << 20
-EXTENTS_PER_LOOK = 16  # ledger rows read at once; a look is repeated when they are used up
-GET_LIMITS = RetryLimits(base_s=0.05, cap_s=1.0, attempts_max=5)  # then the reader is told
 
 T = TypeVar("T")
 
@@ -55,16 +53,14 @@ class ColdReader:
         self._cache_bytes = 0
         self._fetching: dict[str, asyncio.Future[None]] = {}
 
-    async def extents(self, topic_id: int, partition: int, offset: int) -> list[Extent]:
-        """The next extents that hold ``offset`` or later, at most EXTENTS_PER_LOOK."""
-        return await self.ask(
-            lambda ledger: ledger.extents_from(topic_id, partition, offset, EXTENTS_PER_LOOK)
-        )
-
     async def ask(self, question: Callable[[Ledger], T]) -> T:
         """A read of the ledger, in its thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._ledger_thread, question, self._ledger)
+
+    def has(self, extent: Extent) -> bool:
+        """Whether an extent's bytes are in the cache."""
+        return (extent.locator, extent.byte_start) in self._cache
 
     async def bytes_of(self, extent: Extent) -> bytes:
         """An extent's bytes, checked. Raises StoreError, L0Error for a corrupt object."""
@@ -89,26 +85,12 @@ class ColdReader:
             done.set_result(None)
 
     async def _fetch(self, extent: Extent) -> bytes:
-        loop = asyncio.get_running_loop()
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                data = await loop.run_in_executor(
-                    self._store_threads,
-                    self._store.get,
-                    extent.locator,
-                    extent.byte_start,
-                    extent.byte_length,
-                )
-                break
-            except StoreError as error:
-                pause_s = retry_delay_s(error, attempt, self._rng, GET_LIMITS)
-                if pause_s is None:
-                    raise
-                await asyncio.sleep(pause_s)
-            finally:
-                self._count_get(extent.byte_length)
+        data = await attempted(
+            lambda: self._store.get(extent.locator, extent.byte_start, extent.byte_length),
+            self._store_threads,
+            self._rng,
+            lambda: self._count_get(extent.byte_length),
+        )
         found = crc32c(data)
         if len(data) != extent.byte_length or found != extent.crc32c:
             raise L0Error(

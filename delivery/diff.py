@@ -1,34 +1,45 @@
-"""Answering ``diff``: the records of one partition behind an offset, from rings or objects.
+"""Answering ``diff``: the records of one partition behind an offset, from rings or the store.
 
 Pull reading, with a long poll. The tail comes from the rings while they hold it, the rest by
-range reads; a reader cannot tell which (the same records, the same offsets).
+range reads of L0 objects and, once they are compacted, of L1 files; a reader cannot tell which
+(the same records, the same offsets).
 
 Offsets: ``from_seq`` is exclusive, ``next_from_seq`` is what to ask with next, ``head_seq`` is
-the last committed. Void records have no offset and are never seen here. Offsets that no record
-has (a *gap*, made by recovery) are told once: an answer ends in front of a gap, the next one
-names it as its tombstone and goes on behind it.
+the last committed. Void records have no offset and are never seen here. What a reader misses is
+told once, as its tombstone (standing.py): an answer ends in front of a gap, the next one names it
+and goes on behind it.
+
+``from_ts`` begins with the first record, by offset, that is not before this time.
 """
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from compaction.l1_merge import EVER_MS
 from delivery.cold import ColdReader
 from delivery.follow import Follower, Key
+from delivery.past import Item, Overtaken, Past
+from delivery.standing import Standings, Tombstone
 from delivery.tail import TailReader
-from ledger.types import Commit, Gap
-from uploader.l0 import records_of
+from delivery.waiters import Waiters
+from ledger.types import Commit
 from uploader.records import Record
+from uploader.stores.base import StoreError
+
+log = logging.getLogger("headgate.diff")
 
 LIMIT_MAX = 1_000
 BYTES_MAX = 8 << 20  # an answer's records; one of them may exceed it alone
 WAIT_MS_MAX = 30_000
 SCANNED_MAX = 20_000  # records that a filter may pass over in one answer
+OVERTAKEN_MAX = 8  # evictions that may come between a look at what there is and its reading
 
 
 class DiffRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,14 +69,6 @@ class DiffRecord(Struct, frozen=True):
     meta: msgspec.Raw | UnsetType = UNSET
 
 
-class Tombstone(Struct, frozen=True):
-    """Offsets [gap_from, gap_to] that have no records, and why."""
-
-    gap_from: int
-    gap_to: int
-    reason: str
-
-
 class DiffAnswer(Struct, frozen=True):
     """The answer to a diff."""
 
@@ -93,64 +96,28 @@ def diff_record(offset: int, ts_ms: int, record: Record) -> DiffRecord:
     )
 
 
-class Waiters:
-    """Long polls: who waits for which partition to move."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[Key, set[asyncio.Event]] = {}
-        self._ended = False
-
-    async def wait(self, key: Key, timeout_s: float) -> None:
-        """Returns when the partition moved or the time is over."""
-        if self._ended:
-            return
-        event = asyncio.Event()
-        self._waiting.setdefault(key, set()).add(event)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await event.wait()
-        except TimeoutError:
-            return  # the answer then says that there was nothing new
-        finally:
-            waiting = self._waiting[key]
-            waiting.discard(event)
-            if not waiting:
-                del self._waiting[key]
-
-    def wake(self, keys: Iterable[Key]) -> None:
-        """Wakes whoever waits for one of these partitions."""
-        for key in keys:
-            for event in self._waiting.get(key, ()):
-                event.set()
-
-    def wake_all(self) -> None:
-        """Wakes everybody: commits were missed."""
-        self.wake(list(self._waiting))
-
-    def end(self) -> None:
-        """Nobody waits from now on: the process ends, and with it everything that asks."""
-        self._ended = True
-        self.wake_all()
-
-
 class DiffReader:
-    """Reads of one shard: follows commits, answers from rings and objects."""
+    """Reads of one shard: follows commits, answers from rings, objects and files.
+
+    ``version`` is another number after each eviction and trim (delivery/standing.py).
+    """
 
     def __init__(
         self,
         follower: Follower,
         tail: TailReader,
         cold: ColdReader,
+        past: Past,
         recent: Callable[[], Iterable[Commit]],
+        version: Callable[[], int],
     ) -> None:
         self.follower = follower
         self._recent = recent
         self.waiters = Waiters()
         self._tail = tail
         self._cold = cold
-        # All gaps; no daemon makes one, so they are read once. A recovery makes at most one for
-        # each partition that had unlisted records.
-        self._gaps: dict[Key, list[Gap]] | None = None
+        self._past = past
+        self._standings = Standings(cold.ask, version)
 
     def committed(self, commit: Commit) -> None:
         """Takes a commit from the log, in order."""
@@ -166,10 +133,8 @@ class DiffReader:
         head = self.follower.head(key)
         if head is None:
             self.follower.follow(key, self._recent)
-            topic_id, partition = key
-            states = await self._cold.ask(lambda ledger: ledger.partition_states(topic_id))
-            loaded = next((s.head_seq for s in states if s.partition == partition), 0)
-            self.follower.head_loaded(key, loaded)
+            state = await self._cold.ask(lambda ledger: ledger.partition_state(*key))
+            self.follower.head_loaded(key, 0 if state is None else state.head_seq)
             head = self.follower.head(key)
         return head or 0
 
@@ -177,98 +142,120 @@ class DiffReader:
         """The answer to a checked request; waits up to ``wait_ms`` when there is nothing."""
         key = (topic_id, asked.partition)
         self.follower.follow(key, self._recent)
+        cursor, head = await self._cursor(key, asked)
+        for _ in range(OVERTAKEN_MAX):
+            standing = await self._standings.of(key)
+            from_seq, tombstone = standing.enter(cursor)
+            found: list[DiffRecord] = []
+            reached = from_seq
+            if from_seq > cursor:
+                head = max(head, from_seq)  # the ledger knew of an eviction before the log of all
+            if from_seq < head:
+                try:
+                    reached = await self._gather(key, from_seq, asked, found)
+                except Overtaken:
+                    await self._standings.again(key)
+                    continue
+                head = max(head, reached)
+            return DiffAnswer(
+                records=found,
+                next_from_seq=reached,
+                head_seq=head,
+                earliest_seq=standing.earliest_seq,
+                caught_up=reached >= head,
+                lag=max(0, head - reached),
+                tombstone=tombstone,
+            )
+        raise _overtaken(key)
+
+    async def _cursor(self, key: Key, asked: DiffRequest) -> tuple[int, int]:
+        """(cursor to answer from, head), behind the wait for something behind the cursor."""
         head = await self.head(key)
         from_ts = None if asked.from_ts is UNSET else asked.from_ts
         if asked.tail:
-            from_seq = head
+            cursor = head
         elif from_ts is not None:
-            first = await self._cold.ask(
-                lambda ledger: ledger.offset_at_time(topic_id, asked.partition, from_ts)
-            )
-            from_seq = first - 1
+            first = await self._cold.ask(lambda ledger: ledger.offset_at_time(*key, from_ts))
+            cursor = await self._before(key, first, from_ts)
             # Commits came while the ledger was asked, which knows them earlier than the log.
-            head = max(await self.head(key), from_seq)
+            head = max(await self.head(key), cursor)
         else:
-            from_seq = 0 if asked.from_seq is UNSET else asked.from_seq
-        if from_seq >= head and asked.wait_ms:
+            cursor = 0 if asked.from_seq is UNSET else asked.from_seq
+        if cursor >= head and asked.wait_ms:
             await self.waiters.wait(key, asked.wait_ms / 1000)
             head = await self.head(key)
-        found: list[DiffRecord] = []
-        reached = from_seq
-        gaps = await self._gaps_of(key)
-        tombstone = None
-        if gaps:
-            tombstone = next((g for g in gaps if g.gap_from <= from_seq + 1 <= g.gap_to), None)
-            if tombstone is not None:
-                reached = from_seq = tombstone.gap_to
-        if from_seq < head:
-            stop = next((g.gap_from for g in gaps if g.gap_from > from_seq), None)
-            reached = await self._gather(key, from_seq, from_ts, asked, found, stop)
-            head = max(head, reached)
-        return DiffAnswer(
-            records=found,
-            next_from_seq=reached,
-            head_seq=head,
-            earliest_seq=1,
-            caught_up=reached >= head,
-            lag=max(0, head - reached),
-            tombstone=None
-            if tombstone is None
-            else Tombstone(tombstone.gap_from, tombstone.gap_to, tombstone.reason),
-        )
+            if from_ts is not None:
+                cursor = await self._before(key, cursor + 1, from_ts)
+                head = max(await self.head(key), cursor)
+        return cursor, head
 
-    async def _gaps_of(self, key: Key) -> list[Gap]:
-        if self._gaps is None:
-            gaps: dict[Key, list[Gap]] = {}
-            for gap in await self._cold.ask(lambda ledger: ledger.gaps()):
-                gaps.setdefault((gap.topic_id, gap.partition), []).append(gap)
-            self._gaps = gaps
-        return self._gaps.get(key, [])
+    async def _before(self, key: Key, offset: int, from_ts: int) -> int:
+        """The offset in front of the first record from ``offset`` on that is not before a time;
+        the head when there is none."""
+        head = await self.head(key)
+        for _ in range(OVERTAKEN_MAX):
+            offset = max(offset, (await self._standings.of(key)).earliest_seq)
+            try:
+                async with aclosing(self._chunks(key, offset, from_ts)) as chunks:
+                    async for chunk in chunks:
+                        for found, _, _ in chunk:
+                            return found - 1
+                return max(head, offset - 1)
+            except Overtaken:
+                await self._standings.again(key)
+        raise _overtaken(key)
 
     async def _gather(
-        self,
-        key: Key,
-        from_seq: int,
-        from_ts: int | None,
-        asked: DiffRequest,
-        found: list[DiffRecord],
-        stop: int | None,
+        self, key: Key, from_seq: int, asked: DiffRequest, found: list[DiffRecord]
     ) -> int:
         """Fills ``found``; returns the last offset that was looked at.
 
-        Goes up to the gap that begins at ``stop``: whoever reads on is told of it.
+        Goes up to the next gap: whoever reads on is told of it. Raises Overtaken when there is
+        nothing to answer with.
         """
         reached = from_seq
         left_bytes = asked.max_bytes
         scanned = 0
-        searching = from_ts is not None
-        async for offset, ts_ms, record in self._records(key, from_seq + 1):
-            if stop is not None and offset >= stop and (found or not searching):
-                return stop - 1
-            scanned += 1
-            if searching:
-                # Not to be broken off, for the next diff has no from_ts. Seldom over one extent:
-                # only where the late timestamp that the ledger saw was a void record's.
-                if from_ts is not None and ts_ms < from_ts:
-                    reached = offset
-                    if scanned % SCANNED_MAX == 0:
-                        await asyncio.sleep(0)
-                    continue
-                searching = False
-                scanned = 1
-            if _passes(record, asked):
-                size = _bytes_of(record)
-                if found and size > left_bytes:
-                    return reached
-                found.append(diff_record(offset, ts_ms, record))
-                left_bytes -= size
-            reached = offset
-            if len(found) >= asked.limit or scanned >= SCANNED_MAX:
-                return reached
+        try:
+            async with aclosing(self._chunks(key, from_seq + 1)) as chunks:
+                async for chunk in chunks:
+                    for offset, ts_ms, record in chunk:
+                        if offset > reached + 1 and await self._is_told(key, reached + 1, offset):
+                            return reached
+                        if _passes(record, asked):
+                            size = _bytes_of(record)
+                            if found and size > left_bytes:
+                                return reached
+                            found.append(diff_record(offset, ts_ms, record))
+                            left_bytes -= size
+                        reached = offset
+                        scanned += 1
+                        if len(found) >= asked.limit or scanned >= SCANNED_MAX:
+                            return reached
+        except Overtaken:
+            if reached == from_seq:
+                raise
         return reached
 
-    async def _records(self, key: Key, offset: int) -> AsyncIterator[tuple[int, int, Record]]:
-        """The live records of a partition from ``offset`` on, as far as they are committed."""
+    async def _is_told(self, key: Key, offset: int, following: int) -> bool:
+        """Whether a reader is told of the offsets from ``offset`` to ``following``, which are not
+        there. Raises Overtaken when only now it turns out why."""
+        known = self._standings.known(key)
+        if known is not None and not known.can_be_read(offset):
+            return True
+        now = await self._standings.again(key)
+        if not now.can_be_read(offset):
+            raise Overtaken
+        log.warning(
+            "offsets %d to %d of partition %d of topic id %d are nowhere, and no gap is known"
+            " there; `headgate check` tells more", offset, following - 1, key[1], key[0],
+        )  # fmt: skip
+        return False
+
+    async def _chunks(
+        self, key: Key, offset: int, since_ms: int = EVER_MS
+    ) -> AsyncGenerator[Iterable[Item], None]:
+        """The live records of a partition from ``offset`` on that are not before a time."""
         while True:
             extents = self.follower.tail(key, offset)
             if not extents:
@@ -279,27 +266,28 @@ class DiffReader:
                         self.follower.forget_tail(key)
                         break
                     first, arrival_ms, decoded = batch
-                    for record in decoded:
-                        if first >= offset:
-                            yield first, arrival_ms if record.ts is None else record.ts, record
-                            offset = first + 1
-                        first += 1
+                    items = (
+                        (at, arrival_ms if record.ts is None else record.ts, record)
+                        for at, record in enumerate(decoded, first)
+                    )
+                    yield [item for item in items if item[0] >= offset and item[1] >= since_ms]
+                    offset = first + len(decoded)
                 else:
                     continue
                 break
             else:
                 return
-        while True:
-            topic_id, partition = key
-            rows = await self._cold.extents(topic_id, partition, offset)
-            if not rows:
-                return
-            for row in rows:
-                data = await self._cold.bytes_of(row)
-                name = row.locator
-                for item in records_of(data, row.first_offset, row.voids, offset, key=name):
-                    yield item
-                offset = row.last_offset + 1
+        async with aclosing(self._past.chunks(key, offset, since_ms)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+def _overtaken(key: Key) -> StoreError:
+    return StoreError(
+        f"partition {key[1]} of topic id {key[0]} is evicted faster than it can be read:"
+        f" {OVERTAKEN_MAX} times the records were gone before they were reached; ask again",
+        retryable=True,
+    )
 
 
 def _bytes_of(record: Record) -> int:

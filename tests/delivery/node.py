@@ -15,8 +15,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 
+from compaction.place import Place
 from delivery.cold import CACHE_BYTES_MAX, ColdReader
 from delivery.follow import Key
+from delivery.lake import ROWS_BYTES_MAX, LakeReader
+from delivery.past import Past
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, LeaseId, SourceRange, Topic, TopicConfig
 from shards import layout as at
@@ -68,6 +71,7 @@ class Node:
         self.ledger = Ledger(directory / "ledger.db", nullcontext())
         self._incarnation, self._epoch = self.ledger.begin_incarnation(1)
         self.store = CountingStore(str(directory / "store"))
+        self.place = Place(f"file://{directory}/store")
         self.topic: Topic = self.ledger.create_topic("t", TopicConfig(partitions=3), 1)[0]
         self.commits: list[Commit] = []
         self.records: dict[Key, list[tuple[int, Record]]] = defaultdict(list)
@@ -170,6 +174,14 @@ def cold_reader(
             ),
             counted,
         )  # fmt: skip
+
+
+def past_of(node: Node, cold: ColdReader, *, rows_bytes_max: int = ROWS_BYTES_MAX) -> Past:
+    """Reads of L0 and L1, sharing the threads of a cold reader."""
+    lake = LakeReader(
+        lambda: node.place, cold._store_threads, lambda _: None, Random(1), rows_bytes_max
+    )
+    return Past(cold, lake, Random(1))
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from delivery.cold import GET_LIMITS, ColdReader
+from delivery.attempts import GET_LIMITS
+from delivery.cold import ColdReader
 from ledger.types import Extent
 from tests.delivery.node import Node, cold_reader, node_in
 from uploader.l0 import L0Error, records_of
@@ -48,14 +49,6 @@ def test_an_extent_is_fetched_once_and_then_kept(tmp_path: Path) -> None:
         asyncio.run(go(reader))
         assert node.store.gets == [(e.locator, e.byte_start) for e in extents]
         assert counted == [e.byte_length for e in extents]
-
-
-def test_extents_are_found_from_an_offset_a_bounded_number_at_once(tmp_path: Path) -> None:
-    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
-        fill(node, 20, size=10)
-        rows = asyncio.run(reader.extents(*node.key(), 3))
-        assert [row.first_offset for row in rows] == list(range(3, 19))
-        assert asyncio.run(reader.extents(*node.key(), 21)) == []
 
 
 def test_readers_of_one_object_wait_for_one_fetch(tmp_path: Path) -> None:
@@ -169,7 +162,7 @@ def test_a_store_that_goes_on_failing_is_said_to(
     def fail() -> None:
         raise StoreError("never", retryable=True)
 
-    monkeypatch.setattr("delivery.cold.GET_LIMITS", type(GET_LIMITS)(0.001, 0.001, 4))
+    monkeypatch.setattr("delivery.attempts.GET_LIMITS", type(GET_LIMITS)(0.001, 0.001, 4))
     with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
         extents = fill(node, 1)
         node.store.before = fail

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery import diff as diff_module
-from delivery.diff import DiffAnswer, DiffReader, DiffRequest, Waiters
+from delivery.diff import DiffAnswer, DiffReader, DiffRequest
 from delivery.follow import Follower
 from delivery.tail import TailReader
+from delivery.waiters import Waiters
 from ledger.types import Commit
 from shards.ring import RingFull
-from tests.delivery.node import ARRIVAL_MS, Node, cold_reader, node_in
+from tests.delivery.node import ARRIVAL_MS, Node, cold_reader, node_in, past_of
 from uploader.records import Record
 
 
@@ -31,6 +32,7 @@ class Told:
         self.node = node
         self.reader = reader
         self.seen = 0
+        self.version = 0  # the shared catalog word
 
     def recent(self) -> list[Commit]:
         return self.node.tail_of(self.seen)
@@ -54,7 +56,10 @@ class Told:
 def told_reader(node: Node) -> Iterator[Told]:
     with cold_reader(node) as (cold, _):
         told: Told
-        reader = DiffReader(Follower(), TailReader(node.segment), cold, lambda: told.recent())
+        reader = DiffReader(
+            Follower(), TailReader(node.segment), cold, past_of(node, cold), lambda: told.recent(),
+            lambda: told.version,
+        )  # fmt: skip
         told = Told(node, reader)
         yield told
 

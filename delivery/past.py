@@ -1,0 +1,143 @@
+"""A partition's records from the store: compacted ones from L1, the others from L0.
+
+Vocabulary: a *look* asks the ledger what holds an offset: extents of L0 objects, or ranges of L1
+files for what is compacted. Bytes of extents that are in the cache are used in any case.
+
+A reader can be overtaken: while it goes along what it looked up, a compaction switches, a
+rewriting replaces files, a collection deletes. The ledger forgets an object before it is deleted,
+so whoever misses one looks again (PROTOCOL 7), with the same offset, and goes on with what is
+there now. It is an error only if the same look keeps naming what is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Iterable
+from functools import partial
+
+from msgspec import Struct
+
+from compaction.l1_merge import EVER_MS
+from delivery.cold import ColdReader
+from delivery.follow import Key
+from delivery.lake import LakeReader
+from ledger.lake_types import FileRange
+from ledger.ledger import Ledger
+from ledger.types import Extent
+from uploader.l0 import records_of
+from uploader.records import Record
+from uploader.retry import RetryLimits, delay_s
+from uploader.stores.base import ObjectMissing
+
+EXTENTS_PER_LOOK = 16  # rows read at once; a look is repeated when they are used up
+RANGES_PER_LOOK = 64
+# Looks without a record in between that named something missing. The second one helps when
+# everything is in order, and pauses are for what is not yet.
+MISSES_MAX = 6
+MISSES = RetryLimits(base_s=0.02, cap_s=0.5)
+
+Item = tuple[int, int, Record]
+"""(offset, epoch milliseconds, record)."""
+
+
+class Overtaken(Exception):
+    """The offset that was asked for has been evicted meanwhile."""
+
+
+class Look(Struct, frozen=True):
+    """What the ledger says of an offset and those behind it.
+
+    ``extents`` begin with the one that holds it or come behind it. ``ranges`` are complete up to
+    ``ranges_last``; below the offset when it is not compacted.
+    """
+
+    earliest_seq: int
+    compacted_seq: int
+    extents: list[Extent]
+    ranges: list[FileRange]
+    ranges_last: int
+
+
+def look(ledger: Ledger, key: Key, offset: int) -> Look:
+    """Asks the ledger, in an order that makes the parts fit together.
+
+    Extents before the state: what is not compacted afterwards was not collected before. Ranges
+    behind it: what was compacted then stays so, whichever file holds it.
+    """
+    topic_id, partition = key
+    extents = ledger.extents_from(topic_id, partition, offset, EXTENTS_PER_LOOK)
+    state = ledger.partition_state(topic_id, partition)
+    if state is None:
+        return Look(1, 0, [], [], 0)
+    if offset > state.compacted_seq:
+        return Look(state.earliest_seq, state.compacted_seq, extents, [], 0)
+    limit = RANGES_PER_LOOK
+    while True:
+        ranges = ledger.file_ranges(topic_id, partition, offset, limit)
+        # Ranges that were not given begin at the last one that was, or behind it.
+        is_whole = len(ranges) < limit
+        last = state.compacted_seq if is_whole else ranges[-1].range.first_offset - 1
+        if last >= offset:
+            return Look(state.earliest_seq, state.compacted_seq, extents, ranges, last)
+        limit *= 4  # as many files overlap here
+
+
+class Past:
+    """Records by (topic id, partition, offset), from ledger and store."""
+
+    def __init__(self, cold: ColdReader, lake: LakeReader, rng: random.Random) -> None:
+        self._cold = cold
+        self._lake = lake
+        self._rng = rng
+
+    async def chunks(
+        self, key: Key, offset: int, since_ms: int = EVER_MS
+    ) -> AsyncGenerator[Iterable[Item], None]:
+        """Live records from ``offset`` on that are not before a time, as far as they are
+        committed, in order. A chunk is used up before the next one is asked for.
+
+        Raises Overtaken, StoreError, L0Error, LakeFileDamaged, RecordsError.
+        """
+        misses = 0
+        while True:
+            found = await self._cold.ask(partial(look, key=key, offset=offset))
+            if found.earliest_seq > offset:
+                raise Overtaken
+            is_compacted = offset <= found.compacted_seq
+            if not is_compacted and not found.extents:
+                return
+            try:
+                for extent in found.extents:
+                    if is_compacted and not (
+                        extent.first_offset <= offset and self._cold.has(extent)
+                    ):
+                        break
+                    if extent.last_timestamp_ms >= since_ms:
+                        data = await self._cold.bytes_of(extent)
+                        yield _since(since_ms, records_of(
+                            data, extent.first_offset, extent.voids, offset, key=extent.locator
+                        ))  # fmt: skip
+                        misses = 0
+                    offset = extent.last_offset + 1
+                if is_compacted:
+                    async for span in self._lake.spans(
+                        found.ranges, key[1], offset, found.ranges_last, since_ms
+                    ):
+                        first = span.rows.first_since(span.start, span.stop, since_ms)
+                        if first is None:
+                            await asyncio.sleep(0)  # nobody else would let go of the loop
+                        else:
+                            yield _since(since_ms, span._replace(start=first).records())
+                        misses = 0
+                        offset = span.last_offset + 1
+                    offset = max(offset, found.ranges_last + 1)
+            except ObjectMissing:
+                misses += 1
+                if misses >= MISSES_MAX:
+                    raise
+                await asyncio.sleep(delay_s(misses, self._rng, MISSES))
+
+
+def _since(since_ms: int, items: Iterable[Item]) -> Iterable[Item]:
+    return items if since_ms == EVER_MS else (item for item in items if item[1] >= since_ms)

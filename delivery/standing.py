@@ -1,0 +1,115 @@
+"""Where a partition stands for its readers: what can be read, what is gone, and why.
+
+Vocabulary: a partition's *standing* is its earliest offset, what of its past was lost, and its
+*gaps*: offsets that no reader gets, for no record has them (a recovery made them) or because
+their object is damaged (quarantined). A *cursor* is the last offset that a reader has seen.
+
+A reader is told of what it misses by a *tombstone*, once:
+
+- a cursor behind an involuntary eviction (a cap, a time to live): from the cursor to the
+  eviction's end, with its reason;
+- a cursor behind a trim only: none. Somebody wanted these records gone; the reader goes on behind;
+- a cursor in front of a gap or in it: the whole gap.
+
+Standings are kept while a shared word stands still that every eviction and trim moves, so the
+tail is read without the ledger. The word may be late, and does not move for a hole that a
+compaction leaves: whoever meets records further on than they should be asks again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from msgspec import Struct
+
+from delivery.follow import FOLLOWED_MAX, Key
+from ledger.ledger import Ledger
+from ledger.types import Gap, PartitionState
+
+KEPT_MAX = FOLLOWED_MAX  # some 300 bytes each, as long as there are few gaps
+T = TypeVar("T")
+
+
+class Tombstone(Struct, frozen=True):
+    """Offsets [gap_from, gap_to] that a reader does not get, and why."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+
+
+class Standing(Struct, frozen=True):
+    """A partition for its readers. ``lost_seq`` is the last offset that was evicted without being
+    asked for, ``gaps`` are in order and end at ``earliest_seq`` or behind it."""
+
+    earliest_seq: int = 1
+    lost_seq: int = 0
+    lost_reason: str = ""
+    gaps: tuple[Gap, ...] = ()
+
+    def enter(self, cursor: int) -> tuple[int, Tombstone | None]:
+        """Where a reader with this cursor goes on, and what it is told on the way."""
+        if cursor + 1 < self.earliest_seq:
+            is_loss = cursor < self.lost_seq
+            before, cursor = cursor, self.earliest_seq - 1
+            if is_loss:
+                return cursor, Tombstone(before + 1, cursor, self.lost_reason)
+        gap = self.gap_at(cursor + 1)
+        if gap is None:
+            return cursor, None
+        return gap.gap_to, Tombstone(gap.gap_from, gap.gap_to, gap.reason)
+
+    def gap_at(self, offset: int) -> Gap | None:
+        """The gap that an offset lies in."""
+        return next((gap for gap in self.gaps if gap.gap_from <= offset <= gap.gap_to), None)
+
+    def can_be_read(self, offset: int) -> bool:
+        """Whether a record may stand at this offset."""
+        return offset >= self.earliest_seq and self.gap_at(offset) is None
+
+
+def standing_of(view: tuple[PartitionState, list[Gap]] | None) -> Standing:
+    """What the ledger's view of a partition is to readers."""
+    if view is None:
+        return Standing()
+    state, gaps = view
+    return Standing(state.earliest_seq, state.lost_seq, state.lost_reason, tuple(gaps))
+
+
+class Ask(Protocol):
+    """A read of the ledger, in its thread (ColdReader.ask)."""
+
+    def __call__(self, question: Callable[[Ledger], T], /) -> Awaitable[T]: ...
+
+
+class Standings:
+    """Standings of the partitions that were read last, as of the last eviction."""
+
+    def __init__(self, ask: Ask, version: Callable[[], int]) -> None:
+        self._ask = ask
+        self._version = version
+        self._kept: OrderedDict[Key, tuple[int, Standing]] = OrderedDict()
+
+    def known(self, key: Key) -> Standing | None:
+        """A standing that is kept, and no change was told of since."""
+        kept = self._kept.get(key)
+        return kept[1] if kept is not None and kept[0] == self._version() else None
+
+    async def of(self, key: Key) -> Standing:
+        """A partition's standing; asks the ledger where it is not known."""
+        return self.known(key) or await self.again(key)
+
+    async def again(self, key: Key) -> Standing:
+        """The standing of now."""
+        # Taken before the question: what changes meanwhile is asked for again.
+        version = self._version()
+        topic_id, partition = key
+        view = await self._ask(lambda ledger: ledger.partition_view(topic_id, partition))
+        standing = standing_of(view)
+        self._kept[key] = (version, standing)
+        self._kept.move_to_end(key)
+        if len(self._kept) > KEPT_MAX:
+            self._kept.popitem(last=False)
+        return standing

@@ -1,0 +1,48 @@
+"""Long polls: who waits for which partition to move. Nothing here knows what is read then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from delivery.follow import Key
+
+
+class Waiters:
+    """Long polls: who waits for which partition to move."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Key, set[asyncio.Event]] = {}
+        self._ended = False
+
+    async def wait(self, key: Key, timeout_s: float) -> None:
+        """Returns when the partition moved or the time is over."""
+        if self._ended:
+            return
+        event = asyncio.Event()
+        self._waiting.setdefault(key, set()).add(event)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        except TimeoutError:
+            return  # the answer then says that there was nothing new
+        finally:
+            waiting = self._waiting[key]
+            waiting.discard(event)
+            if not waiting:
+                del self._waiting[key]
+
+    def wake(self, keys: Iterable[Key]) -> None:
+        """Wakes whoever waits for one of these partitions."""
+        for key in keys:
+            for event in self._waiting.get(key, ()):
+                event.set()
+
+    def wake_all(self) -> None:
+        """Wakes everybody: commits were missed."""
+        self.wake(list(self._waiting))
+
+    def end(self) -> None:
+        """Nobody waits from now on: the process ends, and with it everything that asks."""
+        self._ended = True
+        self.wake_all()
