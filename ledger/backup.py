@@ -196,14 +196,22 @@ def apply(connection: sqlite3.Connection, changes: Changes) -> None:
     for table, rows in changes.rows.items():
         if table in TABLES and table != "topics":
             _upsert(connection, table, rows)
-    named = changes.rows.get("deletions", [])
-    lake.remove_objects(connection, [row[1] for row in named if row[3] == COLLECTED])
-    lake.remove_files(connection, [row[1] for row in named if row[3] == LAKE])
+    _forget(connection, [(row[1], row[3]) for row in changes.rows.get("deletions", [])])
     state = changes.state
     connection.execute(
         f"UPDATE state SET {', '.join(f'{name} = max({name}, ?)' for name in _STATE)} WHERE id = 1",
         [state[name] for name in _STATE],
     )
+
+
+def forget_named(connection: sqlite3.Connection) -> None:
+    """After an image and entries: what either names for deletion is gone."""
+    _forget(connection, connection.execute("SELECT key, reason FROM deletions").fetchall())
+
+
+def _forget(connection: sqlite3.Connection, named: list[tuple[str, str]]) -> None:
+    lake.remove_objects(connection, [key for key, reason in named if reason == COLLECTED])
+    lake.remove_files(connection, [key for key, reason in named if reason == LAKE])
 
 
 def _upsert(connection: sqlite3.Connection, table: str, rows: list[Row]) -> None:

@@ -155,6 +155,11 @@ def _switch(connection: sqlite3.Connection, run: str, switch: TableSwitch, now_m
             for hole in switch.holes
         ],
     )  # fmt: skip
+    # Evicted meanwhile, they may have been marked; in quarantine they are kept.
+    connection.executemany(
+        "UPDATE objects SET free_ms = NULL WHERE key = ? AND free_ms IS NOT NULL",
+        [(key,) for key in sorted({hole.key for hole in switch.holes})],
+    )
     connection.execute(
         "INSERT INTO lake_tables (topic_id, name, metadata_location, switched_ms, changed)"
         " VALUES (?, ?, ?, ?, ?) ON CONFLICT (topic_id) DO UPDATE SET name = excluded.name,"

@@ -17,7 +17,8 @@ Record = tuple[int, int, int]
 class Model:
     def __init__(self, window_ms: int) -> None:
         self.window_ms = window_ms
-        self.partitions: dict[tuple[int, int], list[Record]] = {}
+        # None where no record is: in a gap.
+        self.partitions: dict[tuple[int, int], list[Record | None]] = {}
         self.deleted: set[int] = set()
         self.keys: dict[tuple[int, str], tuple[int, Answer]] = {}
         self.requests = 0
