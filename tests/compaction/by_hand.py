@@ -1,0 +1,97 @@
+"""Compaction of what a data directory holds, without Spark and without Iceberg: files, and the
+switch in the ledger. For tests of what reads L1, which looks at nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from compaction.columns import ExtentBytes, Piece
+from compaction.parquet import FileNames, Syncs, TopicWriter
+from compaction.place import Place
+from ledger.lake_types import PlannedObject, TableSwitch
+from ledger.ledger import Ledger
+from ledger.types import Extent, Topic
+from shards import locks
+from shards.clock import wall_ms
+from shards.locks import LockFile, SharedLock
+
+RUN_MS = 60_000
+
+
+@contextmanager
+def opened(data: Path) -> Iterator[Ledger]:
+    """The ledger of a data directory, beside its daemon."""
+    file = LockFile(data / "lock")
+    ledger = Ledger(data / "ledger" / "ledger.db", SharedLock(file, locks.LEDGER), must_exist=True)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+        file.close()
+
+
+def place_of(data: Path) -> Place:
+    """The embedded store of a data directory."""
+    return Place(f"file://{data}/store")
+
+
+def compact(data: Path, run: str, topics: Sequence[str], *, objects_max: int = 1_000) -> None:
+    """Switches the oldest ``objects_max`` objects of the topics to L1."""
+    with opened(data) as ledger:
+        ledger.begin_run(run, "a test", wall_ms(), RUN_MS)
+        found = [topic for name in topics if (topic := ledger.topic(name)) is not None]
+        ids = {topic.topic_id for topic in found}
+        planned = ledger.plan_objects(0, ledger.latest_commit_number(), objects_max, ids)
+        switches = [_written(place_of(data), run, topic, planned) for topic in found]
+        ledger.switch_tables(run, switches, wall_ms())
+        ledger.end_run(run, wall_ms())
+
+
+def _written(place: Place, run: str, topic: Topic, planned: Sequence[PlannedObject]) -> TableSwitch:
+    extents = sorted(
+        (
+            extent
+            for each in planned
+            for extent in each.extents
+            if extent.topic_id == topic.topic_id
+        ),
+        key=lambda extent: (extent.partition, extent.first_offset),
+    )
+    watermarks: dict[int, int] = {}
+    piece = Piece()
+    for extent in extents:
+        piece.add(_bytes(place, extent))
+        watermarks[extent.partition] = extent.last_offset
+    syncs = Syncs()
+    names = FileNames(f"{place.lake}/{topic.name}", topic.topic_id, run, 0)
+    writer = TopicWriter(place, names, syncs)
+    if extents:
+        writer.write(*piece.take())
+    files = tuple(each.file for each in writer.close())
+    syncs.wait()
+    return TableSwitch(topic.topic_id, topic.name, f"{run}.json", watermarks, files)
+
+
+def _bytes(place: Place, extent: Extent) -> ExtentBytes:
+    data = place.store().get(extent.locator, extent.byte_start, extent.byte_length)
+    return ExtentBytes(
+        extent.partition, extent.first_offset, extent.last_offset, extent.voids, data, extent.key
+    )
+
+
+def delete_compacted(data: Path) -> int:
+    """Deletes every object that nothing in the ledger needs, as a collection does when no lease
+    holds them; returns how many."""
+    deleted = 0
+    with opened(data) as ledger:
+        needed = {
+            each.key for each in ledger.plan_objects(0, ledger.latest_commit_number(), 10_000)
+        }
+        for row in ledger.objects(0, 10_000):
+            if row.key not in needed:
+                place_of(data).store().delete([row.locator])
+                deleted += 1
+    return deleted
