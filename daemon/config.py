@@ -90,6 +90,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     compact_run_bytes: int
     snapshot_keep_ms: int
     gc_grace_ms: int
+    retention_interval_ms: int
     body_bytes_max: int
     record_bytes_max: int
     records_max: int
@@ -225,6 +226,9 @@ FIELDS: tuple[Field, ...] = (
     Field("gc_grace_ms", COUNT, 3_600_000, "milliseconds",
           "an object that nothing needs any more is kept this long before `gc` deletes it",
           check=between(0, 366 * 86_400_000)),
+    Field("retention_interval_ms", COUNT, 5_000, "milliseconds",
+          "how often topics with a cap or a time to live are looked at; what is over a limit goes"
+          " that much later at most", reloadable=True, check=between(100, 3_600_000)),
     Field("body_bytes_max", BYTES, 16 * MIB, "bytes",
           "largest body of a request, also after decompression; above it: 413",
           check=between(1 * KIB, 1 * GIB, size_text)),

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, Protocol
 
+import msgspec
+
 from daemon.config import Config
 from daemon.owner import LOCK_NAME, check_history, this_owner
 from daemon.recover import settle
@@ -25,6 +27,7 @@ from ledger.backup import Mark
 from ledger.entry import Entry, Owner
 from ledger.errors import LedgerMissing
 from ledger.ledger import Ledger
+from ledger.settle import Settled
 from shards import locks
 from shards.clock import monotonic_ns, wall_ms
 from shards.locks import LockFile, SharedLock
@@ -60,6 +63,10 @@ class Cover(Protocol):
         """Returns when an accepted entry covers the ledger as it is now. Raises NotCovered."""
         ...
 
+    def settle(self) -> Settled:
+        """How far the commits of now are settled; the floor is raised to what that says."""
+        ...
+
 
 class Beside:
     """Asks the daemon that holds the directory's lock."""
@@ -87,6 +94,30 @@ class Beside:
             self.cover()
         return floor
 
+    def settle(self) -> Settled:
+        """Asks the daemon, which knows leases and shards, and waits for its answer."""
+        asked = self._ledger.ask_settled()
+        deadline_ns = monotonic_ns() + int(WAIT_S * 1e9)
+        while True:
+            settled = self._ledger.settled()
+            if settled is not None and settled.asked >= asked:
+                floor = self._ledger.raise_epoch_floor(settled.epoch_floor)
+                return msgspec.structs.replace(settled, epoch_floor=floor)
+            self._check_waiting(deadline_ns, "not said which commits are settled", "")
+            self._sleep_s(POLL_S)
+
+    def _check_waiting(self, deadline_ns: int, what: str, trouble: str) -> None:
+        if self._lock_file.holder(locks.DIRECTORY) is None:
+            raise NotCovered(
+                f"the process with pid {self.daemon_pid} that had the data directory has ended"
+                " before it answered; run the command again"
+            )
+        if monotonic_ns() > deadline_ns:
+            raise NotCovered(
+                f"the process with pid {self.daemon_pid} that has the data directory has {what} for"
+                f" {WAIT_S:.0f} s{trouble}; see its log, and run the command again"
+            )
+
     def cover(self) -> None:
         """Asks, and looks at the log until the answer is there."""
         asked = self._ledger.want_entry()
@@ -110,17 +141,7 @@ class Beside:
                     )
                 if last.mark.wanted >= asked:
                     return
-            if self._lock_file.holder(locks.DIRECTORY) is None:
-                raise NotCovered(
-                    f"the process with pid {self.daemon_pid} that had the data directory has ended"
-                    " before it wrote an entry of the owner's log; run the command again"
-                )
-            if monotonic_ns() > deadline_ns:
-                raise NotCovered(
-                    f"the process with pid {self.daemon_pid} that has the data directory has"
-                    f" written no entry of the owner's log for {WAIT_S:.0f} s{trouble}; see its"
-                    " log, and run the command again"
-                )
+            self._check_waiting(deadline_ns, "written no entry of the owner's log", trouble)
             self._sleep_s(POLL_S)
 
     def _is_ours(self, entry: Entry) -> bool:
@@ -146,6 +167,10 @@ class Alone:
     def raise_floor(self) -> int:
         """It is the epoch of this incarnation, and the first entry has it."""
         return self._ledger.epoch_floor()
+
+    def settle(self) -> Settled:
+        """All of it: nobody else has the ledger, and the floor is this incarnation's epoch."""
+        return Settled(0, self._ledger.epoch_floor(), self._ledger.latest_commit_number())
 
     def cover(self) -> None:
         """Writes an entry. Raises StoreError, NotCovered when another start was faster."""

@@ -23,7 +23,7 @@ from ledger.entry import EntryError
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from shards import locks
-from shards.locks import LockFile, LockHeld, TriedLock
+from shards.locks import LockFile, LockHeld, SharedLock, TriedLock
 from uploader.ownerlog import OwnedByAnother, OwnerLog
 from uploader.stores import faults, open_store
 from uploader.stores.base import ObjectStore, StoreError
@@ -99,7 +99,8 @@ def open_config_store(config: Config) -> ObjectStore:
 
 def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> int:
     ledger_path = Path(config.ledger_path)
-    lock = TriedLock(lock_file, locks.LEDGER)
+    waited = SharedLock(lock_file, locks.LEDGER)  # the upkeep thread's, which may wait
+    lock = TriedLock(lock_file, locks.LEDGER, waited)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(open_config_store(config)))
         if chaos:
@@ -116,7 +117,8 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
             say(report)
         ledger = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
         told = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
-        supervisor = Supervisor(config, ledger, owner_log, told)
+        kept = stack.enter_context(contextlib.closing(Ledger(ledger_path, waited)))
+        supervisor = Supervisor(config, ledger, owner_log, told, kept)
         stack.enter_context(contextlib.closing(supervisor))
         supervisor.listeners = listeners
         supervisor.chaos = chaos

@@ -83,10 +83,20 @@ class Status:
                 },
             },
             "memory_bound_bytes": self._memory_bound_bytes,
+            "retention": {
+                "records_evicted": words[at.G_RECORDS_EVICTED],
+                "clock_jump_ms": self._clock_jump_ms(),
+            },
             "shards": [self._shard(s, now_ns) for s in range(self._layout.shards)],
             "groups": [self._group(group, now_ns) for group in self._groups.map.groups()],
             "totals": self._sums(_TOTALS),
         }
+
+    def _clock_jump_ms(self) -> int | None:
+        """How far the wall clock jumped, back is negative; None while its time is trusted."""
+        stopped = self._words[at.G_CLOCK_STOPPED]
+        jump_ms = int(self._words[at.G_CLOCK_JUMP_MS])
+        return None if not stopped else jump_ms if stopped == 1 else -jump_ms
 
     def _shard_word(self, shard: int, word: int) -> int:
         return int(self._words[self._layout.shard(shard) + word])

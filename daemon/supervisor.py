@@ -31,6 +31,7 @@ from daemon.heartbeat import Pulse, Verdict
 from daemon.inherit import Inheritance
 from daemon.notify import Notifier
 from daemon.owner import OwnerThread
+from daemon.upkeep import UpkeepThread, clocks_of
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from shards import layout as at
@@ -71,7 +72,9 @@ class Child:
 class Supervisor:
     """One run of the daemon."""
 
-    def __init__(self, config: Config, ledger: Ledger, owner_log: OwnerLog, told: Ledger) -> None:
+    def __init__(
+        self, config: Config, ledger: Ledger, owner_log: OwnerLog, told: Ledger, kept: Ledger
+    ) -> None:
         self.config = config
         self._ledger = ledger
         self.layout = memory.layout_of(config)
@@ -79,6 +82,9 @@ class Supervisor:
         self._words = self.segment.words
         self.bells = Doorbells.create(config.shards)
         self._owner = OwnerThread(self.segment, self.bells, owner_log, told)
+        self._upkeep = UpkeepThread(
+            self.segment, kept, lambda: self.config.retention_interval_ms, clocks_of(config)
+        )
         self._leases = LeaseTable(self._words, self.layout)
         self._groups = GroupTable(self.segment)
         self._governor = Governor()
@@ -125,6 +131,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, self._note)
         self._owner.start()
+        self._upkeep.start()
         for child in self.children:
             self._start(child)
         poller = select.poll()
@@ -149,6 +156,7 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         waker.close()
         wakee.close()
+        self._upkeep.stop()  # before the last entry, which tells what it did
         self._owner.release()
         if self._owner.superseded:
             return EXIT_SUPERSEDED
@@ -302,12 +310,16 @@ class Supervisor:
             self._kill_all()
 
     def _raise_epoch(self) -> None:
+        if not self._upkeep.raising.acquire(blocking=False):
+            return  # it is being raised
         try:
             self._words[at.G_EPOCH] = self._ledger.raise_epoch()
         except LockHeld:
             return  # a commit is under way: the next tick tries again
         except LedgerError as error:
             log.error("the epoch is not raised: %s", error)
+        finally:
+            self._upkeep.raising.release()
         self._epoch_due = self._ticks + EPOCH_TICKS
 
     def _all_ready(self) -> bool:

@@ -372,6 +372,12 @@ def recount_bytes(connection: sqlite3.Connection, topic_id: int) -> None:
         )
 
 
+def catalog_version(connection: sqlite3.Connection) -> int:
+    """Another number after each change of topics."""
+    row = connection.execute("SELECT catalog_version FROM state WHERE id = 1").fetchone()
+    return int(row[0])
+
+
 def changed_topics(
     connection: sqlite3.Connection, after_version: int, after_id: int, limit: int
 ) -> list[tuple[int, int]]:

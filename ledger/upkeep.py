@@ -6,14 +6,15 @@ methods take none. What takes long (sums over extents, the search for free objec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from ledger import collection, dedupe, marking, retention, topics
+from ledger import collection, dedupe, marking, retention, settle, topics
 from ledger.collection import Dropped, Rule, Spent
 from ledger.dedupe import DedupeLimits
 from ledger.lake_types import Evicted
 from ledger.retention import Eviction, Look
 from ledger.session import Session
+from ledger.settle import Settled
 from ledger.types import PartitionState, Topic
 
 
@@ -44,6 +45,11 @@ class Upkeep:
         """Evicts what was decided; what was decided before its topic changed is passed over."""
         with self._session.writing() as connection:
             return retention.evict(connection, evictions)
+
+    def tell_version(self, tell: Callable[[int], None]) -> None:
+        """Calls ``tell`` with the catalog version, under the ledger lock."""
+        with self._session.lock, self._session.reading() as connection:
+            tell(retention.catalog_version(connection))
 
     def evict(self, now_ms: int) -> list[Evicted]:
         """All that the limits of all topics evict now."""
@@ -90,6 +96,25 @@ class Upkeep:
         return last
 
     # Collection of what is not needed any more
+
+    def ask_settled(self) -> int:
+        """Asks the daemon how far commits are settled; see ``settled``."""
+        with self._session.writing() as connection:
+            return settle.ask(connection)
+
+    def settle_wanted(self) -> int | None:
+        """The question that is not answered yet."""
+        with self._session.reading() as connection:
+            return settle.unanswered(connection)
+
+    def set_settled(self, settled: Settled) -> None:
+        with self._session.writing() as connection:
+            settle.give(connection, settled)
+
+    def settled(self) -> Settled | None:
+        """The last answer."""
+        with self._session.reading() as connection:
+            return settle.answer(connection)
 
     def collection_rule(
         self, now_ms: int, grace_ms: int, epoch_floor: int, commits_to: int

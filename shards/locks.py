@@ -78,14 +78,14 @@ class SharedLock:
     def __init__(self, file: LockFile, byte: int) -> None:
         self._file = file
         self._byte = byte
-        self._threads = threading.Lock()
+        self.threads = threading.Lock()
 
     def __enter__(self) -> None:
-        self._threads.acquire()
+        self.threads.acquire()
         try:
             self._file.lock(self._byte)
         except BaseException:
-            self._threads.release()
+            self.threads.release()
             raise
 
     def __exit__(
@@ -97,7 +97,7 @@ class SharedLock:
         try:
             self._file.unlock(self._byte)
         finally:
-            self._threads.release()
+            self.threads.release()
 
 
 class LockHeld(RuntimeError):
@@ -105,17 +105,22 @@ class LockHeld(RuntimeError):
 
 
 class TriedLock:
-    """One byte's lock for a process that must never wait: entering raises LockHeld instead.
+    """One byte's lock for who must never wait: entering raises LockHeld instead.
 
     The supervisor's: a shard that was stopped while it holds a lock must not stop its killer.
+    ``shared`` is the lock of the same byte that other threads of this process wait for.
     """
 
-    def __init__(self, file: LockFile, byte: int) -> None:
+    def __init__(self, file: LockFile, byte: int, shared: SharedLock | None = None) -> None:
         self._file = file
         self._byte = byte
+        self._threads = threading.Lock() if shared is None else shared.threads
 
     def __enter__(self) -> None:
+        if not self._threads.acquire(blocking=False):
+            raise LockHeld(f"byte {self._byte} of {self._file.path} is another thread's")
         if not self._file.try_lock(self._byte):
+            self._threads.release()
             raise LockHeld(f"byte {self._byte} of {self._file.path} is locked by another process")
 
     def __exit__(
@@ -124,4 +129,7 @@ class TriedLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.unlock(self._byte)
+        try:
+            self._file.unlock(self._byte)
+        finally:
+            self._threads.release()

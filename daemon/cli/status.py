@@ -62,6 +62,13 @@ class Totals(Struct, frozen=True):
     orphans_adopted: int | None = None
 
 
+class Retention(Struct, frozen=True):
+    """``clock_jump_ms`` is set while time to live evicts nothing, for the wall clock jumped."""
+
+    records_evicted: int | None = None
+    clock_jump_ms: int | None = None
+
+
 class Status(Struct, frozen=True):
     """The answer of GET /v0/status."""
 
@@ -74,13 +81,21 @@ class Status(Struct, frozen=True):
     window_ms: float | None = None
     pressure: Pressure = Pressure()
     memory_bound_bytes: int | None = None
+    retention: Retention = Retention()
     totals: Totals = Totals()
 
     @property
     def troubles(self) -> list[str]:
         """Why the daemon is degraded; empty when it is not."""
         dead = [f"shard {shard.shard} has no process" for shard in self.shards if not shard.pid]
-        return ([] if self.ready else ["the daemon is not ready"]) + dead
+        jumped = []
+        if (jump_ms := self.retention.clock_jump_ms) is not None:
+            jumped.append(
+                f"the wall clock went {'ahead' if jump_ms > 0 else 'back'} by"
+                f" {duration_text(abs(jump_ms))}: time to live evicts nothing until the time is"
+                " accepted, by `headgate gc --accept-clock`"
+            )
+        return ([] if self.ready else ["the daemon is not ready"]) + dead + jumped
 
 
 def fetch(client: Client) -> tuple[Status, dict[str, Any]]:
@@ -120,6 +135,7 @@ def status_text(status: Status) -> str:
             f"objects   {count_text(totals.objects_committed)} committed,"
             f" {count_text(totals.orphans_adopted)} adopted"
         ),
+        f"evicted   {count_text(status.retention.records_evicted)} records",
         f"groups    {len(status.groups)}: {_groups(status)}",
         "",
         table(SHARD_HEAD, [_shard_row(shard) for shard in status.shards]),

@@ -237,7 +237,7 @@ def test_a_default_that_follows_a_kept_key_is_not_reported_beside_it() -> None:
 
 def test_exactly_the_documented_keys_are_reloadable() -> None:
     assert {field.name for field in FIELDS if field.reloadable} == {
-        "commit_window_min_ms", "commit_window_max_ms", "log_level",
+        "commit_window_min_ms", "commit_window_max_ms", "log_level", "retention_interval_ms",
     }  # fmt: skip
 
 

@@ -1,0 +1,219 @@
+"""The supervisor's upkeep thread: evicts, marks objects that are free, and settles commits.
+
+Every ``retention_interval_ms`` it looks at the topics with limits (``daemon/retention.py`` says
+which and by what time) and evicts in short transactions; where no topic has a limit that is one
+read of the ledger. Once a second it looks whether a collection asks how far commits are *settled*:
+up to which commit every shard has followed the log, and below which epoch no lease is live. For
+that it raises the epoch, so that all that is committed now lies below the present one.
+
+It writes its words of the segment, the ledger's partitions, marks and two notes. It waits for the
+ledger lock, which the supervisor's tick must not: a shard that was stopped while it holds the lock
+is killed by the tick meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from daemon.config import Config
+from daemon.owner import this_owner
+from daemon.retention import CLOCK_NOTE, Noted, Schedule, judge, note_of, noted_of
+from ledger.errors import LedgerError
+from ledger.lake_types import Evicted
+from ledger.ledger import Ledger
+from ledger.retention import Eviction
+from ledger.settle import Settled
+from ledger.types import Topic
+from shards import layout as at
+from shards.clock import boottime_ns, wall_ms
+from shards.leases import LIVE, ORPHAN, LeaseTable
+from shards.segment import Segment
+
+log = logging.getLogger("headgate.upkeep")
+
+LOOK_S = 1.0  # how late a collection's question is seen
+SETTLE_TRIES = 100  # of SETTLE_S: then the answer says less
+SETTLE_S = 0.05
+EVICTIONS_AT_ONCE = 64  # in one transaction: a few row updates each
+LOOKS_MAX = 1_000  # at one topic in one round: 20 million extents
+TOPICS_AT_ONCE = 1_000
+
+
+class UpkeepThread:
+    """One daemon's upkeep."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        ledger: Ledger,
+        interval_ms: Callable[[], int],
+        now: Callable[[], Noted],
+    ) -> None:
+        self._words = segment.words
+        self._layout = segment.layout
+        self._leases = LeaseTable(segment.words, segment.layout)
+        self._ledger = ledger
+        self._interval_ms = interval_ms
+        self._now = now
+        # Around raising the epoch and its word: the supervisor does so too, and tries this only.
+        self.raising = threading.Lock()
+        self._schedule = Schedule()
+        self._learned = (-1, 0)  # (catalog version, topic id) up to which topics are known
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+
+    def start(self) -> None:
+        """Begins the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        passed_ms = self._interval_ms()
+        while not self._stopped.is_set() and not self._words[at.G_SUPERSEDED]:
+            try:
+                if passed_ms >= self._interval_ms():
+                    passed_ms = 0
+                    self.round()
+                wanted = self._ledger.settle_wanted()
+                if wanted is not None:
+                    self.settle(wanted)
+            except LedgerError as error:
+                log.error("retention waits: %s", error)
+            wait_ms = min(LOOK_S * 1000, self._interval_ms())
+            self._stopped.wait(wait_ms / 1000)
+            passed_ms += int(wait_ms)
+
+    # Retention
+
+    def round(self) -> list[Evicted]:
+        """Looks at all topics with limits once. Raises LedgerError."""
+        news = self._learn()
+        if not len(self._schedule):
+            if news:
+                self._mark()
+            return []
+        now_ms = self._trusted_ms() if self._schedule.has_times else None
+        done: list[Evicted] = []
+        looking = list(self._schedule.turn(now_ms))
+        for _ in range(LOOKS_MAX):
+            gone = self._turn(looking)
+            done += gone
+            # What is more than one look walks over goes now.
+            topics = {one.topic_id for one in gone}
+            looking = [(topic, by_ms) for topic, by_ms in looking if topic.topic_id in topics]
+            if not looking or self._stopped.is_set():
+                break
+        if done or news:
+            self._mark()
+        return done
+
+    def _learn(self) -> bool:
+        """Takes the topics that changed since the last time; whether there were any."""
+        learned = self._learned
+        while page := self._ledger.changed_topics(self._learned, TOPICS_AT_ONCE):
+            for changed, topic_id in page:
+                topic = self._ledger.topic_by_id(topic_id)
+                if topic is not None:
+                    self._schedule.changed(topic)
+                self._learned = (changed, topic_id)
+        return self._learned != learned
+
+    def _turn(self, looking: Sequence[tuple[Topic, int | None]]) -> list[Evicted]:
+        done: list[Evicted] = []
+        waiting: list[Eviction] = []
+        for topic, by_ms in looking:
+            if self._stopped.is_set():
+                break
+            look = self._ledger.look_for_evictions(topic, by_ms)
+            if by_ms is not None:
+                self._schedule.looked(topic, by_ms, look.due_ms, self._interval_ms())
+            waiting += look.evictions
+            while len(waiting) >= EVICTIONS_AT_ONCE:
+                done += self._evict(waiting[:EVICTIONS_AT_ONCE])
+                waiting = waiting[EVICTIONS_AT_ONCE:]
+        return done + self._evict(waiting)
+
+    def _evict(self, evictions: Sequence[Eviction]) -> list[Evicted]:
+        done = self._ledger.carry_out(evictions) if evictions else []
+        if done:
+            self._ledger.tell_version(self._tell_evicted)
+            records = sum(one.records for one in done)
+            self._words[at.G_RECORDS_EVICTED] += records
+            log.debug("%d records of %d partitions evicted", records, len(done))
+        return done
+
+    def _tell_evicted(self, version: int) -> None:
+        self._words[at.G_EVICTED] = max(self._words[at.G_EVICTED], version)
+
+    def _mark(self) -> None:
+        now_ms = self._now().wall_ms
+        while self._ledger.mark_free(now_ms) and not self._stopped.is_set():
+            pass
+
+    def _trusted_ms(self) -> int | None:
+        """The time that topics are looked at by; None when the clock jumped."""
+        now = self._now()
+        before = noted_of(self._ledger.meta(CLOCK_NOTE))
+        noted = judge(before, now)
+        if noted != before:
+            self._ledger.set_meta(CLOCK_NOTE, note_of(noted))
+            if noted.jump_ms:
+                log.error(
+                    "the wall clock went %s by %.1f hours: nothing is evicted by its time to live"
+                    " until an operator accepts the time, by `headgate gc --accept-clock`",
+                    "ahead" if noted.jump_ms > 0 else "back", abs(noted.jump_ms) / 3_600_000,
+                )  # fmt: skip
+        jump_ms = noted.jump_ms
+        if before is not None and self._words[at.G_CLOCK_STOPPED] and not jump_ms:
+            log.warning("the time of the wall clock was accepted: time to live goes on")
+        self._words[at.G_CLOCK_JUMP_MS] = abs(jump_ms)
+        self._words[at.G_CLOCK_STOPPED] = 0 if not jump_ms else 1 if jump_ms > 0 else 2
+        return None if jump_ms else now.wall_ms
+
+    # Settling
+
+    def settle(self, asked: int) -> Settled:
+        """Answers a collection: what of the commits of now nobody asks for any more.
+
+        The order matters. A lease that is filled behind the look at leases has an id that no
+        commit of before has; one that commits meanwhile has a higher number than ``commits``.
+        """
+        with self.raising:
+            epoch = self._words[at.G_EPOCH] = self._ledger.raise_epoch()
+        commits = int(self._words[at.G_COMMITS])
+        self._wait(lambda: self._oldest_epoch(epoch) >= epoch)
+        floor = self._oldest_epoch(epoch)
+        self._wait(lambda: self._followed(commits) >= commits)
+        settled = Settled(asked, floor, self._followed(commits))
+        self._ledger.set_settled(settled)
+        return settled
+
+    def _oldest_epoch(self, epoch: int) -> int:
+        """The lowest epoch of a lease that is not over; ``epoch`` without one."""
+        live = self._leases.in_state(LIVE, ORPHAN)
+        # A lease that is being renamed has half an id: it may be of any epoch.
+        epochs = (lease.lease_id.epoch if lease.lease_id.incarnation else 0 for lease in live)
+        return min(epochs, default=epoch)
+
+    def _followed(self, commits: int) -> int:
+        """Up to which commit every shard has followed the log."""
+        shards = range(self._layout.shards)
+        seen = (int(self._words[self._layout.shard(shard) + at.S_SEEN]) for shard in shards)
+        return min(commits, *seen)
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        for _ in range(SETTLE_TRIES):
+            if holds() or self._stopped.wait(SETTLE_S):
+                return
+
+
+def clocks_of(config: Config) -> Callable[[], Noted]:
+    """Both clocks of this machine; the data directory says which boot it is."""
+    boot_id = this_owner(config.data_dir).boot_id
+    return lambda: Noted(boot_id, wall_ms(), boottime_ns() // 1_000_000)
