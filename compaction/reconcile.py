@@ -111,7 +111,6 @@ def _switch(
     lake: Lake, seen: Seen, loaded: Table, state: TableState, ledger: LakeLedger
 ) -> TableSwitch:
     topic_id = seen.topic.topic_id
-    ahead = {p: s for p, s in state.watermarks.items() if s > seen.compacted.get(p, 0)}
     name = ".".join(loaded.name())
     with lake.about(name):
         files = {file.path: file for file in ledger.lake_files(topic_id, with_dropped=True)}
@@ -128,9 +127,10 @@ def _switch(
         watermarks=state.watermarks,
         added=tuple(added),
         dropped=tuple(dropped),
-        holes=tuple(hole for hole in state.holes if hole.partition in ahead
-                    and hole.last_offset > seen.compacted.get(hole.partition, 0)),
-    )  # fmt: skip
+        holes=tuple(
+            hole for hole in state.holes if hole.last_offset > seen.compacted.get(hole.partition, 0)
+        ),
+    )
 
 
 def covered(

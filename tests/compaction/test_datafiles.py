@@ -88,6 +88,20 @@ def test_bounds_and_counts_hold_for_any_rows(
             assert lower <= price <= upper
 
 
+@pytest.mark.parametrize("long_key", ["z" * 5000, "\x00" * 5000])
+def test_a_key_too_long_for_statistics_leaves_its_column_without_bounds(long_key: str) -> None:
+    """Parquet writers drop bounds of more than 4 KiB, of one row group alone."""
+    for rows in ([{"key": "b"}, {"key": long_key}], [{"key": long_key}, {"key": "b"}]):
+        file = DataFiles(metadata(), 1).of(*footer_of(rows, 1))
+        assert 4 not in file.lower_bounds and 4 not in file.upper_bounds
+        assert file.null_value_counts[4] == 0 and 2 in file.lower_bounds
+
+
+def test_a_row_group_of_nulls_does_not_cost_a_column_its_bounds() -> None:
+    file = DataFiles(metadata(), 1).of(*footer_of([{"key": None}, {"key": "b"}], 1))
+    assert (file.lower_bounds[4], file.upper_bounds[4]) == (b"b", b"b")
+
+
 def test_row_groups_begin_where_the_file_says() -> None:
     file = DataFiles(metadata(), 1).of(*footer_of([{"offset": n} for n in range(1, 31)], 10))
     starts = file.split_offsets or []

@@ -130,6 +130,16 @@ def test_a_table_that_somebody_broke_is_named_and_the_rest_is_done(lake: Lake, b
     assert [one.topic_id for one in switches] == [2]
 
 
+def test_a_table_that_is_behind_the_ledger_is_named(lake: Lake, book: Book) -> None:
+    """As when somebody registers an older version of its metadata."""
+    older = compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
+    compacted(lake, book, ORDERS, "run2", rows(0, 5, 6))
+    lake.catalog.drop_table("headgate.orders")
+    lake.catalog.register_table("headgate.orders", older)
+    switches, (failure,) = reconcile(lake, [ORDERS], book, ["orders"])
+    assert not switches and "its watermark of partition 0 is 4" in str(failure.error)
+
+
 def test_tables_of_others_are_passed_over(lake: Lake, book: Book) -> None:
     from pyiceberg.schema import Schema
 

@@ -15,6 +15,7 @@ from compaction.lake_errors import (
     TableDamaged,
 )
 from compaction.tables import Lake, TableCommit, switch_of
+from compaction.transaction import OneLookTransaction
 from ledger.lake_types import Hole
 from tests.compaction.lakes import (
     DAY_MS,
@@ -210,6 +211,29 @@ def test_a_table_that_was_rolled_back_stops_the_topic(lake: Lake, book: Book) ->
     loaded.manage_snapshots().set_current_snapshot(before).commit()
     with pytest.raises(TableChanged, match="rolled back"):
         prepared(lake, topic(), book)
+
+
+def test_a_table_that_is_rolled_back_during_a_run_takes_no_commit(lake: Lake, book: Book) -> None:
+    compacted(lake, book, topic(), "run1", rows(0, 1, 3))
+    before = lake.catalog.load_table("headgate.orders").metadata.current_snapshot_id
+    compacted(lake, book, topic(), "run2", rows(0, 4, 6))
+    commit = commit_of(lake.place, prepared(lake, topic(), book), "run3", rows(0, 7, 8))
+    loaded = lake.catalog.load_table("headgate.orders")
+    loaded.manage_snapshots().set_current_snapshot(before).commit()
+    with pytest.raises(TableChanged, match="rolled back"):
+        lake.commit("run3", commit)
+
+
+def test_a_transaction_shows_each_change_as_it_is_staged(lake: Lake) -> None:
+    prepared(lake, topic())
+    loaded = lake.catalog.load_table("headgate.orders")
+    transaction = OneLookTransaction(loaded)
+    assert transaction.table_metadata is loaded.metadata
+    for value in ("1", "2"):
+        transaction.set_properties({"x": value})
+        seen = transaction.table_metadata
+        assert seen.properties["x"] == value and transaction.table_metadata is seen
+    assert "x" not in loaded.metadata.properties
 
 
 def test_another_partitioning_stops_the_topic(lake: Lake, book: Book) -> None:
