@@ -30,6 +30,7 @@ STATUS: dict[str, Any] = {
     "window_ms": 0.5,
     "pressure": {"level": 0.25, "rung": "coalesce", "inputs": {"ring": 0.25}},
     "memory_bound_bytes": 512 << 20,
+    "retention": {"records_evicted": 4_321, "clock_jump_ms": None},
     "shards": [
         {
             "shard": shard, "pid": 100 + shard, "cpu": shard, "group": 0, "restarts": 0,
@@ -61,6 +62,7 @@ pressure  0.25 (coalesce)
 memory    at most 512 MiB by its bounds
 acked     2,000 requests, 24,690 records, 14.0 MiB; 4 rejected
 objects   1,199 committed, 0 adopted
+evicted   4,321 records
 groups    1: 0 (2 shards)
 
 shard  pid  cpu  group  restarts  heartbeat  ring used      ring  requests  records    bytes
@@ -88,6 +90,7 @@ def test_status_as_json_is_what_the_daemon_said() -> None:
     [
         ({"ready": False}, "the daemon is not ready"),
         ({"shards": [STATUS["shards"][0], {"shard": 1, "pid": None}]}, "shard 1 has no process"),
+        ({"retention": {"clock_jump_ms": -7_200_000}}, "the wall clock went back by 2 h"),
     ],
 )
 def test_status_of_a_degraded_daemon_ends_in_4(change: dict[str, Any], reason: str) -> None:
