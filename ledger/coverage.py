@@ -48,7 +48,9 @@ class Spans:
 
     def outside(self, first: int, last: int) -> int:
         """How many of the offsets from ``first`` to ``last`` lie in none."""
-        return max(0, last - first + 1) - (self._up_to(last) - self._up_to(first - 1))
+        if last < first:
+            return 0
+        return last - first + 1 - (self._up_to(last) - self._up_to(first - 1))
 
     def _over(self, offset: int) -> Span | None:
         at = bisect_right(self._firsts, offset) - 1
@@ -69,8 +71,8 @@ def l1_problem(
 
     Offsets are those from ``earliest_seq`` to ``compacted_seq`` outside ``without``. Up to any of
     them L1 holds at least the rows of ranges that end there, and at most those of ranges that
-    began. Where ranges do not overlap each other, that is exact; below ``earliest_seq`` L1 may
-    have rows or not.
+    began. Where ranges do not overlap each other, that is exact. Below ``earliest_seq`` L1 may
+    have rows or not; of a range across it as many count as must, or as can.
     """
     for first, last, rows in ranges:
         if last > compacted_seq:
@@ -80,8 +82,13 @@ def l1_problem(
                 f"a file says {rows} rows between offsets {first} and {last}, where"
                 f" {without.outside(first, last)} are"
             )
-    ended = _totals((last, rows) for first, last, rows in ranges if first >= earliest_seq)
-    begun = _totals((first, rows) for first, last, rows in ranges if last >= earliest_seq)
+    least, most = [], []
+    for first, last, rows in ranges:
+        below = without.outside(first, min(last, earliest_seq - 1))
+        within = without.outside(max(first, earliest_seq), last)
+        least.append((last, max(0, rows - below)))
+        most.append((first, min(rows, within)))
+    ended, begun = _totals(least), _totals(most)
     places = {last for _, last, _ in ranges} | {first - 1 for first, _, _ in ranges}
     for offset in sorted(places | {compacted_seq}):
         if offset < earliest_seq:

@@ -1,0 +1,111 @@
+"""Spans of offsets against plain sets; and L1 that lacks a row or has one twice."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.coverage import Spans, l1_problem
+
+MAX = 40
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """Spans that do not overlap, in any order; some touch."""
+    places = sorted(draw(st.sets(st.integers(1, MAX), max_size=8)))
+    found = list(zip(places[::2], places[1::2], strict=False))
+    return draw(st.permutations(found))
+
+
+def offsets_of(some: list[tuple[int, int]]) -> set[int]:
+    return {offset for first, last in some for offset in range(first, last + 1)}
+
+
+@given(spans(), st.integers(1, MAX + 2), st.integers(0, MAX + 2))
+def test_spans_answer_as_the_offsets_in_them_do(
+    some: list[tuple[int, int]], first: int, last: int
+) -> None:
+    inside = offsets_of(some)
+    which = Spans(some)
+    assert which.overlapping() is None
+    assert which.outside(first, last) == len(set(range(first, last + 1)) - inside)
+    assert which.behind(first) == min(set(range(first, MAX + 9)) - inside)
+    assert which.before(first) == max(set(range(first + 1)) - inside)
+
+
+def test_spans_that_share_an_offset_are_told() -> None:
+    assert Spans([(5, 9), (1, 4)]).overlapping() is None
+    assert Spans([(4, 9), (1, 4)]).overlapping() == (4, 9)
+
+
+Files = list[list[int]]
+"""Offsets of each file"""
+
+
+@st.composite
+def lakes(draw: st.DrawFn, interleaved: bool) -> tuple[list[tuple[int, int]], Files, int, int]:
+    """(no rows there, files, earliest, compacted): each readable offset in one file; of those
+    below earliest some in one, some in none."""
+    without = draw(spans())
+    compacted = draw(st.integers(1, MAX))
+    earliest = draw(st.integers(1, compacted + 3))
+    files: Files = [[] for _ in range(draw(st.integers(1, 5)))]
+    at = 0
+    for offset in range(1, compacted + 1):
+        if offset in offsets_of(without) or (offset < earliest and draw(st.booleans())):
+            continue
+        if interleaved:
+            at = draw(st.integers(0, len(files) - 1))
+        else:
+            at = min(at + draw(st.integers(0, 1)), len(files) - 1)
+        files[at].append(offset)
+    return without, [file for file in files if file], earliest, compacted
+
+
+def ranges(files: Files) -> list[tuple[int, int, int]]:
+    return [(file[0], file[-1], len(file)) for file in files]
+
+
+@given(lakes(interleaved=True))
+def test_what_holds_each_offset_once_is_no_problem(
+    lake: tuple[list[tuple[int, int]], Files, int, int],
+) -> None:
+    without, files, earliest, compacted = lake
+    assert l1_problem(ranges(files), Spans(without), earliest, compacted) is None
+
+
+@given(lakes(interleaved=False), st.data())
+def test_a_readable_row_that_is_missing_or_doubled_in_files_one_after_another_is_found(
+    lake: tuple[list[tuple[int, int]], Files, int, int], data: st.DataObject
+) -> None:
+    without, files, earliest, compacted = lake
+    at = data.draw(st.integers(0, len(files))) if files else 0
+    if at == len(files) or files[at][0] < earliest:
+        return
+    lacking = [file for number, file in enumerate(files) if number != at]
+    found = l1_problem(ranges(lacking), Spans(without), earliest, compacted)
+    assert found is not None and found[0] == "gap"
+    less = [
+        (first, last, rows - (number == at))
+        for number, (first, last, rows) in enumerate(ranges(files))
+    ]
+    assert l1_problem(less, Spans(without), earliest, compacted) is not None
+    twice = [*ranges(files), ranges(files)[at]]
+    found = l1_problem(twice, Spans(without), earliest, compacted)
+    assert found is not None and found[0] == "overlap"
+
+
+def test_the_sentence_says_where() -> None:
+    assert l1_problem([(1, 10, 10), (21, 30, 10)], Spans([]), 1, 30) == (
+        "gap", "L1 holds at most 10 rows of offsets 1 to 20, which are 20"
+    )  # fmt: skip
+    assert l1_problem([(1, 10, 10), (5, 30, 21)], Spans([]), 1, 30) == (
+        "overlap", "L1 holds 31 rows of offsets 1 to 30, which are 30"
+    )  # fmt: skip
+    assert l1_problem([(1, 4, 5)], Spans([]), 1, 4) == (
+        "overlap", "a file says 5 rows between offsets 1 and 4, where 4 are"
+    )  # fmt: skip
+    assert l1_problem([(1, 5, 5)], Spans([]), 1, 4) == (
+        "overlap", "L1 holds offset 5, compacted is up to 4 only"
+    )  # fmt: skip
