@@ -77,11 +77,14 @@ def judge(noted: Noted | None, now: Noted) -> Noted:
 
 
 class Schedule:
-    """The topics with limits, and when each may have something old by its time to live."""
+    """The topics with limits, and when each may have something old by its time to live.
+
+    When to look is counted by the clock that never jumps (``boot_ms``), what is old by the other.
+    """
 
     def __init__(self) -> None:
         self._topics: dict[int, Topic] = {}  # a thousand bytes each, as many as have limits
-        self._due_ms: dict[int, int] = {}
+        self._due_ms: dict[int, int] = {}  # since the boot
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -101,25 +104,25 @@ class Schedule:
             if limits.ttl_ms is not None:
                 self._due_ms[topic.topic_id] = 0
 
-    def turn(self, now_ms: int | None) -> Iterator[tuple[Topic, int | None]]:
-        """All topics with limits, each with the time to look by: None while nothing can be old.
+    def turn(self, boot_ms: int, *, by_time: bool) -> Iterator[tuple[Topic, bool]]:
+        """All topics with limits, each with whether to look by time: not while nothing can be old.
 
-        Without ``now_ms``, for time is stopped, caps alone are looked at.
+        Without ``by_time``, for time is stopped, caps alone are looked at.
         """
         for topic_id, topic in list(self._topics.items()):
-            due = self._due_ms.get(topic_id)
-            if due is not None and now_ms is not None and now_ms >= due:
-                yield topic, now_ms
-            elif due is None or topic.config.cap_records or topic.config.cap_bytes:
-                yield topic, None
+            due_ms = self._due_ms.get(topic_id)
+            if by_time and due_ms is not None and boot_ms >= due_ms:
+                yield topic, True
+            elif due_ms is None or topic.config.cap_records or topic.config.cap_bytes:
+                yield topic, False
 
-    def looked(self, topic: Topic, now_ms: int, due_ms: int, interval_ms: int) -> None:
-        """A look by time: its oldest piece will be old at ``due_ms``."""
+    def looked(self, topic: Topic, boot_ms: int, wait_ms: int, interval_ms: int) -> None:
+        """A look by time: the topic's oldest piece will be old in ``wait_ms``."""
         ttl_ms = topic.config.ttl_ms
         if ttl_ms is None or topic.topic_id not in self._due_ms:
             return
-        latest_ms = now_ms + min(max(ttl_ms // 10, interval_ms), RELOOK_MAX_MS)
-        self._due_ms[topic.topic_id] = max(now_ms, min(due_ms, latest_ms))
+        latest_ms = min(max(ttl_ms // 10, interval_ms), RELOOK_MAX_MS)
+        self._due_ms[topic.topic_id] = boot_ms + max(0, min(wait_ms, latest_ms))
 
     def due_ms(self, topic_id: int) -> int | None:
         """When a topic is looked at by time again."""

@@ -98,15 +98,16 @@ class UpkeepThread:
             if news:
                 self._mark()
             return []
-        now_ms = self._trusted_ms() if self._schedule.has_times else None
+        now = self._now()
+        by_time = self._schedule.has_times and self._is_trusted(now)
         done: list[Evicted] = []
-        looking = list(self._schedule.turn(now_ms))
+        looking = list(self._schedule.turn(now.boot_ms, by_time=by_time))
         for _ in range(LOOKS_MAX):
-            gone = self._turn(looking)
+            gone = self._turn(looking, now)
             done += gone
             # What is more than one look walks over goes now.
             topics = {one.topic_id for one in gone}
-            looking = [(topic, by_ms) for topic, by_ms in looking if topic.topic_id in topics]
+            looking = [one for one in looking if one[0].topic_id in topics]
             if not looking or self._stopped.is_set():
                 break
         if done or news:
@@ -124,15 +125,16 @@ class UpkeepThread:
                 self._learned = (changed, topic_id)
         return self._learned != learned
 
-    def _turn(self, looking: Sequence[tuple[Topic, int | None]]) -> list[Evicted]:
+    def _turn(self, looking: Sequence[tuple[Topic, bool]], now: Noted) -> list[Evicted]:
         done: list[Evicted] = []
         waiting: list[Eviction] = []
-        for topic, by_ms in looking:
+        for topic, by_time in looking:
             if self._stopped.is_set():
                 break
-            look = self._ledger.look_for_evictions(topic, by_ms)
-            if by_ms is not None:
-                self._schedule.looked(topic, by_ms, look.due_ms, self._interval_ms())
+            look = self._ledger.look_for_evictions(topic, now.wall_ms if by_time else None)
+            if by_time:
+                wait_ms = look.due_ms - now.wall_ms
+                self._schedule.looked(topic, now.boot_ms, wait_ms, self._interval_ms())
             waiting += look.evictions
             while len(waiting) >= EVICTIONS_AT_ONCE:
                 done += self._evict(waiting[:EVICTIONS_AT_ONCE])
@@ -156,9 +158,8 @@ class UpkeepThread:
         while self._ledger.mark_free(now_ms) and not self._stopped.is_set():
             pass
 
-    def _trusted_ms(self) -> int | None:
-        """The time that topics are looked at by; None when the clock jumped."""
-        now = self._now()
+    def _is_trusted(self, now: Noted) -> bool:
+        """Whether records are evicted by the wall clock; notes the clocks, and says a jump."""
         before = noted_of(self._ledger.meta(CLOCK_NOTE))
         noted = judge(before, now)
         if noted != before:
@@ -174,7 +175,7 @@ class UpkeepThread:
             log.warning("the time of the wall clock was accepted: time to live goes on")
         self._words[at.G_CLOCK_JUMP_MS] = abs(jump_ms)
         self._words[at.G_CLOCK_STOPPED] = 0 if not jump_ms else 1 if jump_ms > 0 else 2
-        return None if jump_ms else now.wall_ms
+        return not jump_ms
 
     # Settling
 
