@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos minio constraints dist clean
+.PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos minio spark-archive constraints dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,9 @@ chaos: setup ## Kill and fault a daemon under load and judge the history (SECOND
 
 minio: setup ## Start a MinIO with a bucket to play with, and say how to serve on it
 	@exec $(BIN)/python -m tools.minio
+
+spark-archive: setup ## Make dist/headgate-spark.zip, for spark-submit --py-files
+	@$(BIN)/python -m compaction.archive dist
 
 constraints: setup ## Write the versions installed in .venv to constraints.txt
 	@sh tools/constraints.sh $(BIN)/python

