@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from hypothesis.stateful import precondition, rule
 
 from ledger.backup import TABLES, Mark, restore_image
 from ledger.entry import VERSION, Entry, Owner, decode, encode, entry_key
+from ledger.lake_types import NewFile, TableSwitch
 from ledger.ledger import Ledger
 from ledger.types import Topic, TopicConfig
-from tests.ledger.requests import Request, draft_of, lease
+from tests.ledger.lakes import compact
+from tests.ledger.requests import Request, draft_of, key_of, lease
 from tests.ledger.test_model import LedgerMachine
 
 OWNER = Owner("host", 1, "boot", 1, 2, "/data")
@@ -170,3 +173,93 @@ def test_an_answer_is_told_though_all_told_before_are_gone(tmp_path: Path) -> No
         _, changes = ledger.changes_since(told)
         assert [row[2] for row in changes.rows["dedupe"]] == ["k"]
     ledger.close()
+
+
+def lake_of(ledger: Ledger, topic: Topic, counters: Sequence[int]) -> None:
+    """One object and one run for each."""
+    for counter in counters:
+        ledger.commit(draft_of(lease(counter), [Request(topic.topic_id)]), 10, lambda _: None)
+        compact(ledger, f"run-{counter}", now_ms=100 * counter)
+
+
+def test_a_switch_is_news_and_tells_only_what_it_changed(ledger: Ledger, topic: Topic) -> None:
+    lake_of(ledger, topic, [1])
+    told = ledger.mark()
+    lake_of(ledger, topic, [2])
+    assert ledger.mark() != told
+    _, changes = ledger.changes_since(told)
+    assert [row[5] for row in changes.rows["lake_files"]] == ["run-2"]
+    assert [row[:3] for row in changes.rows["lake_ranges"]] == [[topic.topic_id, 0, 2]]
+    assert [row[2] for row in changes.rows["lake_tables"]] == ["run-2.json"]
+    moved = {row[1]: row for row in changes.rows["partitions"]}
+    assert moved[0][TABLES["partitions"][0].index("compacted_seq")] == 2
+
+
+def test_a_dropped_file_is_told_again(ledger: Ledger, topic: Topic) -> None:
+    lake_of(ledger, topic, [1])
+    told = ledger.mark()
+    (file,) = ledger.lake_files(topic.topic_id)
+    ledger.begin_run("again", "test", 500, 100)
+    joined = NewFile("file:///joined", 1, 1, ledger.ranges_of_files(topic.topic_id)[file.file_id])
+    switch = TableSwitch(topic.topic_id, "t", "m", {}, (joined,), (file.path,))
+    ledger.switch_tables("again", [switch], 600)
+    _, changes = ledger.changes_since(told)
+    assert [(row[2], row[6]) for row in changes.rows["lake_files"]] == [
+        (file.path, 600), (joined.path, None)
+    ]  # fmt: skip
+
+
+def test_what_an_entry_names_is_gone_for_who_applies_it(
+    ledger: Ledger, topic: Topic, tmp_path: Path
+) -> None:
+    lake_of(ledger, topic, [1, 2])
+    ledger.create_topic("other", TopicConfig(), 1)
+    with closing(Ledger(tmp_path / "copy.db", nullcontext())) as copy:
+        mark, changes = ledger.changes_since(Mark())
+        copy.apply_changes(changes)
+        assert len(copy.objects()) == 2
+        before = ledger.lake_files(topic.topic_id)
+        assert copy.lake_files(topic.topic_id) == before
+        rule = ledger.collection_rule(10_000, 0, 99, 2)
+        spent = ledger.spent_after(rule, (-1, 0))
+        assert [one.key for one in ledger.name_spent(rule, spent)] == [key_of(lease(1))]
+        ledger.name_files([before[0].path])
+        mark, changes = ledger.changes_since(mark)
+        for _ in range(2):
+            copy.apply_changes(changes)
+        assert [row.key for row in copy.objects()] == [key_of(lease(2))]
+        assert copy.extents_from(topic.topic_id, 0, 1, 9) == ledger.extents_from(
+            topic.topic_id, 0, 2, 9
+        )
+        assert copy.lake_files(topic.topic_id) == before[1:]
+        assert set(copy.ranges_of_files(topic.topic_id)) == {before[1].file_id}
+        # Here they are until the store has let go of them.
+        assert len(ledger.objects()) == 2 and ledger.lake_files(topic.topic_id) == before
+        assert copy.deletions() == ledger.deletions()
+
+
+def test_read_leases_are_told_as_they_stand(ledger: Ledger, tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path / "copy.db", nullcontext())) as copy:
+        mark = Mark()
+        for held in (["a"], ["a", "b"], ["b"], []):
+            for name in {"a", "b"} - set(held):
+                ledger.end_read_lease(name)
+            for name in sorted(set(held) - {one.lease for one in ledger.read_leases(5)}):
+                ledger.take_read_lease(name, "plan", 5, 1_000)
+            mark, changes = ledger.changes_since(mark)
+            copy.apply_changes(changes)
+            assert copy.read_leases(5) == ledger.read_leases(5)
+            assert [one.lease for one in copy.read_leases(5)] == held
+
+
+def test_since_when_objects_are_free_is_found_again(
+    ledger: Ledger, topic: Topic, tmp_path: Path
+) -> None:
+    lake_of(ledger, topic, [1, 2])
+    with closing(Ledger(tmp_path / "copy.db", nullcontext())) as copy:
+        copy.apply_changes(ledger.changes_since(Mark())[1])
+        rule = copy.collection_rule(10_000, 0, 99, 9)
+        assert copy.spent_after(rule, (-1, 0)) == []
+        while copy.mark_free(9_000):
+            pass
+        assert [one.free_ms for one in copy.spent_after(rule, (-1, 0))] == [9_000]

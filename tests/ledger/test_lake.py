@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ledger import lake
 from ledger.errors import SwitchRefused
-from ledger.lake import mark_free
 from ledger.lake_types import FileRange, Hole, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.ledger import Ledger
 from ledger.types import Topic, TopicConfig
@@ -181,7 +181,7 @@ def test_a_hole_is_kept_and_its_object_is_never_free(ledger: Ledger, topic: Topi
     assert free(ledger) == [1, 3]
     ledger.delete_topic("orders", 7)
     with ledger._session.writing() as connection:
-        assert mark_free(connection, 7) == 0
+        assert lake.mark_free(connection, 7) == 0
 
 
 @pytest.mark.parametrize(
@@ -206,3 +206,47 @@ def test_a_switch_that_says_more_than_the_ledger_is_refused_whole(
         ledger.switch_tables("r", [good, bad], 5)
     assert ledger.lake_tables() == [] and ledger.lake_files(topic.topic_id) == []
     assert ledger.compacted_seqs(topic.topic_id) == {0: 0, 1: 0}
+
+
+def scans(ledger: Ledger, statement: str, values: tuple[int, ...]) -> list[str]:
+    """What SQLite reads from end to end, or sorts, for a statement."""
+    with closing(sqlite3.connect(ledger.path)) as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)
+        return [row[3] for row in plan if not row[3].startswith(("SEARCH", "LIST", "CORR"))]
+
+
+def test_marking_reads_what_moved_and_a_page_of_a_plan_ends_early(ledger: Ledger) -> None:
+    # With 100,000 objects a scan would hold the ledger's lock for a second.
+    assert scans(ledger, lake._MARK_SQL, (1,)) == ["SCAN p", "SCAN quarantine"]
+    assert scans(ledger, lake._PLAN_SQL, (0, 9)) == []
+    assert scans(ledger, lake._FILE_RANGES_SQL, (1, 0, 1, 9)) == ["USE TEMP B-TREE FOR ORDER BY"]
+
+
+def test_an_object_is_free_when_the_last_of_its_partitions_is(ledger: Ledger, topic: Topic) -> None:
+    other, _ = ledger.create_topic("other", TopicConfig(), 1)
+    commit(ledger, 1, Request(topic.topic_id, ((0, 2), (1, 2))), Request(other.topic_id))
+    commit(ledger, 2, Request(topic.topic_id))
+    compact(ledger, "r", to_commit=1, topic_ids={topic.topic_id})
+    assert free(ledger) == []
+    commit(ledger, 3, Request(other.topic_id))
+    ledger.trim("other", 0, 2)
+    with ledger._session.writing() as connection:
+        assert lake.mark_free(connection, 77) == 1
+        assert lake.mark_free(connection, 78) == 0
+    assert rows(ledger, "SELECT free_ms FROM objects") == [(77,), (None,), (None,)]
+    ledger.delete_topic("other", 80)
+    with ledger._session.writing() as connection:
+        assert lake.mark_free(connection, 81) == 1
+    assert free(ledger) == [1, 3]
+
+
+def test_a_hole_of_an_evicted_object_takes_the_mark_away(ledger: Ledger, topic: Topic) -> None:
+    # A run died between its tables' commit and the switch; meanwhile all of it was evicted.
+    commit(ledger, 1, Request(topic.topic_id, ((0, 2),)))
+    switches = switches_of(plan_all(ledger), "r", {key_of(lease(1))})
+    ledger.trim("orders", 0, 3)
+    assert not ledger.mark_free(5)
+    assert free(ledger) == [1]
+    ledger.begin_run("next", "test", 6, 10)
+    ledger.switch_tables("next", switches, 7)
+    assert free(ledger) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ledger.ledger import Ledger
 from ledger.types import Topic, TopicConfig
+from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of, key_of, lease
 
 
@@ -112,3 +113,53 @@ def test_a_time_gives_the_first_extent_that_late_for_timestamps_in_any_order(
                 expected += count
             assert ledger.offset_at_time(made.topic_id, 0, time_ms) == expected
         ledger.close()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    extents=st.lists(st.tuples(st.integers(1, 9), st.integers(-5, 30)), min_size=1, max_size=20),
+    compacted=st.integers(0, 20),
+    days=st.integers(1, 2),
+    trimmed=st.integers(0, 60),
+    collects=st.booleans(),
+    times=st.lists(st.integers(-8, 33), min_size=1, max_size=10),
+)
+def test_a_time_is_found_in_what_is_compacted_trimmed_and_collected(
+    extents: list[tuple[int, int]], compacted: int, days: int, trimmed: int, collects: bool,
+    times: list[int],
+) -> None:  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        closing(Ledger(Path(directory) / "ledger.db", nullcontext())) as ledger,
+    ):
+        made, _ = ledger.create_topic("a", TopicConfig(), 1)
+        key = (made.topic_id, 0)
+        for counter, (count, timestamp_ms) in enumerate(extents):
+            commit(ledger, counter, Request(key[0], ((0, count),), timestamp_ms=timestamp_ms))
+        compact(ledger, "r", to_commit=min(compacted, len(extents)), days=days)
+        (state,) = ledger.partition_states(key[0])
+        ledger.trim("a", 0, min(1 + trimmed, state.next_seq))
+        while ledger.mark_free(1):
+            pass
+        if collects:
+            keys = [key_of(lease(counter)) for counter in range(len(extents) - 1)]
+            rule = ledger.collection_rule(1, 0, 99, len(extents))
+            free = [one.key for one in ledger.spent_after(rule, (-1, 0))]
+            assert set(free) <= {*keys, key_of(lease(len(extents) - 1))}
+            ledger.forget_spent([one for one in free if one in keys])
+        ledger.check_invariants()
+        (state,) = ledger.partition_states(key[0])
+        in_l0 = max(state.earliest_seq, state.compacted_seq + 1)
+        ranges = [one.range for one in ledger.file_ranges(*key, state.earliest_seq, 99)]
+        for time_ms in times:
+            late = [one.first_offset for one in ranges if one.last_timestamp_ms >= time_ms]
+            if late:
+                expected = max(min(late), state.earliest_seq)
+            else:
+                end, expected = 1, state.next_seq
+                for count, timestamp_ms in extents:
+                    end += count
+                    if end > in_l0 and timestamp_ms >= time_ms:
+                        expected = max(end - count, in_l0)
+                        break
+            assert ledger.offset_at_time(*key, time_ms) == expected
