@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from msgspec import Struct, structs
 
-from compaction.lake_errors import LakeUnusable
+from compaction.lake_errors import busy
 from compaction.orphans import TableFiles, files_of
 from compaction.tables import TRIES_MAX, Lake
 
@@ -58,10 +58,7 @@ def expire(
             return None
         data = tuple(path for path in found.data if path not in read_files)
         return structs.replace(found, data=data)
-    raise LakeUnusable(
-        f"the table {table} was changed by others {TRIES_MAX} times in a row",
-        "run it again when they are quieter",
-    )
+    raise busy(table, TRIES_MAX)
 
 
 def _expire(lake: Lake, table: str, older_than_ms: int, keep: int, dry_run: bool) -> Expired | None:

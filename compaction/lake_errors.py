@@ -82,3 +82,11 @@ class RewriteConflict(TableRefused):
         )
         self.table = table
         self.missing = tuple(missing)
+
+
+def busy(table: str, tries: int) -> LakeUnusable:
+    """The error for a table that never rests."""
+    return LakeUnusable(
+        f"the table {table} was changed by others {tries} times in a row",
+        "run it again when they are quieter",
+    )

@@ -24,11 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TypeVar
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, TypeVar
 
 from compaction.catalog import (
     close_catalog,
@@ -39,51 +36,43 @@ from compaction.catalog import (
 )
 from compaction.lake_errors import (
     CommitConflict,
-    ForeignTable,
     LakeError,
     LakeUnusable,
     RewriteConflict,
     TableChanged,
     TableDamaged,
     TableRefused,
+    busy,
 )
-from compaction.names import (
-    NAMESPACE,
-    clashes,
-    former_name,
-    run_of_file,
-    table_location,
-    table_name,
-)
+from compaction.names import NAMESPACE, clashes
 from compaction.place import Place
-from compaction.schema import Column, typed_columns
+from compaction.prepare import prepare_one
 from compaction.table_state import (
-    NUM_RETRIES,
     RUN,
     TableState,
-    check_layout,
-    check_not_behind,
     check_not_rolled_back,
     committed_properties,
-    iceberg_type,
     merged,
-    missing_columns,
-    new_properties,
-    new_schema,
-    owner_of,
-    partition_spec,
-    sort_order,
     sort_order_id,
     state_of,
-    wanted_columns,
 )
-from ledger.lake_types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
+from compaction.topic_tables import (
+    LakeLedger,
+    TableCommit,
+    TopicFailure,
+    TopicTable,
+    check_commit,
+    switch_of,
+)
+from ledger.lake_types import LakeTable
 from ledger.types import Topic
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
+
+__all__ = ["Lake", "LakeLedger", "TableCommit", "TopicFailure", "TopicTable", "switch_of"]
 
 # Somebody else's commits that one of ours may meet; each costs three small files.
 TRIES_MAX = 8
@@ -93,68 +82,6 @@ THREADS_FILE = 2
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-
-class LakeLedger(Protocol):
-    """What is asked of the ledger; ``ledger.ledger.Ledger`` is one."""
-
-    def lake_table(self, topic_id: int) -> LakeTable | None:
-        """A topic's table as of the last switch."""
-        ...
-
-    def compacted_seqs(self, topic_id: int) -> dict[int, int]:
-        """Up to where each partition is in the table."""
-        ...
-
-    def lake_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
-        """The files of a topic's table."""
-        ...
-
-    def ranges_of_files(self, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
-        """What each live file holds."""
-        ...
-
-
-@dataclass(frozen=True)
-class TopicTable:
-    """A topic's table, ready to be written. Plain data; it may travel to executors.
-
-    ``columns`` are the topic's typed columns with the table's ids. Data files go below
-    ``location``/data. ``made`` says that the table is new, ``registered`` that the catalog had lost
-    it and the ledger's metadata was registered again.
-    """
-
-    topic_id: int
-    topic: str
-    table: str
-    location: str
-    columns: tuple[Column, ...]
-    watermarks: dict[int, int]
-    metadata_location: str
-    made: bool = False
-    registered: bool = False
-
-
-@dataclass(frozen=True)
-class TopicFailure:
-    """A topic of which nothing is compacted, and why."""
-
-    topic_id: int
-    topic: str
-    error: TableRefused
-
-
-class TableCommit(Struct, frozen=True):
-    """What a run does to one table. ``files`` come with their footers (``datafiles.py``).
-
-    ``rewritten`` are paths of data files whose rows are all in ``files``.
-    """
-
-    table: TopicTable
-    files: Sequence[tuple[NewFile, bytes]]
-    watermarks: Mapping[int, int]
-    rewritten: Sequence[str] = ()
-    holes: Sequence[Hole] = ()
 
 
 class Lake:
@@ -207,141 +134,13 @@ class Lake:
             try:
                 if topic.name in clashing:
                     raise clashing[topic.name]
-                return self.prepare_one(topic, known, compacted)
+                return prepare_one(self, topic, known, compacted)
             except TableRefused as error:
                 return TopicFailure(topic.topic_id, topic.name, error)
 
         found = self.map(one, wanted)
         tables = {each.topic_id: each for each in found if isinstance(each, TopicTable)}
         return tables, [each for each in found if isinstance(each, TopicFailure)]
-
-    def prepare_one(
-        self, topic: Topic, known: LakeTable | None, compacted: Mapping[int, int]
-    ) -> TopicTable:
-        """A topic's table, made or evolved where needed. Raises TableRefused, LakeUnusable."""
-        from pyiceberg.exceptions import CommitFailedException
-
-        name = f"{NAMESPACE}.{table_name(topic.name)}"
-        wanted = wanted_columns(topic.name, topic.config.columns)
-        for _ in range(TRIES_MAX):
-            try:
-                with self.about(name):
-                    return self._prepare(topic, name, wanted, known, compacted)
-            except CommitFailedException:
-                continue  # somebody else changed it meanwhile: look again
-        raise _busy(name)
-
-    def _prepare(
-        self,
-        topic: Topic,
-        name: str,
-        wanted: tuple[Column, ...],
-        known: LakeTable | None,
-        compacted: Mapping[int, int],
-    ) -> TopicTable:
-        loaded = self._own(name, topic)
-        registered = made = False
-        if loaded is None:
-            if known is None:
-                loaded, made = self._make(topic, name, wanted), True
-            else:
-                loaded, registered = self._register(topic, name, known), True
-        state = state_of(loaded.metadata.properties, name)
-        check_not_behind(state, compacted, name)
-        check_not_rolled_back(loaded.metadata, state, name)
-        check_layout(loaded.metadata, name)
-        missing = missing_columns(loaded.schema(), wanted, topic.name, name)
-        if missing:
-            with loaded.update_schema() as update:
-                for column in missing:
-                    update.add_column(column.name, iceberg_type(column.type), required=False)
-        if loaded.metadata.properties.get(NUM_RETRIES) != "0":
-            with loaded.transaction() as transaction:
-                transaction.set_properties({NUM_RETRIES: "0"})
-        ids = {field.name: field.field_id for field in loaded.schema().fields}
-        return TopicTable(
-            topic_id=topic.topic_id,
-            topic=topic.name,
-            table=name,
-            location=loaded.location().rstrip("/"),
-            columns=typed_columns(topic.config.columns, ids),
-            watermarks=state.watermarks,
-            metadata_location=loaded.metadata_location,
-            made=made,
-            registered=registered,
-        )
-
-    def _own(self, name: str, topic: Topic) -> Table | None:
-        """The topic's table; a former topic's is renamed out of the way. None: there is none."""
-        from pyiceberg.exceptions import TableAlreadyExistsError
-
-        loaded = self.load(name)
-        if loaded is None:
-            return None
-        owner = owner_of(loaded.metadata.properties, name)
-        if not loaded.location().startswith(f"{self.place.lake}/"):
-            raise ForeignTable(
-                f"the table {name} is at {loaded.location()}, which is not below"
-                f" {self.place.lake}: it is another headgate's",
-                "give each headgate a catalog or a database of its own",
-            )
-        if owner == topic.topic_id:
-            return loaded
-        former = former_name(name, owner)
-        try:
-            self.catalog.rename_table(name, former)
-        except TableAlreadyExistsError as error:
-            raise ForeignTable(
-                f"the table {name} is that of a former topic (id {owner}), and its new name"
-                f" {former} is taken",
-                "rename or drop one of them",
-            ) from error
-        return None
-
-    def _make(self, topic: Topic, name: str, columns: tuple[Column, ...]) -> Table:
-        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
-        from pyiceberg.table import TableProperties
-
-        schema = new_schema(columns)
-        properties = new_properties(topic.topic_id, topic.name)
-        properties[TableProperties.DEFAULT_NAME_MAPPING] = schema.name_mapping.model_dump_json()
-        try:
-            made = self.catalog.create_table(
-                name,
-                schema,
-                location=table_location(
-                    self.place.lake, name.removeprefix(f"{NAMESPACE}."), topic.topic_id
-                ),
-                partition_spec=partition_spec(),
-                sort_order=sort_order(),
-                properties=properties,
-            )
-        except TableAlreadyExistsError as error:
-            raise CommitFailedException(f"{name} was made meanwhile") from error
-        if made.schema().name_mapping != schema.name_mapping:
-            # A catalog may number columns as it likes.
-            with made.transaction() as transaction:
-                mapping = made.schema().name_mapping.model_dump_json()
-                transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
-        return made
-
-    def _register(self, topic: Topic, name: str, known: LakeTable) -> Table:
-        """The catalog has lost the table: the ledger's metadata leads to it (PROTOCOL 6)."""
-        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
-
-        from compaction.fileio import LakeFileIO, properties_of
-
-        files = LakeFileIO(properties_of(self.place))
-        if not files.new_input(known.metadata_location).exists():
-            raise TableChanged(
-                f"the table {name} of topic {topic.name!r} is not in the catalog, and its metadata"
-                f" {known.metadata_location} is gone",
-                "restore the table; what was compacted is nowhere else",
-            )
-        try:
-            return self.catalog.register_table(name, known.metadata_location)
-        except TableAlreadyExistsError as error:
-            raise CommitFailedException(f"{name} was made meanwhile") from error
 
     # Committing
 
@@ -365,7 +164,7 @@ class Lake:
         """
         from pyiceberg.exceptions import CommitFailedException, ValidationException
 
-        _check_commit(run, commit)
+        check_commit(run, commit)
         name = commit.table.table
         after = merged(commit.table.watermarks, commit.watermarks)
         for _ in range(TRIES_MAX):
@@ -387,7 +186,7 @@ class Lake:
             except (LakeUnusable, TableDamaged):
                 if not self._landed(name, run, after):
                     raise
-        raise _busy(name)
+        raise busy(name, TRIES_MAX)
 
     def _commit(self, loaded: Table, state: TableState, run: str, commit: TableCommit) -> str:
         from compaction.datafiles import DataFiles
@@ -514,19 +313,6 @@ class Lake:
                 raise
 
 
-def switch_of(commit: TableCommit, metadata_location: str) -> TableSwitch:
-    """What the ledger is told of a commit."""
-    return TableSwitch(
-        topic_id=commit.table.topic_id,
-        table=commit.table.table,
-        metadata_location=metadata_location,
-        watermarks=dict(commit.watermarks),
-        added=tuple(file for file, _ in commit.files),
-        dropped=tuple(commit.rewritten),
-        holes=tuple(commit.holes),
-    )
-
-
 def has_deletes(loaded: Table) -> bool:
     """Whether rows are deleted by files beside the data files."""
     from pyiceberg.manifest import ManifestContent
@@ -542,41 +328,6 @@ def has_deletes(loaded: Table) -> bool:
 def loaded_name(loaded: Table) -> str:
     """A table's identifier as one text."""
     return ".".join(loaded.name())
-
-
-def _check_commit(run: str, commit: TableCommit) -> None:
-    """The files lie at or below the watermarks, which do not fall. Raises ValueError."""
-    table = commit.table
-    after = merged(table.watermarks, commit.watermarks)
-    for partition, seq in table.watermarks.items():
-        if after[partition] < seq:
-            raise ValueError(
-                f"the watermark of partition {partition} of {table.table} would fall from {seq}"
-                f" to {after[partition]}"
-            )
-    for file, _ in commit.files:
-        if not file.path.startswith(f"{table.location}/data/"):
-            raise ValueError(f"{file.path} is not below {table.location}/data/")
-        if run_of_file(file.path.rpartition("/")[2]) != run:
-            raise ValueError(f"{file.path} is not named as a file of the run {run}")
-        for one in file.ranges:
-            if one.last_offset > after.get(one.partition, 0):
-                raise ValueError(
-                    f"{file.path} holds offset {one.last_offset} of partition {one.partition},"
-                    f" its watermark is {after.get(one.partition, 0)}"
-                )
-            if not commit.rewritten and one.first_offset <= table.watermarks.get(one.partition, 0):
-                raise ValueError(
-                    f"{file.path} holds offset {one.first_offset} of partition {one.partition},"
-                    f" which is in {table.table} already"
-                )
-
-
-def _busy(name: str) -> LakeUnusable:
-    return LakeUnusable(
-        f"the table {name} was changed by others {TRIES_MAX} times in a row",
-        "run it again when they are quieter",
-    )
 
 
 def _renamed(name: str) -> TableChanged:

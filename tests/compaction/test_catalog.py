@@ -13,6 +13,7 @@ import pytest
 from compaction.catalog import open_catalog
 from compaction.lake_errors import LakeUnusable
 from compaction.place import Place
+from compaction.prepare import prepare_one
 from compaction.tables import Lake
 from tests.compaction.lakes import Book, catalog_properties, compacted, place_in, rows, topic
 from tests.minio import Bucket, Minio
@@ -103,7 +104,7 @@ def test_a_lake_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Lake(place_in(tmp_path), catalog_properties(tmp_path)) as lake,
         pytest.raises(LakeUnusable, match=r"the table headgate\.orders in file://"),
     ):
-        lake.prepare_one(topic(), None, {})
+        prepare_one(lake, topic(), None, {})
 
 
 def test_a_store_with_the_wrong_keys_is_named(
@@ -116,7 +117,7 @@ def test_a_store_with_the_wrong_keys_is_named(
         Lake(place, catalog_properties(tmp_path)) as lake,
         pytest.raises(LakeUnusable, match="access is denied"),
     ):
-        lake.prepare_one(topic(), None, {})
+        prepare_one(lake, topic(), None, {})
 
 
 def test_a_catalog_of_pyicebergs_own_configuration_is_used(

@@ -1,0 +1,125 @@
+"""What a run says of tables: plain data between the driver, its tasks, the lake and the ledger.
+
+``TopicTable`` is what a run needs to know before it reads, ``TableCommit`` what it found. Nothing
+is read or written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec import Struct
+
+from compaction.lake_errors import TableRefused
+from compaction.names import run_of_file
+from compaction.schema import Column
+from compaction.table_state import merged
+from ledger.lake_types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
+
+
+class LakeLedger(Protocol):
+    """What is asked of the ledger; ``ledger.ledger.Ledger`` is one."""
+
+    def lake_table(self, topic_id: int) -> LakeTable | None:
+        """A topic's table as of the last switch."""
+        ...
+
+    def compacted_seqs(self, topic_id: int) -> dict[int, int]:
+        """Up to where each partition is in the table."""
+        ...
+
+    def lake_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
+        """The files of a topic's table."""
+        ...
+
+    def ranges_of_files(self, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
+        """What each live file holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class TopicTable:
+    """A topic's table, ready to be written. Plain data; it may travel to executors.
+
+    ``columns`` are the topic's typed columns with the table's ids. Data files go below
+    ``location``/data. ``made`` says that the table is new, ``registered`` that the catalog had lost
+    it and the ledger's metadata was registered again.
+    """
+
+    topic_id: int
+    topic: str
+    table: str
+    location: str
+    columns: tuple[Column, ...]
+    watermarks: dict[int, int]
+    metadata_location: str
+    made: bool = False
+    registered: bool = False
+
+
+@dataclass(frozen=True)
+class TopicFailure:
+    """A topic of which nothing is compacted, and why."""
+
+    topic_id: int
+    topic: str
+    error: TableRefused
+
+
+class TableCommit(Struct, frozen=True):
+    """What a run does to one table. ``files`` come with their footers (``datafiles.py``).
+
+    ``rewritten`` are paths of data files whose rows are all in ``files``.
+    """
+
+    table: TopicTable
+    files: Sequence[tuple[NewFile, bytes]]
+    watermarks: Mapping[int, int]
+    rewritten: Sequence[str] = ()
+    holes: Sequence[Hole] = ()
+
+
+def switch_of(commit: TableCommit, metadata_location: str) -> TableSwitch:
+    """What the ledger is told of a commit."""
+    return TableSwitch(
+        topic_id=commit.table.topic_id,
+        table=commit.table.table,
+        metadata_location=metadata_location,
+        watermarks=dict(commit.watermarks),
+        added=tuple(file for file, _ in commit.files),
+        dropped=tuple(commit.rewritten),
+        holes=tuple(commit.holes),
+    )
+
+
+def check_commit(run: str, commit: TableCommit) -> None:
+    """The files are the run's, and lie at or below the watermarks, which do not fall.
+
+    Raises ValueError.
+    """
+    table = commit.table
+    after = merged(table.watermarks, commit.watermarks)
+    for partition, seq in table.watermarks.items():
+        if after[partition] < seq:
+            raise ValueError(
+                f"the watermark of partition {partition} of {table.table} would fall from {seq}"
+                f" to {after[partition]}"
+            )
+    for file, _ in commit.files:
+        if not file.path.startswith(f"{table.location}/data/"):
+            raise ValueError(f"{file.path} is not below {table.location}/data/")
+        if run_of_file(file.path.rpartition("/")[2]) != run:
+            raise ValueError(f"{file.path} is not named as a file of the run {run}")
+        for one in file.ranges:
+            if one.last_offset > after.get(one.partition, 0):
+                raise ValueError(
+                    f"{file.path} holds offset {one.last_offset} of partition {one.partition},"
+                    f" its watermark is {after.get(one.partition, 0)}"
+                )
+            if not commit.rewritten and one.first_offset <= table.watermarks.get(one.partition, 0):
+                raise ValueError(
+                    f"{file.path} holds offset {one.first_offset} of partition {one.partition},"
+                    f" which is in {table.table} already"
+                )
