@@ -1,7 +1,8 @@
 """Keeps read leases from expiring while the process that planned lives.
 
 A *keeper* is one thread of the driver's Python worker. A stream's worker lives as long as its
-query and ends each batch's lease itself. A batch read's worker is Spark's to end when it likes,
+query and ends each batch's lease itself, but for the last one's: Spark ends the worker by a kill,
+and the lease expires. A batch read's worker is Spark's to end when it likes,
 and nobody tells it that the query is over, so its leases are kept for a bounded time only; the
 tasks that read renew them too (``source_read.py``), and what is missed after all is planned again.
 """
