@@ -45,15 +45,16 @@ Files = list[list[int]]
 
 @st.composite
 def lakes(draw: st.DrawFn, interleaved: bool) -> tuple[list[tuple[int, int]], Files, int, int]:
-    """(no rows there, files, earliest, compacted): each readable offset in one file; of those
-    below earliest some in one, some in none."""
+    """(no rows there, files, earliest, compacted): each readable offset in one file. Of those
+    below earliest some are in one and some in none; all or none, where files do not interleave."""
     without = draw(spans())
     compacted = draw(st.integers(1, MAX))
     earliest = draw(st.integers(1, compacted + 3))
     files: Files = [[] for _ in range(draw(st.integers(1, 5)))]
-    at = 0
+    at, all_below = 0, draw(st.booleans())
     for offset in range(1, compacted + 1):
-        if offset in offsets_of(without) or (offset < earliest and draw(st.booleans())):
+        below = draw(st.booleans()) if interleaved else all_below
+        if offset in offsets_of(without) or (offset < earliest and not below):
             continue
         if interleaved:
             at = draw(st.integers(0, len(files) - 1))
