@@ -129,20 +129,63 @@ def check(context: click.Context, /, deep: bool, as_json: bool, **options: Any) 
 @headgate.command()
 @place_options
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted; write nothing.")
+@click.option(
+    "--accept-clock", is_flag=True, help="Trust the wall clock again, which status says has jumped."
+)
 @output_option
-def gc(dry_run: bool, as_json: bool, **options: Any) -> None:
-    """Delete orphans: objects that were put and never committed. Works beside a daemon.
+@click.pass_context
+def gc(
+    context: click.Context, /, dry_run: bool, accept_clock: bool, as_json: bool, **options: Any
+) -> None:
+    """Delete what nothing needs any more, beside a daemon or without one.
 
-    One goes when it is older than gc_grace_ms, after an entry of the owner's log names it.
+    That is: objects that are compacted, evicted or of deleted topics; orphans, which were put and
+    never committed; former snapshots and dropped files of the lake. One goes when gc_grace_ms is
+    over, after an entry of the owner's log names it. Exit code 1 when the lake has a problem.
     """
+    if dry_run and accept_clock:
+        raise click.UsageError("--dry-run writes nothing, and --accept-clock does")
     config = loaded(**options)
     from daemon.cli import check as check_  # its imports are of no use to other commands
 
-    report = check_.collect(config, dry_run=dry_run)
+    report = check_.collect(config, dry_run=dry_run, accept_clock=accept_clock)
     if as_json:
         print_json(report)
     else:
         click.echo(check_.collect_text(report))
+    context.exit(0 if report.sound else FAILED)
+
+
+@headgate.command()
+@place_options
+@click.option("--master", metavar="URL", help="Spark's master; local, on all CPUs, by default.")
+@click.option("--topic", "chosen", metavar="TOPIC", multiple=True, help="Only these; repeatable.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be compacted; write nothing.")
+@output_option
+@click.pass_context
+def compact(
+    context: click.Context,
+    /,
+    master: str | None,
+    chosen: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Compact objects into Iceberg tables; works beside a daemon and without one.
+
+    Covers everything acknowledged before it began, once, however often it is killed and run.
+    Exit code 1 when an object is damaged or a topic's table cannot be written: the rest is done.
+    """
+    config = loaded(**options)
+    from daemon.cli import compact as compact_  # its imports are of no use to other commands
+
+    report = compact_.compact(config, master=master, chosen=frozenset(chosen), dry_run=dry_run)
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(compact_.compact_text(report))
+    context.exit(0 if report.sound else FAILED)
 
 
 @headgate.command()
@@ -175,7 +218,7 @@ def groups(client: Client, as_json: bool) -> None:
 
 @headgate.group()
 def topics() -> None:
-    """List, show, create, alter and delete topics."""
+    """List, show, create, alter, trim and delete topics."""
 
 
 @topics.command("ls")
@@ -215,11 +258,37 @@ def topics_create(topic: str, client: Client, as_json: bool, **settings: Any) ->
 @client_option
 @output_option
 def topics_alter(topic: str, client: Client, as_json: bool, **settings: Any) -> None:
-    """Change the given settings of a topic; partitions only grow. The value none unsets."""
+    """Change the given settings of a topic; partitions only grow. The value none unsets.
+
+    Columns that are not given stay; NAME:none removes one, which is then no longer filled.
+    """
     chosen = topics_.settings_of(settings)
     if not chosen:
         raise click.UsageError("give at least one setting to change")
     _show(client, topics_.alter(client, topic, chosen), as_json)
+
+
+@topics.command("trim")
+@click.argument("topic")
+@click.option(
+    "--before-seq",
+    type=click.IntRange(0),
+    required=True,
+    metavar="N",
+    help="The first offset that can still be read.",
+)
+@click.option("--partition", type=click.IntRange(0, 999), default=0, show_default=True, metavar="P")
+@client_option
+@output_option
+def topics_trim(
+    topic: str, before_seq: int, partition: int, client: Client, as_json: bool
+) -> None:  # fmt: skip
+    """Drop the oldest records of a partition; rows of its table stay. Never taken back."""
+    state = topics_.trim(client, topic, partition, before_seq)
+    if as_json:
+        print_json(state)
+    else:
+        click.echo(topics_.trim_text(client, topic, state))
 
 
 @topics.command("delete")

@@ -1,7 +1,10 @@
-"""``headgate gc``: orphans are named, told to the owner's log, deleted, forgotten (PROTOCOL 7).
+"""Orphans of a collection: named, told to the owner's log, deleted, forgotten (PROTOCOL 7).
 
     raise the floor -> an entry has it -> LIST what is below it -> name orphans in the ledger
     -> an entry has the names -> DELETE -> the names go
+
+Committed objects that nothing needs any more are ``collect_spent.py``'s, files of the lake
+``collect_lake.py``'s.
 
 An orphan goes when its grace time is over, counted from when the store took it. Killed between
 any two steps and run again: rows of ``deletions`` whose objects are gone are dropped, the others
@@ -14,7 +17,7 @@ listed, in the transaction that names it, and behind the entry.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -23,11 +26,10 @@ from msgspec import Struct, field
 from daemon.cover import Cover, Sleep
 from ledger.collection import Candidate
 from ledger.ledger import Ledger
-from uploader.collect import LIST_LIMITS, Fate, epoch_prefix, fate, listed
+from uploader.collect import Fate, delete, epoch_prefix, fate, listed
 from uploader.counted import Requests
 from uploader.l0 import parse_key
-from uploader.retry import retry_delay_s
-from uploader.stores.base import ObjectHead, ObjectStore, StoreError
+from uploader.stores.base import ObjectHead, ObjectStore
 
 T = TypeVar("T")
 PAGE_OBJECTS = 1_000
@@ -38,8 +40,12 @@ KEYS_TOLD_MAX = 10_000  # in a report
 class Report(Struct):
     """What a collection found and did. Objects are keys; equal copies of one count once.
 
-    ``orphans`` are all that were found, of which ``young`` are still within the grace time.
-    ``keys`` are those deleted, or with ``dry_run`` those that would be; at most 10,000.
+    ``orphans`` are all that were found, of which ``young`` are still within the grace time, and
+    ``deleted`` went. Of committed objects that nothing needs any more ``collected`` went,
+    ``kept_by_lease`` are held by bulk readers, ``waiting`` are within their grace or may still be
+    asked for; ``quarantined`` ones never go. ``lake_files`` are Parquet files and manifests.
+    ``keys`` are the objects deleted, or with ``dry_run`` those that would be; at most 10,000.
+    ``problems``: what of the lake could not be collected, and why; the rest was done.
     """
 
     dry_run: bool
@@ -52,14 +58,33 @@ class Report(Struct):
     foreign: int = 0
     deleted: int = 0
     deleted_bytes: int = 0
+    collected: int = 0
+    collected_bytes: int = 0
+    kept_by_lease: int = 0
+    waiting: int = 0
+    quarantined: int = 0
+    lake_files: int = 0
+    lake_bytes: int = 0
+    lake_snapshots: int = 0
+    lake_skipped: str | None = None
+    problems: list[str] = []
     keys: list[str] = []
     requests: Requests = field(default_factory=Requests)
     usd: float = 0.0
     seconds: float = 0.0
 
+    @property
+    def sound(self) -> bool:
+        """Whether all was done."""
+        return not self.problems
+
+    def tell(self, keys: Iterable[str]) -> None:
+        """Adds keys of objects, as far as a report goes."""
+        self.keys.extend(islice(keys, max(0, KEYS_TOLD_MAX - len(self.keys))))
+
 
 class Collection:
-    """One run over a store."""
+    """The orphans of one run over a store."""
 
     def __init__(
         self, ledger: Ledger, store: ObjectStore, report: Report, grace_ms: int,
@@ -79,17 +104,18 @@ class Collection:
         for batch in self._rounds(floor, set()):
             self._tell(batch)
 
-    def collect(self, cover: Cover) -> None:
-        """Deletes the orphans. Raises NotCovered, StoreError, LedgerError."""
-        floor = cover.raise_floor()
-        self._report.epoch_floor = floor
+    def collect(self, cover: Cover, floor: int) -> None:
+        """Deletes the orphans below a floor that an accepted entry has.
+
+        Raises NotCovered, StoreError, LedgerError.
+        """
         # Names that a killed run left; another collection may add some meanwhile, which are its.
         gone = self._named()
         for batch in self._rounds(floor, gone):
             named = self._ledger.name_orphans([candidate for candidate, _ in batch])
             cover.cover()
             self._delete(batch, named)
-        for some in _pages(iter(sorted(gone)), PAGE_OBJECTS):
+        for some in pages(iter(sorted(gone)), PAGE_OBJECTS):
             self._ledger.forget_orphans(some)
 
     def _named(self) -> set[str]:
@@ -106,7 +132,7 @@ class Collection:
         Equal copies of one key are in one round.
         """
         batch: list[tuple[Candidate, int]] = []
-        for page in _pages(self._below(floor), PAGE_OBJECTS):
+        for page in pages(self._below(floor), PAGE_OBJECTS):
             for candidate, size_bytes in self._orphans_of(page, floor, gone):
                 if len(batch) >= ROUND_ORPHANS and candidate.key != batch[-1][0].key:
                     yield batch
@@ -152,32 +178,19 @@ class Collection:
             candidate.locator for candidate in self._ledger.orphans(named) if candidate.key in names
         }
         going = [(candidate, size) for candidate, size in batch if candidate.locator in still]
-        for some in _pages(iter(going), PAGE_OBJECTS):
-            self._delete_objects([candidate.locator for candidate, _ in some])
+        for some in pages(iter(going), PAGE_OBJECTS):
+            locators = [candidate.locator for candidate, _ in some]
+            delete(self._store, locators, self._rng, self._sleep_s)
             self._ledger.forget_orphans([candidate.key for candidate, _ in some])
         self._tell(going)
         self._report.deleted += len({candidate.key for candidate, _ in going})
         self._report.deleted_bytes += sum(size for _, size in going)
 
-    def _delete_objects(self, locators: Sequence[str]) -> None:
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                self._store.delete(locators)
-                return
-            except StoreError as error:
-                pause_s = retry_delay_s(error, attempt, self._rng, LIST_LIMITS)
-                if pause_s is None:
-                    raise
-                self._sleep_s(pause_s)
-
     def _tell(self, batch: Sequence[tuple[Candidate, int]]) -> None:
-        keys = self._report.keys
-        unique = dict.fromkeys(candidate.key for candidate, _ in batch)
-        keys.extend(islice(unique, max(0, KEYS_TOLD_MAX - len(keys))))
+        self._report.tell(dict.fromkeys(candidate.key for candidate, _ in batch))
 
 
-def _pages(items: Iterator[T], size: int) -> Iterator[list[T]]:
+def pages(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    """Items in lists of ``size``, the last one shorter."""
     while page := list(islice(items, size)):
         yield page

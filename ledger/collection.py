@@ -12,7 +12,8 @@ when its grace is over and
 - its commit is *settled*: no process asks for it any more, neither by its lease nor by its number.
   The daemon says up to which commit that is (``Settled``);
 - it is not the last commit's, by which a ledger is known, nor in quarantine;
-- no read lease is as old as its ``free_ms``: who planned before may still read it.
+- no read lease is as old as its ``free_ms``, nor a compaction that lives: who planned before may
+  still read it.
 
 A *dropped* file of the lake goes by the same rule of grace and leases, when the catalog has let go
 of it (``compaction/``).
@@ -30,7 +31,8 @@ from itertools import islice
 
 from msgspec import Struct
 
-from ledger import lake, readlease
+from ledger import lake, marking, readlease, topics
+from ledger.lake_types import LakeTable
 from ledger.types import LeaseId, ObjectRow
 
 REASON = "orphan"
@@ -118,17 +120,29 @@ def names_after(connection: sqlite3.Connection, key: str, limit: int) -> list[st
     return _names(connection, REASON, key, limit)
 
 
-_SPENT = """SELECT commit_number, key, locator, size_bytes, extents, free_ms FROM objects
-    WHERE free_ms IS NOT NULL AND free_ms <= ? AND epoch < ? AND commit_number <= ?
-    AND commit_number < (SELECT commit_number FROM state WHERE id = 1)
+_COLUMNS = "commit_number, key, locator, size_bytes, extents"
+_MAY_GO = """commit_number < (SELECT commit_number FROM state WHERE id = 1)
     AND key NOT IN (SELECT key FROM quarantine)"""
+_SPENT = f"""SELECT {_COLUMNS}, free_ms FROM objects
+    WHERE free_ms IS NOT NULL AND free_ms <= ? AND epoch < ? AND commit_number <= ?
+    AND {_MAY_GO}"""
 
 
 def rule(
-    connection: sqlite3.Connection, now_ms: int, grace_ms: int, epoch_floor: int, commits_to: int
+    connection: sqlite3.Connection,
+    now_ms: int,
+    grace_ms: int,
+    epoch_floor: int,
+    commits_to: int,
+    *,
+    run_lives: bool,
 ) -> Rule:
-    """The rule as of now, with the read leases that hold."""
-    held = min((one.created_ms for one in readlease.live(connection, now_ms)), default=None)
+    """The rule as of now, with the read leases that hold, and the compaction if it lives."""
+    since = [one.created_ms for one in readlease.live(connection, now_ms)]
+    if run_lives:
+        rows = connection.execute("SELECT started_ms FROM runs WHERE ended_ms IS NULL")
+        since += [row[0] for row in rows]
+    held = min(since, default=None)
     return Rule(now_ms - grace_ms, epoch_floor, commits_to, held)
 
 
@@ -141,6 +155,30 @@ def spent_after(
         (rule.free_to_ms, rule.epoch_floor, rule.commits_to, *after, limit),
     )
     return [Spent(*row) for row in rows]
+
+
+def spent_count(connection: sqlite3.Connection) -> int:
+    """All spent objects that go sooner or later."""
+    (count,) = connection.execute(
+        f"SELECT count(*) FROM objects WHERE free_ms IS NOT NULL AND {_MAY_GO}"
+    ).fetchone()
+    return int(count)
+
+
+def unmarked_after(
+    connection: sqlite3.Connection, after_number: int, limit: int
+) -> tuple[list[Spent], int | None]:
+    """Objects among the next ``limit`` commits that nothing needs and that are not marked as free
+    yet; and the last of those commits, None at the end."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS}, 0 FROM objects WHERE commit_number > ? AND {_MAY_GO}"
+        " ORDER BY commit_number LIMIT ?",
+        (after_number, limit),
+    ).fetchall()
+    objects = {row[0]: Spent(*row) for row in rows}
+    free = marking.free_among(connection, objects)
+    last = rows[-1][0] if len(rows) == limit else None
+    return [objects[number] for number in free], last
 
 
 def is_held(rule: Rule, free_ms: int) -> bool:
@@ -170,6 +208,17 @@ def name_spent(connection: sqlite3.Connection, rule: Rule, objects: Sequence[Spe
     return found
 
 
+def named_without_rows(
+    connection: sqlite3.Connection, after_key: str, limit: int
+) -> list[tuple[str, str]]:
+    """(key, locator) of names whose objects have no row: a recovery took it as gone."""
+    return connection.execute(
+        "SELECT key, locator FROM deletions AS d WHERE reason = ? AND key > ?"
+        " AND NOT EXISTS (SELECT 1 FROM objects AS o WHERE o.key = d.key) ORDER BY key LIMIT ?",
+        (COLLECTED, after_key, limit),
+    ).fetchall()
+
+
 def forget_spent(connection: sqlite3.Connection, keys: Sequence[str]) -> None:
     """Their objects are gone from the store: their rows and names go too, all at once."""
     lake.remove_objects(connection, keys)
@@ -189,9 +238,27 @@ def dropped(
     return [Dropped(*row) for row in rows]
 
 
-def name_files(connection: sqlite3.Connection, paths: Sequence[str]) -> None:
-    """Names files of the lake for deletion."""
-    _name(connection, [(path, path, LAKE) for path in paths])
+def name_known_files(connection: sqlite3.Connection, paths: Sequence[str]) -> None:
+    """Names those of the files for deletion that the ledger knows."""
+    known = _those_in(connection, "lake_files", paths, "path")
+    _name(connection, [(path, path, LAKE) for path in paths if path in known])
+
+
+def move_table(connection: sqlite3.Connection, table: LakeTable, metadata_location: str) -> bool:
+    """Notes where a table's metadata is after an expiry; not when a switch was quicker."""
+    moved = connection.execute(
+        "UPDATE lake_tables SET metadata_location = ? WHERE topic_id = ? AND metadata_location = ?",
+        (metadata_location, table.topic_id, table.metadata_location),
+    )
+    if moved.rowcount != 1:
+        return False
+    topics.touch(connection, table.topic_id)
+    connection.execute(
+        "UPDATE lake_tables SET changed = (SELECT catalog_version FROM state WHERE id = 1)"
+        " WHERE topic_id = ?",
+        (table.topic_id,),
+    )
+    return True
 
 
 def forget_files(connection: sqlite3.Connection, paths: Sequence[str]) -> None:
@@ -244,11 +311,15 @@ def objects_after(connection: sqlite3.Connection, key: str, limit: int) -> list[
     return [ObjectRow(*row) for row in rows]
 
 
-def _those_in(connection: sqlite3.Connection, table: str, keys: Sequence[str]) -> set[str]:
+def _those_in(
+    connection: sqlite3.Connection, table: str, keys: Sequence[str], column: str = "key"
+) -> set[str]:
     found: set[str] = set()
     left: Iterator[str] = iter(keys)
     while some := list(islice(left, KEYS_AT_ONCE)):
         places = ", ".join("?" * len(some))
-        rows = connection.execute(f"SELECT key FROM {table} WHERE key IN ({places})", some)
+        rows = connection.execute(
+            f"SELECT {column} FROM {table} WHERE {column} IN ({places})", some
+        )
         found.update(row[0] for row in rows)
     return found

@@ -57,7 +57,7 @@ def markable(connection: sqlite3.Connection) -> Marks:
         partitions.append((topic_id, partition, rows[-1][0] if len(rows) == left else bound))
         left -= len(rows)
     more = not left or len(moved) == PARTITIONS_MAX
-    return Marks(_free_among(connection, sorted(commits)), partitions, more)
+    return Marks(free_among(connection, sorted(commits)), partitions, more)
 
 
 def markable_void(connection: sqlite3.Connection, after_number: int) -> tuple[Marks, int | None]:
@@ -72,7 +72,7 @@ def markable_void(connection: sqlite3.Connection, after_number: int) -> tuple[Ma
     ).fetchall()
     commits = [row[0] for row in rows]
     more = len(commits) == EXTENTS_MAX
-    return Marks(_free_among(connection, commits), [], more), commits[-1] if commits else None
+    return Marks(free_among(connection, commits), [], more), commits[-1] if commits else None
 
 
 def mark(connection: sqlite3.Connection, marks: Marks, now_ms: int) -> None:
@@ -88,7 +88,8 @@ def mark(connection: sqlite3.Connection, marks: Marks, now_ms: int) -> None:
     )
 
 
-def _free_among(connection: sqlite3.Connection, commits: Iterable[int]) -> list[int]:
+def free_among(connection: sqlite3.Connection, commits: Iterable[int]) -> list[int]:
+    """Those of the commits whose objects nothing needs, and that are not marked as free."""
     return [
         number
         for number in commits

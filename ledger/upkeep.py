@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from ledger import collection, dedupe, marking, retention, settle, topics
 from ledger.collection import Dropped, Rule, Spent
 from ledger.dedupe import DedupeLimits
-from ledger.lake_types import Evicted
+from ledger.lake_types import Evicted, LakeTable
 from ledger.retention import Eviction, Look
 from ledger.session import Session
 from ledger.settle import Settled
@@ -117,11 +117,34 @@ class Upkeep:
             return settle.answer(connection)
 
     def collection_rule(
-        self, now_ms: int, grace_ms: int, epoch_floor: int, commits_to: int
+        self,
+        now_ms: int,
+        grace_ms: int,
+        epoch_floor: int,
+        commits_to: int,
+        *,
+        run_lives: bool = False,
     ) -> Rule:
-        """What a collection may take, by the read leases of now."""
+        """What a collection may take, by the read leases of now, and the compaction if it lives."""
+        with self._session.snapshot() as connection:
+            return collection.rule(
+                connection, now_ms, grace_ms, epoch_floor, commits_to, run_lives=run_lives
+            )
+
+    def spent_count(self) -> int:
+        """How many objects wait for their end."""
+        with self._session.snapshot() as connection:
+            return collection.spent_count(connection)
+
+    def unmarked_after(self, after_number: int, limit: int) -> tuple[list[Spent], int | None]:
+        """Objects that nothing needs and that are not marked yet, among the next commits."""
+        with self._session.snapshot() as connection:
+            return collection.unmarked_after(connection, after_number, limit)
+
+    def named_without_rows(self, after_key: str, limit: int) -> list[tuple[str, str]]:
+        """(key, locator) of spent objects that a recovery took as gone."""
         with self._session.reading() as connection:
-            return collection.rule(connection, now_ms, grace_ms, epoch_floor, commits_to)
+            return collection.named_without_rows(connection, after_key, limit)
 
     def spent_after(self, rule: Rule, after: tuple[int, int], limit: int = 1_000) -> list[Spent]:
         """Objects that nothing needs, behind (free_ms, commit number); leases are not looked at."""
@@ -154,10 +177,15 @@ class Upkeep:
         with self._session.reading() as connection:
             return collection.dropped(connection, rule, after_path, limit)
 
-    def name_files(self, paths: Sequence[str]) -> None:
-        """Names files of the lake for deletion."""
+    def name_known_files(self, paths: Sequence[str]) -> None:
+        """Names those of the files of the lake for deletion that the ledger knows."""
         with self._session.writing() as connection:
-            collection.name_files(connection, paths)
+            collection.name_known_files(connection, paths)
+
+    def move_table(self, table: LakeTable, metadata_location: str) -> bool:
+        """Notes where a table's metadata is now; False when a switch was quicker."""
+        with self._session.writing() as connection:
+            return collection.move_table(connection, table, metadata_location)
 
     def named_files(self, after_path: str = "", limit: int = 1_000) -> list[str]:
         """Files of the lake that are named for deletion, by path."""

@@ -1,12 +1,12 @@
-"""What an object in the store is that the ledger does not have, and LIST that goes on.
+"""What an object in the store is that the ledger does not have; LIST and DELETE that go on.
 
-Pure but for the listing, which asks a store. Vocabulary as in ``ledger/collection.py``.
+Pure but for those two, which ask a store. Vocabulary as in ``ledger/collection.py``.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import Enum
 
 from uploader.l0 import L0Error, parse_key
@@ -74,3 +74,22 @@ def listed(
             sleep_s(pause_s)
         else:
             return
+
+
+def delete(
+    store: ObjectStore, locators: Sequence[str], rng: random.Random,
+    sleep_s: Callable[[float], object],
+) -> None:  # fmt: skip
+    """DELETE, asked again when the store failed: what is gone is no error. Raises StoreError in
+    the end."""
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            store.delete(locators)
+            return
+        except StoreError as error:
+            pause_s = retry_delay_s(error, attempt, rng, LIST_LIMITS)
+            if pause_s is None:
+                raise
+            sleep_s(pause_s)

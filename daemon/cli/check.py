@@ -1,6 +1,7 @@
 """``headgate check`` and ``headgate gc``: what they open, and what they print.
 
-The work is ``daemon/check.py``'s and ``daemon/collect.py``'s. Both work beside a running daemon.
+The work is ``daemon/check.py``'s, and that of ``daemon/collect.py`` and its two neighbours. Both
+work beside a running daemon.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from daemon.cli.objects import opened_ledger, opened_store
 from daemon.cli.output import bytes_text, count_text, duration_text, progress
 from daemon.collect import Collection
 from daemon.collect import Report as CollectReport
+from daemon.collect_lake import LakeCollection, is_compacting
+from daemon.collect_spent import SpentCollection
 from daemon.config import Config
-from daemon.cover import NotCovered, covering, may_collect
+from daemon.cover import Cover, NotCovered, covering, may_collect
 from daemon.owner import OtherHistory
 from daemon.recover import sleep_s
+from daemon.retention import CLOCK_NOTE
 from ledger.entry import EntryError
 from ledger.errors import LedgerMissing
+from ledger.ledger import Ledger
 from shards.clock import monotonic_ns, wall_ms
 from uploader.counted import CountedStore
 from uploader.ownerlog import OwnedByAnother
@@ -71,15 +76,15 @@ def check_text(report: CheckReport) -> str:
     return "\n".join(lines)
 
 
-def collect(config: Config, *, dry_run: bool) -> CollectReport:
-    """Deletes orphans, or says which. Raises CommandFailed, LedgerError, StoreError."""
+def collect(config: Config, *, dry_run: bool, accept_clock: bool = False) -> CollectReport:
+    """Deletes what nothing needs, or says what. Raises CommandFailed, LedgerError, StoreError."""
     began_ns = monotonic_ns()
     report = CollectReport(dry_run)
     try:
         with opened_store(config) as opened:
             store = CountedStore(opened)
             report.requests = store.requests
-            _collect(config, store, report, dry_run=dry_run)
+            _collect(config, store, report, dry_run=dry_run, accept_clock=accept_clock)
     except OwnedByAnother as error:
         raise CommandFailed(
             str(error), hint="collect with that daemon's data directory, or take the store over"
@@ -95,27 +100,56 @@ def collect(config: Config, *, dry_run: bool) -> CollectReport:
     return report
 
 
-def _collect(config: Config, store: CountedStore, report: CollectReport, *, dry_run: bool) -> None:
+def _collect(
+    config: Config, store: CountedStore, report: CollectReport, *, dry_run: bool, accept_clock: bool
+) -> None:
     if not Path(config.ledger_path).exists():
         raise LedgerMissing(Path(config.ledger_path))
-    work = partial(
-        Collection, store=store, report=report, grace_ms=config.gc_grace_ms, now_ms=wall_ms,
-        sleep_s=sleep_s,
-    )  # fmt: skip
     with contextlib.ExitStack() as stack:
         if dry_run:
             ledger = stack.enter_context(opened_ledger(config))
             report.daemon_pid, report.epoch_floor = may_collect(config, ledger, store, sleep_s)
-            work(ledger).look(report.epoch_floor)
+            collector = Collector(config, ledger, store, report, None)
         else:
             ledger, cover = stack.enter_context(covering(config, store, sleep_s))
             report.daemon_pid = cover.daemon_pid
-            work(ledger).collect(cover)
+            if accept_clock:
+                ledger.set_meta(CLOCK_NOTE, "")
+            collector = Collector(config, ledger, store, report, cover)
+        collector.run()
+
+
+class Collector:
+    """All parts of one collection, in order. Without a cover it is a look."""
+
+    def __init__(
+        self, config: Config, ledger: Ledger, store: CountedStore, report: CollectReport,
+        cover: Cover | None,
+    ) -> None:  # fmt: skip
+        self._report = report
+        self._cover = cover
+        what = (ledger, store, report, config.gc_grace_ms, wall_ms, sleep_s)
+        self._spent = SpentCollection(*what, partial(is_compacting, config))
+        self._orphans = Collection(*what)
+        self._lake = LakeCollection(config, ledger, report, wall_ms, cover)
+
+    def run(self) -> None:
+        """Objects first: copies of what was collected are orphans then."""
+        if self._cover is None:
+            self._spent.look()
+            self._orphans.look(self._report.epoch_floor)
+        else:
+            floor = self._cover.raise_floor()
+            floor = self._spent.collect(self._cover) or floor
+            self._report.epoch_floor = floor
+            self._orphans.collect(self._cover, floor)
+        self._lake.run()
 
 
 def collect_text(report: CollectReport) -> str:
     """The report for people."""
-    going = report.orphans - report.young if report.dry_run else report.deleted
+    orphans = report.orphans - report.young if report.dry_run else report.deleted
+    going = orphans + report.collected
     verb = "would be deleted" if report.dry_run else "deleted"
     requests = report.requests
     lines = [
@@ -127,10 +161,25 @@ def collect_text(report: CollectReport) -> str:
     lines += [f"  {key}" for key in report.keys[:NAMED_MAX]]
     if going > NAMED_MAX:
         lines.append(f"  and {count_text(going - NAMED_MAX)} more")
-    lines.append(
-        f"{count_text(going)} {verb}, {count_text(report.young)} too young (gc_grace_ms),"
-        f" {count_text(report.foreign)} foreign and left alone"
-    )
+    lines += [
+        (
+            f"orphans   {count_text(orphans)} {verb}, {count_text(report.young)} too young"
+            f" (gc_grace_ms), {count_text(report.foreign)} foreign and left alone"
+        ),
+        (
+            f"objects   {count_text(report.collected)} {verb} that nothing needs any more"
+            f" ({bytes_text(report.collected_bytes)}), {count_text(report.waiting)} wait for their"
+            f" time, {count_text(report.kept_by_lease)} are kept for readers,"
+            f" {count_text(report.quarantined)} in quarantine"
+        ),
+        (
+            f"lake      {count_text(report.lake_files)} files {verb}"
+            f" ({bytes_text(report.lake_bytes)}), {count_text(report.lake_snapshots)} snapshots"
+            f" {'would expire' if report.dry_run else 'expired'}"
+            + (f"; left alone, for {report.lake_skipped}" if report.lake_skipped else "")
+        ),
+    ]
+    lines += [f"PROBLEM   {problem}" for problem in report.problems]
     lines.append(
         f"{count_text(requests.puts)} puts, {count_text(requests.lists)} lists,"
         f" {count_text(requests.gets)} gets, {count_text(requests.deletes)} deletes:"

@@ -1,9 +1,10 @@
-"""``headgate topics``: list, show, create, alter, delete.
+"""``headgate topics``: list, show, create, alter, trim, delete.
 
 Creating and altering are one PUT in the API. Here they differ, because a person who creates a
 topic that exists with other settings has mistaken its name: create refuses to change, alter
 refuses to create. Between looking and putting another client may act; the PUT then decides. A
-PUT leaves settings that it does not name as they are.
+PUT leaves settings that it does not name as they are; the columns are one setting there, and here
+each is one.
 """
 
 from __future__ import annotations
@@ -50,12 +51,13 @@ _SETTING_OPTIONS = (
     click.option("--auto-priority/--no-auto-priority", default=None, help="Priority by use."),
     click.option("--lossy/--not-lossy", default=None, help="Slow watchers may miss records."),
     click.option("--cap-records", callback=_optional_count, metavar=COUNT,
-                 help="Most records a partition keeps."),
+                 help="Most records that each partition keeps."),
     click.option("--cap-bytes", callback=_optional_count, metavar=COUNT,
-                 help="Most bytes a partition keeps."),
+                 help="Most bytes that each partition keeps; at most one extent more is kept."),
     click.option("--ttl-ms", callback=_optional_count, metavar=COUNT,
-                 help="How long records are kept."),
-    click.option("--discard", type=click.Choice(["old", "reject"]), help="What a full topic does."),
+                 help="How long records are kept, by their own timestamps."),
+    click.option("--discard", type=click.Choice(["old", "reject"]),
+                 help="At a cap: evict the oldest records, or refuse new ones."),
 )  # fmt: skip
 
 
@@ -72,7 +74,9 @@ def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in options.items():
         if key == "columns":
             if value:
-                settings[key] = dict(_column(text) for text in value)
+                columns = dict(_column(text) for text in value)
+                settings[key] = {name: None if kind == UNSET else kind
+                                 for name, kind in columns.items()}  # fmt: skip
         elif value is not None:
             settings[key] = None if value == UNSET else value
     return settings
@@ -80,7 +84,7 @@ def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _column(text: str) -> tuple[str, str]:
     name, _, kind = text.rpartition(":")
-    if not name or kind not in COLUMN_TYPES:
+    if not name or kind not in (*COLUMN_TYPES, UNSET):
         raise click.BadParameter(
             f"{text!r} is no NAME:TYPE with a type of {', '.join(COLUMN_TYPES)}",
             param_hint="--column",
@@ -137,6 +141,7 @@ def present_config(client: Client, topic: str) -> dict[str, Any] | None:
 
 def create(client: Client, topic: str, settings: Mapping[str, Any]) -> msgspec.Raw:
     """Makes a topic; one that exists with these settings is left as it is."""
+    settings = _with_columns(settings, {})
     present = present_config(client, topic)
     if present is not None:
         wanted = msgspec.to_builtins(TopicConfig()) | dict(settings)
@@ -159,8 +164,32 @@ def alter(client: Client, topic: str, settings: Mapping[str, Any]) -> msgspec.Ra
         raise CommandFailed(
             f"there is no topic {topic!r}", hint=f"`headgate topics create {topic}` makes one"
         )
+    settings = _with_columns(settings, present.get("columns", {}))
     client.call("PUT", topic_path(topic), msgspec.json.encode(settings))
     return fetch_one(client, topic)
+
+
+def _with_columns(settings: Mapping[str, Any], present: Mapping[str, str]) -> dict[str, Any]:
+    """Columns as the API takes them, all of them: those there are, with the given changes."""
+    if "columns" not in settings:
+        return dict(settings)
+    columns = {**present, **settings["columns"]}
+    return {**settings, "columns": {name: kind for name, kind in columns.items() if kind}}
+
+
+def trim(client: Client, topic: str, partition: int, before_seq: int) -> msgspec.Raw:
+    """Raises where a partition begins; its state afterwards, as it came."""
+    body = msgspec.json.encode({"partition": partition, "before_seq": before_seq})
+    return msgspec.Raw(client.call("POST", f"{topic_path(topic)}/trim", body))
+
+
+def trim_text(client: Client, topic: str, state: msgspec.Raw) -> str:
+    """A trimmed partition for people. Raises UnknownAnswer."""
+    now = _decoded(client, state, PartitionState)
+    return (
+        f"{topic}, partition {now.partition}: begins at {now.earliest_seq},"
+        f" {count_text(now.count)} records, {bytes_text(now.bytes)}"
+    )
 
 
 def delete(client: Client, topic: str) -> None:

@@ -209,7 +209,7 @@ class World:
 
     def collect(self) -> Report:
         report = Report(dry_run=False)
-        self.collection(report).collect(self)
+        self.collection(report).collect(self, self.raise_floor())
         return report
 
 
