@@ -73,6 +73,7 @@ class Node:
         self.store = CountingStore(str(directory / "store"))
         self.place = Place(f"file://{directory}/store")
         self.topic: Topic = self.ledger.create_topic("t", TopicConfig(partitions=3), 1)[0]
+        self.runs = 1  # compactions so far, for their names
         self.commits: list[Commit] = []
         self.records: dict[Key, list[tuple[int, Record]]] = defaultdict(list)
 

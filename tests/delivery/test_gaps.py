@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from delivery.diff import DiffAnswer, Tombstone
+from delivery.diff import DiffAnswer
+from delivery.standing import Tombstone
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
 from tests.delivery.test_diff import rec, told_reader
 

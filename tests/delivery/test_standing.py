@@ -1,0 +1,257 @@
+"""Who is told of what: a tombstone if and only if records were lost without being asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delivery import standing as standing_module
+from delivery.diff import DiffAnswer
+from delivery.standing import Standing, Standings, Tombstone
+from ledger.types import Gap, TopicConfig
+from tests.delivery.lakes import collect, compact
+from tests.delivery.node import ARRIVAL_MS, Node, cold_reader, node_in
+from tests.delivery.test_diff import Told, rec, told_reader
+
+CAP_5 = TopicConfig(partitions=3, cap_records=5)
+
+
+def gap(first: int, last: int) -> Gap:
+    return Gap(1, 0, first, last, "recovery")
+
+
+@pytest.mark.parametrize(
+    ("cursor", "expected"),
+    [
+        (0, (10, Tombstone(1, 10, "cap"))),
+        (7, (10, Tombstone(8, 10, "cap"))),
+        (8, (10, None)),  # all that was evicted had been read, and the rest was trimmed
+        (10, (10, None)),
+        (12, (12, None)),
+        (14, (17, Tombstone(15, 17, "recovery"))),
+        (16, (17, Tombstone(15, 17, "recovery"))),
+        (17, (17, None)),
+        (99, (99, None)),
+    ],
+)
+def test_where_a_cursor_goes_on(cursor: int, expected: tuple[int, Tombstone | None]) -> None:
+    """Evicted up to 8, trimmed up to 10, a gap from 15 to 17."""
+    assert Standing(11, 8, "cap", (gap(15, 17),)).enter(cursor) == expected
+
+
+def test_a_trim_into_a_gap_leaves_the_gap_to_be_told() -> None:
+    assert Standing(6, 0, "", (gap(5, 7),)).enter(0) == (7, Tombstone(5, 7, "recovery"))
+
+
+def test_an_eviction_into_a_gap_is_told_first() -> None:
+    standing = Standing(6, 5, "ttl", (gap(5, 7),))
+    assert standing.enter(0) == (5, Tombstone(1, 5, "ttl"))
+    assert standing.enter(5) == (7, Tombstone(5, 7, "recovery"))
+
+
+@given(
+    st.integers(1, 30), st.integers(0, 30), st.integers(0, 40),
+    st.lists(st.integers(1, 40), max_size=6, unique=True).map(sorted),
+)  # fmt: skip
+def test_a_tombstone_names_what_was_lost_and_nothing_else(
+    earliest_seq: int, lost_seq: int, cursor: int, ends: list[int]
+) -> None:
+    gaps = tuple(
+        gap(a, b) for a, b in zip(ends[::2], ends[1::2], strict=False) if b >= earliest_seq
+    )
+    lost_seq = min(lost_seq, earliest_seq - 1)
+    standing = Standing(earliest_seq, lost_seq, "cap", gaps)
+    reached, tombstone = standing.enter(cursor)
+    assert reached >= max(cursor, earliest_seq - 1)
+    if tombstone is None:
+        assert reached == max(cursor, earliest_seq - 1)
+        assert cursor >= lost_seq and standing.can_be_read(reached + 1)
+    elif tombstone.reason == "cap":
+        assert cursor < lost_seq
+        assert tombstone == Tombstone(cursor + 1, earliest_seq - 1, "cap")
+    else:
+        assert cursor >= lost_seq
+        assert not standing.can_be_read(max(cursor, earliest_seq - 1) + 1)
+        assert tombstone.gap_to == reached
+    # Told once: going on from there tells of the next thing, if any.
+    again = standing.enter(reached)[1]
+    assert again is None or again != tombstone
+
+
+# Against a ledger
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with node_in(tmp_path) as made:
+        yield made
+
+
+def commit(node: Node, *texts: str) -> None:
+    node.produce(0, {0: rec(*texts)})
+    assert node.commit(0) is not None
+
+
+def seqs(answer: DiffAnswer) -> list[int]:
+    return [record.seq for record in answer.records]
+
+
+def evict(node: Node, told: Told | None = None) -> None:
+    """Evicts by the topic's limits; a reader's word moves."""
+    assert node.ledger.evict(ARRIVAL_MS)
+    if told is not None:
+        told.version += 1
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("ring", [False, True])
+def test_a_cap_is_told_to_whoever_was_behind_it(node: Node, compacted: bool, ring: bool) -> None:
+    async def go() -> None:
+        with told_reader(node) as told:
+            if ring:
+                told.tell()  # the rings still hold all of it
+            answer = await told.diff(from_seq=0, limit=3)
+            assert (seqs(answer), answer.earliest_seq, answer.tombstone) == ([1, 2, 3], 1, None)
+            node.topic = node.ledger.alter_topic("t", CAP_5)
+            if compacted:
+                compact(node)
+            evict(node, told)
+            collect(node)
+            answer = await told.diff(from_seq=answer.next_from_seq)
+            assert answer.tombstone == Tombstone(4, 5, "cap")
+            assert (seqs(answer), answer.earliest_seq, answer.lag) == ([6, 7, 8, 9, 10], 6, 0)
+            answer = await told.diff(from_seq=5, limit=1)
+            assert (seqs(answer), answer.tombstone, answer.lag) == ([6], None, 4)
+
+    for number in range(5):
+        commit(node, str(number), "x")
+    asyncio.run(go())
+
+
+def test_a_trim_only_jumps(node: Node) -> None:
+    async def go() -> None:
+        with told_reader(node) as told:
+            await told.diff()
+            node.ledger.trim("t", 0, 6)
+            told.version += 1
+            answer = await told.diff(from_seq=2)
+            assert (seqs(answer), answer.earliest_seq) == ([6, 7, 8, 9, 10], 6)
+            assert answer.tombstone is None
+
+    commit(node, *"1234567890")
+    asyncio.run(go())
+
+
+def test_readers_that_come_new_after_a_restart_are_told_the_same(node: Node) -> None:
+    commit(node, *"1234567890")
+    node.topic = node.ledger.alter_topic("t", CAP_5)
+    evict(node)
+    node.ledger.trim("t", 0, 8)
+    for cursor, told_of in ((0, Tombstone(1, 7, "cap")), (4, Tombstone(5, 7, "cap")), (5, None)):
+        with told_reader(node) as told:
+            answer = asyncio.run(told.diff(from_seq=cursor))
+            assert (answer.tombstone, seqs(answer)) == (told_of, [8, 9, 10])
+
+
+def test_everything_may_be_gone(node: Node) -> None:
+    async def go() -> None:
+        with told_reader(node) as told:
+            answer = await told.diff()
+            assert answer.tombstone is None and answer.records == []
+            assert (answer.next_from_seq, answer.head_seq, answer.earliest_seq) == (3, 3, 4)
+            assert answer.caught_up and answer.lag == 0
+            answer = await told.diff(from_ts=0)
+            assert (answer.next_from_seq, answer.records) == (3, [])
+
+    commit(node, *"123")
+    node.ledger.trim("t", 0, 4)
+    asyncio.run(go())
+
+
+def test_a_word_that_is_late_is_made_up_for_by_the_look_at_the_store(node: Node) -> None:
+    """The reader was not told, and the rings are gone: the ledger knows better."""
+
+    async def go() -> None:
+        with told_reader(node) as told:
+            assert seqs(await told.diff(limit=2)) == [1, 2]
+            node.topic = node.ledger.alter_topic("t", CAP_5)
+            evict(node)
+            answer = await told.diff(from_seq=2)
+            assert answer.tombstone == Tombstone(3, 5, "cap")
+            assert (seqs(answer), answer.earliest_seq) == ([6, 7, 8, 9, 10], 6)
+            answer = await told.diff(from_ts=0, limit=2)
+            assert seqs(answer) == [6, 7]
+
+    for number in range(5):
+        commit(node, str(number), "x")
+    asyncio.run(go())
+
+
+def test_an_eviction_that_comes_between_two_looks_ends_the_answer(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found before it is given; the next answer tells of it."""
+    monkeypatch.setattr("delivery.past.EXTENTS_PER_LOOK", 2)
+
+    async def go() -> None:
+        with told_reader(node) as told:
+            node.topic = node.ledger.alter_topic("t", CAP_5)
+            node.store.before = lambda: evict(node) if len(node.store.gets) == 2 else None
+            answer = await told.diff()
+            assert (seqs(answer), answer.tombstone) == ([1, 2, 3, 4], None)
+            answer = await told.diff(from_seq=4)
+            assert answer.tombstone == Tombstone(5, 5, "cap")
+            assert seqs(answer) == [6, 7, 8, 9, 10]
+
+    for number in range(5):
+        commit(node, str(number), "x")
+    asyncio.run(go())
+
+
+def test_the_tail_is_read_without_the_ledger(node: Node) -> None:
+    async def go() -> None:
+        with told_reader(node) as told:
+            told.tell()
+            await told.diff()
+            questions = 0
+            ask = told.reader._cold.ask
+
+            async def counted(question: object) -> object:
+                nonlocal questions
+                questions += 1
+                return await ask(question)  # type: ignore[arg-type]  # passed on as it is
+
+            monkey = pytest.MonkeyPatch()
+            monkey.setattr(told.reader._cold, "ask", counted)
+            monkey.setattr(told.reader._standings, "_ask", counted)
+            for _ in range(3):
+                assert seqs(await told.diff(from_seq=1)) == [2, 3]
+            assert questions == 0
+            told.version += 1
+            for _ in range(3):
+                await told.diff(from_seq=1)
+            assert questions == 1, "once for each change"
+            monkey.undo()
+
+    commit(node, *"123")
+    asyncio.run(go())
+
+
+def test_standings_are_kept_for_a_bounded_number_of_partitions(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standing_module, "KEPT_MAX", 2)
+
+    async def go() -> None:
+        with cold_reader(node) as (cold, _):
+            standings = Standings(cold.ask, lambda: 0)
+            for partition in (0, 1, 2):
+                assert await standings.of(node.key(partition)) == Standing()
+            assert [standings.known(node.key(p)) is None for p in (0, 1, 2)] == [True, False, False]
+
+    asyncio.run(go())
