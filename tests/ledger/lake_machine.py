@@ -211,7 +211,7 @@ class LakeMachine(BackupMachine):
         spent = self.ledger.name_spent(rule, self.ledger.spent_after(rule, (-1, 0)))
         self.named += [one.key for one in spent]
         dropped = [one.path for one in self.ledger.dropped_files(rule)]
-        self.ledger.name_files(dropped)
+        self.ledger.name_known_files(dropped)
         self.named_files += dropped
         self.tell()
         self.collected.update(self.named)

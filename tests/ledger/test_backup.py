@@ -223,7 +223,7 @@ def test_what_an_entry_names_is_gone_for_who_applies_it(
         rule = ledger.collection_rule(10_000, 0, 99, 2)
         spent = ledger.spent_after(rule, (-1, 0))
         assert [one.key for one in ledger.name_spent(rule, spent)] == [key_of(lease(1))]
-        ledger.name_files([before[0].path])
+        ledger.name_known_files([before[0].path])
         mark, changes = ledger.changes_since(mark)
         for _ in range(2):
             copy.apply_changes(changes)
