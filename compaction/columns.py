@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from compaction.schema import TIMESTAMP, Column, arrow_schema
 from compaction.typed import TypedReader
 from shards.checksum import crc32c
-from shards.frame import BATCH, BATCH_BYTES, CODEC_RECORDS, Buffer
+from shards.frame import BATCH, BATCH_BYTES, CODEC_RECORDS
 from uploader.l0 import L0Error
 
 # Microseconds of 64 bits reach 9.2e15 ms; the daemon takes times up to 2**53 ms.
@@ -59,15 +59,18 @@ _decode_texts = msgspec.msgpack.Decoder(list[_TextRow]).decode
 _decode_rows = msgspec.msgpack.Decoder(list[_Row]).decode
 
 
-class ExtentBytes(NamedTuple):
-    """An extent to decode: offsets [first_offset, last_offset], its bytes, its object's key."""
+class ExtentBytes(msgspec.Struct, array_like=True, gc=False):
+    """An extent to decode: offsets [first_offset, last_offset], its object's key, its bytes.
+
+    Also how it travels from task to task; no cycle can go through it.
+    """
 
     partition: int
     first_offset: int
     last_offset: int
-    voids: Sequence[tuple[int, int]]
-    data: Buffer
+    voids: tuple[tuple[int, int], ...]
     key: str
+    data: memoryview
 
 
 class Piece:
@@ -160,7 +163,7 @@ def _mixed_arrays(data: list[Any]) -> tuple[pa.Array, pa.Array]:
 def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], bool]:
     """Live records, their times, whether some may be bytes. Raises L0Error; its ``byte`` counts
     from the extent's first."""
-    view = memoryview(extent.data)
+    view = extent.data
     end = len(view)
     rows: list[_TextRow | _Row] = []
     ts_ms: list[int] = []
@@ -191,7 +194,10 @@ def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], boo
             mixed = True
         if len(batch) != count:
             raise L0Error(extent.key, position, f"{count} records", f"{len(batch)}")
-        rows += batch
+        if rows:
+            rows += batch
+        else:
+            rows = batch  # mostly the only one
         ts_ms += [arrival_ms if row.ts is None else row.ts for row in batch]
         position = stop
     for first, count in reversed(extent.voids):

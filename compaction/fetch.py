@@ -38,7 +38,7 @@ GAP_SHARE_MAX = 0.04  # of gaps between ranges that are read as one
 GAP_BYTES_MAX = 16 * 1024
 
 
-class TaskExtent(Struct, frozen=True, array_like=True):
+class TaskExtent(Struct, frozen=True, array_like=True, gc=False):
     """An extent as a task needs it: of the group that it will be written in, its place in the
     object, and the offsets that the ledger gave it."""
 

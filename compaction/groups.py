@@ -105,7 +105,7 @@ def write_group(
 
 
 class _Old(NamedTuple):
-    rows: pa.Table
+    rows: pa.Table | None
     shares: Shares
     partitions: dict[int, tuple[int, int]]  # partition: (first row, rows)
 
@@ -124,6 +124,7 @@ def _write_all(
             _add(piece, extents.pop(), topic, result)
             _write_full(writer, piece)
         start, count = old.partitions[partition]
+        assert old.rows is not None
         rows = old.rows.slice(start, count)
         last_old = rows.column("offset")[count - 1].as_py()
         shares = {partition: old.shares[partition]}
@@ -172,8 +173,6 @@ def _old_rows(
     place: Place, topic: TopicWork, joining: Sequence[JoiningFile], result: GroupResult
 ) -> _Old:
     schema = arrow_schema(topic.columns)
-    if not joining:
-        return _Old(schema.empty_table(), {}, {})
     tables = []
     shares: Shares = {}
     for each in joining:
@@ -188,7 +187,7 @@ def _old_rows(
             share[0] += part.rows
             share[1] += part.bytes
     if not tables:
-        return _Old(schema.empty_table(), {}, {})
+        return _Old(None, {}, {})
     rows = pa.concat_tables(tables).sort_by([("partition", "ascending"), ("offset", "ascending")])
     counts = pc.value_counts(rows.column("partition")).to_pylist()
     partitions = {}

@@ -2,7 +2,7 @@
 
 Elements between Spark and these functions are pairs of a key ``(reducer, group, partition, first
 offset)`` and bytes. The bytes are a *chunk*, extents of one group as a msgpack array, at most
-CHUNK_BYTES where an extent is not larger by itself; or, with the group REPORT, a task's *report*.
+CHUNK_BYTES_MAX where an extent is not larger by itself; or, with the group REPORT, a *report*.
 Reducers pass reports on and add their own. So bytes of extents are shuffled, never rows, and what
 the job returns is reports alone.
 
@@ -14,6 +14,8 @@ Nothing here imports pyspark before it runs on an executor, and nothing needs pa
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import resource
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,8 +31,14 @@ from compaction.place import Place
 from compaction.plan import Group, MapTask
 from ledger.lake_types import Hole
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES_MAX = 1 << 20
+CHUNK_BYTES_MIN = 128 << 10
+# PySpark gathers up to 10 elements a reducer, at most 1,000, before it sends them on.
+GATHERED_BYTES_MAX = 128 << 20
 REPORT = -1
+# glibc's mallopt: buffers up to the first come from the heap, which keeps the second at its end.
+_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES = -1, 1 << 30
+_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES = -3, 1 << 30
 REPORT_FILES_MAX = 1000  # of one report: a footer has a few KB
 
 Key = tuple[int, int, int, int]
@@ -64,17 +72,8 @@ class Report(Struct, frozen=True, array_like=True):
     memory_peak_bytes: int = 0
 
 
-class _ChunkExtent(Struct, frozen=True, array_like=True):
-    partition: int
-    first_offset: int
-    last_offset: int
-    voids: tuple[tuple[int, int], ...]
-    key: str
-    data: memoryview
-
-
 _encode = msgspec.msgpack.Encoder().encode
-_decode_chunk = msgspec.msgpack.Decoder(list[_ChunkExtent]).decode
+_decode_chunk = msgspec.msgpack.Decoder(list[ExtentBytes]).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
 _decode_task = msgspec.msgpack.Decoder(MapTask).decode
 encode_task: Callable[[MapTask], bytes] = _encode
@@ -173,16 +172,18 @@ def run_map_task(
                     extent.first_offset,
                     extent.last_offset,
                     extent.voids,
-                    data,
                     fetched.key,
+                    data,
                 )
             )
         writer.objects += 1
         writer.bytes_read += fetched.bytes_read
         writer.requests += fetched.requests
         count(1, 0)
+    reducers = 1 + max((group.reducer or 0 for group in shuffled), default=0)
+    chunk_bytes = chunk_bytes_for(reducers)
     for number in sorted(extents.keys() - local.keys()):
-        yield from _chunks(others[number], extents.pop(number))
+        yield from _chunks(others[number], extents.pop(number), chunk_bytes)
     for number, group in local.items():
         of_group = extents.pop(number)
         size = sum(len(extent.data) for extent in of_group)
@@ -190,34 +191,24 @@ def run_map_task(
         count(0, size)
 
 
-def _chunks(group: Group, extents: list[ExtentBytes]) -> Iterator[Chunk]:
+def chunk_bytes_for(reducers: int) -> int:
+    """The size of chunks that keeps what PySpark gathers within GATHERED_BYTES_MAX."""
+    return max(
+        CHUNK_BYTES_MIN, min(CHUNK_BYTES_MAX, GATHERED_BYTES_MAX // min(10 * reducers, 1000))
+    )
+
+
+def _chunks(group: Group, extents: list[ExtentBytes], chunk_bytes: int) -> Iterator[Chunk]:
     extents.sort(key=lambda extent: (extent.partition, extent.first_offset))
-    part: list[_ChunkExtent] = []
+    part: list[ExtentBytes] = []
     size = 0
     for extent in extents:
-        if part and size + len(extent.data) > CHUNK_BYTES:
+        if part and size + len(extent.data) > chunk_bytes:
             yield Chunk(group, part[0].partition, part[0].first_offset, _encode(part))
             part, size = [], 0
-        part.append(
-            _ChunkExtent(
-                extent.partition,
-                extent.first_offset,
-                extent.last_offset,
-                tuple(extent.voids),
-                extent.key,
-                memoryview(extent.data),
-            )
-        )
+        part.append(extent)
         size += len(extent.data)
     yield Chunk(group, part[0].partition, part[0].first_offset, _encode(part))
-
-
-def extents_of(body: bytes | memoryview) -> list[ExtentBytes]:
-    """The extents of a chunk; their data are parts of ``body``."""
-    return [
-        ExtentBytes(e.partition, e.first_offset, e.last_offset, e.voids, e.data, e.key)
-        for e in _decode_chunk(body)
-    ]
 
 
 class MapFunction:
@@ -234,6 +225,7 @@ class MapFunction:
 
     def __call__(self, tasks: Iterable[bytes]) -> Iterator[tuple[Key, bytes]]:
         for each in tasks:
+            _keep_memory()
             task = _decode_task(each)
             writer = TaskWriter(self._setup, _attempt())
             for chunk in run_map_task(task, self._shuffled, writer, self._setup, self._count):
@@ -258,6 +250,7 @@ class ReduceFunction:
         self._count = count
 
     def __call__(self, pairs: Iterable[tuple[Key, bytes]]) -> Iterator[tuple[Key, bytes]]:
+        _keep_memory()
         writer = TaskWriter(self._setup, _attempt())
         number = REPORT
         extents: list[ExtentBytes] = []
@@ -268,7 +261,7 @@ class ReduceFunction:
             if key[1] != number:
                 self._end(writer, number, extents)
                 number, extents = key[1], []
-            extents += extents_of(body)
+            extents += _decode_chunk(body)
         self._end(writer, number, extents)
         for report in writer.reports():
             yield (0, REPORT, 0, 0), _encode(report)
@@ -285,3 +278,16 @@ def _attempt() -> int:
 
     context = TaskContext.get()
     return 0 if context is None else int(context.taskAttemptId())
+
+
+@functools.cache
+def _keep_memory() -> None:
+    """Lets this process keep freed memory for its next piece, where glibc can be told to.
+
+    A task takes and frees buffers of megabytes all the time, and each new page of one costs a
+    fault: up to a quarter of the CPU time of a task on a virtual machine.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
