@@ -255,3 +255,20 @@ def test_standings_are_kept_for_a_bounded_number_of_partitions(
             assert [standings.known(node.key(p)) is None for p in (0, 1, 2)] == [True, False, False]
 
     asyncio.run(go())
+
+
+def test_an_eviction_that_is_known_before_its_records_moves_the_head(node: Node) -> None:
+    """The log's news of commits come later than the ledger's of what was trimmed of them."""
+
+    async def go() -> None:
+        with told_reader(node) as told:
+            await told.diff()
+            commit(node, *"45")
+            node.ledger.trim("t", 0, 6)
+            told.version += 1
+            answer = await told.diff(from_seq=3)
+            assert (answer.next_from_seq, answer.head_seq) == (5, 5)
+            assert answer.caught_up and answer.lag == 0
+
+    commit(node, *"123")
+    asyncio.run(go())
