@@ -127,7 +127,7 @@ def tasks_of(
     task by itself. At least ``tasks_min`` where there is that much to cut."""
     topics = {part.topic_id: part.topic for part in plan.partitions}
     parts = {(part.topic_id, part.partition): part for part in plan.partitions}
-    objects = list(_objects(plan.objects, parts))
+    objects = list(_objects(plan.objects))
     clusters = list(_clusters(plan.files, parts))
     total = sum(size for _, size in objects) + sum(size for _, size in clusters)
     target = max(1, min(bytes_max, ceil(total / tasks_min)))
@@ -165,9 +165,7 @@ def tasks_of(
     return tasks
 
 
-def _objects(
-    objects: Iterable[PlanObject], parts: dict[tuple[int, int], PlanPartition]
-) -> Iterator[tuple[TaskObject, int]]:
+def _objects(objects: Iterable[PlanObject]) -> Iterator[tuple[TaskObject, int]]:
     for each in objects:
         extents = tuple(
             TaskExtent(
@@ -175,13 +173,9 @@ def _objects(
                 extent.byte_start, extent.byte_length, extent.crc32c, extent.voids,
             )
             for extent in sorted(each.extents, key=lambda extent: extent.byte_start)
-            if (part := parts.get((extent.topic_id, extent.partition))) is not None
-            and extent.first_offset < part.to
-            and extent.last_offset >= max(part.from_, part.compacted_seq + 1)
         )  # fmt: skip
-        if extents:
-            size = sum(extent.byte_length for extent in extents)
-            yield TaskObject(each.key, each.locator, each.size_bytes, extents), size
+        size = sum(extent.byte_length for extent in extents)
+        yield TaskObject(each.key, each.locator, each.size_bytes, extents), size
 
 
 def _clusters(

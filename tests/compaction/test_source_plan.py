@@ -192,6 +192,34 @@ def test_a_switch_between_two_looks_neither_doubles_nor_hides(
     }  # fmt: skip
 
 
+def test_a_rewriting_between_two_looks_neither_doubles_nor_hides(
+    orders: tuple[Ledger, Topic],
+) -> None:
+    """Its file holds what was compacted before and after the states were read."""
+    ledger, topic = orders
+    compacted(ledger, topic, "first", 1, 1)
+    states = ledger.partition_states(topic.topic_id)
+    before = tuple(file.path for file in ledger.lake_files(topic.topic_id))
+    rows = (LakeRange(0, 1, 9, 9, 90, 1, 1), LakeRange(1, 1, 6, 6, 60, 1, 1))
+    file = NewFile("file:///lake/second-0", 100, 15, rows)
+    ledger.begin_run("second", "a test", 1, 10)
+    switch = TableSwitch(topic.topic_id, "orders", "2.json", {0: 9, 1: 6}, (file,), before)
+    ledger.switch_tables("second", [switch], 1)
+    page = Page(100)
+    for part in source_plan.wanted(topic, states, {}, {}):
+        source_plan.fill(page, ledger, part, [])
+    ledger.close()
+    plan = source_plan.finished(page, "plan", 1, PlanStore("file:///store"))
+    assert losses(plan) == []
+    tasks = tasks_of(plan, bytes_max=1 << 30)
+    assert [stretch.files[0].path for task in tasks for stretch in task.stretches] == [
+        file.path
+    ] * 2
+    assert read(tasks, 1) == {
+        (topic.topic_id, 0): list(range(1, 10)), (topic.topic_id, 1): list(range(1, 7)),
+    }  # fmt: skip
+
+
 def test_objects_of_several_partitions_are_one_read_each(orders: tuple[Ledger, Topic]) -> None:
     ledger, _ = orders
     plan = whole(ledger)
