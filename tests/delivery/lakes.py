@@ -47,8 +47,10 @@ def compact(
         for one, key in sorted(extents, key=lambda e: (e[0].partition, e[0].first_offset)):
             data = node.store.get(one.locator, one.byte_start, one.byte_length)
             piece.add(
-                ExtentBytes(partition=one.partition, first_offset=one.first_offset,
-                            last_offset=one.last_offset, voids=one.voids, data=memoryview(data), key=key)
+                ExtentBytes(
+                    partition=one.partition, first_offset=one.first_offset,
+                    last_offset=one.last_offset, voids=one.voids, data=memoryview(data), key=key,
+                )
             )  # fmt: skip
         added = _written(node, run, *piece.take())
     _switch(node, run, TableSwitch(topic_id, "headgate.t", "m", watermarks, tuple(added),

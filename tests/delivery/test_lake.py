@@ -1,0 +1,248 @@
+"""Reading L1 in a loop: kept within bounds, fetched once, tried again while that can help."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from compaction import l1, parquet
+from delivery import lake as lake_module
+from delivery.attempts import GET_LIMITS
+from delivery.lake import LakeReader
+from ledger.lake_types import FileRange
+from tests.delivery.lakes import compact
+from tests.delivery.node import Node, node_in
+from uploader.records import Record
+from uploader.stores.base import ObjectMissing, StoreError
+
+
+class Store:
+    """The real reads; counts them, and can make them wait or fail first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.footers: list[str] = []
+        self.groups: list[int] = []
+        self.under_way = 0
+        self.under_way_max = 0
+        self.asked = threading.Event()
+        self.before: Callable[[], object] = lambda: None
+        self._mutex = threading.Lock()
+        read_footer, read_rows = l1.read_footer, l1.read_rows
+
+        def footer(place: Any, path: str, size_bytes: int) -> Any:
+            self.footers.append(path)
+            return self._watched(lambda: read_footer(place, path, size_bytes))
+
+        def rows(footer: Any, group: Any) -> Any:
+            self.groups.append(group.index)
+            return self._watched(lambda: read_rows(footer, group))
+
+        monkeypatch.setattr(l1, "read_footer", footer)
+        monkeypatch.setattr(l1, "read_rows", rows)
+
+    def _watched(self, read: Callable[[], Any]) -> Any:
+        with self._mutex:
+            self.under_way += 1
+            self.under_way_max = max(self.under_way_max, self.under_way)
+        self.asked.set()
+        try:
+            self.before()
+            return read()
+        finally:
+            with self._mutex:
+                self.under_way -= 1
+
+
+class Lake:
+    """A topic of 40 compacted records, 10 a row group, in one file; and a reader of it."""
+
+    def __init__(self, node: Node, reader: LakeReader, counted: list[int]) -> None:
+        self.node = node
+        self.reader = reader
+        self.counted = counted
+        self.ranges: list[FileRange] = node.ledger.file_ranges(*node.key(), 1, 99)
+
+    async def read(self, first: int, last: int) -> list[int]:
+        return [
+            offset
+            async for span in self.reader.spans(self.ranges, 0, first, last)
+            for offset, _, _ in span.records()
+        ]
+
+
+@contextmanager
+def lake_of(directory: Path, rows_bytes_max: int = 1 << 20) -> Iterator[Lake]:
+    directory.mkdir(exist_ok=True)
+    with node_in(directory, ring_bytes=1 << 16) as node, ThreadPoolExecutor(4) as threads:
+        node.produce(0, {0: [Record(f'"{n:0100}"') for n in range(40)]})
+        node.commit()
+        compact(node)
+        counted: list[int] = []
+        reader = LakeReader(lambda: node.place, threads, counted.append, Random(1), rows_bytes_max)
+        yield Lake(node, reader, counted)
+
+
+@pytest.fixture(autouse=True)
+def several_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 10)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    return Store(monkeypatch)
+
+
+def test_footers_and_row_groups_are_fetched_once_and_then_kept(
+    tmp_path: Path, store: Store
+) -> None:
+    async def go() -> None:
+        for _ in range(3):
+            assert await lake.read(8, 25) == list(range(8, 26))
+
+    with lake_of(tmp_path) as lake:
+        asyncio.run(go())
+        assert store.footers == [lake.ranges[0].path]
+        assert store.groups == [0, 1, 2]
+        assert len(lake.counted) == 4 and sum(lake.counted) < 2 * lake.ranges[0].size_bytes
+        assert lake.reader._rows.size_bytes > 3 * 10 * 100
+
+
+def test_readers_of_one_row_group_wait_for_one_fetch(tmp_path: Path, store: Store) -> None:
+    async def go() -> None:
+        await lake.read(1, 1)
+        store.asked.clear()
+        store.before = lambda: may_go.wait(60)
+        tasks = [asyncio.create_task(lake.read(11, 12)) for _ in range(8)]
+        await asyncio.to_thread(store.asked.wait, 60)
+        for _ in range(100):  # what could be fetched besides would be by now
+            await asyncio.sleep(0)
+        may_go.set()
+        assert await asyncio.gather(*tasks) == [[11, 12]] * 8
+        assert store.groups == [0, 1]
+
+    may_go = threading.Event()
+    with lake_of(tmp_path) as lake:
+        asyncio.run(go())
+
+
+def test_a_bounded_number_is_fetched_at_a_time(tmp_path: Path, store: Store) -> None:
+    async def go() -> None:
+        await lake.read(1, 1)
+        store.before = lambda: may_go.wait(60)
+        store.asked.clear()
+        tasks = [asyncio.create_task(lake.read(first, first)) for first in (11, 21, 31)]
+        await asyncio.to_thread(store.asked.wait, 60)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        may_go.set()
+        assert await asyncio.gather(*tasks) == [[11], [21], [31]]
+        assert store.under_way_max <= lake_module.FETCHES_AT_ONCE
+
+    may_go = threading.Event()
+    with lake_of(tmp_path) as lake:
+        asyncio.run(go())
+
+
+def test_two_are_fetched_at_the_same_time(tmp_path: Path, store: Store) -> None:
+    async def go() -> None:
+        await lake.read(1, 1)
+        store.before = lambda: together.wait()
+        await asyncio.gather(lake.read(11, 11), lake.read(21, 21))
+        assert store.under_way_max == 2
+
+    together = threading.Barrier(2, timeout=60)
+    with lake_of(tmp_path) as lake:
+        asyncio.run(go())
+
+
+def test_row_groups_that_were_read_longest_ago_are_dropped(tmp_path: Path, store: Store) -> None:
+    async def go() -> None:
+        for first in (1, 11, 1, 21):  # the third takes the place of the second
+            await lake.read(first, first)
+        assert store.groups == [0, 1, 2]
+        await lake.read(1, 1)
+        await lake.read(21, 21)
+        assert store.groups == [0, 1, 2]
+        await lake.read(11, 11)
+        assert store.groups == [0, 1, 2, 1]
+
+    with lake_of(tmp_path / "one") as lake:
+        asyncio.run(lake.read(1, 1))
+        one = lake.reader._rows.size_bytes
+    store.groups.clear()
+    with lake_of(tmp_path / "two", rows_bytes_max=2 * one + 100) as lake:
+        asyncio.run(go())
+        assert lake.reader._rows.size_bytes <= 2 * one + 100
+
+
+def test_a_row_group_larger_than_the_bound_is_read_and_not_kept(
+    tmp_path: Path, store: Store
+) -> None:
+    with lake_of(tmp_path, rows_bytes_max=10) as lake:
+        for _ in range(2):
+            assert asyncio.run(lake.read(1, 15)) == list(range(1, 16))
+        assert store.groups == [0, 1, 0, 1]
+        assert lake.reader._rows.size_bytes == 0
+
+
+def test_a_store_that_fails_for_a_while_is_asked_again(tmp_path: Path, store: Store) -> None:
+    def fail() -> None:
+        if len(store.footers) < 3:
+            raise StoreError("not now", retryable=True)
+
+    with lake_of(tmp_path) as lake:
+        store.before = fail
+        assert asyncio.run(lake.read(1, 1)) == [1]
+        assert len(store.footers) == 3
+        assert len(lake.counted) == 4, "failures cost requests too"
+
+
+def test_a_store_that_goes_on_failing_is_said_to(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise StoreError("never", retryable=True)
+
+    monkeypatch.setattr("delivery.attempts.GET_LIMITS", type(GET_LIMITS)(0.001, 0.001, 4))
+    with lake_of(tmp_path) as lake:
+        store.before = fail
+        with pytest.raises(StoreError, match="never"):
+            asyncio.run(lake.read(1, 1))
+        assert len(store.footers) == 4
+
+
+def test_a_missing_file_is_not_asked_for_again(tmp_path: Path, store: Store) -> None:
+    def fail() -> None:
+        raise ObjectMissing("gone")
+
+    with lake_of(tmp_path) as lake:
+        store.before = fail
+        with pytest.raises(ObjectMissing):
+            asyncio.run(lake.read(1, 1))
+        assert len(store.footers) == 1
+
+
+def test_a_reader_that_gives_up_leaves_the_way_free(tmp_path: Path, store: Store) -> None:
+    async def go() -> None:
+        first = asyncio.create_task(lake.read(1, 1))
+        second = asyncio.create_task(lake.read(2, 2))
+        await asyncio.to_thread(store.asked.wait, 60)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        may_go.set()
+        assert await second == [2]
+        assert lake.reader._fetching == {}
+
+    may_go = threading.Event()
+    with lake_of(tmp_path) as lake:
+        store.before = lambda: may_go.wait(60)
+        asyncio.run(go())
