@@ -60,17 +60,14 @@ _decode_rows = msgspec.msgpack.Decoder(list[_Row]).decode
 
 
 class ExtentBytes(msgspec.Struct, array_like=True, gc=False):
-    """An extent to decode: offsets [first_offset, last_offset], its object's key, its bytes.
-
-    Also how it travels from task to task; no cycle can go through it.
-    """
+    """An extent to decode: offsets [first_offset, last_offset], its bytes, its object's key."""
 
     partition: int
     first_offset: int
     last_offset: int
     voids: tuple[tuple[int, int], ...]
+    data: Buffer
     key: str
-    data: memoryview
 
 
 class Piece:
@@ -163,7 +160,7 @@ def _mixed_arrays(data: list[Any]) -> tuple[pa.Array, pa.Array]:
 def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], bool]:
     """Live records, their times, whether some may be bytes. Raises L0Error; its ``byte`` counts
     from the extent's first."""
-    view = extent.data
+    view = memoryview(extent.data)
     end = len(view)
     rows: list[_TextRow | _Row] = []
     ts_ms: list[int] = []

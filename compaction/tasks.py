@@ -72,8 +72,14 @@ class Report(Struct, frozen=True, array_like=True):
     memory_peak_bytes: int = 0
 
 
+class _ChunkExtent(ExtentBytes):
+    """As it is read from a chunk: the bytes are a part of the chunk's."""
+
+    data: memoryview
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode_chunk = msgspec.msgpack.Decoder(list[ExtentBytes]).decode
+_decode_chunk = msgspec.msgpack.Decoder(list[_ChunkExtent]).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
 _decode_task = msgspec.msgpack.Decoder(MapTask).decode
 encode_task: Callable[[MapTask], bytes] = _encode
@@ -172,8 +178,8 @@ def run_map_task(
                     extent.first_offset,
                     extent.last_offset,
                     extent.voids,
-                    fetched.key,
                     data,
+                    fetched.key,
                 )
             )
         writer.objects += 1
