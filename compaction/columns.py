@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from compaction.schema import TIMESTAMP, Column, arrow_schema
 from compaction.typed import TypedReader
 from shards.checksum import crc32c
-from shards.frame import BATCH, BATCH_BYTES, CODEC_RECORDS
+from shards.frame import BATCH, BATCH_BYTES, CODEC_RECORDS, Buffer
 from uploader.l0 import L0Error
 
 # Microseconds of 64 bits reach 9.2e15 ms; the daemon takes times up to 2**53 ms.
