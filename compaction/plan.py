@@ -6,8 +6,8 @@ Vocabulary: a *run of objects* is what one task reads, consecutive in commit ord
 extents from several runs. Only shares that would be small files are shuffled, and only where
 there are several of them: a topic that stands in one run alone is local whatever its size.
 
-    runs       of about equal bytes, at most ``run_bytes`` (what a task holds in memory), at least
-               as many as there are cores while each keeps RUN_BYTES_MIN
+    runs       of about equal bytes, at most an eighth above ``run_bytes`` (what a task holds in
+               memory), at least as many as there are cores while each keeps RUN_BYTES_MIN
     groups     a topic's shuffled extents by (partition, offset), cut at GROUP_BYTES_MAX
     joining    files go with the first group of their topic, as many as GROUP_BYTES_MAX allows,
                the others with groups of their own; each file with one group as a whole
@@ -154,7 +154,8 @@ def cut(sizes: Sequence[int], cores: int, limits: Limits) -> list[tuple[int, int
     total = sum(sizes)
     if not sizes:
         return []
-    count = max(1, -(-total // limits.run_bytes), min(cores, total // limits.run_bytes_min))
+    most = limits.run_bytes * 9 // 8  # a little more is better than another round of tasks
+    count = max(1, -(-total // most), min(cores, total // limits.run_bytes_min))
     # Whole rounds over the cores, as long as that makes no run too small.
     rounds = -(-count // cores) * cores
     if total // rounds >= limits.run_bytes_min:
@@ -162,9 +163,9 @@ def cut(sizes: Sequence[int], cores: int, limits: Limits) -> list[tuple[int, int
     runs: list[tuple[int, int]] = []
     start, size, done = 0, 0, 0
     for at, each in enumerate(sizes):
-        # Cut where the run comes closest to its share of what is left, never above run_bytes.
+        # Cut where the run comes closest to its share of what is left.
         share = (total - done) / max(1, count - len(runs))
-        if at > start and (size + each > limits.run_bytes or size + each / 2 > share):
+        if at > start and (size + each > most or size + each / 2 > share):
             runs.append((start, at))
             start, done, size = at, done + size, 0
         size += each
