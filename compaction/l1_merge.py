@@ -87,7 +87,8 @@ class _Cursor:
         self.stretches: list[tuple[int, int]] = []  # the next one last
 
     def take(self, last: int) -> Span:
-        """The rows of this stretch up to ``last``, but at least one."""
+        """The rows of this stretch up to ``last``, but at least one: who has the same bound
+        without rows yet has them further on."""
         assert self.rows is not None
         start, stop = self.stretches[-1]
         end = max(bisect_left(self.rows.offsets, last + 1, start, stop), start + 1)
@@ -129,12 +130,11 @@ def merged(
         and each.range.last_offset >= offset
         and each.range.last_timestamp_ms >= since_ms
     ]
-    # Of two with one bound the one without rows goes first: it may turn out to have them later.
-    heap = [(cursor.bound, False, number) for number, cursor in enumerate(cursors)]
+    heap = [(cursor.bound, number) for number, cursor in enumerate(cursors)]
     heapq.heapify(heap)
     reached = offset - 1
     while heap:
-        bound, _, number = heapq.heappop(heap)
+        bound, number = heapq.heappop(heap)
         if bound > last:
             return
         cursor = cursors[number]
@@ -152,7 +152,7 @@ def merged(
             yield span
             more = cursor.next_stretch()
         if more:
-            heapq.heappush(heap, (cursor.bound, cursor.rows is not None, number))
+            heapq.heappush(heap, (cursor.bound, number))
 
 
 def _advance(

@@ -250,6 +250,18 @@ def test_one_row_group_is_read_for_the_first_rows(
     assert reader.footers == [files[group[0]].path]
 
 
+def test_a_row_group_behind_another_files_rows_is_not_read_before_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 5)
+    outer = [(n, Record("1")) for n in (*range(1, 6), *range(91, 96))]
+    inner = [(n, Record("1")) for n in range(6, 91)]
+    files = [*write(place, {0: outer}, 1), *write(place, {0: inner}, 2)]
+    reader = Reader(place)
+    reader.spans(ranges_of(files), 0, 1, 99, most=2)
+    assert reader.groups == [(files[0].path, 0), (files[1].path, 0)]
+
+
 def test_only_the_base_columns_of_a_row_group_are_fetched(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +340,38 @@ def test_a_damaged_file_is_named_and_said_where(place: Place, change: Any, probl
         list(records(place, ranges_of([file]), 0, 1, 99))
     assert caught.value.path == file.path
     assert file.path in str(caught.value)
+
+
+def test_a_byte_that_changed_is_noticed(place: Place) -> None:
+    """By the pages' checksums, which the writer makes: what is stored plainly decodes anyhow."""
+
+    def change(stored: bytes) -> bytes:
+        footer = int.from_bytes(stored[-8:-4], "little")
+        body = bytearray(stored)
+        for position in range(len(stored) - footer - 8 - 40, len(stored) - footer - 8, 8):
+            body[position] ^= 1
+        return bytes(body)
+
+    file = damaged(place, change)
+    with pytest.raises(LakeFileDamaged, match="row group 0 cannot be decoded"):
+        list(records(place, ranges_of([file]), 0, 1, 99))
+
+
+def test_every_byte_of_a_row_group_is_watched(place: Place) -> None:
+    rng = random.Random(4)
+    (file,) = write(place, {0: [(n, Record(f'"{rng.random()}"')) for n in range(1, 40)]})
+    path = Path(place.path_of(file.path))
+    stored = path.read_bytes()
+    (group,) = read_footer(place, file.path, file.size_bytes).groups
+    expected = list(records(place, ranges_of([file]), 0, 1, 99))
+    for position in range(group.first_byte, group.first_byte + group.length):
+        changed = bytearray(stored)
+        changed[position] ^= 0x10
+        path.write_bytes(changed)
+        try:
+            assert list(records(place, ranges_of([file]), 0, 1, 99)) == expected
+        except LakeFileDamaged:
+            pass  # noticed; what is not noticed must be without effect
 
 
 def test_a_missing_file_is_missing(place: Place) -> None:

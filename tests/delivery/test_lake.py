@@ -193,6 +193,21 @@ def test_a_row_group_larger_than_the_bound_is_read_and_not_kept(
         assert lake.reader._rows.size_bytes == 0
 
 
+def test_what_is_too_large_to_be_kept_pushes_nothing_out() -> None:
+    kept: lake_module._Kept[str] = lake_module._Kept(10, 9)
+    kept.keep("a", "value", 5)
+    kept.keep("b", "large", 11)
+    assert (kept.get("a"), kept.get("b"), kept.size_bytes) == ("value", None, 5)
+
+
+def test_a_bounded_number_is_kept() -> None:
+    kept: lake_module._Kept[int] = lake_module._Kept(100, 2)
+    for number in range(3):
+        kept.keep(number, number, 1)
+    assert [kept.get(number) for number in range(3)] == [None, 1, 2]
+    assert kept.size_bytes == 2
+
+
 def test_a_store_that_fails_for_a_while_is_asked_again(tmp_path: Path, store: Store) -> None:
     def fail() -> None:
         if len(store.footers) < 3:
