@@ -352,6 +352,19 @@ def test_without_a_grace_time_one_call_marks_and_deletes(world: World) -> None:
     assert len(world.shelf.locators) == 1
 
 
+def test_what_may_still_be_asked_for_stays(world: World) -> None:
+    world.do("commit", 0)
+    world.do("late commit", 0)
+    world.do("delete", 0)
+    world.do("commit", 1)
+    assert world.collect(0).collected == 0, "the lease lives, and holds the floor"
+    world.do("finish", 0)
+    report = world.collect(0)
+    assert (report.collected, report.waiting) == (1, 1), "a shard is behind"
+    world.do("follow", 0)
+    assert world.collect(0).collected == 1
+
+
 def test_objects_of_void_records_alone_go(world: World) -> None:
     for _ in range(3):
         world.counter += 1
