@@ -38,14 +38,18 @@ def place_of(data: Path) -> Place:
     return Place(f"file://{data}/store")
 
 
-def compact(data: Path, run: str, topics: Sequence[str], *, objects_max: int = 1_000) -> None:
-    """Switches the oldest ``objects_max`` objects of the topics to L1."""
+def compact(
+    data: Path, run: str, topics: Sequence[str], *, objects_max: int = 1_000,
+    place: Place | None = None,
+) -> None:  # fmt: skip
+    """Switches the oldest ``objects_max`` objects of the topics to L1; ``place`` unless embedded."""
     with opened(data) as ledger:
         ledger.begin_run(run, "a test", wall_ms(), RUN_MS)
         found = [topic for name in topics if (topic := ledger.topic(name)) is not None]
         ids = {topic.topic_id for topic in found}
         planned = ledger.plan_objects(0, ledger.latest_commit_number(), objects_max, ids)
-        switches = [_written(place_of(data), run, topic, planned) for topic in found]
+        where = place or place_of(data)
+        switches = [_written(where, run, topic, planned) for topic in found]
         ledger.switch_tables(run, switches, wall_ms())
         ledger.end_run(run, wall_ms())
 
@@ -78,11 +82,12 @@ def _written(place: Place, run: str, topic: Topic, planned: Sequence[PlannedObje
 def _bytes(place: Place, extent: Extent) -> ExtentBytes:
     data = place.store().get(extent.locator, extent.byte_start, extent.byte_length)
     return ExtentBytes(
-        extent.partition, extent.first_offset, extent.last_offset, extent.voids, data, extent.key
-    )
+        extent.partition, extent.first_offset, extent.last_offset, extent.voids, extent.key,
+        memoryview(data),
+    )  # fmt: skip
 
 
-def delete_compacted(data: Path) -> int:
+def delete_compacted(data: Path, place: Place | None = None) -> int:
     """Deletes every object that nothing in the ledger needs, as a collection does when no lease
     holds them; returns how many."""
     deleted = 0
@@ -92,6 +97,6 @@ def delete_compacted(data: Path) -> int:
         }
         for row in ledger.objects(0, 10_000):
             if row.key not in needed:
-                place_of(data).store().delete([row.locator])
+                (place or place_of(data)).store().delete([row.locator])
                 deleted += 1
     return deleted
