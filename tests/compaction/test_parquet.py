@@ -54,7 +54,7 @@ def writer_in(
 
 
 def written_of(
-    folder: Path, *pieces: list[tuple[int, int, int]], **options: int
+    folder: Path, *pieces: list[tuple[int, int, int]], file_bytes_max: int = 1 << 30
 ) -> list[WrittenFile]:
     """The files of these pieces, each checked."""
     syncs = Syncs()

@@ -120,7 +120,7 @@ def test_runs_are_consecutive_whole_and_within_what_a_task_holds(
         (10, 4, 4),  # as many as cores
         (3, 8, 3),  # unless they were too small
         (1, 4, 1),
-        (41, 2, 6),
+        (46, 2, 6),
     ],
 )
 def test_runs_are_as_many_as_keep_all_cores_busy(objects: int, cores: int, runs: int) -> None:
