@@ -35,6 +35,12 @@ class LeaseKeeper:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread lives: it does while something is held."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
+
     def hold(self, plan: str, for_s: float = FOR_EVER_S) -> None:
         """Renews this lease from now on."""
         with self._lock:
@@ -96,3 +102,12 @@ def keep_for_a_batch(planner: Planner, plan: str) -> None:
     with _keepers_lock:
         keeper = _keepers.setdefault(planner, LeaseKeeper(planner))
     keeper.hold(plan, BATCH_KEPT_S)
+
+
+def end_batches() -> None:
+    """Ends the leases of all batch reads that this process planned, and their threads."""
+    with _keepers_lock:
+        keepers = list(_keepers.values())
+        _keepers.clear()
+    for keeper in keepers:
+        keeper.close()

@@ -133,6 +133,9 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     for method in ("GET", "PUT", "DELETE"):
         assert api.ask(method, "/v0/topics/-").status == 400
     plan(api)
+    trim(api)
+    assert api.ask("PUT", "/v0/topics/small", {"cap_records": 1, "discard": "reject"}).status == 201
+    assert api.ask("POST", "/v0/topics/small", [1, 2]).status == 422
     assert api.ask("DELETE", topic).status == 200
     assert api.ask("DELETE", topic).status == 404
 
@@ -148,6 +151,17 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     failing = {(m, p, 503) for m, p, _ in documented if p.startswith(("/v0/topics", "/v0/plans"))}
     # A thousand plans at once: tests/e2e/test_plans.py.
     assert left - failing == {("POST", "/v0/plans", 429)}
+
+
+def trim(api: Checked) -> None:
+    """What a trim of a topic ``t`` can be answered."""
+    at = "/v0/topics/t/trim"
+    asked = {"partition": 0, "before_seq": 2}
+    assert api.ask("POST", at, asked).status == 200
+    assert api.ask("POST", at, {"partition": 9, "before_seq": 2}).status == 400
+    assert api.ask("POST", "/v0/topics/none/trim", asked).status == 404
+    assert api.ask("POST", at, b" " * ((1 << 20) + 1), "application/json").status == 413
+    assert api.ask("POST", at, b"{}", "text/plain").status == 415
 
 
 def plan(api: Checked) -> None:

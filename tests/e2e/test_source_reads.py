@@ -14,6 +14,7 @@ import pytest
 
 from compaction.source import HeadgateReader, TaskPartition
 from compaction.source_errors import DataLoss, SourceError, TopicUnknown
+from compaction.source_lease import end_batches
 from compaction.source_options import parse
 from ledger.lake_types import Hole, NewFile, TableSwitch
 from shards.clock import wall_ms
@@ -28,6 +29,7 @@ DAY_MS = 86_400_000
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with running(tmp_path_factory.mktemp("data"), shards=2) as daemon:
         yield daemon
+        end_batches()
 
 
 def produced(daemon: Daemon, topic: str, requests: int, partitions: int = 3, seed: int = 1) -> None:
