@@ -13,7 +13,10 @@ DEFAULTS = {
     "partitions": 1, "columns": {}, "priority": None, "auto_priority": True, "lossy": False,
     "cap_records": None, "cap_bytes": None, "ttl_ms": None, "discard": "old",
 }  # fmt: skip
-EMPTY = {"head_seq": 0, "earliest_seq": 1, "next_seq": 1, "count": 0, "bytes": 0}
+EMPTY = {
+    "head_seq": 0, "earliest_seq": 1, "next_seq": 1, "count": 0, "bytes": 0,
+    "compacted_seq": 0, "lost_seq": 0, "lost_reason": "",
+}  # fmt: skip
 
 
 def topic_names(daemon: Daemon, prefix: str) -> list[str]:
@@ -84,14 +87,9 @@ def test_a_number_of_partitions_out_of_range_is_refused(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("columns", {"a": "long"}),
         ("priority", 5),
         ("auto_priority", False),
         ("lossy", True),
-        ("cap_records", 10),
-        ("cap_bytes", 10),
-        ("ttl_ms", 1000),
-        ("discard", "reject"),
     ],
 )
 def test_a_setting_that_is_not_enforced_yet_is_refused_unless_it_is_the_default(
@@ -104,6 +102,127 @@ def test_a_setting_that_is_not_enforced_yet_is_refused_unless_it_is_the_default(
     assert shared_daemon.get(f"/v0/topics/not-yet-{field}").status == 404
     default = shared_daemon.json("PUT", f"/v0/topics/not-yet-{field}", {field: DEFAULTS[field]})
     assert default.status == 201
+
+
+def test_limits_and_columns_are_settings(shared_daemon: Daemon) -> None:
+    topic = "/v0/topics/limited"
+    given = {
+        "cap_records": 10, "cap_bytes": 1 << 40, "ttl_ms": 1, "discard": "reject",
+        "columns": {"user": "string", "_at": "timestamp", "n2": "long"},
+    }  # fmt: skip
+    assert shared_daemon.json("PUT", topic, given).json["config"] == {**DEFAULTS, **given}
+    changed = shared_daemon.json("PUT", topic, {"cap_records": None, "discard": "old"})
+    assert changed.json["config"] == {**DEFAULTS, **given, "cap_records": None, "discard": "old"}
+
+
+@pytest.mark.parametrize("field", ["cap_records", "cap_bytes", "ttl_ms"])
+@pytest.mark.parametrize("value", [0, -1, 1 << 63, 1.5, "10", True])
+def test_a_limit_out_of_range_is_refused(shared_daemon: Daemon, field: str, value: object) -> None:
+    answer = shared_daemon.json("PUT", "/v0/topics/limit-range", {field: value})
+    assert (answer.status, answer.code) == (400, "invalid")
+    assert shared_daemon.get("/v0/topics/limit-range").status == 404
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"": "long"}, "no name of a column"),
+        ({"a b": "long"}, "no name of a column"),
+        ({"1a": "long"}, "no name of a column"),
+        ({"é": "long"}, "no name of a column"),
+        ({"x" * 129: "long"}, "no name of a column"),
+        ({"offset": "long"}, "of its own"),
+        ({"Data": "string"}, "of its own"),
+        ({"data_is_base64": "boolean"}, "of its own"),
+        ({"a": "long", "A": "long"}, "differ in case only"),
+        ({f"c{number}": "long" for number in range(201)}, "at most 200"),
+        ({"a": "float"}, "settings are wrong"),
+    ],
+)
+def test_columns_that_a_table_cannot_have_are_refused(
+    shared_daemon: Daemon, columns: dict[str, str], words: str
+) -> None:
+    answer = shared_daemon.json("PUT", "/v0/topics/columns-bad", {"columns": columns})
+    assert (answer.status, answer.code) == (400, "invalid")
+    assert words in answer.json["error"]["message"]
+    assert shared_daemon.get("/v0/topics/columns-bad").status == 404
+
+
+def test_a_column_is_added_and_removed_and_keeps_its_type(shared_daemon: Daemon) -> None:
+    topic = "/v0/topics/columns"
+    many = {f"c{number}": "long" for number in range(200)}
+    assert shared_daemon.json("PUT", topic, {"columns": many}).status == 201
+    assert shared_daemon.json("PUT", topic, {"columns": {"c1": "long"}}).status == 200
+    added = shared_daemon.json("PUT", topic, {"columns": {"c1": "long", "x": "double"}})
+    assert added.json["config"]["columns"] == {"c1": "long", "x": "double"}
+    refused = shared_daemon.json("PUT", topic, {"columns": {"c1": "string"}})
+    assert (refused.status, refused.code) == (400, "invalid")
+    assert refused.json["error"]["detail"] == {"field": "columns", "column": "c1"}
+    assert shared_daemon.get(topic).json["config"] == added.json["config"]
+
+
+# Trims
+
+
+def test_a_trim_drops_the_oldest_records_and_is_never_taken_back(shared_daemon: Daemon) -> None:
+    for _ in range(2):
+        shared_daemon.produce("trimmed", 1, 2, 3)
+    trim = "/v0/topics/trimmed/trim"
+    answer = shared_daemon.json("POST", trim, {"before_seq": 5})
+    assert answer.status == 200
+    state = shared_daemon.get("/v0/topics/trimmed").json["partitions"][0]
+    assert answer.json == {"topic": "trimmed", **state}
+    assert (state["earliest_seq"], state["count"], state["head_seq"]) == (5, 2, 6)
+    read = shared_daemon.diff("trimmed", from_seq=0)
+    assert [record["seq"] for record in read["records"]] == [5, 6]
+    assert (read["earliest_seq"], read["tombstone"]) == (5, None), "a trim is no loss"
+    for lower in (0, 1, 5):
+        assert shared_daemon.json("POST", trim, {"before_seq": lower}).json == answer.json
+    assert shared_daemon.json("POST", trim, {"before_seq": 7}).json["count"] == 0
+    assert shared_daemon.read_all("trimmed") == []
+    assert shared_daemon.produce("trimmed", 4).json["first_seq"] == 7
+
+
+def test_a_trim_is_of_one_partition(shared_daemon: Daemon) -> None:
+    shared_daemon.json("PUT", "/v0/topics/trim-one", {"partitions": 2})
+    for partition in (0, 1):
+        shared_daemon.produce("trim-one", 1, 2, partition=partition)
+    body = {"partition": 1, "before_seq": 2}
+    assert shared_daemon.json("POST", "/v0/topics/trim-one/trim", body).status == 200
+    states = shared_daemon.get("/v0/topics/trim-one").json["partitions"]
+    assert [state["earliest_seq"] for state in states] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status", "code"),
+    [
+        (b'{"before_seq": 3}', "application/json", 400, "invalid"),
+        (b'{"before_seq": -1}', "application/json", 400, "invalid"),
+        (b'{"before_seq": 1, "partition": 1}', "application/json", 400, "invalid"),
+        (b'{"before_seq": 1, "partition": -1}', "application/json", 400, "invalid"),
+        (b'{"before_seq": 99999999999999999999}', "application/json", 400, "invalid"),
+        (b'{"before_seq": "1"}', "application/json", 400, "invalid"),
+        (b'{"before": 1}', "application/json", 400, "invalid"),
+        (b"{}", "application/json", 400, "invalid"),
+        (b"", "application/json", 400, "invalid"),
+        (b'{"before_seq": 1}', "text/plain", 415, "unsupported_media_type"),
+    ],
+)
+def test_a_trim_that_is_wrong_is_refused(
+    shared_daemon: Daemon, body: bytes, content_type: str, status: int, code: str
+) -> None:
+    if shared_daemon.get("/v0/topics/trim-wrong").status == 404:
+        shared_daemon.produce("trim-wrong", 1)
+    answer = shared_daemon.ask(
+        "POST", "/v0/topics/trim-wrong/trim", body, content_type=content_type
+    )
+    assert (answer.status, answer.code) == (status, code)
+    assert len(shared_daemon.read_all("trim-wrong")) == 1
+
+
+def test_a_trim_of_an_unknown_topic_is_404(shared_daemon: Daemon) -> None:
+    answer = shared_daemon.json("POST", "/v0/topics/trim-nothing/trim", {"before_seq": 1})
+    assert (answer.status, answer.code) == (404, "unknown_topic")
 
 
 @pytest.mark.parametrize(
@@ -239,6 +358,7 @@ def test_bad_names(shared_daemon: Daemon, method: str, name: str) -> None:
         ("POST", "/v0/topics", {"GET"}),
         ("PATCH", "/v0/topics/t", {"GET", "PUT", "POST", "DELETE"}),
         ("GET", "/v0/topics/t/diff", {"POST"}),
+        ("GET", "/v0/topics/t/trim", {"POST"}),
         ("PUT", "/livez", {"GET"}),
         ("DELETE", "/v0/status", {"GET"}),
     ],
