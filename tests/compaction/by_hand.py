@@ -42,7 +42,7 @@ def compact(
     data: Path, run: str, topics: Sequence[str], *, objects_max: int = 1_000,
     place: Place | None = None,
 ) -> None:  # fmt: skip
-    """Switches the oldest ``objects_max`` objects of the topics to L1; ``place`` unless embedded."""
+    """Switches the oldest ``objects_max`` objects of the topics to L1."""
     with opened(data) as ledger:
         ledger.begin_run(run, "a test", wall_ms(), RUN_MS)
         found = [topic for name in topics if (topic := ledger.topic(name)) is not None]
@@ -82,8 +82,8 @@ def _written(place: Place, run: str, topic: Topic, planned: Sequence[PlannedObje
 def _bytes(place: Place, extent: Extent) -> ExtentBytes:
     data = place.store().get(extent.locator, extent.byte_start, extent.byte_length)
     return ExtentBytes(
-        extent.partition, extent.first_offset, extent.last_offset, extent.voids, extent.key,
-        memoryview(data),
+        partition=extent.partition, first_offset=extent.first_offset,
+        last_offset=extent.last_offset, voids=extent.voids, key=extent.key, data=data,
     )  # fmt: skip
 
 

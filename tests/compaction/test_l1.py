@@ -35,7 +35,7 @@ DAY_MS = 86_400_000
 def extent(partition: int, first_offset: int, last_offset: int, data: bytes) -> ExtentBytes:
     return ExtentBytes(
         partition=partition, first_offset=first_offset, last_offset=last_offset, voids=(),
-        data=memoryview(data), key="l0/x",
+        data=data, key="l0/x",
     )  # fmt: skip
 
 

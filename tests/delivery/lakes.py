@@ -49,7 +49,7 @@ def compact(
             piece.add(
                 ExtentBytes(
                     partition=one.partition, first_offset=one.first_offset,
-                    last_offset=one.last_offset, voids=one.voids, data=memoryview(data), key=key,
+                    last_offset=one.last_offset, voids=one.voids, data=data, key=key,
                 )
             )  # fmt: skip
         added = _written(node, run, *piece.take())
