@@ -48,7 +48,8 @@ class TopicFailed(Struct, frozen=True):
 
 
 class Report(Struct):
-    """A run. ``bytes_compacted`` are those of extents, ``bytes_read`` what was fetched for them.
+    """A run. ``bytes_compacted`` are those of extents, ``bytes_read`` what was fetched for them;
+    ``would_compact`` are bytes by topic, of a dry run.
 
     ``start_up_seconds`` is Java's and Spark's; ``spark_seconds`` reading, shuffling, sorting and
     writing; ``commit_seconds`` the tables'. ``mb_per_second`` is of L0 over ``spark_seconds``.
@@ -73,6 +74,7 @@ class Report(Struct):
     requests: Requests = field(default_factory=Requests)
     usd: float = 0.0
     made_up_for: list[str] = []
+    would_compact: dict[str, int] = {}
     tables: list[TableReport] = []
     quarantined: list[Quarantined] = []
     failed: list[TopicFailed] = []

@@ -1,0 +1,64 @@
+"""``headgate compact`` that dies by SIGKILL at a point: ``python -m tests.e2e.killed_compact POINT``.
+
+The command itself runs; only the call that a point names kills the process before or behind it.
+The lock, the JVM and what the run wrote are left as the kernel leaves them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import compaction.distribute
+import compaction.tables
+from cli import headgate
+from daemon.compact import Run
+from ledger.ledger import Ledger
+
+
+def die(*_: Any, **__: Any) -> Any:
+    """The end, as of a power cut."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def behind(function: Callable[..., Any], times: int = 1) -> Callable[..., Any]:
+    """The same, and then the end, at the call of this number."""
+    left = [times]
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        result = function(*arguments, **named)
+        left[0] -= 1
+        if not left[0]:
+            die()
+        return result
+
+    return called
+
+
+POINTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "before anything is read": (compaction.distribute, "distribute", die),
+    "files are written": (
+        compaction.distribute, "distribute", behind(compaction.distribute.distribute)
+    ),
+    "one of two tables is committed": (
+        compaction.tables.Lake, "commit", behind(compaction.tables.Lake.commit)
+    ),
+    "all tables are committed": (Ledger, "switch_tables", die),
+    "readers are switched": (Ledger, "switch_tables", behind(Ledger.switch_tables)),
+    "before the run's end": (Run, "end", die),
+}  # fmt: skip
+
+
+def main() -> None:
+    """Arms the point and runs the command."""
+    point, *arguments = sys.argv[1:]
+    owner, name, replacement = POINTS[point]
+    setattr(owner, name, replacement)
+    headgate(["compact", *arguments])
+
+
+if __name__ == "__main__":
+    main()

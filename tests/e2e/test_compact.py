@@ -1,0 +1,250 @@
+"""``headgate compact``: every record once, the same for every reader, whatever is in the way."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.compact import RUN_LOCK_NAME
+from shards.clock import wall_ms
+from shards.locks import LockFile
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, running
+from tests.e2e.killed_compact import POINTS
+from tests.e2e.lake import diff_rows, produce_some, table_rows
+from tests.e2e.orphans import Place
+from tests.e2e.stores import on_s3
+from tests.minio import Bucket
+
+TOPICS = ("clicks", "eu.orders")
+SMALL = {"object_bytes_target": "64KiB", "ring_bytes": "256KiB", "body_bytes_max": "64KiB",
+         "record_bytes_max": "64KiB"}  # fmt: skip
+JOB_S = 300.0  # ends a hang only
+
+
+def fill(daemon: Daemon, rng: random.Random, count: int = 150) -> None:
+    """Some records in both topics, of which one has three partitions."""
+    assert daemon.json("PUT", "/v0/topics/clicks", {"partitions": 3}).status in (200, 201)
+    for topic in TOPICS:
+        produce_some(daemon, rng, topic, count, wall_ms())
+
+
+def all_rows(daemon: Daemon) -> dict[str, Any]:
+    return {topic: diff_rows(daemon, topic) for topic in TOPICS}
+
+
+def locations(place: Place) -> dict[str, str]:
+    """Where the tables' metadata is, by topic."""
+    with closing(place.ledger()) as ledger:
+        names = {topic.topic_id: topic.name for topic in ledger.topics()}
+        return {names[t.topic_id]: t.metadata_location for t in ledger.lake_tables()}
+
+
+def compact(place: Place, *more: str, code: int = 0) -> Any:
+    """The command's report."""
+    done = subprocess.run(
+        place.command("compact", *more), cwd=ROOT, env=place.environ, capture_output=True,
+        text=True, timeout=JOB_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr + done.stdout
+    return json.loads(done.stdout)
+
+
+@pytest.mark.spark
+def test_diff_and_table_hold_the_same_rows_before_and_after_l0_is_gone(data: Path) -> None:
+    rng = random.Random(1)
+    place = Place(data, {"settings": SMALL})
+    with running(data, shards=2, settings={**SMALL, "gc_grace_ms": 0}) as daemon:
+        fill(daemon, rng)
+        before = all_rows(daemon)
+        report = compact(place)
+        assert all_rows(daemon) == before
+        tables = {each["topic"]: each for each in report["tables"]}
+        for topic in TOPICS:
+            assert table_rows(tables[topic]["metadata_location"]) == before[topic]
+            assert tables[topic]["watermarks"] == {
+                str(state["partition"]): state["head_seq"]
+                for state in daemon.get(f"/v0/topics/{topic}").json["partitions"]
+                if state["head_seq"]
+            }
+        assert report["rows"] == sum(map(len, before.values()))
+        assert report["quarantined"] == report["failed"] == []
+        assert report["bytes_read"] <= 1.05 * report["bytes_compacted"] + report["objects"] * 65536
+
+        fill(daemon, rng)
+        before = all_rows(daemon)
+        compact(place)
+        produce_some(daemon, rng, "clicks", 10, wall_ms())
+        kept = len(place.present())
+        assert place.json("gc")["collected"] > 0
+        assert len(place.present()) < kept
+        after = all_rows(daemon)
+        assert {t: rows[: len(before[t])] for t, rows in after.items() if t != "clicks"} == {
+            t: rows for t, rows in before.items() if t != "clicks"
+        }
+        assert set(before["clicks"]) <= set(after["clicks"])
+        assert len(after["clicks"]) == len(before["clicks"]) + 10
+        for topic, location in locations(place).items():
+            assert table_rows(location) == before[topic]
+        assert place.json("check")["problems"] == []
+    with running(data, shards=1, settings=SMALL) as daemon:
+        assert all_rows(daemon) == after
+
+
+def test_with_nothing_to_do_neither_java_nor_spark_is_started(data: Path) -> None:
+    place = Place(data, {})
+    with running(data) as daemon:
+        assert daemon.json("PUT", "/v0/topics/orders").status == 201
+        place.environ |= {"JAVA_HOME": "/nonexistent", "PATH": "/nonexistent"}
+        report = compact(place)
+    assert (report["objects"], report["tables"], report["java"]) == (0, [], "")
+    done = subprocess.run(
+        [word for word in place.command("compact") if word not in ("-o", "json")],
+        cwd=ROOT, env=place.environ, capture_output=True, text=True, timeout=JOB_S, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("nothing to compact: everything acknowledged is in the tables")
+
+
+def test_a_second_compaction_is_refused_by_the_pid_of_the_first(data: Path) -> None:
+    place = Place(data, {})
+    with running(data) as daemon:
+        assert daemon.produce("orders", 1).status == 200
+        with closing(LockFile(data / RUN_LOCK_NAME)) as lock_file:
+            assert lock_file.try_lock(0)
+            done = place.run("compact")
+    assert done.returncode == 1
+    assert "another compaction is at work on" in done.stderr and "(pid " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["--topic", "nobody"], 1, "there is no topic 'nobody'"),
+        (["--set", "catalog_uri=sqlite:////nonexistent/c.db"], 1, "/nonexistent/c.db"),
+        (["--set", "catalog_uri=http://127.0.0.1:1"], 1, "http://127.0.0.1:1"),
+        (["--set", "catalog_name=nobody"], 1, "'nobody'"),
+        (["--set", "compact_run_bytes=1"], 2, "compact_run_bytes"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    data: Path, arguments: list[str], code: int, sentence: str
+) -> None:
+    place = Place(data, {})
+    with running(data) as daemon:
+        assert daemon.produce("orders", 1).status == 200
+        done = place.run("compact", *arguments)
+        assert done.returncode == code, done.stderr
+        assert sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
+        assert not (data / "store" / "lake").exists()
+        assert daemon.read_all("orders")[0]["data"] == 1
+
+
+@pytest.mark.spark
+@pytest.mark.s3
+def test_a_torn_object_is_named_and_kept_and_the_rest_is_compacted(
+    data: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)  # the test itself opens the store too
+    options = on_s3(bucket, commit_window_min_ms=10)
+    place = Place(data, options)
+    with running(data, **options) as daemon:
+        for number in range(4):
+            assert daemon.produce("orders", number).status == 200
+        torn = place.rows()[1]
+        name = f"{bucket.prefix}/{torn.key}"
+        body = bucket.client.get_object(Bucket=bucket.bucket, Key=name)["Body"].read()
+        bucket.client.put_object(Bucket=bucket.bucket, Key=name, Body=body[:-9])
+
+        report = compact(place, code=1)
+        (hole,) = report["quarantined"]
+        assert (hole["topic"], hole["first_offset"], hole["last_offset"]) == ("orders", 2, 2)
+        assert hole["key"] == torn.key and torn.key in hole["problem"]
+        assert report["rows"] == 3
+        assert place.json("gc")["quarantined"] == 1
+        assert torn.key in place.present()
+
+        first = daemon.diff("orders")
+        assert [record["seq"] for record in first["records"]] == [1]
+        then = daemon.diff("orders", from_seq=first["next_from_seq"])
+        assert then["tombstone"] == {"gap_from": 2, "gap_to": 2, "reason": "quarantined"}
+        assert [record["data"] for record in then["records"]] == [2, 3]
+        assert compact(place)["objects"] == 0
+
+
+@pytest.mark.spark
+def test_topics_whose_table_cannot_be_are_named_and_the_others_are_compacted(data: Path) -> None:
+    place = Place(data, {})
+    with running(data) as daemon:
+        for topic in ("a.b", "a-b", "orders"):
+            assert daemon.produce(topic, {"n": 1}).status == 200
+        report = compact(place, code=1)
+        assert [table["topic"] for table in report["tables"]] == ["orders"]
+        assert {failed["topic"] for failed in report["failed"]} == {"a.b", "a-b"}
+        assert all("'a-b', 'a.b'" in failed["problem"] for failed in report["failed"])
+        assert daemon.json("DELETE", "/v0/topics/a-b").status == 200
+        assert [table["topic"] for table in compact(place)["tables"]] == ["a.b"]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_at_any_point_and_run_again_each_record_is_in_its_table_once(data: Path) -> None:
+    rng = random.Random(2)
+    place = Place(data, {"settings": SMALL})
+    with running(data, shards=2, settings=SMALL) as daemon:
+        for point in POINTS:
+            fill(daemon, rng, 40)
+            command = place.command("compact")
+            at = command.index("compact")
+            killed = subprocess.run(
+                [sys.executable, "-m", "tests.e2e.killed_compact", point, *command[at + 1 :]],
+                cwd=ROOT, env=place.environ, capture_output=True, text=True, timeout=JOB_S,
+                check=False,
+            )  # fmt: skip
+            assert killed.returncode == -signal.SIGKILL, (point, killed.stderr)
+            rows = all_rows(daemon)
+            for topic, location in locations(place).items():
+                found = table_rows(location)
+                assert len(set(found)) == len(found) and set(found) <= set(rows[topic]), point
+        report = compact(place)
+        rows = all_rows(daemon)
+        for topic, location in locations(place).items():
+            assert table_rows(location) == rows[topic]
+        assert report["failed"] == report["quarantined"] == []
+        assert place.json("check")["problems"] == []
+        assert compact(place)["objects"] == 0
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_after_random_times_each_record_is_in_its_table_once(data: Path) -> None:
+    rng = random.Random(3)
+    place = Place(data, {"settings": SMALL})
+    kills = 0
+    with running(data, shards=2, settings=SMALL) as daemon:
+        while kills < 8:
+            fill(daemon, rng, 30)
+            run = subprocess.Popen(
+                place.command("compact"), cwd=ROOT, env=place.environ,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+            try:
+                run.wait(rng.uniform(1, 12))
+            except subprocess.TimeoutExpired:
+                run.kill()
+                kills += 1
+            run.wait(HANG_S)
+        compact(place)
+        rows = all_rows(daemon)
+        for topic, location in locations(place).items():
+            assert table_rows(location) == rows[topic]
+        assert place.json("check")["problems"] == []
