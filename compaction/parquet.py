@@ -127,11 +127,15 @@ class Syncs:
             for folder in sorted(self._folders):
                 _sync(folder)
         finally:
-            self._waiting.clear()
-            self._folders.clear()
-            if self._pool is not None:
-                self._pool.shutdown()
-                self._pool = None
+            self.close()
+
+    def close(self) -> None:
+        """Ends its threads; what was not waited for may not be durable."""
+        self._waiting.clear()
+        self._folders.clear()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
 
 def _sync(path: Path) -> None:

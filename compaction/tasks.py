@@ -19,6 +19,7 @@ import functools
 import resource
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 
 import msgspec
 from msgspec import Struct
@@ -32,7 +33,6 @@ from compaction.plan import Group, MapTask
 from ledger.lake_types import Hole
 
 CHUNK_BYTES_MAX = 1 << 20
-CHUNK_BYTES_MIN = 128 << 10
 # PySpark gathers up to 10 elements a reducer, at most 1,000, before it sends them on.
 GATHERED_BYTES_MAX = 128 << 20
 REPORT = -1
@@ -149,6 +149,10 @@ class TaskWriter:
         for start in range(REPORT_FILES_MAX, len(self._files), REPORT_FILES_MAX):
             yield Report(files=tuple(self._files[start : start + REPORT_FILES_MAX]))
 
+    def close(self) -> None:
+        """Ends its threads. Before ``reports`` that is giving up: nothing of it counts."""
+        self._syncs.close()
+
 
 class Chunk(Struct, frozen=True):
     """Extents of one group on their way to its reducer."""
@@ -199,9 +203,7 @@ def run_map_task(
 
 def chunk_bytes_for(reducers: int) -> int:
     """The size of chunks that keeps what PySpark gathers within GATHERED_BYTES_MAX."""
-    return max(
-        CHUNK_BYTES_MIN, min(CHUNK_BYTES_MAX, GATHERED_BYTES_MAX // min(10 * reducers, 1000))
-    )
+    return min(CHUNK_BYTES_MAX, GATHERED_BYTES_MAX // min(10 * reducers, 1000))
 
 
 def _chunks(group: Group, extents: list[ExtentBytes], chunk_bytes: int) -> Iterator[Chunk]:
@@ -233,13 +235,13 @@ class MapFunction:
         for each in tasks:
             _keep_memory()
             task = _decode_task(each)
-            writer = TaskWriter(self._setup, _attempt())
-            for chunk in run_map_task(task, self._shuffled, writer, self._setup, self._count):
-                group = chunk.group
-                key = (group.reducer or 0, group.number, chunk.partition, chunk.first_offset)
-                yield key, chunk.body
-            for report in writer.reports():
-                yield (task.number % self._reducers, REPORT, 0, 0), _encode(report)
+            with closing(TaskWriter(self._setup, _attempt())) as writer:
+                for chunk in run_map_task(task, self._shuffled, writer, self._setup, self._count):
+                    group = chunk.group
+                    key = (group.reducer or 0, group.number, chunk.partition, chunk.first_offset)
+                    yield key, chunk.body
+                for report in writer.reports():
+                    yield (task.number % self._reducers, REPORT, 0, 0), _encode(report)
 
 
 def reducer_of(key: Key) -> int:
@@ -257,20 +259,20 @@ class ReduceFunction:
 
     def __call__(self, pairs: Iterable[tuple[Key, bytes]]) -> Iterator[tuple[Key, bytes]]:
         _keep_memory()
-        writer = TaskWriter(self._setup, _attempt())
         number = REPORT
         extents: list[ExtentBytes] = []
-        for key, body in pairs:
-            if key[1] == REPORT:
-                yield key, body
-                continue
-            if key[1] != number:
-                self._end(writer, number, extents)
-                number, extents = key[1], []
-            extents += _decode_chunk(body)
-        self._end(writer, number, extents)
-        for report in writer.reports():
-            yield (0, REPORT, 0, 0), _encode(report)
+        with closing(TaskWriter(self._setup, _attempt())) as writer:
+            for key, body in pairs:
+                if key[1] == REPORT:
+                    yield key, body
+                    continue
+                if key[1] != number:
+                    self._end(writer, number, extents)
+                    number, extents = key[1], []
+                extents += _decode_chunk(body)
+            self._end(writer, number, extents)
+            for report in writer.reports():
+                yield (0, REPORT, 0, 0), _encode(report)
 
     def _end(self, writer: TaskWriter, number: int, extents: list[ExtentBytes]) -> None:
         if number != REPORT:

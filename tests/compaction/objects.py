@@ -130,10 +130,9 @@ def rows_in(place: Place, files: Iterable[WrittenFile]) -> list[Row]:
     rows: list[Any] = []
     for written in files:
         table = table_of(place, written)
-        times = table.column("timestamp").cast(pa.int64())
-        columns = [table.column(name).to_pylist() for name in table.schema.names[:9]]
-        columns[2] = times.to_pylist()
-        rows += zip(*columns, strict=True)
+        columns = [table.column(name) for name in table.schema.names[:9]]
+        columns[2] = columns[2].cast(pa.int64())  # Python's dates end at the year 9999
+        rows += zip(*(column.to_pylist() for column in columns), strict=True)
     return sorted(rows, key=lambda row: row[:2])
 
 

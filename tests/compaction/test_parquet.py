@@ -213,7 +213,7 @@ def test_a_writer_that_gives_up_leaves_nothing(tmp_path: Path) -> None:
     found = list(Path(place.path_of(place.lake)).rglob("*.parquet"))
     assert len(found) == 2, "one is closed, one is open"
     writer.abort()
-    syncs.wait()
+    syncs.close()
     assert not list(Path(place.path_of(place.lake)).rglob("*.parquet"))
 
 
