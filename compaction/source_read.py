@@ -306,7 +306,12 @@ def _add(piece: Piece, extent: TaskExtent, data: memoryview | str, key: str) -> 
     try:
         piece.add(
             ExtentBytes(
-                extent.partition, extent.first_offset, extent.last_offset, extent.voids, data, key
+                partition=extent.partition,
+                first_offset=extent.first_offset,
+                last_offset=extent.last_offset,
+                voids=extent.voids,
+                data=data,
+                key=key,
             )
         )
     except L0Error as error:

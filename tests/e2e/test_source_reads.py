@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from compaction.place import Place
 from compaction.source import HeadgateReader, TaskPartition
 from compaction.source_errors import DataLoss, SourceError, TopicUnknown
 from compaction.source_lease import end_batches
@@ -21,6 +22,8 @@ from shards.clock import wall_ms
 from tests.compaction.by_hand import compact, delete_compacted, opened, place_of
 from tests.e2e.daemon import Daemon, running
 from tests.e2e.lake import Row, diff_rows
+from tests.e2e.stores import on_s3
+from tests.minio import Bucket
 
 DAY_MS = 86_400_000
 
@@ -356,3 +359,27 @@ def test_a_plan_of_a_batch_is_held(daemon: Daemon) -> None:
     (plan,) = {task.task.plan for task in tasks if isinstance(task, TaskPartition)}
     with opened(daemon.data) as ledger:
         assert plan in {lease.lease for lease in ledger.read_leases(wall_ms())}
+
+
+def test_a_bucket_is_read_with_what_the_daemon_says_of_it(
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    with running(tmp_path / "data", **on_s3(bucket)) as daemon:
+        produced(daemon, "s3", 12)
+        expected = diff_rows(daemon, "s3")
+        place = Place(bucket.url, bucket.endpoint_url, bucket.region)
+        compact(daemon.data, "run", ["s3"], objects_max=5, place=place)
+        assert read(daemon, "s3") == expected
+        assert read(
+            daemon, "s3", data=str(daemon.data), store=bucket.url,
+            s3_endpoint_url=bucket.endpoint_url, s3_region=bucket.region,
+        ) == expected  # fmt: skip
+        reader, tasks = partitions(daemon, "s3")
+        compact(daemon.data, "again", ["s3"], place=place)
+        with opened(daemon.data) as ledger:
+            gone = [row.locator for row in ledger.objects(0, 1_000)]
+        place.store().delete(gone)
+        assert rows_of(reader, tasks) == expected
+    end_batches()
