@@ -196,6 +196,7 @@ def apply(connection: sqlite3.Connection, changes: Changes) -> None:
     for table, rows in changes.rows.items():
         if table in TABLES and table != "topics":
             _upsert(connection, table, rows)
+    lake.keep_quarantined(connection, {row[4] for row in changes.rows.get("quarantine", [])})
     _forget(connection, [(row[1], row[3]) for row in changes.rows.get("deletions", [])])
     state = changes.state
     connection.execute(

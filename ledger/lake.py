@@ -155,11 +155,7 @@ def _switch(connection: sqlite3.Connection, run: str, switch: TableSwitch, now_m
             for hole in switch.holes
         ],
     )  # fmt: skip
-    # Evicted meanwhile, they may have been marked; in quarantine they are kept.
-    connection.executemany(
-        "UPDATE objects SET free_ms = NULL WHERE key = ? AND free_ms IS NOT NULL",
-        [(key,) for key in sorted({hole.key for hole in switch.holes})],
-    )
+    keep_quarantined(connection, {hole.key for hole in switch.holes})
     connection.execute(
         "INSERT INTO lake_tables (topic_id, name, metadata_location, switched_ms, changed)"
         " VALUES (?, ?, ?, ?, ?) ON CONFLICT (topic_id) DO UPDATE SET name = excluded.name,"
@@ -168,6 +164,14 @@ def _switch(connection: sqlite3.Connection, run: str, switch: TableSwitch, now_m
         (topic_id, switch.table, switch.metadata_location, now_ms, version),
     )
     retention.recount_bytes(connection, topic_id)
+
+
+def keep_quarantined(connection: sqlite3.Connection, keys: AbstractSet[str]) -> None:
+    """Objects in quarantine are not free: evicted before it was known, they may be marked."""
+    connection.executemany(
+        "UPDATE objects SET free_ms = NULL WHERE key = ? AND free_ms IS NOT NULL",
+        [(key,) for key in sorted(keys)],
+    )
 
 
 def _check(connection: sqlite3.Connection, switch: TableSwitch) -> None:
