@@ -1,4 +1,4 @@
-"""``spark-submit compaction/job.py --data DIR ...``: ``headgate compact`` in a session that is given.
+"""``spark-submit compaction/job.py --data DIR ...``: ``headgate compact`` in a given session.
 
 The options are those of ``headgate compact``; master, memory and packages are spark-submit's. The
 driver needs the ledger, so it runs on the daemon's machine (deploy mode client) in Headgate's

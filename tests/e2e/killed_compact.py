@@ -1,4 +1,4 @@
-"""``headgate compact`` that dies by SIGKILL at a point: ``python -m tests.e2e.killed_compact POINT``.
+"""``headgate compact`` that dies by SIGKILL: ``python -m tests.e2e.killed_compact POINT ...``.
 
 The command itself runs; only the call that a point names kills the process before or behind it.
 The lock, the JVM and what the run wrote are left as the kernel leaves them.
