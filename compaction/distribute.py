@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from compaction.fetch import StoreFailed
 from compaction.groups import TopicWork
 from compaction.parquet import FILE_BYTES_MAX, ZSTD_LEVEL, WrittenFile
 from compaction.place import Place
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ADVANCE_EVERY_S = 0.25
+
+_MOST_RECENT = re.compile(
+    r"most recent failure: (?:Lost task [^\n]*?\(TID \d+\) \([^)]*\): )?"
+    r"(?:[\w.$]+Exception: )?([^\n]+?)(?:\. Consider setting[^\n]*)?$",
+    re.MULTILINE,
+)
 
 Advance = Callable[[int, int], None]
 """Told (objects read, bytes of L0 written) so far, from a thread of its own. Tasks count when they
@@ -149,20 +156,27 @@ def _collected(pairs: Any) -> list[Any]:
 
 
 def sentence_of(trace: str) -> str:
-    """What a failed job says, out of a trace of many lines: the exception of a Python task when
+    """What a failed job says, out of a trace of many lines: the exception of the Python task when
     there is one, else Spark's own reason."""
-    python = re.findall(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): (.+)$", trace, re.MULTILINE)
-    after = trace.rfind("Traceback (most recent call last)")
-    if after >= 0:
-        lines = [line.strip() for line in trace[after:].splitlines()[1:]]
-        for line in lines:
-            found = re.fullmatch(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*): (.+)", line)
-            if found and not line.startswith(("at ", "File ")):
-                return f"a task of the compaction failed: {found[1]}: {found[2]}"
+    _, python, behind = trace.rpartition("Traceback (most recent call last):\n")
     if python:
-        return f"the Spark job failed: {python[0][0]}: {python[0][1]}"
-    first = next((line.strip() for line in trace.splitlines() if line.strip()), "without a word")
-    return f"the Spark job failed: {first}"
+        # The first line that is not indented is the exception, its module's name before it.
+        said = next((line for line in behind.splitlines() if line[:1].strip()), "")
+        kind, colon, message = said.strip().partition(": ")
+        name = kind.rpartition(".")[2]
+        if colon:
+            own = name == StoreFailed.__name__
+            return f"a task of the compaction failed: {message if own else f'{name}: {message}'}"
+        return f"a task of the compaction failed with {name or 'an exception without a name'}"
+    reason = _MOST_RECENT.search(trace)
+    if reason:
+        said = reason[1].strip()
+        if "worker exited unexpectedly" in said:
+            said += "; if memory ran out, a smaller compact_run_bytes makes tasks smaller"
+        return f"a task of the compaction failed: {said}"
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    cause = next((line for line in lines if line.startswith(":")), lines[0] if lines else "")
+    return f"the Spark job failed: {cause.lstrip(': ') or 'without a word'}"
 
 
 @contextmanager
