@@ -43,7 +43,8 @@ class Report(Struct):
     ``orphans`` are all that were found, of which ``young`` are still within the grace time, and
     ``deleted`` went. Of committed objects that nothing needs any more ``collected`` went,
     ``kept_by_lease`` are held by bulk readers, ``waiting`` are within their grace or may still be
-    asked for; ``quarantined`` ones never go. ``lake_files`` are Parquet files and manifests.
+    asked for; ``quarantined`` ones never go. ``lake_files`` are Parquet files and
+    manifests, ``lake_bytes`` those of the former.
     ``keys`` are the objects deleted, or with ``dry_run`` those that would be; at most 10,000.
     ``problems``: what of the lake could not be collected, and why; the rest was done.
     """

@@ -63,7 +63,7 @@ class LakeCollection:
         self._report = report
         self._now_ms = now_ms
         self._cover = cover
-        self._going: dict[str, int] = {}  # location: bytes
+        self._going: dict[str, int] = {}  # location: bytes of data
         self._moved = False
 
     def run(self) -> None:
@@ -167,7 +167,8 @@ class LakeCollection:
             lake, listing, name, older_than_ms=began_ms - self._config.gc_grace_ms,
             active_runs=runs, read_files=live,
         ):  # fmt: skip
-            self._going[orphan.location] = orphan.size_bytes
+            is_data = orphan.location.endswith(".parquet")
+            self._going[orphan.location] = orphan.size_bytes if is_data else 0
 
     def _keep_what_may_be_read(self, tables: Sequence[LakeTable], rule: Rule) -> None:
         """Dropped files within their grace, or that a read lease is older than, stay."""
