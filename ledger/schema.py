@@ -15,7 +15,8 @@ any process reads.
   next offset to be given, ``count`` the live records, ``bytes`` the bytes of extents that hold
   any, ``max_timestamp_ms`` the greatest last timestamp of an extent so far. Commits write them;
   ``earliest_seq`` moves with trims and evictions, ``deleted`` with the topic. ``count`` and
-  ``bytes`` are of what can still be read.
+  ``bytes`` are of what can still be read, ``bytes`` up to ``compacted_seq`` as the lake's ranges
+  have them; records in quarantine have offsets and are counted.
 - ``objects``: one row for each commit and so for each L0 object. ``result`` is msgpack of
   [sources, runs, heads, verdicts], which is the whole answer of the commit.
 - ``extents``: offsets [first_offset, last_offset] of a partition in the object of a commit. The
@@ -24,8 +25,9 @@ any process reads.
   along the offsets, so a time is found by bisection without an index. ``voids`` is msgpack of
   [[record index, record count], ...] or null.
 - ``gaps``: offsets [gap_from, gap_to] that no record has or will have (recovery makes them).
-- ``deletions``: objects that a collection may delete once an entry of the owner's log names them;
-  a row goes when its object is gone. Written by the collection.
+- ``deletions``: objects, and files of the lake by their path, that a collection may delete once an
+  entry of the owner's log names them; a row goes when its object is gone. Written by the
+  collection, ``collection.py`` has the reasons.
 - ``void_extents``: extents without a single live record: no offsets, no readers.
 - ``lake_tables``, ``lake_files``, ``lake_ranges``, ``quarantine``, ``runs`` and ``read_leases``:
   the lake, see ``lake_types.py``. A compaction writes them, a collection removes rows of files
