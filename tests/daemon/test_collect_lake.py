@@ -324,8 +324,11 @@ def test_a_table_that_somebody_dropped_is_named_and_its_files_stay(
     assert world.files == before
 
 
-def test_a_damaged_table_is_named_and_nothing_of_it_goes(world: World, rewritten: set[str]) -> None:
-    for path in on_disk(world.lake.place.lake, ".avro"):
+@pytest.mark.parametrize("suffix", [".avro", ".metadata.json"])
+def test_a_damaged_table_is_named_and_nothing_of_it_goes(
+    world: World, rewritten: set[str], suffix: str
+) -> None:
+    for path in on_disk(world.lake.place.lake, suffix):
         Path(path.removeprefix("file://")).write_bytes(b"torn")
     before = world.files
     done = world.collect()
