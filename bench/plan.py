@@ -1,8 +1,8 @@
 """Which cases are run, in which order, and for how long. Pure.
 
 Names: ``embedded/1/1KiB/ndjson`` is the embedded store, one shard, that body; ``ceiling/SIZE`` the
-null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops. What is compared is run
-side by side, for machines drift.
+null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops, ``compaction/SHAPE`` the
+Spark job beside plain pyarrow. What is compared is run side by side, for machines drift.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ PEER_SIZES = ("1KiB", "64KiB")
 TAIL_SIZE = "1KiB"
 PUT_COST_BEFORE = "minio/1/1KiB/ndjson"  # whose latency is compared with a bare PUT's
 
+COMPACTIONS = ("compaction/few-topics", "compaction/thousand-topics")
+COMPACTION_S = 75  # for GIB of L0: 15 s to make it, a session, three turns of three
+
 START_STOP_S = 4  # a daemon's start and end together, with MinIO's first start shared out
-LIMIT_S = 720
+LIMIT_S = 900
 QUICK_LIMIT_S = 90
 
 
@@ -45,7 +48,7 @@ QUICK = Times(ceiling_s=2, light_s=3, half_s=2, saturated_s=4, compared_s=4, tai
 
 
 class Case(NamedTuple):
-    """One case; ``kind`` is embedded, minio, ceiling, s2-lite or put-cost."""
+    """One case; ``kind`` is embedded, minio, ceiling, s2-lite, put-cost or a compaction."""
 
     kind: str
     size: Size | None = None
@@ -91,6 +94,8 @@ class Case(NamedTuple):
 
     def seconds(self, times: Times) -> float:
         """About how long it takes."""
+        if self.kind in COMPACTIONS:
+            return COMPACTION_S
         if self.kind == "put-cost":
             return 3 + times.puts * 0.15
         if self.kind == "ceiling":
@@ -121,7 +126,7 @@ def full() -> list[Case]:
         for size in SIZES
         for body_format in FORMATS
     ]
-    return cases
+    return [*cases, *(Case(name) for name in COMPACTIONS)]
 
 
 def quick() -> list[Case]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.figures import MIB, Target, cpu_s_per_gib, mib_per_s, ratio
+from bench.figures import GIB, MIB, Target, cpu_s_per_gib, mib_per_s, ratio
 from bench.plan import EMBEDDED, MINIO, STORES
-from bench.results import DaemonResult, LoadResult, OtherResult, Results
+from bench.results import CompactionResult, DaemonResult, LoadResult, OtherResult, Results
 from bench.table import NONE, number, render
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -15,6 +15,9 @@ REQUESTS_PER_S_MIN = 50_000  # at 1 KiB, a shard core, embedded
 MIB_PER_S_MIN = 300  # at 64 KiB, a shard core, embedded
 PEER_REQUESTS_RATIO_MIN = 2.5
 PEER_MIB_RATIO_MIN = 8.0
+UNSHUFFLED_RATIO_MIN = 1.0  # the compaction's MB/s over plain pyarrow's
+SHUFFLED_RATIO_MIN = 0.5
+READ_RATIO_MAX = 1.05  # row C6
 PUT_RATIO_MAX = 1.25  # row L18
 PUT_CPU_RATIO_MAX = 1.2
 LIGHT_OVER_PUT_MS_MAX = 10.0  # row L21
@@ -39,6 +42,11 @@ def text(results: Results) -> str:
         )
     if results.peers:
         sections.append(_section("s2-lite on a local directory, one core", *_others(results.peers)))
+    if results.compactions:
+        sections.append(
+            _section("Compaction: Spark beside plain pyarrow in two processes",
+                     *_compactions(results.compactions))
+        )  # fmt: skip
     rows = [
         (target.name, _bound(target), number(target.measured) + target.unit, target.verdict)
         for target in targets(results)
@@ -53,7 +61,12 @@ def text(results: Results) -> str:
 
 def targets(results: Results) -> list[Target]:
     """Every target of which both sides were measured."""
-    return [*_embedded_targets(results), *_peer_targets(results), *_row_targets(results)]
+    return [
+        *_embedded_targets(results),
+        *_peer_targets(results),
+        *_row_targets(results),
+        *_compaction_targets(results),
+    ]
 
 
 def _embedded_targets(results: Results) -> Iterator[Target]:
@@ -105,6 +118,42 @@ def _row_targets(results: Results) -> Iterator[Target]:
             over_ms = small.light.load.p50_ms - cost.small_put_p50_ms
             yield Target("minio, 1 KiB: p50 at light load over one bare PUT (L21)",
                          LIGHT_OVER_PUT_MS_MAX, over_ms, at_least=False, unit=" ms")  # fmt: skip
+
+
+def _compaction_targets(results: Results) -> Iterator[Target]:
+    for each in results.compactions:
+        bound = SHUFFLED_RATIO_MIN if each.shuffled else UNSHUFFLED_RATIO_MIN
+        yield Target(f"{each.name}: MB/s over plain pyarrow", bound, each.plain_s / each.spark_s,
+                     unit=" x")  # fmt: skip
+        yield Target(f"{each.name}: bytes read over bytes compacted (C6)", READ_RATIO_MAX,
+                     each.bytes_read_ratio, at_least=False, unit=" x")  # fmt: skip
+
+
+def _compactions(compactions: list[CompactionResult]) -> Table:
+    heads = ("case", "L0 MB", "Spark MB/s", "plain", "defaults", "ratio", "CPU s/GiB", "plain's",
+             "files", "zstd", "read", "GETs", "worker MiB", "session s", "first job s")  # fmt: skip
+    rows = []
+    for each in compactions:
+        size_mb = each.l0_bytes / 1e6
+        gib = each.l0_bytes / GIB
+        rows.append((
+            each.name,
+            number(size_mb),
+            number(size_mb / each.spark_s),
+            number(size_mb / each.plain_s),
+            number(size_mb / each.plain_default_s),
+            number(each.plain_s / each.spark_s),
+            number(each.spark_cpu_s / gib),
+            number(each.plain_cpu_s / gib),
+            str(each.files),
+            number(each.l0_bytes / each.lake_bytes),
+            number(each.bytes_read_ratio),
+            str(each.requests),
+            number(each.memory_peak_bytes / MIB),
+            number(each.session_s),
+            number(each.first_job_s),
+        ))  # fmt: skip
+    return heads, rows
 
 
 def _throughput(results: Results) -> Table:

@@ -61,6 +61,34 @@ class OtherResult(msgspec.Struct, frozen=True):
     others_share: float
 
 
+class CompactionResult(msgspec.Struct, frozen=True):
+    """The Spark job on one shape of L0, beside plain pyarrow. Seconds are medians of the turns.
+
+    ``plain_s`` writes with the compaction's own encodings, ``plain_default_s`` as pyarrow does
+    when it is told nothing but the compression. A turn is (Spark, plain, plain with defaults).
+    ``cpu_s`` are of all processes. ``first_job_s`` is a small job right behind the session's start.
+    """
+
+    name: str
+    topics: int
+    l0_bytes: int
+    rows: int
+    spark_s: float
+    plain_s: float
+    plain_default_s: float
+    spark_cpu_s: float
+    plain_cpu_s: float
+    turns: list[tuple[float, float, float]]
+    session_s: float
+    first_job_s: float
+    files: int
+    lake_bytes: int
+    bytes_read_ratio: float
+    requests: int
+    memory_peak_bytes: int
+    shuffled: bool
+
+
 class LeftOut(msgspec.Struct, frozen=True):
     """A case without figures, and why."""
 
@@ -86,5 +114,6 @@ class Results(msgspec.Struct):
     ceilings: list[OtherResult] = []
     peers: list[OtherResult] = []
     put_cost: PutCost | None = None
+    compactions: list[CompactionResult] = []
     left_out: list[LeftOut] = []
     case_seconds: dict[str, float] = {}

@@ -1,0 +1,197 @@
+"""The compaction's figures: MB/s of the Spark job beside plain pyarrow on the same files.
+
+Both sides are warm: the session and its Python workers have done a small job, the pool's processes
+too. Then they take turns, and what is kept is the median of each. A figure is bytes of L0 over the
+time from the call to the last file's description; CPU is that of all processes, the JVM's too.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable
+from multiprocessing.pool import Pool
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+
+from bench import l0, plain_pyarrow
+from bench.results import CompactionResult
+from compaction.distribute import Outcome, distribute
+from compaction.groups import TopicWork
+from compaction.parquet import ZSTD_LEVEL
+from compaction.place import Place
+from compaction.plan import Limits
+from compaction.session import spark_session
+from ledger.lake_types import PlannedObject
+from shards.clock import monotonic_ns
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+L0_BYTES = 1 << 30
+PROCESSES = 2
+TURNS = 3
+WARM_BYTES = 16 << 20
+WARM_LIMITS = Limits(run_bytes_min=1 << 20)  # two tasks and, where it is to be, a shuffle
+
+
+class Shape(NamedTuple):
+    """What is compacted."""
+
+    name: str
+    topics: int
+    partitions: int
+    batch_records: int
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("compaction/few-topics", topics=4, partitions=2, batch_records=64),
+        Shape("compaction/thousand-topics", topics=1000, partitions=1, batch_records=4),
+    )
+}
+
+
+class Work(NamedTuple):
+    """Objects in a store, and where their tables are to be."""
+
+    shape: Shape
+    place: Place
+    lake: Path
+    objects: list[PlannedObject]
+
+    @property
+    def topics(self) -> list[TopicWork]:
+        return [
+            TopicWork(topic, f"{self.place.lake}/topic-{topic}")
+            for topic in range(1, self.shape.topics + 1)
+        ]
+
+
+class Time(NamedTuple):
+    """What a call took."""
+
+    seconds: float
+    cpu_s: float
+
+
+def measure(shape: Shape, total_bytes: int, folder: Path, turns: int = TURNS) -> CompactionResult:
+    """Makes the objects in a folder of its own, measures, removes them."""
+    own = Path(tempfile.mkdtemp(prefix="compaction-", dir=folder))
+    try:
+        work = made(shape, own / "l0", total_bytes)
+        warm = made(shape, own / "warm", WARM_BYTES)
+        scratch = own / "spark"
+        scratch.mkdir()
+        return _measured(work, warm, scratch, turns)
+    finally:
+        shutil.rmtree(own)
+
+
+def made(shape: Shape, folder: Path, total_bytes: int) -> Work:
+    """Puts objects of a shape into a store."""
+    objects = l0.make(
+        folder / "store", total_bytes, shape.topics, shape.partitions, shape.batch_records
+    )
+    lake = folder / "lake"
+    place = Place((folder / "store").as_uri(), lake_url=lake.as_uri())
+    return Work(shape, place, lake, objects)
+
+
+def _measured(work: Work, warm: Work, scratch: Path, turns: int) -> CompactionResult:
+    before_ns = monotonic_ns()
+    with spark_session(f"local[{PROCESSES}]", scratch) as spark:
+        session_s = (monotonic_ns() - before_ns) / 1e9
+        first_job, outcome = _by_spark(spark, warm, WARM_LIMITS)
+        # Spawned, not forked: this process has threads of the JVM's gateway and of pyarrow.
+        with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
+            _by_pyarrow(pool, warm, outcome, tuned=True)
+            spark_times, plain_times, default_times = [], [], []
+            for _ in range(turns):
+                time, outcome = _by_spark(spark, work)
+                spark_times.append(time)
+                plain_times.append(_by_pyarrow(pool, work, outcome, tuned=True))
+                default_times.append(_by_pyarrow(pool, work, outcome, tuned=False))
+    files = [written.file for topic in outcome.topics.values() for written in topic.files]
+    return CompactionResult(
+        name=work.shape.name,
+        topics=work.shape.topics,
+        l0_bytes=outcome.bytes_planned,
+        rows=outcome.rows,
+        spark_s=statistics.median(time.seconds for time in spark_times),
+        plain_s=statistics.median(time.seconds for time in plain_times),
+        plain_default_s=statistics.median(time.seconds for time in default_times),
+        spark_cpu_s=statistics.median(time.cpu_s for time in spark_times),
+        plain_cpu_s=statistics.median(time.cpu_s for time in plain_times),
+        turns=[
+            (spark.seconds, plain.seconds, default.seconds)
+            for spark, plain, default in zip(spark_times, plain_times, default_times, strict=True)
+        ],
+        session_s=session_s,
+        first_job_s=first_job.seconds,
+        files=len(files),
+        lake_bytes=sum(file.size_bytes for file in files),
+        bytes_read_ratio=outcome.bytes_read / outcome.bytes_planned,
+        requests=outcome.requests,
+        memory_peak_bytes=outcome.memory_peak_bytes,
+        shuffled=outcome.reducers > 0,
+    )
+
+
+def _by_spark(
+    spark: SparkSession, work: Work, limits: Limits | None = None
+) -> tuple[Time, Outcome]:
+    found: list[Outcome] = []
+    time = _timed(
+        work,
+        lambda: found.append(
+            distribute(spark, work.place, "run", work.objects, work.topics, limits=limits)
+        ),
+    )
+    return time, found[0]
+
+
+def _by_pyarrow(pool: Pool, work: Work, outcome: Outcome, tuned: bool) -> Time:
+    halves = plain_pyarrow.halves(
+        work.objects,
+        work.shape.topics,
+        by_topic=outcome.reducers > 0,
+        store_url=work.place.url,
+        folder=str(work.lake),
+        zstd_level=ZSTD_LEVEL,
+        tuned=tuned,
+    )
+    rows: list[int] = []
+    time = _timed(work, lambda: rows.extend(pool.map(plain_pyarrow.run, halves, 1)))
+    if sum(rows) != outcome.rows:
+        raise ValueError(f"plain pyarrow wrote {sum(rows)} rows, Spark {outcome.rows}")
+    return time
+
+
+def _timed(work: Work, call: Callable[[], None]) -> Time:
+    os.sync()  # what others left to write is not this turn's
+    before_cpu_s, before_ns = _cpu_s(), monotonic_ns()
+    call()
+    seconds = (monotonic_ns() - before_ns) / 1e9
+    cpu_s = _cpu_s() - before_cpu_s
+    shutil.rmtree(work.lake)
+    return Time(seconds, cpu_s)
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and all below it."""
+    total = 0.0
+    own = psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total

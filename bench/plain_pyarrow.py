@@ -1,0 +1,127 @@
+"""What the compaction is compared with: pyarrow in two processes, without Spark.
+
+The same objects, the same decoding (``compaction.columns``), the same zstd level, one file per
+topic and day. It reads, checks, decodes, and writes with ``ParquetWriter``, nothing else: no
+reports, no fsync, no spilling, no repeats. Few topics: each process takes half of the objects.
+Many topics: each takes half of the topics, and of each object the half of the bytes where these
+stand, so that nothing has to change hands; only a program on one machine can do that.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from msgspec import Struct
+
+from compaction.columns import ExtentBytes, Piece
+from ledger.lake_types import PlannedObject
+from shards.checksum import crc32c
+from uploader.l0 import read_footer
+from uploader.stores.open import open_store
+
+PIECE_BYTES = 16 << 20
+
+
+class Half(Struct, frozen=True):
+    """What one process does. ``topics`` [first, last] of the objects' extents are its own."""
+
+    number: int
+    store_url: str
+    folder: str
+    objects: tuple[PlannedObject, ...]
+    topics: tuple[int, int]
+    zstd_level: int
+    tuned: bool
+    """With the columns' encodings as the compaction writes them, else pyarrow's defaults."""
+
+
+def halves(
+    objects: Sequence[PlannedObject],
+    topics: int,
+    by_topic: bool,
+    **same: Any,
+) -> list[Half]:
+    """The work of two processes."""
+    if by_topic:
+        middle = topics // 2
+        return [
+            Half(0, objects=tuple(objects), topics=(1, middle), **same),
+            Half(1, objects=tuple(objects), topics=(middle + 1, topics), **same),
+        ]
+    at = len(objects) // 2
+    return [
+        Half(0, objects=tuple(objects[:at]), topics=(1, topics), **same),
+        Half(1, objects=tuple(objects[at:]), topics=(1, topics), **same),
+    ]
+
+
+def run(half: Half) -> int:
+    """Does its half; returns the rows written."""
+    store = open_store(half.store_url)
+    first, last = half.topics
+    found: dict[int, list[ExtentBytes]] = {topic: [] for topic in range(first, last + 1)}
+    for each in half.objects:
+        own = [extent for extent in each.extents if first <= extent.topic_id <= last]
+        if len(own) == len(each.extents):
+            body = memoryview(store.get(each.locator))
+            read_footer(body, each.key)
+            start = 0
+        else:
+            start = own[0].byte_start
+            length = own[-1].byte_start + own[-1].byte_length - start
+            body = memoryview(store.get(each.locator, start, length))
+        for extent in own:
+            data = body[extent.byte_start - start :][: extent.byte_length]
+            if crc32c(data) != extent.crc32c:
+                raise ValueError(f"{each.key} is damaged")
+            found[extent.topic_id].append(
+                ExtentBytes(extent.partition, extent.first_offset, extent.last_offset, (), data,
+                            each.key)
+            )  # fmt: skip
+    store.close()
+    return sum(_write(half, topic, found.pop(topic)) for topic in list(found))
+
+
+def _write(half: Half, topic: int, extents: list[ExtentBytes]) -> int:
+    extents.sort(key=lambda extent: (extent.partition, extent.first_offset))
+    writers: dict[datetime.date, pq.ParquetWriter] = {}
+    piece = Piece()
+    rows = 0
+    for index, extent in enumerate(extents):
+        piece.add(extent)
+        if piece.bytes < PIECE_BYTES and index < len(extents) - 1:
+            continue
+        table, _ = piece.take()
+        rows += table.num_rows
+        days = pc.cast(table.column("timestamp"), pa.date32())
+        for day in pc.unique(days).to_pylist():
+            if day not in writers:
+                folder = f"{half.folder}/topic-{topic}/timestamp_day={day}"
+                os.makedirs(folder, exist_ok=True)
+                writers[day] = _writer(f"{folder}/{half.number}.parquet", table.schema, half)
+            writers[day].write_table(table.filter(pc.equal(days, day)))
+    for writer in writers.values():
+        writer.close()
+    return rows
+
+
+def _writer(path: str, schema: pa.Schema, half: Half) -> pq.ParquetWriter:
+    options: dict[str, Any] = {}
+    if half.tuned:
+        options = {
+            "use_dictionary": ["partition", "key", "tag", "node"],
+            "column_encoding": {
+                "offset": "DELTA_BINARY_PACKED",
+                "timestamp": "DELTA_BINARY_PACKED",
+            },
+            "write_statistics": [name for name in schema.names if name not in ("data", "meta")],
+        }
+    return pq.ParquetWriter(
+        path, schema, compression="zstd", compression_level=half.zstd_level, **options
+    )
