@@ -1,4 +1,4 @@
-"""``make demo``: a daemon on the embedded store, sample records in, and a look at what it did.
+"""``make demo``: a daemon on the embedded store, sample records in, and out of an Iceberg table.
 
 Runs the commands that a person would type, and prints them. The daemon listens on a free loopback
 port and keeps its data in a temporary folder; both are gone at the end, also after Ctrl-C.
@@ -98,6 +98,28 @@ def show(sentence: str, *arguments: str, url: str) -> None:
         raise DemoError(f"headgate {' '.join(arguments)} ended with exit code {done.returncode}")
 
 
+def show_compaction(folder: Path, topic: str) -> None:
+    """Compacts what was produced, and prints the first rows of its table. Raises DemoError."""
+    data = folder / "data"
+    print(
+        f"\n# Compact it into an Iceberg table with Spark (some seconds)\n"
+        f"$ headgate compact --data {data}",
+        flush=True,
+    )
+    command = [str(command_path()), "compact", "--data", str(data)]
+    done = subprocess.run(command, env=environment(), check=False)
+    if done.returncode != 0:
+        raise DemoError(f"headgate compact ended with exit code {done.returncode}")
+    print("\n# The table's first rows, as pyiceberg reads them (docs/lake.md has more readers)")
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog("headgate", uri=f"sqlite:///{data / 'catalog.db'}")
+    rows = catalog.load_table(f"headgate.{topic}").scan(limit=3).to_arrow()
+    for row in rows.select(["offset", "timestamp", "data"]).to_pylist():
+        print(f"{row['offset']:>6}  {row['timestamp']:%Y-%m-%d %H:%M:%S}  {row['data']}")
+    catalog.close()
+
+
 def stop(daemon: subprocess.Popen[bytes], folder: Path) -> None:
     """Stops the daemon as an operator would. Raises DemoError when it does not end well."""
     daemon.terminate()
@@ -137,7 +159,10 @@ def demonstrate(folder: Path) -> None:
             )
         show("What the daemon has done so far", "status", url=url)
         show("The upload groups: who uploads together, whose turn it is", "groups", url=url)
-        show("Read them back", "read", samples[0].stem, url=url)
+        show("Read them back", "read", samples[0].stem, "-n", "3", url=url)
+        show_compaction(folder, samples[0].stem)
+        show("The same by the daemon, from the table's files now",
+             "read", samples[0].stem, "-n", "3", url=url)  # fmt: skip
     except BaseException:
         if daemon.poll() is None:
             stop(daemon, folder)
