@@ -1,0 +1,170 @@
+"""Caps, time to live and full topics against a real daemon: what goes, what readers are told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.orphans import Place
+from tests.e2e.wire import wire_of_each_shard
+
+SOON = {"retention_interval_ms": 100}
+
+
+def state(daemon: Daemon, topic: str, partition: int = 0) -> Any:
+    return daemon.get(f"/v0/topics/{topic}").json["partitions"][partition]
+
+
+def until_count(daemon: Daemon, topic: str, count: int) -> Any:
+    """The partition when it has so many records."""
+    return wait_until(
+        lambda: (now := state(daemon, topic))["count"] == count and now, f"{count} records"
+    )
+
+
+def test_the_oldest_records_over_a_cap_go_and_who_was_behind_is_told(data: Path) -> None:
+    with running(data, shards=2, settings=SOON) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"cap_records": 5})
+        for number in range(4):
+            daemon.produce("t", *range(3 * number, 3 * number + 3))
+        now = until_count(daemon, "t", 5)
+        assert (now["earliest_seq"], now["head_seq"], now["lost_seq"]) == (8, 12, 7)
+        read = daemon.diff("t", from_seq=2)
+        assert [record["data"] for record in read["records"]] == [7, 8, 9, 10, 11]
+        assert read["tombstone"] == {"gap_from": 3, "gap_to": 7, "reason": "cap"}
+        assert daemon.diff("t", from_seq=7)["tombstone"] is None
+        assert daemon.status()["retention"]["records_evicted"] == 7
+        daemon.produce("t", 12)
+        until_count(daemon, "t", 5)
+    with running(data, settings=SOON) as daemon:
+        read = daemon.diff("t", from_seq=0)
+        assert [record["data"] for record in read["records"]] == [8, 9, 10, 11, 12]
+        assert read["tombstone"] == {"gap_from": 1, "gap_to": 8, "reason": "cap"}
+
+
+def test_records_older_than_their_time_to_live_go(data: Path) -> None:
+    with running(data, settings=SOON) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"ttl_ms": 3_600_000})
+        old = {"records": [{"data": "old", "ts": 1_000}]}
+        assert daemon.json("POST", "/v0/topics/t", old).status == 200
+        daemon.produce("t", "new")
+        until_count(daemon, "t", 1)
+        read = daemon.diff("t", from_seq=0)
+        assert [record["data"] for record in read["records"]] == ["new"]
+        assert read["tombstone"] == {"gap_from": 1, "gap_to": 1, "reason": "ttl"}
+        daemon.json("PUT", "/v0/topics/t", {"ttl_ms": 200})
+        until_count(daemon, "t", 0)
+        assert daemon.produce("t", "newer").json["first_seq"] == 3
+
+
+def test_an_eviction_survives_a_kill_and_a_recovery_from_the_store(
+    data: Path, tmp_path: Path
+) -> None:
+    store = f"file://{tmp_path}/store"
+    with running(data, store=store, settings=SOON) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"cap_bytes": 30, "columns": {"n": "long"}})
+        for number in range(5):
+            daemon.produce("t", {"n": number})
+        before = wait_until(
+            lambda: (now := state(daemon, "t"))["earliest_seq"] > 1 and now, "an eviction"
+        )
+        records = daemon.read_all("t")
+        daemon.kill_everything()
+    with running(data, store=store, settings=SOON) as daemon:
+        assert state(daemon, "t") == before and daemon.read_all("t") == records
+    place = Place(tmp_path / "other", {"store": store})
+    place.data.mkdir()
+    assert place.json("recover")["records_taken"] == 0
+    with running(tmp_path / "other", store=store, settings=SOON) as daemon:
+        assert state(daemon, "t") == before and daemon.read_all("t") == records
+        assert daemon.get("/v0/topics/t").json["config"]["columns"] == {"n": "long"}
+
+
+def test_a_full_topic_that_rejects_answers_422_and_keeps_what_it_has(data: Path) -> None:
+    with running(data, settings=SOON) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"cap_records": 5, "discard": "reject"})
+        for _ in range(2):
+            assert daemon.produce("t", 1, 2).status == 200
+        full = daemon.produce("t", 3, 4, disable_backpressure=False)
+        assert (full.status, full.code) == (422, "topic_full")
+        detail = full.json["error"]["detail"]
+        assert (detail["limit"], detail["max"], detail["held"]) == ("cap_records", 5, 4)
+        assert daemon.produce("t", 5).status == 200
+        assert daemon.produce("t", 6).status == 422
+        assert [record["data"] for record in daemon.read_all("t")] == [1, 2, 1, 2, 5]
+        # Room again: by a trim, by a larger cap, by evicting instead.
+        assert daemon.json("POST", "/v0/topics/t/trim", {"before_seq": 2}).status == 200
+        assert daemon.produce("t", 7).json["first_seq"] == 6
+        assert daemon.produce("t", 8).status == 422
+        daemon.json("PUT", "/v0/topics/t", {"cap_records": 6})
+        assert daemon.produce("t", 8).status == 200
+        assert daemon.produce("t", 9).status == 422
+        daemon.json("PUT", "/v0/topics/t", {"discard": "old"})
+        assert daemon.produce("t", 9, 10).status == 200
+        until_count(daemon, "t", 6)
+
+
+def test_a_cap_of_bytes_is_known_to_a_new_process(data: Path) -> None:
+    with running(data) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"cap_bytes": 1_000, "discard": "reject"})
+        assert daemon.produce("t", "x" * 700).status == 200
+    with running(data) as daemon:
+        refused = daemon.produce("t", "x" * 700)
+        assert (refused.status, refused.json["error"]["detail"]["limit"]) == (422, "cap_bytes")
+        assert daemon.produce("t", "x" * 100).status == 200
+
+
+def test_a_repeat_gets_its_first_answer_from_a_full_topic_too(data: Path) -> None:
+    with running(data) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"cap_records": 2, "discard": "reject"})
+        first = daemon.produce("t", 1, 2, idempotency_key="k")
+        assert first.json["deduped"] is False
+        again = daemon.produce("t", 1, 2, idempotency_key="k")
+        assert again.json == {**first.json, "deduped": True}
+        assert daemon.produce("t", 1, 2, idempotency_key="other").status == 422
+        assert state(daemon, "t")["count"] == 2
+
+
+def test_time_to_live_makes_room_in_a_full_topic(data: Path) -> None:
+    with running(data, settings=SOON) as daemon:
+        settings = {"cap_records": 2, "ttl_ms": 500, "discard": "reject"}
+        daemon.json("PUT", "/v0/topics/t", settings)
+        assert daemon.produce("t", 1, 2).status == 200
+        wait_until(lambda: daemon.produce("t", 3).status == 200, "room")
+        assert state(daemon, "t")["lost_reason"] == "ttl"
+
+
+def test_two_shards_know_of_each_others_commits(data: Path) -> None:
+    with running(data, shards=2) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"cap_records": 3, "discard": "reject"})
+        with wire_of_each_shard(daemon, "other") as wires:
+            body = {"records": [{"data": 1}]}
+            answers = [
+                wire.json("POST", "/v0/topics/t", body).status for _ in range(3) for wire in wires
+            ]
+        assert answers == [200, 200, 200, 422, 422, 422]
+        assert state(daemon, "t")["count"] == 3
+
+
+def test_a_trim_from_the_command_line(data: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "cli", "topics", *arguments, "--url", daemon.url],
+            cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False,
+        )  # fmt: skip
+
+    with running(data) as daemon:
+        daemon.produce("t", *range(5))
+        done = run("trim", "t", "--before-seq", "4", "-o", "json")
+        assert json.loads(done.stdout)["earliest_seq"] == 4, done.stderr
+        people = run("trim", "t", "--before-seq", "2")
+        assert people.stdout.startswith("t, partition 0: begins at 4, 2 records"), people.stderr
+        refused = run("trim", "t", "--before-seq", "7")
+        assert refused.returncode == 1 and "the next offset" in refused.stderr
+        assert run("alter", "t", "--column", "a:long", "--column", "b:string").returncode == 0
+        done = run("alter", "t", "--column", "c:double", "--column", "a:none", "-o", "json")
+        assert json.loads(done.stdout)["config"]["columns"] == {"b": "string", "c": "double"}
