@@ -161,7 +161,7 @@ def demonstrate(folder: Path) -> None:
         show("The upload groups: who uploads together, whose turn it is", "groups", url=url)
         show("Read them back", "read", samples[0].stem, "-n", "3", url=url)
         show_compaction(folder, samples[0].stem)
-        show("The same by the daemon, from the table's files now",
+        show("The daemon reads on as before",
              "read", samples[0].stem, "-n", "3", url=url)  # fmt: skip
     except BaseException:
         if daemon.poll() is None:
