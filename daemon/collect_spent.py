@@ -129,7 +129,7 @@ class SpentCollection:
             self._report.kept_by_lease += sum(is_held(rule, one.free_ms) for one in some)
         if not named:
             return
-        cover.cover()
+        self._told(cover)
         for some in pages(iter(named), PAGE_OBJECTS):
             going = self._ledger.spent_among(self._rule(settled), some)
             self._report.kept_by_lease += len(some) - len(going)
@@ -137,6 +137,9 @@ class SpentCollection:
             for few in _by_rows(going):
                 self._ledger.forget_spent([one.key for one in few])
             self._tell(going)
+
+    def _told(self, cover: Cover) -> None:
+        cover.cover()
 
     def _tell(self, gone: Sequence[Spent]) -> None:
         self._report.collected += len(gone)

@@ -1,4 +1,8 @@
-"""``headgate gc``: exactly the orphans go, beside a daemon and without one, killed or not."""
+"""``headgate gc``: exactly what nothing needs goes, beside a daemon and without one, killed or not.
+
+Compactions are made by hand: files and the switch in the ledger, without a catalog, which a
+collection names as its one problem.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import http.client
 import json
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,7 +19,9 @@ import pytest
 
 from shards import locks
 from shards.locks import LockFile
+from tests.compaction.by_hand import compact, opened
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.killed_gc import POINTS
 from tests.e2e.orphans import Place, write_some
 from tests.e2e.processes import stopped
 from tests.e2e.stores import on_s3
@@ -177,3 +184,208 @@ def test_people_read_what_went_and_what_it_cost(data: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert orphan in done.stdout and "1 deleted, 0 too young" in done.stdout
     assert json.loads(place.run("gc").stdout)["usd"] == 0.0
+
+
+# Committed objects that nothing needs any more
+
+
+def evicted(daemon: Daemon, topic: str = "orders", keep: int = 2) -> list[Any]:
+    """Produces ten objects of a topic that keeps some records; what it holds then."""
+    assert daemon.json("PUT", f"/v0/topics/{topic}", {"cap_records": keep}).status < 300
+    for number in range(10):
+        assert daemon.produce(topic, number).status == 200
+    wait_until(
+        lambda: daemon.get(f"/v0/topics/{topic}").json["partitions"][0]["count"] == keep,
+        "the eviction",
+    )
+    return daemon.read_all(topic)
+
+
+SOON = {"retention_interval_ms": 100}
+
+
+def test_what_was_evicted_goes_beside_a_daemon_in_one_call(
+    data: Path, options: dict[str, Any]
+) -> None:
+    options = {**options, "settings": {**options.get("settings", {}), **SOON}}
+    place = Place(data, options)
+    with running(data, shards=2, **options) as daemon:
+        records = evicted(daemon)
+        rows = place.rows()
+        look = place.json("gc", "--dry-run")
+        assert (look["collected"], look["deleted"]) == (8, 0) and place.rows() == rows
+        done = place.json("gc")
+        assert (done["collected"], done["waiting"], done["keys"]) == (8, 0, look["keys"])
+        assert done["collected_bytes"] == look["collected_bytes"] > 0
+        assert {row.key for row in place.rows()} == place.present()
+        assert len(place.rows()) == 2 and place.named() == []
+        assert daemon.read_all("orders") == records
+        assert place.json("check", "--deep")["problems"] == []
+        assert daemon.produce("orders", "more").status == 200
+    with running(data, **options) as daemon:
+        assert daemon.read_all("orders")[-1]["data"] == "more"
+
+
+def test_a_deleted_topic_leaves_nothing_but_the_last_commits_object(data: Path) -> None:
+    place = Place(data, {})
+    with running(data) as daemon:
+        write_some(daemon)
+        daemon.json("DELETE", "/v0/topics/orders")
+        daemon.produce("other", 1)
+    done = place.json("gc")
+    assert (done["collected"], done["daemon_pid"]) == (5, None)
+    assert len(place.present()) == 1
+    with running(data) as daemon:
+        assert daemon.read_all("other")[0]["data"] == 1
+        assert daemon.get("/v0/topics/orders").status == 404
+
+
+def test_spent_objects_stay_for_their_grace_time(data: Path) -> None:
+    place = Place(data, {"settings": {"gc_grace_ms": 3_600_000}})
+    with running(data, settings=SOON) as daemon:
+        evicted(daemon)
+        done = place.json("gc")
+        assert (done["collected"], done["waiting"]) == (0, 8) and len(place.present()) == 10
+
+
+def test_a_recovery_behind_a_collection_misses_nothing(data: Path, tmp_path: Path) -> None:
+    store = f"file://{tmp_path}/store"
+    place = Place(data, {"store": store})
+    with running(data, store=store, settings=SOON) as daemon:
+        evicted(daemon)
+        assert place.json("gc")["collected"] == 8
+        assert daemon.produce("orders", "last").status == 200
+        records = daemon.read_all("orders")
+        daemon.kill_everything()
+    with running(data, store=store) as daemon:  # lists what no entry had
+        assert daemon.read_all("orders")[-1]["data"] == "last"
+    other = Place(tmp_path / "other", {"store": store})
+    other.data.mkdir()
+    report = other.json("recover")
+    assert (report["missing"], report["corrupt"], report["records_taken"]) == ([], [], 0)
+    with running(other.data, store=store) as daemon:
+        assert daemon.read_all("orders")[-1] == records[-1]
+        assert other.json("check", "--deep")["problems"] == []
+        assert other.json("gc")["deleted"] == 0
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        pytest.param(True, marks=pytest.mark.slow, id="beside a daemon"),
+        pytest.param(False, id="alone"),
+    ],
+)
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_any_point_and_run_again_it_is_finished(
+    data: Path, point: str, beside: bool
+) -> None:
+    place = Place(data, {})
+
+    def kill_and_finish() -> None:
+        command = [sys.executable, "-m", "tests.e2e.killed_gc", point, *place.arguments]
+        run = subprocess.run(
+            command, cwd=ROOT, env=place.environ, timeout=2 * HANG_S, check=False,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert run.returncode == -signal.SIGKILL, run.stderr
+        assert place.json("check", "--deep")["problems"] == []
+        place.json("gc")
+        assert {row.key for row in place.rows()} == place.present()
+        assert len(place.present()) == 2
+
+    with running(data, settings=SOON) as daemon:
+        records = evicted(daemon)
+        if beside:
+            kill_and_finish()
+            assert daemon.read_all("orders") == records
+    if not beside:
+        kill_and_finish()
+    with running(data) as daemon:
+        assert daemon.read_all("orders") == records
+        assert place.json("check", "--deep")["problems"] == []
+
+
+def test_a_reader_in_flight_never_meets_a_missing_object(data: Path) -> None:
+    """Pages of a diff and a plan's objects, while compactions and collections without grace go
+    on behind them."""
+    place = Place(data, {})
+    with running(data, shards=2) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"partitions": 2})
+        sent: list[list[int]] = [[], []]
+        for number in range(60):
+            partition = number % 2
+            assert daemon.produce("t", number, partition=partition).status == 200
+            sent[partition].append(number)
+        failures: list[str] = []
+        ended = threading.Event()
+
+        def read(partition: int) -> None:
+            while not ended.is_set() and not failures:
+                found: list[int] = []
+                from_seq = 0
+                while len(found) < len(sent[partition]):
+                    answer = daemon.json(
+                        "POST", "/v0/topics/t/diff",
+                        {"partition": partition, "from_seq": from_seq, "limit": 3},
+                    )  # fmt: skip
+                    if answer.status != 200 or answer.json["tombstone"]:
+                        failures.append(str(answer))
+                        return
+                    found += [record["data"] for record in answer.json["records"]]
+                    from_seq = answer.json["next_from_seq"]
+                if found != sent[partition]:
+                    failures.append(f"partition {partition}: {found}")
+
+        readers = [threading.Thread(target=read, args=(partition,)) for partition in (0, 1)]
+        for reader in readers:
+            reader.start()
+        try:
+            plan = daemon.json("POST", "/v0/plans", {"topics": ["t"]}).json
+            planned = {each["key"] for each in plan["objects"]}
+            assert planned
+            for turn in range(3):
+                compact(data, f"r{turn}", ["t"], objects_max=20)
+                done = place.json("gc", code=1)
+                assert "there is no catalog" in done["problems"][0]
+                assert done["collected"] == 0 and done["kept_by_lease"] > 0
+                assert planned <= place.present(), "a bulk reader has planned with them"
+            assert daemon.json("DELETE", f"/v0/plans/{plan['plan']}").status == 200
+            assert place.json("gc", code=1)["collected"] > 0
+            assert not planned <= place.present()
+            wait_until(lambda: failures or not ended.wait(1.0), "some more reads")
+        finally:
+            ended.set()
+            for reader in readers:
+                reader.join(HANG_S)
+        assert failures == []
+        assert [[r["data"] for r in daemon.read_all("t", p)] for p in (0, 1)] == sent
+
+
+def test_a_clock_that_was_accepted_is_trusted_again(data: Path) -> None:
+    place = Place(data, {})
+    with running(data, settings=SOON) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"ttl_ms": 1_000})
+        # A note as of a moment when the wall clock was ten hours ahead.
+        with opened(data) as ledger:
+            note = wait_until(lambda: ledger.meta("clock"), "the clock's note")
+            noted = json.loads(note)
+            ledger.set_meta(
+                "clock", json.dumps({**noted, "wall_ms": noted["wall_ms"] + 36_000_000})
+            )
+        daemon.json("POST", "/v0/topics/t", {"records": [{"data": "kept", "ts": 1}]})
+        jump_ms = wait_until(
+            lambda: daemon.status()["retention"]["clock_jump_ms"], "the jump to be noticed"
+        )
+        assert -36_010_000 < jump_ms < -35_990_000
+        assert "the wall clock went back by 10.0 hours" in daemon.text
+        degraded = subprocess.run(
+            [sys.executable, "-m", "cli", "status", "--url", daemon.url], cwd=ROOT,
+            capture_output=True, text=True, check=False, timeout=HANG_S,
+        )  # fmt: skip
+        assert degraded.returncode == 4 and "--accept-clock" in degraded.stderr
+        assert len(daemon.read_all("t")) == 1
+        assert place.json("gc", "--accept-clock")["problems"] == []
+        wait_until(lambda: daemon.read_all("t") == [], "time to live to go on")
+        assert daemon.status()["retention"]["clock_jump_ms"] is None
+    assert place.run("gc", "--accept-clock", "--dry-run").returncode == 2

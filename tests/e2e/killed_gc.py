@@ -1,0 +1,46 @@
+"""``headgate gc`` that dies by SIGKILL at a point: ``python -m tests.e2e.killed_gc POINT``.
+
+The command itself runs; only the call that a point names kills the process before or behind it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import daemon.collect_spent
+from cli import headgate
+from daemon.collect_spent import SpentCollection
+from daemon.cover import Alone, Beside
+from ledger.ledger import Ledger
+from tests.e2e.killed_compact import behind, die
+from uploader.collect import delete
+
+POINTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
+    "free objects are marked": [(SpentCollection, "_mark", behind(SpentCollection._mark))],
+    "the commits are settled": [
+        (Beside, "settle", behind(Beside.settle)), (Alone, "settle", behind(Alone.settle)),
+    ],
+    "the first objects are named": [(Ledger, "name_spent", behind(Ledger.name_spent))],
+    "before an entry has the names": [(SpentCollection, "_told", die)],
+    "an entry has the names": [(SpentCollection, "_told", behind(SpentCollection._told))],
+    "the first objects are deleted": [
+        (daemon.collect_spent, "delete", behind(delete))
+    ],
+    "the first rows are gone": [(Ledger, "forget_spent", behind(Ledger.forget_spent))],
+}  # fmt: skip
+
+
+def main() -> None:
+    """Arms the point and runs the command, a few objects at a time."""
+    point, *arguments = sys.argv[1:]
+    for owner, name, replacement in POINTS[point]:
+        setattr(owner, name, replacement)
+    for name, size in (("NAMES_AT_ONCE", 3), ("PAGE_OBJECTS", 2), ("ROWS_AT_ONCE", 2)):
+        setattr(daemon.collect_spent, name, size)
+    headgate(["gc", *arguments])
+
+
+if __name__ == "__main__":
+    main()
