@@ -369,7 +369,7 @@ def test_a_clock_that_was_accepted_is_trusted_again(data: Path) -> None:
         # A note as of a moment when the wall clock was ten hours ahead.
         with opened(data) as ledger:
             note = wait_until(lambda: ledger.meta("clock"), "the clock's note")
-            noted = json.loads(note)
+            noted = json.loads(str(note))
             ledger.set_meta(
                 "clock", json.dumps({**noted, "wall_ms": noted["wall_ms"] + 36_000_000})
             )
