@@ -30,7 +30,6 @@ from ledger import (
     reads,
     recovery,
     results,
-    retention,
     soundness,
     topics,
 )
@@ -461,8 +460,6 @@ class Ledger(Upkeep):
         """
         with self._session.writing() as connection:
             lake.switch_tables(connection, run, switches, now_ms)
-            for topic_id in sorted({switch.topic_id for switch in switches}):
-                retention.recount_bytes(connection, topic_id)
 
     # The lake: tables and files
 

@@ -183,7 +183,9 @@ def lake_of(ledger: Ledger, topic: Topic, counters: Sequence[int]) -> None:
 
 
 def test_a_switch_is_news_and_tells_only_what_it_changed(ledger: Ledger, topic: Topic) -> None:
+    other, _ = ledger.create_topic("other", TopicConfig(), 1)
     lake_of(ledger, topic, [1])
+    lake_of(ledger, other, [9])
     told = ledger.mark()
     lake_of(ledger, topic, [2])
     assert ledger.mark() != told
@@ -263,3 +265,16 @@ def test_since_when_objects_are_free_is_found_again(
         while copy.mark_free(9_000):
             pass
         assert [one.free_ms for one in copy.spent_after(rule, (-1, 0))] == [9_000]
+
+
+def test_what_a_cap_evicted_is_told(ledger: Ledger, topic: Topic, tmp_path: Path) -> None:
+    ledger.commit(draft_of(lease(1), [Request(topic.topic_id, ((0, 5),))]), 10, lambda _: None)
+    told = ledger.mark()
+    ledger.alter_topic("orders", TopicConfig(partitions=2, cap_records=2))
+    ledger.evict(20)
+    with closing(Ledger(tmp_path / "copy.db", nullcontext())) as copy:
+        for mark in (Mark(), told):
+            copy.apply_changes(ledger.changes_since(mark)[1])
+        state = copy.partition_states(topic.topic_id)[0]
+        assert state == ledger.partition_states(topic.topic_id)[0]
+        assert (state.earliest_seq, state.lost_seq, state.lost_reason) == (4, 3, "cap")

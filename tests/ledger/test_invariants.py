@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ledger.invariants import InvariantBroken
@@ -127,3 +128,53 @@ def test_the_rows_of_a_deleted_topic_may_all_be_gone_but_the_last_commits(rich: 
     rich.check_invariants()
     assert rich.unsound_extents(9) == []
     assert [row.commit_number for row in rich.objects()] == [4, 6]
+
+
+def change_head(ledger: Ledger, number: int, head_seq: int | None) -> None:
+    """The head of partition 0 in what a commit was answered; None: it says nothing of it."""
+    with closing(sqlite3.connect(ledger.path)) as connection, connection:
+        sql = "SELECT result FROM objects WHERE commit_number = ?"
+        (blob,) = connection.execute(sql, (number,)).fetchone()
+        result = msgspec.msgpack.decode(blob)
+        heads = [head for head in result[2] if head[1] != 0]
+        result[2] = heads if head_seq is None else [[1, 0, head_seq], *heads]
+        sql = "UPDATE objects SET result = ? WHERE commit_number = ?"
+        connection.execute(sql, (msgspec.msgpack.encode(result), number))
+
+
+@pytest.mark.parametrize(
+    ("number", "head_seq", "rule"),
+    [
+        (3, 5, "a commit's heads are its extents' ends"),  # behind a commit that is gone
+        (3, 7, "a commit's heads are its extents' ends"),
+        (5, 12, "a commit's heads are its extents' ends"),
+        (6, None, "the last commit gave the head"),
+    ],
+)
+def test_an_answer_that_is_not_what_the_extents_say_is_named(
+    rich: Ledger, number: int, head_seq: int | None, rule: str
+) -> None:
+    change_head(rich, number, head_seq)
+    with pytest.raises(InvariantBroken, match=rule):
+        rich.check_invariants()
+
+
+@pytest.mark.parametrize(("void", "head_seq"), [(True, 1), (False, 5), (False, 7)])
+def test_a_head_between_commits_that_are_gone_is_held_to_what_is_left(
+    tmp_path: Path, void: bool, head_seq: int
+) -> None:
+    with closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger:
+        topic, _ = ledger.create_topic("orders", TopicConfig(partitions=2), 1)
+        t = topic.topic_id
+        for counter in (1, 2):
+            commit(ledger, counter, Request(t, ((0, 2),)))
+        commit(ledger, 3, Request(t, ((0, 2),), expected_seq=99 if void else None))
+        commit(ledger, 4, Request(t, ((0, 2),)))
+        commit(ledger, 5, Request(t, ((1, 1),)))
+        ledger.trim("orders", 0, ledger.partition_states(t)[0].next_seq)
+        ledger.forget_spent([key_of(lease(2)), key_of(lease(4))])
+        ledger.check_invariants()
+        assert [row.commit_number for row in ledger.objects()] == [1, 3, 5]
+        change_head(ledger, 3, head_seq)
+        with pytest.raises(InvariantBroken, match="a commit's heads are its extents' ends"):
+            ledger.check_invariants()

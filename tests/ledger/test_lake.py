@@ -250,3 +250,14 @@ def test_a_hole_of_an_evicted_object_takes_the_mark_away(ledger: Ledger, topic: 
     ledger.begin_run("next", "test", 6, 10)
     ledger.switch_tables("next", switches, 7)
     assert free(ledger) == []
+
+
+def test_bytes_up_to_the_switch_are_those_that_the_files_say(ledger: Ledger, topic: Topic) -> None:
+    t = topic.topic_id
+    commit(ledger, 1, Request(t, ((0, 4),)))
+    commit(ledger, 2, Request(t, ((0, 2),)))
+    assert ledger.partition_states(t)[0].bytes == 60
+    ledger.begin_run("r", "test", 1, 100)
+    file = NewFile("file:///x", 9, 4, (LakeRange(0, 1, 4, 4, 33, 1, 1),))
+    ledger.switch_tables("r", [TableSwitch(t, "headgate.orders", "1", {0: 4}, (file,))], 2)
+    assert ledger.partition_states(t)[0].bytes == 53

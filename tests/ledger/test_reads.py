@@ -117,10 +117,10 @@ def test_a_time_gives_the_first_extent_that_late_for_timestamps_in_any_order(
 
 @settings(max_examples=80, deadline=None)
 @given(
-    extents=st.lists(st.tuples(st.integers(1, 9), st.integers(-5, 30)), min_size=1, max_size=20),
-    compacted=st.integers(0, 20),
+    extents=st.lists(st.tuples(st.integers(1, 4), st.integers(-5, 30)), min_size=1, max_size=20),
+    compacted=st.integers(0, 5),
     days=st.integers(1, 2),
-    trimmed=st.integers(0, 60),
+    trimmed=st.integers(0, 30),
     collects=st.booleans(),
     times=st.lists(st.integers(-8, 33), min_size=1, max_size=10),
 )
@@ -163,3 +163,16 @@ def test_a_time_is_found_in_what_is_compacted_trimmed_and_collected(
                         expected = max(end - count, in_l0)
                         break
             assert ledger.offset_at_time(*key, time_ms) == expected
+
+
+def test_a_late_record_that_was_evicted_does_not_hide_where_the_others_begin(
+    ledger: Ledger, topic: Topic
+) -> None:
+    for counter, timestamp_ms in enumerate((9_000, 10, 20, 30, 40)):
+        request = Request(topic.topic_id, ((0, 10),), timestamp_ms=timestamp_ms)
+        commit(ledger, counter, request)
+    assert ledger.offset_at_time(topic.topic_id, 0, 30) == 1
+    ledger.trim("orders", 0, 15)
+    assert ledger.offset_at_time(topic.topic_id, 0, 30) == 31
+    assert ledger.offset_at_time(topic.topic_id, 0, 5) == 15
+    assert ledger.offset_at_time(topic.topic_id, 0, 41) == 51
