@@ -1,8 +1,11 @@
 """``headgate compact``: one run, from the ledger's words to tables that readers are switched to.
 
-    an accepted entry covers the head -> tables are compared with the ledger -> in rounds:
-    plan -> tables are prepared -> Spark reads, sorts, writes -> one Iceberg commit per table
-    -> one ledger transaction switches readers
+    tables are compared with the ledger -> in rounds, up to the head of the beginning:
+    plan -> an accepted entry covers it -> tables are prepared -> Spark reads, sorts, writes
+    -> one Iceberg commit per table -> one ledger transaction switches readers
+
+The entry comes behind the plan: offsets of what is compacted are then never given again, and what
+the plan left out as evicted is evicted in a recovered ledger too.
 
 Vocabulary: a *round* is as much of a run as its driver plans at once; each ends with tables
 committed and readers switched. What is in no table yet is the next round's, or the next run's.
@@ -172,16 +175,19 @@ def planned_objects(
 
 
 class Run:
-    """One run; its lock is held, and an accepted entry covers ``to_commit``."""
+    """One run up to and with ``to_commit``; its lock is held. ``cover`` returns when an accepted
+    entry covers the ledger as it is, or raises what ``daemon.cover`` does."""
 
     def __init__(
-        self, config: Config, ledger: Ledger, to_commit: int, chosen: frozenset[str], report: Report
-    ) -> None:
+        self, config: Config, ledger: Ledger, to_commit: int, chosen: frozenset[str],
+        report: Report, cover: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._config = config
         self._ledger = ledger
         self._to_commit = to_commit
         self._chosen = chosen
         self._report = report
+        self._cover = cover
         self._place = place_of(config)
         self._refused: set[int] = set()
         report.run = f"{wall_ms():013d}{secrets.token_hex(4)}"
@@ -232,6 +238,7 @@ class Run:
                 if not objects:
                     return
                 after = objects[-1].commit_number
+                self._cover()
                 self._one_round(lake, spark, cores, limits, advance, topics, objects)
 
     def _round(self, after: int, wanted: frozenset[int]) -> list[PlannedObject]:

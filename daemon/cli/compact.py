@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,12 +79,6 @@ def _compact(config: Config, master: str | None, chosen: frozenset[str], report:
         ready = look(ledger, chosen)
     if not ready.objects and not ready.unfinished:
         return
-    with opened_store(config) as opened:
-        store = CountedStore(opened)
-        report.requests = store.requests
-        with covering(config, store, sleep_s) as (ledger, cover):
-            to_commit = ledger.latest_commit_number()
-            cover.cover()
     try:
         from compaction.tables import Lake
     except ImportError as error:  # of pyiceberg, which only the extra brings
@@ -91,15 +86,28 @@ def _compact(config: Config, master: str | None, chosen: frozenset[str], report:
 
     report.bytes_compacted = ready.bytes
     with (
+        opened_store(config) as opened,
         writable_ledger(config) as ledger,
         Lake(place_of(config), *catalog_of(config)) as lake,
     ):
-        run = Run(config, ledger, to_commit, chosen, report)
+        store = CountedStore(opened)
+        report.requests = store.requests
+        run = Run(config, ledger, ready.to_commit, chosen, report, partial(_cover, config, store))
         run.begin()
         run.reconcile(lake)
         if ready.objects:
             _with_spark(config, master, run, lake, report)
         run.end()
+
+
+def _cover(config: Config, store: CountedStore) -> None:
+    """Has an accepted entry cover the ledger as it is now, beside a daemon or without one.
+
+    Opens the directory's lock file a second time, whose closing gives back this process's locks
+    on it: there are none between two transactions of one thread.
+    """
+    with covering(config, store, sleep_s) as (_, cover):
+        cover.cover()
 
 
 def _with_spark(config: Config, master: str | None, run: Run, lake: Lake, report: Report) -> None:

@@ -92,8 +92,10 @@ def test_diff_and_table_hold_the_same_rows_before_and_after_l0_is_gone(data: Pat
         for topic, location in locations(place).items():
             assert table_rows(location) == before[topic]
         assert place.json("check")["problems"] == []
+    assert compact(place)["rows"] == 10, "without a daemon it writes the log's entries itself"
     with running(data, shards=1, settings=SMALL) as daemon:
         assert all_rows(daemon) == after
+    assert table_rows(locations(place)["clicks"]) == after["clicks"]
 
 
 def test_with_nothing_to_do_neither_java_nor_spark_is_started(data: Path) -> None:
