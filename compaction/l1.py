@@ -1,14 +1,13 @@
-"""Reading L1: footers and row groups of Parquet files, and rows of them as records.
+"""Reading L1: footers and row groups of Parquet files.
 
 Vocabulary: a file's *footer* says which *row groups* it has and what their columns range over. A
-row group is fetched by one range read of exactly its base columns and decoded whole into Arrow;
-that is the unit that readers keep. A *stretch* is a run of rows of one partition in a row group,
-offsets rising.
+row group is fetched by one range read of exactly its base columns, and decoded whole here or block
+by block in ``l1_blocks.py``. What rows are is in ``l1_rows.py``, which ones come next in
+``l1_merge.py``.
 
 Fetching and decoding are apart: what the store answers badly is a StoreError, as for objects of
 L0 (ObjectMissing names a file that is gone), what the bytes answer badly is LakeFileDamaged.
-Footers and row groups are plain values, kept or not by the caller; which ones hold what is asked
-is decided in ``l1_merge.py``.
+Footers and rows are plain values, kept or not by the caller.
 
 pyarrow is imported at the first call and not before: it costs a process 70 ms and 20 MB, which a
 daemon that reads no L1 never pays. All calls block, and may be made from any thread.
@@ -16,7 +15,6 @@ daemon that reads no L1 never pays. All calls block, and may be made from any th
 
 from __future__ import annotations
 
-import binascii
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,18 +22,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from compaction.l1_fetch import LakeFileDamaged, Window, fetcher
-from uploader.records import Record
+from compaction.l1_rows import COLUMNS, WholeRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from compaction.place import Place
 
-# What records are made of: the columns that every table has (compaction/schema.py, which imports
-# pyarrow), and that stand before all others in a file.
-COLUMNS = (
-    "partition", "offset", "timestamp", "key", "tag", "node", "meta", "data", "data_is_base64",
-)  # fmt: skip
 TAIL_BYTES = 64 << 10  # the footers of all but very large files
 _MAGIC = b"PAR1"
 _END_BYTES = 8  # the footer's length and the magic
@@ -67,106 +60,6 @@ class Footer(Struct, frozen=True):
     metadata: Any
     size_bytes: int
     fetch: Callable[[int, int], bytes]
-
-
-class Rows:
-    """A decoded row group.
-
-    ``offsets`` and ``timestamps_us`` are views without copies. ``stretches`` has, by partition,
-    the (start, stop) of its rows, by offset.
-    """
-
-    __slots__ = (
-        "_columns",
-        "_is_base64",
-        "offsets",
-        "path",
-        "size_bytes",
-        "stretches",
-        "timestamps_us",
-    )
-
-    def __init__(self, path: str, columns: Sequence[pa.Array]) -> None:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        partition, offset, timestamp, *rest, is_base64 = columns
-        self.path = path
-        self.size_bytes = sum(column.nbytes for column in columns)
-        self.offsets = _words(offset)
-        self.timestamps_us = _words(timestamp.cast(pa.timestamp("us", tz="UTC")))
-        self._columns = [None if column.null_count == len(column) else column for column in rest]
-        self._is_base64 = is_base64 if pc.any(is_base64).as_py() else None
-        self.stretches: dict[int, list[tuple[int, int]]] = {}
-        runs = pc.run_end_encode(partition)
-        start = 0
-        for value, stop in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-            self.stretches.setdefault(value, []).append((start, stop))
-            start = stop
-
-    def records(self, start: int, stop: int) -> list[tuple[int, int, Record]]:
-        """(offset, epoch milliseconds, record) of rows [start, stop).
-
-        A record is what L0 gives, but that its ``ts`` is always there: L1 does not tell a
-        producer's timestamp from the arrival.
-        """
-        count = stop - start
-        key, tag, node, meta, data = (
-            self._values(column, start, count) for column in self._columns
-        )
-        if self._is_base64 is not None:
-            coded = self._is_base64.slice(start, count).to_pylist()
-            for index, is_bytes in enumerate(coded):
-                if is_bytes:
-                    data[index] = self._bytes_of(data[index])
-        times_ms = [time // 1000 for time in self.timestamps_us[start:stop]]
-        records = map(Record, data, times_ms, key, tag, node, meta)
-        return list(zip(self.offsets[start:stop], times_ms, records, strict=True))
-
-    def _values(self, column: pa.Array | None, start: int, count: int) -> list[Any]:
-        if column is None:
-            return [None] * count
-        try:
-            found: list[Any] = column.slice(start, count).to_pylist()
-        except UnicodeDecodeError as error:
-            raise LakeFileDamaged(self.path, f"text that is no UTF-8: {error}") from error
-        return found
-
-    def arrays(self, start: int, stop: int) -> list[pa.Array | None]:
-        """Columns timestamp, key, tag, node, meta, data and data_is_base64 of rows [start, stop).
-
-        None stands for a column that is null in the whole row group, or false.
-        """
-        import pyarrow as pa
-
-        times = pa.py_buffer(self.timestamps_us[start:stop])
-        return [
-            pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), stop - start, [None, times]),
-            *(
-                None if column is None else column.slice(start, stop - start)
-                for column in (*self._columns, self._is_base64)
-            ),
-        ]
-
-    def first_since(self, start: int, stop: int, timestamp_ms: int) -> int | None:
-        """The first of rows [start, stop) that is not before a time."""
-        wanted = timestamp_ms * 1000
-        for row, time in enumerate(self.timestamps_us[start:stop], start):
-            if time >= wanted:
-                return row
-        return None
-
-    def _bytes_of(self, text: str) -> bytes:
-        try:
-            return binascii.a2b_base64(text, strict_mode=True)
-        except binascii.Error as error:
-            raise LakeFileDamaged(self.path, f"bytes that are no base64: {error}") from error
-
-
-def _words(array: pa.Array) -> memoryview:
-    buffer = array.buffers()[1]
-    whole = memoryview(b"" if buffer is None else buffer).cast("q")
-    return whole[array.offset : array.offset + len(array)]
 
 
 def read_footer(place: Place, path: str, size_bytes: int) -> Footer:
@@ -237,41 +130,44 @@ def _bounds(statistics: Any) -> tuple[int, int]:
     return statistics.min_raw, statistics.max_raw
 
 
-def read_rows(footer: Footer, group: RowGroup) -> Rows:
+def read_rows(footer: Footer, group: RowGroup) -> WholeRows:
     """A row group, decoded. Raises StoreError, ObjectMissing, LakeFileDamaged."""
-    data = footer.fetch(group.first_byte, group.length)
-    table = _decoded(footer, group, Window(data, group.first_byte), COLUMNS)
-    return Rows(footer.path, [_one_chunk(table.column(name)) for name in COLUMNS])
+    window = Window(footer.fetch(group.first_byte, group.length), group.first_byte)
+    return WholeRows(footer.path, group.index, decoded(footer, group, window, COLUMNS))
 
 
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _decoded(
-    footer: Footer, group: RowGroup, window: Window, columns: Sequence[str] | None
-) -> pa.Table:
+def opened(footer: Footer, window: Window) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    return pq.ParquetFile(
+        pa.PythonFile(window, mode="r"),
+        metadata=footer.metadata,
+        pre_buffer=False,  # all is here
+        page_checksum_verification=True,
+    )
+
+
+def decoded(
+    footer: Footer, group: RowGroup, window: Window, columns: Sequence[str] | None
+) -> pa.Table:
+    import pyarrow as pa
+
     try:
-        with pq.ParquetFile(
-            pa.PythonFile(window, mode="r"),
-            metadata=footer.metadata,
-            pre_buffer=False,  # all is here
-            page_checksum_verification=True,
-        ) as file:
+        with opened(footer, window) as file:
             table = file.read_row_group(group.index, columns=columns, use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise LakeFileDamaged(
-            footer.path, f"its row group {group.index} cannot be decoded: {error}"
-        ) from error
+        raise undecodable(footer, group, str(error)) from error
     if table.num_rows != group.rows:
         raise LakeFileDamaged(
             footer.path,
             f"its row group {group.index} has {table.num_rows} rows, its footer says {group.rows}",
         )
     return table
+
+
+def undecodable(footer: Footer, group: RowGroup, problem: str) -> LakeFileDamaged:
+    return LakeFileDamaged(footer.path, f"its row group {group.index} cannot be decoded: {problem}")
 
 
 def batches(
@@ -288,8 +184,8 @@ def batches(
         if not may_hold(group, partition, first_offset, last_offset):
             continue
         first, length = _whole(footer.metadata.row_group(group.index))
-        table = _decoded(footer, group, Window(footer.fetch(first, length), first), None)
-        rows = Rows(path, [_one_chunk(table.column(name)) for name in COLUMNS])
+        table = decoded(footer, group, Window(footer.fetch(first, length), first), None)
+        rows = WholeRows(path, group.index, table)
         for start, stop in rows.stretches.get(partition, ()):
             low = bisect_left(rows.offsets, first_offset, start, stop)
             high = bisect_left(rows.offsets, last_offset + 1, low, stop)

@@ -87,13 +87,6 @@ def keep_pyarrow_small() -> None:
     pa.set_cpu_count(1)
 
 
-def release_unused() -> None:
-    """Gives memory of dropped row groups back to the system. pyarrow is loaded already."""
-    import pyarrow as pa
-
-    pa.default_memory_pool().release_unused()
-
-
 class Window:
     """A file of which one range has been fetched, as pyarrow's Parquet reader takes files."""
 

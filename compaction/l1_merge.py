@@ -23,8 +23,9 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from compaction.l1 import Footer, RowGroup, Rows, may_hold, read_footer, read_rows
+from compaction.l1 import Footer, RowGroup, may_hold, read_footer, read_rows
 from compaction.l1_fetch import LakeFileDamaged
+from compaction.l1_rows import Rows
 from ledger.lake_types import FileRange
 from uploader.records import Record
 

@@ -27,9 +27,10 @@ from msgspec import Struct
 from compaction import source_rows
 from compaction.columns import ExtentBytes, Piece
 from compaction.fetch import StoreFailed, TaskExtent, fetch_all
-from compaction.l1 import Footer, Rows, read_footer, read_rows
+from compaction.l1 import Footer, read_footer, read_rows
 from compaction.l1_fetch import LakeFileDamaged
 from compaction.l1_merge import EVER_MS, NeedFooter, NeedRows, Span, merged
+from compaction.l1_rows import Rows
 from compaction.place import Place
 from compaction.source_errors import DataLoss, SourceError
 from compaction.source_http import call

@@ -34,6 +34,7 @@ def bounds(config: Config) -> dict[str, int]:
     lake_reads = (
         lake.LIBRARY_BYTES
         + lake.ROWS_BYTES_MAX
+        + lake.BLOCKS_BYTES_MAX
         + lake.FOOTERS_BYTES_MAX
         + lake.FETCHES_AT_ONCE * lake.FETCH_BYTES
     )

@@ -25,7 +25,8 @@ from msgspec import UNSET, Struct, UnsetType
 from compaction.l1_merge import EVER_MS
 from delivery.cold import ColdReader
 from delivery.follow import Follower, Key
-from delivery.past import Item, Overtaken, Past
+from delivery.lake import Item
+from delivery.past import Overtaken, Past
 from delivery.standing import Standings, Tombstone
 from delivery.tail import TailReader
 from delivery.waiters import Waiters

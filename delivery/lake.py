@@ -1,11 +1,16 @@
 """Reading L1 within the daemon: what is fetched is kept within bounds, and never fetched twice.
 
 Files of the lake are opened by pyarrow, in the threads of the reading pool and never in the loop;
-it is loaded at the first read of a process. What is decoded is kept as Arrow: a reader makes
-records of the rows that it takes, so 65,536 rows are never Python objects at once.
+it is loaded at the first read of a process. Kept are, each within its bound and least recently
+used first out:
 
-Bounds: FOOTERS_BYTES_MAX and FOOTERS_MAX for footers, ROWS_BYTES_MAX for row groups, least recently
-used first out; FETCHES_AT_ONCE row groups are fetched and decoded at a time.
+- footers;
+- row groups as they were fetched (compressed, a fraction of what they hold), with their index;
+- decoded blocks of about a megabyte, as Arrow. A reader makes records of the rows that it takes,
+  so 65,536 rows are never Python objects, nor 16 MiB decoded for 256 records.
+
+A reader that goes along decodes each block once, as long as its row group is kept: some dozen
+readers at different places of a shard's lake. FETCHES_AT_ONCE are fetched and decoded at a time.
 """
 
 from __future__ import annotations
@@ -13,30 +18,43 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-from compaction import l1
-from compaction.l1 import Footer, RowGroup, Rows
-from compaction.l1_fetch import keep_pyarrow_small, release_unused
-from compaction.l1_merge import EVER_MS, NeedFooter, NeedRows, Span, merged
+from compaction import l1, l1_blocks
+from compaction.l1 import Footer
+from compaction.l1_fetch import keep_pyarrow_small
+from compaction.l1_merge import EVER_MS, RECORDS_AT_ONCE, NeedFooter, NeedRows, merged
+from compaction.l1_rows import Block, Rows
 from delivery.attempts import attempted
 from ledger.lake_types import FileRange
+from uploader.records import Record
 
 if TYPE_CHECKING:
     from compaction.place import Place
 
-ROWS_BYTES_MAX = 64 << 20  # four of the usual row groups of 16 MiB
+ROWS_BYTES_MAX = 48 << 20  # a usual row group of 16 MiB is fetched as 2 to 8
+BLOCKS_BYTES_MAX = 32 << 20
 FOOTERS_BYTES_MAX = 16 << 20
 FOOTERS_MAX = 1_024  # on S3 each keeps an opened file
+KEPT_MAX = 100_000  # row groups and blocks that are nearly empty
 FETCHES_AT_ONCE = 2  # one is on its way while the other is decoded
-# What one fetch takes: a row group of 16 MiB, at worst uncompressible, and decoded.
-FETCH_BYTES = 48 << 20
+# What one fetch takes: a row group of 16 MiB, at worst not compressed at all, and its copy.
+FETCH_BYTES = 32 << 20
 # pyarrow's libraries and pools, and S3's connections.
 LIBRARY_BYTES = 96 << 20
 
-V = TypeVar("V")
+Item = tuple[int, int, Record]
+"""(offset, epoch milliseconds, record)."""
+
+
+class _Sized(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
+
+V = TypeVar("V", bound=_Sized)
 
 
 class _Kept(Generic[V]):
@@ -45,25 +63,24 @@ class _Kept(Generic[V]):
     def __init__(self, bytes_max: int, count_max: int) -> None:
         self._bytes_max = bytes_max
         self._count_max = count_max
-        self._values: OrderedDict[Hashable, tuple[int, V]] = OrderedDict()
+        self._values: OrderedDict[Hashable, V] = OrderedDict()
         self.size_bytes = 0
 
     def get(self, key: Hashable) -> V | None:
         found = self._values.get(key)
-        if found is None:
-            return None
-        self._values.move_to_end(key)
-        return found[1]
+        if found is not None:
+            self._values.move_to_end(key)
+        return found
 
-    def keep(self, key: Hashable, value: V, size_bytes: int) -> None:
+    def keep(self, key: Hashable, value: V) -> None:
         """Keeps a value that is not there; one that is larger than the bound is not kept."""
-        if size_bytes > self._bytes_max:
+        if value.size_bytes > self._bytes_max:
             return
-        self._values[key] = (size_bytes, value)
-        self.size_bytes += size_bytes
+        self._values[key] = value
+        self.size_bytes += value.size_bytes
         while self.size_bytes > self._bytes_max or len(self._values) > self._count_max:
-            _, (dropped_bytes, _) = self._values.popitem(last=False)
-            self.size_bytes -= dropped_bytes
+            _, dropped = self._values.popitem(last=False)
+            self.size_bytes -= dropped.size_bytes
 
 
 class LakeReader:
@@ -76,6 +93,7 @@ class LakeReader:
         count_get: Callable[[int], None],
         rng: random.Random,
         rows_bytes_max: int = ROWS_BYTES_MAX,
+        blocks_bytes_max: int = BLOCKS_BYTES_MAX,
     ) -> None:
         self._open_place = open_place
         self._threads = threads
@@ -83,20 +101,22 @@ class LakeReader:
         self._rng = rng
         self._place: Place | None = None
         self._footers: _Kept[Footer] = _Kept(FOOTERS_BYTES_MAX, FOOTERS_MAX)
-        self._rows: _Kept[Rows] = _Kept(rows_bytes_max, rows_bytes_max)
+        self._rows: _Kept[Rows] = _Kept(rows_bytes_max, KEPT_MAX)
+        self._blocks: _Kept[Block] = _Kept(blocks_bytes_max, KEPT_MAX)
         self._fetching: dict[Hashable, asyncio.Future[None]] = {}
         self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
 
-    async def spans(
+    async def chunks(
         self,
         ranges: Sequence[FileRange],
         partition: int,
         offset: int,
         last: int,
         since_ms: int = EVER_MS,
-    ) -> AsyncIterator[Span]:
-        """Spans of rows with offsets [offset, last], in order; row groups that end before
-        ``since_ms`` are left out. Raises StoreError, ObjectMissing, LakeFileDamaged."""
+    ) -> AsyncGenerator[Chunk, None]:
+        """Rows with offsets [offset, last], in order; those that are before ``since_ms`` are left
+        out as far as that spares reading them. Raises StoreError, ObjectMissing, LakeFileDamaged.
+        """
         merge = merged(ranges, partition, offset, last, since_ms)
         reply: Footer | Rows | None = None
         while True:
@@ -110,7 +130,13 @@ class LakeReader:
             elif isinstance(need, NeedRows):
                 reply = await self._rows_of(need)
             else:
-                yield need
+                first = need.rows.first_since(need.start, need.stop, since_ms)
+                if first is None:
+                    await asyncio.sleep(0)  # a long search lets others in
+                    continue
+                for number, start, stop in need.rows.blocks(first, need.stop):
+                    block = await self._block(need.rows, number)
+                    yield Chunk(need.rows, block, start, stop)
 
     async def _footer(self, need: NeedFooter) -> Footer:
         def read() -> Footer:
@@ -123,9 +149,13 @@ class LakeReader:
         footer, group = need
 
         def read() -> Rows:
-            return _read_rows(footer, group)
+            return l1_blocks.open_rows(footer, group)
 
         return await self._once((footer.path, group.index), self._rows, read, group.length)
+
+    async def _block(self, rows: Rows, number: int) -> Block:
+        key = (rows.path, rows.number, number)
+        return await self._once(key, self._blocks, lambda: rows.block(number), 0)
 
     async def _once(
         self, key: Hashable, kept: _Kept[V], read: Callable[[], V], get_bytes: int
@@ -144,13 +174,17 @@ class LakeReader:
         try:
             async with self._slots:
                 value = await attempted(
-                    read, self._threads, self._rng, lambda: self._count_get(get_bytes)
+                    read, self._threads, self._rng, lambda: self._counted(get_bytes)
                 )
-            kept.keep(key, value, _size_of(value))
+            kept.keep(key, value)
             return value
         finally:
             del self._fetching[key]
             done.set_result(None)
+
+    def _counted(self, get_bytes: int) -> None:
+        if get_bytes:
+            self._count_get(get_bytes)
 
     def _opened(self) -> Place:
         """In a thread, for it loads pyarrow."""
@@ -161,12 +195,20 @@ class LakeReader:
         return self._place
 
 
-def _read_rows(footer: Footer, group: RowGroup) -> Rows:
-    # What readers have dropped since goes first, so that the new row group can take its place.
-    release_unused()
-    return l1.read_rows(footer, group)
+class Chunk(NamedTuple):
+    """Rows [start, stop) of a block, which is decoded."""
 
+    rows: Rows
+    block: Block
+    start: int
+    stop: int
 
-def _size_of(value: object) -> int:
-    assert isinstance(value, Footer | Rows)
-    return value.size_bytes
+    @property
+    def last_offset(self) -> int:
+        return int(self.rows.offsets[self.stop - 1])
+
+    def records(self) -> Iterator[Item]:
+        """(offset, epoch milliseconds, record) of all, a few made at a time."""
+        for start in range(self.start, self.stop, RECORDS_AT_ONCE):
+            stop = min(start + RECORDS_AT_ONCE, self.stop)
+            yield from self.rows.records_of(self.block, start, stop)

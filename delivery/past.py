@@ -21,12 +21,11 @@ from msgspec import Struct
 from compaction.l1_merge import EVER_MS
 from delivery.cold import ColdReader
 from delivery.follow import Key
-from delivery.lake import LakeReader
+from delivery.lake import Item, LakeReader
 from ledger.lake_types import FileRange
 from ledger.ledger import Ledger
 from ledger.types import Extent
 from uploader.l0 import records_of
-from uploader.records import Record
 from uploader.retry import RetryLimits, delay_s
 from uploader.stores.base import ObjectMissing
 
@@ -36,9 +35,6 @@ RANGES_PER_LOOK = 64
 # everything is in order, and pauses are for what is not yet.
 MISSES_MAX = 6
 MISSES = RetryLimits(base_s=0.02, cap_s=0.5)
-
-Item = tuple[int, int, Record]
-"""(offset, epoch milliseconds, record)."""
 
 
 class Overtaken(Exception):
@@ -121,16 +117,12 @@ class Past:
                         misses = 0
                     offset = extent.last_offset + 1
                 if is_compacted:
-                    async for span in self._lake.spans(
+                    async for chunk in self._lake.chunks(
                         found.ranges, key[1], offset, found.ranges_last, since_ms
                     ):
-                        first = span.rows.first_since(span.start, span.stop, since_ms)
-                        if first is None:
-                            await asyncio.sleep(0)  # nobody else would let go of the loop
-                        else:
-                            yield _since(since_ms, span._replace(start=first).records())
+                        yield _since(since_ms, chunk.records())
                         misses = 0
-                        offset = span.last_offset + 1
+                        offset = chunk.last_offset + 1
                     offset = max(offset, found.ranges_last + 1)
             except ObjectMissing:
                 misses += 1

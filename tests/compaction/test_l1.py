@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
@@ -15,11 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction import l1, l1_fetch, parquet, schema
+from compaction import l1, l1_blocks, l1_fetch, parquet, schema
 from compaction.columns import ExtentBytes, Piece
-from compaction.l1 import Footer, Rows, batches, read_footer, read_rows
+from compaction.l1 import Footer, batches, read_footer, read_rows
+from compaction.l1_blocks import BlockRows, open_rows
 from compaction.l1_fetch import LakeFileDamaged
 from compaction.l1_merge import EVER_MS, NeedFooter, NeedRows, Span, merged, records
+from compaction.l1_rows import COLUMNS, Rows
 from compaction.parquet import FileNames, Syncs, TopicWriter
 from compaction.place import Place
 from compaction.schema import typed_columns
@@ -99,7 +102,7 @@ def test_a_record_without_a_time_has_its_arrivals(place: Place) -> None:
 
 
 def test_columns_are_those_of_the_schema_in_its_order() -> None:
-    assert tuple(column.name for column in schema.BASE) == l1.COLUMNS
+    assert tuple(column.name for column in schema.BASE) == COLUMNS
 
 
 def test_batches_have_all_columns_of_the_rows_that_were_asked_for(
@@ -109,7 +112,7 @@ def test_batches_have_all_columns_of_the_rows_that_were_asked_for(
     some = [(n, Record(f'{{"n": {n}, "s": "x"}}')) for n in range(1, 11)]
     (file,) = write(place, {0: some, 1: some[:2], 2: some}, n="long", s="string")
     found = pa.Table.from_batches(batches(place, file.path, file.size_bytes, 2, 3, 8))
-    assert found.column_names == [*l1.COLUMNS, "n", "s"]
+    assert found.column_names == [*COLUMNS, "n", "s"]
     assert found.column("partition").to_pylist() == [2] * 6
     assert found.column("offset").to_pylist() == found.column("n").to_pylist() == [*range(3, 9)]
     assert list(batches(place, file.path, file.size_bytes, 1, 3, 99)) == []
@@ -262,6 +265,93 @@ def test_a_row_group_behind_another_files_rows_is_not_read_before_them(
     assert reader.groups == [(files[0].path, 0), (files[1].path, 0)]
 
 
+def in_blocks(place: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[Rows, BlockRows]:
+    """A row group of 100 rows decoded whole, and to be decoded in blocks of about 7 rows."""
+    rng = random.Random(7)
+    rows: dict[int, list[tuple[int, Record]]] = {0: [], 1: []}
+    for n in range(1, 51):
+        for partition in (0, 1):
+            kind = rng.choice(ALL_KINDS[:3]) if n % 20 < 10 else Record(rng.randbytes(40))
+            record = Record(kind.data, ARRIVAL_MS, kind.key, kind.tag, kind.node, kind.meta)
+            rows[partition].append((2 * n, record))
+    (file,) = write(place, rows)
+    footer = read_footer(place, file.path, file.size_bytes)
+    (group,) = footer.groups
+    monkeypatch.setattr(l1_blocks, "BLOCK_BYTES", group.decoded_bytes * 7 // 100)
+    opened = open_rows(footer, group)
+    assert opened.block_rows in (6, 7)
+    return read_rows(footer, group), opened
+
+
+def test_blocks_in_any_order_hold_what_the_whole_holds(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, opened = in_blocks(place, monkeypatch)
+    assert opened.stretches == whole.stretches == {0: [(0, 50)], 1: [(50, 100)]}
+    expected = whole.records(0, 100)
+    count = -(-100 // opened.block_rows)
+    rng = random.Random(8)
+    for _ in range(60):
+        number = rng.randrange(count)
+        block = opened.block(number)
+        assert block.start == number * opened.block_rows
+        assert block.stop == min(100, block.start + opened.block_rows)
+        assert (
+            opened.records_of(block, block.start, block.stop)
+            == (expected[block.start : block.stop])
+        )
+    assert opened.records(0, 100) == expected
+    assert opened.records(13, 61) == expected[13:61]
+
+
+def test_columns_are_the_same_across_blocks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, opened = in_blocks(place, monkeypatch)
+    for start, stop in ((0, 100), (3, 4), (5, 33), (90, 100)):
+        for one, other in zip(whole.arrays(start, stop), opened.arrays(start, stop), strict=True):
+            if other is None:
+                assert one is None or one.null_count == len(one) or not any(one.to_pylist())
+            else:
+                assert one is not None and one.to_pylist() == other.to_pylist()
+
+
+def test_a_reader_that_goes_along_decodes_each_block_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, opened = in_blocks(place, monkeypatch)
+    begun = 0
+    begin = opened._iterator
+
+    def counted() -> Any:
+        nonlocal begun
+        begun += 1
+        return begin()
+
+    monkeypatch.setattr(opened, "_iterator", counted)
+    for number in (0, 1, 2, 5, 6):
+        opened.block(number)
+    assert begun == 1, "forwards, also over some"
+    opened.block(6)
+    assert begun == 2, "again is backwards: what was decoded is not kept here"
+
+
+def test_blocks_of_a_row_group_that_ends_early_are_damage(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, opened = in_blocks(place, monkeypatch)
+    begin = opened._iterator
+    ways: list[Any] = [
+        lambda: itertools.islice(begin(), 3),
+        lambda: (batch.slice(0, 5) for batch in begin()),
+    ]
+    monkeypatch.setattr(opened, "_iterator", lambda: ways.pop(0)() if ways else begin())
+    opened.block(2)
+    with pytest.raises(LakeFileDamaged, match="block 3 is not whole"):
+        opened.block(4)
+    with pytest.raises(LakeFileDamaged, match="block 0 is not whole"):
+        opened.block(4)
+    assert opened.block(4).start == 4 * opened.block_rows, "it begins anew behind an error"
+
+
 def test_only_the_base_columns_of_a_row_group_are_fetched(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +445,9 @@ def test_a_byte_that_changed_is_noticed(place: Place) -> None:
     file = damaged(place, change)
     with pytest.raises(LakeFileDamaged, match="row group 0 cannot be decoded"):
         list(records(place, ranges_of([file]), 0, 1, 99))
+    footer = read_footer(place, file.path, file.size_bytes)
+    with pytest.raises(LakeFileDamaged, match="row group 0 cannot be decoded"):
+        open_rows(footer, footer.groups[0]).block(0)
 
 
 def test_every_byte_of_a_row_group_is_watched(place: Place) -> None:

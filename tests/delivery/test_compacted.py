@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction import parquet
+from compaction import l1_blocks, parquet
 from compaction.l1_fetch import LakeFileDamaged
 from delivery import past
 from delivery.standing import Tombstone
@@ -28,8 +28,9 @@ DAY_MS = 86_400_000
 
 @pytest.fixture(autouse=True)
 def several_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows fill several row groups."""
+    """A few rows fill several row groups of several blocks."""
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 4)
+    monkeypatch.setattr(l1_blocks, "BLOCK_BYTES", 200)
 
 
 texts = st.sampled_from([None, "", "a", "bb", "ü€😀"])
@@ -152,6 +153,7 @@ def test_a_file_that_goes_while_it_is_wanted_is_read_where_its_rows_are_now(tmp_
         found = [await told.diff(limit=3)]
         rewrite(node)  # what was looked up is gone; footers and row groups are kept
         told.reader._past._lake._rows._values.clear()
+        told.reader._past._lake._blocks._values.clear()
         for _ in range(3):
             found.append(await told.diff(from_seq=found[-1].next_from_seq, limit=3))
         assert [text for answer in found for text in data_of(answer)] == numbers(12)
@@ -169,15 +171,15 @@ def test_files_that_go_again_and_again_are_followed(
 
     async def go() -> None:
         lake = told.reader._past._lake
-        spans = lake.spans
+        chunks = lake.chunks
 
-        async def spans_after_rewriting(*asked: Any) -> Any:
+        async def chunks_after_rewriting(*asked: Any) -> Any:
             if next(left, 0):
                 rewrite(node)
-            async for span in spans(*asked):
-                yield span
+            async for chunk in chunks(*asked):
+                yield chunk
 
-        monkeypatch.setattr(lake, "spans", spans_after_rewriting)
+        monkeypatch.setattr(lake, "chunks", chunks_after_rewriting)
         assert data_of(await told.diff()) == numbers(12)
 
     left = iter([1, 1, 1])

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from compaction import l1, parquet
+from compaction import l1, l1_blocks, parquet
+from compaction.l1_blocks import BlockRows
 from delivery import lake as lake_module
 from delivery.attempts import GET_LIMITS
 from delivery.lake import LakeReader
@@ -22,6 +23,11 @@ from tests.delivery.lakes import compact
 from tests.delivery.node import Node, node_in
 from uploader.records import Record
 from uploader.stores.base import ObjectMissing, StoreError
+
+
+class Sized:
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
 
 
 class Store:
@@ -35,7 +41,7 @@ class Store:
         self.asked = threading.Event()
         self.before: Callable[[], object] = lambda: None
         self._mutex = threading.Lock()
-        read_footer, read_rows = l1.read_footer, l1.read_rows
+        read_footer, open_rows = l1.read_footer, l1_blocks.open_rows
 
         def footer(place: Any, path: str, size_bytes: int) -> Any:
             self.footers.append(path)
@@ -43,10 +49,10 @@ class Store:
 
         def rows(footer: Any, group: Any) -> Any:
             self.groups.append(group.index)
-            return self._watched(lambda: read_rows(footer, group))
+            return self._watched(lambda: open_rows(footer, group))
 
         monkeypatch.setattr(l1, "read_footer", footer)
-        monkeypatch.setattr(l1, "read_rows", rows)
+        monkeypatch.setattr(l1_blocks, "open_rows", rows)
 
     def _watched(self, read: Callable[[], Any]) -> Any:
         with self._mutex:
@@ -73,20 +79,24 @@ class Lake:
     async def read(self, first: int, last: int) -> list[int]:
         return [
             offset
-            async for span in self.reader.spans(self.ranges, 0, first, last)
-            for offset, _, _ in span.records()
+            async for chunk in self.reader.chunks(self.ranges, 0, first, last)
+            for offset, _, _ in chunk.records()
         ]
 
 
 @contextmanager
-def lake_of(directory: Path, rows_bytes_max: int = 1 << 20) -> Iterator[Lake]:
+def lake_of(
+    directory: Path, rows_bytes_max: int = 1 << 20, blocks_bytes_max: int = 1 << 20
+) -> Iterator[Lake]:
     directory.mkdir(exist_ok=True)
     with node_in(directory, ring_bytes=1 << 16) as node, ThreadPoolExecutor(4) as threads:
         node.produce(0, {0: [Record(f'"{n:0100}"') for n in range(40)]})
         node.commit()
         compact(node)
         counted: list[int] = []
-        reader = LakeReader(lambda: node.place, threads, counted.append, Random(1), rows_bytes_max)
+        reader = LakeReader(
+            lambda: node.place, threads, counted.append, Random(1), rows_bytes_max, blocks_bytes_max
+        )
         yield Lake(node, reader, counted)
 
 
@@ -194,18 +204,80 @@ def test_a_row_group_larger_than_the_bound_is_read_and_not_kept(
 
 
 def test_what_is_too_large_to_be_kept_pushes_nothing_out() -> None:
-    kept: lake_module._Kept[str] = lake_module._Kept(10, 9)
-    kept.keep("a", "value", 5)
-    kept.keep("b", "large", 11)
-    assert (kept.get("a"), kept.get("b"), kept.size_bytes) == ("value", None, 5)
+    kept: lake_module._Kept[Sized] = lake_module._Kept(10, 9)
+    small = Sized(5)
+    kept.keep("a", small)
+    kept.keep("b", Sized(11))
+    assert (kept.get("a"), kept.get("b"), kept.size_bytes) == (small, None, 5)
 
 
 def test_a_bounded_number_is_kept() -> None:
-    kept: lake_module._Kept[int] = lake_module._Kept(100, 2)
+    kept: lake_module._Kept[Sized] = lake_module._Kept(100, 2)
     for number in range(3):
-        kept.keep(number, number, 1)
-    assert [kept.get(number) for number in range(3)] == [None, 1, 2]
+        kept.keep(number, Sized(1))
+    assert [kept.get(number) is None for number in range(3)] == [True, False, False]
     assert kept.size_bytes == 2
+
+
+def test_blocks_are_decoded_once_and_kept_apart_from_their_row_group(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(l1_blocks, "BLOCK_BYTES", 300)  # two records or three
+    decoded: list[int] = []
+    block = BlockRows.block
+
+    def counted(self: BlockRows, number: int) -> Any:
+        decoded.append(number)
+        return block(self, number)
+
+    monkeypatch.setattr(BlockRows, "block", counted)
+
+    async def go() -> None:
+        for _ in range(3):
+            assert await lake.read(1, 1) == [1]
+        assert decoded == [0]
+        assert await lake.read(1, 10) == list(range(1, 11))
+        assert decoded == list(range(max(decoded) + 1)) and len(decoded) > 2
+        lake.reader._rows._values.clear()
+        count = len(decoded)
+        assert await lake.read(5, 6) == [5, 6]
+        assert store.groups == [0, 0] and len(decoded) == count, "the index only"
+
+    with lake_of(tmp_path) as lake:
+        asyncio.run(go())
+
+
+def test_partitions_of_one_file_with_the_same_offsets_are_kept_apart(tmp_path: Path) -> None:
+    """Row groups of 10, and 10 records in each partition: one row group for each."""
+
+    async def go(node: Node, reader: LakeReader) -> None:
+        for partition in (0, 1, 2):
+            ranges = node.ledger.file_ranges(*node.key(partition), 1, 9)
+            found = [
+                record.data
+                async for chunk in reader.chunks(ranges, partition, 1, 99)
+                for _, _, record in chunk.records()
+            ]
+            assert found == [f'"{partition}"'] * 10
+
+    with node_in(tmp_path) as node, ThreadPoolExecutor(4) as threads:
+        node.produce(0, {partition: [Record(f'"{partition}"')] * 10 for partition in range(3)})
+        node.commit()
+        compact(node)
+        asyncio.run(go(node, LakeReader(lambda: node.place, threads, lambda _: None, Random(1))))
+
+
+def test_blocks_that_were_read_longest_ago_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        for first in (1, 11, 21, 31):
+            await lake.read(first, first)
+            assert 0 < lake.reader._blocks.size_bytes <= 3_000
+        assert len(lake.reader._blocks._values) == 2
+
+    with lake_of(tmp_path, blocks_bytes_max=3_000) as lake:  # a block of 10 records has 1,100
+        asyncio.run(go())
 
 
 def test_a_store_that_fails_for_a_while_is_asked_again(tmp_path: Path, store: Store) -> None:
