@@ -170,7 +170,7 @@ def test_a_torn_object_is_named_and_kept_and_the_rest_is_compacted(
         assert report["rows"] == 3
         assert place.json("gc")["quarantined"] == 1
         assert torn.key in place.present()
-
+    with running(data, **options) as daemon:  # whose rings hold nothing of it any more
         first = daemon.diff("orders")
         assert [record["seq"] for record in first["records"]] == [1]
         then = daemon.diff("orders", from_seq=first["next_from_seq"])
