@@ -277,7 +277,14 @@ def topics_alter(topic: str, client: Client, as_json: bool, **settings: Any) -> 
     metavar="N",
     help="The first offset that can still be read.",
 )
-@click.option("--partition", type=click.IntRange(0, 999), default=0, show_default=True, metavar="P")
+@click.option(
+    "--partition",
+    type=click.IntRange(0, 999),
+    default=0,
+    show_default=True,
+    metavar="P",
+    help="The one that is trimmed.",
+)
 @client_option
 @output_option
 def topics_trim(

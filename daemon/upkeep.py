@@ -85,6 +85,8 @@ class UpkeepThread:
                     self.settle(wanted)
             except LedgerError as error:
                 log.error("retention waits: %s", error)
+            except Exception as error:  # the last resort of a thread: said, and it goes on
+                log.error("retention failed by a bug", exc_info=error)
             wait_ms = min(LOOK_S * 1000, self._interval_ms())
             self._stopped.wait(wait_ms / 1000)
             passed_ms += int(wait_ms)
@@ -165,10 +167,11 @@ class UpkeepThread:
         if noted != before:
             self._ledger.set_meta(CLOCK_NOTE, note_of(noted))
             if noted.jump_ms:
+                hours = f"{abs(noted.jump_ms) / 3_600_000:.1f}"
                 log.error(
-                    "the wall clock went %s by %.1f hours: nothing is evicted by its time to live"
+                    "the wall clock went %s by %s hours: nothing is evicted by its time to live"
                     " until an operator accepts the time, by `headgate gc --accept-clock`",
-                    "ahead" if noted.jump_ms > 0 else "back", abs(noted.jump_ms) / 3_600_000,
+                    "ahead" if noted.jump_ms > 0 else "back", hours,
                 )  # fmt: skip
         jump_ms = noted.jump_ms
         if before is not None and self._words[at.G_CLOCK_STOPPED] and not jump_ms:
