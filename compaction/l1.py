@@ -137,6 +137,7 @@ def read_rows(footer: Footer, group: RowGroup) -> WholeRows:
 
 
 def opened(footer: Footer, window: Window) -> Any:
+    """pyarrow's ParquetFile over a fetched range of the file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -151,6 +152,7 @@ def opened(footer: Footer, window: Window) -> Any:
 def decoded(
     footer: Footer, group: RowGroup, window: Window, columns: Sequence[str] | None
 ) -> pa.Table:
+    """Columns of a fetched row group, all for None. Raises LakeFileDamaged."""
     import pyarrow as pa
 
     try:
@@ -167,6 +169,7 @@ def decoded(
 
 
 def undecodable(footer: Footer, group: RowGroup, problem: str) -> LakeFileDamaged:
+    """The error of a row group whose bytes came and are no rows."""
     return LakeFileDamaged(footer.path, f"its row group {group.index} cannot be decoded: {problem}")
 
 

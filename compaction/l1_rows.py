@@ -166,6 +166,7 @@ class WholeRows(Rows):
 
 
 def block_of(start: int, columns: Sequence[pa.Array]) -> Block:
+    """A block of the columns key, tag, node, meta, data and data_is_base64."""
     import pyarrow.compute as pc
 
     *texts, is_base64 = columns
@@ -182,4 +183,5 @@ def _words(array: pa.Array) -> memoryview:
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

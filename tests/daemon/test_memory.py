@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from daemon import memory
 from daemon.config import Config, Override, load
+from delivery import lake
 from delivery.cold import CACHE_BYTES_MAX
 
 MIB = 1 << 20
@@ -23,7 +24,7 @@ def test_the_segment_is_counted_as_large_as_it_is() -> None:
 
 def test_every_part_but_the_supervisors_share_grows_with_the_shards() -> None:
     one, four = memory.bounds(config(shards=1)), memory.bounds(config(shards=4))
-    for part in ("bodies", "uploads", "reads"):
+    for part in ("bodies", "uploads", "reads", "lake"):
         assert four[part] == 4 * one[part]
     assert four["processes"] - one["processes"] == 3 * memory.PROCESS_BYTES
     assert all(size > 0 for size in one.values())
@@ -39,6 +40,13 @@ def test_the_parts_follow_their_keys() -> None:
     larger_objects = memory.bounds(config(shards=2, object_bytes_target="8MiB"))
     assert larger_objects["uploads"] == 2 * usual["uploads"]
     assert usual["reads"] > 2 * CACHE_BYTES_MAX
+
+
+def test_what_reading_compacted_records_keeps_is_counted() -> None:
+    kept = lake.ROWS_BYTES_MAX + lake.BLOCKS_BYTES_MAX + lake.FOOTERS_BYTES_MAX
+    fetched = lake.FETCHES_AT_ONCE * lake.FETCH_BYTES
+    bound = memory.bounds(config(shards=1))["lake"]
+    assert bound == kept + fetched + lake.LIBRARY_BYTES
 
 
 def test_the_losers_of_hedged_puts_are_counted() -> None:
