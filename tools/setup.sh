@@ -56,7 +56,7 @@ if ! "$venv/bin/python" compaction/java.py; then
 fi
 
 echo "setup: installing Headgate, Spark and the tools into $venv (minutes the first time)"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --use-pep517 \
     --constraint constraints.txt --editable ".[$extras]" ||
     fail "pip could not install the packages; its message is above. It needs a package index."
 echo "setup: done, the command is $venv/bin/headgate"
