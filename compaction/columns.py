@@ -194,7 +194,7 @@ def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], boo
         if rows:
             rows += batch
         else:
-            rows = batch  # mostly the only one
+            rows = cast("list[_TextRow | _Row]", batch)  # mostly the only one
         ts_ms += [arrival_ms if row.ts is None else row.ts for row in batch]
         position = stop
     for first, count in reversed(extent.voids):

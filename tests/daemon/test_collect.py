@@ -22,6 +22,7 @@ from daemon.collect import Collection, Report
 from ledger.backup import Mark
 from ledger.errors import LeaseBelowFloor
 from ledger.ledger import Ledger
+from ledger.settle import Settled
 from ledger.types import LeaseId, TopicConfig
 from tests.ledger.requests import Request, draft_of, key_of
 from uploader.collect import collectable_floor
@@ -171,6 +172,9 @@ class World:
         floor = self.ledger.raise_epoch_floor(wanted)
         self.cover()
         return floor
+
+    def settle(self) -> Settled:
+        return Settled(0, self.ledger.epoch_floor(), self.ledger.latest_commit_number())
 
     def cover(self) -> None:
         self.step()
