@@ -16,9 +16,12 @@ from ledger.backup import Mark
 from ledger.collection import Candidate
 from ledger.entry import Owner
 from ledger.ledger import Ledger
+from ledger.settle import Settled
+from ledger.types import TopicConfig
 from shards import locks
 from shards.locks import LockFile, SharedLock
-from tests.ledger.requests import key_of, lease
+from tests.ledger.lakes import commit
+from tests.ledger.requests import Request, key_of, lease
 from uploader.counted import CountedStore
 from uploader.ownerlog import Former, OwnerLog, Taken
 from uploader.stores.base import ObjectHead, StoreBusy, StoreError, StoreRefused
@@ -204,3 +207,48 @@ def test_alone_whose_log_another_start_sealed_gives_way_and_releases_nothing(pla
         alone.cover()
     alone.release()
     assert place.log.keys() == [(2, 1), (2, 2)]
+
+
+# How far commits are settled
+
+
+def test_what_the_daemon_says_is_settled_raises_the_floor(
+    place: Place, holder: subprocess.Popen[str]
+) -> None:
+    place.ledger.set_settled(Settled(0, 1, 99))  # to an earlier question
+
+    def answers() -> None:
+        asked = place.ledger.settle_wanted()
+        assert asked is not None
+        place.ledger.set_settled(Settled(asked, place.ledger.raise_epoch(), 7))
+
+    place.then = answers
+    settled = place.beside(holder.pid).settle()
+    assert (settled.epoch_floor, settled.commits_to) == (2, 7)
+    assert place.ledger.epoch_floor() == 2 and place.looks == 1
+
+
+def test_a_floor_that_is_higher_already_holds(place: Place, holder: subprocess.Popen[str]) -> None:
+    place.ledger.begin_incarnation(2)
+    floor = place.ledger.epoch_floor()
+    place.then = lambda: place.ledger.set_settled(Settled(1, floor - 1, 7))
+    assert place.beside(holder.pid).settle().epoch_floor == floor == place.ledger.epoch_floor()
+
+
+def test_a_daemon_that_ends_before_it_answers_is_not_waited_for(
+    place: Place, holder: subprocess.Popen[str]
+) -> None:
+    def ends() -> None:
+        holder.kill()
+        holder.wait()
+
+    place.then = ends
+    with pytest.raises(NotCovered, match="ended before it answered"):
+        place.beside(holder.pid).settle()
+
+
+def test_alone_all_commits_are_settled(place: Place) -> None:
+    topic, _ = place.ledger.create_topic("t", TopicConfig(), 1)
+    commit(place.ledger, 1, Request(topic.topic_id))
+    alone = Alone(place.ledger, place.log, Taken(1, None, Former.NONE), place.sleep)
+    assert alone.settle() == Settled(0, place.ledger.epoch(), 1)

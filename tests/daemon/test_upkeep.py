@@ -149,6 +149,15 @@ def test_what_is_evicted_or_deleted_is_marked_as_free(place: Place) -> None:
     ]  # fmt: skip
 
 
+def test_a_deleted_topic_frees_its_objects_where_no_topic_has_a_limit(place: Place) -> None:
+    gone = place.topic("gone")
+    place.write(gone, 1, 1)
+    place.upkeep.round()
+    place.ledger.delete_topic("gone", 5)
+    place.upkeep.round()
+    assert place.ledger.spent_count() == 1  # and the last commit's
+
+
 def test_records_go_when_their_time_has_come(place: Place) -> None:
     topic = place.topic("t", ttl_ms=5_000)
     place.write(topic, 2, timestamp_ms=place.wall_ms)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.orphans import Place
-from tests.e2e.wire import wire_of_each_shard
+from tests.e2e.wire import Wire, request, wire_of_each_shard
 
 SOON = {"retention_interval_ms": 100}
 
@@ -136,6 +136,19 @@ def test_time_to_live_makes_room_in_a_full_topic(data: Path) -> None:
         assert daemon.produce("t", 1, 2).status == 200
         wait_until(lambda: daemon.produce("t", 3).status == 200, "room")
         assert state(daemon, "t")["lost_reason"] == "ttl"
+
+
+def test_what_is_in_flight_takes_room_too(data: Path) -> None:
+    window = {"commit_window_min_ms": 500, "commit_window_max_ms": 500}
+    with running(data, settings=window) as daemon, Wire(daemon.port) as wire:
+        daemon.json("PUT", "/v0/topics/t", {"cap_records": 7, "discard": "reject"})
+        assert daemon.produce("t", 0).status == 200
+        sent = [request("POST", "/v0/topics/t", b"[1,2]")] * 5
+        wire.send(b"".join(sent))
+        answers = [answer for _ in sent if (answer := wire.answer())]
+        assert [answer.status for answer in answers] == [200, 200, 200, 422, 422]
+        assert answers[-1].json["error"]["detail"]["held"] == 7
+        assert state(daemon, "t")["count"] == 7
 
 
 def test_two_shards_know_of_each_others_commits(data: Path) -> None:
