@@ -1,7 +1,7 @@
 """One Spark job that compacts planned objects: the part of it that runs on the driver.
 
-    tasks -> read, write -> reports                                      nothing is small
-    tasks -> read, write -> by reducer, sorted -> write -> reports
+    tasks -> read, write -> reports                          where nothing is to be shuffled
+    tasks -> read, write -> by reducer -> sort, write -> reports
 
 ``plan.py`` decides, ``tasks.py`` is what executors run. Reports of all tasks make the outcome: the
 files that were written, described for the tables and the ledger, and what could not be read.
@@ -20,13 +20,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import Struct
 
 from compaction.fetch import StoreFailed
 from compaction.groups import TopicWork
 from compaction.parquet import FILE_BYTES_MAX, ZSTD_LEVEL, WrittenFile
 from compaction.place import Place
-from compaction.plan import Limits, Plan, plan
+from compaction.plan import Plan, plan
+from compaction.runs import RANGE_BYTES_MIN_LOCAL, Limits
 from compaction.tasks import (
     MapFunction,
     ReduceFunction,
@@ -109,6 +111,9 @@ def distribute(
     ``cores`` is by default what the session has. Raises TaskFailed.
     """
     context = spark.sparkContext
+    limits = limits or Limits()
+    if limits.range_bytes_min is None and place.url.startswith("file:"):
+        limits = msgspec.structs.replace(limits, range_bytes_min=RANGE_BYTES_MIN_LOCAL)
     what = plan(objects, topics, cores or context.defaultParallelism, limits)
     if not what.tasks:
         return _outcome(what, [])
@@ -116,7 +121,8 @@ def distribute(
     objects_done, bytes_done = context.accumulator(0), context.accumulator(0)
 
     def done() -> tuple[int, int]:
-        return min(objects_done.value, what.objects), min(bytes_done.value, what.bytes)
+        objects_share = min(1.0, objects_done.value / max(1, what.reads))
+        return int(what.objects * objects_share), min(bytes_done.value, what.bytes)
 
     count = _Count(objects_done, bytes_done)
     tasks = [encode_task(task) for task in what.tasks]
@@ -228,7 +234,7 @@ def _outcome(what: Plan, reports: Sequence[Report]) -> Outcome:
     _check(what, topics)
     return Outcome(
         topics,
-        sum(report.objects for report in reports),
+        what.objects,
         what.bytes,
         sum(report.bytes_read for report in reports),
         sum(report.requests for report in reports),

@@ -53,12 +53,14 @@ class TaskExtent(Struct, frozen=True, array_like=True, gc=False):
 
 
 class TaskObject(Struct, frozen=True, array_like=True):
-    """An object and its extents that are needed, in the order of their bytes."""
+    """An object and its extents that are needed, in the order of their bytes. One that is
+    ``split`` is read by other tasks too: only what is needed of it here."""
 
     key: str
     locator: str
     size_bytes: int
     extents: tuple[TaskExtent, ...]
+    split: bool = False
 
 
 class Fetched(Struct, frozen=True):
@@ -97,7 +99,7 @@ def fetch(store: ObjectStore, wanted: TaskObject) -> Fetched:
     needed = sum(extent.byte_length for extent in wanted.extents)
     waste = wanted.size_bytes - needed
     try:
-        if waste > max(WASTE_BYTES_MIN, int(needed * WASTE_SHARE_MAX)):
+        if wanted.split or waste > max(WASTE_BYTES_MIN, int(needed * WASTE_SHARE_MAX)):
             found = list(_by_ranges(reads, wanted))
         else:
             found = list(_whole(reads, wanted))

@@ -19,7 +19,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -33,6 +32,7 @@ from msgspec import Struct
 
 from compaction.place import Place
 from compaction.schema import RANGES_KEY, RUN_KEY, TOPIC_ID_KEY, Column, arrow_schema
+from compaction.spool import local_file
 from ledger.lake_types import LakeRange, NewFile
 
 MIB = 1 << 20
@@ -405,7 +405,7 @@ class _Spill:
     """Rows of many days in a local file, which nobody else sees and which goes with this object."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._file = tempfile.TemporaryFile(prefix="headgate-days-")  # noqa: SIM115  # closed by close()
+        self._file = local_file("headgate-days-")
         self._writer = pa.ipc.new_file(pa.PythonFile(self._file, mode="w"), schema)
         self._waiting: dict[int, list[tuple[pa.Table, list[LakeRange]]]] = {}
         self._waiting_bytes = 0

@@ -1,19 +1,27 @@
-"""Which task reads which objects, and who writes what: a pure function of the ledger's words.
+"""Which task reads what, and who writes what: a pure function of the ledger's words.
 
-Vocabulary: a *run of objects* is what one task reads, consecutive in commit order. A topic's
-*share* of a run is its bytes there. A *group* is what is written together (``groups.py``): a
-*local* group by the task that has read it, a *shuffled* group by a *reducer*, which gets its
-extents from several runs. Only shares that would be small files are shuffled, and only where
-there are several of them: a topic that stands in one run alone is local whatever its size.
+Vocabulary: a *run* is what one task reads. A topic's *share* of a run is its bytes there. A
+*group* is what is written together (``groups.py``): a *local* group by the task that has read it,
+a *shuffled* group by a *reducer*, which gets its extents from several runs.
+
+Runs are whole objects, consecutive in commit order, and shares that would be large files are
+written where they are read. Topics with small shares in several runs would leave a small file in
+each. Where tasks are few and objects large, the objects are *split by topics* instead: an object's
+extents stand in the order of topics, so each task reads one range of each object, and writes its
+topics whole. Else the small shares, and only these, are shuffled. A range more is a GET more;
+a byte that is shuffled costs as much CPU time as decoding and writing it
+(docs/decisions/0012-when-the-compaction-shuffles.md).
 
     runs       of about equal bytes, at most an eighth above ``run_bytes`` (what a task holds in
                memory), at least as many as there are cores while each keeps RUN_BYTES_MIN
+    split      when more than SPLIT_FROM_SHARE would be shuffled, a range would have
+               ``range_bytes_min`` on average, and no task more than SPLIT_SHARE_MAX of its share
     groups     a topic's shuffled extents by (partition, offset), cut at GROUP_BYTES_MAX
     joining    files go with the first group of their topic, as many as GROUP_BYTES_MAX allows,
                the others with groups of their own; each file with one group as a whole
     reducers   the largest group first, each to the reducer with the least so far
 
-No byte is read twice: each object is in one run, each extent in one group.
+No byte is read twice: each extent is in one run and in one group.
 """
 
 from __future__ import annotations
@@ -25,23 +33,12 @@ from msgspec import Struct
 
 from compaction.fetch import TaskExtent, TaskObject
 from compaction.groups import JoiningFile, TopicWork
+from compaction.runs import Limits as Limits
+from compaction.runs import Needed, cut, shares_of, small_runs, split_by_topics, to_shuffle
 from ledger.lake_types import PlannedObject
 from ledger.types import Extent
 
-MIB = 1 << 20
-RUN_BYTES = 512 * MIB
-RUN_BYTES_MIN = 32 * MIB
-SMALL_BYTES = 32 * MIB  # a share below this would be a small file
-GROUP_BYTES_MAX = 256 * MIB  # what a reducer holds in memory
-
-
-class Limits(Struct, frozen=True):
-    """Sizes that the plan keeps to; tests make them small."""
-
-    run_bytes: int = RUN_BYTES
-    run_bytes_min: int = RUN_BYTES_MIN
-    small_bytes: int = SMALL_BYTES
-    group_bytes_max: int = GROUP_BYTES_MAX
+SPLIT_FROM_SHARE = 0.2  # less is shuffled rather than each object read in parts
 
 
 class Group(Struct, frozen=True, array_like=True):
@@ -56,7 +53,7 @@ class Group(Struct, frozen=True, array_like=True):
 
 
 class MapTask(Struct, frozen=True, array_like=True):
-    """A run of objects, and the local groups that are written from it."""
+    """A run, and the local groups that are written from it."""
 
     number: int
     bytes: int
@@ -65,13 +62,15 @@ class MapTask(Struct, frozen=True, array_like=True):
 
 
 class Plan(Struct, frozen=True):
-    """What is done; ``shuffled`` is empty when there is no shuffle at all."""
+    """What is done; ``shuffled`` is empty when there is no shuffle at all. ``reads`` counts
+    objects once for each task that reads of them."""
 
     topics: tuple[TopicWork, ...]
     tasks: tuple[MapTask, ...]
     shuffled: tuple[Group, ...]
     reducers: int
     objects: int
+    reads: int
     bytes: int
 
 
@@ -97,13 +96,16 @@ def plan(
     ]
     needed = [(each, extents) for each, extents in needed if extents]
     sizes = [sum(extent.byte_length for extent in extents) for _, extents in needed]
-    runs = cut(sizes, cores, limits)
-    shares: dict[int, dict[int, int]] = {}
-    for number, (start, end) in enumerate(runs):
-        for _, extents in needed[start:end]:
-            for extent in extents:
-                of_topic = shares.setdefault(extent.topic_id, {})
-                of_topic[number] = of_topic.get(number, 0) + extent.byte_length
+    runs = [needed[start:end] for start, end in cut(sizes, cores, limits)]
+    shares = shares_of(runs)
+    if to_shuffle(shares, limits) > SPLIT_FROM_SHARE * sum(sizes):
+        split = split_by_topics(needed, shares, cores, limits)
+        if split is not None:
+            runs, shares = split, shares_of(split)
+    counts: dict[str, int] = {}
+    for run in runs:
+        for each, _ in run:
+            counts[each.key] = counts.get(each.key, 0) + 1
     groups = _Groups()
     local: list[list[Group]] = [[] for _ in runs] or [[]]
     group_in_run: dict[tuple[int, int], int] = {}
@@ -111,7 +113,7 @@ def plan(
     joining = {index: _joining_parts(topic.joining, limits) for index, topic in enumerate(topics)}
     for index, topic in enumerate(topics):
         by_run = shares.get(topic.topic_id, {})
-        small = {number for number, size in by_run.items() if size < limits.small_bytes}
+        small = small_runs(by_run, limits)
         if len(small) > 1:
             shuffled_in[topic.topic_id] = small
         for number, size in by_run.items():
@@ -121,56 +123,31 @@ def plan(
                 group = groups.new(index, size, joins.pop(0) if joins else ())
                 local[number].append(group)
                 group_in_run[topic.topic_id, number] = group.number
-    shuffled, cuts = _shuffled(groups, topics, needed, runs, shuffled_in, joining, limits)
+    shuffled, cuts = _shuffled(groups, topics, runs, shuffled_in, joining, limits)
     for index, parts in joining.items():
         for part in parts:
             lightest = min(local, key=lambda some: sum(group.bytes for group in some))
             lightest.append(groups.new(index, 0, part))
-    reducers = _packed(shuffled, cores, limits)
+    packed, reducers = _packed(shuffled, cores, limits)
     tasks = []
-    for number in range(len(local)):
-        start, end = runs[number] if runs else (0, 0)
+    for number, of_task in enumerate(local):
+        run = runs[number] if runs else []
         of_run = {t: g for (t, n), g in group_in_run.items() if n == number}
-        tasks.append(
-            MapTask(
-                number,
-                sum(sizes[start:end]),
-                tuple(_task_object(each, ext, of_run, cuts) for each, ext in needed[start:end]),
-                tuple(local[number]),
-            )
+        found = tuple(
+            _task_object(each, extents, of_run, cuts, counts[each.key] > 1) for each, extents in run
         )
+        size = sum(e.byte_length for each in found for e in each.extents)
+        if found or of_task:
+            tasks.append(MapTask(number, size, found, tuple(of_task)))
     return Plan(
         tuple(topics),
-        tuple(task for task in tasks if task.objects or task.local),
-        tuple(reducers[0]),
-        reducers[1],
+        tuple(tasks),
+        tuple(packed),
+        reducers,
         len(needed),
+        sum(counts.values()),
         sum(sizes),
     )
-
-
-def cut(sizes: Sequence[int], cores: int, limits: Limits) -> list[tuple[int, int]]:
-    """Runs [start, end) of consecutive objects of about equal bytes; one object at least each."""
-    total = sum(sizes)
-    if not sizes:
-        return []
-    most = limits.run_bytes * 9 // 8  # a little more is better than another round of tasks
-    count = max(1, -(-total // most), min(cores, total // limits.run_bytes_min))
-    # Whole rounds over the cores, as long as that makes no run too small.
-    rounds = -(-count // cores) * cores
-    if total // rounds >= limits.run_bytes_min:
-        count = rounds
-    runs: list[tuple[int, int]] = []
-    start, size, done = 0, 0, 0
-    for at, each in enumerate(sizes):
-        # Cut where the run comes closest to its share of what is left.
-        share = (total - done) / max(1, count - len(runs))
-        if at > start and (size + each > most or size + each / 2 > share):
-            runs.append((start, at))
-            start, done, size = at, done + size, 0
-        size += each
-    runs.append((start, len(sizes)))
-    return runs
 
 
 class _Groups:
@@ -190,16 +167,15 @@ _Cuts = dict[int, dict[tuple[int, int], int]]
 def _shuffled(
     groups: _Groups,
     topics: Sequence[TopicWork],
-    needed: Sequence[tuple[PlannedObject, list[Extent]]],
-    runs: Sequence[tuple[int, int]],
+    runs: Sequence[Needed],
     shuffled_in: dict[int, set[int]],
     joining: dict[int, list[tuple[JoiningFile, ...]]],
     limits: Limits,
 ) -> tuple[list[Group], _Cuts]:
     """The shuffled groups, and by topic the group of each extent, by (partition, first offset)."""
     extents: dict[int, list[Extent]] = {topic_id: [] for topic_id in shuffled_in}
-    for number, (start, end) in enumerate(runs):
-        for _, some in needed[start:end]:
+    for number, run in enumerate(runs):
+        for _, some in run:
             for extent in some:
                 if number in shuffled_in.get(extent.topic_id, ()):
                     extents[extent.topic_id].append(extent)
@@ -247,7 +223,8 @@ def _packed(groups: list[Group], cores: int, limits: Limits) -> tuple[list[Group
     if not groups:
         return [], 0
     total = sum(group.bytes for group in groups)
-    count = min(len(groups), max(cores, -(-total // limits.run_bytes)))
+    most = limits.run_bytes * 9 // 8 * cores
+    count = min(len(groups), max(1, -(-total // most)) * cores)  # whole rounds over the cores
     loads = [(0, reducer) for reducer in range(count)]
     packed = []
     for group in sorted(groups, key=lambda group: (-group.bytes, group.number)):
@@ -259,7 +236,11 @@ def _packed(groups: list[Group], cores: int, limits: Limits) -> tuple[list[Group
 
 
 def _task_object(
-    each: PlannedObject, extents: Sequence[Extent], of_run: dict[int, int], cuts: _Cuts
+    each: PlannedObject,
+    extents: Sequence[Extent],
+    of_run: dict[int, int],
+    cuts: _Cuts,
+    split: bool,
 ) -> TaskObject:
     return TaskObject(
         each.key,
@@ -280,4 +261,5 @@ def _task_object(
             )
             for e in sorted(extents, key=lambda e: e.byte_start)
         ),
+        split,
     )

@@ -30,6 +30,7 @@ from compaction.groups import TopicWork, write_group
 from compaction.parquet import Syncs, WrittenFile
 from compaction.place import Place
 from compaction.plan import Group, MapTask
+from compaction.spool import by_key
 from ledger.lake_types import Hole
 
 CHUNK_BYTES_MAX = 1 << 20
@@ -250,7 +251,7 @@ def reducer_of(key: Key) -> int:
 
 
 class ReduceFunction:
-    """For ``mapPartitions`` over one reducer's pairs, sorted by key: yields reports."""
+    """For ``mapPartitions`` over one reducer's pairs, in any order: yields reports."""
 
     def __init__(self, setup: Setup, shuffled: Sequence[Group], count: Count) -> None:
         self._setup = setup
@@ -262,7 +263,7 @@ class ReduceFunction:
         number = REPORT
         extents: list[ExtentBytes] = []
         with closing(TaskWriter(self._setup, _attempt())) as writer:
-            for key, body in pairs:
+            for key, body in by_key(pairs):
                 if key[1] == REPORT:
                     yield key, body
                     continue

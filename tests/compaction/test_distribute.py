@@ -14,7 +14,7 @@ import pytest
 from compaction.distribute import TaskFailed, distribute, sentence_of
 from compaction.groups import TopicWork
 from compaction.place import Place
-from compaction.plan import Limits
+from compaction.runs import Limits
 from compaction.schema import typed_columns
 from compaction.session import spark_session
 from ledger.lake_types import PlannedObject
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-SHUFFLED = Limits(run_bytes=3000, run_bytes_min=500, small_bytes=1 << 20, group_bytes_max=2000)
-DIRECT = Limits(run_bytes=3000, run_bytes_min=500, small_bytes=0)
+SHUFFLED = Limits(3000, 500, 1 << 20, group_bytes_max=2000, range_bytes_min=1 << 20)
+SPLIT = Limits(3000, 500, 1 << 20, range_bytes_min=1)
+DIRECT = Limits(3000, 500, 0)
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +102,18 @@ def topics_of(place: Place) -> list[TopicWork]:
     ]
 
 
-@pytest.mark.parametrize(("limits", "reducers"), [(SHUFFLED, 6), (DIRECT, 0)])
+@pytest.mark.parametrize("limits", [SHUFFLED, SPLIT, DIRECT])
 def test_every_row_is_in_one_file_with_and_without_a_shuffle(
-    spark: SparkSession, place: Place, limits: Limits, reducers: int
+    spark: SparkSession, place: Place, limits: Limits
 ) -> None:
     objects = objects_in(place)
     told: list[tuple[int, int]] = []
     outcome = distribute(
-        spark, place, "run-1", objects, topics_of(place), limits=limits,
+        spark, place, "run-1", objects, topics_of(place), cores=3, limits=limits,
         advance=lambda *done: told.append(done),
     )  # fmt: skip
     expected = rows_of(place.store(), objects)
-    assert outcome.tasks > 1 and bool(outcome.reducers) == bool(reducers)
+    assert outcome.tasks > 1 and bool(outcome.reducers) == (limits is SHUFFLED)
     for topic_id, topic in outcome.topics.items():
         for written in topic.files:
             check_file(place, written)
@@ -125,20 +126,24 @@ def test_every_row_is_in_one_file_with_and_without_a_shuffle(
         if number is not None
     ]
     assert sorted(numbers) == sorted([*range(12)] * 2)
-    assert outcome.objects == outcome.requests == 12
-    assert outcome.bytes_read == sum(each.size_bytes for each in objects)
+    assert outcome.objects == 12
+    assert outcome.requests == (12 * outcome.tasks if limits is SPLIT else 12)
+    if limits is SPLIT:
+        assert outcome.bytes_read == outcome.bytes_planned, "footers are left out too"
+    else:
+        assert outcome.bytes_read == sum(each.size_bytes for each in objects)
     assert outcome.bytes_planned == sum(e.byte_length for o in objects for e in o.extents)
     assert told[-1] == (12, outcome.bytes_planned), "progress ends at what was planned"
     assert outcome.memory_peak_bytes > 1 << 20
 
 
-@pytest.mark.parametrize("limits", [SHUFFLED, DIRECT])
+@pytest.mark.parametrize("limits", [SHUFFLED, SPLIT, DIRECT])
 def test_damaged_objects_are_holes_and_the_rest_is_compacted(
     spark: SparkSession, place: Place, limits: Limits
 ) -> None:
     objects = objects_in(place)
     place.store().delete([objects[4].locator])
-    outcome = distribute(spark, place, "run-1", objects, topics_of(place), limits=limits)
+    outcome = distribute(spark, place, "run-1", objects, topics_of(place), cores=3, limits=limits)
     expected = rows_of(place.store(), objects[:4] + objects[5:])
     for topic_id, topic in outcome.topics.items():
         assert rows_in(place, topic.files) == expected[topic_id]
@@ -194,7 +199,7 @@ def test_in_a_bucket_everything_is_the_same(
     # Workers are started with the environment of their job.
     for name, value in bucket.environment.items():
         monkeypatch.setenv(name, value)
-        spark.sparkContext.environment[name] = value
+        monkeypatch.setitem(spark.sparkContext.environment, name, value)
     place = Place(bucket.url, endpoint_url=bucket.endpoint_url, region=bucket.region)
     objects = objects_in(place, 6)
     outcome = distribute(spark, place, "run-1", objects, topics_of(place), limits=limits)

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction.groups import JoiningFile, TopicWork
-from compaction.plan import Limits, Plan, cut, plan
+from compaction.plan import Plan, plan
+from compaction.runs import Limits, cut
 from ledger.lake_types import LakeRange, PlannedObject
 from ledger.types import Extent
 
-LIMITS = Limits(run_bytes=1000, run_bytes_min=100, small_bytes=100, group_bytes_max=300)
+LIMITS = Limits(1000, 100, 100, 300, range_bytes_min=1 << 20)
+SPLIT = Limits(1000, 100, 100, 300, range_bytes_min=1)
 
 
 def objects_of(sizes: list[dict[tuple[int, int], int]]) -> list[PlannedObject]:
@@ -59,26 +61,41 @@ sizes = st.lists(
 )
 
 
-@given(sizes, st.integers(1, 5), st.lists(st.integers(1, 350), max_size=4))
-def test_every_extent_is_in_one_group_of_its_topic_and_every_object_in_one_task(
-    some: list[dict[tuple[int, int], int]], cores: int, joining: list[int]
+@given(
+    sizes, st.integers(1, 5), st.lists(st.integers(1, 350), max_size=4),
+    st.sampled_from([LIMITS, SPLIT]),
+)  # fmt: skip
+def test_every_extent_is_in_one_group_of_its_topic_and_in_one_task(
+    some: list[dict[tuple[int, int], int]], cores: int, joining: list[int], limits: Limits
 ) -> None:
     objects = objects_of(some)
     topics = [topic(1, *joining), topic(2), topic(3)]
-    what = plan(objects, topics, cores, LIMITS)
+    what = plan(objects, topics, cores, limits)
     topic_of = groups_of(what)
     planned = [each for task in what.tasks for each in task.objects]
     wanted = [each for each in objects if any(e.topic_id < 4 for e in each.extents)]
-    assert [each.key for each in planned] == [each.key for each in wanted], "in commit order"
-    for found, each in zip(planned, wanted, strict=True):
-        assert [
+    assert {each.key for each in planned} == {each.key for each in wanted}
+    assert what.objects == len(wanted) and what.reads == len(planned)
+    for task in what.tasks:
+        numbers = [int(each.locator) for each in task.objects]
+        assert numbers == sorted(set(numbers)), "in commit order"
+    for each in wanted:
+        parts = [found for found in planned if found.key == each.key]
+        assert {part.split for part in parts} == {len(parts) > 1}
+        assert sorted(
             (topic_of[e.group], e.partition, e.first_offset, e.last_offset, e.byte_start)
-            for e in found.extents
-        ] == [
+            for part in parts
+            for e in part.extents
+        ) == [
             (e.topic_id, e.partition, e.first_offset, e.last_offset, e.byte_start)
             for e in each.extents
             if e.topic_id < 4
         ]
+        for part in parts:
+            starts = [e.byte_start for e in part.extents]
+            assert starts == sorted(starts), "in the order of their bytes"
+    if limits is LIMITS:
+        assert what.reads == what.objects, "every object is in one task"
     for task in what.tasks:
         own = {group.number for group in task.local}
         shuffled = {group.number for group in what.shuffled}
@@ -153,9 +170,36 @@ def test_a_topic_that_is_small_in_one_run_alone_is_not_shuffled() -> None:
     assert len(what.tasks) > 1 and not what.shuffled
 
 
+def test_objects_are_split_by_topics_where_that_spares_a_shuffle() -> None:
+    some = [{(topic_id, 0): 10 for topic_id in range(1, 9)} for _ in range(10)]
+    topics = [topic(topic_id) for topic_id in range(1, 9)]
+    what = plan(objects_of(some), topics, 2, SPLIT)
+    assert not what.shuffled and [len(task.local) for task in what.tasks] == [4, 4]
+    assert what.reads == 20 and all(e.split for task in what.tasks for e in task.objects)
+    for task in what.tasks:
+        own = {group.topic for group in task.local}
+        assert own in ({0, 1, 2, 3}, {4, 5, 6, 7}), "a range of each object"
+    assert plan(objects_of(some), topics, 2, LIMITS).shuffled, "but ranges are to be worth a GET"
+    assert plan(objects_of(some), topics, 1, SPLIT).reads == 10, "one task reads them whole"
+
+
+def test_objects_are_not_split_where_one_topic_outweighs_the_others() -> None:
+    some = [{(1, 0): 60, (2, 0): 5, (3, 0): 5, (4, 0): 5} for _ in range(4)]
+    what = plan(
+        objects_of(some), [topic(at) for at in (1, 2, 3, 4)], 2, Limits(1000, 100, 250, 300, 1)
+    )
+    assert what.shuffled and what.reads == 4
+
+
+def test_objects_are_not_split_for_little_that_is_small() -> None:
+    some = [{(1, 0): 50, (2, 0): 50, (3, 0): 5} for _ in range(10)]
+    what = plan(objects_of(some), [topic(1), topic(2), topic(3)], 2, SPLIT)
+    assert {what.topics[group.topic].topic_id for group in what.shuffled} == {3}
+
+
 def test_shuffled_groups_are_cut_by_partition_and_offset() -> None:
     some = [{(1, partition): 9 for partition in range(4)} for _ in range(30)]
-    what = plan(objects_of(some), [topic(1)], 12, Limits(1000, 90, 200, 300))
+    what = plan(objects_of(some), [topic(1)], 12, Limits(1000, 90, 200, 300, 1 << 20))
     assert len(what.shuffled) == 4 and what.reducers == 4
     places: dict[int, list[tuple[int, int]]] = {}
     for task in what.tasks:

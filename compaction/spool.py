@@ -1,0 +1,93 @@
+"""Sorts a reducer's chunks by their key, with little memory: bytes to a local file, keys in memory.
+
+What Spark's shuffle brings comes in any order. Chunks are kept as they come, in memory up to
+MEMORY_BYTES, behind that in a file that has no name any more; then they are read back in the
+order of their keys, one at a time. PySpark's own sorter pickles and compresses with zlib what it
+spills, and looks at memory every few hundred elements only, which here have up to a MiB each.
+
+The file is in Spark's local directory where there is one, and goes with the process.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import IO, Generic, NamedTuple, TypeVar
+
+MEMORY_BYTES = 64 << 20
+
+K = TypeVar("K", bound=tuple[int, ...])
+
+
+def local_file(prefix: str) -> IO[bytes]:
+    """A file without a name in Spark's local directory, else in the usual temporary one."""
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
+    if not os.path.isdir(folder):
+        folder = tempfile.gettempdir()
+    return tempfile.TemporaryFile(prefix=prefix, dir=folder)
+
+
+class _Place(NamedTuple):
+    start: int
+    length: int
+
+
+class Spool(Generic[K]):
+    """Chunks in any order in, in the order of their keys out."""
+
+    def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._memory_bytes = memory_bytes
+        self._held: dict[tuple[K, int], bytes] = {}
+        self._held_bytes = 0
+        self._places: dict[tuple[K, int], _Place] = {}
+        self._file: IO[bytes] | None = None
+        self._end = 0
+        self._count = 0
+
+    def add(self, key: K, chunk: bytes) -> None:
+        """Keeps a chunk. Equal keys keep their order. Raises OSError when the disk is full."""
+        unique = (key, self._count)
+        self._count += 1
+        if self._held_bytes + len(chunk) <= self._memory_bytes:
+            self._held[unique] = chunk
+            self._held_bytes += len(chunk)
+            return
+        if self._file is None:
+            self._file = local_file("headgate-chunks-")
+        self._file.write(chunk)
+        self._places[unique] = _Place(self._end, len(chunk))
+        self._end += len(chunk)
+
+    def sorted(self) -> Iterator[tuple[K, bytes]]:
+        """The chunks by key; each leaves memory as it is taken."""
+        if self._file is not None:
+            self._file.flush()
+        for unique in sorted([*self._held, *self._places]):
+            held = self._held.pop(unique, None)
+            yield unique[0], self._read(self._places[unique]) if held is None else held
+
+    def _read(self, place: _Place) -> bytes:
+        assert self._file is not None
+        chunk = os.pread(self._file.fileno(), place.length, place.start)
+        if len(chunk) != place.length:
+            raise OSError(f"a spool ends {place.length - len(chunk)} bytes early")
+        return chunk
+
+    def close(self) -> None:
+        """Removes the file."""
+        self._held.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def by_key(
+    pairs: Iterable[tuple[K, bytes]], memory_bytes: int = MEMORY_BYTES
+) -> Iterator[tuple[K, bytes]]:
+    """All pairs, sorted by key."""
+    with closing(Spool[K](memory_bytes)) as spool:
+        for key, chunk in pairs:
+            spool.add(key, chunk)
+        yield from spool.sorted()
