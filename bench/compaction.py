@@ -17,6 +17,7 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import psutil
 
 from bench import l0, plain_pyarrow
@@ -25,7 +26,7 @@ from compaction.distribute import Outcome, distribute
 from compaction.groups import TopicWork
 from compaction.parquet import ZSTD_LEVEL
 from compaction.place import Place
-from compaction.plan import Limits
+from compaction.runs import Limits
 from compaction.session import spark_session
 from ledger.lake_types import PlannedObject
 from shards.clock import monotonic_ns
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
 
 L0_BYTES = 1 << 30
 PROCESSES = 2
+FEW_TOPICS = 10  # up to here the plain side takes halves of the objects, above of the topics
 TURNS = 3
 WARM_BYTES = 16 << 20
-WARM_LIMITS = Limits(run_bytes_min=1 << 20)  # two tasks and, where it is to be, a shuffle
+WARM_RUN_BYTES_MIN = 1 << 20  # two tasks and, where it is to be, a shuffle
 
 
 class Shape(NamedTuple):
@@ -47,6 +49,7 @@ class Shape(NamedTuple):
     topics: int
     partitions: int
     batch_records: int
+    limits: Limits = Limits()
 
 
 SHAPES = {
@@ -54,6 +57,13 @@ SHAPES = {
     for shape in (
         Shape("compaction/few-topics", topics=4, partitions=2, batch_records=64),
         Shape("compaction/thousand-topics", topics=1000, partitions=1, batch_records=4),
+        Shape(
+            "compaction/thousand-topics-shuffled",
+            topics=1000,
+            partitions=1,
+            batch_records=4,
+            limits=Limits(range_bytes_min=L0_BYTES),
+        ),
     )
 }
 
@@ -108,13 +118,14 @@ def _measured(work: Work, warm: Work, scratch: Path, turns: int) -> CompactionRe
     before_ns = monotonic_ns()
     with spark_session(f"local[{PROCESSES}]", scratch) as spark:
         session_s = (monotonic_ns() - before_ns) / 1e9
-        first_job, outcome = _by_spark(spark, warm, WARM_LIMITS)
+        limits = msgspec.structs.replace(work.shape.limits, run_bytes_min=WARM_RUN_BYTES_MIN)
+        first_job, outcome = _by_spark(spark, warm, limits)
         # Spawned, not forked: this process has threads of the JVM's gateway and of pyarrow.
         with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
             _by_pyarrow(pool, warm, outcome, tuned=True)
             spark_times, plain_times, default_times = [], [], []
             for _ in range(turns):
-                time, outcome = _by_spark(spark, work)
+                time, outcome = _by_spark(spark, work, work.shape.limits)
                 spark_times.append(time)
                 plain_times.append(_by_pyarrow(pool, work, outcome, tuned=True))
                 default_times.append(_by_pyarrow(pool, work, outcome, tuned=False))
@@ -144,9 +155,7 @@ def _measured(work: Work, warm: Work, scratch: Path, turns: int) -> CompactionRe
     )
 
 
-def _by_spark(
-    spark: SparkSession, work: Work, limits: Limits | None = None
-) -> tuple[Time, Outcome]:
+def _by_spark(spark: SparkSession, work: Work, limits: Limits) -> tuple[Time, Outcome]:
     found: list[Outcome] = []
     time = _timed(
         work,
@@ -161,7 +170,7 @@ def _by_pyarrow(pool: Pool, work: Work, outcome: Outcome, tuned: bool) -> Time:
     halves = plain_pyarrow.halves(
         work.objects,
         work.shape.topics,
-        by_topic=outcome.reducers > 0,
+        by_topic=work.shape.topics > FEW_TOPICS,
         store_url=work.place.url,
         folder=str(work.lake),
         zstd_level=ZSTD_LEVEL,

@@ -19,11 +19,15 @@ PEER_SIZES = ("1KiB", "64KiB")
 TAIL_SIZE = "1KiB"
 PUT_COST_BEFORE = "minio/1/1KiB/ndjson"  # whose latency is compared with a bare PUT's
 
-COMPACTIONS = ("compaction/few-topics", "compaction/thousand-topics")
+COMPACTIONS = (
+    "compaction/few-topics",
+    "compaction/thousand-topics",
+    "compaction/thousand-topics-shuffled",
+)
 COMPACTION_S = 75  # for GIB of L0: 15 s to make it, a session, three turns of three
 
 START_STOP_S = 4  # a daemon's start and end together, with MinIO's first start shared out
-LIMIT_S = 900
+LIMIT_S = 960
 QUICK_LIMIT_S = 90
 
 

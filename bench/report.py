@@ -15,8 +15,9 @@ REQUESTS_PER_S_MIN = 50_000  # at 1 KiB, a shard core, embedded
 MIB_PER_S_MIN = 300  # at 64 KiB, a shard core, embedded
 PEER_REQUESTS_RATIO_MIN = 2.5
 PEER_MIB_RATIO_MIN = 8.0
-UNSHUFFLED_RATIO_MIN = 1.0  # the compaction's MB/s over plain pyarrow's
-SHUFFLED_RATIO_MIN = 0.5
+FEW_TOPICS = 10
+FEW_TOPICS_RATIO_MIN = 1.0  # the compaction's MB/s over plain pyarrow's
+MANY_TOPICS_RATIO_MIN = 0.5
 READ_RATIO_MAX = 1.05  # row C6
 PUT_RATIO_MAX = 1.25  # row L18
 PUT_CPU_RATIO_MAX = 1.2
@@ -122,7 +123,7 @@ def _row_targets(results: Results) -> Iterator[Target]:
 
 def _compaction_targets(results: Results) -> Iterator[Target]:
     for each in results.compactions:
-        bound = SHUFFLED_RATIO_MIN if each.shuffled else UNSHUFFLED_RATIO_MIN
+        bound = FEW_TOPICS_RATIO_MIN if each.topics <= FEW_TOPICS else MANY_TOPICS_RATIO_MIN
         yield Target(f"{each.name}: MB/s over plain pyarrow", bound, each.plain_s / each.spark_s,
                      unit=" x")  # fmt: skip
         yield Target(f"{each.name}: bytes read over bytes compacted (C6)", READ_RATIO_MAX,
