@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
@@ -11,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from daemon.compact import RUN_LOCK_NAME
@@ -243,6 +245,48 @@ def test_killed_after_random_times_each_record_is_in_its_table_once(data: Path) 
                 run.kill()
                 kills += 1
             run.wait(HANG_S)
+        compact(place)
+        rows = all_rows(daemon)
+        for topic, location in locations(place).items():
+            assert table_rows(location) == rows[topic]
+        assert place.json("check")["problems"] == []
+
+
+def kill_python_workers(run: subprocess.Popen[bytes], rng: random.Random) -> int:
+    """SIGKILL to Spark's Python workers as they come, some of them; how many."""
+    kills = 0
+    while run.poll() is None and kills < 4:
+        try:
+            children = psutil.Process(run.pid).children(recursive=True)
+            workers = [c for c in children if "pyspark.daemon" in c.cmdline()]
+        except psutil.NoSuchProcess:
+            continue  # one ended while it was looked at
+        for worker in workers:
+            if rng.random() < 0.3:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.kill()
+                    kills += 1
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(0.05)
+    return kills
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_executors_killed_at_work_each_record_is_in_its_table_once(data: Path) -> None:
+    rng = random.Random(4)
+    place = Place(data, {"settings": SMALL})
+    kills = 0
+    with running(data, shards=2, settings=SMALL) as daemon:
+        while kills < 4:
+            fill(daemon, rng, 100)
+            run = subprocess.Popen(
+                place.command("compact", "--master", "local[2,4]"), cwd=ROOT, env=place.environ,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            kills += kill_python_workers(run, rng)
+            run.wait(JOB_S)
         compact(place)
         rows = all_rows(daemon)
         for topic, location in locations(place).items():
