@@ -231,7 +231,6 @@ def _packed(groups: list[Group], cores: int, limits: Limits) -> tuple[list[Group
         load, reducer = heapq.heappop(loads)
         heapq.heappush(loads, (load + group.bytes, reducer))
         packed.append(Group(group.number, group.topic, group.bytes, group.joining, reducer))
-    packed.sort(key=lambda group: group.number)
     return packed, count
 
 

@@ -172,6 +172,7 @@ def test_a_thousand_days_open_no_thousand_files_at_a_time(
 
     monkeypatch.setattr(parquet._File, "__init__", counted_init)
     monkeypatch.setattr(parquet._File, "finish", counted_finish)
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 2)  # a file is opened for its second row
     rows = [(0, at, NOON_MS + (at * 271 % 1000) * DAY_MS) for at in range(1, 3001)]
     files = written_of(tmp_path, rows[:1500], rows[1500:])
     assert len(files) == 1000 == len(opened)
