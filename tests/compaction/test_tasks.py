@@ -124,8 +124,10 @@ def test_rows_in_files_are_what_records_of_reads(
             assert read < sum(each.size_bytes for each in objects)
 
 
-def small_objects(place: Place, count: int, heads: Heads | None = None) -> list[PlannedObject]:
-    """Objects of two topics in two partitions each, a few records an extent."""
+def small_objects(
+    place: Place, count: int, heads: Heads | None = None, topics: int = 2
+) -> list[PlannedObject]:
+    """Objects of some topics in two partitions each, a few records an extent."""
     heads = heads or Heads()
     return [
         put(
@@ -133,7 +135,7 @@ def small_objects(place: Place, count: int, heads: Heads | None = None) -> list[
             heads,
             [
                 Draft(topic_id, partition, [(NOON_MS + at, [Record(f'"{at}"'), Record("{}")])])
-                for topic_id in (1, 2)
+                for topic_id in range(1, topics + 1)
                 for partition in (0, 1)
             ],
         )
@@ -143,11 +145,13 @@ def small_objects(place: Place, count: int, heads: Heads | None = None) -> list[
 
 def test_what_is_shuffled_is_one_file_for_each_topic_and_day(tmp_path: Path) -> None:
     place = place_in(tmp_path)
-    objects = small_objects(place, 10)
-    what, reports = run_by_hand(place, objects, [work(place, 1), work(place, 2)], 2,
-                                Limits(1200, 100, 10_000, 100_000, NEVER))  # fmt: skip
-    assert len(what.tasks) > 1 and what.reducers == 2
-    assert len(files_of(reports, 1)) == len(files_of(reports, 2)) == 1
+    objects = small_objects(place, 20, topics=4)
+    topics = [work(place, topic_id) for topic_id in range(1, 5)]
+    limits = Limits(5000, 100, 10_000, 100_000, NEVER)
+    what, reports = run_by_hand(place, objects, topics, 2, limits)
+    assert len(what.tasks) > 1 and what.reducers == 2, "so a reducer has several groups"
+    for topic in topics:
+        assert len(files_of(reports, topic.topic_id)) == 1
     place.store().close()
 
 
