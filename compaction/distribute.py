@@ -116,7 +116,7 @@ def distribute(
         limits = msgspec.structs.replace(limits, range_bytes_min=RANGE_BYTES_MIN_LOCAL)
     what = plan(objects, topics, cores or context.defaultParallelism, limits)
     if not what.tasks:
-        return _outcome(what, [])
+        return outcome_of(what, [])
     setup = Setup(place, run, what.topics, zstd_level, file_bytes_max)
     objects_done, bytes_done = context.accumulator(0), context.accumulator(0)
 
@@ -135,7 +135,7 @@ def distribute(
         )
     with _advancing(advance, done):
         reports = [decode_report(body) for _, body in _collected(pairs)]
-    return _outcome(what, reports)
+    return outcome_of(what, reports)
 
 
 class _Count:
@@ -209,7 +209,8 @@ def _advancing(advance: Advance | None, done: Callable[[], tuple[int, int]]) -> 
         thread.join()
 
 
-def _outcome(what: Plan, reports: Sequence[Report]) -> Outcome:
+def outcome_of(what: Plan, reports: Sequence[Report]) -> Outcome:
+    """What the tasks' reports say together, checked against the plan. Raises TaskFailed."""
     files: dict[int, list[WrittenFile]] = {topic.topic_id: [] for topic in what.topics}
     holes: dict[int, list[Hole]] = {topic.topic_id: [] for topic in what.topics}
     joined = {path for report in reports for path in report.joined}

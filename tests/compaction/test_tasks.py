@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compaction import tasks as task_module
+from compaction.distribute import TaskFailed, outcome_of
 from compaction.groups import JoiningFile, TopicWork
 from compaction.parquet import FileNames, Syncs, TopicWriter, WrittenFile
 from compaction.place import Place
@@ -294,6 +295,26 @@ def test_a_repeated_attempt_writes_files_of_its_own(tmp_path: Path) -> None:
     paths = [files_of(reports, 1)[0].file.path for reports in runs]
     assert paths[0] != paths[1]
     assert rows_in(place, files_of(runs[0], 1)) == rows_in(place, files_of(runs[1], 1))
+    place.store().close()
+
+
+def test_reports_that_tell_a_row_twice_or_not_at_all_are_no_success(tmp_path: Path) -> None:
+    place = place_in(tmp_path)
+    objects = small_objects(place, 3)
+    place.store().delete([objects[0].locator])
+    what, reports = run_by_hand(place, objects, [work(place, 1), work(place, 2)], 1, Limits())
+    outcome = outcome_of(what, reports)
+    assert outcome.rows == 16 and len(outcome.topics[1].holes) == 2
+    (report,) = reports
+    hole, *others = report.holes
+    for spoiled in (
+        msgspec.structs.replace(report, files=report.files[1:]),
+        msgspec.structs.replace(report, files=(*report.files, report.files[0])),
+        msgspec.structs.replace(report, holes=tuple(others)),
+        msgspec.structs.replace(report, holes=(hole, *report.holes)),
+    ):
+        with pytest.raises(TaskFailed, match=r"of topic 1 should have 6 rows .* wrote \d+: tasks"):
+            outcome_of(what, [spoiled])
     place.store().close()
 
 
