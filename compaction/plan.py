@@ -96,7 +96,7 @@ def plan(
     ]
     needed = [(each, extents) for each, extents in needed if extents]
     sizes = [sum(extent.byte_length for extent in extents) for _, extents in needed]
-    runs = [needed[start:end] for start, end in cut(sizes, cores, limits)]
+    runs: Sequence[Needed] = [needed[start:end] for start, end in cut(sizes, cores, limits)]
     shares = shares_of(runs)
     if to_shuffle(shares, limits) > SPLIT_FROM_SHARE * sum(sizes):
         split = split_by_topics(needed, shares, cores, limits)
