@@ -158,6 +158,10 @@ def topics_of(ledger: Ledger, chosen: frozenset[str] = frozenset()) -> list[Topi
     return found
 
 
+class StoreIsEmpty(RuntimeError):
+    """None of the objects that the ledger names is in the store: more likely the wrong store."""
+
+
 class UnknownTopics(ValueError):
     """Topics that were asked for and are not there."""
 
@@ -286,6 +290,7 @@ class Run:
         )  # fmt: skip
         report.spark_seconds += _since(began_ns)
         began_ns = monotonic_ns()
+        _check_store_is_ours(outcome, self._config.store_url)
         self._take(outcome, topics)
         self._commit(lake, commits_of(outcome, tables, objects), objects)
         report.commit_seconds += _since(began_ns)
@@ -405,6 +410,21 @@ def commits_of(
         )
         for topic_id, table in tables.items()
     ]
+
+
+def _check_store_is_ours(outcome: Outcome, store_url: str) -> None:
+    """Refuses to quarantine everything that there is, for quarantine is for good.
+
+    One missing object is a loss to be named; all of several are a bucket or a mount that is not
+    the one they are in. Raises StoreIsEmpty; nothing is committed.
+    """
+    holes = [hole for of_topic in outcome.topics.values() for hole in of_topic.holes]
+    keys = {hole.key for hole in holes if hole.reason.startswith("missing:")}
+    if not outcome.rows and len(keys) > 1 and len(keys) == len({hole.key for hole in holes}):
+        raise StoreIsEmpty(
+            f"none of the {len(keys)} objects to compact is in {store_url} (the first is"
+            f" {min(keys)}), so nothing was done"
+        )
 
 
 def run_bytes_of(config: Config, cores: int) -> int:

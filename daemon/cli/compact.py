@@ -23,6 +23,7 @@ from daemon.compact import (
     OtherRun,
     Ready,
     Run,
+    StoreIsEmpty,
     UnknownTopics,
     catalog_of,
     look,
@@ -139,6 +140,11 @@ def _as_command_failures() -> Iterator[None]:
         yield
     except (OtherRun, UnknownTopics, SparkMissing, NoJava) as error:
         raise CommandFailed(str(error)) from error
+    except StoreIsEmpty as error:
+        raise CommandFailed(
+            str(error),
+            hint="is the store mounted, and the bucket the right one? see headgate check",
+        ) from error
     except LakeError as error:
         raise CommandFailed(error.problem, hint=error.hint) from error
     except (TaskFailed, SparkFailed) as error:

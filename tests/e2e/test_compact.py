@@ -182,6 +182,21 @@ def test_a_torn_object_is_named_and_kept_and_the_rest_is_compacted(
 
 
 @pytest.mark.spark
+def test_when_every_object_is_gone_nothing_is_quarantined(data: Path) -> None:
+    place = Place(data, {})
+    with running(data) as daemon:
+        for number in range(3):
+            assert daemon.produce("orders", number).status == 200
+        segments = data / "store" / "segments"
+        segments.rename(data / "elsewhere")  # as of a mount that is not there
+        done = place.run("compact")
+        assert done.returncode == 1
+        assert "none of the 3 objects to compact is in file://" in done.stderr, done.stderr
+        (data / "elsewhere").rename(segments)
+        assert compact(place)["rows"] == 3
+
+
+@pytest.mark.spark
 def test_topics_whose_table_cannot_be_are_named_and_the_others_are_compacted(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:
