@@ -182,6 +182,8 @@ def test_a_torn_object_is_named_and_kept_and_the_rest_is_compacted(
 
 
 @pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_when_every_object_is_gone_nothing_is_quarantined(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:
@@ -197,6 +199,8 @@ def test_when_every_object_is_gone_nothing_is_quarantined(data: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_topics_whose_table_cannot_be_are_named_and_the_others_are_compacted(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:
