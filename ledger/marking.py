@@ -3,7 +3,8 @@
 Once nothing in an object is needed, nothing in it is ever needed again: bounds of partitions
 (``lake.py``) only rise. So free objects are looked for in a view of the ledger, and marking them is
 a short write later, beside ``lake.mark_free`` of a switch: whichever looks second at the extents of
-an object sees both bounds. ``partitions.freed_seq`` is up to where extents were looked at.
+an object sees both bounds. Only a quarantine may come between; the write asks for it once more.
+``partitions.freed_seq`` is up to where extents were looked at.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def markable_void(connection: sqlite3.Connection, after_number: int) -> tuple[Ma
 def mark(connection: sqlite3.Connection, marks: Marks, now_ms: int) -> None:
     """Notes since when the objects are free, and up to where extents were looked at."""
     connection.executemany(
-        "UPDATE objects SET free_ms = ? WHERE commit_number = ? AND free_ms IS NULL",
+        "UPDATE objects SET free_ms = ? WHERE commit_number = ? AND free_ms IS NULL"
+        " AND key NOT IN (SELECT key FROM quarantine)",
         [(now_ms, number) for number in marks.commits],
     )
     connection.executemany(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ledger import lake
+from ledger import lake, marking
 from ledger.errors import SwitchRefused
 from ledger.lake_types import FileRange, Hole, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.ledger import Ledger
@@ -250,6 +250,23 @@ def test_a_hole_of_an_evicted_object_takes_the_mark_away(ledger: Ledger, topic: 
     ledger.begin_run("next", "test", 6, 10)
     ledger.switch_tables("next", switches, 7)
     assert free(ledger) == []
+
+
+def test_a_mark_that_a_quarantine_came_before_is_not_made(ledger: Ledger, topic: Topic) -> None:
+    # The hole is told between the look at what is free and the write of it.
+    commit(ledger, 1, Request(topic.topic_id, ((0, 2),)))
+    commit(ledger, 2, Request(topic.topic_id, ((0, 1),)))
+    switches = switches_of(plan_all(ledger, 1), "r", {key_of(lease(1))})
+    ledger.trim("orders", 0, 4)
+    with ledger._session.snapshot() as connection:
+        marks = marking.markable(connection)
+    assert marks.commits == [1, 2]
+    ledger.begin_run("r", "test", 6, 10)
+    ledger.switch_tables("r", switches, 7)
+    with ledger._session.writing() as connection:
+        marking.mark(connection, marks, 8)
+    assert free(ledger) == [2]
+    ledger.check_invariants()
 
 
 def test_bytes_up_to_the_switch_are_those_that_the_files_say(ledger: Ledger, topic: Topic) -> None:
