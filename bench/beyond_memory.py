@@ -1,0 +1,168 @@
+"""One compaction of more data than the machine has memory (row C11), from producers to the tables.
+
+A daemon on a directory takes 1 KiB records of four topics by HTTP until its objects are larger
+than memory; it is stopped, and ``headgate compact`` makes tables of them. Its processes' memory is
+looked at twice a second. Then the rows that the footers of the tables' files tell are compared with
+the records acknowledged.
+
+``python -m bench.beyond_memory [--gib N] [--work-dir FOLDER]``; N is 1.1 x the memory unless given.
+The disk needs about twice that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+
+from bench import l0, table
+from bench.lake_reads import serving
+from bench.processes import ROOT, Daemon, plain_environment
+from shards.clock import monotonic_ns
+
+TOPICS = 4
+PARTITIONS = 2
+PRODUCERS = 4
+BODIES = 64
+BODY_RECORDS = 1000
+INTERVAL_S = 0.5
+DISK_RATIO = 2.0
+
+
+class Memory:
+    """The high-water of a process and all below it; shared pages count once."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory")
+        self.peak_bytes = 0
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(INTERVAL_S):
+            total = 0
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in (self._root, *self._root.children(recursive=True)):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        total += process.memory_full_info().pss
+            self.peak_bytes = max(self.peak_bytes, total)
+
+
+def bodies() -> list[bytes]:
+    """Requests' bodies of a MiB, as NDJSON."""
+    rng = random.Random(l0.SEED)
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(3, 9))) for _ in range(2000)]
+    pool = [l0.record(rng, words) for _ in range(l0.POOL)]
+    return ["\n".join(rng.choices(pool, k=BODY_RECORDS)).encode() for _ in range(BODIES)]
+
+
+def produce(daemon: Daemon, requests: int, producer: int) -> int:
+    """One producer's requests, each to the next partition; returns the records acknowledged."""
+    some = bodies()
+    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=120)
+    with contextlib.closing(connection):
+        for number in range(requests):
+            place = number * PRODUCERS + producer
+            topic, partition = place % TOPICS, place // TOPICS % PARTITIONS
+            connection.request(
+                "POST", f"/v0/topics/large-{topic}?partition={partition}", some[place % BODIES],
+                {"Content-Type": "application/x-ndjson"},
+            )  # fmt: skip
+            answer = connection.getresponse()
+            content = answer.read()
+            if answer.status != 200:
+                raise RuntimeError(f"produce was answered {answer.status}: {content[:300]!r}")
+    return requests * BODY_RECORDS
+
+
+def filled(daemon: Daemon, size_bytes: int) -> int:
+    """Has the topics written until they are that large; returns how many records they have."""
+    for topic in range(TOPICS):
+        config = json.dumps({"partitions": PARTITIONS}).encode()
+        daemon.ask("PUT", f"/v0/topics/large-{topic}", config)
+    requests = -(-size_bytes // (BODY_RECORDS * l0.RECORD_BYTES * PRODUCERS))
+    with ThreadPoolExecutor(PRODUCERS) as pool:
+        producers = [pool.submit(produce, daemon, requests, n) for n in range(PRODUCERS)]
+        return sum(producer.result() for producer in producers)
+
+
+def compacted(data: Path) -> tuple[dict[str, Any], int]:
+    """``headgate compact``: its report, and the high-water of all its processes."""
+    command = [sys.executable, "-m", "cli", "compact", "--data", str(data), "-o", "json"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=plain_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with Memory(process.pid) as memory:
+        out, err = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"compact ended with {process.returncode}: {err.decode()[-2000:]}")
+    return json.loads(out), memory.peak_bytes
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gib", type=float, help="size of L0; 1.1 x the memory unless given")
+    parser.add_argument("--work-dir", type=Path, help="a folder on a disk with room for it")
+    given = parser.parse_args(arguments)
+    memory_bytes = psutil.virtual_memory().total
+    size_bytes = int(given.gib * (1 << 30)) if given.gib else int(memory_bytes * 1.1)
+    with tempfile.TemporaryDirectory(prefix="headgate-large-", dir=given.work_dir) as folder:
+        free_bytes = shutil.disk_usage(folder).free
+        if free_bytes < DISK_RATIO * size_bytes:
+            print(f"beyond_memory: {folder} has {free_bytes >> 30} GiB free, and"
+                  f" {int(DISK_RATIO * size_bytes) >> 30} are needed; --work-dir names another"
+                  " disk, --gib another size", file=sys.stderr)  # fmt: skip
+            return 2
+        data = Path(folder) / "data"
+        started_ns = monotonic_ns()
+        with serving(data, 1, [0]) as daemon:
+            records = filled(daemon, size_bytes)
+        produced_s = (monotonic_ns() - started_ns) / 1e9
+        report, peak_bytes = compacted(data)
+        rows = sum(pq.read_metadata(path).num_rows for path in data.rglob("*.parquet"))
+    figures: list[tuple[str, float]] = [
+        ("machine's memory, GiB", memory_bytes / (1 << 30)),
+        ("L0 compacted, GiB", report["bytes_compacted"] / (1 << 30)),
+        ("produced, MiB/s", records * l0.RECORD_BYTES / produced_s / (1 << 20)),
+        ("compacted, MB/s", report["mb_per_second"]),
+        ("bytes read over bytes compacted", report["bytes_read"] / report["bytes_compacted"]),
+        ("largest Python worker, MiB", report["peak_memory_bytes"] / (1 << 20)),
+        ("all processes of the compaction, MiB", peak_bytes / (1 << 20)),
+        ("records acknowledged", records),
+        ("rows in the tables", rows),
+    ]
+    print(
+        table.render(
+            ["figure", "measured"], [(name, table.number(value)) for name, value in figures]
+        )
+    )
+    if rows != records:
+        print(f"beyond_memory: {records} records are acknowledged, {rows} are in the tables",
+              file=sys.stderr)  # fmt: skip
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

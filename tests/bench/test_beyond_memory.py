@@ -1,0 +1,26 @@
+"""The run with more data than memory, with little data: what it counts is what was acknowledged."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import beyond_memory
+
+
+@pytest.mark.slow
+def test_rows_are_compared_with_what_was_acknowledged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert beyond_memory.main(["--gib", "0.01"]) == 0
+    figures = dict(
+        line.rsplit(None, 1) for line in capsys.readouterr().out.splitlines() if "  " in line
+    )
+    assert figures["rows in the tables"] == figures["records acknowledged"] == "12,000"
+    assert float(figures["largest Python worker, MiB"].replace(",", "")) > 0
+
+
+def test_a_disk_without_room_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert beyond_memory.main(["--gib", "1e9"]) == 2
+    assert "--work-dir names another disk, --gib another size" in capsys.readouterr().err
