@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import hypothesis
 import pytest
 
@@ -17,7 +19,12 @@ hypothesis.settings.load_profile("headgate")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Adds the check for leaks. A plugin, since a conftest is not told of session fixtures."""
+    """Adds the check for leaks. A plugin, since a conftest is not told of session fixtures.
+
+    Of a run in a shell's background SIGINT is ignored, and so it is of all that a test starts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(LeakCheck(), "leak-check")
 
 

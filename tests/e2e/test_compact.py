@@ -150,6 +150,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
 
 @pytest.mark.spark
 @pytest.mark.s3
+@pytest.mark.slow
 def test_a_torn_object_is_named_and_kept_and_the_rest_is_compacted(
     data: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,7 @@ def test_spent_objects_stay_for_their_grace_time(data: Path) -> None:
         assert (done["collected"], done["waiting"]) == (0, 8) and len(place.present()) == 10
 
 
+@pytest.mark.slow
 def test_a_recovery_behind_a_collection_misses_nothing(data: Path, tmp_path: Path) -> None:
     store = f"file://{tmp_path}/store"
     place = Place(data, {"store": store})
@@ -306,6 +307,7 @@ def test_killed_at_any_point_and_run_again_it_is_finished(
         assert place.json("check", "--deep")["problems"] == []
 
 
+@pytest.mark.slow
 def test_a_reader_in_flight_never_meets_a_missing_object(data: Path) -> None:
     """Pages of a diff and a plan's objects, while compactions and collections without grace go
     on behind them."""

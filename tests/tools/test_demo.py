@@ -54,6 +54,7 @@ def test_ctrl_c_stops_the_daemon_and_removes_its_folder(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        process_group=0,
     ) as process:
         assert process.stdout is not None
         printed = ""
@@ -61,7 +62,9 @@ def test_ctrl_c_stops_the_daemon_and_removes_its_folder(tmp_path: Path) -> None:
             line = process.stdout.readline()
             assert line, f"ended early: {printed}"
             printed += line
-        process.send_signal(signal.SIGINT)
+        # As a terminal does: to the commands that it runs, too. One that was just begun would
+        # otherwise go on by itself, and wait a minute for the daemon.
+        os.killpg(process.pid, signal.SIGINT)
         printed += process.stdout.read()
         assert process.wait() == 130, printed
     assert "stopped, and the daemon with it" in printed
