@@ -48,6 +48,7 @@ def run_script(scratch: Path, home: str = "", **environ: str) -> subprocess.Comp
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_session_is_quiet_and_ours_and_leaves_nothing(tmp_path: Path) -> None:
     # A python3 on PATH that is not ours: Spark's workers would take it.
     other = tmp_path / "bin" / "python3"

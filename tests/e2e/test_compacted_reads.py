@@ -77,6 +77,7 @@ def test_answers_are_the_same_bytes_when_l0_is_gone(data: Path) -> None:
 
 
 @pytest.mark.s3
+@pytest.mark.slow
 def test_answers_are_the_same_bytes_from_a_bucket(
     data: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ from tests.e2e.stores import on_s3
 from tests.minio import Bucket
 
 
-@pytest.fixture(params=["embedded", pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.fixture(params=["embedded", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
 def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A store for the daemon."""
     if request.param == "embedded":
