@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -30,7 +31,7 @@ import pyarrow.parquet as pq
 
 from bench import l0, table
 from bench.lake_reads import serving
-from bench.processes import ROOT, Daemon, plain_environment
+from bench.processes import ROOT, Daemon, plain_environment, post_ndjson
 from shards.clock import monotonic_ns
 
 TOPICS = 4
@@ -85,14 +86,7 @@ def produce(daemon: Daemon, requests: int, producer: int) -> int:
         for number in range(requests):
             place = number * PRODUCERS + producer
             topic, partition = place % TOPICS, place // TOPICS % PARTITIONS
-            connection.request(
-                "POST", f"/v0/topics/large-{topic}?partition={partition}", some[place % BODIES],
-                {"Content-Type": "application/x-ndjson"},
-            )  # fmt: skip
-            answer = connection.getresponse()
-            content = answer.read()
-            if answer.status != 200:
-                raise RuntimeError(f"produce was answered {answer.status}: {content[:300]!r}")
+            post_ndjson(connection, f"large-{topic}", partition, some[place % BODIES])
     return requests * BODY_RECORDS
 
 
@@ -125,6 +119,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gib", type=float, help="size of L0; 1.1 x the memory unless given")
     parser.add_argument("--work-dir", type=Path, help="a folder on a disk with room for it")
     given = parser.parse_args(arguments)
+    if given.gib is not None and not 0 < given.gib < math.inf:
+        parser.error(f"--gib {given.gib} is no size; it is a number above 0")
+    if given.work_dir is not None and not given.work_dir.is_dir():
+        parser.error(f"--work-dir {given.work_dir} is no folder; make it, or leave it out")
     memory_bytes = psutil.virtual_memory().total
     size_bytes = int(given.gib * (1 << 30)) if given.gib else int(memory_bytes * 1.1)
     with tempfile.TemporaryDirectory(prefix="headgate-large-", dir=given.work_dir) as folder:

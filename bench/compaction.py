@@ -21,6 +21,7 @@ import msgspec
 import psutil
 
 from bench import l0, plain_pyarrow
+from bench.processes import cpu_s
 from bench.results import CompactionResult
 from compaction.distribute import Outcome, distribute
 from compaction.groups import TopicWork
@@ -195,12 +196,5 @@ def _timed(work: Work, call: Callable[[], None]) -> Time:
 
 def _cpu_s() -> float:
     """CPU seconds of this process and all below it."""
-    total = 0.0
     own = psutil.Process()
-    for process in (own, *own.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total
+    return cpu_s((own, *own.children(recursive=True)))

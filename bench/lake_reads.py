@@ -28,7 +28,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from bench import table
-from bench.processes import OBJECT_BYTES_TARGET, ROOT, Daemon, plain_environment
+from bench.processes import OBJECT_BYTES_TARGET, ROOT, Daemon, plain_environment, post_ndjson
 from shards.clock import monotonic_ns
 from tools.minio import free_port
 
@@ -148,14 +148,7 @@ def produce(daemon: Daemon, mib: int, rng: random.Random) -> int:
                 text = rng.randbytes(RECORD_BYTES // 4).hex()
                 lines.append(json.dumps({"n": records, "hex": text, "fill": "f" * 480}))
                 records += 1
-            connection.request(
-                "POST", f"/v0/topics/{TOPIC}?partition=0", "\n".join(lines),
-                {"Content-Type": "application/x-ndjson"},
-            )  # fmt: skip
-            answer = connection.getresponse()
-            content = answer.read()
-            if answer.status != 200:
-                raise RuntimeError(f"produce was answered {answer.status}: {content[:300]!r}")
+            post_ndjson(connection, TOPIC, 0, "\n".join(lines).encode())
     return records
 
 

@@ -48,6 +48,32 @@ def pinned(cpus: Iterable[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def cpu_s(processes: Iterable[psutil.Process]) -> float:
+    """CPU-seconds so far of those of the processes that are alive."""
+    total = 0.0
+    for process in processes:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
+
+
+def post_ndjson(
+    connection: http.client.HTTPConnection, topic: str, partition: int, body: bytes
+) -> None:
+    """One acknowledged request; raises ServerError for anything but 200."""
+    connection.request(
+        "POST", f"/v0/topics/{topic}?partition={partition}", body,
+        {"Content-Type": "application/x-ndjson"},
+    )  # fmt: skip
+    answer = connection.getresponse()
+    content = answer.read()
+    if answer.status != 200:
+        raise ServerError(f"produce was answered {answer.status}: {content[:300]!r}")
+
+
 class Server:
     """A started process with its folder."""
 
@@ -110,14 +136,7 @@ class Server:
 
     def cpu_s(self) -> float:
         """CPU-seconds of the process and its children so far."""
-        total = 0.0
-        for process in self.processes():
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-        return total
+        return cpu_s(self.processes())
 
     def side_threads_cpu_s(self) -> float:
         """CPU-seconds of all threads but the main ones: uploaders, ledger, readers."""

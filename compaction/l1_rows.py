@@ -11,6 +11,7 @@ Nothing here reads a file. pyarrow is imported when there are rows.
 from __future__ import annotations
 
 import binascii
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +39,7 @@ class Block(NamedTuple):
     size_bytes: int
 
 
-class Rows:
+class Rows(ABC):
     """Row group ``number`` of the file ``path``; offsets, times and partitions are decoded.
 
     ``offsets`` and ``timestamps_us`` are views without copies. ``stretches`` has, by partition,
@@ -64,9 +65,9 @@ class Rows:
             start = stop
         self.block_rows = max(1, len(self.offsets))
 
+    @abstractmethod
     def block(self, number: int) -> Block:
         """A block; decodes it where it is not decoded."""
-        raise NotImplementedError
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """(block number, first row, last row + 1) of rows [start, stop), block by block."""

@@ -24,3 +24,20 @@ def test_a_disk_without_room_is_named(
 ) -> None:
     assert beyond_memory.main(["--gib", "1e9"]) == 2
     assert "--work-dir names another disk, --gib another size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--gib", "0"], "--gib 0.0 is no size"),
+        (["--gib", "nan"], "--gib nan is no size"),
+        (["--gib", "inf"], "--gib inf is no size"),
+        (["--gib", "1", "--work-dir", "/nonexistent"], "--work-dir /nonexistent is no folder"),
+    ],
+)
+def test_arguments_that_cannot_be_are_named(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        beyond_memory.main(arguments)
+    assert complaint in capsys.readouterr().err
