@@ -83,6 +83,7 @@ async def answers(told: Told, questions: list[dict[str, Any]]) -> list[bytes]:
 
 @settings(max_examples=60, deadline=None)
 @given(works, st.lists(st.sampled_from(QUESTIONS), min_size=1, max_size=8))
+@pytest.mark.slow
 def test_compacting_rewriting_and_collecting_change_no_answer(
     work: list[tuple[Any, ...]], questions: list[dict[str, Any]]
 ) -> None:

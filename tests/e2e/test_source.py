@@ -151,6 +151,7 @@ def written(spark: SparkSession, folder: Path) -> Seen:
     return seen(spark.read.parquet(str(folder / "rows")).collect())
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_where_its_checkpoint_ends(
     spark: SparkSession, daemon: Daemon, tmp_path: Path
 ) -> None:

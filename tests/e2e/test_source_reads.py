@@ -176,7 +176,7 @@ def test_times_begin_at_the_first_record_that_is_not_before(
         )
 
 
-@pytest.mark.parametrize("through", ["url", "data"])
+@pytest.mark.parametrize("through", ["url", pytest.param("data", marks=pytest.mark.slow)])
 def test_what_is_compacted_and_collected_behind_a_plan_is_read_once(
     daemon: Daemon, through: str
 ) -> None:

@@ -92,6 +92,7 @@ def test_in_a_storm_producers_see_latency_and_429_and_nothing_is_lost(
         ("timeout_after=0.05", {Fault.TIMEOUT}),
     ],
 )
+@pytest.mark.slow
 def test_whatever_the_store_does_producers_see_latency_only(
     data: Path, bucket: Bucket, spec: str, faults: set[Fault]
 ) -> None:
