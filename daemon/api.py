@@ -175,10 +175,10 @@ class Api:
         return 200, {"live": True}
 
     async def _ready(self, request: Request) -> tuple[int, Any]:
-        if self._status.ready:
+        obstacles = self._status.obstacles(monotonic_ns())
+        if not obstacles:
             return 200, {"ready": True}
-        raise ApiError(503, "not_ready", "not all shards are ready, or the daemon is stopping",
-                       retry_after_s=1)  # fmt: skip
+        raise ApiError(503, "not_ready", "; ".join(obstacles), retry_after_s=1)
 
     async def _openapi(self, request: Request) -> tuple[int, Any]:
         return 200, OPENAPI

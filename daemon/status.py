@@ -10,7 +10,9 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from daemon import governor, memory
+import msgspec
+
+from daemon import alarms, governor, memory
 from daemon.config import Config
 from shards import layout as at
 from shards.segment import Segment
@@ -47,6 +49,7 @@ class Status:
     """Builds the document."""
 
     def __init__(self, segment: Segment, config: Config) -> None:
+        self._segment = segment
         self._words = segment.words
         self._layout = segment.layout
         self._config = config
@@ -54,21 +57,29 @@ class Status:
         self._version = version()
         self._memory_bound_bytes = sum(memory.bounds(config).values())
 
-    @property
-    def ready(self) -> bool:
-        """All shards serve, and the daemon is not stopping."""
-        if self._words[at.G_DRAINING]:
-            return False
-        return all(self._shard_word(s, at.S_READY) for s in range(self._layout.shards))
+    def obstacles(self, now_ns: int) -> list[str]:
+        """Why the daemon is not ready; empty when it is."""
+        return self._obstacles(alarms.troubles(self._segment, self._config, now_ns))
+
+    def _obstacles(self, troubles: list[alarms.Trouble]) -> list[str]:
+        found = ["the daemon is stopping"] if self._words[at.G_DRAINING] else []
+        starting = [
+            str(s) for s in range(self._layout.shards) if not self._shard_word(s, at.S_READY)
+        ]
+        if starting:
+            found.append(f"shards that do not serve yet: {', '.join(starting)}")
+        return found + [trouble.message for trouble in troubles if trouble.not_ready]
 
     def document(self, now_ns: int) -> dict[str, Any]:
         """The whole status; ages are milliseconds."""
         words = self._words
+        troubles = alarms.troubles(self._segment, self._config, now_ns)
         level = words[at.G_PRESSURE_PPM] / 1e6
         return {
             "version": self._version,
             "uptime_s": (now_ns - words[at.G_STARTED_NS]) // 1_000_000_000,
-            "ready": self.ready,
+            "ready": not self._obstacles(troubles),
+            "alarms": [msgspec.structs.asdict(trouble) for trouble in troubles],
             "incarnation": words[at.G_INCARNATION],
             "epoch": words[at.G_EPOCH],
             "commits": words[at.G_COMMITS],

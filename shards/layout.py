@@ -29,6 +29,7 @@ shard: pid, restarts   supervisor
 group: all words       who holds the group's lock (a merge: both locks)
 lease: state           its present holder; the supervisor, after ``waitpid``, for a dead one
 lease: all others      the slot's own shard, while the state is free; the adopter its holder word
+alarm: all words       the row's process (shards/alarms.py)
 =====================  =========================================================================
 
 A group's words live in the slot of its first shard. This module computes addresses only.
@@ -123,6 +124,16 @@ L_SOURCE_COUNT = L_INCARNATION + 6
 L_SOURCES = 2 * LINE_WORDS
 SOURCE_WORDS = 3
 
+# A row of the alarms: one per process and kind. The version is odd while the row is written.
+A_VERSION = 0
+A_SINCE_NS = 1
+A_COUNT = 2
+A_LENGTH = 3
+A_TEXT = 4
+ALARM_WORDS = 4 * LINE_WORDS
+A_TEXT_BYTES = (ALARM_WORDS - A_TEXT) * WORD_BYTES
+ALARM_KINDS_MAX = 16
+
 # A slot of the commit log: number and length, then the entry's bytes.
 C_NUMBER = 0
 C_LENGTH = 1
@@ -178,10 +189,15 @@ class Layout(Struct, frozen=True):
         leases = self.group(self.shards)
         return leases + (shard * self.lease_slots + slot) * self.lease_words
 
+    def alarm(self, process: int, kind: int) -> int:
+        """Index of the first word of an alarm's row; the supervisor is process ``shards``."""
+        alarms = self.lease(self.shards, 0)
+        return alarms + (process * ALARM_KINDS_MAX + kind) * ALARM_WORDS
+
     @property
     def words(self) -> int:
         """Words before the commit log."""
-        return self.lease(self.shards, 0)
+        return self.alarm(self.shards + 1, 0)
 
     def commit_slot(self, number: int) -> int:
         """Byte offset of the slot of commit ``number``."""

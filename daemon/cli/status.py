@@ -62,6 +62,16 @@ class Totals(Struct, frozen=True):
     orphans_adopted: int | None = None
 
 
+class Alarm(Struct, frozen=True):
+    """What is wrong now; ``message`` is a sentence for people."""
+
+    alarm: str
+    message: str = "-"
+    age_ms: int | None = None
+    count: int | None = None
+    not_ready: bool = False
+
+
 class Retention(Struct, frozen=True):
     """``clock_jump_ms`` is set while time to live evicts nothing, for the wall clock jumped."""
 
@@ -77,6 +87,7 @@ class Status(Struct, frozen=True):
     shards: list[Shard]
     groups: list[Group]
     uptime_s: float | None = None
+    alarms: list[Alarm] = []
     store: Store = Store()
     window_ms: float | None = None
     pressure: Pressure = Pressure()
@@ -95,7 +106,8 @@ class Status(Struct, frozen=True):
                 f" {duration_text(abs(jump_ms))}: time to live evicts nothing until the time is"
                 " accepted, by `headgate gc --accept-clock`"
             )
-        return ([] if self.ready else ["the daemon is not ready"]) + dead + jumped
+        raised = [alarm.message for alarm in self.alarms]
+        return ([] if self.ready else ["the daemon is not ready"]) + raised + dead + jumped
 
 
 def fetch(client: Client) -> tuple[Status, dict[str, Any]]:

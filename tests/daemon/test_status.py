@@ -130,9 +130,9 @@ def test_groups_are_the_map_with_ages_and_backlog(daemon: Daemon) -> None:
 
 
 def test_it_is_ready_when_all_shards_are_and_it_is_not_stopping(daemon: Daemon) -> None:
-    assert daemon.document()["ready"] is True
+    assert daemon.document()["ready"] is True and daemon.document()["alarms"] == []
     daemon.store(1, at.S_READY, 0)
-    assert daemon.status().ready is False
+    assert daemon.status().obstacles(NOW_NS) == ["shards that do not serve yet: 1"]
     daemon.store(1, at.S_READY, 1)
     daemon.words[at.G_DRAINING] = 1
     assert daemon.document()["ready"] is False

@@ -41,6 +41,10 @@ def words(layout: Layout) -> list[tuple[str, int]]:
             ]
             sources = at.SOURCE_WORDS * layout.shards
             found += [("L_SOURCES", base + at.L_SOURCES + index) for index in range(sources)]
+    for process in range(layout.shards + 1):
+        for kind in range(at.ALARM_KINDS_MAX):
+            row = layout.alarm(process, kind)
+            found += [("A_", row + word) for word in range(at.ALARM_WORDS)]
     return found
 
 

@@ -1,0 +1,112 @@
+"""Alarms: what is wrong now, in shared memory, so that any shard can tell it.
+
+Vocabulary: an *alarm* is a kind of trouble that an operator must hear of. Each process (the
+shards, and the supervisor as the last one) has one *row* per kind. A row that is raised carries
+when it was raised first, how often since, and a short text.
+
+Lifecycle of a row::
+
+    clear -> raised (again: the count grows, the text is replaced) -> clear
+
+Only the row's process writes it, under a mutex of its own threads. Rows outlive their process, so
+that a death does not hide its cause; a shard clears its own when it starts. What an alarm means
+for readiness is in ``daemon/alarms.py``; this module neither logs nor decides.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from enum import IntEnum, unique
+
+from msgspec import Struct
+
+from shards import layout as at
+from shards.segment import Segment
+
+_READS_MAX = 100  # of a row that its process is writing; then the text is taken as it is
+
+
+@unique
+class AlarmKind(IntEnum):
+    """The kinds, at most ``layout.ALARM_KINDS_MAX``. A number is a row's place, not a contract."""
+
+    STORE_FAILING = 0
+    FOREIGN_OBJECT = 1
+    LEASE_STUCK = 2
+    LEDGER_FAILING = 3
+
+
+class Alarm(Struct, frozen=True):
+    """A raised row, as it was read."""
+
+    kind: AlarmKind
+    process: int
+    since_ns: int
+    count: int
+    text: str
+
+
+class AlarmBoard:
+    """One process's rows."""
+
+    def __init__(self, segment: Segment, process: int) -> None:
+        self._words = segment.words
+        self._data = segment.data
+        self._rows = [segment.layout.alarm(process, kind) for kind in AlarmKind]
+        self._mutex = threading.Lock()
+
+    def raise_(self, kind: AlarmKind, text: str, now_ns: int) -> None:
+        """Raises an alarm, or counts it once more; ``text`` is cut to what a row holds."""
+        row, words = self._rows[kind], self._words
+        encoded = text.encode()[: at.A_TEXT_BYTES]
+        with self._mutex:
+            words[row + at.A_VERSION] |= 1
+            words[row + at.A_COUNT] += 1
+            words[row + at.A_LENGTH] = len(encoded)
+            start = (row + at.A_TEXT) * at.WORD_BYTES
+            self._data[start : start + len(encoded)] = encoded
+            if not words[row + at.A_SINCE_NS]:
+                words[row + at.A_SINCE_NS] = now_ns
+            words[row + at.A_VERSION] += 1
+
+    def clear(self, kind: AlarmKind) -> None:
+        """Ends an alarm; costs one load when it is not raised."""
+        row, words = self._rows[kind], self._words
+        if not words[row + at.A_SINCE_NS]:
+            return
+        with self._mutex:
+            words[row + at.A_VERSION] |= 1
+            words[row + at.A_SINCE_NS] = 0
+            words[row + at.A_COUNT] = 0
+            words[row + at.A_LENGTH] = 0
+            words[row + at.A_VERSION] += 1
+
+    def clear_all(self) -> None:
+        """Ends all of this process's alarms: what a former process left."""
+        for kind in AlarmKind:
+            self.clear(kind)
+
+
+def raised(segment: Segment) -> Iterator[Alarm]:
+    """All raised alarms, by process and kind; one load per row that is not raised."""
+    words = segment.words
+    for process in range(segment.layout.shards + 1):
+        for kind in AlarmKind:
+            row = segment.layout.alarm(process, kind)
+            if words[row + at.A_SINCE_NS]:
+                alarm = _read(segment, row, process, kind)
+                if alarm.since_ns:
+                    yield alarm
+
+
+def _read(segment: Segment, row: int, process: int, kind: AlarmKind) -> Alarm:
+    words = segment.words
+    start = (row + at.A_TEXT) * at.WORD_BYTES
+    for _ in range(_READS_MAX):
+        version = words[row + at.A_VERSION]
+        since_ns, count = words[row + at.A_SINCE_NS], words[row + at.A_COUNT]
+        text = bytes(segment.data[start : start + words[row + at.A_LENGTH]])
+        if not version & 1 and words[row + at.A_VERSION] == version:
+            break
+    return Alarm(kind, process, since_ns, count, text.decode(errors="replace"))

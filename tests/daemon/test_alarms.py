@@ -1,0 +1,61 @@
+"""What alarms mean: one trouble per kind, and readiness."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from daemon import alarms
+from daemon.config import load
+from daemon.status import Status
+from shards import layout as at
+from shards.alarms import AlarmBoard, AlarmKind
+from shards.layout import Layout
+from shards.segment import Segment
+from uploader.groups import GroupTable
+
+SECOND_NS = 1_000_000_000
+CONFIG = load(None, {}, [])
+
+
+@pytest.fixture
+def segment() -> Iterator[Segment]:
+    made = Segment.create(Layout(2, 4096))
+    GroupTable(made).start()
+    for shard in range(2):
+        made.words[made.layout.shard(shard) + at.S_READY] = 1
+    yield made
+    made.close()
+    os.close(made.fd)
+
+
+def test_every_kind_has_a_meaning() -> None:
+    assert set(alarms.MEANINGS) == set(AlarmKind)
+    assert len({meaning.name for meaning in alarms.MEANINGS.values()}) == len(AlarmKind)
+
+
+def test_rows_of_one_kind_are_one_trouble_as_old_as_the_oldest(segment: Segment) -> None:
+    AlarmBoard(segment, 0).raise_(AlarmKind.STORE_FAILING, "younger", 9 * SECOND_NS)
+    AlarmBoard(segment, 1).raise_(AlarmKind.STORE_FAILING, "No space left", 2 * SECOND_NS)
+    (trouble,) = alarms.troubles(segment, CONFIG, 44 * SECOND_NS)
+    assert (trouble.alarm, trouble.age_ms, trouble.count) == ("store_failing", 42_000, 2)
+    assert trouble.message == "the store fails for 42 s: No space left"
+
+
+def test_the_daemon_is_not_ready_once_an_alarm_has_lasted(segment: Segment) -> None:
+    status = Status(segment, CONFIG)
+    AlarmBoard(segment, 0).raise_(AlarmKind.STORE_FAILING, "503", 1 * SECOND_NS)
+    assert status.obstacles(30 * SECOND_NS) == []
+    assert status.document(30 * SECOND_NS)["ready"] is True
+    assert status.obstacles(31 * SECOND_NS) == ["the store fails for 30 s: 503"]
+    document = status.document(31 * SECOND_NS)
+    assert document["ready"] is False and document["alarms"][0]["not_ready"] is True
+    AlarmBoard(segment, 0).clear(AlarmKind.STORE_FAILING)
+    assert status.obstacles(32 * SECOND_NS) == []
+
+
+def test_a_foreign_object_is_not_ready_immediately(segment: Segment) -> None:
+    AlarmBoard(segment, 2).raise_(AlarmKind.FOREIGN_OBJECT, "l0/1", 1 * SECOND_NS)
+    assert len(Status(segment, CONFIG).obstacles(1 * SECOND_NS)) == 1
