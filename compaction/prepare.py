@@ -155,7 +155,7 @@ def _make(lake: Lake, topic: Topic, name: str, columns: tuple[Column, ...]) -> T
 
 
 def _register(lake: Lake, topic: Topic, name: str, known: LakeTable) -> Table:
-    """The catalog has lost the table: the ledger's metadata leads to it (PROTOCOL 6)."""
+    """The catalog has lost the table: the ledger's metadata leads to it (docs/protocol.md 6)."""
     from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 
     from compaction.fileio import LakeFileIO, properties_of

@@ -1,7 +1,7 @@
 """What headgate keeps in a table's properties, read and written; and what a table must look like.
 
 The properties are set in the same commit as the files, so they are what makes a commit happen
-exactly once (PROTOCOL 8):
+exactly once (docs/protocol.md 8):
 
     headgate.topic-id     whose table it is; a table without it is somebody else's
     headgate.topic        the topic's name, for people

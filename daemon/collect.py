@@ -1,4 +1,4 @@
-"""Orphans of a collection: named, told to the owner's log, deleted, forgotten (PROTOCOL 7).
+"""Orphans of a collection: named, told to the owner's log, deleted, forgotten (docs/protocol.md 7).
 
     raise the floor -> an entry has it -> LIST what is below it -> name orphans in the ledger
     -> an entry has the names -> DELETE -> the names go

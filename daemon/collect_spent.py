@@ -1,4 +1,4 @@
-"""Committed objects that nothing needs any more: named, told, deleted, forgotten (PROTOCOL 7).
+"""Committed objects that nothing needs any more: named, told, deleted, forgotten (protocol 7).
 
     mark what is free -> settle -> in rounds: name -> an entry has the names -> DELETE
     -> rows of object and extents go together with the name

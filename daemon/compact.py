@@ -10,7 +10,7 @@ the plan left out as evicted is evicted in a recovered ledger too.
 Vocabulary: a *round* is as much of a run as its driver plans at once; each ends with tables
 committed and readers switched. What is in no table yet is the next round's, or the next run's.
 
-Exactly once (PROTOCOL 8): a table's commit carries watermarks and is refused unless the table has
+Exactly once (protocol 8): a table's commit carries watermarks and is refused unless the table has
 those that the plan began behind; killed anywhere, the next run compares tables and ledger first.
 One run at a time, by a lock on ``compaction.lock`` in the data directory that the kernel frees
 (docs/decisions/0010). Nothing is deleted here; that is ``gc``'s.

@@ -1,6 +1,6 @@
 """How a command has what it left in the ledger covered by an accepted entry of the owner's log.
 
-PROTOCOL 5: while a daemon holds the directory's lock it alone writes entries, and a command asks
+protocol 5: while a daemon holds the directory's lock it alone writes entries, and a command asks
 for one and waits (``Beside``). Without a daemon the command takes the lock, starts an incarnation
 of its own like any start, writes the entries itself, and gives the prefix back (``Alone``).
 

@@ -2,7 +2,7 @@
 
 Pure. A shard's loop raises its heartbeat ten times a second, and nothing else does: a loop that
 does not turn is seen, whatever its threads do. Ticks of the supervisor are counted, not time, so
-that a suspended machine kills nobody (PROTOCOL 3).
+that a suspended machine kills nobody (docs/protocol.md 3).
 
 Lifecycle: moving -> missing (the watchdog is not fed) -> ABORT, for a dump of its stacks ->
 KILL, since a stopped process does not react to anything else.

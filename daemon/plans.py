@@ -3,7 +3,7 @@
     POST  takes a read lease, then plans -> 200 with a page -> POST of its ``next``, same lease
     PUT   renews the lease;  DELETE  ends it;  neither in time: it expires by itself
 
-The lease comes first: what is planned after it stays until it ends (PROTOCOL 7). It is a row of
+The lease comes first: what is planned after it stays until it ends (protocol 7). It is a row of
 the ledger, so it outlives the daemon. The planner is ``compaction/source_plan.py``; each of its
 steps is a short read in the shard's ledger thread, so that other readers are served in between.
 """

@@ -1,4 +1,4 @@
-"""Recovery: a ledger from the store alone (PROTOCOL 6), and what a start does with the one it has.
+"""Recovery: a ledger from the store alone (protocol 6), and what a start does with the one it has.
 
 The entries of the owner's log are applied in order to a new file beside the ledger; then come the
 objects that no entry lists. Complete, the file takes the ledger's place, and the one before stays

@@ -4,7 +4,7 @@ Pure: times and settings in, decisions out. What is evicted, ``ledger/retention.
 
 Vocabulary: a clock is *noted* as (boot, wall time, time since the boot). Within a boot the two must
 agree; what the wall clock went beside the other is a *jump*. A jump of more than an hour stops time
-to live, until an operator accepts it (PROTOCOL 7): evicted offsets never come back, and a year too
+to live, until an operator accepts it (protocol 7): evicted offsets never come back, and a year too
 far ahead would take all there is. Caps go on.
 
     trusted --jump of more than JUMP_MS--> stopped --the note is gone: accepted--> trusted

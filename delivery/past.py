@@ -5,7 +5,7 @@ files for what is compacted. Bytes of extents that are in the cache are used in 
 
 A reader can be overtaken: while it goes along what it looked up, a compaction switches, a
 rewriting replaces files, a collection deletes. The ledger forgets an object before it is deleted,
-so whoever misses one looks again (PROTOCOL 7), with the same offset, and goes on with what is
+so whoever misses one looks again (protocol 7), with the same offset, and goes on with what is
 there now. It is an error only if the same look keeps naming what is not there.
 """
 

@@ -9,7 +9,7 @@ SQLite's backup API.
 Changes carry the rows of a table for which something new is to be told: topics that changed with
 their partitions, tables and files of the lake that did with the files' ranges, objects and extents
 of new commits with the partitions they moved, new dedupe entries, and the small tables whole. What
-is named for deletion is gone for who applies it (PROTOCOL 7): rows of collected objects and of
+is named for deletion is gone for who applies it (protocol 7): rows of collected objects and of
 removed Parquet files go. Not told are runs, which end with their ledger, and since when objects
 are free: that is found again, and their grace begins anew.
 

@@ -1,4 +1,4 @@
-"""Which objects a collection may delete, and the table that names them first (PROTOCOL 7).
+"""Which objects a collection may delete, and the table that names them first (docs/protocol.md 7).
 
 Vocabulary: an *orphan* is an object that was put and never committed. It is one for good when its
 epoch is below the floor, for then its lease cannot commit any more; and it is this ledger's to

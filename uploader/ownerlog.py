@@ -1,6 +1,6 @@
 """The owner's log in the store: reading it, adding to it, and taking it over.
 
-Every start is this one path (PROTOCOL 5): find the last incarnation's last entry, seal its log
+Every start is this one path (protocol 5): find the last incarnation's last entry, seal its log
 by writing the next number, wait if the former owner may still hold it, go on. Who was refused,
 and why, is said by name.
 

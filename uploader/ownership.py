@@ -3,7 +3,7 @@
 Pure: events and now in, decisions out. Times are nanoseconds of a clock that runs during suspend
 (``shards.clock.boottime_ns``).
 
-Vocabulary (PROTOCOL 5): the *age* of ownership counts from the sending of the last entry that was
+Vocabulary (protocol 5): the *age* of ownership counts from the sending of the last entry that was
 accepted. Over OWNED_NS nothing is committed until an entry has been accepted; a new owner waits
 TAKE_OVER_NS behind its seal, which is longer, also for clocks whose rates differ by 1 %. An entry
 is *accepted* when its key was free, *taken* when it was not: then the one there is read, and if

@@ -22,7 +22,7 @@ from uploader.groups import GroupTable
 from uploader.l0 import object_key
 from uploader.l0.reader import read_extent, read_footer
 
-OWNED_MAX_NS = 15 * S  # PROTOCOL 5; not taken from the code, which may be what is wrong
+OWNED_MAX_NS = 15 * S  # docs/protocol.md 5; not taken from the code, which may be what is wrong
 
 
 def require(holds: bool, rule: str, *operands: object) -> None:

@@ -1,4 +1,4 @@
-"""The protocol under deaths, stops and store faults between any two stores (PROTOCOL 1-5)."""
+"""The protocol under deaths, stops and store faults between any two stores (protocol 1-5)."""
 
 from __future__ import annotations
 

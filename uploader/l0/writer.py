@@ -1,7 +1,7 @@
 """Makes an L0 object of what a pull took: pure, the bytes are a function of the arguments.
 
 So whoever holds the lease, its first holder or an adopter, makes the same object, and a second
-PUT of it is harmless (PROTOCOL 3). Costs one join of all slices and two passes of CRC32C (one
+PUT of it is harmless (protocol 3). Costs one join of all slices and two passes of CRC32C (one
 per extent, one over the object), 4 MiB of 1 KiB slices in about a millisecond.
 """
 

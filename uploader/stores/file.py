@@ -11,7 +11,7 @@ A locator is ``segment:position:length`` or ``entry:key``. Two equal frames may 
 key; the ledger's locator counts. A delete overwrites the frame's state word, which any process
 may do and every process sees at once; a segment is unlinked when nobody appends to it and
 nothing in it lives. Several processes, each with several threads, may use one directory at once;
-two daemons never do (PROTOCOL 5 keeps them apart, not this module).
+two daemons never do (docs/protocol.md 5 keeps them apart, not this module).
 
 ``list`` walks all frame heads and holds what it found: about 5 us and 300 bytes an object.
 """
