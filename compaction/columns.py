@@ -186,7 +186,7 @@ def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], boo
         batch: list[_TextRow] | list[_Row]
         try:
             batch = _decode_texts(payload)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             batch = _any_rows(payload, extent.key, start)
             mixed = True
         if len(batch) != count:
@@ -206,7 +206,7 @@ def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], boo
 def _any_rows(payload: memoryview, key: str, byte: int) -> list[_Row]:
     try:
         batch = _decode_rows(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise L0Error(key, byte, "a msgpack array of records", str(error)) from error
     odd = {type(row.data) for row in batch} - {str, bytes}
     if odd:

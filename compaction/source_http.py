@@ -77,7 +77,7 @@ def _attempt(url: str, method: str, path: str, body: bytes | None, timeout_s: fl
         return data
     try:
         refused = msgspec.json.decode(data, type=_ErrorBody).error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise PlannerUnreachable(
             f"{url} answers {method} {path} with {status} and no error in Headgate's form: what"
             " listens there is no Headgate daemon"

@@ -205,7 +205,7 @@ def _offsets(
     text = named[name]
     try:
         found = _offsets_decoder.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise OptionError(name, text, f"must be {ACCEPTED[name]}: {error}") from error
     found.pop(_IDS, None)
     offsets: dict[str, dict[int, int]] = {}

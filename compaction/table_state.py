@@ -80,7 +80,7 @@ def state_of(properties: Mapping[str, str], table: str) -> TableState:
         holes = _holes_decoder.decode(properties.get(HOLES, "[]"))
         if any(partition < 0 or seq < 0 for partition, seq in watermarks.items()):
             raise msgspec.ValidationError("a negative number")
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TableChanged(
             f"somebody changed the table {table}: its properties {WATERMARKS} and {HOLES} cannot"
             f" be read ({error})",

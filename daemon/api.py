@@ -25,6 +25,7 @@ from daemon.http.request import Request
 from daemon.openapi import DOCUMENT as OPENAPI
 from daemon.plans import PlanRoutes
 from daemon.produce import Producer, ledger_unavailable
+from daemon.questions import read_json
 from daemon.status import Status
 from daemon.topic_routes import TopicRoutes, checked_name
 from delivery.diff import BYTES_MAX, LIMIT_MAX, WAIT_MS_MAX, DiffReader, DiffRequest
@@ -225,12 +226,7 @@ def _by_method(
 
 def read_diff(request: Request) -> DiffRequest:
     """The question of a diff, each value in its range. Raises ApiError."""
-    if request.body and request.head.content_type != "application/json":
-        raise ApiError(415, "unsupported_media_type", "a diff is asked for as application/json")
-    try:
-        asked = _diff_decoder.decode(request.body or b"{}")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(f"the request is wrong: {error}") from error
+    asked = read_json(request, _diff_decoder, "a diff") if request.body else DiffRequest()
     given = (asked.from_seq is not msgspec.UNSET, asked.from_ts is not msgspec.UNSET, asked.tail)
     if sum(given) > 1:
         raise invalid("give one of from_seq, from_ts and tail", field="from_seq")

@@ -189,7 +189,7 @@ class Client:
     def _refused(self, method: str, target: str, answer: _Attempt) -> Refused:
         try:
             error = _error_decoder.decode(answer.body).error
-        except msgspec.MsgspecError as cause:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
             raise UnknownAnswer(
                 f"{method} {target} at {self.url} was answered {answer.status} without an error"
                 f" in Headgate's form: {answer.body[:80]!r}"

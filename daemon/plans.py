@@ -22,6 +22,7 @@ from daemon.catalog import Catalog
 from daemon.config import Config
 from daemon.errors import ApiError, invalid
 from daemon.http.request import Request
+from daemon.questions import read_json
 from daemon.topic_routes import checked_name
 from delivery.cold import ColdReader
 from ledger.errors import ReadLeasesFull
@@ -46,7 +47,7 @@ class PlanRoutes:
 
     async def post(self, request: Request) -> tuple[int, Any]:
         """A page of a plan, under a new lease or the one that is named."""
-        asked = _read(request)
+        asked = read_plan(request)
         topics = [(await self._catalog.entry(checked_name(name))).topic for name in asked.topics]
         partitions = sum(topic.config.partitions for topic in topics)
         if partitions > PARTITIONS_MAX:
@@ -115,14 +116,9 @@ def _expired(plan: str) -> ApiError:
     )
 
 
-def _read(request: Request) -> PlanRequest:
+def read_plan(request: Request) -> PlanRequest:
     """The question, its shape checked; offsets are checked against the ledger. Raises ApiError."""
-    if request.head.content_type != "application/json":
-        raise ApiError(415, "unsupported_media_type", "a plan is asked for as application/json")
-    try:
-        asked = _decoder.decode(request.body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(f"the request is wrong: {error}") from error
+    asked = read_json(request, _decoder, "a plan")
     if not 1 <= len(asked.topics) <= TOPICS_MAX:
         raise invalid(
             f"topics names {len(asked.topics)}; it must be 1 to {TOPICS_MAX}", field="topics"

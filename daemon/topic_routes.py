@@ -11,6 +11,7 @@ from msgspec import Struct
 from daemon.catalog import Catalog, TopicEntry
 from daemon.errors import ApiError, invalid
 from daemon.http.request import Request
+from daemon.questions import read_json
 from daemon.topic_settings import LIMIT_MAX, read_config
 from ledger.types import PartitionState, Topic
 
@@ -56,12 +57,7 @@ _trim_decoder = msgspec.json.Decoder(Trim)
 
 def read_trim(request: Request) -> Trim:
     """The body of a trim. Raises ApiError."""
-    if request.head.content_type != "application/json":
-        raise ApiError(415, "unsupported_media_type", "a trim is asked for as application/json")
-    try:
-        trim = _trim_decoder.decode(request.body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(f"the trim is wrong: {error}") from error
+    trim = read_json(request, _trim_decoder, "a trim")
     for field, value in (("before_seq", trim.before_seq), ("partition", trim.partition)):
         if not 0 <= value <= LIMIT_MAX:
             raise invalid(f"{field} is {value}; it must be between 0 and {LIMIT_MAX}", field=field)

@@ -14,6 +14,7 @@ import msgspec
 
 from daemon.errors import ApiError, invalid
 from daemon.http.request import Request
+from daemon.questions import read_json
 from ledger.types import TopicConfig
 
 PARTITIONS_MAX = 1_000
@@ -39,17 +40,10 @@ def read_config(request: Request) -> tuple[TopicConfig, tuple[str, ...]]:
     """The settings of a PUT, and which were given; no body gives none. Raises ApiError."""
     if not request.body:
         return _DEFAULT, ()
-    if request.head.content_type != "application/json":
-        raise ApiError(
-            415, "unsupported_media_type", "a topic's settings are sent as application/json"
-        )
-    try:
-        config = _config_decoder.decode(request.body)
-        given = tuple(_names_decoder.decode(request.body))
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(f"the settings are wrong: {error}") from error
+    config = read_json(request, _config_decoder, "a topic's settings")
+    names = read_json(request, _names_decoder, "a topic's settings")
     check(config)
-    return config, given
+    return config, tuple(names)
 
 
 def check(config: TopicConfig) -> None:

@@ -108,7 +108,7 @@ def decode(data: bytes, key: str) -> Entry:
                 f"{key} has version {version}, this headgate knows {VERSION}; use the newer one"
             )
         entry = _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EntryError(f"{key} is no entry of the owner's log: {error}") from error
     if entry_key(entry.incarnation, entry.number) != key:
         raise EntryError(f"{key} holds the entry {entry.incarnation}/{entry.number}")

@@ -113,7 +113,7 @@ def decode_conditions(data: Buffer) -> Conditions:
     """The inverse of encode_conditions for non-empty bytes. Raises FrameError."""
     try:
         return _conditions_decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FrameError(f"conditions of a request do not decode: {error}") from error
 
 

@@ -107,6 +107,27 @@ def no_registries(path: str, text: str) -> list[str]:
     return found
 
 
+def undecodable_bytes(path: str, text: str) -> list[str]:
+    """Whoever expects bytes that do not decode expects text that is not UTF-8: msgspec raises
+    UnicodeDecodeError beside its own DecodeError, for names of members and for values."""
+    if not path.endswith(".py") or PurePosixPath(path).parts[0] not in PRODUCT:
+        return []
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Try):
+            continue
+        names = {
+            each.id if isinstance(each, ast.Name) else each.attr
+            for handler in node.handlers
+            if handler.type is not None
+            for each in ast.walk(handler.type)
+            if isinstance(each, ast.Name | ast.Attribute)
+        }
+        if names & {"DecodeError", "MsgspecError"} and "UnicodeDecodeError" not in names:
+            found.append(f"{path}:{node.lineno}: catches DecodeError, but not UnicodeDecodeError")
+    return found
+
+
 def no_skipped_tests(path: str, text: str) -> list[str]:
     """A test runs or is deleted; what it needs is built, or its absence is a failure."""
     if not path.startswith("tests/"):
@@ -135,6 +156,7 @@ RULES: tuple[Rule, ...] = (
     no_trailing_whitespace,
     no_machine_paths,
     no_registries,
+    undecodable_bytes,
     no_skipped_tests,
     makefile_comments,
 )

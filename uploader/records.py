@@ -43,5 +43,5 @@ def decode(payload: bytes | memoryview) -> list[Record]:
     """The records of a payload. Raises RecordsError."""
     try:
         return _decoder.decode(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordsError(f"the payload is no array of records: {error}") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 from msgspec import DecodeError, Meta, Raw, Struct, ValidationError
 from msgspec.json import Decoder
@@ -39,6 +39,8 @@ IDEMPOTENCY_KEY_CHARACTERS_MAX = 256
 _COMMAS_UNCOUNTED_MAX = 256 * 1024
 _BYTES_UNCOUNTED_MAX = 2 * _COMMAS_UNCOUNTED_MAX
 _ABSENT = Raw()
+# What msgspec raises for bytes that are not what they must be.
+UNREADABLE = (DecodeError, UnicodeDecodeError, RecursionError)
 _RECORD_PATH = re.compile(r"`\$\.records\[(\d+)\]")
 _ARRAY_PATH = re.compile(r"`\$\[(\d+)\]")
 _BYTE = re.compile(r"\(byte (\d+)\)")
@@ -84,8 +86,9 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
     _check_count(body, 2, limits)
     try:
         envelope = _envelope_decoder.decode(body)
-    except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _refuse(body, error, _RECORD_PATH, "if these are lines of JSON, send application/x-ndjson")
+    except UNREADABLE as error:
+        hint = "if these are lines of JSON, send application/x-ndjson"
+        raise refusal(body, error, hint, _RECORD_PATH) from error
     records = envelope.records
     if len(records) > limits.records_max:
         raise too_many_records(limits)
@@ -132,8 +135,8 @@ def parse_array(body: bytes, limits: BodyLimits, field: KeyField | None) -> list
     _check_count(body, 1, limits)
     try:
         elements = _array_decoder.decode(body)
-    except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _refuse(body, error, _ARRAY_PATH, "the body must be one JSON array")
+    except UNREADABLE as error:
+        raise refusal(body, error, "the body must be one JSON array", _ARRAY_PATH) from error
     if len(elements) > limits.records_max:
         raise too_many_records(limits)
     if not elements:
@@ -207,19 +210,17 @@ def _meta(text: str, index: int) -> str | None:
     raise invalid(f"meta of record {index} must be a JSON object", record=index, field="meta")
 
 
-def _refuse(body: bytes, error: Exception, record_path: re.Pattern[str], hint: str) -> NoReturn:
-    raise refusal(body, error, record_path, hint) from error
-
-
-def refusal(body: bytes, error: Exception, record_path: re.Pattern[str], hint: str) -> ApiError:
-    """What a decoder's error means to the client; names the record, or line and byte."""
+def refusal(
+    body: bytes, error: Exception, hint: str, record_path: re.Pattern[str] | None = None
+) -> ApiError:
+    """What one of the UNREADABLE means to the client; names the record, or line and byte."""
     if isinstance(error, RecursionError):
         return nested_too_deep({})
     message = str(error)
     if isinstance(error, UnicodeDecodeError):
         return _not_utf8(body, error)
     if isinstance(error, ValidationError):
-        record = record_path.search(message)
+        record = None if record_path is None else record_path.search(message)
         if record is not None:
             return invalid(f"the body is not as it must be: {message}", record=int(record[1]))
         return invalid(f"the body is not as it must be: {message}; {hint}")

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from msgspec import DecodeError, Raw
 from msgspec.json import Decoder, Encoder
 
-from daemon.bodies.json_body import check_record
+from daemon.bodies.json_body import UNREADABLE, check_record
 from daemon.bodies.keys import KeyField
 from daemon.bodies.limits import (
     BodyLimits,
@@ -45,7 +45,7 @@ def parse_lines(body: bytes, limits: BodyLimits, field: KeyField | None) -> list
         try:
             _decoder.decode(body)
             return [(str(body, "utf-8").strip(_BLANK_TEXT),)]
-        except (DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             pass
     if size <= _BLOCK_BYTES:
         texts = _texts(body, 0)
@@ -114,7 +114,7 @@ def _single_text(line: bytes, lines_before: int) -> list[str]:
     try:
         _decoder.decode(line)
         return [str(line, "utf-8")]
-    except (DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         raise _culprit(line, lines_before) from None
 
 
@@ -123,7 +123,7 @@ def _exact_texts(block: bytes) -> list[str] | None:
     try:
         values = _decoder.decode_lines(block)
         text = str(block, "utf-8")
-    except (DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     lines = text.split("\n")
     if not lines[-1]:

@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import msgspec
-from msgspec import DecodeError, Raw, Struct
+from msgspec import Raw, Struct
 
 from daemon.bodies.json_body import (
+    UNREADABLE,
     IdempotencyKey,
     Partition,
     Sequence,
@@ -74,7 +75,7 @@ def parse_msgpack(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
         if count is not None and count > limits.records_max:
             raise too_many_records(limits)
         records = _records_decoder.decode(envelope.records)
-    except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         _refuse(error)
     if not records:
         raise no_records()
@@ -116,7 +117,7 @@ def _refuse(error: Exception) -> NoReturn:
     if str(error) == "Input data was truncated":
         raise invalid("the msgpack ends too early") from error
     hint = "the body must be one msgpack map with records"
-    raise refusal(b"", error, _RECORD_PATH, hint) from error
+    raise refusal(b"", error, hint, _RECORD_PATH) from error
 
 
 def _array_length(head: bytes) -> int | None:
@@ -149,7 +150,7 @@ def _json_text(raw: Raw, index: int, limits: BodyLimits) -> str:
         text = _json_encoder.encode(value).decode()
     except RecursionError:
         raise nested_too_deep({"record": index}) from None
-    except (DecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
+    except (*UNREADABLE, TypeError, ValueError) as error:
         raise invalid(f"record {index} cannot be kept as JSON: {error}", record=index) from error
     if "null" in text and _holds_no_number(value):
         raise invalid(f"record {index} holds NaN or an infinity, which JSON has not", record=index)

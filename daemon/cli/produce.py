@@ -138,7 +138,7 @@ def _send_one(
         raise BatchRefused(line, last_line, error.code, error.message) from error
     try:
         answer = _answer_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error
     parts = answer.partitions
     if parts is None:

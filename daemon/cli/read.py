@@ -105,7 +105,7 @@ def heads_of(client: Client, topic: str) -> dict[int, int]:
     """The last committed offset of each of a topic's partitions."""
     try:
         state = msgspec.json.decode(client.call("GET", topic_path(topic)), type=_Topic)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error
     return {partition.partition: partition.head_seq for partition in state.partitions}
 
@@ -193,7 +193,7 @@ class Reader:
         body = self._client.call("POST", topic_path(self._topic, "diff"), msgspec.json.encode(ask))
         try:
             page = _page_decoder.decode(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise UnknownAnswer(
                 f"an answer of {self._client.url} cannot be read: {error}"
             ) from error

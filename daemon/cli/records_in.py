@@ -187,7 +187,7 @@ def _document(text: bytes, key_field: str | None) -> Iterator[Numbered]:
             if text.lstrip()[:1] == b"["
             else [msgspec.Raw(text.strip())]
         )
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadLine(1, f"is no JSON document: {error}") from error
     for number, element in enumerate(elements, 1):
         yield Numbered(number, _json_record(number, bytes(element), key_field))

@@ -115,7 +115,7 @@ def fetch(client: Client) -> tuple[Status, dict[str, Any]]:
     body = client.call("GET", "/v0/status")
     try:
         return msgspec.json.decode(body, type=Status), msgspec.json.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UnknownAnswer(f"the status of {client.url} cannot be read: {error}") from error
 
 

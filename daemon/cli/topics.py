@@ -239,5 +239,5 @@ def show_text(state: TopicState) -> str:
 def _decoded(client: Client, body: bytes | msgspec.Raw, kind: type[Shape]) -> Shape:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error

@@ -6,7 +6,7 @@ parser runs at all. Nothing but these bytes goes into a Head, so a hit is always
 
 llhttp (through httptools) does the parsing. It refuses repeated or conflicting lengths, bad
 tokens, obs-fold and bare LF; what it lets pass and this module refuses is listed in
-``_check_request_line`` and ``_check_framing``. Two parsers that disagree about where a request
+``_check_request_line`` and ``check_framing``. Two parsers that disagree about where a request
 ends are how requests are smuggled, so everything doubtful is refused and the connection closed.
 
 This module does no I/O, routes nothing, and never looks at a body.
@@ -170,8 +170,8 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head:
         )
     if len(sink.fields) > limits.headers_max:
         raise head_too_large(f"{len(sink.fields)} header fields", limits)
-    headers = _fields(sink.fields)
-    length, chunked = _check_framing(headers, http_1_1=http_1_1)
+    headers = joined_fields(sink.fields)
+    length, chunked = check_framing(headers, http_1_1=http_1_1)
     path, segments, query = _split_target(sink.target)
     options = {token.strip() for token in headers.get("connection", "").lower().split(",")}
     keep_alive = "close" not in options and (http_1_1 or "keep-alive" in options)
@@ -223,7 +223,9 @@ def _check_request_line(raw: bytes, method: str, target: bytes) -> bool:
     raise bad_request("the request line must be METHOD target HTTP/1.1 (or 1.0)")
 
 
-def _fields(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
+def joined_fields(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Values by lower-case name. Raises ApiError where only one may stand, whatever llhttp
+    thinks of it: another version may be lenient."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in fields:
         name = raw_name.decode("ascii").lower()
@@ -237,9 +239,9 @@ def _fields(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return headers
 
 
-def _check_framing(headers: dict[str, str], *, http_1_1: bool) -> tuple[int | None, bool]:
-    """Content length and whether the body is chunked. llhttp alone would take a chunked HTTP/1.0
-    request and codings stacked below chunked."""
+def check_framing(headers: dict[str, str], *, http_1_1: bool) -> tuple[int | None, bool]:
+    """Content length and whether the body is chunked. Raises ApiError for all that leaves a doubt.
+    llhttp alone would take a chunked HTTP/1.0 request and codings stacked below chunked."""
     host = headers.get("host")
     if http_1_1 and host is None:
         raise bad_request("an HTTP/1.1 request needs a Host header")

@@ -244,6 +244,8 @@ class TestObject:
             ('{"data":1,"data_b64":"AA=="}', "both data and data_b64"),
             ('{"data_b64":"A"}', "no base64"),
             ('{"data_b64":"A\\n=="}', "no base64"),
+            ('{"data_b64":"YWJj$ZGVm"}', "no base64"),
+            ('{"data_b64":"YWJj\\n"}', "no base64"),
             ('{"data":1,"meta":[1]}', "meta of record 1 must be a JSON object"),
             ('{"data":1,"meta":"x"}', "meta of record 1 must be a JSON object"),
             ('{"data":1,"ts":-1}', "ts"),

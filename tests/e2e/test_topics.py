@@ -136,7 +136,7 @@ def test_a_limit_out_of_range_is_refused(shared_daemon: Daemon, field: str, valu
         ({"data_is_base64": "boolean"}, "of its own"),
         ({"a": "long", "A": "long"}, "differ in case only"),
         ({f"c{number}": "long" for number in range(201)}, "at most 200"),
-        ({"a": "float"}, "settings are wrong"),
+        ({"a": "float"}, "not as it must be"),
     ],
 )
 def test_columns_that_a_table_cannot_have_are_refused(

@@ -52,6 +52,33 @@ def test_an_entry_comes_back_as_it_was(entry: Entry) -> None:
     assert decode(encode(entry), entry_key(entry.incarnation, entry.number)) == entry
 
 
+@given(entries, st.data())
+def test_damaged_bytes_are_an_entry_or_an_error_that_names_the_key(
+    entry: Entry, data: st.DataObject
+) -> None:
+    key = entry_key(entry.incarnation, entry.number)
+    damaged = bytearray(encode(entry))
+    at = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[at] = data.draw(st.integers(0, 255))
+    try:
+        decode(bytes(damaged), key)
+    except EntryError as error:
+        message = str(error)
+    else:
+        return
+    assert key in message
+
+
+def test_a_text_that_is_not_utf8_is_an_error_that_names_the_key() -> None:
+    key = entry_key(1, 2)
+    entry = Entry(
+        VERSION, bytes(16), 1, 2, "entry", OWNER, 0, Mark(0, 0, 0, 0, 0, 0, None, "boot one"),
+        None, None,
+    )  # fmt: skip
+    with pytest.raises(EntryError, match=key):
+        decode(encode(entry).replace(b"boot one", b"boot\xffone"), key)
+
+
 @given(numbers, numbers, numbers, numbers)
 def test_keys_sort_as_their_numbers_do(a: int, b: int, c: int, d: int) -> None:
     assert (entry_key(a, b) < entry_key(c, d)) == ((a, b) < (c, d))

@@ -176,7 +176,7 @@ def _decode_footer(footer: Buffer, footer_start: int, key: str) -> Footer:
         version = _version_decoder.decode(footer).version
         _check_version(version, footer_start, key)
         return _footer_decoder.decode(footer)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise L0Error(key, footer_start, "a footer", f"msgpack that is none: {error}") from error
 
 

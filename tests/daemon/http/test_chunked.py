@@ -66,7 +66,8 @@ MALFORMED = {
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_coding_is_400_and_the_end_however_it_is_split(name: str) -> None:
     stream = MALFORMED[name]
-    for cuts in ([], list(range(len(stream)))):
+    single_cuts = [[cut] for cut in range(1, min(len(stream), 100))]
+    for cuts in ([], *single_cuts, list(range(len(stream)))):
         with pytest.raises(ApiError) as caught:
             decode(stream, cuts)
         assert (caught.value.status, caught.value.code) == (400, "bad_request")

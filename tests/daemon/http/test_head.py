@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from daemon.errors import ApiError
-from daemon.http.head import HeadCache, parse_head, unreadable_head
+from daemon.http.head import (
+    HeadCache,
+    check_framing,
+    joined_fields,
+    parse_head,
+    unreadable_head,
+)
 from daemon.http.limits import HttpLimits
 from tests.daemon.http.front import get, post, serving
 
@@ -97,6 +103,22 @@ def test_whatever_could_be_read_two_ways_is_400_and_the_end_and_disturbs_nobody(
 def test_the_head_itself_is_refused_and_not_only_what_follows(name: str) -> None:
     with pytest.raises(ApiError) as caught:
         parse_head(SMUGGLING[name], LIMITS)
+    assert (caught.value.status, caught.value.close) == (400, True)
+
+
+@pytest.mark.parametrize("name", ["content-length", "transfer-encoding", "host"])
+def test_a_field_that_frames_a_request_is_refused_twice_by_us_too(name: str) -> None:
+    fields = [(name.title().encode(), b"5"), (name.encode(), b"5")]
+    with pytest.raises(ApiError) as caught:
+        joined_fields(fields)
+    assert (caught.value.status, caught.value.close) == (400, True)
+    assert caught.value.detail == {"header": name}
+
+
+def test_a_length_beside_a_coding_is_refused_by_us_too() -> None:
+    headers = {"host": "a", "content-length": "5", "transfer-encoding": "chunked"}
+    with pytest.raises(ApiError) as caught:
+        check_framing(headers, http_1_1=True)
     assert (caught.value.status, caught.value.close) == (400, True)
 
 
