@@ -304,7 +304,7 @@ class Shard:
             if self._words[base + at.S_HEAD] != self._words[base + at.S_COMMITTED]:
                 break
         else:
-            held = self._leases.holds_any(self.shard)
+            held = self.shard in self._leases.holders()
             if not held and not len(self.answers) and not self._ended.done():
                 self._ended.set_result(None)
                 return

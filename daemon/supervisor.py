@@ -271,6 +271,8 @@ class Supervisor:
                 log.error("the drain takes too long; what is unanswered now has no outcome")
                 self._kill_all()
             return
+        # Once for all of them: with a hundred shards it would be most of the tick.
+        holding = self._leases.holders() | self._groups.inside()
         for child in self.children:
             if child.process is None:
                 child.wait_ticks -= 1
@@ -279,7 +281,7 @@ class Supervisor:
                     self._words[base + at.S_RESTARTS] += 1
                     self._start(child)
             else:
-                self._watch(child)
+                self._watch(child, holding=child.shard in holding)
         self._govern()
         if self._ticks >= self._epoch_due:
             self._raise_epoch()
@@ -330,14 +332,14 @@ class Supervisor:
         host, port = self.listeners[0].getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def _watch(self, child: Child) -> None:
+    def _watch(self, child: Child, *, holding: bool) -> None:
         """Ends a shard whose loop does not turn, its stacks first."""
         if child.process is None:
             return
         base = self.layout.shard(child.shard)
         ready = bool(self._words[base + at.S_READY])
         heartbeat, pulse = self._words[base + at.S_HEARTBEAT], child.pulse
-        verdict = pulse.tick(heartbeat, ready=ready, holding=self._holds(child.shard))
+        verdict = pulse.tick(heartbeat, ready=ready, holding=holding)
         if verdict is Verdict.ABORT:
             log.error("shard %d has not turned for %d ticks: aborted, with its stacks",
                       child.shard, pulse.stalled_ticks)  # fmt: skip
@@ -348,10 +350,6 @@ class Supervisor:
                 "shard %d has not turned for %d ticks: killed", child.shard, pulse.stalled_ticks
             )
             child.process.kill()
-
-    def _holds(self, shard: int) -> bool:
-        marks = (self._groups.word(g, at.P_MARK) for g in range(self.config.shards))
-        return self._leases.holds_any(shard) or any(mark == shard + 1 for mark in marks)
 
     def _govern(self) -> None:
         now_ns = monotonic_ns()

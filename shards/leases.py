@@ -174,14 +174,16 @@ class LeaseTable:
         self._words[base] = LIVE
         return lease._replace(holder=adopter)
 
-    def pulled(self, shard: int, committed: int) -> int:
-        """The truth behind a shard's ``pulled`` word: the highest leased end, or ``committed``."""
-        end = committed
+    def leased_ends(self) -> list[int]:
+        """The highest leased end of each shard, 0 without one.
+
+        That or ``committed`` is the truth behind a shard's ``pulled`` word.
+        """
+        ends = [0] * self._layout.shards
         for lease in self.in_state(LIVE, ORPHAN):
             for source in lease.sources:
-                if source.shard == shard and source.end > end:
-                    end = source.end
-        return end
+                ends[source.shard] = max(ends[source.shard], source.end)
+        return ends
 
     def check_invariants(self, committed: Sequence[int]) -> None:
         """Raises AssertionError unless what is leased of each shard follows its ``committed``.
@@ -199,6 +201,11 @@ class LeaseTable:
                 assert source.start == ends[source.shard], f"{source} leaves a gap or overlaps"
                 ends[source.shard] = source.end
 
-    def holds_any(self, holder: int) -> bool:
-        """Whether a shard holds a live lease."""
-        return any(lease.holder == holder for lease in self.in_state(LIVE))
+    def holders(self) -> set[int]:
+        """The shards that hold a live lease: two words of each slot, for who asks at every tick."""
+        first, step = self._bases[0][0], self._layout.lease_words
+        stop = first + self._layout.shards * self._layout.lease_slots * step
+        states = self._words[first:stop:step]
+        holders = self._words[first + at.L_HOLDER : stop : step]
+        pairs = zip(states, holders, strict=True)
+        return {holder for state, holder in pairs if state == LIVE}

@@ -13,7 +13,7 @@ locks for a merge).
 
 from __future__ import annotations
 
-from itertools import takewhile
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from shards import layout as at
@@ -88,15 +88,30 @@ class GroupTable:
         """Stores a word of a group's slot; the caller holds its lock."""
         self.words[self.layout.group(group) + word] = value
 
-    def pending_bytes(self, shard: int) -> int:
-        """Bytes published in a shard's ring and not yet pulled: computed, never stored."""
-        base = self._shard_at[shard]
-        pulled = max(self.words[base + at.S_PULLED], self.words[base + at.S_COMMITTED])
-        return max(0, int(self.words[base + at.S_HEAD] - pulled))
+    def pending(self, members: range) -> list[tuple[int, int]]:
+        """For each member where its pending bytes begin, and how many there are.
+
+        Computed, never stored. A look reads this of every member, so it is a slice per word.
+        """
+        # A holder that died before it stored ``pulled`` leaves it behind ``committed``, where the
+        # ring may be another round's by now: nothing would be due there, and nobody would repair.
+        starts = map(max, self._column(at.S_PULLED, members), self._column(at.S_COMMITTED, members))
+        heads = self._column(at.S_HEAD, members)
+        return [(start, max(0, head - start)) for start, head in zip(starts, heads, strict=True)]
+
+    def _column(self, word: int, members: range) -> Iterable[int]:
+        """One word of each member."""
+        first, stop = self.layout.shard(members.start), self.layout.shard(members.stop)
+        return self.words[first + word : stop : at.SHARD_WORDS]
 
     def backlog_bytes(self, group: Group) -> int:
         """A group's backlog."""
-        return sum(self.pending_bytes(shard) for shard in self.map.members(group))
+        return sum(size_bytes for _, size_bytes in self.pending(self.map.members(group)))
+
+    def inside(self) -> set[int]:
+        """The shards that are inside a group's lock, as the marks say."""
+        first, stop = self.layout.group(0), self.layout.group(self.layout.shards)
+        return {mark - 1 for mark in self.words[first + at.P_MARK : stop : at.GROUP_WORDS] if mark}
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless map and ring words are legal; for shards at rest."""
@@ -135,17 +150,18 @@ class Puller:
         self._leases = leases
         self._policy = policy
         self._readers = [RingReader(segment, s) for s in range(segment.layout.shards)]
-        self._oldest: dict[int, tuple[int, int]] = {}
+        self._oldest = [(-1, turn.NEVER)] * segment.layout.shards  # position and arrival
 
     def _view(self, group: Group, members: range) -> GroupView:
         table = self.table
         backlog = 0
         oldest_ns = turn.NEVER
-        for member in members:
-            pending = table.pending_bytes(member)
-            if pending:
-                backlog += pending
-                oldest_ns = min(oldest_ns, self._oldest_ns(member))
+        for member, (start, size_bytes) in zip(members, table.pending(members), strict=True):
+            if size_bytes:
+                backlog += size_bytes
+                known = self._oldest[member]
+                arrival_ns = known[1] if known[0] == start else self._oldest_ns(member, start)
+                oldest_ns = min(oldest_ns, arrival_ns)
         return GroupView(
             me=self.shard,
             leader=group.group,
@@ -160,19 +176,12 @@ class Puller:
             can_split=table.map.can_split(group),
         )
 
-    def _oldest_ns(self, member: int) -> int:
+    def _oldest_ns(self, member: int, start: int) -> int:
         """Arrival of a member's oldest pending request, read once per position."""
-        base = self._segment.layout.shard(member)
-        # A holder that died before it stored ``pulled`` leaves it behind ``committed``, where the
-        # ring may be another round's by now: nothing would be due there, and nobody would repair.
-        pulled = max(int(self._words[base + at.S_PULLED]), int(self._words[base + at.S_COMMITTED]))
-        known = self._oldest.get(member)
-        if known is not None and known[0] == pulled:
-            return known[1]
-        arrival_ns = self._readers[member].oldest_arrival_ns(pulled)
+        arrival_ns = self._readers[member].oldest_arrival_ns(start)
         if arrival_ns is None:
             return turn.NEVER
-        self._oldest[member] = (pulled, arrival_ns)
+        self._oldest[member] = (start, arrival_ns)
         return arrival_ns
 
     def look(self, now_ns: int) -> Look:
@@ -227,12 +236,13 @@ class Puller:
         self.table.store(group.group, at.P_MARK, self.shard + 1)
 
     def _repair(self, group: Group) -> None:
+        # Leases first: one that is committed in between is not seen there any more, and then
+        # ``committed`` has moved. The other way round its range would be pulled again.
+        ends = self._leases.leased_ends()
         for member in self.table.map.members(group):
             base = self._segment.layout.shard(member)
-            # Leases first: one that is committed in between is not seen there any more, and then
-            # ``committed`` has moved. The other way round its range would be pulled again.
-            leased = self._leases.pulled(member, 0)
-            self._words[base + at.S_PULLED] = max(leased, int(self._words[base + at.S_COMMITTED]))
+            leased, committed = ends[member], int(self._words[base + at.S_COMMITTED])
+            self._words[base + at.S_PULLED] = max(leased, committed)
 
     def _split(self, group: Group, now_ns: int) -> Group:
         table = self.table
@@ -253,9 +263,7 @@ class Puller:
             self.table.store(group.group, at.P_LAST_FULL_NS, now_ns)
         members = self.table.map.members(group)
         in_order = [*range(self.shard, members.stop), *range(members.start, self.shard)]
-        bytes_max = (len(slots) + 1) * target  # a little more than a pull takes
-        pending = [self._pending(member, bytes_max) for member in in_order]
-        leases = cut([p for p in pending if p.requests], len(slots), target)
+        leases = cut([self._pending(member) for member in in_order], len(slots), target)
         pulled = [
             self._take(slot, wanted)
             for slot, wanted in zip(slots, leases, strict=False)
@@ -273,15 +281,10 @@ class Puller:
         lease = self._leases.fill(self.shard, slot, lease_id, wall_ms(), wanted.sources)
         return Pulled(lease, wanted.requests)
 
-    def _pending(self, member: int, bytes_max: int) -> Pending:
+    def _pending(self, member: int) -> Pending:
         reader = self._readers[member]
         start = int(self._words[self._segment.layout.shard(member) + at.S_PULLED])
-        stop = start + bytes_max
-        found = reader.requests(start, reader.head)
-        first = next(found, None)
-        if first is None:
-            return Pending(member, start, ())
-        return Pending(member, start, [first, *takewhile(lambda r: r.position < stop, found)])
+        return Pending(member, start, reader.requests(start, reader.head))
 
     def _advance_turn(self, group: Group) -> int:
         members = self.table.map.members(group)

@@ -5,12 +5,13 @@ rounds to that many objects (docs/decisions/0008), at least one request, and fil
 size, so that a large pull has no small tail: with a target of 4 MiB, 6 MiB - 1 is one object and
 6 MiB are two of 3 MiB. A request is never split over leases.
 
-Inputs are the published requests of the group's members; nothing here touches a ring.
+Inputs are the published requests of the group's members, as iterators. They are walked only as far
+as the pull goes: what a pull looks at is what it takes and one request more of each member, however
+much is pending and whoever has it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,14 @@ EXTENTS_MAX = 1_000  # bounds a footer (about 100 KiB) and a ledger transaction
 
 class Pending(NamedTuple):
     """A member's published requests in order; ``start`` is where its pulled range ends."""
+
+    shard: int
+    start: int
+    requests: Iterable[RequestAt]
+
+
+class Taken(NamedTuple):
+    """What a pull takes of a member: one request at least."""
 
     shard: int
     start: int
@@ -40,7 +49,29 @@ def object_count(pulled_bytes: int, target_bytes: int, slots: int) -> int:
     return max(1, min(slots, (2 * pulled_bytes + target_bytes) // (2 * target_bytes)))
 
 
-def bounded(pending: Iterable[Pending], bytes_max: int) -> list[Pending]:
+class _Walk:
+    """A member's requests as far as they were looked at: those that are taken, and the next."""
+
+    def __init__(self, member: Pending) -> None:
+        self.shard = member.shard
+        self.start = self.end = member.start
+        self.taken: list[RequestAt] = []
+        self._rest = iter(member.requests)
+        self.ahead = next(self._rest, None)
+
+    def take(self, stop: int) -> int:
+        """Takes the requests that end at ``stop`` or before; returns their bytes."""
+        before = self.end
+        ahead, rest, taken = self.ahead, self._rest, self.taken
+        while ahead is not None and ahead.end <= stop:
+            taken.append(ahead)
+            self.end = ahead.end
+            ahead = next(rest, None)
+        self.ahead = ahead
+        return self.end - before
+
+
+def bounded(pending: Iterable[Pending], bytes_max: int) -> list[Taken]:
     """Cuts what is pending to ``bytes_max``, but to one request at least.
 
     The first request of the first member is always taken: as turns go round, a request that is
@@ -48,36 +79,21 @@ def bounded(pending: Iterable[Pending], bytes_max: int) -> list[Pending]:
     gets an equal share, so that one member's flood does not keep the others' requests back; what
     shares are left over goes to the members in order.
     """
-    members = [member for member in pending if member.requests]
-    if not members:
+    walks = [walk for walk in map(_Walk, pending) if walk.ahead is not None]
+    if not walks:
         return []
-    share = bytes_max // len(members)
-    taken = [1] + [0] * (len(members) - 1)
-    ends = [member.start for member in members]
-    ends[0] = members[0].requests[0].end
-    spent = ends[0] - members[0].start
-    left = bytes_max - spent
-    for allowance in (share, bytes_max):
-        for index, member in enumerate(members):
-            stop = ends[index] + min(left, allowance - spent)
-            spent = 0
-            count = bisect_right(member.requests, stop, lo=taken[index], key=_end)
-            if count > taken[index]:
-                end = member.requests[count - 1].end
-                left -= end - ends[index]
-                taken[index], ends[index] = count, end
-    return [
-        Pending(member.shard, member.start, member.requests[:count])
-        for member, count in zip(members, taken, strict=True)
-        if count
-    ]
+    share = bytes_max // len(walks)
+    first = walks[0]
+    assert first.ahead is not None
+    left = bytes_max - first.take(first.ahead.end)
+    for walk in walks:
+        left -= walk.take(min(walk.end + left, walk.start + share))
+    for walk in walks:
+        left -= walk.take(walk.end + left)
+    return [Taken(walk.shard, walk.start, walk.taken) for walk in walks if walk.taken]
 
 
-def _end(request: RequestAt) -> int:
-    return request.end
-
-
-def _one_lease(taken: Sequence[Pending]) -> LeaseRequests:
+def _one_lease(taken: Sequence[Taken]) -> LeaseRequests:
     """What is less than one and a half objects, pads included, is one."""
     sources = [SourceRange(m.shard, m.start, m.requests[-1].end) for m in taken]
     requests = [(member.shard, request) for member in taken for request in member.requests]

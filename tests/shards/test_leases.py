@@ -120,14 +120,14 @@ class LeaseMachine(RuleBasedStateMachine):
             free = [slot for slot in range(SLOTS) if (shard, slot) not in self.model]
             assert self.table.free_slots(shard) == free
             assert all(self.table.state(shard, slot) == FREE for slot in free)
-            holds = any(s == LIVE and le.holder == shard for s, le in self.model.values())
-            assert self.table.holds_any(shard) == holds
+        live = {lease.holder for state, lease in self.model.values() if state == LIVE}
+        assert self.table.holders() == live
 
     @invariant()
     def the_leases_tell_how_far_each_shard_is_pulled(self) -> None:
         self.table.check_invariants(self.committed)
-        for shard in range(SHARDS):
-            assert self.table.pulled(shard, self.committed[shard]) == self.pulled[shard]
+        ends = zip(self.table.leased_ends(), self.committed, strict=True)
+        assert [max(each) for each in ends] == self.pulled
 
 
 TestLeases = LeaseMachine.TestCase
@@ -158,6 +158,27 @@ def test_a_lease_is_live_only_when_all_its_words_are_stored() -> None:
     table = LeaseTable(Words([0] * LAYOUT.words), LAYOUT)
     table.fill(1, 0, LeaseId(1, 1, 1, 1), 5, [SourceRange(0, 0, 8), SourceRange(1, 0, 8)])
     assert seen.index(LAYOUT.lease(1, 0)) == len(seen) - 1
+
+
+def test_two_words_of_each_slot_tell_who_holds_leases() -> None:
+    layout = Layout(shards=64, ring_bytes=4096)
+    loaded = 0
+
+    class Words(list[int]):
+        def __getitem__(self, index):  # type: ignore[no-untyped-def]
+            nonlocal loaded
+            found = super().__getitem__(index)
+            loaded += len(found) if isinstance(index, slice) else 1
+            return found
+
+    table = LeaseTable(Words([0] * layout.words), layout)
+    sources = [SourceRange(shard, 0, 8) for shard in range(64)]
+    for shard in range(0, 64, 3):
+        for slot in range(layout.lease_slots):
+            table.fill(shard, slot, LeaseId(1, 1, shard, slot), 5, sources)
+    loaded = 0
+    assert table.holders() == set(range(0, 64, 3))
+    assert loaded == 2 * 64 * layout.lease_slots
 
 
 @pytest.mark.parametrize(

@@ -403,8 +403,7 @@ class Machine:
     ) -> None:
         if not life.process.stopped():
             life.heartbeat += 1
-        marks = (group_table.word(g, at.P_MARK) for g in range(self.layout.shards))
-        holding = leases.holds_any(life.shard) or any(mark == life.shard + 1 for mark in marks)
+        holding = life.shard in leases.holders() | group_table.inside()
         ready = bool(words[self.layout.shard(life.shard) + at.S_READY])
         if life.pulse.tick(life.heartbeat, ready=ready, holding=holding) is Verdict.KILL:
             self.log(f"{life.process.name} is stuck")

@@ -262,6 +262,8 @@ class Words(MutableSequence[int]):
         self._schedule = process.schedule
 
     def __getitem__(self, index: Any) -> Any:
+        if type(index) is slice:  # a load each
+            return [self[i] for i in range(*index.indices(len(self._memory)))]
         schedule = self._schedule
         if schedule.left <= 1 or not self._process.alive:
             schedule.point()

@@ -56,8 +56,12 @@ class Crew:
 
     def fill(self, shard: int, now_ns: int, size_bytes: int) -> None:
         """Requests of 1,000 bytes up to a backlog of at least ``size_bytes``."""
-        while self.groups.pending_bytes(shard) < size_bytes:
+        while self.pending_bytes(shard) < size_bytes:
             self.publish(shard, now_ns, 1000 - 88)
+
+    def pending_bytes(self, shard: int) -> int:
+        ((_, size_bytes),) = self.groups.pending(range(shard, shard + 1))
+        return size_bytes
 
     def word(self, shard: int, word: int) -> int:
         return int(self.words[self.layout.shard(shard) + word])
@@ -99,8 +103,8 @@ class Crew:
         self.groups.check_invariants()
         committed = [self.word(s, at.S_COMMITTED) for s in range(self.layout.shards)]
         self.leases.check_invariants(committed)
-        for shard, end in enumerate(committed):
-            assert self.word(shard, at.S_PULLED) == self.leases.pulled(shard, end)
+        for shard, ends in enumerate(zip(self.leases.leased_ends(), committed, strict=True)):
+            assert self.word(shard, at.S_PULLED) == max(ends)
 
 
 @contextmanager

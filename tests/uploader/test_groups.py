@@ -82,7 +82,7 @@ def test_a_lone_request_on_an_idle_group_goes_at_once_and_the_next_waits_its_win
 
 def pullers_quiet(made: Crew) -> int:
     """What each of two members may publish without making the group due by its size."""
-    return (TARGET - sum(made.groups.pending_bytes(shard) for shard in (0, 1))) // 2
+    return (TARGET - sum(made.pending_bytes(shard) for shard in (0, 1))) // 2
 
 
 def test_the_size_trigger_rings_the_turn_holder_at_once(two: Crew) -> None:
@@ -174,6 +174,26 @@ def test_a_pull_takes_no_more_than_its_free_slots_hold(two: Crew) -> None:
     assert 4.5 * TARGET - 2000 < sum(sizes) < 4.5 * TARGET
     assert two.rung() == [1]
     two.check()
+
+
+def test_a_repair_reads_the_leases_once_however_many_members_there_are(
+    four: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shard in range(4):
+        four.publish(shard, NOW)
+    half_made_pull(four, dead=1)
+    reads = 0
+    in_state = LeaseTable.in_state
+
+    def watched(table: LeaseTable, *states: int) -> Iterator[Lease]:
+        nonlocal reads
+        reads += 1
+        return in_state(table, *states)
+
+    new = four.publish(2, NOW + MS)
+    monkeypatch.setattr(LeaseTable, "in_state", watched)
+    assert positions(four.puller(0).look(NOW + 2 * WINDOW).pulled) == [(2, new)]
+    assert reads == 1
 
 
 # Locks
@@ -364,6 +384,30 @@ def test_a_mark_makes_the_next_holder_repair_what_its_predecessor_did_not_store(
     assert positions(pulled) == [(0, new)]
     assert two.groups.word(0, at.P_MARK) == 0
     two.check()
+
+
+def test_a_merge_repairs_what_a_holder_that_died_in_either_buddy_did_not_store(
+    four: Crew,
+) -> None:
+    for dead in (0, 2):
+        split_once(four, NOW)
+        now = NOW + 2 * WINDOW  # nothing is due, so that nobody repairs before the merge
+        four.groups.store(dead, at.P_LAST_PULL_NS, now - MS)
+        wanted = four.publish(dead + 1, now - MS)
+        # What a pull by ``dead`` stores, up to and with the lease.
+        four.groups.store(dead, at.P_MARK, dead + 1)
+        end = four.word(dead + 1, at.S_HEAD)
+        (slot, *_) = four.leases.free_slots(dead)
+        lease_id = four.segment.next_lease_id(dead)
+        four.leases.fill(dead, slot, lease_id, 1, [SourceRange(dead + 1, wanted, end)])
+        four.puller(0).look(now)
+        assert four.map() == [0, 0, 0, 0]
+        four.check()  # the range would be leased again otherwise
+        new = four.publish(0, now)
+        assert positions(four.puller(0).look(now + WINDOW).pulled) == [(0, new)]
+        four.commit_all()
+        for shard in range(4):
+            four.leases.free_done(shard)
 
 
 def test_a_ring_that_has_come_round_since_its_holder_died_is_still_pulled(two: Crew) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -81,7 +81,7 @@ def test_one_free_slot_takes_what_is_below_one_and_a_half_objects() -> None:
 def test_the_puller_s_own_large_request_is_not_kept_back_by_the_others_small_ones() -> None:
     small = pending(1, [64 * KIB] * 400)
     large = pending(0, [15 * MIB])
-    assert cut([large, small], 4, 4 * MIB)[0].requests[0] == (0, large.requests[0])
+    assert cut([large, small], 4, 4 * MIB)[0].requests[0] == (0, *large.requests)
     # On somebody else's turn it waits for its own.
     leases = cut([small, large], 4, 4 * MIB)
     assert {shard for lease in leases for shard, _ in lease.requests} == {1}
@@ -92,6 +92,29 @@ def test_a_flood_of_one_member_leaves_the_others_their_share() -> None:
     others = [pending(shard, [16 * KIB] * 64) for shard in (1, 2, 3)]
     taken = {p.shard: len(p.requests) for p in bounded([flood, *others], 8 * MIB)}
     assert taken == {0: 512 - 3 * 64, 1: 64, 2: 64, 3: 64}
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(1, 40), max_size=60), max_size=20),
+    slots=st.integers(1, 3),
+    target=st.integers(1, 120),
+)
+def test_a_pull_walks_what_it_takes_and_one_request_more_of_each_member(
+    sizes: list[list[int]], slots: int, target: int
+) -> None:
+    walked = [0] * len(sizes)
+
+    def watched(member: Pending) -> Iterator[RequestAt]:
+        for request in member.requests:
+            walked[member.shard] += 1
+            yield request
+
+    members = [pending(shard, each) for shard, each in enumerate(sizes)]
+    offered = [member._replace(requests=watched(member)) for member in members]
+    leases = cut(offered, slots, target)
+    taken = [shard for lease in leases for shard, _ in lease.requests]
+    for shard, count in enumerate(walked):
+        assert taken.count(shard) <= count <= taken.count(shard) + 1
 
 
 def test_nothing_pending_or_no_slot_is_no_lease_with_sources() -> None:
@@ -159,7 +182,7 @@ def test_a_pull_is_bounded_whole_in_order_and_contiguous(
     # At least one request, at most the bound, unless one request alone is over it.
     total = sum(sizes_of(leases))
     taken = [taken for lease in leases for taken in lease.requests]
-    assert taken[0] == (offered[0].shard, offered[0].requests[0])
+    assert taken[0] == (offered[0].shard, next(iter(offered[0].requests)))
     assert 2 * total < (2 * slots + 1) * target or len(taken) == 1
     largest = max(request.end - request.position for _, request in taken)
     assert max(sizes_of(leases)) <= 1.5 * target + largest
@@ -176,7 +199,7 @@ def test_a_pull_is_bounded_whole_in_order_and_contiguous(
     # Each member's requests are taken whole, in order, from its oldest on, range behind range.
     for member in offered:
         ours = [request for shard, request in taken if shard == member.shard]
-        assert ours == list(member.requests[: len(ours)])
+        assert ours == list(member.requests)[: len(ours)]
         position = member.start
         for lease in leases:
             for source in lease.sources:
