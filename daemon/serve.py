@@ -23,7 +23,7 @@ from ledger.entry import EntryError
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from shards import locks
-from shards.locks import LockFile, LockHeld, SharedLock, TriedLock
+from shards.locks import LockFile, SharedLock
 from uploader.ownerlog import OwnedByAnother, OwnerLog
 from uploader.stores import faults, open_store
 from uploader.stores.base import ObjectStore, StoreError
@@ -33,7 +33,7 @@ log = logging.getLogger("headgate.serve")
 ORPHAN_TICKS = 150  # shards of a killed supervisor see its pipe close and go at once
 
 _REFUSALS = (
-    StoreError, LedgerError, LockHeld, ListenError, EntryError, OwnedByAnother, OtherHistory,
+    StoreError, LedgerError, ListenError, EntryError, OwnedByAnother, OtherHistory,
     faults.ChaosSpecError,
 )  # fmt: skip
 
@@ -99,8 +99,7 @@ def open_config_store(config: Config) -> ObjectStore:
 
 def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> int:
     ledger_path = Path(config.ledger_path)
-    waited = SharedLock(lock_file, locks.LEDGER)  # the upkeep thread's, which may wait
-    lock = TriedLock(lock_file, locks.LEDGER, waited)
+    lock = SharedLock(lock_file, locks.LEDGER)  # waited for: the supervisor's tick never takes it
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(open_config_store(config)))
         if chaos:
@@ -115,10 +114,9 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         report = settle(config.ledger_path, lock, store, taken, owner_log, take_over=take_over)
         if report is not None:
             say(report)
-        ledger = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
         told = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
-        kept = stack.enter_context(contextlib.closing(Ledger(ledger_path, waited)))
-        supervisor = Supervisor(config, ledger, owner_log, told, kept)
+        kept = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
+        supervisor = Supervisor(config, owner_log, told, kept)
         stack.enter_context(contextlib.closing(supervisor))
         supervisor.listeners = listeners
         supervisor.chaos = chaos

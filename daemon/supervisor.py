@@ -32,14 +32,12 @@ from daemon.inherit import Inheritance
 from daemon.notify import Notifier
 from daemon.owner import OwnerThread
 from daemon.upkeep import UpkeepThread, clocks_of
-from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from shards import layout as at
 from shards.clock import monotonic_ns, wall_ms
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.leases import LeaseTable
-from shards.locks import LockHeld
 from shards.segment import Segment
 from uploader.groups import GroupTable
 from uploader.ownerlog import OwnerLog, Taken
@@ -49,7 +47,6 @@ log = logging.getLogger("headgate.supervisor")
 TICK_S = 0.1
 STOP_S = 20.0  # that a stop may take, to the service manager
 DRAIN_TICKS = 170  # of them
-EPOCH_TICKS = 6_000  # ten minutes
 START_FAILURES_MAX = 5  # in a row, of one shard that was never ready
 SUPERSEDED_TICKS = 5  # half a second in which producers are told 503
 EXIT_SUPERSEDED = 5
@@ -72,11 +69,9 @@ class Child:
 class Supervisor:
     """One run of the daemon."""
 
-    def __init__(
-        self, config: Config, ledger: Ledger, owner_log: OwnerLog, told: Ledger, kept: Ledger
-    ) -> None:
+    def __init__(self, config: Config, owner_log: OwnerLog, told: Ledger, kept: Ledger) -> None:
         self.config = config
-        self._ledger = ledger
+        self._kept = kept
         self.layout = memory.layout_of(config)
         self.segment = Segment.create(self.layout)
         self._words = self.segment.words
@@ -95,8 +90,6 @@ class Supervisor:
         cpus = sorted(os.sched_getaffinity(0))
         self.children = [Child(s, cpus[s % len(cpus)]) for s in range(config.shards)]
         self._signals: set[int] = set()
-        self._ticks = 0
-        self._epoch_due = EPOCH_TICKS
         self._drain_ticks = 0
         self._said_ready = False
         self._in_trouble = False
@@ -109,16 +102,16 @@ class Supervisor:
 
         Raises LedgerError, StoreError, OtherHistory.
         """
-        incarnation, epoch = self._ledger.begin_incarnation(wall_ms(), taken.incarnation)
+        incarnation, epoch = self._kept.begin_incarnation(wall_ms(), taken.incarnation)
         self._owner.own(incarnation, taken)
         words = self._words
         words[at.G_INCARNATION] = incarnation
         words[at.G_EPOCH] = epoch
         words[at.G_STARTED_NS] = monotonic_ns()
         words[at.G_WINDOW_NS] = int(self.config.commit_window_min_ms * 1e6)
-        words[at.G_CATALOG] = self._ledger.catalog_version()
+        words[at.G_CATALOG] = self._kept.catalog_version()
         words[at.G_LOG_LEVEL] = logs.LEVELS.index(self.config.log_level)
-        CommitLog(self.segment).start(self._ledger.latest_commit_number())
+        CommitLog(self.segment).start(self._kept.latest_commit_number())
         self._groups.start()
 
     def run(self) -> int:
@@ -260,7 +253,6 @@ class Supervisor:
         child.wait_ticks = 0 if by_signal and was_ready else BACKOFF_TICKS
 
     def _tick(self) -> None:
-        self._ticks += 1
         if not self._owner.alive and not self._failed:
             self._lose_ownership()
             return
@@ -283,8 +275,6 @@ class Supervisor:
             else:
                 self._watch(child, holding=child.shard in holding)
         self._govern()
-        if self._ticks >= self._epoch_due:
-            self._raise_epoch()
         if not self._said_ready and self._all_ready():
             self._said_ready = True
             log.info("%s", self._serving())
@@ -310,19 +300,6 @@ class Supervisor:
             self._failed = True
             self._drain()
             self._kill_all()
-
-    def _raise_epoch(self) -> None:
-        if not self._upkeep.raising.acquire(blocking=False):
-            return  # it is being raised
-        try:
-            self._words[at.G_EPOCH] = self._ledger.raise_epoch()
-        except LockHeld:
-            return  # a commit is under way: the next tick tries again
-        except LedgerError as error:
-            log.error("the epoch is not raised: %s", error)
-        finally:
-            self._upkeep.raising.release()
-        self._epoch_due = self._ticks + EPOCH_TICKS
 
     def _all_ready(self) -> bool:
         return all(self._words[self.layout.shard(c.shard) + at.S_READY] for c in self.children)

@@ -4,7 +4,8 @@ Every ``retention_interval_ms`` it looks at the topics with limits (``daemon/ret
 which and by what time) and evicts in short transactions; where no topic has a limit that is one
 read of the ledger. Once a second it looks whether a collection asks how far commits are *settled*:
 up to which commit every shard has followed the log, and below which epoch no lease is live. For
-that it raises the epoch, so that all that is committed now lies below the present one.
+that it raises the epoch, so that all that is committed now lies below the present one. The epoch
+also rises every ten minutes, so that an orphan can soon be told from a lease that lives.
 
 It writes its words of the segment, the ledger's partitions, marks and two notes. It waits for the
 ledger lock, which the supervisor's tick must not: a shard that was stopped while it holds the lock
@@ -34,6 +35,7 @@ from shards.segment import Segment
 log = logging.getLogger("headgate.upkeep")
 
 LOOK_S = 1.0  # how late a collection's question is seen
+EPOCH_MS = 600_000
 SETTLE_TRIES = 100  # of SETTLE_S: then the answer says less
 SETTLE_S = 0.05
 EVICTIONS_AT_ONCE = 64  # in one transaction: a few row updates each
@@ -57,8 +59,6 @@ class UpkeepThread:
         self._ledger = ledger
         self._interval_ms = interval_ms
         self._now = now
-        # Around raising the epoch and its word: the supervisor does so too, and tries this only.
-        self.raising = threading.Lock()
         self._schedule = Schedule()
         self._learned = (-1, 0)  # (catalog version, topic id) up to which topics are known
         self._stopped = threading.Event()
@@ -75,11 +75,15 @@ class UpkeepThread:
 
     def _run(self) -> None:
         passed_ms = self._interval_ms()
+        epoch_ms = 0
         while not self._stopped.is_set() and not self._words[at.G_SUPERSEDED]:
             try:
                 if passed_ms >= self._interval_ms():
                     passed_ms = 0
                     self.round()
+                if epoch_ms >= EPOCH_MS:
+                    epoch_ms = 0
+                    self._raise_epoch()
                 wanted = self._ledger.settle_wanted()
                 if wanted is not None:
                     self.settle(wanted)
@@ -90,6 +94,7 @@ class UpkeepThread:
             wait_ms = min(LOOK_S * 1000, self._interval_ms())
             self._stopped.wait(wait_ms / 1000)
             passed_ms += int(wait_ms)
+            epoch_ms += int(wait_ms)
 
     # Retention
 
@@ -188,8 +193,7 @@ class UpkeepThread:
         The order matters. A lease that is filled behind the look at leases has an id that no
         commit of before has; one that commits meanwhile has a higher number than ``commits``.
         """
-        with self.raising:
-            epoch = self._words[at.G_EPOCH] = self._ledger.raise_epoch()
+        epoch = self._raise_epoch()
         commits = int(self._words[at.G_COMMITS])
         self._wait(lambda: self._oldest_epoch(epoch) >= epoch)
         floor = self._oldest_epoch(epoch)
@@ -197,6 +201,10 @@ class UpkeepThread:
         settled = Settled(asked, floor, self._followed(commits))
         self._ledger.set_settled(settled)
         return settled
+
+    def _raise_epoch(self) -> int:
+        epoch = self._words[at.G_EPOCH] = self._ledger.raise_epoch()
+        return epoch
 
     def _oldest_epoch(self, epoch: int) -> int:
         """The lowest epoch of a lease that is not over; ``epoch`` without one."""

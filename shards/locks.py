@@ -98,38 +98,3 @@ class SharedLock:
             self._file.unlock(self._byte)
         finally:
             self.threads.release()
-
-
-class LockHeld(RuntimeError):
-    """Another process holds the lock; the way out is to try again later."""
-
-
-class TriedLock:
-    """One byte's lock for who must never wait: entering raises LockHeld instead.
-
-    The supervisor's: a shard that was stopped while it holds a lock must not stop its killer.
-    ``shared`` is the lock of the same byte that other threads of this process wait for.
-    """
-
-    def __init__(self, file: LockFile, byte: int, shared: SharedLock | None = None) -> None:
-        self._file = file
-        self._byte = byte
-        self._threads = threading.Lock() if shared is None else shared.threads
-
-    def __enter__(self) -> None:
-        if not self._threads.acquire(blocking=False):
-            raise LockHeld(f"byte {self._byte} of {self._file.path} is another thread's")
-        if not self._file.try_lock(self._byte):
-            self._threads.release()
-            raise LockHeld(f"byte {self._byte} of {self._file.path} is locked by another process")
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self._file.unlock(self._byte)
-        finally:
-            self._threads.release()

@@ -18,7 +18,7 @@ from daemon.owner import OtherHistory
 from daemon.recover import FOOTER_THREADS, Report, recover, sleep_s
 from ledger.entry import EntryError
 from shards import locks
-from shards.locks import LockHeld, TriedLock
+from shards.locks import SharedLock
 from uploader.ownerlog import OwnedByAnother
 from uploader.stores.open import open_store
 
@@ -39,7 +39,7 @@ def run(config: Config, *, take_over: bool) -> Report:
                 store.check()
                 return recover(
                     config,
-                    TriedLock(lock_file, locks.LEDGER),
+                    SharedLock(lock_file, locks.LEDGER),
                     store,
                     take_over=take_over,
                     sleep_s=_wait,
@@ -49,7 +49,7 @@ def run(config: Config, *, take_over: bool) -> Report:
         raise CommandFailed(
             str(error), hint="stop that daemon, or take the store from it with --take-over"
         ) from error
-    except (serve.StartError, OtherHistory, EntryError, LockHeld) as error:
+    except (serve.StartError, OtherHistory, EntryError) as error:
         raise CommandFailed(str(error)) from error
 
 

@@ -253,3 +253,19 @@ def test_an_answer_waits_for_a_lease_to_end(place: Place, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(place.upkeep._stopped, "wait", wait)
     assert place.upkeep.settle(1).epoch_floor == 2 and waits == 1
+
+
+def test_the_epoch_rises_by_itself(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.upkeep.EPOCH_MS", 3_000)
+    waits = 0
+
+    def wait(_: float) -> bool:
+        nonlocal waits
+        waits += 1
+        if waits == 7:
+            place.upkeep._stopped.set()
+        return False
+
+    monkeypatch.setattr(place.upkeep._stopped, "wait", wait)
+    place.upkeep._run()
+    assert place.words[at.G_EPOCH] == place.ledger.epoch() == 3

@@ -19,7 +19,7 @@ from daemon.config import load as load_config
 from daemon.recover import Report, recover
 from ledger.entry import Entry, Owner
 from shards import locks
-from shards.locks import TriedLock
+from shards.locks import SharedLock
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.load import Load, load
 from tests.e2e.stores import on_s3
@@ -68,7 +68,7 @@ def recovered(data: Path, options: dict[str, Any], *, take_over: bool = False) -
         closing(serve.open_config_store(config)) as store,
     ):
         return recover(
-            config, TriedLock(lock_file, locks.LEDGER), store, take_over=take_over,
+            config, SharedLock(lock_file, locks.LEDGER), store, take_over=take_over,
             sleep_s=lambda _: None,
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shards import locks
-from shards.locks import LockFile, LockHeld, SharedLock, TriedLock
+from shards.locks import LockFile, SharedLock
 from tests.shards.peer import started
 
 BYTE = locks.GROUP + 3
@@ -114,18 +114,6 @@ def test_a_shared_lock_is_given_back_after_an_error_within(lock_file: LockFile) 
         assert peer.line() == "held"
     with lock:
         assert lock_file.holder(BYTE) is None
-
-
-def test_a_tried_lock_refuses_instead_of_waiting(lock_file: LockFile) -> None:
-    with started("hold", lock_file.path, BYTE, "alone") as peer:
-        assert peer.line() == "held"
-        with pytest.raises(LockHeld, match=f"byte {BYTE} of .*lock"), TriedLock(lock_file, BYTE):
-            raise AssertionError("the lock is held by another process")
-        peer.kill()
-        with TriedLock(lock_file, BYTE):
-            pass
-    with started("hold", lock_file.path, BYTE, "alone") as peer:
-        assert peer.line() == "held"
 
 
 def test_closing_the_file_gives_back_every_lock(tmp_path: Path) -> None:
