@@ -1,8 +1,9 @@
 """Which cases are run, in which order, and for how long. Pure.
 
 Names: ``embedded/1/1KiB/ndjson`` is the embedded store, one shard, that body; ``ceiling/SIZE`` the
-null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops, ``compaction/SHAPE`` the
-Spark job beside plain pyarrow. What is compared is run side by side, for machines drift.
+null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops, ``scale`` what grows
+with the shards, ``compaction/SHAPE`` the Spark job beside plain pyarrow. What is compared is run
+side by side, for machines drift.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ COMPACTIONS = (
     "compaction/thousand-topics",
     "compaction/thousand-topics-shuffled",
 )
+SCALE = "scale"
+SCALE_S = 25
 COMPACTION_S = 75  # for GIB of L0: 15 s to make it, a session, three turns of three
 
 START_STOP_S = 4  # a daemon's start and end together, with MinIO's first start shared out
@@ -52,7 +55,7 @@ QUICK = Times(ceiling_s=2, light_s=3, half_s=2, saturated_s=4, compared_s=4, tai
 
 
 class Case(NamedTuple):
-    """One case; ``kind`` is embedded, minio, ceiling, s2-lite, put-cost or a compaction."""
+    """One case; ``kind`` is embedded, minio, ceiling, s2-lite, put-cost, scale or a compaction."""
 
     kind: str
     size: Size | None = None
@@ -100,6 +103,8 @@ class Case(NamedTuple):
         """About how long it takes."""
         if self.kind in COMPACTIONS:
             return COMPACTION_S
+        if self.kind == SCALE:
+            return SCALE_S
         if self.kind == "put-cost":
             return 3 + times.puts * 0.15
         if self.kind == "ceiling":
@@ -130,7 +135,7 @@ def full() -> list[Case]:
         for size in SIZES
         for body_format in FORMATS
     ]
-    return [*cases, *(Case(name) for name in COMPACTIONS)]
+    return [*cases, Case(SCALE), *(Case(name) for name in COMPACTIONS)]
 
 
 def quick() -> list[Case]:

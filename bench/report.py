@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from bench.figures import GIB, MIB, Target, cpu_s_per_gib, mib_per_s, ratio
 from bench.plan import EMBEDDED, MINIO, STORES
-from bench.results import CompactionResult, DaemonResult, LoadResult, OtherResult, Results
+from bench.results import (
+    CompactionResult,
+    DaemonResult,
+    LoadResult,
+    OtherResult,
+    Results,
+    ScaleResult,
+)
 from bench.table import NONE, number, render
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -24,6 +31,8 @@ PUT_CPU_RATIO_MAX = 1.2
 LIGHT_OVER_PUT_MS_MAX = 10.0  # row L21
 GENERATOR_BUSY_MAX = 0.95
 OTHERS_SHARE_MAX = 0.05
+PULL_GROWTH_MAX = 1.5  # a pull's CPU with 64 shards over that with 2
+TICK_MS_MAX = 5.0  # the supervisor's, with 128 shards
 
 
 def text(results: Results) -> str:
@@ -43,6 +52,8 @@ def text(results: Results) -> str:
         )
     if results.peers:
         sections.append(_section("s2-lite on a local directory, one core", *_others(results.peers)))
+    if results.scale:
+        sections.append(_section("CPU in ms by the number of shards", *_scale(results.scale)))
     if results.compactions:
         sections.append(
             _section("Compaction: Spark beside plain pyarrow in two processes",
@@ -67,6 +78,7 @@ def targets(results: Results) -> list[Target]:
         *_peer_targets(results),
         *_row_targets(results),
         *_compaction_targets(results),
+        *_scale_targets(results),
     ]
 
 
@@ -119,6 +131,16 @@ def _row_targets(results: Results) -> Iterator[Target]:
             over_ms = small.light.load.p50_ms - cost.small_put_p50_ms
             yield Target("minio, 1 KiB: p50 at light load over one bare PUT (L21)",
                          LIGHT_OVER_PUT_MS_MAX, over_ms, at_least=False, unit=" ms")  # fmt: skip
+
+
+def _scale_targets(results: Results) -> Iterator[Target]:
+    by_shards = {each.shards: each for each in results.scale}
+    if by_shards:
+        growth = by_shards[64].pull_ms / by_shards[2].pull_ms
+        yield Target("a pull's CPU, 64 shards over 2", PULL_GROWTH_MAX, growth,
+                     at_least=False, unit=" x")  # fmt: skip
+        yield Target("supervisor's tick, 128 shards", TICK_MS_MAX, by_shards[128].tick_ms,
+                     at_least=False, unit=" ms")  # fmt: skip
 
 
 def _compaction_targets(results: Results) -> Iterator[Target]:
@@ -204,6 +226,14 @@ def _latency(daemons: list[DaemonResult]) -> Table:
             number(saturated.put_ratio),
         ))  # fmt: skip
     return heads, rows
+
+
+def _scale(scale: list[ScaleResult]) -> Table:
+    rows = [
+        (str(each.shards), *(f"{ms:.3f}" for ms in (each.pull_ms, each.look_ms, each.tick_ms)))
+        for each in scale
+    ]
+    return ("shards", "pull", "look", "supervisor's tick"), rows
 
 
 def _others(others: list[OtherResult]) -> Table:

@@ -89,6 +89,15 @@ class CompactionResult(msgspec.Struct, frozen=True):
     shuffled: bool
 
 
+class ScaleResult(msgspec.Struct, frozen=True):
+    """CPU of one process's part with that many shards: medians."""
+
+    shards: int
+    pull_ms: float
+    look_ms: float
+    tick_ms: float
+
+
 class LeftOut(msgspec.Struct, frozen=True):
     """A case without figures, and why."""
 
@@ -115,5 +124,6 @@ class Results(msgspec.Struct):
     peers: list[OtherResult] = []
     put_cost: PutCost | None = None
     compactions: list[CompactionResult] = []
+    scale: list[ScaleResult] = []
     left_out: list[LeftOut] = []
     case_seconds: dict[str, float] = {}

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench import bodies, plan
+from bench import bodies, plan, put_cost, scale
 from bench.figures import pause_ms, share_cpus
 from bench.load import Generator, Load, Pace, Request
 from bench.others import Others
@@ -24,7 +24,6 @@ from bench.processes import (
     start_null,
     start_s2_lite,
 )
-from bench.put_cost import measure
 from bench.results import DaemonResult, LeftOut, LoadResult, OtherResult, Results, TailResult
 from bench.sampler import Sampler
 from bench.tail import TailReader
@@ -86,7 +85,9 @@ class Runner:
             self._peer(case)
         elif case.kind == "put-cost":
             daemon_cpus, _, _ = share_cpus(self._cpus, 1)
-            self._results.put_cost = measure(self._store(), daemon_cpus, self._times.puts)
+            self._results.put_cost = put_cost.measure(self._store(), daemon_cpus, self._times.puts)
+        elif case.kind == plan.SCALE:
+            self._results.scale = scale.measure(self._work)
         else:
             self._daemon(case)
 

@@ -16,6 +16,7 @@ from bench.results import (
     Machine,
     OtherResult,
     Results,
+    ScaleResult,
     TailResult,
 )
 
@@ -135,6 +136,16 @@ def test_a_peer_is_compared_at_its_own_size() -> None:
     found = verdicts(results)
     assert found["over s2-lite, 1KiB: acknowledged/s"] == "met"
     assert found["over s2-lite, 64KiB: MiB/s"] == "not met"
+
+
+def test_what_grows_with_the_shards_is_judged_by_the_shards_of_its_target() -> None:
+    name = "a pull's CPU, 64 shards over 2"
+    for at_64, verdict in ((15.0, "met"), (15.1, "not met")):
+        pulls = {2: 10.0, 64: at_64, 128: 99.0}
+        scale = [ScaleResult(shards, pull_ms, 0.1, 0.2) for shards, pull_ms in pulls.items()]
+        results = Results(MACHINE, "now", scale=scale)
+        assert verdicts(results) == {name: verdict, "supervisor's tick, 128 shards": "met"}
+        assert "supervisor's tick" in report.text(results)
 
 
 def test_nothing_measured_is_no_target_met() -> None:

@@ -1,0 +1,199 @@
+"""What grows with the shards: a pull, a look that finds nothing due, a tick of the supervisor.
+
+Needs no machine with as many cores: the shards' words are all there, and one process does in turn
+what one shard, or the supervisor, does. Each figure is CPU of this process, the median of turns
+that go round the numbers of shards, so that a busy minute of the machine hits all alike.
+
+A pull takes four targets of a backlog that is the same in total, in requests of 1 KiB, over all
+members of one group. A tick sees every lease slot live with a source in every shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.results import ScaleResult
+from daemon.config import Override, load
+from daemon.listeners import open_listeners
+from daemon.owner import this_owner
+from daemon.recover import sleep_s
+from daemon.serve import open_config_store, take_directory
+from daemon.supervisor import Supervisor
+from ledger.ledger import Ledger
+from ledger.types import LeaseId, SourceRange
+from shards import layout as at
+from shards import locks
+from shards.clock import monotonic_ns, process_cpu_ns
+from shards.doorbell import Doorbells
+from shards.frame import Part
+from shards.layout import Layout
+from shards.leases import LeaseTable
+from shards.locks import LockFile, SharedLock
+from shards.ring import RingWriter
+from shards.segment import Segment
+from uploader.groups import GroupTable, Puller
+from uploader.ownerlog import OwnerLog
+from uploader.turn import Policy
+
+SHARDS = (2, 8, 64, 128)
+TARGET = 4 << 20
+BACKLOG = 64 << 20
+REQUEST_BYTES = 1024
+PULLS = 15
+LOOKS = 200
+TICKS = 60
+WINDOW_NS = 200_000_000
+
+
+def measure(work: Path) -> list[ScaleResult]:
+    """The figures for each number of shards."""
+    with contextlib.ExitStack() as stack:
+        groups = [
+            stack.enter_context(_group(shards, work / f"group-{shards}")) for shards in SHARDS
+        ]
+        pulls: list[list[float]] = [[] for _ in SHARDS]
+        for _ in range(PULLS):
+            for group, measured in zip(groups, pulls, strict=True):
+                measured.append(group.pull_ms())
+        looks: list[list[float]] = [[] for _ in SHARDS]
+        for _ in range(LOOKS):
+            for group, measured in zip(groups, looks, strict=True):
+                measured.append(group.look_ms())
+    ticks = [_ticks_ms(shards, work / f"tick-{shards}") for shards in SHARDS]
+    return [
+        ScaleResult(shards, statistics.median(pull), statistics.median(look), tick)
+        for shards, pull, look, tick in zip(SHARDS, pulls, looks, ticks, strict=True)
+    ]
+
+
+class _Group:
+    """One group of all shards, with a backlog."""
+
+    def __init__(self, segment: Segment, lock_file: LockFile, bells: Doorbells) -> None:
+        self._segment = segment
+        self._shards = range(segment.layout.shards)
+        self._leases = LeaseTable(segment.words, segment.layout)
+        self._table = GroupTable(segment)
+        self._table.start()
+        self._writers = itertools.cycle([RingWriter(segment, shard) for shard in self._shards])
+        policy = Policy(object_bytes_target=TARGET)
+        self._puller = Puller(segment, 0, lock_file, bells, self._leases, policy)
+        segment.words[at.G_INCARNATION] = segment.words[at.G_EPOCH] = 1
+        segment.words[at.G_WINDOW_NS] = WINDOW_NS
+
+    def pull_ms(self) -> float:
+        """One pull of what four free slots take."""
+        self._fill(BACKLOG)
+        now_ns = self._our_turn()
+        before_ns = process_cpu_ns()
+        pulled = self._puller.look(now_ns).pulled
+        spent_ns = process_cpu_ns() - before_ns
+        taken = sum(s.end - s.start for each in pulled for s in each.lease.sources)
+        if taken < 4 * TARGET:
+            raise AssertionError(f"a pull took {taken} bytes of {BACKLOG}")
+        for each in pulled:
+            self._commit(each.lease.sources)
+            self._leases.finish(each.lease)
+        return spent_ns / 1e6
+
+    def look_ms(self) -> float:
+        """One look, with a request in every member and nothing due."""
+        for shard in self._shards:
+            head = int(self._segment.words[self._segment.layout.shard(shard) + at.S_HEAD])
+            self._commit([SourceRange(shard, 0, head)])
+        self._fill(len(self._shards))
+        now_ns = self._our_turn()
+        self._puller.look(now_ns)  # reads each member's oldest; the next ones know it
+        before_ns = process_cpu_ns()
+        look = self._puller.look(now_ns)
+        spent_ns = process_cpu_ns() - before_ns
+        if look.pulled:
+            raise AssertionError("something was due")
+        return spent_ns / 1e6
+
+    def _our_turn(self) -> int:
+        now_ns = monotonic_ns()
+        self._table.store(0, at.P_TURN, 0)
+        for word in (at.P_LAST_CHANGE_NS, at.P_LAST_PULL_NS):  # no split, no pull for idleness
+            self._table.store(0, word, now_ns)
+        return now_ns
+
+    def _fill(self, size_bytes: int) -> None:
+        """Equal shares in all members, up to a backlog of that size."""
+        part = Part(1, 0, 1, bytes(REQUEST_BYTES), 1, 1)
+        group = self._table.map.group_of(0)
+        missing = size_bytes - self._table.backlog_bytes(group)
+        while missing > 0:
+            writer = next(self._writers)
+            before = writer.head
+            writer.append(monotonic_ns(), 1, b"", [part])
+            missing -= writer.head - before
+
+    def _commit(self, sources: tuple[SourceRange, ...] | list[SourceRange]) -> None:
+        words, layout = self._segment.words, self._segment.layout
+        for source in sources:
+            base = layout.shard(source.shard)
+            for word in (at.S_COMMITTED, at.S_PULLED):
+                words[base + word] = max(int(words[base + word]), source.end)
+
+
+@contextlib.contextmanager
+def _group(shards: int, folder: Path) -> Iterator[_Group]:
+    folder.mkdir()
+    # Room for the backlog and for how unevenly a pull leaves it.
+    segment = Segment.create(Layout(shards, (2 * BACKLOG // shards + 7) & ~7))
+    lock_file = LockFile(folder / "lock")
+    bells = Doorbells.create(shards)
+    group = _Group(segment, lock_file, bells)
+    try:
+        yield group
+    finally:
+        del group
+        bells.close()
+        lock_file.close()
+
+
+def _ticks_ms(shards: int, folder: Path) -> float:
+    """A tick of a supervisor that has all its shards, each lease slot live with all as sources."""
+    folder.mkdir()
+    settings = {"data_dir": folder, "shards": shards, "ring_bytes": "4MiB",
+                "object_bytes_target": "1MiB", "body_bytes_max": "1MiB"}  # fmt: skip
+    overrides = [Override(key, str(value)) for key, value in settings.items()]
+    config = load(None, {}, overrides)
+    with contextlib.ExitStack() as stack:
+        lock_file = stack.enter_context(contextlib.closing(take_directory(config)))
+        lock = SharedLock(lock_file, locks.LEDGER)
+        store = stack.enter_context(contextlib.closing(open_config_store(config)))
+        ledgers = [
+            stack.enter_context(contextlib.closing(Ledger(Path(config.ledger_path), lock)))
+            for _ in range(2)
+        ]
+        owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
+        taken = owner_log.take(take_over=False)
+        supervisor = Supervisor(config, owner_log, *ledgers)
+        stack.enter_context(contextlib.closing(supervisor))
+        supervisor.listeners = open_listeners("127.0.0.1", 0, shards)
+        supervisor.prepare(taken)
+        words, layout = supervisor.segment.words, supervisor.layout
+        leases = LeaseTable(words, layout)
+        sources = [SourceRange(shard, 0, 8) for shard in range(shards)]
+        for child in supervisor.children:
+            child.process = subprocess.Popen(["sleep", "3600"], stdin=subprocess.DEVNULL)
+            words[layout.shard(child.shard) + at.S_READY] = 1
+            for slot in range(layout.lease_slots):
+                leases.fill(child.shard, slot, LeaseId(1, 1, child.shard, slot), 1, sources)
+        supervisor._owner.start()  # a tick asks whether it lives
+        measured = []
+        for _ in range(TICKS):
+            for child in supervisor.children:
+                words[layout.shard(child.shard) + at.S_HEARTBEAT] += 1
+            before_ns = process_cpu_ns()
+            supervisor._tick()
+            measured.append((process_cpu_ns() - before_ns) / 1e6)
+        supervisor._owner.release()
+        return statistics.median(measured)
