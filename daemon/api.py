@@ -131,7 +131,8 @@ class Api:
         """Serves a complete request."""
         route: Route = request.head.route
         if route.produce is not None:
-            self._producer.produce(request, route.produce)
+            assert isinstance(token, int)  # what admit promised
+            self._producer.produce(request, route.produce, token)
         elif route.answer is not None:
             task = asyncio.get_running_loop().create_task(self._serve(request, route.answer))
             self._tasks.add(task)

@@ -38,6 +38,7 @@ def bounds(config: Config) -> dict[str, int]:
         + lake.FOOTERS_BYTES_MAX
         + lake.FETCHES_AT_ONCE * lake.FETCH_BYTES
     )
+    # Bodies on their way and requests held back have promises of ring space (daemon/produce.py).
     return {
         "segment": layout_of(config).size_bytes,
         "bodies": shards * config.ring_bytes,

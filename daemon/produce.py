@@ -3,7 +3,9 @@
 ``admit`` promises ring space for a body that is still to come (for its declared length, else for
 the body limit) or refuses with 429 before the body is taken in. Reserve, write and publish are
 one step of the loop without an await. A request that must wait for its topic to be made holds
-back what comes behind it on the same connection, so that order per connection holds.
+back what comes after it on the same connection, so that order per connection holds. Bodies on
+their way and requests held back have a promise each; promises and what the ring holds already are
+never more than the ring, which bounds their memory too (daemon/memory.py).
 
 This module stores nothing durable and answers only refusals; ``daemon/answers.py`` answers.
 """
@@ -63,7 +65,8 @@ class Producer:
         self._rng = rng
         self._promised_bytes = 0
         self._closed: ApiError | None = None
-        self._held_back: dict[object, deque[tuple[Request, str]]] = {}
+        # By connection: request, topic, and the promise that it keeps until it is worked off.
+        self._held_back: dict[object, deque[tuple[Request, str, int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def admit(self, head: Head, body_bytes: int | None) -> int:
@@ -88,13 +91,13 @@ class Producer:
         ):
             token = self.admit(request.head, body_bytes)
             try:
-                self.produce(request, name)
+                self.produce(request, name, token)
             finally:
                 self.release(token)
             return
         topic = self._catalog.known(name)
         if topic is None or topic.room is not None:
-            self.produce(request, name)
+            self.produce(request, name, FRAME_BYTES + body_bytes)
         else:
             self._publish(request, topic)
 
@@ -141,12 +144,16 @@ class Producer:
             retry_after_s=retry_after_s,
         )
 
-    def produce(self, request: Request, name: str) -> None:
-        """Takes a produce request with its whole body."""
+    def produce(self, request: Request, name: str, promised: int) -> None:
+        """Takes a produce request with its whole body, for which ``promised`` bytes are free.
+
+        A request that is held back promises itself as much again: its caller releases its own.
+        """
         if self._held_back:
             behind = self._held_back.get(request.connection)
             if behind is not None:
-                behind.append((request, name))
+                self._promised_bytes += promised
+                behind.append((request, name, promised))
                 return
         topic = self._catalog.known(name)
         if topic is not None:
@@ -160,7 +167,8 @@ class Producer:
                 except RoomFull as full:
                     if full.idempotency_key is None:
                         raise
-        self._held_back[request.connection] = deque([(request, name)])
+        self._promised_bytes += promised
+        self._held_back[request.connection] = deque([(request, name, promised)])
         task = asyncio.get_running_loop().create_task(self._produce_held(request.connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -169,7 +177,7 @@ class Producer:
         """Works off a connection's requests in order, making topics as they are needed."""
         held = self._held_back[connection]
         while held:
-            request, name = held[0]
+            request, name, promised = held[0]
             try:
                 topic = self._catalog.known(name) or await self._topic_for(request, name)
                 if topic.room is None:
@@ -185,6 +193,7 @@ class Producer:
                 request.refuse(ApiError(500, "internal", "this is a bug in headgate; see its log",
                                         close=True))  # fmt: skip
             held.popleft()
+            self.release(promised)
         del self._held_back[connection]
 
     async def _topic_for(self, request: Request, name: str) -> TopicEntry:
