@@ -474,7 +474,7 @@ def read(
     reader = read_.Reader(
         client,
         topic,
-        list(read_.heads_of(client, topic)) if partition is None else [partition],
+        partition,
         emit=_print_lines,
         warn=lambda text: click.echo(f"headgate: {text}", err=True),
         with_meta=with_meta,

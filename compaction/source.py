@@ -106,7 +106,8 @@ class HeadgateReader(DataSourceReader):
         starts = bounds("startingOffsets", options.starting, topics, at_time, fail=fail)
         stops = bounds("endingOffsets", options.ending, topics, at_time, fail=fail)
         _check_order(starts, stops, timed=options.starting.timestamp_ms is not None)
-        pages = plan(planner, PlanRequest(list(topics), starts, stops))
+        ids = {name: topic.topic_id for name, topic in topics.items()}
+        pages = plan(planner, PlanRequest(list(topics), starts, stops), ids)
         keep_for_a_batch(planner, pages[0].plan)
         return list(partitions_of(options, pages))
 
@@ -161,7 +162,7 @@ class FirstAtTime(Struct):
     def offset(self, topic: TopicState, state: PartitionState, timestamp_ms: int) -> int:
         """The offset; the next one where no record is that late. The ledger says which extent or
         file to begin with, and rows of it are read until one is late enough."""
-        start = self.planner.extent_at(topic.topic, state.partition, timestamp_ms)
+        start = self.planner.extent_at(topic, state.partition, timestamp_ms)
         if isinstance(self.planner, DaemonPlanner):
             return min(start, state.next_seq)  # diff has looked at the records itself
         # The other partitions from their end to their end: nothing.

@@ -15,6 +15,17 @@ class TopicUnknown(SourceError):
         self.topic = topic
 
 
+class TopicRecreated(SourceError):
+    """A topic that was deleted and made anew: offsets of the former one say nothing of it."""
+
+    def __init__(self, topic: str, wanted: int, found: int) -> None:
+        super().__init__(
+            f"topic {topic!r} was deleted and made anew while a read of it was planned (its id was"
+            f" {wanted} and is {found}); run the query again"
+        )
+        self.topic = topic
+
+
 class DataLoss(SourceError):
     """Offsets [first, last] that were asked for cannot be read any more.
 

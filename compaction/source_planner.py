@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from compaction import source_plan
-from compaction.source_errors import PlannerRefused, SourceError, TopicUnknown
+from compaction.source_errors import PlannerRefused, SourceError, TopicRecreated, TopicUnknown
 from compaction.source_http import ONCE, call
 from compaction.source_plan import LEASE_MS, Page, Plan, PlanInvalid, PlanRequest, PlanStore
 from ledger.errors import LedgerError, LedgerMissing
@@ -59,20 +59,28 @@ class Planner(Protocol):
         """Holds a plan no longer; one that has expired is no error."""
         ...
 
-    def extent_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """An offset before which no record is that late; the next offset where none is."""
+    def extent_at(self, topic: TopicState, partition: int, timestamp_ms: int) -> int:
+        """An offset before which no record is that late; the next offset where none is. Raises
+        TopicRecreated."""
         ...
 
 
-def plan(planner: Planner, request: PlanRequest) -> list[Plan]:
-    """The whole plan, all its pages under one lease.
+def plan(planner: Planner, request: PlanRequest, ids: Mapping[str, int]) -> list[Plan]:
+    """The whole plan, all its pages under one lease. ``ids`` are of the topics that the request's
+    offsets are of.
 
     Each page stands by itself: what it takes of files and of objects fits together, what two
-    pages take need not. Raises SourceError.
+    pages take need not. Raises SourceError; TopicRecreated for a topic with another id, whose
+    lease ends by itself.
     """
-    pages = [planner.page(request)]
-    while (left := pages[-1].next) is not None:
-        pages.append(planner.page(left))
+    pages: list[Plan] = []
+    left: PlanRequest | None = request
+    while left is not None:
+        page = planner.page(left)
+        for part in page.partitions:
+            _check_id(part.topic, part.topic_id, ids[part.topic])
+        pages.append(page)
+        left = page.next
     return pages
 
 
@@ -116,12 +124,13 @@ class DaemonPlanner(Struct, frozen=True):
             if error.status != 404:
                 raise
 
-    def extent_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
+    def extent_at(self, topic: TopicState, partition: int, timestamp_ms: int) -> int:
         asked = {"partition": partition, "from_ts": timestamp_ms, "limit": 1}
-        path = f"/v0/topics/{quote(topic, safe='')}/diff"
+        path = f"/v0/topics/{quote(topic.topic, safe='')}/diff"
         answer = msgspec.json.decode(
             call(self.url, "POST", path, msgspec.json.encode(asked)), type=_FirstRecord
         )
+        _check_id(topic.topic, answer.topic_id, topic.topic_id)
         return answer.records[0].seq if answer.records else answer.next_from_seq + 1
 
 
@@ -170,11 +179,12 @@ class LedgerPlanner(Struct, frozen=True):
         with _open(self.data) as ledger:
             ledger.end_read_lease(lease)
 
-    def extent_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
+    def extent_at(self, topic: TopicState, partition: int, timestamp_ms: int) -> int:
         with _open(self.data) as ledger:
-            found = ledger.topic(topic)
+            found = ledger.topic(topic.topic)
             if found is None:
-                raise TopicUnknown(topic, self.data)
+                raise TopicUnknown(topic.topic, self.data)
+            _check_id(topic.topic, found.topic_id, topic.topic_id)
             return ledger.offset_at_time(found.topic_id, partition, timestamp_ms)
 
 
@@ -185,6 +195,12 @@ class _First(Struct):
 class _FirstRecord(Struct):
     records: list[_First]
     next_from_seq: int
+    topic_id: int
+
+
+def _check_id(topic: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise TopicRecreated(topic, wanted, found)
 
 
 def _named(error: PlannerRefused, topics: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ from compaction.l1_fetch import LakeFileDamaged
 from compaction.l1_merge import EVER_MS, NeedFooter, NeedRows, Span, merged
 from compaction.l1_rows import Rows
 from compaction.place import Place
-from compaction.source_errors import DataLoss, SourceError
+from compaction.source_errors import DataLoss, SourceError, TopicRecreated
 from compaction.source_http import call
 from compaction.source_plan import LEASE_MS, RECOVERY, PlanRequest
 from compaction.source_planner import DaemonPlanner, Planner, plan
@@ -51,6 +51,8 @@ SPANS_MAX = 1_000
 CACHE_BYTES = 64 << 20  # of row groups, for small files that hold many partitions
 PLANS_AGAIN_MAX = 3  # of one interval: then something other than a collection is wrong
 DIFF_RECORDS = 1_000
+RECREATED = "recreated"  # a tombstone's reason
+_ANEW = "the topic was deleted and made anew meanwhile"
 RENEW_NS = LEASE_MS * 1_000_000 // 3
 RETRY = RetryLimits(base_s=0.1, cap_s=5.0, attempts_max=8)
 
@@ -195,7 +197,10 @@ class Reader:
             [topic], {topic: {left.partition: left.start}}, {topic: {left.partition: left.stop}}
         )
         try:
-            pages = plan(self._planner, request)
+            pages = plan(self._planner, request, {topic: left.topic_id})
+        except TopicRecreated:
+            self._lose(*where, f"{reason}: {_ANEW}")
+            return
         except SourceError as error:
             # Not a loss: it may well be there. Whoever runs the query decides.
             raise SourceError(
@@ -205,9 +210,6 @@ class Reader:
             ) from error
         try:
             for page in pages:
-                if any(part.topic_id != left.topic_id for part in page.partitions):
-                    self._lose(*where, f"{reason}: the topic was deleted and made anew meanwhile")
-                    return
                 for loss in losses(page):
                     if loss.partition == left.partition:
                         self._lose(topic, loss.partition, loss.first, loss.last, loss.reason)
@@ -228,11 +230,17 @@ class Reader:
         from_seq = wanted.start - 1
         while from_seq + 1 < wanted.stop:
             limit = min(DIFF_RECORDS, wanted.stop - 1 - from_seq)
-            asked = {"partition": wanted.partition, "from_seq": from_seq, "limit": limit}
+            asked = {
+                "partition": wanted.partition, "from_seq": from_seq, "limit": limit,
+                "topic_id": wanted.topic_id,
+            }  # fmt: skip
             answer = _decode_answer(
                 call(self._planner.url, "POST", path, msgspec.json.encode(asked))
             )
             gap = answer.tombstone
+            if gap is not None and gap.reason == RECREATED:
+                self._lose(topic, wanted.partition, from_seq + 1, wanted.stop - 1, _ANEW)
+                return
             if gap is not None and gap.reason != RECOVERY:
                 first, last = max(gap.gap_from, wanted.start), min(gap.gap_to, wanted.stop - 1)
                 if first <= last:

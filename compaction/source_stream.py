@@ -109,6 +109,7 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends, ids = parsed(end)
         starts: Offsets = {}
         stops: Offsets = {}
+        found_ids: dict[str, int] = {}
         for name, partitions in ends.items():
             try:
                 topic = self._planner.state(name)
@@ -118,6 +119,7 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if topic.topic_id != ids.get(name, topic.topic_id):
                 self._gone(begins, name)
                 continue
+            found_ids[name] = topic.topic_id
             is_same = begin_ids.get(name, topic.topic_id) == topic.topic_id
             known = begins.get(name, {}) if is_same else {}
             for state in topic.partitions:
@@ -133,7 +135,7 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 stops.setdefault(name, {})[state.partition] = stop
         if starts == stops:
             return []
-        pages = plan(self._planner, PlanRequest(list(starts), starts, stops))
+        pages = plan(self._planner, PlanRequest(list(starts), starts, stops), found_ids)
         self._hold(pages[0].plan, end)
         return list(partitions_of(self._options, pages))
 

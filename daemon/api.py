@@ -28,7 +28,14 @@ from daemon.produce import Producer, ledger_unavailable
 from daemon.questions import read_json
 from daemon.status import Status
 from daemon.topic_routes import TopicRoutes, checked_name
-from delivery.diff import BYTES_MAX, LIMIT_MAX, WAIT_MS_MAX, DiffReader, DiffRequest
+from delivery.diff import (
+    BYTES_MAX,
+    LIMIT_MAX,
+    WAIT_MS_MAX,
+    DiffReader,
+    DiffRequest,
+    OffsetPastEnd,
+)
 from ledger.errors import LedgerError
 from shards.clock import monotonic_ns
 from uploader.l0 import L0Error
@@ -191,13 +198,27 @@ class Api:
     async def _diff(self, request: Request, name: str) -> tuple[int, Any]:
         asked = read_diff(request)
         entry = await self._catalog.entry(name)
+        if asked.topic_id is not msgspec.UNSET and asked.topic_id != entry.topic_id:
+            # What tells this shard of a new topic may be late, and no cursor goes backwards.
+            entry = await self._catalog.entry_now(name)
         if asked.partition >= entry.partitions:
             raise invalid(
                 f"partition is {asked.partition}, topic {name!r} has partitions 0 to"
                 f" {entry.partitions - 1}",
                 field="partition",
             )
-        return 200, await self._reader.answer(entry.topic_id, asked)
+        try:
+            return 200, await self._reader.answer(entry.topic_id, asked)
+        except OffsetPastEnd as error:
+            raise ApiError(
+                416, "offset_out_of_range",
+                f"from_seq is {error.from_seq}, but the last offset (head_seq) of partition"
+                f" {asked.partition} of topic {name!r} is {error.head_seq}; read on from an offset"
+                " that is not greater, and send topic_id with it if the topic may have been"
+                " deleted and made anew",
+                {"from_seq": error.from_seq, "head_seq": error.head_seq,
+                 "partition": asked.partition, "topic": name, "topic_id": entry.topic_id},
+            ) from error  # fmt: skip
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
@@ -231,8 +252,14 @@ def read_diff(request: Request) -> DiffRequest:
     given = (asked.from_seq is not msgspec.UNSET, asked.from_ts is not msgspec.UNSET, asked.tail)
     if sum(given) > 1:
         raise invalid("give one of from_seq, from_ts and tail", field="from_seq")
+    if asked.topic_id is not msgspec.UNSET and asked.from_seq is msgspec.UNSET:
+        raise invalid(
+            "topic_id says of which topic from_seq is an offset: give from_seq with it, or neither",
+            field="topic_id",
+        )
     ranges = (
         ("from_seq", 0 if asked.from_seq is msgspec.UNSET else asked.from_seq, 0, OFFSET_MAX),
+        ("topic_id", 1 if asked.topic_id is msgspec.UNSET else asked.topic_id, 1, OFFSET_MAX),
         ("from_ts", 0 if asked.from_ts is msgspec.UNSET else asked.from_ts, 0, OFFSET_MAX),
         ("partition", asked.partition, 0, OFFSET_MAX),
         ("limit", asked.limit, 1, LIMIT_MAX),

@@ -103,14 +103,15 @@ class Catalog:
 
     async def entry(self, name: str) -> TopicEntry:
         """A live topic. Raises ApiError 404."""
-        entry = self.known(name)
-        if entry is None:
-            version = self._now()
-            topic = await self._ask(lambda: self._ledger.topic(name))
-            if topic is None:
-                raise unknown_topic(name)
-            entry = self._remember(topic, version)
-        return entry
+        return self.known(name) or await self.entry_now(name)
+
+    async def entry_now(self, name: str) -> TopicEntry:
+        """A live topic as the ledger has it, whatever is known here. Raises ApiError 404."""
+        version = self._now()
+        topic = await self._ask(lambda: self._ledger.topic(name))
+        if topic is None:
+            raise unknown_topic(name)
+        return self._remember(topic, version)
 
     async def load_room(self, room: Room, now_ns: int) -> None:
         """Has a room know what the ledger holds now. Raises LedgerError."""

@@ -161,7 +161,9 @@ _SCHEMAS: dict[str, Schema] = {
     },
     "Diff": _object(
         [],
-        from_seq={**_OFFSET, "description": "exclusive; 0 for the beginning"},
+        from_seq={**_OFFSET, "description": "exclusive; 0 for the beginning, head_seq at most"},
+        topic_id={"type": "integer", "minimum": 1,
+                  "description": "of the answer that from_seq is from"},
         from_ts={"type": "integer", "minimum": 0},
         tail=_BOOLEAN,
         partition=_COUNT,
@@ -172,7 +174,8 @@ _SCHEMAS: dict[str, Schema] = {
         wait_ms={"type": "integer", "minimum": 0, "maximum": WAIT_MS_MAX, "default": 0},
     ),
     "DiffAnswer": _object(
-        ["records", "next_from_seq", "head_seq", "earliest_seq", "caught_up", "lag", "tombstone"],
+        ["records", "next_from_seq", "head_seq", "earliest_seq", "caught_up", "lag", "topic_id",
+         "tombstone"],
         records=_list(
             _object(["seq", "ts"], seq=_OFFSET, **{**_RECORD_FIELDS, "data": _ANY})
         ),
@@ -181,6 +184,7 @@ _SCHEMAS: dict[str, Schema] = {
         earliest_seq=_OFFSET,
         caught_up=_BOOLEAN,
         lag=_COUNT,
+        topic_id=_COUNT,
         tombstone={
             "type": ["object", "null"],
             "description": "{gap_from, gap_to, reason}: offsets that no record has",
@@ -259,6 +263,7 @@ _ERRORS: dict[int, str] = {
     412: "expected_seq does not hold; nothing was stored",
     413: "a body, record or count is over its limit; nothing was stored",
     415: "the content type or encoding is not known; nothing was stored",
+    416: "offset_out_of_range: from_seq is greater than head_seq, which the detail names",
     422: "topic_full: a cap of a topic that rejects; nothing of this request was stored",
     429: "throttled; nothing was or will be stored, send it again after Retry-After",
     503: "not now; nothing was or will be stored, send it again after Retry-After",
@@ -370,7 +375,7 @@ DOCUMENT: dict[str, Any] = {
             "post": _operation(
                 "records of a partition behind an offset, with a long poll",
                 {200: _answer("records", _ref("DiffAnswer"))},
-                (400, 404, 413, 415, 503),
+                (400, 404, 413, 415, 416, 503),
                 requestBody={"required": False, "content": _json(_ref("Diff"))},
             ),
         },

@@ -10,6 +10,10 @@ told once, as its tombstone (standing.py): an answer ends in front of a gap, the
 and goes on behind it.
 
 ``from_ts`` begins with the first record, by offset, that is not before this time.
+
+A cursor is of one topic. Who says which (``topic_id``) is told when there is another one of this
+name by now: a tombstone with the reason ``recreated``, whose offsets are the former topic's, and
+the answer goes on from the new one's start. An offset past the last one is refused.
 """
 
 from __future__ import annotations
@@ -41,12 +45,24 @@ BYTES_MAX = 8 << 20  # an answer's records; one of them may exceed it alone
 WAIT_MS_MAX = 30_000
 SCANNED_MAX = 20_000  # records that a filter may pass over in one answer
 OVERTAKEN_MAX = 8  # evictions that may come between a look at what there is and its reading
+RECREATED = "recreated"  # a tombstone's reason: the cursor was of a former topic of this name
+
+
+class OffsetPastEnd(Exception):
+    """``from_seq`` is greater than ``head_seq``, the last offset of the partition."""
+
+    def __init__(self, from_seq: int, head_seq: int) -> None:
+        super().__init__(f"from_seq is {from_seq}, the last offset is {head_seq}")
+        self.from_seq = from_seq
+        self.head_seq = head_seq
 
 
 class DiffRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a diff. At most one of ``from_seq``, ``from_ts`` and ``tail``."""
+    """The body of a diff. At most one of ``from_seq``, ``from_ts`` and ``tail``; ``topic_id`` is
+    of the topic that ``from_seq`` is an offset of."""
 
     from_seq: int | UnsetType = UNSET
+    topic_id: int | UnsetType = UNSET
     from_ts: int | UnsetType = UNSET
     tail: bool = False
     partition: int = 0
@@ -79,6 +95,7 @@ class DiffAnswer(Struct, frozen=True):
     earliest_seq: int
     caught_up: bool
     lag: int
+    topic_id: int
     tombstone: Tombstone | None = None
 
 
@@ -140,7 +157,11 @@ class DiffReader:
         return head or 0
 
     async def answer(self, topic_id: int, asked: DiffRequest) -> DiffAnswer:
-        """The answer to a checked request; waits up to ``wait_ms`` when there is nothing."""
+        """The answer to a checked request; waits up to ``wait_ms`` when there is nothing.
+
+        Raises OffsetPastEnd."""
+        if asked.topic_id is not UNSET and asked.topic_id != topic_id:
+            return await self._from_the_start(topic_id, asked, asked.topic_id)
         key = (topic_id, asked.partition)
         self.follower.follow(key, self._recent)
         cursor, head = await self._cursor(key, asked)
@@ -165,9 +186,26 @@ class DiffReader:
                 earliest_seq=standing.earliest_seq,
                 caught_up=reached >= head,
                 lag=max(0, head - reached),
+                topic_id=topic_id,
                 tombstone=tombstone,
             )
         raise _overtaken(key)
+
+    async def _from_the_start(self, topic_id: int, asked: DiffRequest, former: int) -> DiffAnswer:
+        """The answer to a cursor of a former topic, which is told what it missed of that one."""
+        cursor = 0 if asked.from_seq is UNSET else asked.from_seq
+        gone = await self._cold.ask(lambda ledger: ledger.partition_state(former, asked.partition))
+        last = cursor if gone is None else max(cursor, gone.head_seq)
+        told = Tombstone(cursor + 1, last, RECREATED)
+        start = msgspec.structs.replace(asked, from_seq=0, topic_id=UNSET, wait_ms=0)
+        answer = await self.answer(topic_id, start)
+        if answer.tombstone is None:
+            return msgspec.structs.replace(answer, tombstone=told)
+        # One tombstone an answer: the next one begins at the same place and has the other.
+        return msgspec.structs.replace(
+            answer, records=[], next_from_seq=0, caught_up=False, lag=answer.head_seq,
+            tombstone=told,
+        )  # fmt: skip
 
     async def _cursor(self, key: Key, asked: DiffRequest) -> tuple[int, int]:
         """(cursor to answer from, head), behind the wait for something behind the cursor."""
@@ -182,9 +220,15 @@ class DiffReader:
             head = max(await self.head(key), cursor)
         else:
             cursor = 0 if asked.from_seq is UNSET else asked.from_seq
+            if cursor > head:
+                # The log of all commits may be late; the ledger never is.
+                state = await self._cold.ask(lambda ledger: ledger.partition_state(*key))
+                head = max(head, 0 if state is None else state.head_seq)
+                if cursor > head:
+                    raise OffsetPastEnd(cursor, head)
         if cursor >= head and asked.wait_ms:
             await self.waiters.wait(key, asked.wait_ms / 1000)
-            head = await self.head(key)
+            head = max(head, await self.head(key))
             if from_ts is not None:
                 cursor = await self._before(key, cursor + 1, from_ts)
                 head = max(await self.head(key), cursor)

@@ -119,7 +119,8 @@ def state(topic: str = "orders", partitions: int = 1, **config: Any) -> dict[str
          "bytes": 2048} for n in range(partitions)
     ]  # fmt: skip
     return {
-        "topic": topic, "config": usual | config, "partitions": rows, "effective_priority": 0,
+        "topic": topic, "topic_id": 7, "config": usual | config, "partitions": rows,
+        "effective_priority": 0,
     }  # fmt: skip
 
 

@@ -149,7 +149,8 @@ class Log:
             200,
             {
                 "records": shown, "next_from_seq": after, "head_seq": head, "earliest_seq": 1,
-                "caught_up": after >= head, "lag": head - after, "tombstone": None,
+                "caught_up": after >= head, "lag": head - after, "topic_id": 7,
+                "tombstone": None,
             },
         )  # fmt: skip
 
@@ -182,7 +183,7 @@ def test_read_prints_whole_records_with_their_partition() -> None:
 def test_read_keeps_the_spelling_of_data_and_makes_it_one_line() -> None:
     answers = {
         "records": "@", "next_from_seq": 3, "head_seq": 3, "earliest_seq": 1, "caught_up": True,
-        "lag": 0, "tombstone": None,
+        "lag": 0, "topic_id": 7, "tombstone": None,
     }  # fmt: skip
     records = (
         b'[{"seq":1,"ts":1,"data":{"a": 1.50}},{"seq":2,"ts":1,"data":{"b":\n 2}},'
@@ -306,3 +307,37 @@ def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
         log.partitions[0].append({"seq": 2, "ts": 2, "data": {"n": 2}})
         assert process.wait(30) == 0
         assert process.stderr.read() == b""
+
+
+def test_read_follows_a_topic_that_is_made_anew_from_its_start_and_says_so() -> None:
+    """The new topic has a second partition, which is followed too."""
+    old, new = Log(log_of(3)), Log(log_of(2), [{"seq": 1, "ts": 0, "data": {"n": 77}}])
+
+    def script(call: Call) -> Answer:
+        if len(server.calls) <= 2:
+            return old(call)
+        answer = new(call)
+        if call.method == "GET":
+            return answer
+        answer.body["topic_id"] = 8
+        if call.body.get("topic_id") == 7:
+            call.body["from_seq"] = 0
+            answer = new(call)
+            answer.body["topic_id"] = 8
+            answer.body["tombstone"] = {"gap_from": 4, "gap_to": 5, "reason": "recreated"}
+        return answer
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--follow", "-n", "6")
+    assert numbers(result) == [1, 2, 3, 1, 2, 77]
+    assert "t was deleted and made anew" in result.stderr
+    assert "records 4 to 5 of it are gone" in result.stderr
+    assert server.calls[2].body["topic_id"] == 7, "the cursor goes with the topic that it is of"
+
+
+def test_read_ends_with_the_last_offset_when_it_is_to_begin_past_it() -> None:
+    refused = refusal(416, "offset_out_of_range", "from_seq is 9, ... is 3", head_seq=3)
+    with says(refused) as server:
+        result = run(server, "read", "t", "--partition", "0", "--from-seq", "9")
+    assert result.exit_code == 1
+    assert "from_seq is 9, ... is 3 (offset_out_of_range, status 416)" in result.stderr

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from daemon.client import Client, UnknownAnswer, topic_path
 
+RECREATED = "recreated"  # a tombstone's reason
 PAGE_RECORDS = 1_000  # the most that diff gives at once
 POLL_ALONE_MS = 20_000  # below the client's own timeout and diff's 30 s
 POLL_SHARED_MS = 500
@@ -44,7 +45,7 @@ class Start(Struct, frozen=True):
 
 
 class Gap(Struct, frozen=True):
-    """Offsets that were evicted before they were read, inclusive."""
+    """Offsets that a reader does not get, inclusive, and why."""
 
     gap_from: int
     gap_to: int
@@ -58,7 +59,13 @@ class Page(Struct, frozen=True):
     next_from_seq: int
     head_seq: int
     caught_up: bool
+    topic_id: int
     tombstone: Gap | None = None
+
+    @property
+    def is_anew(self) -> bool:
+        """The cursor was of a former topic of this name: offsets begin again."""
+        return self.tombstone is not None and self.tombstone.reason == RECREATED
 
 
 class _Line(Struct):
@@ -74,6 +81,7 @@ class _Partition(Struct):
 
 
 class _Topic(Struct):
+    topic_id: int
     partitions: list[_Partition]
 
 
@@ -101,23 +109,24 @@ def since_ms(text: str, now_ms: int) -> int:
     return max(0, int(moment.timestamp() * 1000))
 
 
-def heads_of(client: Client, topic: str) -> dict[int, int]:
-    """The last committed offset of each of a topic's partitions."""
+def heads_of(client: Client, topic: str) -> tuple[int, dict[int, int]]:
+    """A topic's id, and the last committed offset of each of its partitions."""
     try:
         state = msgspec.json.decode(client.call("GET", topic_path(topic)), type=_Topic)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error
-    return {partition.partition: partition.head_seq for partition in state.partitions}
+    return state.topic_id, {each.partition: each.head_seq for each in state.partitions}
 
 
 class Reader:
-    """Reads ``partitions`` of ``topic`` once; ``follow`` then goes on from where it stands."""
+    """Reads ``topic`` once, all of it or one ``partition``; ``follow`` then goes on from where it
+    stands."""
 
     def __init__(
         self,
         client: Client,
         topic: str,
-        partitions: list[int],
+        partition: int | None,
         *,
         emit: Callable[[list[bytes]], None],
         warn: Callable[[str], None],
@@ -130,7 +139,10 @@ class Reader:
         self._warn = warn
         self._with_meta = with_meta
         self._left = records_max
+        self._is_whole = partition is None
+        partitions = heads_of(client, topic)[1] if partition is None else [partition]
         self._next = dict.fromkeys(partitions, 0)
+        self._topic_ids: dict[int, int] = {}  # of which topic ``_next`` is an offset
 
     def done(self) -> bool:
         """As many records as were asked for have been emitted."""
@@ -141,7 +153,7 @@ class Reader:
         if start.tail is not None:
             self._read_tail(start.tail)
             return
-        for partition in self._next:
+        for partition in list(self._next):
             for page in self._pages(partition, start.query(), self._limit()):
                 self._print(partition, page.records)
                 if self.done():
@@ -149,10 +161,10 @@ class Reader:
 
     def follow(self) -> None:
         """Emits what is committed from now on, until ``done`` or an exception ends it."""
-        alone = len(self._next) == 1
-        wait_ms = POLL_ALONE_MS if alone else max(1, POLL_SHARED_MS // len(self._next))
         while not self.done():
-            for partition, from_seq in self._next.items():
+            alone = len(self._next) == 1
+            wait_ms = POLL_ALONE_MS if alone else max(1, POLL_SHARED_MS // len(self._next))
+            for partition, from_seq in list(self._next.items()):
                 page = self._diff(partition, {"from_seq": from_seq}, self._limit(), wait_ms)
                 self._print(partition, page.records)
                 if self.done():
@@ -160,8 +172,9 @@ class Reader:
 
     def _read_tail(self, count: int) -> None:
         newest: list[tuple[int, int, int, bytes]] = []
-        heads = heads_of(self._client, self._topic)
-        for partition in self._next:
+        topic_id, heads = heads_of(self._client, self._topic)
+        for partition in list(self._next):
+            self._topic_ids[partition] = topic_id
             from_seq = max(0, heads.get(partition, 0) - count)
             for page in self._pages(partition, {"from_seq": from_seq}, PAGE_RECORDS):
                 for record in page.records:
@@ -183,13 +196,15 @@ class Reader:
         while True:
             page = self._diff(partition, query, limit, 0)
             yield page
-            head_seq = page.head_seq if head_seq is None else head_seq
+            head_seq = page.head_seq if head_seq is None or page.is_anew else head_seq
             if page.caught_up or page.next_from_seq >= head_seq:
                 return
             query = {"from_seq": page.next_from_seq}
 
     def _diff(self, partition: int, query: dict[str, Any], limit: int, wait_ms: int) -> Page:
         ask = query | {"partition": partition, "limit": limit, "wait_ms": wait_ms}
+        if "from_seq" in ask and partition in self._topic_ids:
+            ask["topic_id"] = self._topic_ids[partition]
         body = self._client.call("POST", topic_path(self._topic, "diff"), msgspec.json.encode(ask))
         try:
             page = _page_decoder.decode(body)
@@ -197,13 +212,24 @@ class Reader:
             raise UnknownAnswer(
                 f"an answer of {self._client.url} cannot be read: {error}"
             ) from error
-        if page.tombstone is not None:
-            gap = page.tombstone
+        gap = page.tombstone
+        if gap is not None and page.is_anew:
+            missed = f"records {gap.gap_from} to {gap.gap_to} of it are gone"
+            self._warn(
+                f"{self._topic} was deleted and made anew; partition {partition} goes on from the"
+                f" new topic's start; {missed if gap.gap_to >= gap.gap_from else 'none was missed'}"
+            )
+        elif gap is not None:
             self._warn(
                 f"records {gap.gap_from} to {gap.gap_to} of partition {partition} of"
                 f" {self._topic} are gone: {gap.reason}"
             )
         self._next[partition] = page.next_from_seq
+        self._topic_ids[partition] = page.topic_id
+        if page.is_anew and self._is_whole:
+            # A new topic may have more partitions; where it has fewer, reading them is refused.
+            for each in heads_of(self._client, self._topic)[1]:
+                self._next.setdefault(each, 0)
         return page
 
     def _print(self, partition: int, records: list[msgspec.Raw]) -> None:

@@ -37,7 +37,7 @@ class Leases:
     def page(self, request: PlanRequest) -> Plan:
         raise NotImplementedError
 
-    def extent_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
+    def extent_at(self, topic: TopicState, partition: int, timestamp_ms: int) -> int:
         raise NotImplementedError
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from compaction import l1_blocks, parquet
 from compaction.l1_fetch import LakeFileDamaged
 from delivery import past
+from delivery.diff import OffsetPastEnd
 from delivery.standing import Tombstone
+from ledger.ledger import Ledger
 from tests.delivery.lakes import collect, compact, local, rewrite
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
 from tests.delivery.test_diff import Told, data_of, told_reader
@@ -73,12 +76,16 @@ QUESTIONS: list[dict[str, Any]] = [
 
 
 async def answers(told: Told, questions: list[dict[str, Any]]) -> list[bytes]:
-    """The documents of the questions about two partitions."""
-    return [
-        msgspec.json.encode(await told.diff(partition=partition, **asked))
-        for partition in range(2)
-        for asked in questions
-    ]
+    """The documents of the questions about two partitions, or why there is none."""
+    found = []
+    for partition in range(2):
+        for asked in questions:
+            try:
+                answer = await told.diff(partition=partition, **asked)
+                found.append(msgspec.json.encode(answer))
+            except OffsetPastEnd as error:
+                found.append(str(error).encode())
+    return found
 
 
 @settings(max_examples=60, deadline=None)
@@ -272,3 +279,40 @@ def test_a_time_is_searched_for_across_holes(tmp_path: Path) -> None:
         fill(node, 3)
         compact(node, damaged={1})
         asyncio.run(go())
+
+
+class Interrupted:
+    """A ledger; after its first answer something happens."""
+
+    def __init__(self, ledger: Ledger, happens: Callable[[], None]) -> None:
+        self._ledger = ledger
+        self._happens: Callable[[], None] | None = happens
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._ledger, name)
+
+        def ask(*operands: Any) -> Any:
+            found = method(*operands)
+            happens, self._happens = self._happens, None
+            if happens is not None:
+                happens()
+            return found
+
+        return ask
+
+
+def test_a_look_hides_nothing_that_is_compacted_and_collected_while_it_asks(
+    tmp_path: Path,
+) -> None:
+    with node_in(tmp_path) as node:
+        node.produce(0, {0: [Record("1"), Record("2")]})
+        node.commit()
+
+        def happens() -> None:
+            compact(node)
+            collect(node)
+
+        ledger = Interrupted(node.ledger, happens)
+        found = past.look(cast("Ledger", ledger), node.key(), 1)
+        assert (found.compacted_seq, found.ranges_last) == (2, 2)
+        assert [one.range.first_offset for one in found.ranges] == [1]

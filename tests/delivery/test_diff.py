@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery import diff as diff_module
-from delivery.diff import DiffAnswer, DiffReader, DiffRequest
+from delivery.diff import DiffAnswer, DiffReader, DiffRequest, OffsetPastEnd
 from delivery.follow import Follower
 from delivery.tail import TailReader
 from delivery.waiters import Waiters
@@ -129,6 +129,11 @@ def test_whatever_a_reader_was_told_it_reads_what_was_committed(
         return heads[-1] if heads else 0
 
     async def read(partition: int, from_seq: int, limit: int, max_bytes: int) -> None:
+        if from_seq > len(stored(partition)):
+            with pytest.raises(OffsetPastEnd) as caught:
+                await told.diff(partition=partition, from_seq=from_seq, limit=limit)
+            assert caught.value.head_seq == len(stored(partition))
+            return
         answer = await told.diff(
             partition=partition, from_seq=from_seq, limit=limit, max_bytes=max_bytes
         )

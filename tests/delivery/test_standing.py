@@ -31,6 +31,7 @@ def gap(first: int, last: int) -> Gap:
         (0, (10, Tombstone(1, 10, "cap"))),
         (7, (10, Tombstone(8, 10, "cap"))),
         (8, (10, None)),  # all that was evicted had been read, and the rest was trimmed
+        (9, (10, None)),
         (10, (10, None)),
         (12, (12, None)),
         (14, (17, Tombstone(15, 17, "recovery"))),
@@ -42,6 +43,16 @@ def gap(first: int, last: int) -> Gap:
 def test_where_a_cursor_goes_on(cursor: int, expected: tuple[int, Tombstone | None]) -> None:
     """Evicted up to 8, trimmed up to 10, a gap from 15 to 17."""
     assert Standing(11, 8, "cap", (gap(15, 17),)).enter(cursor) == expected
+
+
+@pytest.mark.parametrize(
+    ("cursor", "expected"),
+    [(8, (10, Tombstone(9, 10, "ttl"))), (9, (10, Tombstone(10, 10, "ttl"))), (10, (10, None))],
+)
+def test_the_last_offset_of_an_eviction_is_missed_by_whoever_had_not_read_it(
+    cursor: int, expected: tuple[int, Tombstone | None]
+) -> None:
+    assert Standing(11, 10, "ttl").enter(cursor) == expected
 
 
 def test_a_trim_into_a_gap_leaves_the_gap_to_be_told() -> None:

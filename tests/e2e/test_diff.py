@@ -51,6 +51,8 @@ def test_from_seq_is_exclusive_and_next_from_seq_goes_on(shared_daemon: Daemon) 
     page = shared_daemon.diff("steps", from_seq=2, limit=2)
     assert [(r["seq"], r["data"]) for r in page["records"]] == [(3, "c"), (4, "d")]
     page.pop("records")
+    state = shared_daemon.get("/v0/topics/steps").json
+    assert page.pop("topic_id") == state["topic_id"]
     assert page == {
         "next_from_seq": 4, "head_seq": 5, "earliest_seq": 1, "caught_up": False, "lag": 1,
         "tombstone": None,
@@ -266,6 +268,35 @@ def test_polls_that_come_with_the_signal_do_not_keep_the_daemon_from_stopping(da
         assert "takes too long" not in daemon.text
 
 
+def test_an_offset_past_the_end_is_refused_with_the_last_one(shared_daemon: Daemon) -> None:
+    shared_daemon.produce("short", 1, 2)
+    for asked in ({"from_seq": 3}, {"from_seq": 3, "wait_ms": 30_000}):
+        answer = shared_daemon.json("POST", "/v0/topics/short/diff", asked)
+        assert (answer.status, answer.code) == (416, "offset_out_of_range")
+        detail = answer.json["error"]["detail"]
+        assert (detail["from_seq"], detail["head_seq"], detail["partition"]) == (3, 2, 0)
+        assert "from_seq is 3" in answer.json["error"]["message"]
+
+
+def test_a_topic_that_was_deleted_and_made_anew_is_told_by_every_shard(
+    shared_daemon: Daemon,
+) -> None:
+    """A shard's names may be a moment late: none takes the new topic for the former one."""
+    with wire_of_each_shard(shared_daemon, "whoever") as wires:
+        shared_daemon.produce("phoenix", "a", "b", "c")
+        read = shared_daemon.diff("phoenix", from_seq=0, limit=2)
+        asked = {"from_seq": read["next_from_seq"], "topic_id": read["topic_id"]}
+        for wire in wires:
+            assert wire.json("POST", "/v0/topics/phoenix/diff", asked).json["lag"] == 0
+        assert shared_daemon.json("DELETE", "/v0/topics/phoenix").status == 200
+        shared_daemon.produce("phoenix", *"ABCD")
+        for wire in wires:
+            page = wire.json("POST", "/v0/topics/phoenix/diff", asked).json
+            assert data_of(page) == list("ABCD")
+            assert page["topic_id"] > read["topic_id"]
+            assert page["tombstone"] == {"gap_from": 3, "gap_to": 3, "reason": "recreated"}
+
+
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
@@ -280,6 +311,8 @@ def test_polls_that_come_with_the_signal_do_not_keep_the_daemon_from_stopping(da
         ({"max_bytes": 2**40}, "max_bytes"),
         ({"wait_ms": -1}, "wait_ms"),
         ({"wait_ms": 30_001}, "wait_ms"),
+        ({"from_seq": 0, "topic_id": 0}, "topic_id"),
+        ({"tail": True, "topic_id": 1}, "topic_id"),
         ({"from_seq": 0, "tail": True}, "from_seq"),
         ({"from_seq": 0, "from_ts": 0}, "from_seq"),
         ({"from_ts": 0, "tail": True}, "from_seq"),

@@ -120,7 +120,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
 
     for asked, status in (
         ({}, 200), ({"from_ts": 0, "limit": 3}, 200), ({"tail": True, "wait_ms": 1}, 200),
-        ({"limit": 0}, 400),
+        ({"limit": 0}, 400), ({"from_seq": 0, "topic_id": 1}, 200), ({"from_seq": 10**9}, 416),
     ):  # fmt: skip
         assert api.ask("POST", diff, asked).status == status
     assert api.ask("POST", diff).status == 200
