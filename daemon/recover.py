@@ -18,10 +18,10 @@ import os
 import random
 import secrets
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from msgspec import Struct
@@ -31,15 +31,15 @@ from daemon.owner import OtherHistory, check_history, this_owner
 from ledger.backup import Mark, restore_image
 from ledger.errors import DraftInvalid
 from ledger.ledger import Ledger
-from ledger.types import LeaseId, ObjectRow
+from ledger.types import Commit, CommitDraft, LeaseId, ObjectRow
 from shards.clock import monotonic_ns, wall_ms
 from uploader.l0 import Footer, L0Error, fetch_footer, parse_key
 from uploader.ownerlog import Former, OwnedByAnother, OwnerLog, Taken
 from uploader.retry import RetryLimits, retry_delay_s
 from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore, StoreError
 from uploader.unlisted import (
+    RingOrder,
     Unlisted,
-    in_ring_order,
     is_orphan,
     records_by_partition,
     records_without_key,
@@ -73,19 +73,13 @@ class GapMade(Struct, frozen=True):
     gap_to: int
 
 
-class MayBeDoubled(Struct, frozen=True):
-    """Unlisted records whose producers may have no answer and have sent them again.
-
-    ``records`` came without an idempotency key; ``expected_seq_records``, among them, with an
-    expectation that was not judged again.
-    """
-
-    records: int = 0
-    expected_seq_records: int = 0
-
-
 class Report(Struct):
-    """What a recovery found and did. Objects: all under ``l0/`` are in one of the counts."""
+    """What a recovery found and did. Objects: all under ``l0/`` are in one of the counts.
+
+    ``records_void``: of unlisted objects, and not stored, for their ``expected_seq`` did not hold.
+    ``records_may_be_doubled``: their producers may have no answer and have sent them again, and
+    neither an idempotency key nor an expectation tells.
+    """
 
     entries: int = 0
     objects: int = 0
@@ -97,9 +91,10 @@ class Report(Struct):
     missing: list[str] = []
     records_listed: int = 0
     records_taken: int = 0
+    records_void: int = 0
+    records_may_be_doubled: int = 0
     topics_restored: list[str] = []
     gaps: list[GapMade] = []
-    may_be_doubled: MayBeDoubled = MayBeDoubled()
     kept_ledger: str | None = None
     seconds: float = 0.0
     objects_per_second: float = 0.0
@@ -314,29 +309,43 @@ def _take_unlisted(
         topic = ledger.topic_by_id(gap.topic_id)
         assert topic is not None
         report.gaps.append(GapMade(topic.name, gap.partition, gap.gap_from, gap.gap_to))
-    _take(ledger, in_ring_order(found), report)
-    report.may_be_doubled = MayBeDoubled(
-        records_without_key(found),
-        sum(
-            part.record_count
-            for item in found
-            for condition in item.footer.conditions
-            if condition.expected_seq is not None and condition.idempotency_key is None
-            for part in condition.parts
-        ),
-    )
+    ends = {
+        place: state.next_seq - 1
+        for place, state in ledger.heads_snapshot([t.topic_id for t in topics_of(found)])[1].items()
+    }
+    order = RingOrder(
+        found, ledger.latest_commit_number(), records_by_partition(found), ends,
+        exact=not damaged_bytes,
+    )  # fmt: skip
+    _take(ledger, order, report)
+    report.records_may_be_doubled = records_without_key(found)
 
 
-def _take(ledger: Ledger, found: list[Unlisted], report: Report) -> None:
-    for start in range(0, len(found), TAKEN_AT_ONCE):
-        batch = found[start : start + TAKEN_AT_ONCE]
-        commits = ledger.take([item.draft() for item in batch])
-        for item, commit in zip(batch, commits, strict=True):
-            if isinstance(commit, DraftInvalid):
-                report.corrupt.append(Problem(item.head.key, str(commit)))
-                continue
-            report.objects_taken += 1
-            report.records_taken += sum(e.record_count for e in item.footer.extents)
+def _take(ledger: Ledger, order: RingOrder, report: Report) -> None:
+    item: Unlisted
+
+    def drafts(items: Iterable[Unlisted]) -> Iterator[CommitDraft]:
+        nonlocal item
+        for item in items:
+            yield item.draft(order.conditions(item))
+
+    def told(commit: Commit | DraftInvalid) -> None:
+        if isinstance(commit, DraftInvalid):
+            report.corrupt.append(Problem(item.head.key, str(commit)))
+            return
+        order.taken(commit, item)
+        void = {(verdict.shard, verdict.position): verdict.kind for verdict in commit.verdicts}
+        report.objects_taken += 1
+        report.records_taken += sum(extent.record_count for extent in item.footer.extents)
+        for condition in item.footer.conditions:
+            kind = void.get((condition.shard, condition.position))
+            count = sum(part.record_count for part in condition.parts)
+            report.records_taken -= 0 if kind is None else count
+            report.records_void += count if kind == "sequence_mismatch" else 0
+
+    left = iter(order)
+    while some := next(left, None):
+        ledger.take(drafts(chain([some], islice(left, TAKEN_AT_ONCE - 1))), told)
 
 
 def _lease_of(key: str, report: Report) -> LeaseId | None:

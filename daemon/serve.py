@@ -137,7 +137,7 @@ def say(report: Report) -> None:
             "%d objects with %d records that no entry lists were taken; they may have been"
             " acknowledged, and %d of their records may be doubled; offsets were skipped in %d"
             " partitions", report.objects_taken, report.records_taken,
-            report.may_be_doubled.records, len(report.gaps),
+            report.records_may_be_doubled, len(report.gaps),
         )  # fmt: skip
     for problem in report.corrupt:
         log.error("object %s is damaged or foreign: %s", problem.key, problem.problem)

@@ -15,7 +15,7 @@ This module does not know shards, stores, HTTP, or what waits for a commit.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from pathlib import Path
@@ -222,20 +222,25 @@ class Ledger(Upkeep):
             names = recovery.restore_topics(connection, seen)
             return names, recovery.declare_gaps(connection, counts, everywhere)
 
-    def take(self, drafts: Sequence[CommitDraft]) -> list[Commit | DraftInvalid]:
-        """Commits unlisted objects in one transaction, each as of the time it was made."""
-        taken: list[Commit | DraftInvalid] = []
+    def take(
+        self,
+        drafts: Iterable[CommitDraft],
+        told: Callable[[Commit | DraftInvalid], None],
+    ) -> None:
+        """Commits unlisted objects in one transaction, each as of the time it was made.
+
+        ``told`` gets what became of each before the next one is asked for.
+        """
         with self._session.writing() as connection:
             for draft in drafts:
                 try:
-                    taken.append(
+                    told(
                         commits.commit_draft(
                             connection, draft, draft.created_ms, self._dedupe_limits
                         )
                     )
                 except DraftInvalid as error:
-                    taken.append(error)
-        return taken
+                    told(error)
 
     def gaps(self) -> list[Gap]:
         """All gaps. They are made by recovery only, which no daemon runs beside."""

@@ -7,9 +7,9 @@ Each shard has a few slots; only it fills and frees them. Lifecycle of a slot's 
      holder died,   v  | adopted: holder word, then state
      by supervisor ORPHAN
 
-The pull *is* the store of LIVE, last. While a slot is not free its id, sources and creation time
-do not change, so key and bytes of the object are a function of them. The highest leased end of a
-shard, or its ``committed``, is the truth that the ``pulled`` word caches.
+The pull *is* the store of LIVE, last. While a slot is not free its id, sources, creation time
+and ``commits_seen`` do not change, so key and bytes of the object are a function of them. The
+highest leased end of a shard, or its ``committed``, is the truth that the ``pulled`` word caches.
 
 Only the present holder writes the state; the supervisor does for a dead one, after ``waitpid``.
 """
@@ -30,7 +30,11 @@ DONE = 3
 
 
 class Lease(NamedTuple):
-    """What stands in a slot: ``shard`` and ``slot`` say where, ``holder`` who commits it."""
+    """What stands in a slot: ``shard`` and ``slot`` say where, ``holder`` who commits it.
+
+    ``commits_seen`` is the end of the commit log when the lease was made: each commit that its
+    requests' producers can know of has that number or a lower one, its own has a higher one.
+    """
 
     shard: int
     slot: int
@@ -38,6 +42,7 @@ class Lease(NamedTuple):
     created_ms: int
     holder: int
     sources: tuple[SourceRange, ...]
+    commits_seen: int = 0
 
 
 class LeaseTable:
@@ -67,6 +72,7 @@ class LeaseTable:
         lease_id: LeaseId,
         created_ms: int,
         sources: Sequence[SourceRange],
+        commits_seen: int = 0,
     ) -> Lease:
         """Writes a lease into a free slot of one's own; the state is stored last."""
         words = self._words
@@ -75,6 +81,7 @@ class LeaseTable:
             raise ValueError(f"slot {slot} of shard {shard} is not free but {words[base]}")
         self._write_id(base, lease_id)
         words[base + at.L_CREATED_MS] = created_ms
+        words[base + at.L_COMMITS_SEEN] = commits_seen
         words[base + at.L_HOLDER] = shard
         words[base + at.L_SOURCE_COUNT] = len(sources)
         index = base + at.L_SOURCES
@@ -84,7 +91,7 @@ class LeaseTable:
             words[index + 2] = source.end
             index += at.SOURCE_WORDS
         words[base] = LIVE
-        return Lease(shard, slot, lease_id, created_ms, shard, tuple(sources))
+        return Lease(shard, slot, lease_id, created_ms, shard, tuple(sources), commits_seen)
 
     def rename(self, lease: Lease, lease_id: LeaseId) -> Lease:
         """Gives a lease that the ledger refused for its epoch a new id; the holder only.
@@ -124,7 +131,8 @@ class LeaseTable:
             )
         )
         created_ms, holder = words[base + at.L_CREATED_MS], words[base + at.L_HOLDER]
-        return Lease(shard, slot, lease_id, created_ms, holder, sources)
+        commits_seen = words[base + at.L_COMMITS_SEEN]
+        return Lease(shard, slot, lease_id, created_ms, holder, sources, commits_seen)
 
     def in_state(self, *states: int) -> Iterator[Lease]:
         """All leases whose slot is in one of ``states``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daemon.cli.recover import NAMED_MAX, text
-from daemon.recover import GapMade, MayBeDoubled, Problem, Report
+from daemon.recover import GapMade, Problem, Report
 
 
 def test_a_sound_recovery_is_a_few_lines_without_alarms() -> None:
@@ -22,7 +22,7 @@ def test_everything_that_somebody_must_know_is_named() -> None:
     report = Report(
         objects=4, objects_taken=2, records_taken=7, objects_orphan=1,
         corrupt=[Problem("l0/x", "torn")], missing=["l0/y"], topics_restored=["orders"],
-        gaps=[GapMade("orders", 3, 11, 17)], may_be_doubled=MayBeDoubled(5, 2),
+        gaps=[GapMade("orders", 3, 11, 17)], records_may_be_doubled=5, records_void=2,
         kept_ledger="/data/ledger/ledger.db.before-1",
     )  # fmt: skip
     said = text(report)
@@ -31,7 +31,8 @@ def test_everything_that_somebody_must_know_is_named() -> None:
         "CORRUPT   l0/x: torn",
         "MISSING   l0/y",
         "gap       orders, partition 3: offsets 11 to 17",
-        "5 of the unlisted records have no idempotency key and may be doubled, 2 of them",
+        "5 of the unlisted records have neither an idempotency key nor an expected_seq, and may",
+        "2 of the unlisted records are not stored: their expected_seq did not hold",
         "now with the default ones: orders",
         "kept as /data/ledger/ledger.db.before-1",
     ):

@@ -278,7 +278,8 @@ class Puller:
 
     def _take(self, slot: int, wanted: LeaseRequests) -> Pulled:
         lease_id = self._segment.next_lease_id(self.shard)
-        lease = self._leases.fill(self.shard, slot, lease_id, wall_ms(), wanted.sources)
+        seen = int(self._words[at.G_COMMITS])
+        lease = self._leases.fill(self.shard, slot, lease_id, wall_ms(), wanted.sources, seen)
         return Pulled(lease, wanted.requests)
 
     def _pending(self, member: int) -> Pending:

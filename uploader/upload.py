@@ -159,7 +159,7 @@ class Uploads:
 
     def _put(self, lease: Lease, requests: Requests) -> CommitDraft:
         extents, conditions = assemble(requests, self._readers, self._topic_name)
-        built = l0.build(lease.lease_id, lease.created_ms, extents, conditions)
+        built = l0.build(lease.lease_id, lease.created_ms, extents, conditions, lease.commits_seen)
         key = l0.object_key(lease.lease_id)
         self._ask_for_entry()
         attempt = 0

@@ -78,11 +78,15 @@ def text(report: Report) -> str:
     ]
     lines = [f"{found} in {rate}"]
     lines += [f"  {kind:<9} {count_text(count)} objects, {what}" for kind, count, what in kinds]
-    doubled = report.may_be_doubled
-    if doubled.records:
+    if report.records_may_be_doubled:
         lines.append(
-            f"{count_text(doubled.records)} of the unlisted records have no idempotency key and may"
-            f" be doubled, {count_text(doubled.expected_seq_records)} of them with an expected_seq"
+            f"{count_text(report.records_may_be_doubled)} of the unlisted records have neither an"
+            " idempotency key nor an expected_seq, and may be doubled"
+        )
+    if report.records_void:
+        lines.append(
+            f"{count_text(report.records_void)} of the unlisted records are not stored: their"
+            " expected_seq did not hold"
         )
     if report.topics_restored:
         lines.append(

@@ -13,7 +13,7 @@ from hypothesis.stateful import rule
 from ledger.errors import DraftInvalid
 from ledger.lake_types import TableSwitch
 from ledger.ledger import Ledger
-from ledger.types import CommitDraft
+from ledger.types import Commit, CommitDraft
 from tests.ledger.lake_machine import LakeMachine, Table
 from tests.ledger.model import Record
 from tests.ledger.requests import Request
@@ -83,7 +83,8 @@ class RecoveringMachine(LakeMachine):
                 counts[extent.topic_id, extent.partition] += extent.record_count
         self.lose(ledger, counts)
         ledger.prepare_taking([], dict(counts), 0, self.epoch)
-        commits = ledger.take(unlisted)
+        commits: list[Commit | DraftInvalid] = []
+        ledger.take(unlisted, commits.append)
         del self.history[told.commit_number :]
         for draft, commit in zip(unlisted, commits, strict=True):
             assert not isinstance(commit, DraftInvalid)

@@ -11,7 +11,7 @@ from ledger.errors import DraftInvalid
 from ledger.invariants import InvariantBroken
 from ledger.ledger import Ledger
 from ledger.recovery import IDS_SKIPPED, TopicSeen
-from ledger.types import Gap, Topic, TopicConfig
+from ledger.types import Commit, Gap, Topic, TopicConfig
 from tests.ledger.requests import Request, draft_of, lease
 
 
@@ -124,7 +124,9 @@ def test_a_start_takes_the_number_behind_the_logs_whatever_failed_before(ledger:
 def test_a_draft_that_contradicts_itself_hinders_no_other(ledger: Ledger, topic: Topic) -> None:
     good = [draft_of(lease(n), [Request(topic.topic_id)]) for n in (1, 3)]
     bad = draft_of(lease(2), [Request(topic.topic_id, ((5, 1),))])
-    first, refused, second = ledger.take([good[0], bad, good[1]])
+    results: list[Commit | DraftInvalid] = []
+    ledger.take([good[0], bad, good[1]], results.append)
+    first, refused, second = results
     assert isinstance(refused, DraftInvalid)
     assert not isinstance(first, DraftInvalid) and not isinstance(second, DraftInvalid)
     assert (first.number, second.number) == (1, 2)
@@ -134,7 +136,9 @@ def test_an_object_is_taken_as_of_its_own_time(ledger: Ledger, topic: Topic) -> 
     # Its repeat came within the window then; now it is long over.
     request = Request(topic.topic_id, key="k")
     commit(ledger, 1, request)
-    (taken,) = ledger.take([draft_of(lease(2), [request])])
+    results: list[Commit | DraftInvalid] = []
+    ledger.take([draft_of(lease(2), [request])], results.append)
+    (taken,) = results
     assert not isinstance(taken, DraftInvalid)
     assert [verdict.kind for verdict in taken.verdicts] == ["deduped"]
 

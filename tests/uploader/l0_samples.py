@@ -62,7 +62,7 @@ def golden() -> BuiltObject:
         parts=(ConditionPart(0, 2, 1),),
         idempotency_key="retry-7",
     )
-    return build(GOLDEN_LEASE, GOLDEN_CREATED_MS, [sensors, orders], [condition])
+    return build(GOLDEN_LEASE, GOLDEN_CREATED_MS, [sensors, orders], [condition], 41)
 
 
 class Sample(NamedTuple):

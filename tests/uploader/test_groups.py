@@ -579,3 +579,11 @@ def test_a_turn_word_that_names_no_member_means_the_leader(four: Crew) -> None:
     four.groups.store(0, at.P_TURN, 3)
     assert four.groups.turn(Group(0, 2)) == 0
     assert four.groups.turn(Group(2, 2)) == 2
+
+
+def test_a_lease_notes_the_last_commit_that_its_producers_can_know_of(two: Crew) -> None:
+    two.segment.words[at.G_COMMITS] = 41
+    two.fill(0, NOW, TARGET)
+    (pulled,) = two.puller(0).look(NOW).pulled
+    assert pulled.lease.commits_seen == 41
+    assert two.leases.read(0, pulled.lease.slot) == pulled.lease

@@ -103,7 +103,7 @@ def read_object(body: bytes, commit: list[dict[str, Any]]) -> dict[str, Any]:
     checksum, length = struct.unpack("<II", body[-16:-8])
     footer = body[-16 - length : -16]
     assert crc32c(footer) == checksum
-    (version, lease_id, created_ms, extents, conditions, *_), end = msgpack(footer, 0)
+    (version, lease_id, created_ms, extents, conditions, seen, *_), end = msgpack(footer, 0)
     assert (version, end) == (1, length)
     records = []
     for extent, given in zip(extents, commit, strict=True):
@@ -135,5 +135,6 @@ def read_object(body: bytes, commit: list[dict[str, Any]]) -> dict[str, Any]:
         "created_ms": created_ms,
         "extents": extents,
         "conditions": conditions,
+        "commits_seen": seen,
         "records": records,
     }

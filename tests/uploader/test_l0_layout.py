@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.types import LeaseId
-from uploader.l0 import L0Error, object_key, parse_key
+from tests.uploader.l0_samples import golden
+from uploader.l0 import Footer, L0Error, object_key, parse_key, read_footer
 
 _numbers = st.integers(0, 2**63)
 _leases = st.builds(LeaseId, _numbers, st.integers(0, 10**18 - 1), _numbers, _numbers)
@@ -65,3 +67,12 @@ def test_an_executor_imports_nothing_but_what_travels_in_the_archive() -> None:
     assert found.stderr == ""
     roots = set(found.stdout.split())
     assert roots <= {"uploader", "ledger", "shards"}
+
+
+def test_a_footer_that_ends_before_the_later_elements_is_read() -> None:
+    version, lease, created_ms, extents, conditions, seen = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(read_footer(golden().body))
+    )
+    assert seen == 41
+    older = msgspec.msgpack.encode([version, lease, created_ms, extents, conditions])
+    assert msgspec.msgpack.decode(older, type=Footer).commits_seen == 0

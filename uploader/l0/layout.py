@@ -115,13 +115,18 @@ class FooterCondition(Struct, frozen=True, array_like=True):
 
 
 class Footer(Struct, frozen=True, array_like=True):
-    """What an object says of itself; enough to commit it again from the store alone."""
+    """What an object says of itself; enough to commit it again from the store alone.
+
+    ``commits_seen``: its commit has a higher number, and each commit that its producers can have
+    known of has this one or a lower one; 0 in older objects.
+    """
 
     version: int
     lease_id: LeaseId
     created_ms: int
     extents: tuple[FooterExtent, ...]
     conditions: tuple[FooterCondition, ...] = ()
+    commits_seen: int = 0
 
 
 def object_key(lease_id: LeaseId) -> str:

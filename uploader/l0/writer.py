@@ -61,6 +61,7 @@ def build(
     created_ms: int,
     extents: Sequence[ExtentParts],
     conditions: Sequence[Condition] = (),
+    commits_seen: int = 0,
 ) -> BuiltObject:
     """The object of a lease. Extents may come in any order, conditions come in pull order.
 
@@ -106,6 +107,7 @@ def build(
             created_ms=created_ms,
             extents=tuple(footer_extents),
             conditions=tuple(_footer_condition(c) for c in conditions),
+            commits_seen=commits_seen,
         )
     )
     pieces.append(footer)
