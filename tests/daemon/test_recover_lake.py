@@ -10,7 +10,7 @@ import pytest
 from ledger.errors import LeaseBelowFloor
 from ledger.ledger import Ledger
 from ledger.types import CommitDraft, TopicConfig
-from tests.daemon.test_recover import Request, World
+from tests.daemon.recovery_world import Request, World
 from tests.ledger.lakes import compact, plan_all, switches_of
 
 
