@@ -1,12 +1,13 @@
 """What each alarm means: its name for people and programs, and when it makes the daemon not ready.
 
-Pure: segment, configuration and ``now`` in, troubles out. Who raises an alarm is said beside its
-kind's meaning; how it is kept is in ``shards/alarms.py``.
+Pure: segment, configuration and ``now`` in, troubles and lines for the log out. Who raises an
+alarm is said beside its kind's meaning; how it is kept is in ``shards/alarms.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -37,9 +38,13 @@ def _immediately(_: Config) -> int:
     return 0
 
 
+def _store_down(config: Config) -> int:
+    return config.store_down_not_ready_ms
+
+
 MEANINGS: dict[AlarmKind, Meaning] = {
     # a shard's uploads, the supervisor's owner thread
-    AlarmKind.STORE_FAILING: Meaning("store_failing", "the store fails", lambda _: 30_000),
+    AlarmKind.STORE_FAILING: Meaning("store_failing", "store failing", _store_down),
     # a shard's uploads
     AlarmKind.FOREIGN_OBJECT: Meaning(
         "foreign_object", "the store holds other bytes under a key of ours", _immediately
@@ -49,7 +54,9 @@ MEANINGS: dict[AlarmKind, Meaning] = {
         "lease_stuck", "a lease cannot be committed, and all after it wait", _immediately
     ),
     # a shard's uploads
-    AlarmKind.LEDGER_FAILING: Meaning("ledger_failing", "the ledger fails", lambda _: 30_000),
+    AlarmKind.LEDGER_FAILING: Meaning("ledger_failing", "ledger failing", _store_down),
+    # the supervisor's door
+    AlarmKind.DISK_SHORT: Meaning("disk_short", "disk short of space", _store_down),
 }
 
 
@@ -73,3 +80,62 @@ def _trouble(kind: AlarmKind, alarms: list[Alarm], config: Config, now_ns: int) 
         message=f"{meaning.says} for {age_ms // 1000} s: {first.text}",
         not_ready=after is not None and age_ms >= after(config),
     )
+
+
+LOG_AGAIN_NS = 60_000_000_000
+# An alarm that comes and goes, as with a store that takes one PUT in ten, is one that goes on.
+OVER_AFTER_NS = 3_000_000_000
+
+
+class _Told:
+    """An alarm that the log has told of."""
+
+    def __init__(self, trouble: Trouble, now_ns: int) -> None:
+        self.since_ns = now_ns - trouble.age_ms * 1_000_000
+        self.told_ns = self.seen_ns = now_ns
+        self.message, self.age_ms = trouble.message, trouble.age_ms
+        self.passed = 0  # counts of an alarm that was cleared and raised again
+        self.count = self.told_count = trouble.count
+
+    def see(self, trouble: Trouble, now_ns: int) -> None:
+        if trouble.age_ms <= self.age_ms:
+            self.passed += self.count
+        self.count, self.age_ms = trouble.count, trouble.age_ms
+        self.seen_ns = now_ns
+        self.message = trouble.message
+
+    @property
+    def total(self) -> int:
+        return self.passed + self.count
+
+    @property
+    def times(self) -> str:
+        return f", {self.total} times" if self.total > 1 else ""
+
+
+class AlarmLog:
+    """What the log says of alarms: when one begins, once a minute, and when it is over."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, _Told] = {}
+
+    def lines(self, troubles: Iterable[Trouble], now_ns: int) -> list[tuple[int, str]]:
+        """The lines that are due, with their levels."""
+        found: list[tuple[int, str]] = []
+        for trouble in troubles:
+            told = self._told.get(trouble.alarm)
+            if told is None:
+                self._told[trouble.alarm] = _Told(trouble, now_ns)
+                found.append((logging.ERROR, trouble.message))
+                continue
+            told.see(trouble, now_ns)
+            if now_ns - told.told_ns >= LOG_AGAIN_NS:
+                more = told.total - told.told_count
+                found.append((logging.ERROR, f"{told.message}{told.times}, {more} of them new"))
+                told.told_ns, told.told_count = now_ns, told.total
+        for alarm, told in [*self._told.items()]:
+            if now_ns - told.seen_ns >= OVER_AFTER_NS:
+                del self._told[alarm]
+                lasted_s = (told.seen_ns - told.since_ns) // 1_000_000_000
+                found.append((logging.WARNING, f"{alarm} is over after {lasted_s} s{told.times}"))
+        return found

@@ -94,6 +94,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes_max: int
     record_bytes_max: int
     records_max: int
+    store_down_not_ready_ms: int
     log_level: str
     log_format: str
     origins: dict[str, str]
@@ -236,6 +237,10 @@ FIELDS: tuple[Field, ...] = (
           "largest record in a request; above it: 413", check=between(1, 1 * GIB, size_text)),
     Field("records_max", COUNT, 10_000, "records",
           "most records in a request; above it: 413", check=between(1, 1_000_000)),
+    Field("store_down_not_ready_ms", COUNT, 30_000, "milliseconds",
+          "`/readyz` answers 503 once the store, the ledger or their disk has failed for this long;"
+          " new requests are refused after 2 s",
+          check=between(0, 86_400_000)),
     Field("log_level", one_of("debug", "info", "warning", "error"), "info", "",
           "the least important lines that are still written", reloadable=True),
     Field("log_format", one_of("text", "json"), "text", "",

@@ -24,9 +24,11 @@ from ledger.entry import Entry, EntryError, Owner
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from shards import layout as at
-from shards.clock import boottime_ns
+from shards.alarms import AlarmBoard
+from shards.clock import boottime_ns, monotonic_ns
 from shards.doorbell import Doorbells
 from shards.segment import Segment
+from uploader.outage import Outage
 from uploader.ownerlog import OwnerLog, Taken
 from uploader.ownership import Do, Ownership
 from uploader.stores.base import StoreError
@@ -92,6 +94,7 @@ class OwnerThread:
         self._log = owner_log
         self._ledger = ledger
         self._ownership = Ownership()
+        self._outage = Outage(AlarmBoard(segment, layout.shards))
         self._incarnation = 0
         self._told = Mark()
         self._unsure: Entry | None = None  # sent, and its fate is not known
@@ -148,7 +151,9 @@ class OwnerThread:
                     self._put("entry")
                 except (StoreError, LedgerError, EntryError) as error:
                     self._ownership.failed(boottime_ns())
-                    log.warning("an entry of the owner's log failed: %s", error)
+                    # Of a store that fails the supervisor tells (daemon/alarms.py).
+                    level = logging.DEBUG if isinstance(error, StoreError) else logging.WARNING
+                    log.log(level, "an entry of the owner's log failed: %s", error)
                 continue
             wait_s = min(LOOK_S, max(0.0, (step.at_ns - now_ns) / 1e9))
             select.select([self._bells.fds[self._bell]], [], [], wait_s)
@@ -190,15 +195,18 @@ class OwnerThread:
         """Puts an entry and learns its fate. Raises StoreError, EntryError."""
         self._unsure = entry
         self._ownership.putting(boottime_ns())
+        began_ns = monotonic_ns()
         try:
             if self._log.put(entry):
                 self._ownership.accepted()
             else:
                 there = self._log.read(entry.incarnation, entry.number)
                 self._ownership.taken(there.nonce == entry.nonce)
-        except StoreError:
+        except StoreError as error:
             self._ownership.failed(boottime_ns())
+            self._outage.failed(error, began_ns, monotonic_ns())
             raise
+        self._outage.kept(monotonic_ns())
         self._unsure = None
         if self.superseded:
             self._words[at.G_SUPERSEDED] = 1

@@ -17,11 +17,13 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from daemon import bodies
 from daemon.answers import Answers, Waiting
 from daemon.bodies import BodyLimits, Produce
 from daemon.catalog import Catalog, TopicEntry, unknown_topic
+from daemon.door import Shut
 from daemon.errors import ApiError, too_large
 from daemon.http.head import Head
 from daemon.http.request import Request
@@ -39,6 +41,25 @@ log = logging.getLogger("headgate.produce")
 FRAME_BYTES = 4096  # heads and pads that a body does not have: room that admission adds
 _new = tuple.__new__  # a NamedTuple's own constructor costs twice as much, once per request
 RETRY_AFTER_S = (1, 3)  # spread, so that refused producers do not come back together
+SHUT_RETRY_AFTER_S = (3, 10)  # an outage lasts longer than a ring takes to empty
+
+
+class Closed(NamedTuple):
+    """Why no request is taken in. ``close``: nor will any, on this connection."""
+
+    code: str
+    reason: str
+    close: bool
+
+
+SUPERSEDED = Closed("superseded", "another daemon has taken this store over; send it there", True)
+STOPPING = Closed("shutting_down", "the daemon is stopping", True)
+STORE_FAILING = Closed(
+    "store_failing", "the store takes nothing at the moment (GET /v0/status says why)", False
+)
+DISK_FULL = Closed(
+    "disk_full", "the disk of the ledger or of the store is almost full: free some space", False
+)
 
 
 class Producer:
@@ -64,7 +85,7 @@ class Producer:
         self._published = published
         self._rng = rng
         self._promised_bytes = 0
-        self._closed: ApiError | None = None
+        self._closed: Closed | None = None
         # By connection: request, topic, and the promise that it keeps until it is worked off.
         self._held_back: dict[object, deque[tuple[Request, str, int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,32 +130,42 @@ class Producer:
                 limit_bytes=limit,
             )
         if self._closed is not None:
-            raise self._closed
+            raise self._refusal(self._closed)
         if self._ring.free_bytes - self._promised_bytes < needed:
             raise self._throttled()
 
     def look_at_gate(self) -> None:
         """Notes whether requests are refused altogether; called when the shard's bell was rung."""
         words = self._words
+        shut = Shut(words[at.G_DOOR])
         if words[at.G_SUPERSEDED]:
-            code, reason = "superseded", "another daemon has taken this store over; send it there"
+            self._closed = SUPERSEDED
         elif words[at.G_DRAINING]:
-            code, reason = "shutting_down", "the daemon is stopping"
+            self._closed = STOPPING
+        elif shut:
+            self._closed = STORE_FAILING if shut & Shut.STORE_FAILING else DISK_FULL
         else:
-            return
-        message = f"{reason}; nothing was stored"
-        self._closed = ApiError(503, code, message, retry_after_s=self._retry_after_s(), close=True)
+            self._closed = None
+
+    def _refusal(self, closed: Closed) -> ApiError:
+        self._words[self._rejected_at] += 1
+        retry_after_s = self._rng.randint(*(RETRY_AFTER_S if closed.close else SHUT_RETRY_AFTER_S))
+        return ApiError(
+            503,
+            closed.code,
+            f"{closed.reason}; nothing of this request was stored",
+            {"retry_after_ms": retry_after_s * 1000},
+            retry_after_s=retry_after_s,
+            close=closed.close,
+        )
 
     def release(self, token: int) -> None:
         """Gives promised space back."""
         self._promised_bytes -= token
 
-    def _retry_after_s(self) -> int:
-        return self._rng.randint(*RETRY_AFTER_S)
-
     def _throttled(self) -> ApiError:
         self._words[self._rejected_at] += 1
-        retry_after_s = self._retry_after_s()
+        retry_after_s = self._rng.randint(*RETRY_AFTER_S)
         return ApiError(
             429,
             "throttled",

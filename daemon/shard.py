@@ -52,6 +52,7 @@ from ledger.ledger import Ledger
 from ledger.types import Commit
 from shards import layout as at
 from shards import locks
+from shards.alarms import AlarmBoard
 from shards.clock import monotonic_ns, process_cpu_ns
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
@@ -87,6 +88,7 @@ class Shard:
         self._words = self.segment.words
         self._base = self.segment.layout.shard(self.shard)
         self._bells = Doorbells(inheritance.bell_fds)
+        AlarmBoard(self.segment, self.shard).clear_all()  # a former process's
         self._listener = socket.socket(fileno=inheritance.listen_fd)
         self._alive_fd = inheritance.alive_fd
         self._lock_file = LockFile(Path(config.data_dir) / "lock")

@@ -25,7 +25,9 @@ import sys
 from types import FrameType
 
 from daemon import inherit, logs, memory
+from daemon.alarms import AlarmLog, troubles
 from daemon.config import Config, ConfigError, load_again, reload
+from daemon.door import Door, disks_of
 from daemon.governor import Governor, window_ms
 from daemon.heartbeat import Pulse, Verdict
 from daemon.inherit import Inheritance
@@ -34,6 +36,7 @@ from daemon.owner import OwnerThread
 from daemon.upkeep import UpkeepThread, clocks_of
 from ledger.ledger import Ledger
 from shards import layout as at
+from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import monotonic_ns, wall_ms
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
@@ -83,6 +86,9 @@ class Supervisor:
         self._leases = LeaseTable(self._words, self.layout)
         self._groups = GroupTable(self.segment)
         self._governor = Governor()
+        self._alarms = AlarmBoard(self.segment, config.shards)
+        self._alarm_log = AlarmLog()
+        self._door = Door(disks_of(config))
         self._notify = Notifier.take(os.environ, os.getpid())
         self._alive_read, self._alive_write = os.pipe()
         self.listeners: list[socket.socket] = []
@@ -94,6 +100,7 @@ class Supervisor:
         self._said_ready = False
         self._in_trouble = False
         self._failed = False
+        self._killed = False
         self._superseded_ticks = 0
         self._sampled_ns = monotonic_ns()
 
@@ -236,7 +243,7 @@ class Supervisor:
         self._words[base + at.S_READY] = 0
         orphans = self._leases.orphan(child.shard)
         self._words[at.G_DEATHS] += 1
-        if self._words[at.G_DRAINING] and code == 0:
+        if self._killed or (self._words[at.G_DRAINING] and code == 0):
             return
         self.bells.ring_all(range(self.config.shards))
         child.start_failures = 0 if was_ready else child.start_failures + 1
@@ -253,6 +260,7 @@ class Supervisor:
         child.wait_ticks = 0 if by_signal and was_ready else BACKOFF_TICKS
 
     def _tick(self) -> None:
+        self._look_for_trouble(monotonic_ns())
         if not self._owner.alive and not self._failed:
             self._lose_ownership()
             return
@@ -260,7 +268,11 @@ class Supervisor:
             self._drain_ticks += 1
             self._notify.alive(monotonic_ns())  # their number bounds a drain
             if self._drain_ticks == DRAIN_TICKS:
-                log.error("the drain takes too long; what is unanswered now has no outcome")
+                log.error(
+                    "the drain takes too long: %d bytes were accepted and are not durable yet; the"
+                    " shards are ended, and producers without an answer send them again",
+                    self._pending_bytes(),
+                )
                 self._kill_all()
             return
         # Once for all of them: with a hundred shards it would be most of the tick.
@@ -284,6 +296,27 @@ class Supervisor:
                 self._in_trouble = False
                 self._notify.status(self._serving())
             self._notify.alive(monotonic_ns())
+
+    def _look_for_trouble(self, now_ns: int) -> None:
+        """Logs what begins and ends, and opens or shuts the door."""
+        found = troubles(self.segment, self.config, now_ns)
+        for level, line in self._alarm_log.lines(found, now_ns):
+            log.log(level, "%s", line)
+        shut = self._door.look(found, self._pending_bytes())
+        if shut == self._words[at.G_DOOR]:
+            return
+        if self._door.short:
+            self._alarms.raise_(AlarmKind.DISK_SHORT, self._door.short, now_ns)
+        else:
+            self._alarms.clear(AlarmKind.DISK_SHORT)
+        self._words[at.G_DOOR] = shut
+        self.bells.ring_all(range(self.config.shards))
+
+    def _pending_bytes(self) -> int:
+        """What is accepted and not durable yet."""
+        bases = [self.layout.shard(child.shard) for child in self.children]
+        words = self._words
+        return sum(int(words[base + at.S_HEAD] - words[base + at.S_COMMITTED]) for base in bases)
 
     def _tell_trouble(self, what: str) -> None:
         self._in_trouble = True
@@ -350,6 +383,7 @@ class Supervisor:
         words[at.G_WINDOW_NS] = int(window * 1e6)
 
     def _kill_all(self) -> None:
+        self._killed = True
         for child in self.children:
             if child.process is not None:
                 child.process.kill()

@@ -35,6 +35,7 @@ class AlarmKind(IntEnum):
     FOREIGN_OBJECT = 1
     LEASE_STUCK = 2
     LEDGER_FAILING = 3
+    DISK_SHORT = 4
 
 
 class Alarm(Struct, frozen=True):

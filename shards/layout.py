@@ -9,7 +9,7 @@ word                   writer
 =====================  =========================================================================
 global: incarnation,   supervisor
 epoch, draining, log
-level, deaths
+level, deaths, door
 global: owned, entry   supervisor's owner thread
 number, superseded
 global: clock, records supervisor's retention thread
@@ -67,7 +67,8 @@ G_EVICTED = 9 * LINE_WORDS  # the catalog version of the last eviction or trim
 G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
 G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
 G_RECORDS_EVICTED = G_CLOCK_STOPPED + 2
-GLOBAL_WORDS = 11 * LINE_WORDS
+G_DOOR = 11 * LINE_WORDS  # why new requests are refused (daemon/door.py); 0: they are not
+GLOBAL_WORDS = 12 * LINE_WORDS
 
 # Lines of a shard.
 S_RESERVED = 0 * LINE_WORDS

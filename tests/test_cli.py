@@ -91,12 +91,8 @@ def test_status_as_json_is_what_the_daemon_said() -> None:
         ({"ready": False}, "the daemon is not ready"),
         ({"shards": [STATUS["shards"][0], {"shard": 1, "pid": None}]}, "shard 1 has no process"),
         (
-            {
-                "alarms": [
-                    {"alarm": "store_failing", "message": "the store fails for 42 s: No space"}
-                ]
-            },
-            "the store fails for 42 s: No space",
+            {"alarms": [{"alarm": "store_failing", "message": "store failing for 42 s: No space"}]},
+            "store failing for 42 s: No space",
         ),
         ({"retention": {"clock_jump_ms": -7_200_000}}, "the wall clock went back by 2 h"),
     ],

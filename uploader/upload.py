@@ -31,6 +31,7 @@ from ledger.errors import LeaseBelowFloor, LedgerError
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft
 from shards import layout as at
+from shards.alarms import AlarmBoard
 from shards.clock import boottime_ns, monotonic_ns, wall_ms
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
@@ -40,6 +41,7 @@ from shards.segment import Segment
 from uploader import l0
 from uploader.assemble import assemble, requests_of
 from uploader.hedge import HedgedPut
+from uploader.outage import Outage
 from uploader.ownership import may_commit, should_ask
 from uploader.retry import delay_s
 from uploader.stores.base import ForeignObject, ObjectStore, StoreError
@@ -88,6 +90,7 @@ class Uploads:
         self._ledger_mutex = threading.Lock()
         self._topic_name = topic_name
         self._rng = rng
+        self._outage = Outage(AlarmBoard(segment, shard))
         self._log = CommitLog(segment)
         layout = segment.layout
         self._readers = [RingReader(segment, source) for source in range(layout.shards)]
@@ -173,7 +176,8 @@ class Uploads:
                 log.critical("object %s is not ours; its lease cannot be committed", key)
                 raise
             except StoreError as error:
-                log.warning("PUT %s failed (attempt %d): %s", key, attempt, error)
+                # The supervisor says it aloud, once for all that fails (daemon/alarms.py).
+                log.debug("PUT %s failed (attempt %d): %s", key, attempt, error)
                 self._pause(attempt)
         return CommitDraft(
             lease_id=lease.lease_id,
@@ -190,13 +194,18 @@ class Uploads:
         """One attempt, counted."""
         self._count(at.S_PUTS, 1)
         self._count(at.S_PUT_BYTES, len(body))
+        began_ns = monotonic_ns()
         try:
-            return self._store.put(key, body, crc32c)
+            locator = self._store.put(key, body, crc32c)
         except ForeignObject:
-            raise  # an alarm of its own
-        except StoreError:
-            self._count(at.S_PUT_FAILURES, 1)
+            self._outage.kept(monotonic_ns())  # the store works; that is an alarm of its own
             raise
+        except StoreError as error:
+            self._count(at.S_PUT_FAILURES, 1)
+            self._outage.failed(error, began_ns, monotonic_ns())
+            raise
+        self._outage.kept(monotonic_ns())
+        return locator
 
     def _pause(self, attempt: int) -> None:
         if self._stopping.wait(delay_s(attempt, self._rng)):

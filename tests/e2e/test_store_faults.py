@@ -57,7 +57,7 @@ def _objects(bucket: Bucket) -> list[str]:
     return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
 
-def test_while_the_store_is_down_the_ring_fills_and_producers_get_429_with_retry_after(
+def test_while_the_store_is_down_producers_are_refused_with_retry_after_and_nothing_is_doubled(
     data: Path, bucket: Bucket
 ) -> None:
     with store_proxy(bucket.endpoint_url) as proxy:
@@ -80,8 +80,10 @@ def test_while_the_store_is_down_the_ring_fills_and_producers_get_429_with_retry
             rejected = daemon.status()["totals"]["rejected"]
 
     assert not run.unknown
-    assert {(answer.status, answer.code) for _, answer in run.refused} == {(429, "throttled")}
-    assert all(1 <= int(answer.headers["retry-after"]) <= 3 for _, answer in run.refused)
+    # The ring is full, or the store is known to fail, whichever comes first.
+    told = {(answer.status, answer.code) for _, answer in run.refused}
+    assert told <= {(429, "throttled"), (503, "store_failing")}
+    assert all(1 <= int(answer.headers["retry-after"]) <= 10 for _, answer in run.refused)
     retry_ms = [answer.json["error"]["detail"]["retry_after_ms"] for _, answer in run.refused]
     assert all(ms >= 1000 for ms in retry_ms)
     assert rejected == len(run.refused)

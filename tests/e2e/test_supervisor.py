@@ -190,4 +190,6 @@ def test_a_stop_with_a_store_that_does_not_answer_ends_within_its_time(
             assert ended(daemon) == 0
             assert line.answer() is None
             proxy.release()
-    assert "the drain takes too long" in daemon.text
+    assert "the drain takes too long: " in daemon.text
+    assert "bytes were accepted and are not durable yet" in daemon.text
+    assert "died" not in daemon.text

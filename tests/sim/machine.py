@@ -23,8 +23,8 @@ from unittest.mock import patch
 from daemon.heartbeat import Pulse, Verdict
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, TopicConfig
+from shards import alarms, locks
 from shards import layout as at
-from shards import locks
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.frame import Part, encode_conditions
@@ -50,7 +50,7 @@ from tests.sim.schedule import (
     log_uniform,
 )
 from tests.sim.store import Store
-from uploader import groups, upload
+from uploader import groups, outage, upload
 from uploader.adopt import adopt_orphans
 from uploader.groups import GroupTable, Puller
 from uploader.ownership import PERIOD_NS
@@ -486,6 +486,9 @@ def simulated(machine: Machine) -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, value in (
             (upload, "threading", threads),
+            (upload, "monotonic_ns", lambda: schedule.now_ns),
+            (outage, "threading", threads),
+            (alarms, "threading", threads),
             (upload, "wall_ms", wall_ms),
             (upload, "boottime_ns", boottime_ns),
             (groups, "wall_ms", wall_ms),

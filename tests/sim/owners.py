@@ -34,12 +34,14 @@ from daemon.owner import OtherHistory, OwnerThread
 from ledger.backup import Changes, Mark
 from ledger.entry import PREFIX, Owner
 from ledger.ledger import Ledger
+from shards import alarms
 from shards import layout as at
 from shards.doorbell import Doorbells
 from shards.layout import Layout
 from shards.segment import Segment
 from tests.sim.oracle import require
-from tests.sim.schedule import MS, Process, S, Schedule, Violation, Words, log_uniform
+from tests.sim.schedule import MS, Mutex, Process, S, Schedule, Violation, Words, log_uniform
+from uploader import outage
 from uploader import ownerlog as ownerlog_module
 from uploader.ownerlog import OwnedByAnother, OwnerLog
 from uploader.ownership import may_commit, should_ask
@@ -170,7 +172,7 @@ class Daemon:
         owner = Owner(f"host {self.number}", 1, f"boot {self.number}", 1, self.number, "/data")
         owner_log = OwnerLog(world.bucket, owner, lambda s: self.sleep_own_ns(int(s * 1e9)))
         words = Words(self.segment.words, self.process)
-        view = SimpleNamespace(words=words, layout=LAYOUT)
+        view = SimpleNamespace(words=words, layout=LAYOUT, data=self.segment.data)
         bells = cast(Doorbells, _OwnerBells(self))
         try:
             taken = owner_log.take(take_over=True)
@@ -349,11 +351,15 @@ def simulated_owners(world: World) -> Iterator[None]:
 
     real_put = OwnerLog.put
     sent: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
+    mutexes = SimpleNamespace(Lock=lambda: Mutex(schedule))
     loggers = [logging.getLogger("headgate.owner")]
     levels = [logger.level for logger in loggers]
     with ExitStack() as stack:
         for target, name, value in (
             (owner_module, "threading", SimpleNamespace(Thread=Thread)),
+            (owner_module, "monotonic_ns", lambda: current().now_ns()),
+            (outage, "threading", mutexes),
+            (alarms, "threading", mutexes),
             (owner_module, "select", SimpleNamespace(select=select)),
             (owner_module, "boottime_ns", lambda: current().now_ns()),
             (owner_module, "ENTRIES_PER_SNAPSHOT", 3),
