@@ -2,10 +2,10 @@
 
 An object is read whole by one request, unless much of it is not needed; then the needed extents
 are read by ranges. What can be another time (503, a lost connection) is tried again; what stays
-so fails the task, for the store is to blame. What another attempt cannot mend (an object that is
-missing, torn, foreign) is a *hole*: extents with a reason, while the rest goes on. A footer that
-is damaged or names another lease makes holes of the whole object; an extent whose bytes do not
-have the ledger's checksum is one by itself.
+so fails the task, for the store is to blame. What a read on a new
+connection cannot mend (an object that is missing, torn, foreign) is a *hole*: extents with a
+reason, while the rest goes on. A footer that is damaged or names another lease makes holes of the
+whole object; an extent whose bytes do not have the ledger's checksum is one by itself.
 
 Nothing is decoded here beyond the footer.
 """
@@ -15,8 +15,9 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from msgspec import Struct
 
@@ -25,6 +26,7 @@ from shards.checksum import crc32c
 from uploader.l0 import L0Error, object_key, read_footer
 from uploader.retry import RetryLimits, retry_delay_s
 from uploader.stores.base import ObjectMissing, ObjectStore, StoreError, StoreRefused
+from uploader.stores.verified import READS_MAX, verified
 
 THREADS = 4
 AHEAD = 8  # objects that are read or wait to be taken, at most
@@ -61,6 +63,10 @@ class TaskObject(Struct, frozen=True, array_like=True):
     size_bytes: int
     extents: tuple[TaskExtent, ...]
     split: bool = False
+
+
+Extents = list[tuple[TaskExtent, memoryview | str]]
+"""Extents with their bytes, or with what is wrong with them"""
 
 
 class Fetched(Struct, frozen=True):
@@ -100,9 +106,9 @@ def fetch(store: ObjectStore, wanted: TaskObject) -> Fetched:
     waste = wanted.size_bytes - needed
     try:
         if wanted.split or waste > max(WASTE_BYTES_MIN, int(needed * WASTE_SHARE_MAX)):
-            found = list(_by_ranges(reads, wanted))
+            found = _by_ranges(reads, wanted)
         else:
-            found = list(_whole(reads, wanted))
+            found = _whole(reads, wanted)
     except _Hole as hole:
         found = [(extent, str(hole)) for extent in wanted.extents]
     return Fetched(wanted.key, tuple(found), reads.bytes, reads.requests)
@@ -130,6 +136,14 @@ class _Hole(Exception):
     """Why an object cannot be read, whatever is tried."""
 
 
+class _Damaged(Exception):
+    """Extents of which some are not what they should be."""
+
+    def __init__(self, found: Extents) -> None:
+        super().__init__(next(data for _, data in found if isinstance(data, str)))
+        self.found = found
+
+
 class _Reads:
     """Reads of one object, with repeats, counted."""
 
@@ -140,8 +154,25 @@ class _Reads:
         self.bytes = 0
         self.requests = 0
 
+    def verified(
+        self, check: Callable[[bytes], Extents], start: int = 0, length: int | None = None
+    ) -> Extents:
+        """The extents in a range of the object; what stays wrong is told with them."""
+
+        def read() -> Extents:
+            found = check(self.get(start, length))
+            if any(isinstance(data, str) for _, data in found):
+                raise _Damaged(found)
+            return found
+
+        try:
+            return verified(read, self._store.reconnect, _Damaged, self._wanted.key)
+        except _Damaged as damaged:
+            return damaged.found
+
     def get(self, start: int = 0, length: int | None = None) -> bytes:
         attempt = 0
+        torn = 0
         while True:
             attempt += 1
             self.requests += 1
@@ -151,19 +182,26 @@ class _Reads:
                 if attempt >= MISSING_ATTEMPTS:
                     raise _Hole(f"missing: {error}") from error
                 delay_s: float | None = 0.2 * attempt
+                self._store.reconnect()
             except StoreRefused as error:
                 raise StoreFailed(str(error)) from error
             except StoreError as error:
                 delay_s = retry_delay_s(error, attempt, self._rng, RETRY)
                 if delay_s is None:
-                    self._give_up(error)
+                    torn += 1
+                    if torn >= READS_MAX or not self._may_be_torn(error):
+                        self._give_up(error)
+                    self._store.reconnect()
             else:
                 self.bytes += len(body)
                 return body
             time.sleep(delay_s or 0.0)
 
+    def _may_be_torn(self, error: StoreError) -> bool:
+        return not error.retryable and self._store.url.startswith("file:")
+
     def _give_up(self, error: StoreError) -> None:
-        if not error.retryable and self._store.url.startswith("file:"):
+        if self._may_be_torn(error):
             raise _Hole(f"torn: {error}") from error  # a segment that was cut off
         raise StoreFailed(
             f"{self._wanted.key} cannot be read: {error}; nothing is lost, run it again when the"
@@ -171,31 +209,47 @@ class _Reads:
         ) from error
 
 
-def _whole(reads: _Reads, wanted: TaskObject) -> Iterator[tuple[TaskExtent, memoryview | str]]:
-    body = reads.get()
+def _whole(reads: _Reads, wanted: TaskObject) -> Extents:
+    def check(body: bytes) -> Extents:
+        problem = _object_problem(body, wanted)
+        if problem:
+            return [(extent, problem) for extent in wanted.extents]
+        return _checked(wanted.extents, 0, body)
+
+    return reads.verified(check)
+
+
+def _object_problem(body: bytes, wanted: TaskObject) -> str:
     if len(body) != wanted.size_bytes:
-        raise _Hole(f"torn: it has {len(body)} bytes, the ledger says {wanted.size_bytes}")
+        return f"torn: it has {len(body)} bytes, the ledger says {wanted.size_bytes}"
     try:
         name = object_key(read_footer(body, wanted.key).lease_id)
     except (L0Error, ValueError) as error:
-        raise _Hole(f"damaged: {error}") from error
-    if name != wanted.key:
-        raise _Hole(f"foreign: its footer says that it is {name}")
-    view = memoryview(body)
-    for extent in wanted.extents:
-        yield extent, _checked(extent, view[extent.byte_start :][: extent.byte_length])
+        return f"damaged: {error}"
+    return "" if name == wanted.key else f"foreign: its footer says that it is {name}"
 
 
-def _by_ranges(reads: _Reads, wanted: TaskObject) -> Iterator[tuple[TaskExtent, memoryview | str]]:
+def _by_ranges(reads: _Reads, wanted: TaskObject) -> Extents:
+    found: Extents = []
     left = deque(wanted.extents)
     for start, end in ranges_of(wanted.extents):
-        view = memoryview(reads.get(start, end - start))
+        of_range: list[TaskExtent] = []
         while left and left[0].byte_start + left[0].byte_length <= end:
-            extent = left.popleft()
-            yield extent, _checked(extent, view[extent.byte_start - start :][: extent.byte_length])
+            of_range.append(left.popleft())
+        found += reads.verified(partial(_checked, of_range, start), start, end - start)
+    return found
 
 
-def _checked(extent: TaskExtent, data: memoryview) -> memoryview | str:
+def _checked(extents: Sequence[TaskExtent], start: int, body: bytes) -> Extents:
+    """Extents in bytes that begin at ``start`` of the object."""
+    view = memoryview(body)
+    return [
+        (extent, _checked_one(extent, view[extent.byte_start - start :][: extent.byte_length]))
+        for extent in extents
+    ]
+
+
+def _checked_one(extent: TaskExtent, data: memoryview) -> memoryview | str:
     if len(data) != extent.byte_length:
         return f"torn: {len(data)} of the {extent.byte_length} bytes at {extent.byte_start}"
     found = crc32c(data)

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from compaction.l1_fetch import LakeFileDamaged, Window, fetcher
 from compaction.l1_rows import COLUMNS, WholeRows
+from uploader.stores.verified import verified
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,10 +62,17 @@ class Footer(Struct, frozen=True):
     metadata: Any
     size_bytes: int
     fetch: Callable[[int, int], bytes]
+    reconnect: Callable[[], None]
 
 
 def read_footer(place: Place, path: str, size_bytes: int) -> Footer:
     """A file's footer. Raises StoreError, ObjectMissing, LakeFileDamaged."""
+    return verified(
+        lambda: _read_footer(place, path, size_bytes), place.reconnect, LakeFileDamaged, path
+    )
+
+
+def _read_footer(place: Place, path: str, size_bytes: int) -> Footer:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -83,7 +92,7 @@ def read_footer(place: Place, path: str, size_bytes: int) -> Footer:
     except (pa.ArrowException, OSError, KeyError) as error:
         raise LakeFileDamaged(path, f"its footer cannot be read: {error}") from error
     # Decoded it takes several times its length; measured 3 to 5.
-    return Footer(path, groups, metadata, 5 * wanted, fetch)
+    return Footer(path, groups, metadata, 5 * wanted, fetch, place.reconnect)
 
 
 def _groups(metadata: Any) -> tuple[RowGroup, ...]:
@@ -132,8 +141,12 @@ def _bounds(statistics: Any) -> tuple[int, int]:
 
 def read_rows(footer: Footer, group: RowGroup) -> WholeRows:
     """A row group, decoded. Raises StoreError, ObjectMissing, LakeFileDamaged."""
-    window = Window(footer.fetch(group.first_byte, group.length), group.first_byte)
-    return WholeRows(footer.path, group.index, decoded(footer, group, window, COLUMNS))
+
+    def read() -> WholeRows:
+        window = Window(footer.fetch(group.first_byte, group.length), group.first_byte)
+        return WholeRows(footer.path, group.index, decoded(footer, group, window, COLUMNS))
+
+    return verified(read, footer.reconnect, LakeFileDamaged, footer.path)
 
 
 def opened(footer: Footer, window: Window) -> Any:
@@ -186,14 +199,19 @@ def batches(
     for group in footer.groups:
         if not may_hold(group, partition, first_offset, last_offset):
             continue
-        first, length = _whole(footer.metadata.row_group(group.index))
-        table = decoded(footer, group, Window(footer.fetch(first, length), first), None)
+        read = partial(_read_whole, footer, group)
+        table = verified(read, footer.reconnect, LakeFileDamaged, path)
         rows = WholeRows(path, group.index, table)
         for start, stop in rows.stretches.get(partition, ()):
             low = bisect_left(rows.offsets, first_offset, start, stop)
             high = bisect_left(rows.offsets, last_offset + 1, low, stop)
             if low < high:
                 yield from table.slice(low, high - low).to_batches()
+
+
+def _read_whole(footer: Footer, group: RowGroup) -> pa.Table:
+    first, length = _whole(footer.metadata.row_group(group.index))
+    return decoded(footer, group, Window(footer.fetch(first, length), first), None)
 
 
 def _whole(group: Any) -> tuple[int, int]:

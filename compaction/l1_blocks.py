@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from compaction.l1 import Footer, RowGroup, decoded, opened, undecodable
-from compaction.l1_fetch import Window
+from compaction.l1_fetch import LakeFileDamaged, Window
 from compaction.l1_rows import COLUMNS, INDEX_COLUMNS, Block, Rows, block_of, one_chunk
+from uploader.stores.verified import verified
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +24,10 @@ BLOCK_BYTES = 1 << 20  # a page of the data column; some 1 to 2 ms to decode
 
 def open_rows(footer: Footer, group: RowGroup) -> BlockRows:
     """A row group's bytes and its index. Raises StoreError, ObjectMissing, LakeFileDamaged."""
-    return BlockRows(footer, group, footer.fetch(group.first_byte, group.length))
+    return verified(
+        lambda: BlockRows(footer, group, footer.fetch(group.first_byte, group.length)),
+        footer.reconnect, LakeFileDamaged, footer.path,
+    )  # fmt: skip
 
 
 class BlockRows(Rows):
@@ -47,21 +51,32 @@ class BlockRows(Rows):
         self._next = -1  # the block that the iterator gives next; before the first use none
 
     def block(self, number: int) -> Block:
+        """Raises LakeFileDamaged when the pages are wrong in bytes that were fetched again, too;
+        StoreError, ObjectMissing."""
         with self._lock:
-            if not 0 <= self._next <= number:
-                self._batches = self._iterator()
-                self._next = 0
-            at, self._next = self._next, -1  # begins anew behind an error
-            batch: pa.RecordBatch | None = None
-            while at <= number:
-                batch = next(self._batches, None)
-                wanted = min(self.block_rows, len(self.offsets) - at * self.block_rows)
-                if batch is None or batch.num_rows != wanted:
-                    raise undecodable(self._footer, self._group, f"block {at} is not whole")
-                at += 1
-            assert batch is not None
-            self._next = at
-            return block_of(number * self.block_rows, batch.columns)
+            return verified(
+                lambda: self._block(number), self._fetch_again, LakeFileDamaged, self.path
+            )
+
+    def _fetch_again(self) -> None:
+        self._footer.reconnect()
+        self._data = self._footer.fetch(self._group.first_byte, self._group.length)
+
+    def _block(self, number: int) -> Block:
+        if not 0 <= self._next <= number:
+            self._batches = self._iterator()
+            self._next = 0
+        at, self._next = self._next, -1  # begins anew behind an error
+        batch: pa.RecordBatch | None = None
+        while at <= number:
+            batch = next(self._batches, None)
+            wanted = min(self.block_rows, len(self.offsets) - at * self.block_rows)
+            if batch is None or batch.num_rows != wanted:
+                raise undecodable(self._footer, self._group, f"block {at} is not whole")
+            at += 1
+        assert batch is not None
+        self._next = at
+        return block_of(number * self.block_rows, batch.columns)
 
     def _iterator(self) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa

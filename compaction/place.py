@@ -77,6 +77,11 @@ class Place(Struct, frozen=True):
             return _local, self.path_of(lake)
         return self._s3(), self.path_of(lake)
 
+    def reconnect(self) -> None:
+        """The lake's file system is opened anew, with connections of its own."""
+        with _lock:
+            _s3_opened.pop(self, None)
+
     def path_of(self, location: str) -> str:
         """A location's path in the lake's file system. Raises ValueError for another scheme."""
         scheme, mark, path = location.partition("://")

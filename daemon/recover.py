@@ -37,6 +37,7 @@ from uploader.l0 import Footer, L0Error, fetch_footer, parse_key
 from uploader.ownerlog import Former, OwnedByAnother, OwnerLog, Taken
 from uploader.retry import RetryLimits, retry_delay_s
 from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore, StoreError
+from uploader.stores.verified import verified
 from uploader.unlisted import (
     RingOrder,
     Unlisted,
@@ -372,7 +373,8 @@ def _footer(store: ObjectStore, head: ObjectHead) -> Footer | L0Error | ObjectMi
     while True:
         attempt += 1
         try:
-            footer = fetch_footer(partial(store.get, head.locator), head.size_bytes, head.key)
+            # A gap in the place of what was acknowledged is for good: read again first.
+            return verified(partial(_footer_once, store, head), store.reconnect, L0Error, head.key)
         except (L0Error, ObjectMissing) as error:
             return error
         except StoreError as error:
@@ -380,12 +382,13 @@ def _footer(store: ObjectStore, head: ObjectHead) -> Footer | L0Error | ObjectMi
             if pause_s is None:
                 raise
             sleep_s(pause_s)
-            continue
-        if footer.lease_id != parse_key(head.key):
-            return L0Error(
-                head.key, head.size_bytes, "the footer of this key", str(footer.lease_id)
-            )
-        return footer
+
+
+def _footer_once(store: ObjectStore, head: ObjectHead) -> Footer:
+    footer = fetch_footer(partial(store.get, head.locator), head.size_bytes, head.key)
+    if footer.lease_id != parse_key(head.key):
+        raise L0Error(head.key, head.size_bytes, "the footer of this key", str(footer.lease_id))
+    return footer
 
 
 def _rows(ledger: Ledger) -> Iterator[ObjectRow]:

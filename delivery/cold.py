@@ -1,7 +1,8 @@
 """Reading committed extents from the store: range reads, a bounded cache, no fetch twice at once.
 
 The ledger says which extents hold an offset; their bytes come by one range read each, are checked
-against the ledger's CRC32C and kept in a cache of bounded bytes, least recently used first out.
+against the ledger's CRC32C (a wrong one is read again first) and kept in a cache of bounded bytes,
+least recently used first out.
 Readers that want the same object at the same time wait for one fetch.
 
 Ledger and store block, so both are called in the reading pool given here; the ledger has one
@@ -23,6 +24,7 @@ from ledger.types import Extent
 from shards.checksum import crc32c
 from uploader.l0 import L0Error
 from uploader.stores.base import ObjectStore
+from uploader.stores.verified import verified
 
 CACHE_BYTES_MAX = 64 << 20
 
@@ -85,21 +87,27 @@ class ColdReader:
             done.set_result(None)
 
     async def _fetch(self, extent: Extent) -> bytes:
-        data = await attempted(
-            lambda: self._store.get(extent.locator, extent.byte_start, extent.byte_length),
-            self._store_threads,
-            self._rng,
+        return await attempted(
+            lambda: self._read(extent), self._store_threads, self._rng,
             lambda: self._count_get(extent.byte_length),
-        )
-        found = crc32c(data)
-        if len(data) != extent.byte_length or found != extent.crc32c:
-            raise L0Error(
-                extent.locator,
-                extent.byte_start,
-                f"{extent.byte_length} bytes with CRC32C {extent.crc32c:08x}",
-                f"{len(data)} bytes with {found:08x}",
-            )
-        return data
+        )  # fmt: skip
+
+    def _read(self, extent: Extent) -> bytes:
+        """An extent's bytes; blocks. Raises StoreError, L0Error."""
+
+        def read() -> bytes:
+            data = self._store.get(extent.locator, extent.byte_start, extent.byte_length)
+            found = crc32c(data)
+            if len(data) != extent.byte_length or found != extent.crc32c:
+                raise L0Error(
+                    extent.locator,
+                    extent.byte_start,
+                    f"{extent.byte_length} bytes with CRC32C {extent.crc32c:08x}",
+                    f"{len(data)} bytes with {found:08x}",
+                )
+            return data
+
+        return verified(read, self._store.reconnect, L0Error, extent.locator)
 
     def _keep(self, key: tuple[str, int], data: bytes) -> None:
         if len(data) > self._cache_bytes_max:

@@ -51,6 +51,10 @@ class CountedStore:
         self.requests.gets += 1
         return self._store.get(locator, start, length)
 
+    def reconnect(self) -> None:
+        """As ObjectStore.reconnect."""
+        self._store.reconnect()
+
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
         """As ObjectStore.list; a request for each page that is begun."""
         self.requests.lists += 1

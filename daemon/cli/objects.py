@@ -33,6 +33,7 @@ from uploader.l0 import (
 )
 from uploader.stores.base import ObjectMissing, ObjectStore
 from uploader.stores.open import open_store
+from uploader.stores.verified import verified
 
 PAGE_OBJECTS = 1_000
 ROW = "{:<48}  {:>10}  {:>10}  {:>7}  {:>9}  {}"
@@ -139,13 +140,27 @@ def problems_of(store: ObjectStore, row: ObjectRow) -> list[str]:
     Raises StoreError when the store itself cannot be asked.
     """
     try:
-        body = store.get(row.locator)
+        verified(lambda: _check(store, row), store.reconnect, _Bad, row.key)
     except ObjectMissing as error:
         return [f"{row.key} is not in the store: {error}"]
+    except _Bad as bad:
+        return bad.problems
+    return []
+
+
+class _Bad(Exception):
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__(problems[0])
+        self.problems = problems
+
+
+def _check(store: ObjectStore, row: ObjectRow) -> None:
+    body = store.get(row.locator)
     found = [str(problem) for problem in verify(body, row.key)]
     if len(body) != row.size_bytes:
         found.append(f"{row.key} has {len(body)} bytes, the ledger says {row.size_bytes}")
-    return found
+    if found:
+        raise _Bad(found)
 
 
 def _first_offset(commit: Commit, extent: FooterExtent) -> int | None:

@@ -127,6 +127,59 @@ def test_ranges_cover_what_is_needed_and_little_else(places: list[tuple[int, int
     assert sum(last - first for first, last in ranges) <= needed * 1.05
 
 
+class BadConnection(FileStore):
+    """A store whose connection spoils what it reads, until there is a new one."""
+
+    def __init__(self, store: FileStore, spoil: Callable[[bytes], bytes]) -> None:
+        super().__init__(store.directory)
+        self._spoil = spoil
+        self.gets = 0
+        self.connections = 1
+
+    def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
+        self.gets += 1
+        body = super().get(locator, start, length)
+        return self._spoil(body) if self.connections == 1 else body
+
+    def reconnect(self) -> None:
+        self.connections += 1
+        super().reconnect()
+
+
+def _flipped(body: bytes) -> bytes:
+    at = len(body) // 3
+    return body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "spoil", [_flipped, lambda body: body[:-7], lambda body: bytes(len(body)), lambda body: b""]
+)
+@pytest.mark.parametrize("topics", [(), (1, 3)], ids=["whole", "by ranges"])
+def test_what_one_connection_spoils_is_read_again_on_another_and_is_no_hole(
+    store: FileStore, spoil: Callable[[bytes], bytes], topics: tuple[int, ...]
+) -> None:
+    planned = put(store, Heads(), drafts(topics=3, size=100_000))
+    whole = read(store, wanted(planned, *topics))
+    bad = BadConnection(store, spoil)
+    fetched = fetch(bad, wanted(planned, *topics))
+    assert not reasons(fetched)
+    assert {e.group: bytes(data) for e, data in fetched.extents if not isinstance(data, str)} == (
+        whole
+    )
+    assert bad.connections == 2 and fetched.requests == bad.gets
+
+
+def test_what_stays_damaged_is_read_three_times_on_three_connections(store: FileStore) -> None:
+    planned = put(store, Heads(), drafts())
+    body = bytearray(store.get(planned.locator))
+    body[planned.extents[1].byte_start + 40] ^= 1
+    again = store.put("again", bytes(body), crc32c(bytes(body)))
+    bad = BadConnection(store, lambda found: found)
+    damaged = TaskObject(planned.key, again, planned.size_bytes, wanted(planned).extents)
+    assert list(reasons(fetch(bad, damaged))) == [2]
+    assert (bad.gets, bad.connections) == (3, 3)
+
+
 def test_a_damaged_extent_is_a_hole_and_the_others_are_read(store: FileStore) -> None:
     planned = put(store, Heads(), drafts())
     body = bytearray(store.get(planned.locator))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -30,6 +31,7 @@ from ledger.lake_types import FileRange, LakeRange, NewFile
 from shards.frame import CODEC_RECORDS, encode_batch
 from uploader.records import Record, encode
 from uploader.stores.base import ObjectMissing, StoreError
+from uploader.stores.verified import READS_MAX
 
 ARRIVAL_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
@@ -339,10 +341,8 @@ def test_blocks_of_a_row_group_that_ends_early_are_damage(
 ) -> None:
     _, opened = in_blocks(place, monkeypatch)
     begin = opened._iterator
-    ways: list[Any] = [
-        lambda: itertools.islice(begin(), 3),
-        lambda: (batch.slice(0, 5) for batch in begin()),
-    ]
+    ways: list[Any] = [lambda: itertools.islice(begin(), 3)] * READS_MAX
+    ways += [lambda: (batch.slice(0, 5) for batch in begin())] * READS_MAX
     monkeypatch.setattr(opened, "_iterator", lambda: ways.pop(0)() if ways else begin())
     opened.block(2)
     with pytest.raises(LakeFileDamaged, match="block 3 is not whole"):
@@ -367,7 +367,7 @@ def test_only_the_base_columns_of_a_row_group_are_fetched(
         fetched.append((start, length))
         return footer.fetch(start, length)
 
-    rows = read_rows(Footer(footer.path, footer.groups, footer.metadata, 1, fetch), group)
+    rows = read_rows(msgspec.structs.replace(footer, fetch=fetch), group)
     assert fetched == [(group.first_byte, group.length)]
     assert len(rows.records(0, 99)) == 99
     assert rows.size_bytes < 3 * group.decoded_bytes
@@ -448,6 +448,43 @@ def test_a_byte_that_changed_is_noticed(place: Place) -> None:
     footer = read_footer(place, file.path, file.size_bytes)
     with pytest.raises(LakeFileDamaged, match="row group 0 cannot be decoded"):
         open_rows(footer, footer.groups[0]).block(0)
+
+
+@pytest.mark.parametrize("spoiled", ["the footer", "the index", "a page"])
+def test_what_one_connection_spoils_is_fetched_again_on_another(
+    place: Place, spoiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [(n, Record(f'"{n:0100}"')) for n in range(1, 40)]
+    (file,) = write(place, {0: wanted})
+    path = Path(place.path_of(file.path))
+    stored = path.read_bytes()
+    footer = read_footer(place, file.path, file.size_bytes)
+    (group,) = footer.groups
+    chunk = footer.metadata.row_group(0).column(7)  # data
+    ranges = {
+        "the footer": (len(stored) - 200, len(stored) - 8),
+        "the index": (group.first_byte + 20, group.first_byte + 60),
+        "a page": (chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size),
+    }
+    bad = bytearray(stored)
+    for position in range(*ranges[spoiled], 3):
+        bad[position] ^= 1
+    path.write_bytes(bad)
+    reconnects: list[Place] = []
+
+    def reconnect(self: Place) -> None:
+        reconnects.append(self)
+        path.write_bytes(stored)
+
+    monkeypatch.setattr(Place, "reconnect", reconnect)
+    footer = read_footer(place, file.path, file.size_bytes)
+    block = open_rows(footer, footer.groups[0]).block(0)
+    assert block.stop == 39 and reconnects == [place]
+    path.write_bytes(bad)
+    assert [r.data for _, _, r in records(place, ranges_of([file]), 0, 1, 99)] == [
+        record.data for _, record in wanted
+    ]
+    assert reconnects == [place] * 2
 
 
 def test_every_byte_of_a_row_group_is_watched(place: Place) -> None:

@@ -72,6 +72,9 @@ class Shelf:
     def check(self) -> None:
         """Nothing to check."""
 
+    def reconnect(self) -> None:
+        """Nothing to connect to."""
+
     def close(self) -> None:
         """Nothing to close."""
 

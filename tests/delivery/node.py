@@ -36,7 +36,7 @@ ARRIVAL_MS = 1_700_000_000_000
 
 
 class CountingStore(FileStore):
-    """The real store; counts GETs, and can make them wait or fail first."""
+    """The real store; counts GETs, can make them wait or fail first, and spoil what they give."""
 
     def __init__(self, directory: str) -> None:
         super().__init__(directory)
@@ -44,6 +44,7 @@ class CountingStore(FileStore):
         self.under_way_max = 0
         self.asked = threading.Event()
         self.before: Callable[[], object] = lambda: None
+        self.spoil: Callable[[bytes], bytes] = lambda body: body
         self._under_way: dict[str, int] = defaultdict(int)
         self._mutex = threading.Lock()
 
@@ -55,7 +56,7 @@ class CountingStore(FileStore):
         self.asked.set()
         try:
             self.before()
-            return super().get(locator, start, length)
+            return self.spoil(super().get(locator, start, length))
         finally:
             with self._mutex:
                 self._under_way[locator] -= 1

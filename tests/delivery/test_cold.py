@@ -201,3 +201,18 @@ def test_a_reader_that_gives_up_leaves_the_way_free(tmp_path: Path) -> None:
         extents = fill(node, 1)
         node.store.before = lambda: may_go.wait(60)
         asyncio.run(go(reader))
+
+
+def test_what_one_connection_spoils_is_read_again_on_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+        (extent,) = fill(node, 1)
+        node.store.spoil = lambda body: body[:-1] + b"?"
+
+        def reconnect() -> None:
+            node.store.spoil = lambda body: body
+
+        monkeypatch.setattr(node.store, "reconnect", reconnect)
+        assert asyncio.run(read(reader, extent)) == [f'"{0:0400}"']
+        assert len(node.store.gets) == 2

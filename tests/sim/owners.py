@@ -116,6 +116,9 @@ class Bucket:
     def check(self) -> None:
         """This store can be used."""
 
+    def reconnect(self) -> None:
+        """There is nothing to connect to."""
+
     def close(self) -> None:
         """There is nothing to close."""
 

@@ -66,6 +66,9 @@ class FaultyStore:
     def check(self) -> None:
         self.store.check()
 
+    def reconnect(self) -> None:
+        self.store.reconnect()
+
     def close(self) -> None:
         self.store.close()
 

@@ -101,6 +101,10 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def reconnect(self) -> None:
+        """What is read from now on comes by new connections, and from the disk itself."""
+        ...
+
     def close(self) -> None:
         """Ends connections and closes files. The store is not used afterwards."""
         ...

@@ -245,6 +245,10 @@ class FaultyStore:
         self._before(f"GET of {locator}", writes=False)
         return self._inner.get(locator, start, length)
 
+    def reconnect(self) -> None:
+        """As ObjectStore.reconnect."""
+        self._inner.reconnect()
+
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
         """A listing, which may be late or refused before its first object."""
         self._before(f"LIST of {prefix}", writes=False)

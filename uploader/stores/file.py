@@ -122,6 +122,10 @@ class FileStore:
             )
         return data
 
+    def reconnect(self) -> None:
+        """Lets go of open segments and of what the kernel keeps of them."""
+        self._descriptors.drop()
+
     def delete(self, locators: Sequence[str]) -> None:
         """Marks objects dead, durably, and removes the segments in which nothing lives."""
         self._entries.delete([each for each in locators if each.startswith(LOCATOR_PREFIX)])

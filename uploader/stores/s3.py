@@ -2,8 +2,10 @@
 
 boto3 is configured for little CPU: no checksum but the CRC32C that the caller has computed
 anyway, no SHA256 of the payload, one attempt a call (``uploader/retry.py`` decides on more). A
-PUT of 4 MiB costs 2.4 ms of CPU that way, 7 to 10 ms with boto3's defaults. Its ``Expect:
-100-continue`` stays: it costs 0.1 ms, and a store that answers 503 is spared the body.
+PUT of 4 MiB costs 2.4 ms of CPU that way, 7 to 10 ms with boto3's defaults. Answers are not
+checked here: S3 has a checksum for whole objects only, and whoever reads has the ledger's for each
+extent (verified.py). boto3's ``Expect: 100-continue`` stays: it costs 0.1 ms, and a store that
+answers 503 is spared the body.
 
 Every put carries ``If-None-Match: *``. 412 to it means that the key is taken; the checksum that
 the store keeps says by whom: the same body is a success (a PUT whose answer was lost, or an
@@ -29,6 +31,7 @@ from uploader.stores.base import (
     StoreRefused,
 )
 from uploader.stores.s3_errors import Where, mapped, status_of
+from uploader.stores.verified import verified
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ObjectIdentifierTypeDef
@@ -172,6 +175,10 @@ class S3Store:
                 " Ceph from Squid), or file:///dir"
             )
 
+    def reconnect(self) -> None:
+        """Drops the pool of connections; requests that are under way end on theirs."""
+        self._client.close()
+
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
@@ -217,7 +224,7 @@ class S3Store:
         found = head.get("ChecksumCRC32C", "")
         if not found and found_bytes == size_bytes:
             # A store that keeps no checksums, or an object that another program copied there.
-            found = _base64(checksum.crc32c(self.get(key)))
+            found = self._checksum_of(key, crc32c)
         if found_bytes != size_bytes or found != _base64(crc32c):
             raise ForeignObject(
                 f"{self.url}: {key} is taken by another object: {found_bytes} bytes with CRC32C"
@@ -225,6 +232,24 @@ class S3Store:
                 " never used twice: another program or a copy of this daemon writes here, or the"
                 " object was damaged"
             )
+
+    def _checksum_of(self, key: str, wanted: int) -> str:
+        """The checksum of an object as it is read; another one than wanted is read again."""
+
+        def read() -> str:
+            found = checksum.crc32c(self.get(key))
+            if found != wanted:
+                raise _OtherBytes(_base64(found))
+            return _base64(found)
+
+        try:
+            return verified(read, self.reconnect, _OtherBytes, f"GET of {key}")
+        except _OtherBytes as error:
+            return str(error)
+
+
+class _OtherBytes(Exception):
+    """Bytes with another checksum, which this names."""
 
 
 def _base64(crc32c: int) -> str:

@@ -22,6 +22,8 @@ class Request(NamedTuple):
     path: str
     headers: dict[str, str]
     body: bytes
+    port: int = 0
+    """The client's: another one is another connection"""
 
 
 class Answer(NamedTuple):
@@ -53,7 +55,7 @@ def scripted_store(answers: Callable[[Request], Answer | None]) -> Iterator[Scri
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            request = Request(self.command, self.path, headers, body)
+            request = Request(self.command, self.path, headers, body, self.client_address[1])
             requests.append(request)
             answer = answers(request)
             if answer is None:

@@ -171,6 +171,33 @@ def test_a_key_that_is_gone_again_when_it_is_compared_is_tried_again() -> None:
     assert not isinstance(caught.value, ObjectMissing)
 
 
+def test_after_reconnecting_the_next_request_comes_by_another_connection() -> None:
+    with scripted_store(lambda request: Answer(200, b"body")) as server:
+        store = opened(server.endpoint_url)
+        for _ in range(2):
+            store.get("l0/1")
+        store.reconnect()
+        store.get("l0/1")
+        store.close()
+    first, second, third = (request.port for request in server.requests)
+    assert first == second != third
+
+
+def test_a_body_that_one_connection_spoils_is_no_foreign_object() -> None:
+    """A store without checksums: whose object it is says its body, which is read again first."""
+    bodies = iter([b"bady", b"body"])
+    answers = {
+        "PUT": lambda: error(412, "PreconditionFailed"),
+        "HEAD": lambda: Answer(200, b"body"),
+        "GET": lambda: Answer(200, next(bodies)),
+    }
+    with scripted_store(lambda request: answers[request.method]()) as server:
+        store = opened(server.endpoint_url)
+        store.put("l0/1", b"body", crc32c(b"body"))
+        store.close()
+    assert [request.method for request in server.requests] == ["PUT", "HEAD", "GET", "GET"]
+
+
 @pytest.mark.parametrize(
     ("code", "kind"), [("InternalError", StoreError), ("AccessDenied", StoreRefused)]
 )
