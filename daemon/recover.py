@@ -37,6 +37,7 @@ from uploader.l0 import Footer, L0Error, fetch_footer, parse_key
 from uploader.ownerlog import Former, OwnedByAnother, OwnerLog, Taken
 from uploader.retry import RetryLimits, retry_delay_s
 from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore, StoreError
+from uploader.stores.disk import sync_directory
 from uploader.stores.verified import verified
 from uploader.unlisted import (
     RingOrder,
@@ -404,7 +405,11 @@ def _no_progress(_: int) -> Iterator[Advance]:
 
 
 def _move_into_place(aside: Path, path: Path) -> str | None:
-    """The new ledger under the ledger's name, durably; the name that the former one has now."""
+    """The new ledger under the ledger's name, durably; the name that the former one has now.
+
+    Each step is durable before the next one: a loss of power may keep any of the renames since
+    the last sync, and a log beside a database that is not its own would be applied to it.
+    """
     kept: Path | None = None
     if path.exists():
         kept = path.with_name(f"{path.name}.before-{wall_ms()}")
@@ -414,17 +419,15 @@ def _move_into_place(aside: Path, path: Path) -> str | None:
             part = path.with_name(path.name + suffix)
             if part.exists():
                 part.rename(kept.with_name(kept.name + suffix))
+                sync_directory(path.parent)
     for leftover in ("-wal", "-shm"):
         path.with_name(path.name + leftover).unlink(missing_ok=True)
+    sync_directory(path.parent)
     fd = os.open(aside, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
     aside.rename(path)
-    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_directory(path.parent)
     return None if kept is None else str(kept)

@@ -27,6 +27,7 @@ from shards.locks import LockFile, SharedLock
 from uploader.ownerlog import OwnedByAnother, OwnerLog
 from uploader.stores import faults, open_store
 from uploader.stores.base import ObjectStore, StoreError
+from uploader.stores.disk import settle_directory
 
 log = logging.getLogger("headgate.serve")
 
@@ -60,8 +61,7 @@ def take_directory(config: Config) -> LockFile:
     """The lock file of the data directory, its lock held. Raises StartError."""
     try:
         data_dir = Path(config.data_dir)
-        data_dir.mkdir(parents=True, exist_ok=True)
-        Path(config.ledger_path).parent.mkdir(exist_ok=True)
+        settle_directory(Path(config.ledger_path).parent)
         lock_file = LockFile(data_dir / LOCK_NAME)
     except OSError as error:
         raise StartError(f"data_dir {config.data_dir} cannot be used: {error.strerror}") from error

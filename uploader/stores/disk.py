@@ -31,6 +31,16 @@ def make_directory(path: Path) -> None:
         sync_directory(folder.parent)
 
 
+def settle_directory(path: Path) -> None:
+    """Makes a directory, and every name up to it durable, whoever made it: a process may have
+    been killed between making a directory and syncing the one above. Raises OSError."""
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in path.parents:
+        if not os.access(folder, os.R_OK | os.W_OK):
+            break  # what is in it was made by somebody with more rights
+        sync_directory(folder)
+
+
 def failed(what: str, url: str, error: OSError, *, outcome_unknown: bool = False) -> StoreError:
     """The StoreError of an OSError: refused for rights, else worth another try."""
     if error.errno in _FORBIDDEN:

@@ -28,15 +28,15 @@ class Entries:
     """The entries in one folder. Raises StoreError; used from any thread and process."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._url = url
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
         """Makes the entry if its name is free, durably."""
         target = self._path(key)
         try:
-            make_directory(self._folder)
-            unfinished = self._folder / f"{UNFINISHED_PREFIX}{secrets.token_hex(8)}"
+            make_directory(self.folder)
+            unfinished = self.folder / f"{UNFINISHED_PREFIX}{secrets.token_hex(8)}"
             fd = create_locked(unfinished)
             try:
                 rest = memoryview(body)
@@ -48,7 +48,7 @@ class Entries:
                 unfinished.unlink(missing_ok=True)
                 os.close(fd)
             # For a name that was taken too: what the caller now reads and obeys must stay.
-            sync_directory(self._folder)
+            sync_directory(self.folder)
         except OSError as error:
             raise failed(f"put {key} into", self._url, error, outcome_unknown=True) from error
         return made
@@ -68,15 +68,15 @@ class Entries:
         try:
             for locator in locators:
                 self._path(locator.removeprefix(LOCATOR_PREFIX)).unlink(missing_ok=True)
-            if locators and self._folder.is_dir():
-                sync_directory(self._folder)
+            if locators and self.folder.is_dir():
+                sync_directory(self.folder)
         except OSError as error:
             raise failed("delete from", self._url, error) from error
 
     def heads(self) -> Iterator[ObjectHead]:
         """All entries, in no order."""
         try:
-            with os.scandir(self._folder) as found:
+            with os.scandir(self.folder) as found:
                 for entry in found:
                     if entry.name.startswith("."):
                         continue
@@ -94,7 +94,7 @@ class Entries:
 
     def tidy(self) -> None:
         """Removes what dead writers left unfinished. Raises OSError."""
-        for path in self._folder.glob(f"{UNFINISHED_PREFIX}*"):
+        for path in self.folder.glob(f"{UNFINISHED_PREFIX}*"):
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -114,7 +114,7 @@ class Entries:
                 f"the key {key!r} makes a file name of {len(name)} bytes; it may have 1 to"
                 f" {FILE_NAME_BYTES_MAX} and not begin with a dot"
             )
-        return self._folder / name
+        return self.folder / name
 
 
 def _link(source: Path, target: Path) -> bool:

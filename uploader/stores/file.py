@@ -29,7 +29,13 @@ from urllib.parse import quote
 from shards.clock import wall_ms
 from uploader.stores.base import ObjectHead, ObjectMissing, StoreError, StoreRefused
 from uploader.stores.descriptors import Descriptors
-from uploader.stores.disk import failed, make_directory, read_count, sync_directory
+from uploader.stores.disk import (
+    failed,
+    make_directory,
+    read_count,
+    settle_directory,
+    sync_directory,
+)
 from uploader.stores.entries import LOCATOR_PREFIX, Entries
 from uploader.stores.segment import (
     KEY_BYTES_MAX,
@@ -153,6 +159,9 @@ class FileStore:
         """Makes the directories, tries both kinds of put, and tidies up behind dead writers."""
         probe = f"probe-{secrets.token_hex(8)}"
         try:
+            settle_directory(self._segments)
+            make_directory(self._entries.folder)
+            sync_directory(self.directory)
             made = [self.put_if_absent(probe, b"probe") for _ in range(2)]
             self._entries.delete([LOCATOR_PREFIX + probe])
             self._begin_segment().seal()

@@ -1,0 +1,69 @@
+"""The owner's log in an embedded store on a disk that loses power."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from ledger.backup import Mark
+from ledger.entry import Entry, Owner
+from tests.powerloss import Disk
+from uploader.ownerlog import OwnerLog
+from uploader.stores.file import FileStore
+
+OWNER = Owner("host", 1, "boot", 1, 100, "/data")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where an fsync takes no time."""
+    with TemporaryDirectory(prefix="headgate-power-", dir="/dev/shm") as parent:
+        (Path(parent) / "disk").mkdir()
+        yield Path(parent)
+
+
+def open_log(root: Path) -> tuple[FileStore, OwnerLog]:
+    store = FileStore(root / "store")
+    return store, OwnerLog(store, OWNER, lambda _: None)
+
+
+def test_no_loss_of_power_takes_an_accepted_entry_or_leaves_half_of_one(folder: Path) -> None:
+    disk = Disk(folder / "disk")
+    with disk.recording():
+        store, log = open_log(disk.root)
+        store.check()
+        for incarnation in (1, 2):
+            assert log.take(take_over=True).incarnation == incarnation - 1
+            for number in (1, 2, 3):
+                mark = Mark(commit_number=10 * incarnation + number)
+                if number == 3:
+                    entry = log.entry(incarnation, number, "snapshot", mark, image=b"image")
+                else:
+                    entry = log.entry(incarnation, number, "entry", mark)
+                assert log.put(entry)
+                disk.note(entry)
+            assert log.forget_before(entry) == (1 if incarnation == 1 else 2)
+        store.close()
+    for number, image in enumerate(disk.images(seed=1)):
+        root = folder / str(number)
+        root.mkdir()
+        image.build(root)
+        store, log = open_log(root)
+        with closing(store):
+            accepted: list[Entry] = list(image.facts)
+            found = log.last()  # reads what is there: half an entry would raise EntryError
+            if accepted:
+                assert found is not None
+                assert (found.incarnation, found.number) >= (
+                    accepted[-1].incarnation,
+                    accepted[-1].number,
+                )
+            keys = log.keys()
+            assert all(log.read(*key) for key in keys)
+            if accepted:
+                marks = [each.mark.commit_number for each in log.chain() if each.kind != "seal"]
+                assert marks[-1] >= accepted[-1].mark.commit_number
