@@ -9,7 +9,7 @@ from pathlib import Path
 from uploader.stores.base import StoreError, StoreRefused
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def sync_directory(path: Path) -> None:
@@ -48,7 +48,7 @@ def failed(what: str, url: str, error: OSError, *, outcome_unknown: bool = False
             f"cannot {what} {url}: {error}; it must be a directory that the user who runs"
             " headgate may write to"
         )
-    hint = "; free some space there, it is tried again" if error.errno in _FULL else ""
+    hint = "; free some space there, it is tried again" if error.errno in FULL else ""
     return StoreError(
         f"cannot {what} {url}: {error}{hint}", retryable=True, outcome_unknown=outcome_unknown
     )

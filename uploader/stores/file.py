@@ -4,8 +4,10 @@
     dir/entries/    objects put by ``put_if_absent``, a file each (entries.py)
 
 Windows of milliseconds would make millions of files a day, and a file per object costs three
-times an append: so each thread appends to a segment of its own. Entries are few (one per 5 s) and
-need an atomic "only if absent", which link(2) gives between processes.
+times an append: so each put appends to a segment that no other put uses meanwhile. The one that
+was used last is taken first, so there are as many as puts ever ran together. A put that finds the
+disk full gives back what they have allocated ahead. Entries are few (one per 5 s) and need an
+atomic "only if absent", which link(2) gives between processes.
 
 A locator is ``segment:position:length`` or ``entry:key``. Two equal frames may stand under one
 key; the ledger's locator counts. A delete overwrites the frame's state word, which any process
@@ -30,6 +32,7 @@ from shards.clock import wall_ms
 from uploader.stores.base import ObjectHead, ObjectMissing, StoreError, StoreRefused
 from uploader.stores.descriptors import Descriptors
 from uploader.stores.disk import (
+    FULL,
     failed,
     make_directory,
     read_count,
@@ -73,12 +76,12 @@ class FileStore:
         self._entries = Entries(self.directory / "entries", self.url)
         self._descriptors = Descriptors(self._segments)
         self._lock = threading.Lock()
-        self._writers: dict[int, SegmentWriter] = {}  # by thread ident, at most one per thread
+        self._idle: list[SegmentWriter] = []  # no put uses them; the last one is taken first
         self._reap_later: set[str] = set()  # names of existing segments, of which there are few
         self._closed = False
 
     def put(self, key: str, body: bytes, crc32c: int) -> str:
-        """Appends the object to this thread's segment; durable when it returns."""
+        """Appends the object to a segment; durable when it returns."""
         name = key.encode()
         if not 0 < len(name) <= KEY_BYTES_MAX:
             raise ValueError(f"the key {key!r} has {len(name)} bytes, not 1 to {KEY_BYTES_MAX}")
@@ -86,10 +89,16 @@ class FileStore:
         try:
             position = writer.append(name, body, crc32c, self._now_ms())
         except OSError as error:
-            with self._lock:
-                self._writers.pop(threading.get_ident(), None)
-            writer.abandon()
+            if error.errno in FULL:
+                self._shrink(writer)
+            else:
+                writer.abandon()
             raise failed(f"put {key} into", self.url, error, outcome_unknown=True) from error
+        with self._lock:
+            if not self._closed:
+                self._idle.append(writer)
+                return f"{writer.name}:{position}:{len(body)}"
+        self._end(writer)
         return f"{writer.name}:{position}:{len(body)}"
 
     def tear(self, key: str, body: bytes, crc32c: int) -> None:
@@ -180,8 +189,8 @@ class FileStore:
         """Seals this store's segments. No other thread may be in a call."""
         with self._lock:
             self._closed = True
-            writers = tuple(self._writers.values())
-            self._writers.clear()
+            writers = tuple(self._idle)
+            self._idle.clear()
         for writer in writers:
             self._end(writer)
         self._descriptors.close()
@@ -207,29 +216,41 @@ class FileStore:
         yield from found
 
     def _writer(self, key_length: int, body_length: int) -> SegmentWriter:
-        thread = threading.get_ident()
+        """A writer with room for a frame, which nobody else has until it is idle again."""
         with self._lock:
             if self._closed:
                 raise ValueError(f"{self.url} is closed")
-            writer = self._writers.get(thread)
+            writer = self._idle.pop() if self._idle else None
         if writer is not None:
             end = frame_end(writer.position, key_length, body_length)
             if writer.position == 0 or end <= self._segment_bytes:
                 return writer
+            self._end(writer)
         try:
-            fresh = self._begin_segment()
+            return self._begin_segment()
         except OSError as error:
             raise failed("begin a segment in", self.url, error) from error
-        threading.current_thread()  # a thread from elsewhere is enumerated from here on
-        alive = {each.ident for each in threading.enumerate()}
+
+    def _shrink(self, refused: SegmentWriter) -> None:
+        """The disk is full: gives back what no frame fills, of all segments that no put uses.
+
+        The one that met it is used on, unless a part of a frame stands in it: a new one each time
+        would be one more that has space ahead when there is some again.
+        """
         with self._lock:
-            ended = [self._writers.pop(ident) for ident in self._writers.keys() - alive]
-            self._writers[thread] = fresh
-        if writer is not None:
-            ended.append(writer)
-        for other in ended:
-            self._end(other)
-        return fresh
+            writers, self._idle = self._idle, []
+        if refused.torn:
+            refused.abandon()
+        else:
+            writers.append(refused)
+        for writer in writers:
+            try:
+                writer.shrink()
+            except OSError:
+                writer.abandon()  # the put that met the first error reports it
+                continue
+            with self._lock:
+                self._idle.append(writer)
 
     def _begin_segment(self) -> SegmentWriter:
         make_directory(self._segments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -14,9 +15,11 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
+from uploader.stores import segment
 from uploader.stores.base import ObjectMissing, ObjectStore, StoreError, StoreRefused
 from uploader.stores.descriptors import DESCRIPTORS_MAX
 from uploader.stores.file import FileStore
+from uploader.stores.segment import ALLOCATE_BYTES, ALLOCATE_SHARE, allocation
 
 Opens = Callable[..., FileStore]
 
@@ -172,7 +175,7 @@ def test_a_restart_begins_a_new_segment(opens: Opens) -> None:
     assert one.split(":")[0] != two.split(":")[0]
 
 
-def test_each_thread_appends_to_its_own_segment_and_nothing_is_mixed_up(opens: Opens) -> None:
+def test_puts_of_many_threads_are_not_mixed_up(opens: Opens) -> None:
     store = opens(segment_bytes=20_000)
     barrier = threading.Barrier(4)
 
@@ -183,8 +186,6 @@ def test_each_thread_appends_to_its_own_segment_and_nothing_is_mixed_up(opens: O
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(work, range(4)))
-    owners = [{locator.split(":")[0] for locator in each} for each in found]
-    assert sum(len(each) for each in owners) == len(set.union(*owners))
     for each in found:
         for locator, body in each.items():
             assert store.get(locator) == body
@@ -322,6 +323,7 @@ def test_check_seals_and_removes_what_a_killed_writer_left(opens: Opens, tmp_pat
 import os, signal, sys
 from crc32c import crc32c
 from uploader.stores.file import FileStore
+from uploader.stores.segment import ALLOCATE_BYTES, ALLOCATE_SHARE, allocation
 store = FileStore({str(tmp_path / "store")!r})
 locator = store.put("l0/1", b"1", crc32c(b"1"))
 if sys.argv[1] == "dead":
@@ -372,25 +374,111 @@ def test_a_closed_store_takes_nothing(opens: Opens) -> None:
         put(store, "l0/1", b"1")
 
 
-def test_segments_of_threads_that_ended_are_sealed_when_a_new_one_begins(opens: Opens) -> None:
+def test_there_are_as_many_segments_as_puts_ran_together(opens: Opens) -> None:
     store = opens()
+    for number in range(4):  # one after the other, by threads of their own
+        thread = threading.Thread(target=put, args=(store, f"l0/{number}", b"x"))
+        thread.start()
+        thread.join()
+    assert len({head.locator.split(":")[0] for head in store.list("l0/")}) == 1
+    assert keys(store) == [f"l0/{number}" for number in range(4)]
+
+
+class SmallDisk:
+    """A directory with a limit: what the kernel says of a small file system, without one."""
+
+    def __init__(self, path: Path, limit_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = path
+        self.limit_bytes = limit_bytes
+        self._mutex = threading.Lock()
+        self._fallocate = os.posix_fallocate
+        monkeypatch.setattr(os, "posix_fallocate", self._allocate)
+        monkeypatch.setattr(segment, "_free_bytes", lambda _: self.free_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(each.stat().st_blocks * 512 for each in self.path.rglob("*") if each.is_file())
+
+    @property
+    def free_bytes(self) -> int:
+        return self.limit_bytes - self.used_bytes
+
+    def _allocate(self, fd: int, offset: int, length: int) -> None:
+        with self._mutex:
+            if length > self.free_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._fallocate(fd, offset, length)
+
+
+def fill(store: FileStore) -> None:
+    """Puts objects of 1 MiB until one is refused."""
+    number = 0
+    while True:
+        put(store, f"l0/{number}", bytes(1 << 20))
+        number += 1
+
+
+def test_space_ahead_is_a_small_share_of_what_is_free() -> None:
+    assert allocation(1 << 40) == ALLOCATE_BYTES
+    assert allocation(ALLOCATE_BYTES * ALLOCATE_SHARE - 1) == ALLOCATE_BYTES - 4096
+    assert allocation(40 << 20) == 640 << 10
+    assert allocation(0) == allocation(ALLOCATE_SHARE * 4096 - 1) == 0
+
+
+def test_freed_space_goes_to_objects_and_not_to_space_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 24 MiB were full and 40 MiB more were added: five new segments took all of that for 20 KB.
+    disk = SmallDisk(tmp_path, 24 << 20, monkeypatch)
+    store = FileStore(tmp_path / "store")
+    with pytest.raises(StoreError, match="No space left"):
+        fill(store)
+    full = len(keys(store))
+    assert full >= 22
+    disk.limit_bytes = 64 << 20
+    before = disk.used_bytes
     barrier = threading.Barrier(5)
 
-    def work(number: int) -> None:
-        put(store, f"l0/{number}", b"x")
+    def work(thread: int) -> None:
         barrier.wait()
+        for small in range(20):
+            put(store, f"small/{thread}-{small}", bytes(200))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    barrier.wait()
-    for thread in threads:
-        thread.join()
-    put(store, "l0/4", b"x")
-    open_paths = [link_of(fd) for fd in os.listdir("/proc/self/fd")]
-    segments = f"{store.url.removeprefix('file://')}/segments/"  # not those of another test's store
-    assert sum(path.startswith(segments) for path in open_paths) == 1
-    assert keys(store) == [f"l0/{number}" for number in range(5)]
+    with ThreadPoolExecutor(5) as pool:
+        list(pool.map(work, range(5)))
+    assert disk.used_bytes - before < 5 << 20
+    for more in range(34):
+        put(store, f"more/{more}", bytes(1 << 20))
+    store.close()
+    store = FileStore(tmp_path / "store")
+    assert len(keys(store)) == full + 5 * 20 + 34
+    assert store.damage() == ()
+    store.close()
+
+
+def test_a_full_disk_gets_back_what_idle_segments_have_ahead_and_uses_them_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SmallDisk(tmp_path, 1 << 30, monkeypatch)
+    store = FileStore(tmp_path / "store")
+    barrier = threading.Barrier(4)
+
+    def work(thread: int) -> None:
+        barrier.wait()
+        put(store, f"l0/{thread}", bytes(2 << 20))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    there = segments(store)
+    ahead = disk.used_bytes - 4 * (2 << 20)
+    assert ahead >= ALLOCATE_BYTES - (2 << 20)  # of one segment at least
+    disk.limit_bytes = disk.used_bytes  # somebody else took the rest
+    with pytest.raises(StoreError, match="No space left"):
+        put(store, "l0/large", bytes(30 << 20))
+    assert disk.free_bytes >= ahead - len(there) * 4096
+    assert put(store, "l0/small", bytes(100)).split(":")[0] in there
+    assert segments(store) == there
+    store.close()
 
 
 def test_a_put_that_the_disk_refuses_is_retryable_and_its_segment_is_not_used_on(
@@ -402,6 +490,7 @@ import resource, signal
 from crc32c import crc32c
 from uploader.stores.base import StoreError
 from uploader.stores.file import FileStore
+from uploader.stores.segment import ALLOCATE_BYTES, ALLOCATE_SHARE, allocation
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = FileStore({str(tmp_path / "store")!r})
 body = bytes(3_000_000)
