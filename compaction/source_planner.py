@@ -21,11 +21,12 @@ from compaction import source_plan
 from compaction.source_errors import PlannerRefused, SourceError, TopicRecreated, TopicUnknown
 from compaction.source_http import ONCE, call
 from compaction.source_plan import LEASE_MS, Page, Plan, PlanInvalid, PlanRequest, PlanStore
+from ledger.ages import Clocks
 from ledger.errors import LedgerError, LedgerMissing
 from ledger.ledger import Ledger
 from ledger.types import PartitionState
 from shards import locks
-from shards.clock import wall_ms
+from shards.clock import boot_id, boottime_ms, wall_ms
 from shards.locks import LockFile, SharedLock
 
 WHAT_CHARACTERS_MAX = 200
@@ -149,13 +150,12 @@ class LedgerPlanner(Struct, frozen=True):
 
     def page(self, request: PlanRequest) -> Plan:
         lease = request.plan or secrets.token_hex(12)
-        now_ms = wall_ms()
-        expires_ms = now_ms + LEASE_MS
         what = f"Spark reads {', '.join(request.topics)}"[:WHAT_CHARACTERS_MAX]
         page = Page(request.limit)
         with _open(self.data) as ledger:
             if request.plan is None:
-                ledger.take_read_lease(lease, what, now_ms, expires_ms)
+                now_ms = _age_ms(ledger)
+                ledger.take_read_lease(lease, what, now_ms, now_ms + LEASE_MS)
             gaps = ledger.gaps()
             for name in request.topics:
                 topic = ledger.topic(name)
@@ -168,11 +168,11 @@ class LedgerPlanner(Struct, frozen=True):
                         source_plan.fill(page, ledger, part, gaps)
                 except PlanInvalid as error:
                     raise PlannerRefused(400, "invalid", str(error)) from error
-        return source_plan.finished(page, lease, expires_ms, self.store)
+        return source_plan.finished(page, lease, wall_ms() + LEASE_MS, self.store)
 
     def renew(self, lease: str) -> bool:
-        now_ms = wall_ms()
         with _open(self.data) as ledger:
+            now_ms = _age_ms(ledger)
             return ledger.renew_read_lease(lease, now_ms, now_ms + LEASE_MS)
 
     def end(self, lease: str) -> None:
@@ -196,6 +196,10 @@ class _FirstRecord(Struct):
     records: list[_First]
     next_from_seq: int
     topic_id: int
+
+
+def _age_ms(ledger: Ledger) -> int:
+    return ledger.age_ms(Clocks(boot_id(), wall_ms(), boottime_ms()))
 
 
 def _check_id(topic: str, found: int, wanted: int) -> None:

@@ -57,6 +57,10 @@ MEANINGS: dict[AlarmKind, Meaning] = {
     AlarmKind.LEDGER_FAILING: Meaning("ledger_failing", "ledger failing", _store_down),
     # the supervisor's door
     AlarmKind.DISK_SHORT: Meaning("disk_short", "disk short of space", _store_down),
+    # the supervisor's upkeep thread
+    AlarmKind.DEDUPE_WINDOW_SHORT: Meaning(
+        "dedupe_window_short", "idempotency keys are forgotten before their window is over", None
+    ),
 }
 
 

@@ -27,7 +27,7 @@ from ledger.errors import (
 from ledger.ledger import Ledger
 from ledger.types import PartitionState, Topic, TopicConfig
 from shards import layout as at
-from shards.clock import wall_ms
+from shards.clock import boottime_ms, wall_ms
 from shards.segment import Segment
 
 NAMES_MAX = 100_000  # some 1 KB each; beyond it the cache starts anew
@@ -126,9 +126,13 @@ class Catalog:
         finally:
             room.end_load()
 
+    def age_ms(self) -> int:
+        """Now, by the clock of ages (``ledger/ages.py``)."""
+        return boottime_ms() + int(self._words[at.G_AGE_OFFSET_MS])
+
     async def answered(self, topic_id: int, key: str) -> bool:
         """Whether a request with this idempotency key was stored and is remembered."""
-        return await self._ask(lambda: self._ledger.answered(topic_id, key, wall_ms()))
+        return await self._ask(lambda: self._ledger.answered(topic_id, key, self.age_ms()))
 
     async def create(self, name: str, config: TopicConfig) -> tuple[TopicEntry, bool]:
         """The topic of this name, made if it is not there; whether it was made."""

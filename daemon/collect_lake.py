@@ -56,12 +56,15 @@ class LakeCollection:
 
     def __init__(
         self, config: Config, ledger: Ledger, report: Report, now_ms: Callable[[], int],
-        cover: Cover | None,
+        cover: Cover | None, ahead_ms: int = 0,
     ) -> None:  # fmt: skip
+        """``now_ms`` is the clock of ages, ``ahead_ms`` how far it is ahead of the wall clock, by
+        which files and snapshots are dated."""
         self._config = config
         self._ledger = ledger
         self._report = report
         self._now_ms = now_ms
+        self._ahead_ms = ahead_ms
         self._cover = cover
         self._going: dict[str, int] = {}  # location: bytes of data
         self._moved = False
@@ -119,7 +122,7 @@ class LakeCollection:
         for name in names:
             try:
                 self._expire(lake, name, newest.get(name), rule, live)
-                self._find_orphans(lake, listing, name, began_ms, runs, live)
+                self._find_orphans(lake, listing, name, began_ms - self._ahead_ms, runs, live)
             except LakeUnusable:
                 raise
             except LakeError as error:
@@ -146,8 +149,9 @@ class LakeCollection:
 
         keep_ms = max(self._config.snapshot_keep_ms, self._config.gc_grace_ms)
         held_ms = EVER if rule.held_from_ms is None else rule.held_from_ms
+        older_than_ms = min(self._now_ms() - keep_ms, held_ms) - self._ahead_ms
         expired = expire(
-            lake, name, older_than_ms=min(self._now_ms() - keep_ms, held_ms), read_files=live,
+            lake, name, older_than_ms=older_than_ms, read_files=live,
             dry_run=self._cover is None,
         )  # fmt: skip
         if expired is None or not expired.snapshots:

@@ -44,6 +44,7 @@ from daemon.compact_report import (
 )
 from daemon.config import Config
 from daemon.owner import LOCK_NAME
+from daemon.upkeep import clocks
 from ledger.errors import SwitchRefused
 from ledger.lake_types import PlannedObject, TableSwitch
 from ledger.ledger import Ledger
@@ -196,9 +197,12 @@ class Run:
         self._refused: set[int] = set()
         report.run = f"{wall_ms():013d}{secrets.token_hex(4)}"
 
+    def _age_ms(self) -> int:
+        return self._ledger.age_ms(clocks())
+
     def begin(self) -> None:
         """The run's row; one that a dead run left is ended, for we hold the lock."""
-        now_ms = wall_ms()
+        now_ms = self._age_ms()
         former = self._ledger.unfinished_run()
         if former is not None:
             self._ledger.end_run(former, now_ms)
@@ -207,7 +211,7 @@ class Run:
 
     def end(self) -> None:
         """All that was begun is done, so the next run need not compare."""
-        self._ledger.end_run(self._report.run, wall_ms())
+        self._ledger.end_run(self._report.run, self._age_ms())
         self._ledger.set_meta(HISTORY_NOTE, self._ledger.mark().history)
 
     def reconcile(self, lake: Lake) -> None:
@@ -219,7 +223,7 @@ class Run:
         self._refuse(failures)
         for switch in switches:
             try:
-                self._ledger.switch_tables(self._report.run, [switch], wall_ms())
+                self._ledger.switch_tables(self._report.run, [switch], self._age_ms())
             except SwitchRefused as error:
                 topic = next(t for t in topics if t.topic_id == switch.topic_id)
                 self._refused.add(topic.topic_id)
@@ -364,7 +368,7 @@ class Run:
             report.requests.puts += METADATA_PUTS
             self._tell(commit, answer)
         if switches:
-            self._ledger.switch_tables(report.run, switches, wall_ms())
+            self._ledger.switch_tables(report.run, switches, self._age_ms())
 
     def _tell(self, commit: TableCommit, metadata_location: str) -> None:
         report = self._report

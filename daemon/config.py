@@ -42,6 +42,7 @@ from daemon.config_values import (
     optional,
     size_text,
 )
+from ledger.dedupe import DedupeLimits
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 RING_FACTOR = 4  # a ring holds 4 objects or 4 bodies, or a pull would wait for the write it blocks
@@ -90,6 +91,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     compact_run_bytes: int
     snapshot_keep_ms: int
     gc_grace_ms: int
+    dedupe_window_ms: int
+    dedupe_entries_max: int
     retention_interval_ms: int
     body_bytes_max: int
     record_bytes_max: int
@@ -113,6 +116,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ledger_path(self) -> str:
         return os.path.join(self.data_dir, "ledger", "ledger.db")
+
+    @property
+    def dedupe_limits(self) -> DedupeLimits:
+        return DedupeLimits(self.dedupe_window_ms, self.dedupe_entries_max)
 
 
 class Derived(NamedTuple):
@@ -227,6 +234,13 @@ FIELDS: tuple[Field, ...] = (
     Field("gc_grace_ms", COUNT, 3_600_000, "milliseconds",
           "an object that nothing needs any more is kept this long before `gc` deletes it",
           check=between(0, 366 * 86_400_000)),
+    Field("dedupe_window_ms", COUNT, 120_000, "milliseconds",
+          "a request with an idempotency key is known for at least this long after it was stored",
+          check=between(1_000, 30 * 86_400_000)),
+    Field("dedupe_entries_max", COUNT, 1_000_000, "entries",
+          "most idempotency keys that are known, 300 bytes of ledger each; more within a window"
+          " shorten it, and the alarm `dedupe_window_short` says so",
+          check=between(1_000, 1_000_000_000)),
     Field("retention_interval_ms", COUNT, 5_000, "milliseconds",
           "how often topics with a cap or a time to live are looked at; what is over a limit goes"
           " that much later at most", reloadable=True, check=between(100, 3_600_000)),

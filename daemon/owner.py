@@ -25,7 +25,7 @@ from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from shards import layout as at
 from shards.alarms import AlarmBoard
-from shards.clock import boottime_ns, monotonic_ns
+from shards.clock import boot_id, boottime_ns, monotonic_ns
 from shards.doorbell import Doorbells
 from shards.segment import Segment
 from uploader.outage import Outage
@@ -47,9 +47,8 @@ class OtherHistory(RuntimeError):
 def this_owner(data_dir: str) -> Owner:
     """Who we are, as entries tell it; the directory's lock is held."""
     there = os.stat(Path(data_dir) / LOCK_NAME)
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     path = str(Path(data_dir).resolve())
-    return Owner(socket.gethostname(), os.getpid(), boot_id, there.st_dev, there.st_ino, path)
+    return Owner(socket.gethostname(), os.getpid(), boot_id(), there.st_dev, there.st_ino, path)
 
 
 def check_history(ledger: Ledger, last: Entry | None, store_url: str) -> None:

@@ -86,7 +86,7 @@ class PlanRoutes:
         if asked.plan is not None:
             return asked.plan, await self._renew(asked.plan)
         lease = secrets.token_hex(12)
-        now_ms = wall_ms()
+        now_ms = self._catalog.age_ms()
         what = f"plan of {', '.join(asked.topics)}"[:WHAT_CHARACTERS_MAX]
         try:
             await self._cold.ask(
@@ -94,16 +94,15 @@ class PlanRoutes:
             )
         except ReadLeasesFull as error:
             raise ApiError(429, "too_many_plans", str(error), retry_after_s=1) from error
-        return lease, now_ms + LEASE_MS
+        return lease, wall_ms() + LEASE_MS
 
     async def _renew(self, plan: str) -> int:
-        now_ms = wall_ms()
-        expires_ms = now_ms + LEASE_MS
+        now_ms = self._catalog.age_ms()
         if not await self._cold.ask(
-            lambda ledger: ledger.renew_read_lease(plan, now_ms, expires_ms)
+            lambda ledger: ledger.renew_read_lease(plan, now_ms, now_ms + LEASE_MS)
         ):
             raise _expired(plan)
-        return expires_ms
+        return wall_ms() + LEASE_MS  # for people and programs, whose clock is the wall's
 
 
 def _expired(plan: str) -> ApiError:

@@ -29,6 +29,7 @@ from msgspec import Struct
 from daemon.config import Config
 from daemon.owner import OtherHistory, check_history, this_owner
 from ledger.backup import Mark, restore_image
+from ledger.dedupe import DedupeLimits
 from ledger.errors import DraftInvalid
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, LeaseId, ObjectRow
@@ -109,7 +110,7 @@ class Report(Struct):
 
 def settle(
     ledger_path: str, lock: contextlib.AbstractContextManager[object], store: ObjectStore,
-    taken: Taken, owner_log: OwnerLog, *, take_over: bool,
+    taken: Taken, owner_log: OwnerLog, limits: DedupeLimits | None = None, *, take_over: bool,
 ) -> Report | None:  # fmt: skip
     """Makes the ledger in the data directory one that may be served from; for a start.
 
@@ -119,8 +120,8 @@ def settle(
     """
     path = Path(ledger_path)
     if taken.former is Former.ANOTHER:
-        return rebuild(path, lock, store, taken, owner_log)
-    with contextlib.closing(Ledger(path, lock)) as ledger:
+        return rebuild(path, lock, store, taken, owner_log, limits)
+    with contextlib.closing(Ledger(path, lock, dedupe_limits=limits)) as ledger:
         try:
             check_history(ledger, taken.last, store.url)
         except OtherHistory:
@@ -132,12 +133,12 @@ def settle(
             report = Report()
             _take_unlisted(ledger, store, taken.incarnation, report, lambda _: None)
             return report
-    return rebuild(path, lock, store, taken, owner_log)
+    return rebuild(path, lock, store, taken, owner_log, limits)
 
 
 def rebuild(
     path: Path, lock: contextlib.AbstractContextManager[object], store: ObjectStore,
-    taken: Taken, owner_log: OwnerLog,
+    taken: Taken, owner_log: OwnerLog, limits: DedupeLimits | None = None,
     progress: Callable[[int], contextlib.AbstractContextManager[Advance]] | None = None,
 ) -> Report:  # fmt: skip
     """Builds the ledger at ``path`` anew from log and objects. ``progress(n)`` shows n objects.
@@ -150,7 +151,7 @@ def rebuild(
     for suffix in ("", "-wal", "-shm"):
         aside.with_name(aside.name + suffix).unlink(missing_ok=True)
     _apply_entries(aside, lock, owner_log, report)
-    with contextlib.closing(Ledger(aside, lock)) as ledger:
+    with contextlib.closing(Ledger(aside, lock, dedupe_limits=limits)) as ledger:
         check_complete(ledger, taken, store.url)
         ledger.begin_history(
             secrets.token_hex(8), Mark() if taken.last is None else taken.last.mark
@@ -202,7 +203,7 @@ def recover(
             raise OwnedByAnother(last, wall_ms())
     taken = owner_log.take(take_over=True)
     path = Path(config.ledger_path)
-    report = rebuild(path, lock, store, taken, owner_log, progress)
+    report = rebuild(path, lock, store, taken, owner_log, config.dedupe_limits, progress)
     with contextlib.closing(Ledger(path, lock)) as ledger:
         tell(ledger, owner_log, taken)
     return report

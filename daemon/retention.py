@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
-from msgspec import Struct
 
+from ledger.ages import Clocks
 from ledger.retention import limits_of
 from ledger.types import Topic
 
@@ -30,13 +30,10 @@ RELOOK_MAX_MS = 60_000  # records may come with times of their own
 CLOCK_NOTE = "clock"  # its name in the ledger's meta
 
 
-class Noted(Struct, frozen=True):
+class Noted(Clocks, frozen=True):
     """Two clocks at one moment. ``jump_ms`` is not 0 when time is stopped: ahead, or back if
     negative."""
 
-    boot_id: str
-    wall_ms: int
-    boot_ms: int
     jump_ms: int = 0
 
 

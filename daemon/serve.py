@@ -111,11 +111,15 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         for listener in listeners:
             stack.enter_context(contextlib.closing(listener))
         taken = owner_log.take(take_over=take_over)
-        report = settle(config.ledger_path, lock, store, taken, owner_log, take_over=take_over)
+        report = settle(
+            config.ledger_path, lock, store, taken, owner_log, config.dedupe_limits,
+            take_over=take_over,
+        )  # fmt: skip
         if report is not None:
             say(report)
         told = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
-        kept = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
+        kept = Ledger(ledger_path, lock, dedupe_limits=config.dedupe_limits)
+        stack.enter_context(contextlib.closing(kept))
         supervisor = Supervisor(config, owner_log, told, kept)
         stack.enter_context(contextlib.closing(supervisor))
         supervisor.listeners = listeners

@@ -108,8 +108,10 @@ class Shard:
             self._store = faults.FaultyStore(
                 self._store, plan, rng, threading.Event().wait, lambda: monotonic_ns() / 1e9
             )
-        self._commit_ledger = Ledger(ledger_path, ledger_lock, must_exist=True)
-        self._read_ledger = Ledger(ledger_path, ledger_lock, must_exist=True)
+        open_ledger = partial(
+            Ledger, ledger_path, ledger_lock, must_exist=True, dedupe_limits=config.dedupe_limits
+        )
+        self._commit_ledger, self._read_ledger = open_ledger(), open_ledger()
         self._ledger_thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._store_threads = ThreadPoolExecutor(READERS_AT_ONCE, thread_name_prefix="reader")
         self._log = CommitLog(self.segment)

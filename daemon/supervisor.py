@@ -33,7 +33,7 @@ from daemon.heartbeat import Pulse, Verdict
 from daemon.inherit import Inheritance
 from daemon.notify import Notifier
 from daemon.owner import OwnerThread
-from daemon.upkeep import UpkeepThread, clocks_of
+from daemon.upkeep import UpkeepThread, clocks
 from ledger.ledger import Ledger
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
@@ -81,7 +81,7 @@ class Supervisor:
         self.bells = Doorbells.create(config.shards)
         self._owner = OwnerThread(self.segment, self.bells, owner_log, told)
         self._upkeep = UpkeepThread(
-            self.segment, kept, lambda: self.config.retention_interval_ms, clocks_of(config)
+            self.segment, kept, lambda: self.config.retention_interval_ms, clocks
         )
         self._leases = LeaseTable(self._words, self.layout)
         self._groups = GroupTable(self.segment)
@@ -112,6 +112,8 @@ class Supervisor:
         incarnation, epoch = self._kept.begin_incarnation(wall_ms(), taken.incarnation)
         self._owner.own(incarnation, taken)
         words = self._words
+        now = clocks()
+        words[at.G_AGE_OFFSET_MS] = self._kept.age_ms(now) - now.boot_ms
         words[at.G_INCARNATION] = incarnation
         words[at.G_EPOCH] = epoch
         words[at.G_STARTED_NS] = monotonic_ns()

@@ -18,9 +18,10 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from daemon.config import Config
-from daemon.owner import this_owner
 from daemon.retention import CLOCK_NOTE, Noted, Schedule, judge, note_of, noted_of
+from ledger.ages import NOTE as AGES_NOTE
+from ledger.ages import Aged, Clocks, is_due
+from ledger.ages import note_of as aged_note
 from ledger.errors import LedgerError
 from ledger.lake_types import Evicted
 from ledger.ledger import Ledger
@@ -28,7 +29,8 @@ from ledger.retention import Eviction
 from ledger.settle import Settled
 from ledger.types import Topic
 from shards import layout as at
-from shards.clock import boottime_ns, wall_ms
+from shards.alarms import AlarmBoard, AlarmKind
+from shards.clock import boot_id, boottime_ms, monotonic_ns, wall_ms
 from shards.leases import LIVE, ORPHAN, LeaseTable
 from shards.segment import Segment
 
@@ -60,6 +62,8 @@ class UpkeepThread:
         self._interval_ms = interval_ms
         self._now = now
         self._schedule = Schedule()
+        self._alarms = AlarmBoard(segment, segment.layout.shards)
+        self._aged: Aged | None = None
         self._learned = (-1, 0)  # (catalog version, topic id) up to which topics are known
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
@@ -78,6 +82,8 @@ class UpkeepThread:
         epoch_ms = 0
         while not self._stopped.is_set() and not self._words[at.G_SUPERSEDED]:
             try:
+                self.note_ages()
+                self.look_at_keys()
                 if passed_ms >= self._interval_ms():
                     passed_ms = 0
                     self.round()
@@ -161,7 +167,7 @@ class UpkeepThread:
         self._words[at.G_EVICTED] = max(self._words[at.G_EVICTED], version)
 
     def _mark(self) -> None:
-        now_ms = self._now().wall_ms
+        now_ms = self._age_ms(self._now())
         while self._ledger.mark_free(now_ms) and not self._stopped.is_set():
             pass
 
@@ -184,6 +190,27 @@ class UpkeepThread:
         self._words[at.G_CLOCK_JUMP_MS] = abs(jump_ms)
         self._words[at.G_CLOCK_STOPPED] = 0 if not jump_ms else 1 if jump_ms > 0 else 2
         return not jump_ms
+
+    # Ages
+
+    def note_ages(self) -> None:
+        """Notes the clock of ages now and then, and after a step of the wall clock."""
+        now = self._now()
+        if is_due(self._aged, now):
+            self._aged = Aged(now.boot_id, now.wall_ms, now.boot_ms, self._age_ms(now))
+            self._ledger.set_meta(AGES_NOTE, aged_note(self._aged))
+
+    def look_at_keys(self) -> None:
+        """Says when idempotency keys are too many for their window; one read."""
+        kept_ms = self._ledger.dedupe_kept_ms(self._age_ms(self._now()))
+        if kept_ms is None:
+            self._alarms.clear(AlarmKind.DEDUPE_WINDOW_SHORT)
+            return
+        said = f"the newest are known for {kept_ms / 1000:.0f} s; raise dedupe_entries_max"
+        self._alarms.raise_(AlarmKind.DEDUPE_WINDOW_SHORT, said, monotonic_ns())
+
+    def _age_ms(self, now: Clocks) -> int:
+        return now.boot_ms + int(self._words[at.G_AGE_OFFSET_MS])
 
     # Settling
 
@@ -225,7 +252,6 @@ class UpkeepThread:
                 return
 
 
-def clocks_of(config: Config) -> Callable[[], Noted]:
-    """Both clocks of this machine; the data directory says which boot it is."""
-    boot_id = this_owner(config.data_dir).boot_id
-    return lambda: Noted(boot_id, wall_ms(), boottime_ns() // 1_000_000)
+def clocks() -> Noted:
+    """Both clocks of this machine."""
+    return Noted(boot_id(), wall_ms(), boottime_ms())

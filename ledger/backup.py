@@ -127,14 +127,18 @@ def mark_of(connection: sqlite3.Connection) -> Mark:
 
 def wanted(connection: sqlite3.Connection) -> int:
     """How often an entry was asked for beside the daemon (``Ledger.want_entry``)."""
-    row = connection.execute("SELECT value FROM meta WHERE name = 'entry_wanted'").fetchone()
-    return 0 if row is None else int(row[0])
+    return int(meta(connection, "entry_wanted") or 0)
 
 
 def history(connection: sqlite3.Connection) -> str:
     """The name that the last recovery gave this history; empty before the first."""
-    row = connection.execute("SELECT value FROM meta WHERE name = 'history'").fetchone()
-    return "" if row is None else str(row[0])
+    return meta(connection, "history") or ""
+
+
+def meta(connection: sqlite3.Connection, name: str) -> str | None:
+    """A note by name."""
+    row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return None if row is None else str(row[0])
 
 
 def _last_id(connection: sqlite3.Connection, table: str) -> int:

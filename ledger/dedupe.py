@@ -1,7 +1,8 @@
 """Statements on the dedupe table: answers of requests with an idempotency key.
 
 An entry counts for ``window_ms`` after the commit that made it, and there are never more than
-``entries_max``: the oldest go first, whatever their age. Called inside the commit's transaction.
+``entries_max``: the oldest go first, whatever their age (``kept_ms`` tells). Times are age time
+(``ages.py``). Called inside the commit's transaction.
 """
 
 from __future__ import annotations
@@ -52,6 +53,17 @@ def answers(
         else:
             found[key] = _decoder.decode(answer)
     return found
+
+
+def kept_ms(connection: sqlite3.Connection, now_ms: int, limits: DedupeLimits) -> int | None:
+    """How long keys are known now, where their number cuts the window; None: the whole window."""
+    oldest = connection.execute("SELECT id, created_ms FROM dedupe ORDER BY id LIMIT 1").fetchone()
+    if oldest is None:
+        return None
+    last = connection.execute("SELECT max(id) FROM dedupe").fetchone()[0]
+    age_ms = max(0, now_ms - oldest[1])
+    is_full = last - oldest[0] + 1 >= limits.entries_max
+    return age_ms if is_full and age_ms < limits.window_ms else None
 
 
 def knows(

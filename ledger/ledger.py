@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 
 from ledger import (
+    ages,
     backup,
     collection,
     commits,
@@ -151,8 +152,7 @@ class Ledger(Upkeep):
     def meta(self, name: str) -> str | None:
         """A note by name."""
         with self._session.reading() as connection:
-            row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-            return None if row is None else str(row[0])
+            return backup.meta(connection, name)
 
     def set_meta(self, name: str, value: str) -> None:
         with self._session.writing() as connection:
@@ -232,13 +232,11 @@ class Ledger(Upkeep):
         ``told`` gets what became of each before the next one is asked for.
         """
         with self._session.writing() as connection:
+            aged = ages.aged_of(backup.meta(connection, ages.NOTE))
             for draft in drafts:
+                now_ms = ages.of_wall_time(aged, draft.created_ms)
                 try:
-                    told(
-                        commits.commit_draft(
-                            connection, draft, draft.created_ms, self._dedupe_limits
-                        )
-                    )
+                    told(commits.commit_draft(connection, draft, now_ms, self._dedupe_limits))
                 except DraftInvalid as error:
                     told(error)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ledger import collection, dedupe, marking, retention, settle, topics
+from ledger import ages, backup, collection, dedupe, marking, retention, settle, topics
+from ledger.ages import Clocks
 from ledger.collection import Dropped, Rule, Spent
 from ledger.dedupe import DedupeLimits
 from ledger.lake_types import Evicted, LakeTable
@@ -24,12 +25,24 @@ class Upkeep:
     _session: Session
     _dedupe_limits: DedupeLimits
 
+    # The clock of ages
+
+    def age_ms(self, now: Clocks) -> int:
+        """The age time now, by the last note."""
+        with self._session.reading() as connection:
+            return ages.age_ms(ages.aged_of(backup.meta(connection, ages.NOTE)), now)
+
     # Retention
 
     def answered(self, topic_id: int, key: str, now_ms: int) -> bool:
         """Whether a request with this idempotency key was stored and is remembered."""
         with self._session.reading() as connection:
             return dedupe.knows(connection, topic_id, key, now_ms, self._dedupe_limits)
+
+    def dedupe_kept_ms(self, now_ms: int) -> int | None:
+        """How long idempotency keys are known, where they are too many for the whole window."""
+        with self._session.reading() as connection:
+            return dedupe.kept_ms(connection, now_ms, self._dedupe_limits)
 
     def changed_topics(self, after: tuple[int, int], limit: int = 1_000) -> list[tuple[int, int]]:
         """(catalog version of its last change, topic id) behind such a pair; deleted ones too."""

@@ -36,6 +36,7 @@ class AlarmKind(IntEnum):
     LEASE_STUCK = 2
     LEDGER_FAILING = 3
     DISK_SHORT = 4
+    DEDUPE_WINDOW_SHORT = 5
 
 
 class Alarm(Struct, frozen=True):

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 
 def wall_ms() -> int:
@@ -22,6 +23,16 @@ def monotonic_ns() -> int:
 def boottime_ns() -> int:
     """Nanoseconds since the machine's start, also while it was suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def boottime_ms() -> int:
+    """Milliseconds since the machine's start, also while it was suspended."""
+    return boottime_ns() // 1_000_000
+
+
+def boot_id() -> str:
+    """The name of this boot of the machine; within it ``boottime_ns`` goes on."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def process_cpu_ns() -> int:

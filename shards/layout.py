@@ -12,6 +12,7 @@ epoch, draining, log
 level, deaths, door
 global: owned, entry   supervisor's owner thread
 number, superseded
+global: age offset     supervisor
 global: clock, records supervisor's retention thread
 evicted
 global: window,        supervisor (its governor)
@@ -67,6 +68,7 @@ G_EVICTED = 9 * LINE_WORDS  # the catalog version of the last eviction or trim
 G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
 G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
 G_RECORDS_EVICTED = G_CLOCK_STOPPED + 2
+G_AGE_OFFSET_MS = G_CLOCK_STOPPED + 3  # age time less the time since the boot (ledger/ages.py)
 G_DOOR = 11 * LINE_WORDS  # why new requests are refused (daemon/door.py); 0: they are not
 GLOBAL_WORDS = 12 * LINE_WORDS
 

@@ -32,7 +32,7 @@ from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft
 from shards import layout as at
 from shards.alarms import AlarmBoard
-from shards.clock import boottime_ns, monotonic_ns, wall_ms
+from shards.clock import boottime_ms, boottime_ns, monotonic_ns
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.leases import Lease, LeaseTable
@@ -238,7 +238,7 @@ class Uploads:
             try:
                 self._await_ownership()
                 with self._ledger_mutex:
-                    commit = self._ledger.commit(item.draft, wall_ms(), self._publish)
+                    commit = self._ledger.commit(item.draft, self._age_ms(), self._publish)
                 break
             except LeaseBelowFloor as error:
                 # The floor passed this epoch before the commit: the same range, a new name.
@@ -256,6 +256,10 @@ class Uploads:
                 log.error("commit of %s failed (attempt %d): %s", item.draft.key, attempt, error)
                 self._pause(attempt)
         self._finish(item.lease, commit)
+
+    def _age_ms(self) -> int:
+        """By the clock of ages: a step of the wall clock forgets no idempotency key."""
+        return boottime_ms() + int(self._words[at.G_AGE_OFFSET_MS])
 
     def _publish(self, commit: Commit) -> None:
         """Under the ledger lock: the log follows the ledger without a gap.

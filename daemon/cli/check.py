@@ -25,10 +25,11 @@ from daemon.cover import Cover, NotCovered, covering, may_collect
 from daemon.owner import OtherHistory
 from daemon.recover import sleep_s
 from daemon.retention import CLOCK_NOTE
+from daemon.upkeep import clocks
 from ledger.entry import EntryError
 from ledger.errors import LedgerMissing
 from ledger.ledger import Ledger
-from shards.clock import monotonic_ns, wall_ms
+from shards.clock import monotonic_ns
 from uploader.counted import CountedStore
 from uploader.ownerlog import OwnedByAnother
 
@@ -128,10 +129,20 @@ class Collector:
     ) -> None:  # fmt: skip
         self._report = report
         self._cover = cover
-        what = (ledger, store, report, config.gc_grace_ms, wall_ms, sleep_s)
-        self._spent = SpentCollection(*what, partial(is_compacting, config))
-        self._orphans = Collection(*what)
-        self._lake = LakeCollection(config, ledger, report, wall_ms, cover)
+        now = clocks()
+        ahead_ms = max(0, ledger.age_ms(now) - now.wall_ms)
+
+        def age_ms() -> int:
+            return ledger.age_ms(clocks())
+
+        def store_age_ms() -> int:
+            """Not above the clock by which a store dates what it takes."""
+            return age_ms() - ahead_ms
+
+        what = (ledger, store, report, config.gc_grace_ms)
+        self._spent = SpentCollection(*what, age_ms, sleep_s, partial(is_compacting, config))
+        self._orphans = Collection(*what, store_age_ms, sleep_s)
+        self._lake = LakeCollection(config, ledger, report, age_ms, cover, ahead_ms)
 
     def run(self) -> None:
         """Objects first: copies of what was collected are orphans then."""

@@ -5,7 +5,7 @@ compacted, however small the pages, however fine the tasks.
 from __future__ import annotations
 
 import tempfile
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from compaction import source_plan
 from compaction.source_plan import Offsets, Page, Plan, PlanInvalid, PlanRequest, PlanStore
+from compaction.source_planner import LedgerPlanner
 from compaction.source_tasks import Task, losses, tasks_of
+from ledger.ages import NOTE, Aged, note_of
 from ledger.lake_types import Hole, LakeRange, NewFile, TableSwitch
 from ledger.ledger import Ledger
 from ledger.types import Topic, TopicConfig
+from shards.clock import boot_id, boottime_ms, wall_ms
 from tests.ledger.requests import Request, draft_of, lease
 
 PARTITIONS = 3
@@ -266,3 +269,18 @@ def test_what_is_asked_must_lie_within_the_partition(
     with pytest.raises(PlanInvalid) as raised:
         source_plan.wanted(topic, states, starts, stops)
     assert raised.value.field == field
+
+
+def test_a_step_of_the_wall_clock_ends_no_lease_of_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ledger").mkdir()
+    with closing(Ledger(tmp_path / "ledger" / "ledger.db", nullcontext())) as ledger:
+        ledger.create_topic("t", TopicConfig(), 1)
+        note = Aged(boot_id(), wall_ms(), boottime_ms(), wall_ms())
+        ledger.set_meta(NOTE, note_of(note))
+    planner = LedgerPlanner(str(tmp_path), PlanStore("file:///store"))
+    lease = planner.page(PlanRequest(["t"])).plan
+    stepped_ns = (wall_ms() + 3_600_000) * 10**6
+    monkeypatch.setattr("time.time_ns", lambda: stepped_ns)
+    assert planner.renew(lease)

@@ -10,15 +10,18 @@ import pytest
 
 from daemon.retention import Noted
 from daemon.upkeep import UpkeepThread
+from ledger.dedupe import DedupeLimits
 from ledger.ledger import Ledger
 from ledger.settle import Settled
 from ledger.types import LeaseId, PartitionState, SourceRange, Topic, TopicConfig
 from shards import layout as at
+from shards.alarms import raised
 from shards.layout import Layout
 from shards.leases import DONE, LeaseTable
 from shards.segment import Segment
 from tests.ledger.lakes import commit
-from tests.ledger.requests import Request
+from tests.ledger.requests import Request, draft_of
+from tests.ledger.requests import lease as lease_id
 
 HOUR_MS = 3_600_000
 SHARDS = 2
@@ -27,8 +30,8 @@ SHARDS = 2
 class Place:
     """A ledger, a segment of two shards, and a clock that is set by hand."""
 
-    def __init__(self, directory: Path) -> None:
-        self.ledger = Ledger(directory / "ledger.db", nullcontext())
+    def __init__(self, directory: Path, limits: DedupeLimits | None = None) -> None:
+        self.ledger = Ledger(directory / "ledger.db", nullcontext(), dedupe_limits=limits)
         self.ledger.begin_incarnation(1)
         self.segment = Segment.create(Layout(SHARDS, 4096))
         self.words = self.segment.words
@@ -269,3 +272,51 @@ def test_the_epoch_rises_by_itself(place: Place, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(place.upkeep._stopped, "wait", wait)
     place.upkeep._run()
     assert place.words[at.G_EPOCH] == place.ledger.epoch() == 3
+
+
+# Ages
+
+
+def test_what_is_free_is_dated_by_the_clock_of_ages(place: Place) -> None:
+    place.upkeep.note_ages()
+    topic = place.topic("t", cap_records=1)
+    place.write(topic, 1, 1, 1)
+    place.wall_ms += HOUR_MS
+    place.upkeep.note_ages()
+    place.upkeep.round()
+    age_ms = place.ledger.age_ms(place.now())
+    assert age_ms == place.boot_ms
+    rule = place.ledger.collection_rule(age_ms, 1, 1 << 60, 1 << 60)
+    assert not place.ledger.spent_after(rule, (0, 0)), "its grace has only begun"
+    place.passed(1)
+    rule = place.ledger.collection_rule(place.ledger.age_ms(place.now()), 1, 1 << 60, 1 << 60)
+    assert len(place.ledger.spent_after(rule, (0, 0))) == 2
+
+
+def test_a_step_of_the_wall_clock_is_noted_so_that_a_boot_goes_on_from_there(place: Place) -> None:
+    place.upkeep.note_ages()
+    place.wall_ms += HOUR_MS
+    place.upkeep.note_ages()
+    after_boot = Noted("next", place.wall_ms + 5_000, 100)
+    assert place.ledger.age_ms(after_boot) == place.boot_ms + 5_000
+
+
+def test_keys_that_are_too_many_for_their_window_raise_an_alarm_until_they_are_not(
+    tmp_path: Path,
+) -> None:
+    with closing(Place(tmp_path, DedupeLimits(window_ms=1_000, entries_max=5))) as place:
+        topic = place.topic("t")
+
+        def send(first: int, count: int) -> list[str]:
+            number = place.ledger.latest_commit_number() + 1
+            requests = [Request(topic.topic_id, key=f"k{n}") for n in range(first, first + count)]
+            draft = draft_of(lease_id(number), requests)
+            place.ledger.commit(draft, place.boot_ms, lambda _: None)
+            place.upkeep.look_at_keys()
+            return [alarm.text for alarm in raised(place.segment)]
+
+        assert send(0, 4) == []
+        place.passed(300)
+        assert send(4, 4) == ["the newest are known for 0 s; raise dedupe_entries_max"]
+        place.passed(1_000)
+        assert send(9, 1) == []

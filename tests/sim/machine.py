@@ -489,7 +489,7 @@ def simulated(machine: Machine) -> Iterator[None]:
             (upload, "monotonic_ns", lambda: schedule.now_ns),
             (outage, "threading", threads),
             (alarms, "threading", threads),
-            (upload, "wall_ms", wall_ms),
+            (upload, "boottime_ms", wall_ms),
             (upload, "boottime_ns", boottime_ns),
             (groups, "wall_ms", wall_ms),
         ):

@@ -1,0 +1,75 @@
+"""How old things are: a clock for ages, which no step of the wall clock moves.
+
+Pure: clocks in, an age out. Idempotency keys, the grace of a collection and read leases protect
+data for a while; how long a while is, is counted by this clock (docs/protocol.md, 7).
+
+Vocabulary: *age time* is milliseconds. It begins as the wall clock once, and then goes on by the
+time that passes: within a boot of the machine by the clock that counts since the boot, so a step
+of the wall clock is not seen; across boots by the wall clock, for nothing else tells how long the
+machine was off. It never goes back. So it is near the wall clock where nobody ever set that, and is
+compared with itself only.
+
+It is *noted* in the ledger beside both clocks, and again after a step of the wall clock, so that
+what passes until another boot is counted from there.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+NOTE = "ages"  # its name in the ledger's meta
+NOTE_MS = 600_000  # between notes: across a boot the wall clock's rate errs for so long at most
+STEP_MS = 1_000  # of the wall clock beside the other; smaller ones are slews
+
+
+class Clocks(Struct, frozen=True):
+    """Both clocks at one moment: of the wall, and since the boot."""
+
+    boot_id: str
+    wall_ms: int
+    boot_ms: int
+
+
+class Aged(Clocks, frozen=True):
+    """The age time at that moment."""
+
+    age_ms: int
+
+
+_decoder = msgspec.json.Decoder(Aged)
+
+
+def aged_of(text: str | None) -> Aged | None:
+    """A note as the ledger keeps it; None when there is none, or none that can be read."""
+    try:
+        return _decoder.decode(text) if text else None
+    except msgspec.DecodeError:
+        return None
+
+
+def note_of(aged: Aged) -> str:
+    """What the ledger keeps."""
+    return msgspec.json.encode(aged).decode()
+
+
+def age_ms(aged: Aged | None, now: Clocks) -> int:
+    """The age time now, given the last note; without one it begins."""
+    if aged is None:
+        return now.wall_ms
+    if aged.boot_id == now.boot_id:
+        return aged.age_ms + max(0, now.boot_ms - aged.boot_ms)
+    return aged.age_ms + max(0, now.wall_ms - aged.wall_ms)
+
+
+def of_wall_time(aged: Aged | None, wall_ms: int) -> int:
+    """The age time of something that was dated by the wall clock near the last note."""
+    return wall_ms if aged is None else wall_ms + aged.age_ms - aged.wall_ms
+
+
+def is_due(aged: Aged | None, now: Clocks) -> bool:
+    """Whether the age time is to be noted anew."""
+    if aged is None or aged.boot_id != now.boot_id:
+        return True
+    passed_ms = now.boot_ms - aged.boot_ms
+    return passed_ms >= NOTE_MS or abs(now.wall_ms - aged.wall_ms - passed_ms) > STEP_MS
