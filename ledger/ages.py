@@ -44,7 +44,7 @@ def aged_of(text: str | None) -> Aged | None:
     """A note as the ledger keeps it; None when there is none, or none that can be read."""
     try:
         return _decoder.decode(text) if text else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
