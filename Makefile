@@ -3,6 +3,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# Tests wait for commits and restarts more than they compute: half as many workers again as CPUs.
+WORKERS := $(shell echo $$(( $$(nproc) * 3 / 2 + 1 )))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos minio spark-archive constraints dist clean
@@ -23,10 +25,10 @@ run: setup ## Run the daemon on ./headgate-data in the foreground until Ctrl-C
 	@exec $(BIN)/headgate serve --data headgate-data
 
 test: lint typecheck ## Check style, types and floors, and run the tests (but the slow ones)
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not slow'
 
-slow: setup ## Run the slow tests: real overload, kills, long simulations
-	$(PYTEST) -m slow
+slow: setup ## Run the slow tests: real overload, kills, long simulations, all examples
+	HEADGATE_LONG=1 $(PYTEST) -m 'slow or long'
 
 sim: setup ## Simulate the protocol: SEED=n STEPS=m; prints the seed that fails and its log's end
 	$(BIN)/python -m tests.sim --seed $(or $(SEED),1) --steps $(or $(STEPS),50000)

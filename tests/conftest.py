@@ -9,8 +9,9 @@ import pytest
 
 from tests.leaks import LeakCheck
 from tests.minio import bucket, find_binary, minio
+from tests.spark import spark
 
-__all__ = ["bucket", "minio"]
+__all__ = ["bucket", "minio", "spark"]
 
 
 # A busy machine is no failure: what ends a hang is pytest's time limit.
@@ -30,10 +31,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests that need MinIO, so that ``-m s3`` and ``-m 'not s3'`` find them."""
+    """Marks tests that need MinIO, so that ``-m s3`` and ``-m 'not s3'`` find them.
+
+    Says also what runs in one worker where several run tests (``make test``): those that share the
+    Spark session, and those that share a fixture of their module.
+    """
     for item in items:
-        if isinstance(item, pytest.Function) and "minio" in item.fixturenames:
+        if not isinstance(item, pytest.Function):
+            continue
+        if "minio" in item.fixturenames:
             item.add_marker("s3")
+        if "spark" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        elif _shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def _shares_a_fixture(item: pytest.Function) -> bool:
+    """Whether a fixture of its module or class is made for it and others."""
+    definitions = item._fixtureinfo.name2fixturedefs.values()
+    return any(found[-1].scope in ("module", "class") for found in definitions)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from bench import lake_reads
 from bench.lake_reads import RECORD_BYTES, measure, produce, serving
 from tests.compaction.by_hand import compact, delete_compacted
 
 
+@pytest.mark.slow
 def test_both_sources_are_measured_over_the_same_records(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with serving(data, 1, [0]) as daemon:

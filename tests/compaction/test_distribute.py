@@ -16,7 +16,6 @@ from compaction.groups import TopicWork
 from compaction.place import Place
 from compaction.runs import Limits
 from compaction.schema import typed_columns
-from compaction.session import spark_session
 from ledger.lake_types import PlannedObject
 from tests.compaction.objects import (
     DAY_MS,
@@ -40,15 +39,6 @@ pytestmark = pytest.mark.spark
 SHUFFLED = Limits(3000, 500, 1 << 20, group_bytes_max=2000, range_bytes_min=1 << 20)
 SPLIT = Limits(3000, 500, 1 << 20, range_bytes_min=1)
 DIRECT = Limits(3000, 500, 0)
-
-
-@pytest.fixture(scope="module")
-def spark(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[SparkSession]:
-    """One session for the module; what it starts is gone behind it."""
-    with spark_session("local[2]", tmp_path_factory.mktemp("spark")) as session:
-        yield session
 
 
 @pytest.fixture

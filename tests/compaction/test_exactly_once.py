@@ -34,6 +34,7 @@ from tests.compaction.lakes import (
     topic,
     written,
 )
+from tests.long import examples
 
 ORDERS = topic()
 ROOT = Path(__file__).parents[2]
@@ -335,5 +336,5 @@ class Runs(RuleBasedStateMachine):
         assert live == {task.file.file_path for task in loaded.scan().plan_files()}
 
 
-TestRuns = Runs.TestCase
-TestRuns.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
+TestRuns = pytest.mark.long(Runs.TestCase)
+TestRuns.settings = settings(max_examples=examples(15), stateful_step_count=12, deadline=None)

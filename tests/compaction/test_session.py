@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from compaction.java import Java, NoJava, find_java, packaged_java
-from compaction.session import SparkFailed, is_local, spark_session
+from compaction.java import packaged_java
+from compaction.session import is_local
 from tests.e2e.daemon import ROOT
 
 SCRIPT = """
@@ -39,9 +38,12 @@ except ProcessLookupError:
 """
 
 
-def run_script(scratch: Path, home: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    scratch: Path, home: str = "", script: str = SCRIPT, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """A process of its own: a session is one per process, and other tests share one."""
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT, str(scratch), home],
+        [sys.executable, "-W", "error", "-c", script, str(scratch), home],
         capture_output=True, text=True, check=False, cwd=scratch,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
     )  # fmt: skip
@@ -81,32 +83,55 @@ def test_the_packaged_java_starts_a_session(
     assert (answer.stdout, answer.stderr) == (f"{sys.executable} local[1] None\ngone\n", "")
 
 
+DEAD_JAVA = """
+import os, signal, sys
+from pathlib import Path
+from compaction.java import Java
+from compaction.session import SparkFailed, spark_session
+
+java = Java(Path(sys.argv[2]), "17.0.1", "a test")
+before = dict(os.environ), signal.getsignal(signal.SIGINT)
+try:
+    with spark_session(None, Path(sys.argv[1]), java=java):
+        print("it started")
+except SparkFailed as error:
+    print(error)
+assert (dict(os.environ), signal.getsignal(signal.SIGINT)) == before
+"""
+NO_JAVA = """
+import sys
+from pathlib import Path
+from compaction import session
+from compaction.java import NoJava
+
+def none_at_all():
+    raise NoJava
+
+assert session.find_java is not none_at_all
+session.find_java = none_at_all
+try:
+    with session.spark_session(None, Path(sys.argv[1])):
+        print("it started")
+except NoJava:
+    print("no Java")
+"""
+
+
 def test_a_java_that_does_not_start_is_told_with_what_it_said(tmp_path: Path) -> None:
     binary = tmp_path / "home" / "bin" / "java"
     binary.parent.mkdir(parents=True)
     binary.write_text("#!/bin/sh\necho 'out of luck' >&2\nexit 3\n")
     binary.chmod(0o755)
-    java = Java(tmp_path / "home", "17.0.1", "a test")
-    before = dict(os.environ), signal.getsignal(signal.SIGINT)
-    with pytest.raises(SparkFailed) as raised, spark_session(None, tmp_path, java=java):
-        pass
-    message = str(raised.value)
-    assert "Spark did not start" in message
-    assert "Java 17.0.1 (a test)" in message
-    assert "out of luck" in message
-    assert (dict(os.environ), signal.getsignal(signal.SIGINT)) == before
+    answer = run_script(tmp_path, str(tmp_path / "home"), script=DEAD_JAVA)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "Spark did not start" in answer.stdout
+    assert "Java 17.0.1 (a test)" in answer.stdout
+    assert "out of luck" in answer.stdout
 
 
-def test_no_java_is_told_before_anything_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none_at_all() -> Java:
-        raise NoJava
-
-    assert find_java is not none_at_all
-    monkeypatch.setattr("compaction.session.find_java", none_at_all)
-    with pytest.raises(NoJava), spark_session(None, tmp_path):
-        pass
+def test_no_java_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    answer = run_script(tmp_path, script=NO_JAVA)
+    assert (answer.stdout, answer.stderr) == ("no Java\n", "")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -48,6 +48,7 @@ from tests.compaction.objects import (
     table_of,
 )
 from tests.compaction.test_parquet import piece_of
+from tests.long import examples
 from uploader.records import Record
 
 NEVER = 1 << 40
@@ -97,7 +98,8 @@ def files_of(reports: Iterable[Report], topic_id: int) -> list[WrittenFile]:
     return [each for report in reports for each in report.files if each.topic_id == topic_id]
 
 
-@settings(max_examples=40)
+@pytest.mark.long
+@settings(max_examples=examples(40))
 @given(
     st.lists(drafts(), min_size=1, max_size=8), st.integers(1, 3), st.sampled_from([LIMITS, SPLIT])
 )

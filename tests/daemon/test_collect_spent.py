@@ -28,6 +28,7 @@ from ledger.settle import Settled
 from ledger.types import LeaseId, Topic, TopicConfig
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of
+from tests.long import examples
 from uploader.stores.base import ObjectHead, StoreError
 
 GRACE_MS = 100
@@ -257,7 +258,8 @@ ACTIONS = (
 HISTORY = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3)), max_size=25)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.long
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     history=HISTORY, later=HISTORY, between=HISTORY, kills=st.lists(st.integers(0, 10), max_size=3),
     grace_ms=st.sampled_from([0, GRACE_MS]), busy=st.integers(0, 2), seed=st.integers(0, 9),

@@ -60,6 +60,7 @@ def compact(place: Place, *more: str, code: int = 0) -> Any:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_diff_and_table_hold_the_same_rows(data: Path) -> None:
     rng = random.Random(1)
     place = Place(data, {"settings": SMALL})

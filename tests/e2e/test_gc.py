@@ -270,12 +270,9 @@ def test_a_recovery_behind_a_collection_misses_nothing(data: Path, tmp_path: Pat
         assert other.json("gc")["deleted"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "beside",
-    [
-        pytest.param(True, marks=pytest.mark.slow, id="beside a daemon"),
-        pytest.param(False, id="alone"),
-    ],
+    "beside", [pytest.param(True, id="beside a daemon"), pytest.param(False, id="alone")]
 )
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_any_point_and_run_again_it_is_finished(

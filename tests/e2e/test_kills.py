@@ -48,7 +48,7 @@ def wait_restarted(daemon: Daemon, shard: int, before: int) -> None:
     wait_until(lambda: daemon.get("/readyz").status == 200, "the daemon to be ready")
 
 
-@pytest.fixture(params=["embedded", pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.fixture(params=["embedded", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
 def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     """A store for the daemon."""
     if request.param == "embedded":

@@ -30,7 +30,7 @@ NOBODY = Owner("test", 0, "", 0, 0, "")  # who only reads the log
 PLACES = [("orders", 0), ("clicks", 0), ("clicks", 1)]
 
 
-@pytest.fixture(params=["embedded", pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.fixture(params=["embedded", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
 def options(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:

@@ -30,15 +30,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    from compaction.session import spark_session
-
-    conf = {"spark.sql.shuffle.partitions": "2"}
-    with spark_session(None, tmp_path_factory.mktemp("spark"), cores=2, conf=conf) as session:
-        yield session
-
-
 def frame(spark: SparkSession, daemon: Daemon, topic: str, **options: str) -> DataFrame:
     where = {} if "data" in options else {"url": daemon.url}
     reader = spark.read.format("headgate").options(**where, subscribe=topic, **options)

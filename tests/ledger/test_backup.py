@@ -8,6 +8,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -20,6 +21,7 @@ from ledger.types import Topic, TopicConfig
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of, key_of, lease
 from tests.ledger.test_model import LedgerMachine
+from tests.long import examples
 
 OWNER = Owner("host", 1, "boot", 1, 2, "/data")
 
@@ -130,8 +132,10 @@ class BackupMachine(LedgerMachine):
             super().teardown()
 
 
-TestBackupOfHistories = BackupMachine.TestCase
-TestBackupOfHistories.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestBackupOfHistories = pytest.mark.long(BackupMachine.TestCase)
+TestBackupOfHistories.settings = settings(
+    max_examples=examples(40), stateful_step_count=20, deadline=None
+)
 
 
 def test_images_alone_are_the_whole_ledger(ledger: Ledger, topic: Topic, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -19,6 +20,7 @@ from tests.ledger.model import Record
 from tests.ledger.requests import Request
 from tests.ledger.test_backup import unsynced
 from tests.ledger.test_model import LIMITS, NAMES, RequestShape
+from tests.long import examples
 
 
 class RecoveringMachine(LakeMachine):
@@ -131,7 +133,11 @@ class RecoveringMachine(LakeMachine):
         return max((draft.lease_id.epoch for draft, _ in self.history), default=1)
 
 
-TestLakeOfHistories = LakeMachine.TestCase
-TestLakeOfHistories.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
-TestLakeAfterRecoveries = RecoveringMachine.TestCase
-TestLakeAfterRecoveries.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestLakeOfHistories = pytest.mark.long(LakeMachine.TestCase)
+TestLakeOfHistories.settings = settings(
+    max_examples=examples(50), stateful_step_count=40, deadline=None
+)
+TestLakeAfterRecoveries = pytest.mark.long(RecoveringMachine.TestCase)
+TestLakeAfterRecoveries.settings = settings(
+    max_examples=examples(50), stateful_step_count=40, deadline=None
+)

@@ -17,7 +17,7 @@ from tests.sim.node import MS, Load, MapAt, Node, S, changes
 
 pytestmark = pytest.mark.sim
 
-SHARDS = (1, 2, 3, 8, 12)
+SHARDS = (1, 2, 3, pytest.param(8, marks=pytest.mark.slow), 12)
 WINDOW_S = 0.2
 TARGET = 64 << 10
 SATURATED = 4e6  # per shard; four slots at 80 ms and 8 MB/s carry 2.9 MB/s
@@ -122,7 +122,9 @@ def test_without_load_the_groups_of_a_peak_become_one(tmp_path: Path) -> None:
         assert groups(made) == 1
 
 
-@pytest.mark.parametrize("per_window", [0.8, 1.3, 2.0, 6.0])
+@pytest.mark.parametrize(
+    "per_window", [0.8, 1.3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2.0, 6.0))]
+)
 @pytest.mark.parametrize("request_bytes", [1000, 12_000])
 def test_a_middle_load_after_a_peak_makes_few_more_puts_than_are_needed(
     per_window: float, request_bytes: int, tmp_path: Path
@@ -159,7 +161,9 @@ def test_a_growing_load_splits_in_the_order_of_the_seed_page(tmp_path: Path) -> 
         assert places[:3] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("shards", [2, 3, 8, 12])
+@pytest.mark.parametrize(
+    "shards", [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 12))]
+)
 @pytest.mark.parametrize("share", [0.3, 1.5])
 def test_a_constant_load_does_not_flap_after_five_seconds(
     shards: int, share: float, tmp_path: Path

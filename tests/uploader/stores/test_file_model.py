@@ -6,11 +6,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from crc32c import crc32c
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from tests.long import examples
 from uploader.stores.base import ObjectMissing
 from uploader.stores.file import FileStore
 
@@ -99,9 +101,9 @@ class TwoProcesses(RuleBasedStateMachine):
 
 
 TwoProcesses.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=examples(40),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-TestAnyHistoryOfTwoProcesses = TwoProcesses.TestCase
+TestAnyHistoryOfTwoProcesses = pytest.mark.long(TwoProcesses.TestCase)

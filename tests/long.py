@@ -1,0 +1,15 @@
+"""How many examples a property test takes: a fifth in ``make test``, all in ``make slow``.
+
+A test that asks here carries the marker ``long``, so that `make slow` runs it again in full.
+"""
+
+from __future__ import annotations
+
+import os
+
+LONG = os.environ.get("HEADGATE_LONG") == "1"
+
+
+def examples(count: int) -> int:
+    """``count`` in `make slow`, else a fifth of it."""
+    return count if LONG else max(1, count // 5)

@@ -1,0 +1,24 @@
+"""One Spark session for all tests that use it: a JVM is 10 seconds of CPU, as long as 20 tests.
+
+Two cores, and two partitions of a shuffle, as test data is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session; it is stopped, and its JVM gone, after the last test."""
+    from compaction.session import spark_session
+
+    conf = {"spark.sql.shuffle.partitions": "2"}
+    with spark_session("local[2]", tmp_path_factory.mktemp("spark"), conf=conf) as session:
+        yield session
