@@ -175,7 +175,7 @@ def _ticks_ms(shards: int, folder: Path) -> float:
         ]
         owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
         taken = owner_log.take(take_over=False)
-        supervisor = Supervisor(config, owner_log, *ledgers)
+        supervisor = Supervisor(config, lock_file, owner_log, *ledgers)
         stack.enter_context(contextlib.closing(supervisor))
         supervisor.listeners = open_listeners("127.0.0.1", 0, shards)
         supervisor.prepare(taken)

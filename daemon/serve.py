@@ -16,6 +16,7 @@ from pathlib import Path
 from daemon import logs, memory
 from daemon.config import Config
 from daemon.listeners import ListenError, open_listeners
+from daemon.lockwatch import LedgerWatch
 from daemon.owner import LOCK_NAME, OtherHistory, this_owner
 from daemon.recover import Report, settle, sleep_s
 from daemon.supervisor import TICK_S, Supervisor
@@ -23,6 +24,7 @@ from ledger.entry import EntryError
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from shards import locks
+from shards.clock import monotonic_ns
 from shards.locks import LockFile, SharedLock
 from uploader.ownerlog import OwnedByAnother, OwnerLog
 from uploader.stores import faults, open_store
@@ -90,6 +92,13 @@ def _wait_for_orphaned_shards(lock_file: LockFile) -> None:
     lock_file.unlock(locks.SHARDS)
 
 
+def _wait_for_ledger(lock_file: LockFile, ledger_path: Path) -> None:
+    """A command that was stopped in its transaction must not stop a start either."""
+    watch = LedgerWatch(lock_file, ledger_path)
+    while watch.tick(monotonic_ns()) is not None:
+        sleep_s(TICK_S)
+
+
 def open_config_store(config: Config) -> ObjectStore:
     """The store that a configuration names."""
     return open_store(
@@ -105,6 +114,7 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         if chaos:
             faults.require_possible(faults.parse(chaos), store)
         store.check()
+        _wait_for_ledger(lock_file, ledger_path)
         Ledger(ledger_path, lock).close()
         owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
         listeners = open_listeners(config.listen_host, config.listen_port, config.shards)
@@ -120,7 +130,7 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         told = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
         kept = Ledger(ledger_path, lock, dedupe_limits=config.dedupe_limits)
         stack.enter_context(contextlib.closing(kept))
-        supervisor = Supervisor(config, owner_log, told, kept)
+        supervisor = Supervisor(config, lock_file, owner_log, told, kept)
         stack.enter_context(contextlib.closing(supervisor))
         supervisor.listeners = listeners
         supervisor.chaos = chaos

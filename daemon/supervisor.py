@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import FrameType
 
 from daemon import inherit, logs, memory
@@ -31,6 +32,7 @@ from daemon.door import Door, disks_of
 from daemon.governor import Governor, window_ms
 from daemon.heartbeat import Pulse, Verdict
 from daemon.inherit import Inheritance
+from daemon.lockwatch import LedgerWatch
 from daemon.notify import Notifier
 from daemon.owner import OwnerThread
 from daemon.upkeep import UpkeepThread, clocks
@@ -41,6 +43,7 @@ from shards.clock import monotonic_ns, wall_ms
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.leases import LeaseTable
+from shards.locks import LockFile
 from shards.segment import Segment
 from uploader.groups import GroupTable
 from uploader.ownerlog import OwnerLog, Taken
@@ -72,7 +75,9 @@ class Child:
 class Supervisor:
     """One run of the daemon."""
 
-    def __init__(self, config: Config, owner_log: OwnerLog, told: Ledger, kept: Ledger) -> None:
+    def __init__(
+        self, config: Config, lock_file: LockFile, owner_log: OwnerLog, told: Ledger, kept: Ledger
+    ) -> None:
         self.config = config
         self._kept = kept
         self.layout = memory.layout_of(config)
@@ -87,6 +92,7 @@ class Supervisor:
         self._groups = GroupTable(self.segment)
         self._governor = Governor()
         self._alarms = AlarmBoard(self.segment, config.shards)
+        self._ledger_watch = LedgerWatch(lock_file, Path(config.ledger_path), self._alarms)
         self._alarm_log = AlarmLog()
         self._door = Door(disks_of(config))
         self._notify = Notifier.take(os.environ, os.getpid())
@@ -266,6 +272,8 @@ class Supervisor:
         if not self._owner.alive and not self._failed:
             self._lose_ownership()
             return
+        shard_of = {c.process.pid: c.shard for c in self.children if c.process is not None}
+        ledger_holder = self._ledger_watch.tick(monotonic_ns(), shard_of)
         if self._words[at.G_DRAINING]:
             self._drain_ticks += 1
             self._notify.alive(monotonic_ns())  # their number bounds a drain
@@ -279,6 +287,8 @@ class Supervisor:
             return
         # Once for all of them: with a hundred shards it would be most of the tick.
         holding = self._leases.holders() | self._groups.inside()
+        if ledger_holder in shard_of:
+            holding.add(shard_of[ledger_holder])
         for child in self.children:
             if child.process is None:
                 child.wait_ticks -= 1

@@ -67,6 +67,8 @@ BUSY_TIMEOUT_MS = 30_000
 # 16 MiB of WAL before a commit has to copy it back; `Ledger.checkpoint` does it earlier and
 # outside the lock.
 WAL_AUTOCHECKPOINT_PAGES = 4_000
+# What a long read has made of the WAL is cut to this when it is begun anew.
+WAL_KEPT_BYTES = 32 << 20
 # Part of the daemon's memory bound, per connection. Every commit of another process empties it.
 PAGE_CACHE_BYTES = 4 * 1024 * 1024
 STATEMENTS_CACHED = 128
@@ -268,6 +270,7 @@ def connect(path: Path, must_exist: bool) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA cache_size = {-PAGE_CACHE_BYTES // 1024}")
         connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_AUTOCHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
     except BaseException:
         connection.close()
         raise

@@ -37,6 +37,8 @@ class AlarmKind(IntEnum):
     LEDGER_FAILING = 3
     DISK_SHORT = 4
     DEDUPE_WINDOW_SHORT = 5
+    LEDGER_HELD = 6
+    WAL_PINNED = 7
 
 
 class Alarm(Struct, frozen=True):

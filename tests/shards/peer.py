@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,11 +22,12 @@ import msgspec
 
 from ledger.types import Commit, LeaseId, Run, SourceRange
 from shards import layout as at
+from shards import locks
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.frame import Part
 from shards.layout import Layout
-from shards.locks import LockFile
+from shards.locks import LockFile, SharedLock
 from shards.ring import RingWriter
 from shards.segment import Segment
 
@@ -144,6 +146,28 @@ def hold(path: str, byte: str, how: str) -> None:
     sys.stdin.read()
 
 
+def write_ledger(path: str, lock: str) -> None:
+    """Is inside a transaction under the ledger's lock until a line comes."""
+    shared = SharedLock(LockFile(Path(lock)), locks.LEDGER)
+    with sqlite3.connect(path, isolation_level=None) as connection, shared:
+        connection.execute("BEGIN IMMEDIATE")
+        _say("writes")
+        sys.stdin.readline()
+        connection.execute("ROLLBACK")
+    _say("done")
+    sys.stdin.read()
+
+
+def read_ledger(path: str) -> None:
+    """Is inside a read transaction until stdin ends."""
+    with sqlite3.connect(path, isolation_level=None) as connection:
+        connection.execute("BEGIN")
+        connection.execute("SELECT * FROM state").fetchall()
+        _say("reads")
+        sys.stdin.read()
+        connection.execute("COMMIT")
+
+
 def count(path: str, byte: str, file_name: str, times: str) -> None:
     """Adds to the number in a file under a lock; without the lock, sums get lost."""
     file = LockFile(Path(path))
@@ -176,7 +200,17 @@ def write_log(fd: str, layout: str) -> None:
 
 TASKS = {
     task.__name__: task
-    for task in (attach, count, die_in_append, hold, wait_for_bell, write_log, write_ring)
+    for task in (
+        attach,
+        count,
+        die_in_append,
+        hold,
+        read_ledger,
+        wait_for_bell,
+        write_ledger,
+        write_log,
+        write_ring,
+    )
 }
 
 if __name__ == "__main__":
