@@ -1,6 +1,6 @@
 """What a compaction says of itself: one report, the same for people and for programs.
 
-Field names are what scripts rely on (DESIGN 11); more may come. Bytes, seconds and US dollars as
+Field names are what scripts rely on; more may come. Bytes, seconds and US dollars as
 the names say. Requests to the lake are counted as S3 would bill them: a file of more than a part
 is a multipart upload.
 """

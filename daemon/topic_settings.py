@@ -1,6 +1,6 @@
 """A topic's settings as clients send them: read and checked, nothing stored.
 
-Settings that nothing enforces yet are refused when they are not the default (DESIGN 12). Caps and
+Settings that nothing enforces yet are refused when they are not the default. Caps and
 the time to live hold for each partition. ``columns`` name the typed columns of the topic's table;
 whether one would change its type is for the ledger to say, which knows the type it has.
 """

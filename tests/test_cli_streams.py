@@ -125,7 +125,7 @@ def test_produce_reads_a_file(tmp_path: Path) -> None:
 
 
 class Log:
-    """Records of partitions in memory, behind diff as DESIGN 12 has it."""
+    """Records of partitions in memory, behind a diff as docs/http-api.md has it."""
 
     def __init__(self, *partitions: list[dict[str, Any]]) -> None:
         self.partitions = partitions

@@ -14,7 +14,7 @@ NESTED_CHARACTERS_MIN = 2 * NESTING_MAX + 1
 
 
 class BodyLimits(Struct, frozen=True, kw_only=True):
-    """What one produce request may hold (DESIGN 12); set from the configuration."""
+    """What one produce request may hold; set from the configuration."""
 
     body_bytes_max: int = 16 << 20
     record_bytes_max: int = 1 << 20

@@ -19,7 +19,7 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     head_bytes_max: int = 32 * KIB
     headers_max: int = 100
     target_bytes_max: int = 8 * KIB
-    # DESIGN 12; the daemon lowers it to a quarter of the ring.
+    # The daemon lowers it to a quarter of the ring.
     body_bytes_max: int = 16 * MIB
     # A refused body up to this size is read and thrown away, so that a 429 costs no reconnect.
     discard_bytes_max: int = 256 * KIB
