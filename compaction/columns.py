@@ -8,6 +8,9 @@ microsecond or two a record, a generator of records several times as much.
 An extent is added whole or, when it is damaged, not at all. Void records are passed over. ``data``
 that is bytes becomes base64 with ``data_is_base64``. Typed columns are decoded by ``typed.py``.
 
+A record's time outside the years 1 to 9999 is *set aside* (docs/decisions/0018): the row has its
+arrival, as that of a record without one, and the value is named.
+
 This module reads no store and writes no file.
 """
 
@@ -15,29 +18,27 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compaction.schema import TIMESTAMP, Column, arrow_schema
+from compaction.schema import TIMESTAMP, TIMESTAMP_MS_MIN, Column, arrow_schema
 from compaction.typed import TypedReader
 from shards.checksum import crc32c
 from shards.frame import BATCH, BATCH_BYTES, CODEC_RECORDS, Buffer
 from uploader.l0 import L0Error
+from uploader.records import TIMESTAMP_MS_MAX
 
-# Microseconds of 64 bits reach 9.2e15 ms; the daemon takes times up to 2**53 ms.
-TIMESTAMP_MS_MAX = 2**53
 _US_PER_MS = pa.scalar(1000, pa.int64())
-_Time = Annotated[int, msgspec.Meta(ge=-TIMESTAMP_MS_MAX, le=TIMESTAMP_MS_MAX)]
 
 
 class _TextRow(msgspec.Struct, array_like=True, gc=False):
     """A record as in ``uploader/records.py``, cheaper: of text, and no part of a cycle."""
 
     data: str
-    ts: _Time | None = None
+    ts: int | None = None
     key: str | None = None
     tag: str | None = None
     node: str | None = None
@@ -48,7 +49,7 @@ class _Row(msgspec.Struct, array_like=True, gc=False):
     """A record whose data may be bytes."""
 
     data: Any
-    ts: _Time | None = None
+    ts: int | None = None
     key: str | None = None
     tag: str | None = None
     node: str | None = None
@@ -70,12 +71,30 @@ class ExtentBytes(msgspec.Struct, array_like=True, gc=False):
     key: str
 
 
+class SetAside(msgspec.Struct, frozen=True, array_like=True):
+    """Times of a partition that no row can have: of ``records`` records between two offsets.
+    ``value`` is the first one's, in milliseconds as it was sent."""
+
+    topic_id: int
+    partition: int
+    first_offset: int
+    last_offset: int
+    records: int
+    value: int
+
+
+Strays = list[tuple[int, int]]
+"""(position, milliseconds) of times that are set aside."""
+
+
 class Piece:
     """Rows of one topic on their way from extents to a table."""
 
     def __init__(self, columns: Sequence[Column] = ()) -> None:
         self.schema = arrow_schema(columns)
         self._typed = TypedReader(columns) if columns else None
+        self.strays: list[tuple[int, int, int]] = []
+        """(partition, offset, milliseconds) of every time that was set aside so far."""
         self._clear()
 
     def _clear(self) -> None:
@@ -90,7 +109,7 @@ class Piece:
 
     def add(self, extent: ExtentBytes) -> int:
         """Appends the extent's live records and returns how many. Raises L0Error, adding none."""
-        rows, ts_ms, mixed = _rows_of(extent)
+        rows, ts_ms, mixed, strays = _rows_of(extent)
         count = extent.last_offset - extent.first_offset + 1
         if len(rows) != count:
             raise L0Error(
@@ -100,6 +119,9 @@ class Piece:
                 f"{len(rows)}",
             )
         size = len(extent.data)
+        self.strays += [
+            (extent.partition, extent.first_offset + index, value) for index, value in strays
+        ]
         self._rows += rows
         self._ts_ms += ts_ms
         self._mixed |= mixed
@@ -157,14 +179,15 @@ def _mixed_arrays(data: list[Any]) -> tuple[pa.Array, pa.Array]:
     return pa.array(texts, pa.string()), pa.array(coded, pa.bool_())
 
 
-def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], bool]:
-    """Live records, their times, whether some may be bytes. Raises L0Error; its ``byte`` counts
-    from the extent's first."""
+def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], bool, Strays]:
+    """Live records, their times, whether some may be bytes, times that were set aside. Raises
+    L0Error; its ``byte`` counts from the extent's first."""
     view = memoryview(extent.data)
     end = len(view)
     rows: list[_TextRow | _Row] = []
     ts_ms: list[int] = []
     mixed = False
+    strays: Strays = []
     position = 0
     while position < end:
         start = position + BATCH_BYTES
@@ -195,12 +218,45 @@ def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], boo
             rows += batch
         else:
             rows = cast("list[_TextRow | _Row]", batch)  # mostly the only one
-        ts_ms += [arrival_ms if row.ts is None else row.ts for row in batch]
+        times = [arrival_ms if row.ts is None else row.ts for row in batch]
+        if times and (min(times) < TIMESTAMP_MS_MIN or max(times) > TIMESTAMP_MS_MAX):
+            strays += _set_aside(times, arrival_ms, len(ts_ms))
+        ts_ms += times
         position = stop
     for first, count in reversed(extent.voids):
         del rows[first : first + count]
         del ts_ms[first : first + count]
-    return rows, ts_ms, mixed
+        strays = [
+            (index if index < first else index - count, value)
+            for index, value in strays
+            if not first <= index < first + count
+        ]
+    return rows, ts_ms, mixed, strays
+
+
+def _set_aside(times: list[int], arrival_ms: int, start: int) -> Strays:
+    """Puts the arrival in place of times that no row can have, and returns them; positions count
+    from ``start``."""
+    there = min(max(arrival_ms, TIMESTAMP_MS_MIN), TIMESTAMP_MS_MAX)
+    strays = [
+        (index, time)
+        for index, time in enumerate(times)
+        if not TIMESTAMP_MS_MIN <= time <= TIMESTAMP_MS_MAX
+    ]
+    for index, _ in strays:
+        times[index] = there
+    return [(start + index, value) for index, value in strays]
+
+
+def set_aside_of(topic_id: int, strays: Sequence[tuple[int, int, int]]) -> list[SetAside]:
+    """One word per partition for what was set aside of a topic's rows."""
+    by_partition: dict[int, list[tuple[int, int]]] = {}
+    for partition, offset, value in strays:
+        by_partition.setdefault(partition, []).append((offset, value))
+    return [
+        SetAside(topic_id, partition, min(some)[0], max(some)[0], len(some), min(some)[1])
+        for partition, some in sorted(by_partition.items())
+    ]
 
 
 def _any_rows(payload: memoryview, key: str, byte: int) -> list[_Row]:

@@ -4,7 +4,7 @@ A footer is what ``FileMetaData.write_metadata_file`` makes: a Parquet file with
 that wrote a file sends it along, so no file is read again to be committed. Bounds are those of the
 row groups, by field id: exact for numbers and times, for texts cut to TEXT_BOUND characters. A
 column without statistics (``data``, ``meta``) has none. pyiceberg's own helper goes through
-Python's datetimes, which end with the year 9999; a record's time need not.
+Python's datetimes, a value at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compaction.schema import RANGES_KEY, field_ids_of
+from compaction.schema import RANGES_KEY, TIMESTAMP_MS_MIN, field_ids_of
 from ledger.lake_types import LakeRange, NewFile
+from uploader.records import TIMESTAMP_MS_MAX
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -150,4 +151,6 @@ def _day_of(columns: dict[int, _Column], path: str) -> int:
     day = times.low // _DAY_US
     if times.high // _DAY_US != day:
         raise ValueError(f"{path} has rows of several days; a file holds one")
+    if not TIMESTAMP_MS_MIN <= times.low // 1000 <= times.high // 1000 <= TIMESTAMP_MS_MAX:
+        raise ValueError(f"{path} has times outside the years 1 to 9999: {times.high // 1000} ms")
     return int(day)

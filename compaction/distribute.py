@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from compaction.columns import SetAside
 from compaction.fetch import StoreFailed
 from compaction.groups import TopicWork
 from compaction.parquet import FILE_BYTES_MAX, ZSTD_LEVEL, WrittenFile
@@ -62,13 +63,16 @@ class TaskFailed(Exception):
 
 class TopicOutcome(Struct, frozen=True):
     """What became of a topic. ``joined`` are files whose rows are in ``files`` now; ``kept`` are
-    files that could not be read, with the reason, and stay as they are."""
+    files that could not be read, with the reason, and stay as they are. ``failed`` says why the
+    topic could not be written, else it is empty: then nothing of it counts."""
 
     topic_id: int
     files: tuple[WrittenFile, ...]
     holes: tuple[Hole, ...]
     joined: tuple[str, ...]
     kept: tuple[tuple[str, str], ...]
+    set_aside: tuple[SetAside, ...] = ()
+    failed: str = ""
 
     @property
     def rows(self) -> int:
@@ -215,13 +219,22 @@ def outcome_of(what: Plan, reports: Sequence[Report]) -> Outcome:
     holes: dict[int, list[Hole]] = {topic.topic_id: [] for topic in what.topics}
     joined = {path for report in reports for path in report.joined}
     kept = {path: why for report in reports for path, why in report.kept}
+    failed = {topic_id: why for report in reports for topic_id, why in report.failed}
+    set_aside: dict[int, list[SetAside]] = {topic.topic_id: [] for topic in what.topics}
     for report in reports:
         for written in report.files:
             files[written.topic_id].append(written)
         for hole in report.holes:
             holes[hole.topic_id].append(hole)
+        for some in report.set_aside:
+            set_aside[some.topic_id].append(some)
     topics = {}
     for topic in what.topics:
+        if topic.topic_id in failed:
+            topics[topic.topic_id] = TopicOutcome(
+                topic.topic_id, (), (), (), (), failed=failed[topic.topic_id]
+            )
+            continue
         of_topic = {each.path for each in topic.joining}
         topics[topic.topic_id] = TopicOutcome(
             topic.topic_id,
@@ -231,6 +244,7 @@ def outcome_of(what: Plan, reports: Sequence[Report]) -> Outcome:
             ),
             tuple(sorted(of_topic & joined)),
             tuple(sorted((path, why) for path, why in kept.items() if path in of_topic)),
+            tuple(sorted(set_aside[topic.topic_id], key=lambda s: (s.partition, s.first_offset))),
         )
     _check(what, topics)
     return Outcome(
@@ -246,7 +260,8 @@ def outcome_of(what: Plan, reports: Sequence[Report]) -> Outcome:
 
 
 def _check(what: Plan, topics: dict[int, TopicOutcome]) -> None:
-    """Every planned offset is a row or in a hole, exactly once. Raises TaskFailed."""
+    """Every planned offset of a topic that was written is a row or in a hole, exactly once.
+    Raises TaskFailed."""
     expected: dict[tuple[int, int], int] = {}
     group_topic = {
         group.number: what.topics[group.topic].topic_id
@@ -256,6 +271,8 @@ def _check(what: Plan, topics: dict[int, TopicOutcome]) -> None:
         for each in task.objects:
             for extent in each.extents:
                 place = (group_topic[extent.group], extent.partition)
+                if topics[place[0]].failed:
+                    continue
                 count = extent.last_offset - extent.first_offset + 1
                 expected[place] = expected.get(place, 0) + count
     found: dict[tuple[int, int], int] = {}

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from compaction.columns import ExtentBytes, Piece
+from compaction.columns import ExtentBytes, Piece, SetAside, set_aside_of
 from compaction.parquet import (
     ROW_GROUP_BYTES,
     ROW_GROUP_ROWS,
@@ -63,6 +63,7 @@ class GroupResult(NamedTuple):
     joined: list[str]
     kept: list[tuple[str, str]]
     """Files that could not be read, with the reason: they stay as they are."""
+    set_aside: list[SetAside]
 
 
 def write_group(
@@ -83,7 +84,7 @@ def write_group(
     file. Raises OSError or pyarrow's errors when the lake cannot be written; what was written is
     removed then as far as that is possible. The files are durable once ``syncs`` says so.
     """
-    result = GroupResult([], [], [], [])
+    result = GroupResult([], [], [], [], [])
     old = _old_rows(place, topic, joining, result)
     names = FileNames(topic.location, topic.topic_id, run, task)
     writer = TopicWriter(
@@ -146,6 +147,7 @@ def _write_all(
         _add(piece, extents.pop(), topic, result)
         _write_full(writer, piece)
     writer.write(*piece.take())
+    result.set_aside.extend(set_aside_of(topic.topic_id, piece.strays))
 
 
 def _write_full(writer: TopicWriter, piece: Piece) -> None:

@@ -1,9 +1,10 @@
 """What can go wrong with the lake: few kinds, each with a sentence and the way out.
 
-``hint`` is the way out. The kinds by their reach: ``LakeUnusable`` stops a run, for neither catalog
-nor tables can be used; ``TableRefused`` is one topic's, nothing of it is compacted and the rest
-goes on; ``CommitConflict`` and ``RewriteConflict`` are refused commits after which the same files
-cannot be committed any more, but a new look at the table may succeed.
+``hint`` is the way out. The kinds by their reach: ``LakeUnusable`` of the catalog stops a run; of a
+table it is one topic's failure while other tables can be used. ``TableRefused`` is one topic's,
+nothing of it is compacted and the rest goes on; ``CommitConflict`` and ``RewriteConflict`` are
+refused commits after which the same files cannot be committed any more, but a new look at the table
+may succeed.
 """
 
 from __future__ import annotations
@@ -28,10 +29,6 @@ class TableRefused(LakeError):
     """A topic whose table cannot be written as it is."""
 
 
-class NamesClash(TableRefused):
-    """Topics whose tables would have the same name."""
-
-
 class ForeignTable(TableRefused):
     """The table of this name was made by somebody else, or belongs to another lake."""
 
@@ -50,6 +47,16 @@ class TableDamaged(TableRefused):
             "restore the file, or register metadata of the table that is whole",
         )
         self.table = table
+
+
+class FilesRefused(TableRefused):
+    """Files of a run that no manifest can describe."""
+
+    def __init__(self, table: str, cause: BaseException) -> None:
+        super().__init__(
+            f"what was written for the table {table} cannot be committed: {cause}",
+            "nothing of it is lost; read it with diff, and report this",
+        )
 
 
 class SchemaConflict(TableRefused):

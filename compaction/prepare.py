@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from compaction.lake_errors import ForeignTable, TableChanged, busy
-from compaction.names import NAMESPACE, former_name, table_location, table_name
+from compaction.names import NAMESPACE, former_name, identifier_of, table_location
 from compaction.schema import Column, typed_columns
 from compaction.table_state import (
     NUM_RETRIES,
@@ -46,7 +46,7 @@ def prepare_one(
     """A topic's table, made or evolved where needed. Raises TableRefused, LakeUnusable."""
     from pyiceberg.exceptions import CommitFailedException
 
-    name = f"{NAMESPACE}.{table_name(topic.name)}"
+    name = identifier_of(topic)
     wanted = wanted_columns(topic.name, topic.config.columns)
     for _ in range(TRIES_MAX):
         try:

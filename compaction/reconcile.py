@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from compaction.datafiles import ranges_of
-from compaction.lake_errors import ForeignTable, TableRefused
-from compaction.names import NAMESPACE, clashes, day_of_file, table_name
+from compaction.lake_errors import ForeignTable, LakeError
+from compaction.names import day_of_file, identifier_of
 from compaction.table_state import (
     TableState,
     check_not_behind,
@@ -43,31 +43,24 @@ class Seen:
 
 
 def reconcile(
-    lake: Lake, topics: Iterable[Topic], ledger: LakeLedger, live: Iterable[str]
+    lake: Lake, topics: Iterable[Topic], ledger: LakeLedger
 ) -> tuple[list[TableSwitch], list[TopicFailure]]:
     """The switches that the ledger lacks, and topics whose table is not as it should be.
 
     A switch without files only tells the ledger where the metadata is now (somebody else's commit,
     an expiry that was killed). Raises LakeUnusable.
     """
-    clashing = clashes(live)
-    moved = _moved(lake, [Seen(t, ledger) for t in topics if t.name not in clashing])
-
-    def look(seen: Seen) -> tuple[Table, TableState] | TopicFailure | None:
-        try:
-            return _look(lake, seen)
-        except TableRefused as error:
-            return TopicFailure(seen.topic.topic_id, seen.topic.name, error)
+    moved = _moved(lake, [Seen(topic, ledger) for topic in topics])
 
     switches: list[TableSwitch] = []
     failures: list[TopicFailure] = []
-    for seen, found in zip(moved, lake.map(look, moved), strict=True):
-        if isinstance(found, TopicFailure):
-            failures.append(found)
+    for seen, found in zip(moved, lake.attempt(lambda seen: _look(lake, seen), moved), strict=True):
+        if isinstance(found, LakeError):
+            failures.append(TopicFailure(seen.topic.topic_id, seen.topic.name, found))
         elif found is not None:
             try:
                 switches.append(_switch(lake, seen, *found, ledger))
-            except TableRefused as error:
+            except LakeError as error:
                 failures.append(TopicFailure(seen.topic.topic_id, seen.topic.name, error))
     return switches, failures
 
@@ -77,7 +70,7 @@ def _moved(lake: Lake, seen: Sequence[Seen]) -> list[Seen]:
     locations = lake.locations()
     moved = []
     for each in seen:
-        name = f"{NAMESPACE}.{table_name(each.topic.name)}"
+        name = identifier_of(each.topic)
         if name not in locations:
             continue
         location = locations[name]
@@ -87,7 +80,7 @@ def _moved(lake: Lake, seen: Sequence[Seen]) -> list[Seen]:
 
 
 def _look(lake: Lake, seen: Seen) -> tuple[Table, TableState] | None:
-    name = f"{NAMESPACE}.{table_name(seen.topic.name)}"
+    name = identifier_of(seen.topic)
     with lake.about(name):
         loaded = lake.load(name)
     if loaded is None or not loaded.location().startswith(f"{lake.place.lake}/"):

@@ -8,7 +8,8 @@ that is absent or does not fit its type is null; ``data`` keeps the truth:
     long       a JSON integer that fits 64 bits (``1.0`` is none)
     double     any JSON number that fits
     boolean    ``true`` or ``false``
-    timestamp  an integer of epoch milliseconds, or an RFC 3339 text; one without offset is UTC
+    timestamp  an integer of epoch milliseconds, or an RFC 3339 text; one without offset is UTC;
+               in the years 1 to 9999
 
 Field ids are Iceberg's: 1 to 9 for base columns, from 1000 up for typed ones in the order in which
 they were first added; the table's schema says which. A field whose name is a base column's, in
@@ -37,6 +38,7 @@ TOPIC_ID_KEY = b"headgate.topic_id"
 RUN_KEY = b"headgate.run"
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
+TIMESTAMP_MS_MIN = -62_135_596_800_000  # the year 1; TIMESTAMP_MS_MAX ends the year 9999
 
 
 class BaseColumn(Struct, frozen=True):

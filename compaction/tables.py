@@ -36,6 +36,7 @@ from compaction.catalog import (
 )
 from compaction.lake_errors import (
     CommitConflict,
+    FilesRefused,
     LakeError,
     LakeUnusable,
     RewriteConflict,
@@ -44,7 +45,7 @@ from compaction.lake_errors import (
     TableRefused,
     busy,
 )
-from compaction.names import NAMESPACE, clashes
+from compaction.names import NAMESPACE
 from compaction.place import Place
 from compaction.prepare import prepare_one
 from compaction.table_state import (
@@ -64,7 +65,6 @@ from compaction.topic_tables import (
     check_commit,
     switch_of,
 )
-from ledger.lake_types import LakeTable
 from ledger.types import Topic
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ __all__ = ["Lake", "LakeLedger", "TableCommit", "TopicFailure", "TopicTable", "s
 
 # Somebody else's commits that one of ours may meet; each costs three small files.
 TRIES_MAX = 8
+# Tables that cannot be used, one after the other, before the lake is given up.
+UNUSABLE_MAX = 8
 # An S3 commit waits for some ten requests one after the other; locally it is all work.
 THREADS_S3 = 8
 THREADS_FILE = 2
@@ -116,45 +118,34 @@ class Lake:
     # Preparing
 
     def prepare(
-        self, topics: Iterable[Topic], ledger: LakeLedger, live: Iterable[str]
+        self, topics: Iterable[Topic], ledger: LakeLedger
     ) -> tuple[dict[int, TopicTable], list[TopicFailure]]:
         """The tables of ``topics`` by topic id, and the topics that cannot be compacted.
 
-        ``live`` are the names of all topics that live, by which clashes are found. The ledger is
-        asked by this thread only. Raises LakeUnusable.
+        The ledger is asked by this thread only. Raises LakeUnusable, as ``attempt``.
         """
-        clashing = clashes(live)
         wanted = [
             (topic, ledger.lake_table(topic.topic_id), ledger.compacted_seqs(topic.topic_id))
             for topic in topics
         ]
 
-        def one(item: tuple[Topic, LakeTable | None, dict[int, int]]) -> TopicTable | TopicFailure:
-            topic, known, compacted = item
-            try:
-                if topic.name in clashing:
-                    raise clashing[topic.name]
-                return prepare_one(self, topic, known, compacted)
-            except TableRefused as error:
-                return TopicFailure(topic.topic_id, topic.name, error)
-
-        found = self.map(one, wanted)
-        tables = {each.topic_id: each for each in found if isinstance(each, TopicTable)}
-        return tables, [each for each in found if isinstance(each, TopicFailure)]
+        found = self.attempt(lambda item: prepare_one(self, *item), wanted)
+        tables: dict[int, TopicTable] = {}
+        failures: list[TopicFailure] = []
+        for (topic, *_), each in zip(wanted, found, strict=True):
+            if isinstance(each, LakeError):
+                failures.append(TopicFailure(topic.topic_id, topic.name, each))
+            else:
+                tables[topic.topic_id] = each
+        return tables, failures
 
     # Committing
 
-    def commit_all(self, run: str, commits: Sequence[TableCommit]) -> list[str | TableRefused]:
+    def commit_all(self, run: str, commits: Sequence[TableCommit]) -> list[str | LakeError]:
         """Commits to many tables, several at a time. Each answer is the new metadata location, or
-        why the table was refused; nothing was committed there then. Raises LakeUnusable."""
-
-        def one(commit: TableCommit) -> str | TableRefused:
-            try:
-                return self.commit(run, commit)
-            except TableRefused as error:
-                return error
-
-        return self.map(one, commits)
+        why there is none: refused, nothing was committed there; unusable, the next run finds out.
+        Raises LakeUnusable, as ``attempt``."""
+        return self.attempt(lambda commit: self.commit(run, commit), commits)
 
     def commit(self, run: str, commit: TableCommit) -> str:
         """One Iceberg commit; returns the table's new metadata location.
@@ -178,9 +169,10 @@ class Lake:
                 if state.watermarks != commit.table.watermarks:
                     raise CommitConflict(name, commit.table.watermarks, state.watermarks)
                 check_not_rolled_back(loaded.metadata, state, name)
+            files = self._files_of(loaded, commit)
             try:
                 with self.about(name):
-                    return self._commit(loaded, state, run, commit)
+                    return self._commit(loaded, state, run, commit, files)
             except (CommitFailedException, ValidationException):
                 continue  # somebody was quicker: look again
             except (LakeUnusable, TableDamaged):
@@ -188,12 +180,26 @@ class Lake:
                     raise
         raise busy(name, TRIES_MAX)
 
-    def _commit(self, loaded: Table, state: TableState, run: str, commit: TableCommit) -> str:
+    def _files_of(self, loaded: Table, commit: TableCommit) -> list[DataFile]:
+        """The run's files as a manifest has them. Raises FilesRefused."""
         from compaction.datafiles import DataFiles
-        from compaction.transaction import OneLookTransaction
 
         made = DataFiles(loaded.metadata, sort_order_id(loaded.metadata))
-        files = [made.of(file, footer) for file, footer in commit.files]
+        try:
+            return [made.of(file, footer) for file, footer in commit.files]
+        except (ValueError, ArithmeticError) as error:
+            raise FilesRefused(loaded_name(loaded), error) from error
+
+    def _commit(
+        self,
+        loaded: Table,
+        state: TableState,
+        run: str,
+        commit: TableCommit,
+        files: Sequence[DataFile],
+    ) -> str:
+        from compaction.transaction import OneLookTransaction
+
         rewritten = self.data_files(loaded, commit.rewritten)
         gone = [path for path in commit.rewritten if path not in rewritten]
         if gone:
@@ -299,6 +305,39 @@ class Lake:
                 return []
             there = self.data_files(loaded, listed)
         return [path for path in listed if path in there]
+
+    def attempt(
+        self, function: Callable[[_Item], _Result], items: Sequence[_Item]
+    ) -> list[_Result | LakeError]:
+        """What ``function`` makes of each table, or what is wrong with that one; the others go on.
+
+        Raises LakeUnusable when it is not this table or that: the catalog cannot be used, or none
+        of the first UNUSABLE_MAX tables can.
+        """
+        used = 0
+        unusable: list[LakeUnusable] = []
+
+        def one(item: _Item) -> _Result | LakeError:
+            nonlocal used
+            if not used and len(unusable) >= UNUSABLE_MAX:
+                raise unusable[0]
+            try:
+                result = function(item)
+            except TableRefused as error:
+                return error
+            except LakeUnusable as error:
+                unusable.append(error)
+                return error
+            used += 1
+            return result
+
+        found = self.map(one, items)
+        if unusable and not used:
+            try:
+                self.locations()
+            except LakeUnusable:
+                raise unusable[0] from None
+        return found
 
     def map(self, function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         """The results in order; several at a time. The first error stops what has not begun."""

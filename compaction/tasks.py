@@ -6,6 +6,9 @@ CHUNK_BYTES_MAX where an extent is not larger by itself; or, with the group REPO
 Reducers pass reports on and add their own. So bytes of extents are shuffled, never rows, and what
 the job returns is reports alone.
 
+A group that cannot be written is its topic's failure: the task reports why, and goes on with the
+others; the driver commits nothing of that topic.
+
 A task attempt that fails leaves files that no report names. A repeated map task makes other files
 and another report, and of these exactly one reaches the driver, for a reducer is counted once.
 
@@ -22,9 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 
 import msgspec
+import pyarrow as pa
 from msgspec import Struct
 
-from compaction.columns import ExtentBytes
+from compaction.columns import ExtentBytes, SetAside
 from compaction.fetch import TaskExtent, fetch_all
 from compaction.groups import TopicWork, write_group
 from compaction.parquet import Syncs, WrittenFile
@@ -41,6 +45,9 @@ REPORT = -1
 _M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES = -1, 1 << 30
 _M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES = -3, 1 << 30
 REPORT_FILES_MAX = 1000  # of one report: a footer has a few KB
+ERROR_CHARACTERS_MAX = 300
+# The lake's place says no, or Arrow refuses a value. A lack of memory is the task's own.
+_UNWRITABLE = (OSError, ValueError, ArithmeticError, pa.ArrowException)
 
 Key = tuple[int, int, int, int]
 """(reducer, group, partition, first offset): where a chunk goes, and its place there."""
@@ -61,7 +68,7 @@ class Setup(Struct, frozen=True):
 
 class Report(Struct, frozen=True, array_like=True):
     """What a task did, or a part of it. ``kept`` are files that should have joined and could not
-    be read, with the reason."""
+    be read, with the reason; ``failed`` are topics that could not be written, by id, with it."""
 
     files: tuple[WrittenFile, ...] = ()
     holes: tuple[Hole, ...] = ()
@@ -71,6 +78,8 @@ class Report(Struct, frozen=True, array_like=True):
     bytes_read: int = 0
     requests: int = 0
     memory_peak_bytes: int = 0
+    set_aside: tuple[SetAside, ...] = ()
+    failed: tuple[tuple[int, str], ...] = ()
 
 
 class _ChunkExtent(ExtentBytes):
@@ -98,6 +107,8 @@ class TaskWriter:
         self._holes: list[Hole] = []
         self._joined: list[str] = []
         self._kept: list[tuple[str, str]] = []
+        self._set_aside: list[SetAside] = []
+        self._failed: dict[int, str] = {}
         self.objects = 0
         self.bytes_read = 0
         self.requests = 0
@@ -116,23 +127,33 @@ class TaskWriter:
         )
 
     def write(self, group: Group, extents: list[ExtentBytes]) -> None:
-        """Writes a group; ``extents`` is emptied."""
-        result = write_group(
-            self._setup.place,
-            self._syncs,
-            self._setup.topics[group.topic],
-            extents,
-            group.joining,
-            self._setup.run,
-            self._task,
-            len(self._files),
-            self._setup.zstd_level,
-            self._setup.file_bytes_max,
-        )
+        """Writes a group; ``extents`` is emptied. One that cannot be written is noted."""
+        topic = self._setup.topics[group.topic]
+        try:
+            result = write_group(
+                self._setup.place,
+                self._syncs,
+                topic,
+                extents,
+                group.joining,
+                self._setup.run,
+                self._task,
+                len(self._files),
+                self._setup.zstd_level,
+                self._setup.file_bytes_max,
+            )
+        except MemoryError:
+            raise
+        except _UNWRITABLE as error:
+            said = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
+            self._failed.setdefault(topic.topic_id, f"{type(error).__name__}: {said}")
+            extents.clear()
+            return
         self._files += result.files
         self._holes += result.holes
         self._joined += result.joined
         self._kept += result.kept
+        self._set_aside += result.set_aside
 
     def reports(self) -> Iterator[Report]:
         """The task's report, in parts where it has many files; these are durable then."""
@@ -146,6 +167,8 @@ class TaskWriter:
             self.bytes_read,
             self.requests,
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            tuple(self._set_aside),
+            tuple(self._failed.items()),
         )
         for start in range(REPORT_FILES_MAX, len(self._files), REPORT_FILES_MAX):
             yield Report(files=tuple(self._files[start : start + REPORT_FILES_MAX]))

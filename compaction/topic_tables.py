@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from compaction.lake_errors import TableRefused
+from compaction.lake_errors import LakeError
 from compaction.names import run_of_file
 from compaction.schema import Column
 from compaction.table_state import merged
@@ -65,7 +65,7 @@ class TopicFailure:
 
     topic_id: int
     topic: str
-    error: TableRefused
+    error: LakeError
 
 
 class TableCommit(Struct, frozen=True):

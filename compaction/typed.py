@@ -17,14 +17,14 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from compaction.schema import ARROW_TYPES, Column, ColumnType
+from compaction.schema import ARROW_TYPES, TIMESTAMP_MS_MIN, Column, ColumnType
+from uploader.records import TIMESTAMP_MS_MAX
 
 CHUNK_ROWS = 256  # what one misfit makes slow
 
 _INT64_MAX = 2**63 - 1
-_TIME_MS_MAX = 2**53
 _Long = Annotated[int, Meta(ge=-_INT64_MAX - 1, le=_INT64_MAX)]
-_Milliseconds = Annotated[int, Meta(ge=-_TIME_MS_MAX, le=_TIME_MS_MAX)]
+_Milliseconds = Annotated[int, Meta(ge=TIMESTAMP_MS_MIN, le=TIMESTAMP_MS_MAX)]
 _TYPES: dict[ColumnType, Any] = {
     "string": str | None,
     "long": _Long | None,
@@ -124,9 +124,11 @@ def _array(values: list[Any], kind: ColumnType) -> pa.Array:
     return pa.array(values, ARROW_TYPES[kind])
 
 
-def _micros(value: int | datetime) -> int:
+def _micros(value: int | datetime) -> int | None:
     if isinstance(value, int):
         return value * 1000
     if value.tzinfo is None:
         value = value.replace(tzinfo=UTC)
-    return (value - _EPOCH) // _MICROSECOND
+    micros = (value - _EPOCH) // _MICROSECOND
+    # Its offset may take a text out of the years that there are.
+    return micros if TIMESTAMP_MS_MIN <= micros // 1000 <= TIMESTAMP_MS_MAX else None

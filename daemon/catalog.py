@@ -21,6 +21,7 @@ from ledger.errors import (
     ColumnsRefused,
     PartitionMissing,
     PartitionsRefused,
+    TableNameTaken,
     TopicMissing,
     TrimBeyondHead,
 )
@@ -135,11 +136,18 @@ class Catalog:
         return await self._ask(lambda: self._ledger.answered(topic_id, key, self.age_ms()))
 
     async def create(self, name: str, config: TopicConfig) -> tuple[TopicEntry, bool]:
-        """The topic of this name, made if it is not there; whether it was made."""
+        """The topic of this name, made if it is not there; whether it was made.
+
+        Raises ApiError 409 where another topic has its table.
+        """
         version = self._now()
-        topic, created = await self._change(
-            lambda: self._ledger.create_topic(name, config, wall_ms())
-        )
+        try:
+            topic, created = await self._change(
+                lambda: self._ledger.create_topic(name, config, wall_ms())
+            )
+        except TableNameTaken as error:
+            detail = {"topic": name, "table": error.table, "other": error.other}
+            raise ApiError(409, "table_name_taken", str(error), detail) from error
         return self._remember(topic, version), created
 
     async def alter(self, name: str, config: TopicConfig) -> TopicEntry:

@@ -38,6 +38,7 @@ from daemon.compact_report import (
     METADATA_PUTS,
     Quarantined,
     Report,
+    SetAside,
     TableReport,
     TopicFailed,
     file_puts,
@@ -219,7 +220,7 @@ class Run:
         from compaction.reconcile import reconcile
 
         topics = topics_of(self._ledger)
-        switches, failures = reconcile(lake, topics, self._ledger, [t.name for t in topics])
+        switches, failures = reconcile(lake, topics, self._ledger)
         self._refuse(failures)
         for switch in switches:
             try:
@@ -276,10 +277,7 @@ class Run:
         report, ledger = self._report, self._ledger
         needed = {extent.topic_id for planned in objects for extent in planned.extents}
         began_ns = monotonic_ns()
-        tables, failures = lake.prepare(
-            [topics[topic_id] for topic_id in sorted(needed)], ledger,
-            [topic.name for topic in topics_of(ledger)],
-        )  # fmt: skip
+        tables, failures = lake.prepare([topics[topic_id] for topic_id in sorted(needed)], ledger)
         self._refuse(failures)
         self._make_up(lake, tables, topics)
         work = [
@@ -296,7 +294,8 @@ class Run:
         began_ns = monotonic_ns()
         _check_store_is_ours(outcome, self._config.store_url)
         self._take(outcome, topics)
-        self._commit(lake, commits_of(outcome, tables, objects), objects)
+        written = {i: table for i, table in tables.items() if not outcome.topics[i].failed}
+        self._commit(lake, commits_of(outcome, written, objects), objects)
         report.commit_seconds += _since(began_ns)
 
     def _make_up(
@@ -346,6 +345,22 @@ class Run:
                         hole.last_offset, hole.key, hole.reason)
             for topic_id, of_topic in outcome.topics.items() for hole in of_topic.holes
         ]  # fmt: skip
+        for topic_id, of_topic in outcome.topics.items():
+            name = topics[topic_id].name
+            report.set_aside += [
+                SetAside(name, each.partition, each.first_offset, each.last_offset, each.records,
+                         each.value)
+                for each in of_topic.set_aside
+            ]  # fmt: skip
+            if of_topic.failed:
+                self._refused.add(topic_id)
+                report.failed.append(
+                    TopicFailed(
+                        name,
+                        f"its files cannot be written: {of_topic.failed}",
+                        "see to the place of its table; the next run does it",
+                    )
+                )
 
     def _commit(
         self, lake: Lake, commits: Sequence[TableCommit], objects: Sequence[PlannedObject]

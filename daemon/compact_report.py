@@ -39,6 +39,18 @@ class Quarantined(Struct, frozen=True):
     problem: str
 
 
+class SetAside(Struct, frozen=True):
+    """Records whose ``ts`` no table can hold: their rows have the arrival instead. ``records`` of
+    them lie between two offsets; ``value`` is the ``ts`` of the first."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    records: int
+    value: int
+
+
 class TopicFailed(Struct, frozen=True):
     """A topic of which nothing was compacted, and why; the others were."""
 
@@ -78,6 +90,7 @@ class Report(Struct):
     tables: list[TableReport] = []
     quarantined: list[Quarantined] = []
     failed: list[TopicFailed] = []
+    set_aside: list[SetAside] = []
 
     @property
     def sound(self) -> bool:

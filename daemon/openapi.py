@@ -58,7 +58,11 @@ _RECORD_FIELDS: dict[str, Schema] = {
     "tag": _TEXT,
     "node": _TEXT,
     "meta": _OPEN,
-    "ts": {"type": "integer", "minimum": 0, "description": "epoch milliseconds"},
+    "ts": {
+        "type": "integer",
+        "minimum": 0,
+        "description": "epoch milliseconds; produced up to the end of the year 9999",
+    },
 }
 _PART_FIELDS: dict[str, Schema] = {
     "partition": _COUNT,
@@ -126,6 +130,7 @@ _SCHEMAS: dict[str, Schema] = {
         ["topic", "topic_id", "config", "partitions", "effective_priority"],
         topic=_TEXT,
         topic_id=_COUNT,
+        table=_TEXT,
         config=_ref("TopicConfig"),
         partitions=_list(_object([*_STATE_FIELDS], **_STATE_FIELDS)),
         effective_priority={"type": "integer"},
@@ -260,6 +265,7 @@ _ERRORS: dict[int, str] = {
     400: "the request is wrong; nothing was stored",
     404: "no such topic or path",
     405: "the path does not know this method",
+    409: "table_name_taken: another topic has the table; the detail names it, nothing was made",
     412: "expected_seq does not hold; nothing was stored",
     413: "a body, record or count is over its limit; nothing was stored",
     415: "the content type or encoding is not known; nothing was stored",
@@ -330,7 +336,7 @@ DOCUMENT: dict[str, Any] = {
                     200: _answer("unchanged or updated", _ref("TopicState")),
                     201: _answer("created", _ref("TopicState")),
                 },
-                (400, 413, 415, 503),
+                (400, 409, 413, 415, 503),
                 requestBody={"required": False, "content": _json(_ref("TopicConfig"))},
             ),
             "get": _operation(
@@ -342,7 +348,7 @@ DOCUMENT: dict[str, Any] = {
             "post": _operation(
                 "produce records; answered when they are durable",
                 {200: _answer("stored, or deduped", _ref("Produced"))},
-                (400, 404, 412, 413, 415, 422, 429, 503),
+                (400, 404, 409, 412, 413, 415, 422, 429, 503),
                 parameters=[
                     _query("create", "false: an unknown topic is 404 instead of made", _BOOLEAN),
                     _query("partition", "for bodies that cannot say it", _COUNT),

@@ -38,6 +38,7 @@ def topic_state(topic: Topic, partitions: list[PartitionState]) -> dict[str, Any
     return {
         "topic": topic.name,
         "topic_id": topic.topic_id,
+        "table": topic.table,
         "config": topic.config,
         "partitions": partitions,
         "effective_priority": topic.config.priority if topic.config.priority is not None else 0,

@@ -35,7 +35,10 @@ Row = list[Any]
 TABLES: dict[str, tuple[tuple[str, ...], int]] = {
     "incarnations": (("incarnation", "epoch", "started_ms"), 1),
     "meta": (("name", "value"), 1),
-    "topics": (("topic_id", "name", "config", "created_ms", "deleted_ms", "changed"), 1),
+    "topics": (
+        ("topic_id", "name", "config", "created_ms", "deleted_ms", "changed", "table_name"),
+        1,
+    ),
     "partitions": (
         ("topic_id", "partition", "next_seq", "earliest_seq", "count", "bytes",
          "max_timestamp_ms", "deleted", "compacted_seq", "lost_seq", "lost_reason"),

@@ -21,7 +21,7 @@ from msgspec import Struct
 from ledger.backup import Changes, Mark
 
 # 2: what is told of the lake. A program that knows only 1 would pass it over.
-VERSION = 2
+VERSION = 3
 PREFIX = "ledger/"
 
 

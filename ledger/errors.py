@@ -113,6 +113,20 @@ class TopicMissing(LedgerError):
         self.name = name
 
 
+class TableNameTaken(LedgerError):
+    """A topic whose table would have the name of another live topic's."""
+
+    def __init__(self, name: str, table: str, other: str) -> None:
+        super().__init__(
+            f"topic {name!r} would share the table {table!r} with topic {other!r}, which has it:"
+            f" in the name of a table '.', ':' and '-' are '_', and case does not count; choose"
+            f" another name, or delete the topic {other!r}"
+        )
+        self.name = name
+        self.table = table
+        self.other = other
+
+
 class PartitionsRefused(LedgerError):
     """A number of partitions that a topic cannot get."""
 

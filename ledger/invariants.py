@@ -31,6 +31,12 @@ def check_invariants(connection: sqlite3.Connection) -> None:
     _check_partitions(connection, gaps)
     _check_results(connection, gaps)
     lake_rules.check_lake(connection)
+    require_none(
+        connection,
+        "of topics that live, no two have one table",
+        "SELECT table_name, count(*) FROM topics WHERE deleted_ms IS NULL"
+        " AND table_name IS NOT NULL GROUP BY table_name HAVING count(*) > 1",
+    )
 
 
 def _check_commit_numbers(connection: sqlite3.Connection) -> None:

@@ -32,6 +32,7 @@ from ledger import (
     recovery,
     results,
     soundness,
+    table_names,
     topics,
 )
 from ledger.backup import Changes, Mark
@@ -83,6 +84,11 @@ class Ledger(Upkeep):
         self.path = path
         self._dedupe_limits = dedupe_limits or DedupeLimits()
         self._session = Session(path, lock, must_exist)
+        with self._session.reading() as connection:
+            undecided = table_names.undecided(connection)
+        if undecided:
+            with self._session.writing() as connection:
+                topics.decide_tables(connection)
 
     def close(self) -> None:
         """Ends the connection. The last one to close copies the WAL back into the file."""
@@ -285,7 +291,10 @@ class Ledger(Upkeep):
     # Topics
 
     def create_topic(self, name: str, config: TopicConfig, now_ms: int) -> tuple[Topic, bool]:
-        """The live topic and whether it is new; an existing one keeps its configuration."""
+        """The live topic and whether it is new; an existing one keeps its configuration.
+
+        Raises PartitionsRefused and TableNameTaken.
+        """
         with self._session.writing() as connection:
             return topics.create_topic(connection, name, config, now_ms)
 

@@ -54,6 +54,7 @@ def restore_topics(connection: sqlite3.Connection, seen: Sequence[TopicSeen]) ->
     Settings of a topic that is not listed are lost: it gets the default ones. Names are unique
     among the living, so of two topics with one name the older was deleted before.
     """
+    topics.decide_tables(connection)  # what entries list has its table before what they do not
     changed: list[str] = []
     for topic in sorted(seen, key=lambda each: each.topic_id):
         there = topics.topic_by_id(connection, topic.topic_id)

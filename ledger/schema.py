@@ -10,7 +10,8 @@ any process reads.
 - ``incarnations``: every start of a daemon on this ledger. Rows stay.
 - ``topics``: one row for each topic that ever was; ``deleted_ms`` is null while it lives, and
   among the living a name is unique. Ids are never used twice, so rows stay. ``changed`` is the
-  catalog version of its last change.
+  catalog version of its last change. ``table_name`` is the name of its table in the lake, decided
+  when the topic is created; null until ``table_names.decide`` where a former version made it.
 - ``partitions``: one row for each partition of a topic, made with the topic. ``next_seq`` is the
   next offset to be given, ``count`` the live records, ``bytes`` the bytes of extents that hold
   any, ``max_timestamp_ms`` the greatest last timestamp of an extent so far. Commits write them;
@@ -241,6 +242,12 @@ MIGRATIONS: tuple[Migration, ...] = (
             expires_ms BIGINT NOT NULL,
             what TEXT NOT NULL
         )""",
+    ),
+    (
+        "ALTER TABLE topics ADD COLUMN table_name TEXT",
+        "CREATE INDEX topics_table ON topics (lower(table_name)) WHERE deleted_ms IS NULL",
+        """CREATE INDEX topics_undecided ON topics (topic_id)
+            WHERE table_name IS NULL AND deleted_ms IS NULL""",
     ),
 )
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from ledger.errors import ColumnsRefused, PartitionsRefused, TopicMissing
+from ledger import table_names
+from ledger.errors import ColumnsRefused, PartitionsRefused, TableNameTaken, TopicMissing
 from ledger.types import Topic, TopicConfig
 
 # Each partition is a row from the start; the HTTP API has the same limit.
@@ -19,7 +20,7 @@ PARTITIONS_MAX = 1_000
 # Below every timestamp; what an empty partition has seen.
 TIMESTAMP_MIN_MS = -(2**63)
 
-_COLUMNS = "topic_id, name, config, created_ms, deleted_ms"
+_COLUMNS = "topic_id, name, config, created_ms, deleted_ms, table_name"
 _config_encoder = msgspec.json.Encoder()
 _config_decoder = msgspec.json.Decoder(TopicConfig)
 
@@ -27,11 +28,18 @@ _config_decoder = msgspec.json.Decoder(TopicConfig)
 def create_topic(
     connection: sqlite3.Connection, name: str, config: TopicConfig, now_ms: int
 ) -> tuple[Topic, bool]:
-    """The live topic of this name, and whether this call made it. An existing one stays as is."""
+    """The live topic of this name, and whether this call made it. An existing one stays as is.
+
+    Raises PartitionsRefused, TableNameTaken.
+    """
     present = topic(connection, name)
     if present is not None:
         return present, False
     _check_partitions(name, 0, config.partitions)
+    table = table_names.table_name(name)
+    other = table_names.holder_of(connection, table)
+    if other is not None:
+        raise TableNameTaken(name, table, other)
     row = connection.execute("SELECT last_topic_id FROM state WHERE id = 1").fetchone()
     topic_id = int(row[0]) + 1
     connection.execute(
@@ -39,12 +47,12 @@ def create_topic(
         (topic_id,),
     )
     connection.execute(
-        f"INSERT INTO topics ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, NULL, 0)",
-        (topic_id, name, _config_encoder.encode(config).decode(), now_ms),
+        f"INSERT INTO topics ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, NULL, ?, 0)",
+        (topic_id, name, _config_encoder.encode(config).decode(), now_ms, table),
     )
     touch(connection, topic_id)
     _add_partitions(connection, topic_id, 0, config.partitions)
-    return Topic(topic_id, name, config, now_ms), True
+    return Topic(topic_id, name, config, now_ms, table=table), True
 
 
 def alter_topic(connection: sqlite3.Connection, name: str, config: TopicConfig) -> Topic:
@@ -68,7 +76,7 @@ def alter_topic(connection: sqlite3.Connection, name: str, config: TopicConfig) 
     )
     _add_partitions(connection, present.topic_id, present.config.partitions, config.partitions)
     touch(connection, present.topic_id)
-    return Topic(present.topic_id, name, config, present.created_ms)
+    return msgspec.structs.replace(present, config=config)
 
 
 def delete_topic(connection: sqlite3.Connection, name: str, now_ms: int) -> Topic:
@@ -81,7 +89,7 @@ def delete_topic(connection: sqlite3.Connection, name: str, now_ms: int) -> Topi
     )
     connection.execute("UPDATE partitions SET deleted = 1 WHERE topic_id = ?", (present.topic_id,))
     touch(connection, present.topic_id)
-    return Topic(present.topic_id, name, present.config, present.created_ms, now_ms)
+    return msgspec.structs.replace(present, deleted_ms=now_ms)
 
 
 def restore_topic(
@@ -96,9 +104,10 @@ def restore_topic(
         delete_topic(connection, name, created_ms)
         present = None
     deleted_ms = None if present is None else present.created_ms
+    table = table_names.free_name(connection, name)
     connection.execute(
-        f"INSERT INTO topics ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, ?, 0)",
-        (topic_id, name, _config_encoder.encode(config).decode(), created_ms, deleted_ms),
+        f"INSERT INTO topics ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, ?, ?, 0)",
+        (topic_id, name, _config_encoder.encode(config).decode(), created_ms, deleted_ms, table),
     )
     connection.execute(
         "UPDATE state SET last_topic_id = max(last_topic_id, ?) WHERE id = 1", (topic_id,)
@@ -107,6 +116,12 @@ def restore_topic(
     if deleted_ms is not None:
         connection.execute("UPDATE partitions SET deleted = 1 WHERE topic_id = ?", (topic_id,))
     touch(connection, topic_id)
+
+
+def decide_tables(connection: sqlite3.Connection) -> None:
+    """Has every live topic have a table name."""
+    for topic_id in table_names.decide(connection):
+        touch(connection, topic_id)
 
 
 def grow_topic(connection: sqlite3.Connection, present: Topic, partitions: int) -> Topic:
@@ -140,8 +155,9 @@ def topics(connection: sqlite3.Connection, after_name: str, limit: int) -> list[
 
 
 def _topic(row: Any) -> Topic:
-    topic_id, name, config, created_ms, deleted_ms = row
-    return Topic(topic_id, name, _config_decoder.decode(config), created_ms, deleted_ms)
+    topic_id, name, config, created_ms, deleted_ms, table = row
+    decoded = _config_decoder.decode(config)
+    return Topic(topic_id, name, decoded, created_ms, deleted_ms, table or "")
 
 
 def _check_partitions(name: str, present: int, wanted: int) -> None:

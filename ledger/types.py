@@ -223,13 +223,15 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Topic(Struct, frozen=True):
-    """A topic. Ids are never used twice; a deleted topic's row stays."""
+    """A topic. Ids are never used twice; a deleted topic's row stays. ``table`` is the name of its
+    table in the lake, without the namespace."""
 
     topic_id: int
     name: str
     config: TopicConfig
     created_ms: int
     deleted_ms: int | None = None
+    table: str = ""
 
 
 class PartitionState(Struct, frozen=True):

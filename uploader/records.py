@@ -15,6 +15,9 @@ from typing import Any
 
 import msgspec
 
+# The last millisecond of the year 9999, with which the calendars of most readers end.
+TIMESTAMP_MS_MAX = 253_402_300_799_999
+
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
     """One record as it is stored. ``data`` is JSON text (str) or bytes."""

@@ -20,6 +20,7 @@ from daemon.bodies.limits import (
     NESTED_CHARACTERS_MIN,
     NESTING_MAX,
     BodyLimits,
+    check_ts,
     nested_too_deep,
     no_records,
     record_too_large,
@@ -30,7 +31,7 @@ from daemon.bodies.produce import Produce, Row, row
 from daemon.bodies.structure import more_elements, nested_deeper
 from daemon.errors import ApiError, invalid
 
-TIMESTAMP_MS_MAX = SEQUENCE_MAX = 2**53
+SEQUENCE_MAX = 2**53
 PARTITION_MAX = 999
 IDEMPOTENCY_KEY_CHARACTERS_MAX = 256
 
@@ -45,7 +46,6 @@ _RECORD_PATH = re.compile(r"`\$\.records\[(\d+)\]")
 _ARRAY_PATH = re.compile(r"`\$\[(\d+)\]")
 _BYTE = re.compile(r"\(byte (\d+)\)")
 
-Timestamp = Annotated[int, Meta(ge=0, le=TIMESTAMP_MS_MAX)]
 Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
 IdempotencyKey = Annotated[str, Meta(min_length=1, max_length=IDEMPOTENCY_KEY_CHARACTERS_MAX)]
 Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
@@ -58,7 +58,7 @@ class _Record(Struct, forbid_unknown_fields=True, gc=False):
     tag: str | None = None
     node: str | None = None
     meta: Raw = _ABSENT
-    ts: Timestamp | None = None
+    ts: int | None = None
 
 
 class _Envelope(Struct, forbid_unknown_fields=True, gc=False):
@@ -114,6 +114,7 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
         if key is not None:
             keyed = True
         if ts is not None:
+            check_ts(ts, {"record": index})
             timed = True
         if careful:
             check_record(data, (key, each.tag, each.node, meta), {"record": index}, limits)

@@ -6,9 +6,15 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from daemon.errors import ApiError, invalid, too_large
+from uploader.records import TIMESTAMP_MS_MAX
 
 # Deeper JSON than this breaks readers (many stop at 512 or 1,000) and none is known to be meant.
 NESTING_MAX = 512
+# Units that are sent for milliseconds by mistake, with the last value of the year 9999 in them.
+_UNITS = (
+    ("microseconds", 1_000 * TIMESTAMP_MS_MAX),
+    ("nanoseconds", 1_000_000 * TIMESTAMP_MS_MAX),
+)
 # A record that is nested deeper than NESTING_MAX has this many characters at least.
 NESTED_CHARACTERS_MIN = 2 * NESTING_MAX + 1
 
@@ -51,6 +57,22 @@ def nested_too_deep(where: dict[str, int]) -> ApiError:
     return invalid(
         f"{place(where)} is nested deeper than {NESTING_MAX} levels",
         limit_levels=NESTING_MAX,
+        **where,
+    )
+
+
+def check_ts(ts: int, where: dict[str, int]) -> None:
+    """Raises ApiError 400 for a time that no calendar of the readers has: mostly another unit."""
+    if 0 <= ts <= TIMESTAMP_MS_MAX:
+        return
+    unit = next((name for name, most in _UNITS if TIMESTAMP_MS_MAX < ts <= most), None)
+    shown = str(ts) if ts.bit_length() <= 64 else "a number of over 64 bits"
+    looks = f"{shown}, which looks like {unit}" if unit else shown
+    raise invalid(
+        f"ts of {place(where)} is {looks}; ts is in milliseconds, from 0 to {TIMESTAMP_MS_MAX}, the"
+        " end of the year 9999",
+        field="ts",
+        limit_ms=TIMESTAMP_MS_MAX,
         **where,
     )
 

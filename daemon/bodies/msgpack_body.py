@@ -20,13 +20,13 @@ from daemon.bodies.json_body import (
     IdempotencyKey,
     Partition,
     Sequence,
-    Timestamp,
     check_record,
     decode_base64,
     refusal,
 )
 from daemon.bodies.limits import (
     BodyLimits,
+    check_ts,
     nested_too_deep,
     no_records,
     record_too_large,
@@ -49,7 +49,7 @@ class _Record(Struct, forbid_unknown_fields=True, gc=False):
     tag: str | None = None
     node: str | None = None
     meta: Raw = _ABSENT
-    ts: Timestamp | None = None
+    ts: int | None = None
 
 
 class _Envelope(Struct, forbid_unknown_fields=True, gc=False):
@@ -99,7 +99,9 @@ def parse_msgpack(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
                 limit_bytes=limits.body_bytes_max,
             )
         keyed = keyed or each.key is not None
-        timed = timed or each.ts is not None
+        if each.ts is not None:
+            check_ts(each.ts, where)
+            timed = True
         rows.append(row(data, each.ts, each.key, each.tag, each.node, meta))
     return Produce(
         rows,

@@ -10,14 +10,13 @@ from daemon.bodies.json_body import (
     IDEMPOTENCY_KEY_CHARACTERS_MAX,
     PARTITION_MAX,
     SEQUENCE_MAX,
-    TIMESTAMP_MS_MAX,
     check_record,
     is_array,
     parse_array,
     parse_object,
 )
 from daemon.bodies.keys import key_field
-from daemon.bodies.limits import BodyLimits
+from daemon.bodies.limits import BodyLimits, check_ts
 from daemon.bodies.lines import parse_lines
 from daemon.bodies.msgpack_body import parse_msgpack
 from daemon.bodies.produce import Produce, Row, row
@@ -34,6 +33,7 @@ _OBJECT_PARAMETERS = frozenset({"create"})
 _BATCH_PARAMETERS = frozenset(
     {"create", "partition", "key", "idempotency_key", "expected_seq", "disable_backpressure"}
 )
+_NUMBER_MAX = 10**20 - 1  # what is looked at as a number
 _BYTES_PARAMETERS = _BATCH_PARAMETERS | {"tag", "node", "ts"}
 
 
@@ -84,7 +84,9 @@ def _parse_bytes(
     if not body:
         raise invalid("the body is empty; a record of bytes needs at least one")
     key, tag, node = query.get("key"), query.get("tag"), query.get("node")
-    ts = _number(query, "ts", TIMESTAMP_MS_MAX)
+    ts = _number(query, "ts", _NUMBER_MAX)
+    if ts is not None:
+        check_ts(ts, {"record": 0})
     check_record(body, (key, tag, node), {"record": 0}, limits)
     rows = [row(body, ts, key, tag, node, None)]
     return _with_query(query, rows, arrival_ms, keyed=key is not None, timed=ts is not None)

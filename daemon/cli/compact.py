@@ -186,9 +186,16 @@ def compact_text(report: Report) -> str:
         f" {q.partition}: {q.problem}"
         for q in report.quarantined[:NAMED_MAX]
     ]
+    lines += [
+        f"SET ASIDE ts of {count_text(s.records)} records of {s.topic}, partition {s.partition},"
+        f" offsets {s.first_offset} to {s.last_offset}: {s.value} ms is outside the years 1 to"
+        " 9999 (microseconds?); the rows have their arrival"
+        for s in report.set_aside[:NAMED_MAX]
+    ]
     for failed in report.failed[:NAMED_MAX]:
         lines += [f"NOT COMPACTED {failed.topic}: {failed.problem}", f"  hint: {failed.hint}"]
-    more = max(0, len(report.quarantined) - NAMED_MAX) + max(0, len(report.failed) - NAMED_MAX)
+    kinds = (report.quarantined, report.set_aside, report.failed)
+    more = sum(max(0, len(kind) - NAMED_MAX) for kind in kinds)
     if more:
         lines.append(f"and {count_text(more)} more problems (-o json has all)")
     requests = report.requests

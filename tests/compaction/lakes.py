@@ -20,6 +20,7 @@ from compaction.place import Place
 from compaction.schema import arrow_schema
 from compaction.tables import Lake, TableCommit, TopicTable, switch_of
 from ledger.lake_types import LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
+from ledger.table_names import table_name
 from ledger.types import Topic, TopicConfig
 
 DAY_MS = 86_400_000
@@ -86,12 +87,12 @@ def place_in(directory: Path) -> Place:
 
 def topic(name: str = "orders", topic_id: int = 1, **config: Any) -> Topic:
     """A topic that lives."""
-    return Topic(topic_id, name, TopicConfig(**config), 1)
+    return Topic(topic_id, name, TopicConfig(**config), 1, table=table_name(name))
 
 
 def prepared(lake: Lake, one: Topic, book: Book | None = None) -> TopicTable:
     """The table of a topic, or the error that refused it."""
-    tables, failures = lake.prepare([one], book or Book(), [one.name])
+    tables, failures = lake.prepare([one], book or Book())
     for failure in failures:
         raise failure.error
     return tables[one.topic_id]

@@ -22,7 +22,7 @@ from ledger.types import Extent, LeaseId
 from shards.checksum import crc32c
 from shards.frame import CODEC_RECORDS, encode_batch
 from uploader.l0 import ExtentParts, RingRun, build, object_key, read_extent, records_of
-from uploader.records import Record, encode
+from uploader.records import TIMESTAMP_MS_MAX, Record, encode
 from uploader.stores.base import ObjectStore
 
 DAY_MS = 86_400_000
@@ -168,7 +168,7 @@ records = st.builds(
     data=st.text(max_size=20) | st.binary(max_size=20),
     ts=st.none()
     | st.integers(NOON_MS, NOON_MS + 3 * DAY_MS)
-    | st.sampled_from([0, 1, DAY_MS - 1, DAY_MS, 2**53]),
+    | st.sampled_from([0, 1, DAY_MS - 1, DAY_MS, TIMESTAMP_MS_MAX]),
     key=_words,
     tag=_words,
     node=_words,

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.columns import ExtentBytes, Piece
+from compaction.columns import ExtentBytes, Piece, SetAside, set_aside_of
 from compaction.schema import arrow_schema, field_ids_of, typed_columns
 from shards.frame import CODEC_RECORDS, encode_batch
 from tests.compaction.objects import NOON_MS, Draft, Heads, Row, drafts, put, rows_of
 from uploader.l0 import L0Error, read_extent
-from uploader.records import Record, encode
+from uploader.records import TIMESTAMP_MS_MAX, Record, encode
 from uploader.stores.open import open_store
 
 
@@ -76,11 +76,6 @@ DAMAGED = [
     ("no msgpack", extent_of(encode_batch(1, 0, b"\xc1", CODEC_RECORDS), count=1), "msgpack"),
     ("data that is a number", extent_of(encode_batch(1, 0, b"\x91\x91\x07", 1), count=1), "text"),
     ("another count", extent_of(encode_batch(2, 0, b"\x91\x91\xa11", 1), count=1), "2 records"),
-    (
-        "a time that no microseconds hold",
-        extent_of(encode_batch(1, 0, encode([Record("1", ts=2**54)]), 1), count=1),
-        "msgpack array of records",
-    ),
 ]
 
 
@@ -94,6 +89,40 @@ def test_a_damaged_extent_adds_nothing_and_is_named(
         piece.add(extent)
     assert raised.value.key == "l0/key"
     assert [row[7] for row in rows_of_piece(piece)] == ["0"], what
+
+
+YEAR_10000_MS = TIMESTAMP_MS_MAX + 1
+
+
+def test_a_time_outside_the_years_1_to_9999_is_set_aside_and_its_row_has_its_arrival() -> None:
+    micros = NOON_MS * 1000
+    first = batch(Record("0"), Record("1", micros), Record("void"), Record("2", YEAR_10000_MS))
+    second = batch(
+        Record("3", TIMESTAMP_MS_MAX), Record("4", 2**63), Record("5", -62_135_596_800_001),
+        Record("6", -62_135_596_800_000),
+    )  # fmt: skip
+    extent = ExtentBytes(3, 10, 16, ((2, 1),), first + second, "l0/key")
+    piece = Piece()
+    assert piece.add(extent) == 7
+    assert piece.strays == [
+        (3, 11, micros), (3, 12, YEAR_10000_MS), (3, 14, 2**63), (3, 15, -62_135_596_800_001)
+    ]  # fmt: skip
+    rows = rows_of_piece(piece)
+    arrival_us = rows[0][2]
+    wanted = [arrival_us] * 7
+    wanted[3] = TIMESTAMP_MS_MAX * 1000
+    wanted[6] = -62_135_596_800_000_000
+    assert [row[2] for row in rows] == wanted
+    assert [row[7] for row in rows] == [str(number) for number in range(7)], "all records are there"
+    assert set_aside_of(7, piece.strays) == [SetAside(7, 3, 11, 15, 4, micros)]
+
+
+def test_an_arrival_outside_the_years_is_clamped() -> None:
+    piece = Piece()
+    late = encode_batch(1, 2**53, encode([Record("1")]), CODEC_RECORDS)
+    piece.add(ExtentBytes(0, 1, 1, (), late, "l0/key"))
+    assert piece.strays == [(0, 1, 2**53)]
+    assert rows_of_piece(piece)[0][2] == TIMESTAMP_MS_MAX * 1000
 
 
 def test_typed_columns_hold_what_fits_and_null_else() -> None:
@@ -110,17 +139,19 @@ def test_typed_columns_hold_what_fits_and_null_else() -> None:
         "[1]",
         "null",
         '{"s":null}',
-        '{"at":9007199254740993}',
+        '{"at":253402300800000}',
+        '{"at":"9999-12-31T23:59:59-01:00"}',
+        '{"at":253402300799999}',
     ]
     piece = Piece(columns)
     rows = [Record(text) for text in texts] + [Record(b'{"s":"a"}')]
     piece.add(extent_of(batch(*rows), count=len(rows)))
     table, _ = piece.take()
     assert list(field_ids_of(table.schema))[9:] == [1000, 1001, 1002, 1003, 1004]
-    assert table.column("s").to_pylist() == ["a", *[None] * 9]
-    assert table.column("n").to_pylist() == [-7, None, None, 2**63 - 1, 2, *[None] * 5]
-    assert table.column("x").to_pylist() == [1.0, None, None, -1.5e-3, *[None] * 6]
-    assert table.column("b").to_pylist() == [True, *[None] * 9]
+    assert table.column("s").to_pylist() == ["a", *[None] * 11]
+    assert table.column("n").to_pylist() == [-7, None, None, 2**63 - 1, 2, *[None] * 7]
+    assert table.column("x").to_pylist() == [1.0, None, None, -1.5e-3, *[None] * 8]
+    assert table.column("b").to_pylist() == [True, *[None] * 11]
     at = table.column("at").cast(pa.int64()).to_pylist()
     assert at == [
         1_699_996_400_500_000,
@@ -128,8 +159,10 @@ def test_typed_columns_hold_what_fits_and_null_else() -> None:
         1_700_000_000_000_000,
         1_700_000_000_000_000,
         *[None] * 6,
+        TIMESTAMP_MS_MAX * 1000,
+        None,
     ]
-    assert table.column("data").to_pylist()[:9] == texts, "data keeps the truth"
+    assert table.column("data").to_pylist()[:-1] == texts, "data keeps the truth"
 
 
 @given(

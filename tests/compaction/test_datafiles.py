@@ -15,9 +15,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 
 from compaction.datafiles import DataFiles, ranges_of
-from compaction.schema import RANGES_KEY, arrow_schema, typed_columns
+from compaction.schema import RANGES_KEY, TIMESTAMP_MS_MIN, arrow_schema, typed_columns
 from compaction.table_state import new_schema, partition_spec, sort_order, wanted_columns
 from ledger.lake_types import NewFile
+from uploader.records import TIMESTAMP_MS_MAX
 
 COLUMNS = typed_columns({"price": "double"}, {"price": 10})
 DAY_US = 86_400_000_000
@@ -48,7 +49,7 @@ def footer_of(
 
 
 offsets = st.integers(min_value=1, max_value=2**62)
-times = st.integers(min_value=-(10**17), max_value=10**18)
+times = st.integers(1000 * TIMESTAMP_MS_MIN, 1000 * TIMESTAMP_MS_MAX)  # the years 1 to 9999
 rows_of_a_day = st.tuples(times, st.lists(
     st.tuples(offsets, st.integers(min_value=0, max_value=DAY_US - 1),
               st.none() | st.text(max_size=20),
@@ -86,6 +87,13 @@ def test_bounds_and_counts_hold_for_any_rows(
             lower, upper = (struct.unpack("<d", b[10])[0]
                             for b in (file.lower_bounds, file.upper_bounds))  # fmt: skip
             assert lower <= price <= upper
+
+
+@pytest.mark.parametrize("time_ms", [TIMESTAMP_MS_MIN - 1, TIMESTAMP_MS_MAX + 1])
+def test_times_that_engines_cannot_read_are_never_committed(time_ms: int) -> None:
+    file, footer = footer_of([{"timestamp": time_ms * 1000}])
+    with pytest.raises(ValueError, match=f"outside the years 1 to 9999: {time_ms} ms"):
+        DataFiles(metadata(), 1).of(file, footer)
 
 
 @pytest.mark.parametrize("long_key", ["z" * 5000, "\x00" * 5000])

@@ -160,15 +160,17 @@ def test_a_store_that_refuses_fails_the_run_in_one_sentence(
     assert sentence.startswith("a task of the compaction failed: s3://")
 
 
-def test_a_lake_that_is_no_folder_fails_the_run_in_one_sentence(
+def test_a_lake_that_is_no_folder_fails_its_topics_in_one_sentence(
     spark: SparkSession, place: Place, tmp_path: Path
 ) -> None:
     objects = objects_in(place, 2)
     (tmp_path / "file").write_text("no folder")
     wrong = msgspec.structs.replace(place, lake_url=(tmp_path / "file").as_uri())
-    with pytest.raises(TaskFailed, match=r"NotADirectoryError: .*/file/t-1") as raised:
-        distribute(spark, wrong, "run-1", objects, topics_of(wrong))
-    assert "\n" not in str(raised.value)
+    outcome = distribute(spark, wrong, "run-1", objects, topics_of(wrong))
+    assert outcome.topics and not outcome.rows
+    for topic_id, topic in outcome.topics.items():
+        assert re.search(rf"NotADirectoryError: .*/file/t-{topic_id}", topic.failed)
+        assert "\n" not in topic.failed and not topic.files
 
 
 def test_nothing_planned_starts_no_job(place: Place) -> None:

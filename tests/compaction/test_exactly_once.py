@@ -50,7 +50,7 @@ def run_and_kill(directory: Path, run: str, first: int, last: int, moment: str) 
 
 
 def made_up_for(lake: Lake, book: Book, run: str = "next") -> int:
-    switches, failures = reconcile(lake, [ORDERS], book, [ORDERS.name])
+    switches, failures = reconcile(lake, [ORDERS], book)
     assert not failures
     for switch in switches:
         book.switch(switch, run)

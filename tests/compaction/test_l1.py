@@ -29,7 +29,7 @@ from compaction.place import Place
 from compaction.schema import typed_columns
 from ledger.lake_types import FileRange, LakeRange, NewFile
 from shards.frame import CODEC_RECORDS, encode_batch
-from uploader.records import Record, encode
+from uploader.records import TIMESTAMP_MS_MAX, Record, encode
 from uploader.stores.base import ObjectMissing, StoreError
 from uploader.stores.verified import READS_MAX
 
@@ -85,7 +85,7 @@ ALL_KINDS = [
     Record("null", ARRIVAL_MS),
     Record(b"\x00\xff", 5, "ü€😀"),
     Record(b"", -1),
-    Record('"ä"', 2**53),
+    Record('"ä"', TIMESTAMP_MS_MAX),
 ]
 
 

@@ -49,16 +49,16 @@ def test_a_real_ledger_takes_what_was_made_up_for(lake: Lake, ledger: Ledger) ->
     for count in (4, 3):
         ingest(ledger, next(counter), Request(orders.topic_id, ((0, count), (1, 2))))
     ledger.begin_run("run1", "test", 10, 10_000)
-    table = lake.prepare([orders], ledger, ["orders"])[0][orders.topic_id]
+    table = lake.prepare([orders], ledger)[0][orders.topic_id]
     first = commit_of(lake.place, table, "run1", rows(0, 1, 4) + rows(1, 1, 2))
     ledger.switch_tables("run1", [switch_of(first, lake.commit("run1", first))], 20)
     # The next run is killed before its switch.
-    table = lake.prepare([orders], ledger, ["orders"])[0][orders.topic_id]
+    table = lake.prepare([orders], ledger)[0][orders.topic_id]
     (old,) = ledger.lake_files(orders.topic_id)
     files = written(lake.place, table, "run2", rows(0, 1, 7) + rows(1, 1, 4))
     location = lake.commit("run2", TableCommit(table, files, {0: 7, 1: 4}, [old.path]))
 
-    switches, failures = reconcile(lake, [orders], ledger, ["orders"])
+    switches, failures = reconcile(lake, [orders], ledger)
     assert not failures
     ledger.end_run("run1", 30)
     ledger.begin_run("run3", "test", 30, 10_000)
@@ -67,7 +67,7 @@ def test_a_real_ledger_takes_what_was_made_up_for(lake: Lake, ledger: Ledger) ->
     assert [file.path for file in ledger.lake_files(orders.topic_id)] == [files[0][0].path]
     found = ledger.lake_table(orders.topic_id)
     assert found is not None and found.metadata_location == location
-    assert reconcile(lake, [orders], ledger, ["orders"]) == ([], [])
+    assert reconcile(lake, [orders], ledger) == ([], [])
 
 
 def test_a_first_run_that_was_killed_is_made_up_for_with_its_holes(lake: Lake, book: Book) -> None:
@@ -77,7 +77,7 @@ def test_a_first_run_that_was_killed_is_made_up_for_with_its_holes(lake: Lake, b
         table, written(lake.place, table, "run1", rows(0, 1, 4)), {0: 6}, (), [hole]
     )
     location = lake.commit("run1", commit)
-    assert reconcile(lake, [ORDERS], book, ["orders"]) == ([switch_of(commit, location)], [])
+    assert reconcile(lake, [ORDERS], book) == ([switch_of(commit, location)], [])
 
 
 def test_only_the_holes_that_the_ledger_lacks_are_told(lake: Lake, book: Book) -> None:
@@ -87,7 +87,7 @@ def test_only_the_holes_that_the_ledger_lacks_are_told(lake: Lake, book: Book) -
     book.switch(switch_of(commit, lake.commit("run1", commit)), "run1")
     table = prepared(lake, ORDERS, book)
     lake.commit("run2", TableCommit(table, [], {0: 6}, (), [new]))
-    ((switch,), _) = reconcile(lake, [ORDERS], book, ["orders"])
+    ((switch,), _) = reconcile(lake, [ORDERS], book)
     assert switch.holes == (new,)
 
 
@@ -97,19 +97,19 @@ def test_tables_that_are_where_the_ledger_left_them_are_not_read(
     compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
     prepared(lake, topic("others", 2))
     monkeypatch.setattr(lake.catalog, "load_table", lambda name: pytest.fail(f"{name} is read"))
-    assert reconcile(lake, [ORDERS], book, ["orders"]) == ([], [])
+    assert reconcile(lake, [ORDERS], book) == ([], [])
 
 
 def test_a_table_that_is_only_made_tells_nothing(lake: Lake, book: Book) -> None:
     prepared(lake, ORDERS)
-    assert reconcile(lake, [ORDERS], book, ["orders"]) == ([], [])
+    assert reconcile(lake, [ORDERS], book) == ([], [])
 
 
 def test_somebody_elses_commit_only_moves_the_location(lake: Lake, book: Book) -> None:
     compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
     compacted(lake, book, ORDERS, "run2", rows(0, 5, 6))
     lake.catalog.load_table("headgate.orders").delete('"offset" <= 4')
-    ((switch,), _) = reconcile(lake, [ORDERS], book, ["orders"])
+    ((switch,), _) = reconcile(lake, [ORDERS], book)
     assert not switch.added and not switch.dropped
     assert switch.metadata_location == lake.locations()["headgate.orders"]
     book.switch(switch, "run3")
@@ -124,7 +124,7 @@ def test_a_table_that_somebody_broke_is_named_and_the_rest_is_done(lake: Lake, b
     others = topic("others", 2)
     commit = commit_of(lake.place, prepared(lake, others), "run2", rows(0, 1, 2))
     lake.commit("run2", commit)
-    switches, failures = reconcile(lake, [ORDERS, others], book, ["orders", "others"])
+    switches, failures = reconcile(lake, [ORDERS, others], book)
     assert [one.topic for one in failures] == ["orders"]
     assert isinstance(failures[0].error, TableChanged)
     assert [one.topic_id for one in switches] == [2]
@@ -136,7 +136,7 @@ def test_a_table_that_is_behind_the_ledger_is_named(lake: Lake, book: Book) -> N
     compacted(lake, book, ORDERS, "run2", rows(0, 5, 6))
     lake.catalog.drop_table("headgate.orders")
     lake.catalog.register_table("headgate.orders", older)
-    switches, (failure,) = reconcile(lake, [ORDERS], book, ["orders"])
+    switches, (failure,) = reconcile(lake, [ORDERS], book)
     assert not switches and "its watermark of partition 0 is 4" in str(failure.error)
 
 
@@ -146,10 +146,7 @@ def test_tables_of_others_are_passed_over(lake: Lake, book: Book) -> None:
     compacted(lake, Book(), topic(topic_id=9), "run1", rows(0, 1, 4))
     lake.catalog.create_table("headgate.theirs", Schema())
     topics: list[Topic] = [ORDERS, topic("theirs", 2), topic("none", 3)]
-    assert reconcile(lake, topics, book, [one.name for one in topics]) == ([], [])
-    # Names that clash are `prepare`'s to refuse.
-    topics = [topic("a.b", 4), topic("a-b", 5)]
-    assert reconcile(lake, topics, book, [one.name for one in topics]) == ([], [])
+    assert reconcile(lake, topics, book) == ([], [])
 
 
 def test_files_that_a_killed_run_rewrote_are_dropped_and_no_others(lake: Lake, book: Book) -> None:
@@ -159,7 +156,7 @@ def test_files_that_a_killed_run_rewrote_are_dropped_and_no_others(lake: Lake, b
     table = prepared(lake, ORDERS, book)
     files = written(lake.place, table, "run5", rows(0, 1, 3) + rows(1, 1, 3) + rows(0, 5, 6))
     lake.commit("run5", TableCommit(table, files, {0: 6, 1: 4}, small[:3]))
-    ((switch,), _) = reconcile(lake, [ORDERS], book, ["orders"])
+    ((switch,), _) = reconcile(lake, [ORDERS], book)
     assert sorted(switch.dropped) == small[:3]
     assert switch.added == (files[0][0],)
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from compaction.lake_errors import (
     ForeignTable,
-    NamesClash,
+    LakeError,
+    LakeUnusable,
     RewriteConflict,
     SchemaConflict,
     TableChanged,
     TableDamaged,
 )
-from compaction.tables import Lake, TableCommit, switch_of
+from compaction.tables import UNUSABLE_MAX, Lake, TableCommit, switch_of
 from compaction.transaction import OneLookTransaction
 from ledger.lake_types import Hole
+from ledger.table_names import TABLE_NAME_MAX
 from tests.compaction.lakes import (
     DAY_MS,
     NOON_MS,
@@ -112,7 +115,7 @@ def test_a_column_that_is_added_later_is_null_in_older_files(lake: Lake, book: B
 def test_another_type_for_a_column_is_refused_and_the_rest_goes_on(lake: Lake, book: Book) -> None:
     compacted(lake, book, topic(columns={"n": "long"}), "run1", rows(0, 1, 2), typed={"n": [1, 2]})
     changed, other = topic(columns={"n": "string"}), topic("others", 2)
-    tables, failures = lake.prepare([changed, other], book, ["orders", "others"])
+    tables, failures = lake.prepare([changed, other], book)
     assert list(tables) == [2]
     assert [(one.topic, type(one.error)) for one in failures] == [("orders", SchemaConflict)]
     assert "wants the column n as string" in str(failures[0].error)
@@ -138,16 +141,57 @@ def test_columns_that_somebody_else_added_are_left_alone(lake: Lake, book: Book)
         prepared(lake, topic(), book)
 
 
-def test_topics_that_would_share_a_table_are_refused_by_name(lake: Lake, book: Book) -> None:
-    topics = [topic("a.b", 1), topic("a-b", 2), topic("c", 3)]
-    tables, failures = lake.prepare(topics, book, [one.name for one in topics])
-    assert list(tables) == [3]
-    assert {one.topic for one in failures} == {"a.b", "a-b"}
-    assert all(isinstance(one.error, NamesClash) for one in failures)
-    assert "'a-b', 'a.b'" in str(failures[0].error)
-    # Only one of them has something to compact: the other one's table would be in its way later.
-    tables, failures = lake.prepare([topics[0]], book, [one.name for one in topics])
-    assert not tables and len(failures) == 1
+def test_a_table_is_where_its_topic_says_whatever_the_topics_name(lake: Lake, book: Book) -> None:
+    long = topic("n" * 255, 1)
+    location = compacted(lake, book, long, "run1", rows(0, 1, 3))
+    assert duckdb_rows(location) == rows(0, 1, 3)
+    assert book.tables[1].name == f"headgate.{long.table}" and len(long.table) == TABLE_NAME_MAX
+    second = msgspec.structs.replace(topic("a-b", 2), table="a_b_0123456789abcdef")
+    compacted(lake, book, second, "run2", rows(0, 1, 2))
+    assert pyiceberg_rows(lake, "headgate.a_b_0123456789abcdef") == rows(0, 1, 2)
+
+
+def test_a_table_that_cannot_be_used_is_its_topics_failure_and_the_others_go_on(
+    lake: Lake, book: Book
+) -> None:
+    # The place of one table is a file: nothing can be written below it.
+    folder = Path(lake.place.path_of(lake.place.lake))
+    folder.mkdir(parents=True)
+    (folder / "broken-2").write_text("in the way")
+    topics = [topic("orders", 1), topic("broken", 2), topic("others", 3)]
+    tables, failures = lake.prepare(topics, book)
+    assert sorted(tables) == [1, 3]
+    assert [(one.topic, type(one.error)) for one in failures] == [("broken", LakeUnusable)]
+    # Alone it is no different while the catalog answers.
+    tables, failures = lake.prepare(topics[1:2], book)
+    assert not tables and [one.topic for one in failures] == ["broken"]
+
+
+def test_a_commit_that_fails_for_one_table_is_told_beside_the_others(
+    lake: Lake, book: Book
+) -> None:
+    commits = []
+    for one in (topic("orders", 1), topic("broken", 2), topic("others", 3)):
+        table = prepared(lake, one, book)
+        commits.append(commit_of(lake.place, table, "run1", rows(0, 1, 2)))
+    folder = Path(lake.place.path_of(commits[1].table.location)) / "metadata"
+    folder.rename(folder.with_name("elsewhere"))
+    folder.write_text("in the way")
+    first, second, third = lake.commit_all("run1", commits)
+    assert isinstance(first, str) and isinstance(third, str)
+    assert isinstance(second, LakeError) and "headgate.broken" in second.problem
+
+
+def test_the_lake_is_given_up_when_table_after_table_cannot_be_used(lake: Lake) -> None:
+    tried: list[int] = []
+
+    def no(number: int) -> int:
+        tried.append(number)
+        raise LakeUnusable(f"table {number} cannot be used", "see")
+
+    with pytest.raises(LakeUnusable, match="table"):
+        lake.attempt(no, range(10_000))
+    assert len(tried) < 10 * UNUSABLE_MAX
 
 
 def test_the_table_of_a_former_topic_is_renamed_and_keeps_its_rows(lake: Lake) -> None:
@@ -336,7 +380,7 @@ def test_files_beyond_the_watermarks_or_in_the_table_already_are_refused(
 
 def test_many_tables_are_committed_together_and_fail_alone(lake: Lake, book: Book) -> None:
     topics = [topic(f"t{n}", n) for n in range(1, 7)]
-    tables, _ = lake.prepare(topics, book, [one.name for one in topics])
+    tables, _ = lake.prepare(topics, book)
     commits = [commit_of(lake.place, tables[n], "run1", rows(0, 1, n)) for n in range(1, 7)]
     lake.catalog.drop_table("headgate.t3")
     answers = lake.commit_all("run1", commits)
@@ -359,7 +403,7 @@ def test_a_table_whose_files_are_gone_fails_alone(lake: Lake, book: Book) -> Non
     location = compacted(lake, book, topic(), "run1", rows(0, 1, 3))
     Path(location.removeprefix("file://")).unlink()
     topics = [topic(), topic("others", 2)]
-    tables, failures = lake.prepare(topics, book, ["orders", "others"])
+    tables, failures = lake.prepare(topics, book)
     assert list(tables) == [2]
     assert isinstance(failures[0].error, TableDamaged) and "metadata.json" in str(failures[0].error)
 

@@ -46,7 +46,7 @@ def test_a_table_in_a_bucket_is_made_committed_rewritten_expired_and_read(
         table = prepared(lake, wider, book)
         files = written(place, table, "run4", rows(0, 1, 5), typed={"n": [1, 2, 3, 4, 5]})
         lake.commit("run4", TableCommit(table, files, {0: 5}, sorted(small)))
-        ((switch,), failures) = reconcile(lake, [wider], book, ["orders"])
+        ((switch,), failures) = reconcile(lake, [wider], book)
         assert not failures and set(switch.dropped) == small
         book.switch(switch, "run4")
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compaction import tasks as task_module
+from compaction.columns import SetAside
 from compaction.distribute import TaskFailed, outcome_of
 from compaction.groups import JoiningFile, TopicWork
 from compaction.parquet import FileNames, Syncs, TopicWriter, WrittenFile
@@ -320,6 +321,48 @@ def test_reports_that_tell_a_row_twice_or_not_at_all_are_no_success(tmp_path: Pa
     place.store().close()
 
 
+def test_a_topic_that_cannot_be_written_fails_alone_and_leaves_nothing(tmp_path: Path) -> None:
+    place = place_in(tmp_path)
+    objects = small_objects(place, 3)
+    folder = Path(place.path_of(place.lake))
+    folder.mkdir(parents=True)
+    (folder / "t-1").write_text("in the way")
+    for limits in (Limits(), LIMITS):  # written where they are read; shuffled
+        what, reports = run_by_hand(place, objects, [work(place, 1), work(place, 2)], 2, limits)
+        outcome = outcome_of(what, reports)
+        failed, written_one = outcome.topics[1], outcome.topics[2]
+        assert "t-1" in failed.failed and not failed.files and not failed.holes
+        assert not written_one.failed
+        expected = rows_of(place.store(), objects)
+        assert rows_in(place, written_one.files) == expected[2]
+    place.store().close()
+
+
+def test_times_that_no_table_can_hold_are_set_aside_named_and_counted(tmp_path: Path) -> None:
+    place = place_in(tmp_path)
+    heads = Heads()
+    micros = NOON_MS * 1000
+    objects = [
+        put(
+            place.store(), heads,
+            [
+                Draft(1, 0, [(NOON_MS, [Record("0"), Record("1", micros + at)])]),
+                Draft(2, 0, [(NOON_MS, [Record("2", NOON_MS)])]),
+            ],
+        )
+        for at in range(3)
+    ]  # fmt: skip
+    what, reports = run_by_hand(place, objects, [work(place, 1), work(place, 2)], 1, Limits())
+    outcome = outcome_of(what, reports)
+    assert outcome.topics[1].set_aside == (SetAside(1, 0, 2, 6, 3, micros),)
+    assert outcome.topics[2].set_aside == ()
+    rows = rows_in(place, outcome.topics[1].files)
+    assert [(row[1], row[2], row[7]) for row in rows] == [
+        (offset, NOON_MS * 1000, str(1 - offset % 2)) for offset in range(1, 7)
+    ]
+    place.store().close()
+
+
 def test_a_lake_that_cannot_be_written_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,8 +373,9 @@ def test_a_lake_that_cannot_be_written_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
-    with pytest.raises(OSError, match="No space left"):
-        run_by_hand(place, objects, [work(place, 1)], 1, Limits())
+    _, (report,) = run_by_hand(place, objects, [work(place, 1)], 1, Limits())
+    assert [topic_id for topic_id, _ in report.failed] == [1]
+    assert "No space left" in report.failed[0][1]
     assert not list(Path(place.path_of(place.lake)).rglob("*.parquet"))
     place.store().close()
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from daemon.bodies import BodyLimits, Produce, parse, payloads
 from daemon.errors import ApiError
 from daemon.partitioner import partition_of
-from uploader.records import Record, decode
+from uploader.records import TIMESTAMP_MS_MAX, Record, decode
 
 LIMITS = BodyLimits()
 NOW_MS = 1_700_000_000_000
@@ -174,7 +174,7 @@ class TestObject:
             "tag": maybe_text,
             "node": maybe_text,
             "meta": st.none() | st.dictionaries(texts, json_values, max_size=3),
-            "ts": st.none() | st.integers(0, 2**53),
+            "ts": st.none() | st.integers(0, TIMESTAMP_MS_MAX),
         },
     )
 
@@ -361,7 +361,7 @@ class TestMsgpack:
                     "tag": maybe_text,
                     "node": maybe_text,
                     "meta": st.none() | st.dictionaries(texts, texts, max_size=3),
-                    "ts": st.none() | st.integers(0, 2**53),
+                    "ts": st.none() | st.integers(0, TIMESTAMP_MS_MAX),
                 },
             ),
             min_size=1,

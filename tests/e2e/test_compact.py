@@ -212,17 +212,35 @@ def test_when_every_object_is_gone_nothing_is_quarantined(data: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_topics_whose_table_cannot_be_are_named_and_the_others_are_compacted(data: Path) -> None:
+def test_one_topics_failure_never_stops_the_others_and_everything_says_which(data: Path) -> None:
     place = Place(data, {})
+    longest = "n" * 255
     with running(data) as daemon:
-        for topic in ("a.b", "a-b", "orders"):
+        for topic in ("unmade", "unwritten", longest, "orders"):
             assert daemon.produce(topic, {"n": 1}).status == 200
+        ids = {topic: daemon.get(f"/v0/topics/{topic}").json["topic_id"] for topic in
+               ("unmade", "unwritten")}  # fmt: skip
+        # One table cannot be made, the other's files cannot be written: a file is where their
+        # folders would be.
+        folder = data / "store" / "lake"
+        (folder / f"unwritten-{ids['unwritten']}").mkdir(parents=True)
+        (folder / f"unmade-{ids['unmade']}").write_text("in the way")
+        (folder / f"unwritten-{ids['unwritten']}" / "data").write_text("in the way")
         report = compact(place, code=1)
-        assert [table["topic"] for table in report["tables"]] == ["orders"]
-        assert {failed["topic"] for failed in report["failed"]} == {"a.b", "a-b"}
-        assert all("'a-b', 'a.b'" in failed["problem"] for failed in report["failed"])
-        assert daemon.json("DELETE", "/v0/topics/a-b").status == 200
-        assert [table["topic"] for table in compact(place)["tables"]] == ["a.b"]
+        assert sorted(table["topic"] for table in report["tables"]) == [longest, "orders"]
+        assert {failed["topic"] for failed in report["failed"]} == set(ids)
+        assert all(f"{f['topic']}-{ids[f['topic']]}" in f["problem"] for f in report["failed"])
+        done = subprocess.run(
+            [each for each in place.command("compact") if each not in ("-o", "json")], cwd=ROOT,
+            env=place.environ, capture_output=True, text=True, timeout=JOB_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        for topic in ids:
+            assert f"NOT COMPACTED {topic}: " in done.stdout + done.stderr
+        (folder / f"unmade-{ids['unmade']}").unlink()
+        (folder / f"unwritten-{ids['unwritten']}" / "data").unlink()
+        assert sorted(table["topic"] for table in compact(place)["tables"]) == sorted(ids)
+        assert compact(place)["objects"] == 0
 
 
 @pytest.mark.spark

@@ -99,6 +99,8 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     assert api.ask("PUT", topic, b"{}", "text/plain").status == 415
     assert api.ask("PUT", topic, b" " * ((1 << 20) + 1), "application/json").status == 413
     assert api.ask("GET", topic).status == 200
+    assert api.ask("PUT", "/v0/topics/T").status == 409
+    assert api.ask("POST", "/v0/topics/T", [1]).status == 409
 
     full = {"data": {"a": 1}, "key": "k", "tag": "t", "node": "n", "meta": {"m": 1}, "ts": 5}
     spread = [{"data": n, "key": str(n)} for n in range(20)]

@@ -17,6 +17,7 @@ from daemon.partitioner import partition_of
 from shards.clock import wall_ms
 from tests.e2e.daemon import Answer, Daemon
 from tests.e2e.wire import Wire, chunked, request, wire_of_each_shard
+from uploader.records import TIMESTAMP_MS_MAX
 
 ZLIB, GZIP, ZSTD = zlib.compress, gzip.compress, zstandard.ZstdCompressor().compress
 
@@ -96,7 +97,7 @@ def test_fields_come_back_as_they_were_sent(shared_daemon: Daemon) -> None:
     records: list[dict[str, Any]] = [
         {"data": 1, "key": "k", "tag": "t", "node": "n", "meta": {"m": [1, {"x": None}]}, "ts": 5},
         {"data": None, "key": "", "tag": "", "node": "", "meta": {}, "ts": 0},
-        {"data": False, "ts": 2**53},
+        {"data": False, "ts": TIMESTAMP_MS_MAX},
         {"data": "é☃😀\u0000", "key": "ключ", "tag": "\u0001", "node": "\\\"'"},
         {"data": [], "meta": None, "key": None, "tag": None, "node": None, "ts": None},
     ]

@@ -161,6 +161,24 @@ def test_a_column_is_added_and_removed_and_keeps_its_type(shared_daemon: Daemon)
     assert shared_daemon.get(topic).json["config"] == added.json["config"]
 
 
+def test_a_topic_whose_table_another_has_is_refused_naming_it(shared_daemon: Daemon) -> None:
+    made = shared_daemon.json("PUT", "/v0/topics/web-logs")
+    assert (made.status, made.json["table"]) == (201, "web_logs")
+    for name in ("web_logs", "Web-Logs"):
+        by_hand = shared_daemon.json("PUT", f"/v0/topics/{name}")
+        by_use = shared_daemon.produce(name, 1)
+        for answer in (by_hand, by_use):
+            assert (answer.status, answer.code) == (409, "table_name_taken")
+            assert "topic 'web-logs', which has it" in answer.json["error"]["message"]
+            assert answer.json["error"]["detail"] == {
+                "topic": name, "table": name.replace("-", "_"), "other": "web-logs"
+            }  # fmt: skip
+        assert shared_daemon.get(f"/v0/topics/{name}").status == 404
+    assert shared_daemon.json("PUT", "/v0/topics/web-logs").status == 200
+    long = shared_daemon.json("PUT", f"/v0/topics/{'n' * 255}")
+    assert long.status == 201 and len(long.json["table"]) == 128
+
+
 # Trims
 
 

@@ -1,0 +1,81 @@
+"""Which table of the lake a topic has: decided when the topic is created, and kept for its life.
+
+A table is called as its topic with ``.``, ``:`` and ``-`` as ``_``; a name that is longer than
+TABLE_NAME_MAX is cut, and ends in a hash of the whole. Two names that differ in case only are one
+name to many catalogs, so among topics that live no two have that.
+
+``decide`` is for topics that are there already and have no table name yet (a former version's
+ledger or entries, topics that a recovery finds in objects): what is compacted keeps its table,
+the oldest topic gets the name, another one a name of its own that ends in a hash.
+
+Functions take a connection; those that write are called inside a write transaction.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from hashlib import blake2b
+
+NAMESPACE = "headgate"
+# Hive and AWS Glue take 128 characters and more; the table's folder has the topic's id too.
+TABLE_NAME_MAX = 128
+_HASH_BYTES = 8
+
+_REPLACED = re.compile(r"[.:\-]")
+
+
+def table_name(topic: str) -> str:
+    """The name of a topic's table, without its namespace; at most TABLE_NAME_MAX characters."""
+    name = _REPLACED.sub("_", topic)
+    return name if len(name) <= TABLE_NAME_MAX else _with_hash(name, topic)
+
+
+def holder_of(connection: sqlite3.Connection, table: str) -> str | None:
+    """The live topic that has a table of this name, in whatever case."""
+    row = connection.execute(
+        "SELECT name FROM topics WHERE lower(table_name) = lower(?) AND deleted_ms IS NULL",
+        (table,),
+    ).fetchone()
+    return None if row is None else str(row[0])
+
+
+def free_name(connection: sqlite3.Connection, topic: str) -> str:
+    """A table name for a topic that exists already: its own, or one that no other topic has."""
+    name = table_name(topic)
+    salted = topic
+    while holder_of(connection, name) is not None:
+        name = _with_hash(_REPLACED.sub("_", topic), salted)
+        salted += "'"  # in no topic's name
+    return name
+
+
+def undecided(connection: sqlite3.Connection) -> bool:
+    """Whether some live topic has no table name yet."""
+    row = connection.execute(
+        "SELECT 1 FROM topics WHERE table_name IS NULL AND deleted_ms IS NULL LIMIT 1"
+    ).fetchone()
+    return row is not None
+
+
+def decide(connection: sqlite3.Connection) -> list[int]:
+    """Gives each live topic without a table name one; returns their ids, oldest first."""
+    undecided = connection.execute(
+        "SELECT t.topic_id, t.name, l.name FROM topics AS t"
+        " LEFT JOIN lake_tables AS l ON l.topic_id = t.topic_id"
+        " WHERE t.table_name IS NULL AND t.deleted_ms IS NULL"
+        " ORDER BY l.name IS NULL, t.topic_id"
+    ).fetchall()
+    for topic_id, topic, compacted in undecided:
+        name = (
+            free_name(connection, topic)
+            if compacted is None
+            else compacted.removeprefix(f"{NAMESPACE}.")
+        )
+        connection.execute("UPDATE topics SET table_name = ? WHERE topic_id = ?", (name, topic_id))
+    return sorted(topic_id for topic_id, *_ in undecided)
+
+
+def _with_hash(name: str, hashed: str) -> str:
+    digest = blake2b(hashed.encode(), digest_size=_HASH_BYTES).hexdigest()
+    return f"{name[: TABLE_NAME_MAX - len(digest) - 1]}_{digest}"
