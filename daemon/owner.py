@@ -25,12 +25,12 @@ from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from shards import layout as at
 from shards.alarms import AlarmBoard
-from shards.clock import boot_id, boottime_ns, monotonic_ns
+from shards.clock import boot_id, boottime_ns, monotonic_ns, wall_ns
 from shards.doorbell import Doorbells
 from shards.segment import Segment
 from uploader.outage import Outage
 from uploader.ownerlog import OwnerLog, Taken
-from uploader.ownership import Do, Ownership
+from uploader.ownership import Do, Moment, Ownership, tell_sent
 from uploader.stores.base import StoreError
 
 log = logging.getLogger("headgate.owner")
@@ -159,7 +159,7 @@ class OwnerThread:
             self._bells.clear(self._bell)
 
     def _has_news(self) -> bool:
-        sent_ns = self._ownership.sent_ns
+        sent_ns = self._ownership.sent.boot_ns
         if any(self._words[index] > sent_ns for index in self._wanted_at):
             return True
         if self._words[at.G_COMMITS] > self._told.commit_number:
@@ -193,7 +193,7 @@ class OwnerThread:
     def _send(self, entry: Entry) -> None:
         """Puts an entry and learns its fate. Raises StoreError, EntryError."""
         self._unsure = entry
-        self._ownership.putting(boottime_ns())
+        self._ownership.putting(Moment(boottime_ns(), wall_ns()))
         began_ns = monotonic_ns()
         try:
             if self._log.put(entry):
@@ -217,7 +217,7 @@ class OwnerThread:
             return
         self._told = entry.mark
         self._entries += 1
-        self._words[at.G_OWNED_SENT_NS] = self._ownership.sent_ns
+        tell_sent(self._words, self._ownership.sent)
         self._words[at.G_ENTRY_NUMBER] = entry.number
         if entry.kind == "snapshot":
             self._entries = 0

@@ -15,6 +15,11 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def wall_ns() -> int:
+    """Nanoseconds since 1970 by the wall clock; may jump."""
+    return time.time_ns()
+
+
 def monotonic_ns() -> int:
     """Nanoseconds of the machine's monotonic clock, comparable between its processes."""
     return time.monotonic_ns()

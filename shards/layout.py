@@ -64,6 +64,7 @@ G_DEATHS = 7 * LINE_WORDS
 G_OWNED_SENT_NS = 8 * LINE_WORDS
 G_SUPERSEDED = G_OWNED_SENT_NS + 1
 G_ENTRY_NUMBER = G_OWNED_SENT_NS + 2
+G_OWNED_CLOCKS_NS = G_OWNED_SENT_NS + 3  # at that sending: the wall clock less the other
 G_EVICTED = 9 * LINE_WORDS  # the catalog version of the last eviction or trim
 G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
 G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1

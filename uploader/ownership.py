@@ -3,6 +3,11 @@
 Pure: events and now in, decisions out. Times are nanoseconds of a clock that runs during suspend
 (``shards.clock.boottime_ns``).
 
+That clock stands still while a hypervisor holds the machine, and goes on from an old time in a
+snapshot of its memory that is resumed; the wall clock is then set. So both are noted when an entry
+is sent. Where they have gone apart since, by a *gap* in either direction, nobody knows how much
+time has passed: nothing is committed until an entry that was sent after the gap is accepted.
+
 Vocabulary (protocol 5): the *age* of ownership counts from the sending of the last entry that was
 accepted. Over OWNED_NS nothing is committed until an entry has been accepted; a new owner waits
 TAKE_OVER_NS behind its seal, which is longer, also for clocks whose rates differ by 1 %. An entry
@@ -20,9 +25,13 @@ may have removed the entry behind a snapshot since. The next entry, due at once,
 
 from __future__ import annotations
 
+from collections.abc import MutableSequence
 from enum import Enum
+from typing import NamedTuple
 
 from msgspec import Struct
+
+from shards import layout as at
 
 SECOND_NS = 1_000_000_000
 PERIOD_NS = 5 * SECOND_NS  # at most one entry per period: 518,400 PUTs a month, $2.60
@@ -30,17 +39,48 @@ ASK_NS = 10 * SECOND_NS  # an upload asks for an entry beside its object from th
 OWNED_NS = 15 * SECOND_NS
 TAKE_OVER_NS = 20 * SECOND_NS
 RETRY_NS = SECOND_NS
+# Between clocks: a leap second and what is not read at one moment stay below it, and with OWNED_NS
+# it stays below TAKE_OVER_NS by three seconds.
+GAP_NS = 2 * SECOND_NS
 NEVER = (1 << 63) - 1
 
 
-def may_commit(now_ns: int, sent_ns: int) -> bool:
-    """Whether a commit is allowed: ``sent_ns`` is the sending of the last accepted entry."""
-    return now_ns - sent_ns <= OWNED_NS
+class Moment(NamedTuple):
+    """Two clocks at one moment: since the boot, and of the wall; nanoseconds."""
+
+    boot_ns: int
+    wall_ns: int
 
 
-def should_ask(now_ns: int, sent_ns: int) -> bool:
+def has_gap(now: Moment, before: Moment) -> bool:
+    """Whether the clocks have gone apart between two moments.
+
+    Slewing, by NTP too, changes the rate of both alike. What sets them apart is a step or a time
+    in which one stood still.
+    """
+    return abs((now.wall_ns - before.wall_ns) - (now.boot_ns - before.boot_ns)) > GAP_NS
+
+
+def may_commit(now: Moment, sent: Moment) -> bool:
+    """Whether a commit is allowed: ``sent`` is the sending of the last accepted entry."""
+    return now.boot_ns - sent.boot_ns <= OWNED_NS and not has_gap(now, sent)
+
+
+def should_ask(now: Moment, sent: Moment) -> bool:
     """Whether an upload asks for an entry, so that its commit need not wait for one."""
-    return now_ns - sent_ns > ASK_NS
+    return now.boot_ns - sent.boot_ns > ASK_NS or has_gap(now, sent)
+
+
+def sent_of(words: MutableSequence[int] | memoryview) -> Moment:
+    """The sending of the last accepted entry, as the segment has it."""
+    boot_ns = int(words[at.G_OWNED_SENT_NS])
+    return Moment(boot_ns, boot_ns + int(words[at.G_OWNED_CLOCKS_NS]))
+
+
+def tell_sent(words: MutableSequence[int] | memoryview, sent: Moment) -> None:
+    """Writes it. Who reads in between finds an old age, or a gap."""
+    words[at.G_OWNED_CLOCKS_NS] = sent.wall_ns - sent.boot_ns
+    words[at.G_OWNED_SENT_NS] = sent.boot_ns
 
 
 class Do(Enum):
@@ -63,8 +103,8 @@ class Ownership:
 
     def __init__(self) -> None:
         self.number = 1  # of the next entry
-        self.sent_ns = 0
-        self.first_sent_ns: int | None = None  # of the next entry, while its fate is unknown
+        self.sent = Moment(0, 0)
+        self.first_sent: Moment | None = None  # of the next entry, while its fate is unknown
         self.superseded = False
         self._putting_ns: int | None = None
         self._next_put_ns = 0
@@ -79,12 +119,12 @@ class Ownership:
             return Step(Do.WAIT, self._next_put_ns)
         return Step(Do.PUT)
 
-    def putting(self, now_ns: int) -> None:
+    def putting(self, now: Moment) -> None:
         """An entry is being sent; its age counts from here."""
-        self._putting_ns = now_ns
-        if self.first_sent_ns is None:
-            self.first_sent_ns = now_ns
-        self._next_put_ns = now_ns + PERIOD_NS
+        self._putting_ns = now.boot_ns
+        if self.first_sent is None:
+            self.first_sent = now
+        self._next_put_ns = now.boot_ns + PERIOD_NS
 
     def accepted(self) -> None:
         """The entry in flight stands in the log."""
@@ -105,15 +145,15 @@ class Ownership:
             self.superseded = True
 
     def _stands(self) -> None:
-        assert self.first_sent_ns is not None
-        self.sent_ns = self.first_sent_ns
-        self._next_put_ns = self.sent_ns + PERIOD_NS
-        self.first_sent_ns = self._putting_ns = None
+        assert self.first_sent is not None
+        self.sent = self.first_sent
+        self._next_put_ns = self.sent.boot_ns + PERIOD_NS
+        self.first_sent = self._putting_ns = None
         self.number += 1
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""
         assert self.number >= 1
-        assert self._putting_ns is None or self.first_sent_ns is not None
-        assert self.first_sent_ns is None or self.first_sent_ns >= self.sent_ns
+        assert self._putting_ns is None or self.first_sent is not None
+        assert self.first_sent is None or self.first_sent.boot_ns >= self.sent.boot_ns
         assert not (self.superseded and self._putting_ns is not None)

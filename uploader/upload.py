@@ -32,7 +32,7 @@ from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft
 from shards import layout as at
 from shards.alarms import AlarmBoard
-from shards.clock import boottime_ms, boottime_ns, monotonic_ns
+from shards.clock import boottime_ms, boottime_ns, monotonic_ns, wall_ns
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.leases import Lease, LeaseTable
@@ -42,7 +42,7 @@ from uploader import l0
 from uploader.assemble import assemble, requests_of
 from uploader.hedge import HedgedPut
 from uploader.outage import Outage
-from uploader.ownership import may_commit, should_ask
+from uploader.ownership import Moment, may_commit, sent_of, should_ask
 from uploader.retry import delay_s
 from uploader.stores.base import ForeignObject, ObjectStore, StoreError
 
@@ -213,10 +213,10 @@ class Uploads:
 
     def _ask_for_entry(self) -> None:
         """Has the owner's thread send an entry beside our object if ownership is growing old."""
-        now_ns = boottime_ns()
-        if should_ask(now_ns, self._words[at.G_OWNED_SENT_NS]):
+        now = Moment(boottime_ns(), wall_ns())
+        if should_ask(now, sent_of(self._words)):
             with self._mutex:
-                self._words[self._counters_at + at.S_ENTRY_WANTED_NS] = now_ns
+                self._words[self._counters_at + at.S_ENTRY_WANTED_NS] = now.boot_ns
             self._bells.ring(self._bells.owner)
 
     def _await_ownership(self) -> None:
@@ -224,7 +224,7 @@ class Uploads:
 
         Polls a word, for only a store that does not take entries makes it wait at all.
         """
-        while not may_commit(boottime_ns(), self._words[at.G_OWNED_SENT_NS]):
+        while not may_commit(Moment(boottime_ns(), wall_ns()), sent_of(self._words)):
             self._ask_for_entry()
             if self._stopping.wait(OWNERSHIP_POLL_S):
                 raise _Stopped

@@ -53,10 +53,11 @@ from tests.sim.store import Store
 from uploader import groups, outage, upload
 from uploader.adopt import adopt_orphans
 from uploader.groups import GroupTable, Puller
-from uploader.ownership import PERIOD_NS
+from uploader.ownership import PERIOD_NS, Moment, tell_sent
 from uploader.turn import Policy
 from uploader.upload import Uploads
 
+WALL_NS = 1_700_000_000 * S
 ALWAYS = 1 << 30  # a point at which another task is always chosen
 TICK_NS = 100 * MS
 TOPICS = 2
@@ -280,7 +281,8 @@ class Machine:
         for number in range(TOPICS):
             self.ledger.create_topic(f"t{number + 1}", TopicConfig(partitions=PARTITIONS), 1)
         self.words[at.G_INCARNATION], self.words[at.G_EPOCH] = incarnation, epoch
-        self.words[at.G_OWNED_SENT_NS] = self.schedule.now_ns
+        self.wall_off_ns = 0  # steps of the wall clock
+        tell_sent(self.words, self.moment())
         self.words[at.G_WINDOW_NS] = int(log_uniform(rng, 1, 100) * MS)
         buddies = GroupTable(self.segment).map
         buddies.start()
@@ -411,14 +413,23 @@ class Machine:
 
     to_kill: int | None = None  # by the supervisor; done by the run, between two steps
 
+    def moment(self) -> Moment:
+        """Both clocks; a wall clock that was set is what a machine sees of a pause, too."""
+        now_ns = self.schedule.now_ns
+        return Moment(now_ns, WALL_NS + now_ns + self.wall_off_ns)
+
     # The owner's thread: entries that are accepted
 
     def _own(self) -> None:
         words = Words(self.segment.words, self.owner)
         while True:
-            sent_ns = self.schedule.now_ns
+            sent = self.moment()
             self.schedule.sleep(int(log_uniform(self.rng, 5, 100)) * MS)
-            words[at.G_OWNED_SENT_NS] = sent_ns
+            tell_sent(cast(memoryview, words), sent)
+            if self.faults and not self.rng.randrange(8):
+                step_ms = int(log_uniform(self.rng, 100, 7_200_000))
+                self.wall_off_ns = self.rng.choice((-1, 1)) * step_ms * MS
+                self.log(f"the wall clock is set {self.wall_off_ns} ns off")
             outage = self.faults and not self.rng.randrange(8)
             pause_ns = self.rng.randrange(8, 24) * S if outage else PERIOD_NS
             self.schedule.sleep(pause_ns)
@@ -479,6 +490,12 @@ def simulated(machine: Machine) -> Iterator[None]:
             task.looked_ns = schedule.now_ns
         return schedule.now_ns
 
+    def wall_ns() -> int:
+        task = schedule.current
+        if task is not None:
+            task.looked_wall_ns = machine.moment().wall_ns
+        return machine.moment().wall_ns
+
     threads = SimpleNamespace(Lock=lambda: Mutex(schedule), Event=lambda: Flag(schedule))
     uploader_log = logging.getLogger("headgate.uploader")
     level = uploader_log.level
@@ -491,6 +508,7 @@ def simulated(machine: Machine) -> Iterator[None]:
             (alarms, "threading", threads),
             (upload, "boottime_ms", wall_ms),
             (upload, "boottime_ns", boottime_ns),
+            (upload, "wall_ns", wall_ns),
             (groups, "wall_ms", wall_ms),
         ):
             stack.enter_context(patch.object(module, name, value))

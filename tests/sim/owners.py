@@ -2,8 +2,9 @@
 
 Daemons start on the prefix of one that may live (``--take-over``), each with a clock of its own
 that runs up to 1 % fast or slow, each stopped now and then for up to minutes, wherever it
-stands. The store loses answers and is slow. Each daemon has uploads in the order of
-uploader/upload.py: PUT, then the look at ownership, then the commit.
+stands, or held by a hypervisor, of which its clock of the boot knows nothing; wall clocks are set.
+The store loses answers and is slow. Each daemon has uploads in the order of uploader/upload.py:
+PUT, then the look at ownership, then the commit.
 
 What must hold, by true time:
 
@@ -44,10 +45,11 @@ from tests.sim.schedule import MS, Mutex, Process, S, Schedule, Violation, Words
 from uploader import outage
 from uploader import ownerlog as ownerlog_module
 from uploader.ownerlog import OwnedByAnother, OwnerLog
-from uploader.ownership import may_commit, should_ask
+from uploader.ownership import Moment, may_commit, sent_of, should_ask
 from uploader.stores.base import ObjectHead, ObjectMissing, StoreBusy, StoreError
 
 DAEMONS_MAX = 12
+WALL_NS = 1_700_000_000 * S
 UPLOADS = 2  # of each daemon at once
 PERIOD_MIN_NS = 5 * S
 RATE_MAX = 0.01
@@ -148,6 +150,8 @@ class Daemon:
         rng = world.schedule.rng
         self.rate = 1 + rng.uniform(-RATE_MAX, RATE_MAX)
         self.clock_start_ns = rng.randrange(10 * S)
+        self.held_ns = 0
+        self.wall_off_ns = 0
         self.process = Process(world.schedule, f"daemon {number}")
         self.incarnation: int | None = None
         self.listed: frozenset[str] | None = None  # objects, when it took the prefix over
@@ -162,8 +166,20 @@ class Daemon:
         world.schedule.start(self.process, "start", self._start)
 
     def now_ns(self) -> int:
-        """Its own clock."""
-        return self.clock_start_ns + int(self.world.schedule.now_ns * self.rate)
+        """Its own clock, which stands still while a hypervisor holds the machine."""
+        passed_ns = self.world.schedule.now_ns - self.held_ns
+        return self.clock_start_ns + int(passed_ns * self.rate)
+
+    def moment(self) -> Moment:
+        """Both clocks; the wall clock is set right when the machine goes on, and now and then
+        wrong."""
+        return Moment(self.now_ns(), WALL_NS + self.now_ns() + self.held_ns + self.wall_off_ns)
+
+    def hold(self, duration_ns: int) -> None:
+        """A hypervisor holds the machine, and its clock of the boot does not tell."""
+        schedule = self.world.schedule
+        self.process.stopped_until_ns = schedule.now_ns + duration_ns
+        self.held_ns += duration_ns
 
     def sleep_own_ns(self, duration_ns: int) -> None:
         """Sleeps by its own clock."""
@@ -209,8 +225,8 @@ class Daemon:
                 except StoreError:
                     schedule.sleep(100 * MS)
             while True:
-                now_ns, true_ns = self.now_ns(), schedule.now_ns
-                if may_commit(now_ns, words[at.G_OWNED_SENT_NS]):
+                now, true_ns = self.moment(), schedule.now_ns
+                if may_commit(now, sent_of(cast(memoryview, words))):
                     break
                 self._ask(words, wanted_at)
                 schedule.sleep(50 * MS)
@@ -224,9 +240,9 @@ class Daemon:
             world.log(f"{self.process.name} commits {key}")
 
     def _ask(self, words: Words, wanted_at: int) -> None:
-        now_ns = self.now_ns()
-        if should_ask(now_ns, words[at.G_OWNED_SENT_NS]):
-            words[wanted_at] = now_ns
+        now = self.moment()
+        if should_ask(now, sent_of(cast(memoryview, words))):
+            words[wanted_at] = now.boot_ns
             self.rung = True
 
     def close(self) -> None:
@@ -283,8 +299,16 @@ class World:
         schedule.run(task)
         if not rng.randrange(60):
             stop_ns = int(log_uniform(rng, 1, 150_000)) * MS
-            self.log(f"{task.process.name} stops for {stop_ns} ns")
-            task.process.stopped_until_ns = schedule.now_ns + stop_ns
+            daemon = next(d for d in self.daemons if d.process is task.process)
+            if rng.randrange(2) and not task.process.stopped():
+                self.log(f"{task.process.name} is held for {stop_ns} ns")
+                daemon.hold(stop_ns)
+            else:
+                self.log(f"{task.process.name} stops for {stop_ns} ns")
+                task.process.stopped_until_ns = schedule.now_ns + stop_ns
+            if not rng.randrange(4):
+                daemon.wall_off_ns = rng.choice((-1, 1)) * int(log_uniform(rng, 1, 7_200_000)) * MS
+                self.log(f"the wall clock of {task.process.name} is off {daemon.wall_off_ns} ns")
         if not rng.randrange(150):
             refused_ns = rng.randrange(10, 45) * S
             self.log(f"entries of {task.process.name} are refused for {refused_ns} ns")
@@ -365,6 +389,7 @@ def simulated_owners(world: World) -> Iterator[None]:
             (alarms, "threading", mutexes),
             (owner_module, "select", SimpleNamespace(select=select)),
             (owner_module, "boottime_ns", lambda: current().now_ns()),
+            (owner_module, "wall_ns", lambda: current().moment().wall_ns),
             (owner_module, "ENTRIES_PER_SNAPSHOT", 3),
             (ownerlog_module, "wall_ms", lambda: current().now_ns() // MS),
             (OwnerLog, "put", put),

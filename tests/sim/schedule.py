@@ -86,6 +86,7 @@ class Task:
         self.error: BaseException | None = None
         self.ended = False
         self.looked_ns = 0  # when it looked at the clock of ownership last
+        self.looked_wall_ns = 0  # what the wall clock said then
 
     def can_run(self, now_ns: int) -> bool:
         """Whether a step of it does anything."""

@@ -13,7 +13,7 @@ from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, Topic, TopicConfig
 from shards import layout as at
 from shards import locks
-from shards.clock import boottime_ns, monotonic_ns
+from shards.clock import boottime_ns, monotonic_ns, wall_ns
 from shards.commitlog import CommitLog
 from shards.frame import Part, batch_payload, batches, encode_conditions
 from shards.leases import DONE, Lease
@@ -21,6 +21,7 @@ from shards.locks import SharedLock
 from tests.uploader.crew import MS, WINDOW, Crew, crew
 from uploader import l0, records
 from uploader.groups import Pulled
+from uploader.ownership import Moment, tell_sent
 from uploader.stores import open_store
 from uploader.stores.base import ObjectHead, ObjectStore
 from uploader.upload import Uploads
@@ -105,7 +106,7 @@ class Pipeline:
         incarnation, epoch = self.ledger.begin_incarnation(1)
         self.words[at.G_INCARNATION], self.words[at.G_EPOCH] = incarnation, epoch
         # As behind an entry of the owner's log that was accepted just now.
-        self.words[at.G_OWNED_SENT_NS] = boottime_ns()
+        tell_sent(self.words, Moment(boottime_ns(), wall_ns()))
         self.topic: Topic = self.ledger.create_topic("t", TopicConfig(partitions=2), 1)[0]
         self.log = CommitLog(made.segment)
         self.pullers = [made.puller(shard) for shard in (0, 1)]

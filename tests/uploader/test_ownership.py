@@ -7,19 +7,30 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from shards import layout as at
+from shards.layout import Layout
 from uploader.ownership import (
     ASK_NS,
+    GAP_NS,
     OWNED_NS,
     PERIOD_NS,
     RETRY_NS,
     SECOND_NS,
     TAKE_OVER_NS,
     Do,
+    Moment,
     Ownership,
     Step,
     may_commit,
+    sent_of,
     should_ask,
+    tell_sent,
 )
+
+
+def moment(boot_ns: int, gap_ns: int = 0) -> Moment:
+    """Both clocks of a machine whose wall clock was set, or stood still, by so much."""
+    return Moment(boot_ns, 1_700_000_000 * SECOND_NS + boot_ns + gap_ns)
 
 
 class OwnershipMachine(RuleBasedStateMachine):
@@ -53,8 +64,8 @@ class OwnershipMachine(RuleBasedStateMachine):
         if self.sendings:
             assert self.last_put_ns is not None and self.now_ns - self.last_put_ns >= RETRY_NS
         elif self.numbers:
-            assert self.now_ns - self.ownership.sent_ns >= PERIOD_NS
-        self.ownership.putting(self.now_ns)
+            assert self.now_ns - self.ownership.sent.boot_ns >= PERIOD_NS
+        self.ownership.putting(moment(self.now_ns))
         self.sendings.append(self.now_ns)
         self.last_put_ns = self.now_ns
         self.in_flight = True
@@ -63,23 +74,23 @@ class OwnershipMachine(RuleBasedStateMachine):
     @rule()
     def accepted(self) -> None:
         self.ownership.accepted()
-        assert self.ownership.sent_ns == self.sendings[0]
+        assert self.ownership.sent.boot_ns == self.sendings[0]
         self._stands()
 
     @precondition(lambda self: self.in_flight)
     @rule()
     def failed(self) -> None:
-        sent_ns = self.ownership.sent_ns
+        sent_ns = self.ownership.sent.boot_ns
         self.ownership.failed(self.now_ns)
         # What is not known to be accepted makes nobody younger.
-        assert self.ownership.sent_ns == sent_ns
+        assert self.ownership.sent.boot_ns == sent_ns
         self.in_flight = False
 
     @precondition(lambda self: self.in_flight)
     @rule()
     def taken_by_an_earlier_sending_of_ours(self) -> None:
         self.ownership.taken(is_ours=True)
-        assert self.ownership.sent_ns == self.sendings[0]
+        assert self.ownership.sent.boot_ns == self.sendings[0]
         self._stands()
 
     @precondition(lambda self: self.in_flight)
@@ -112,7 +123,7 @@ def test_nothing_is_sent_without_news_and_the_first_goes_at_once() -> None:
 
 def test_an_entry_behind_idleness_goes_at_once_and_the_next_waits_for_the_period() -> None:
     ownership = Ownership()
-    ownership.putting(0)
+    ownership.putting(moment(0))
     ownership.accepted()
     assert ownership.decide(SECOND_NS, news=True) == Step(Do.WAIT, PERIOD_NS)
     assert ownership.decide(PERIOD_NS, news=True) == Step(Do.PUT)
@@ -122,12 +133,12 @@ def test_an_entry_behind_idleness_goes_at_once_and_the_next_waits_for_the_period
 def test_a_repeated_entry_counts_from_its_first_sending_even_where_its_number_is_free() -> None:
     # A new owner sealed behind the entry that was kept, and removed it behind a snapshot.
     ownership = Ownership()
-    ownership.putting(0)
+    ownership.putting(moment(0))
     ownership.failed(RETRY_NS)
     late_ns = 3600 * SECOND_NS
-    ownership.putting(late_ns)
+    ownership.putting(moment(late_ns))
     ownership.accepted()
-    assert not may_commit(late_ns, ownership.sent_ns)
+    assert not may_commit(moment(late_ns), ownership.sent)
     # The next number, which the seal has, is tried at once.
     assert ownership.decide(late_ns, news=True) == Step(Do.PUT)
 
@@ -146,8 +157,54 @@ def test_an_upload_asks_before_its_commit_would_have_to_wait(
     age_ns: int, commit: bool, ask: bool
 ) -> None:
     sent_ns = 5 * 10**9
-    assert may_commit(sent_ns + age_ns, sent_ns) is commit
-    assert should_ask(sent_ns + age_ns, sent_ns) is ask
+    assert may_commit(moment(sent_ns + age_ns), moment(sent_ns)) is commit
+    assert should_ask(moment(sent_ns + age_ns), moment(sent_ns)) is ask
+
+
+@pytest.mark.parametrize("gap_ns", [30 * SECOND_NS, -30 * SECOND_NS, GAP_NS + 1, -GAP_NS - 1])
+def test_after_a_gap_between_the_clocks_nothing_is_committed_before_an_entry(gap_ns: int) -> None:
+    """A pause of the machine, a resumed snapshot, or a clock that was set: nobody knows which."""
+    ownership = Ownership()
+    ownership.putting(moment(0))
+    ownership.accepted()
+    now = moment(SECOND_NS, gap_ns)
+    assert not may_commit(now, ownership.sent) and should_ask(now, ownership.sent)
+    ownership.putting(moment(PERIOD_NS, gap_ns))
+    assert not may_commit(now, ownership.sent), "it is sent, and not accepted"
+    ownership.accepted()
+    later = moment(PERIOD_NS + OWNED_NS, gap_ns)
+    assert may_commit(later, ownership.sent)
+
+
+def test_an_entry_that_was_sent_before_a_gap_confirms_nothing_after_it() -> None:
+    ownership = Ownership()
+    ownership.putting(moment(0))
+    ownership.accepted()
+    ownership.putting(moment(PERIOD_NS))
+    ownership.accepted()  # its answer came after the gap
+    assert not may_commit(moment(PERIOD_NS + SECOND_NS, 60 * SECOND_NS), ownership.sent)
+
+
+@pytest.mark.parametrize("gap_ns", [0, 1_000_000_000, -1_000_000_000, GAP_NS, -GAP_NS])
+def test_a_leap_second_asks_for_no_entry(gap_ns: int) -> None:
+    assert may_commit(moment(SECOND_NS, gap_ns), moment(0))
+    assert not should_ask(moment(SECOND_NS, gap_ns), moment(0))
+
+
+def test_a_gap_that_is_not_seen_leaves_a_new_owner_time() -> None:
+    assert (OWNED_NS + GAP_NS) / 0.99 < TAKE_OVER_NS / 1.01
+
+
+def test_a_moment_that_is_read_while_another_is_told_allows_no_more_than_either() -> None:
+    words = [0] * Layout(1, 4096).words
+    old, new = moment(0), moment(20 * SECOND_NS, 60 * SECOND_NS)
+    tell_sent(words, old)
+    assert sent_of(words) == old
+    half = list(words)
+    tell_sent(words, new)
+    half[at.G_OWNED_CLOCKS_NS] = words[at.G_OWNED_CLOCKS_NS]  # the first store of the two
+    for now in (moment(21 * SECOND_NS), moment(21 * SECOND_NS, 60 * SECOND_NS)):
+        assert may_commit(now, sent_of(half)) <= may_commit(now, new)
 
 
 def test_a_new_owner_waits_longer_than_an_old_one_commits_by_a_clock_one_percent_slow() -> None:

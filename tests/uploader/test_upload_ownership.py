@@ -9,12 +9,12 @@ import pytest
 
 from ledger.types import CommitDraft
 from shards import layout as at
-from shards.clock import boottime_ns
+from shards.clock import boottime_ns, wall_ns
 from shards.leases import LIVE
 from tests.e2e.daemon import wait_until
 from tests.uploader.pipeline import Pipeline, pipeline
 from uploader.groups import Pulled
-from uploader.ownership import ASK_NS, OWNED_NS, SECOND_NS
+from uploader.ownership import ASK_NS, OWNED_NS, SECOND_NS, Moment, tell_sent
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def line(tmp_path: Path) -> Iterator[Pipeline]:
 
 def age(line: Pipeline, age_ns: int) -> None:
     """The last accepted entry was sent so long ago."""
-    line.words[at.G_OWNED_SENT_NS] = boottime_ns() - age_ns
+    tell_sent(line.words, Moment(boottime_ns() - age_ns, wall_ns() - age_ns))
 
 
 def wait_done(line: Pipeline, pulled: Pulled) -> None:
@@ -95,3 +95,20 @@ def test_a_commit_that_was_slept_over_is_never_told_behind_a_take_over(line: Pip
     assert line.log.end == 0
     assert line.crew.word(0, at.S_COMMITTED) == 0
     assert line.crew.leases.state(0, pulled.lease.slot) == LIVE
+
+
+@pytest.mark.parametrize("gap_s", [60, -60])
+def test_after_a_gap_in_time_nothing_is_committed_until_an_entry_is_accepted(
+    line: Pipeline, monkeypatch: pytest.MonkeyPatch, gap_s: int
+) -> None:
+    """A machine that a hypervisor held: its clock of the boot knows nothing of it."""
+    age(line, 0)
+    gone_ns = wall_ns() + gap_s * SECOND_NS
+    monkeypatch.setattr("time.time_ns", lambda: gone_ns)
+    pulled = line.lease_of(0, "a")
+    line.start(0, pulled)
+    wait_until(lambda: line.counter(0, at.S_PUTS) and asked(line), "the PUT and the question")
+    assert line.ledger.latest_commit_number() == 0
+    age(line, 0)
+    wait_done(line, pulled)
+    assert line.committed() == ["a"]
