@@ -87,9 +87,12 @@ def serve(context: click.Context, /, take_over: bool, chaos: str, **options: Any
 @headgate.command()
 @place_options
 @click.option("--take-over", is_flag=True, help="Also from a daemon that is known to run.")
+@click.option("--allow-empty", is_flag=True, help="Also from a store that has nothing.")
 @output_option
 @click.pass_context
-def recover(context: click.Context, /, take_over: bool, as_json: bool, **options: Any) -> None:
+def recover(
+    context: click.Context, /, take_over: bool, allow_empty: bool, as_json: bool, **options: Any
+) -> None:
     """Rebuild the ledger from the store, into a data directory that no daemon uses.
 
     A ledger that is there is kept aside. Exit code 1 when an object is damaged or missing.
@@ -97,7 +100,7 @@ def recover(context: click.Context, /, take_over: bool, as_json: bool, **options
     config = loaded(**options)
     from daemon.cli import recover as recover_  # its imports are of no use to other commands
 
-    report = recover_.run(config, take_over=take_over)
+    report = recover_.run(config, take_over=take_over, allow_empty=allow_empty)
     if as_json:
         print_json(report)
     else:

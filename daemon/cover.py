@@ -82,6 +82,25 @@ class Beside:
         self.daemon_pid: int | None = pid
         self._sleep_s = sleep_s
 
+    def check_store(self) -> None:
+        """Raises NotCovered when the daemon writes its entries elsewhere: none would ever come."""
+        last = self._log.last()
+        if last is None:
+            raise NotCovered(
+                f"{self._log.store_url} has no owner's log, so it is not the store of the daemon"
+                f" with pid {self.daemon_pid} that has this data directory; give the --store that"
+                " the daemon was started with"
+            )
+        self._check_owner(last)
+
+    def _check_owner(self, last: Entry) -> None:
+        if not self._is_ours(last):
+            raise NotCovered(
+                f"{self._log.store_url} belongs to {last.owner.host} (pid {last.owner.pid},"
+                f" {last.owner.data_dir}), not to the daemon with pid {self.daemon_pid} that has"
+                " this data directory; give the --store that the daemon was started with"
+            )
+
     def raise_floor(self) -> int:
         """Up to the epoch before the present one; see ``collectable_floor``."""
         wanted = collectable_floor(self._ledger.epoch(), self._ledger.epoch_floor())
@@ -133,12 +152,7 @@ class Beside:
                     raise
                 last, trouble = None, f" ({error})"
             if last is not None:
-                if not self._is_ours(last):
-                    raise NotCovered(
-                        f"the store belongs to {last.owner.host} (pid {last.owner.pid},"
-                        f" {last.owner.data_dir}) now, not to the daemon with pid"
-                        f" {self.daemon_pid} that has this data directory"
-                    )
+                self._check_owner(last)
                 if last.mark.wanted >= asked:
                     return
             self._check_waiting(deadline_ns, "written no entry of the owner's log", trouble)
@@ -227,7 +241,9 @@ def covering(
         owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
         if pid is not None:
             with contextlib.closing(Ledger(path, lock, must_exist=True)) as ledger:
-                yield ledger, Beside(ledger, owner_log, store, lock_file, pid, sleep_s)
+                beside = Beside(ledger, owner_log, store, lock_file, pid, sleep_s)
+                beside.check_store()
+                yield ledger, beside
             return
         store.check()
         taken = owner_log.take(take_over=False)

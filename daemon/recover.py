@@ -182,18 +182,37 @@ def check_complete(ledger: Ledger, taken: Taken, store_url: str) -> None:
             )
 
 
+class NothingThere(RuntimeError):
+    """A store from which an empty ledger would be made: a mistyped name looks like that."""
+
+
+def check_not_empty(store: ObjectStore, owner_log: OwnerLog) -> None:
+    """Raises NothingThere when no entry tells of a topic or a commit and there is no object."""
+    last = owner_log.last()
+    told = last is not None and (last.mark.commit_number or last.mark.catalog_version)
+    if not told and next(iter(store.list("l0/")), None) is None:
+        raise NothingThere(
+            f"{store.url} has no objects, and no owner's log that tells of any, so there is nothing"
+            " to recover; look at --store, or make an empty ledger with --allow-empty"
+        )
+
+
 def recover(
     config: Config, lock: contextlib.AbstractContextManager[object], store: ObjectStore,
-    *, take_over: bool,
+    *, take_over: bool, allow_empty: bool,
     sleep_s: Callable[[float], object],
     progress: Callable[[int], contextlib.AbstractContextManager[Advance]] | None = None,
 ) -> Report:  # fmt: skip
     """``headgate recover``: take the prefix, rebuild, say so in the log, give it back.
 
     The directory's lock is held. Raises OwnedByAnother without ``take_over`` when the former
-    owner is known to live; OtherHistory, LedgerError, StoreError, EntryError.
+    owner is known to live, NothingThere without ``allow_empty``; OtherHistory, LedgerError,
+    StoreError, EntryError.
     """
     owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
+    if not allow_empty:
+        check_not_empty(store, owner_log)  # before anything is written there
+    store.check()
     last = owner_log.last()
     if last is not None and not take_over and owner_log.former(last) is Former.ANOTHER:
         mine = owner_log.owner

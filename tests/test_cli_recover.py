@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+import cli
 from daemon.cli.recover import NAMED_MAX, text
 from daemon.recover import GapMade, Problem, Report
 
@@ -44,3 +49,27 @@ def test_a_report_of_many_gaps_names_some_and_counts_the_rest() -> None:
     said = text(Report(gaps=gaps)).splitlines()
     assert sum(line.startswith("gap") for line in said) == NAMED_MAX
     assert "and 30 more" in said
+
+
+def recover(data: Path, store: Path, *more: str) -> Result:
+    places = ["--data", str(data), "--store", store.as_uri()]
+    return CliRunner().invoke(cli.headgate, ["recover", *places, *more], env={})
+
+
+def test_a_store_that_has_nothing_is_refused_and_nothing_is_made_of_it(tmp_path: Path) -> None:
+    data, store = tmp_path / "data", tmp_path / "mistyped"
+    done = recover(data, store)
+    assert done.exit_code == 1
+    assert f"{store.as_uri()} has no objects" in done.stderr
+    assert "--store" in done.stderr and "--allow-empty" in done.stderr
+    assert not store.exists() and not (data / "ledger" / "ledger.db").exists()
+
+
+def test_an_empty_ledger_can_be_asked_for(tmp_path: Path) -> None:
+    data, store = tmp_path / "data", tmp_path / "new"
+    done = recover(data, store, "--allow-empty")
+    assert done.exit_code == 0, done.stderr
+    assert (data / "ledger" / "ledger.db").exists()
+    # What that left in the store tells of nothing either.
+    done = recover(data, store)
+    assert done.exit_code == 1 and "has no objects" in done.stderr

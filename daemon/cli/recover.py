@@ -15,7 +15,7 @@ from daemon.cli.exits import CommandFailed
 from daemon.cli.output import count_text, progress
 from daemon.config import Config
 from daemon.owner import OtherHistory
-from daemon.recover import FOOTER_THREADS, Report, recover, sleep_s
+from daemon.recover import FOOTER_THREADS, NothingThere, Report, recover, sleep_s
 from ledger.entry import EntryError
 from shards import locks
 from shards.locks import SharedLock
@@ -25,7 +25,7 @@ from uploader.stores.open import open_store
 NAMED_MAX = 20  # of a kind, for people; JSON has them all
 
 
-def run(config: Config, *, take_over: bool) -> Report:
+def run(config: Config, *, take_over: bool, allow_empty: bool) -> Report:
     """Recovers into the data directory. Raises CommandFailed, LedgerError, StoreError."""
     try:
         with contextlib.closing(serve.take_directory(config)) as lock_file:
@@ -36,12 +36,12 @@ def run(config: Config, *, take_over: bool) -> Report:
                 threads=FOOTER_THREADS,
             )
             with contextlib.closing(store):
-                store.check()
                 return recover(
                     config,
                     SharedLock(lock_file, locks.LEDGER),
                     store,
                     take_over=take_over,
+                    allow_empty=allow_empty,
                     sleep_s=_wait,
                     progress=(lambda n: progress(n, "objects")) if sys.stderr.isatty() else None,
                 )
@@ -49,7 +49,7 @@ def run(config: Config, *, take_over: bool) -> Report:
         raise CommandFailed(
             str(error), hint="stop that daemon, or take the store from it with --take-over"
         ) from error
-    except (serve.StartError, OtherHistory, EntryError) as error:
+    except (serve.StartError, OtherHistory, NothingThere, EntryError) as error:
         raise CommandFailed(str(error)) from error
 
 

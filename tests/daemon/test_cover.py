@@ -142,6 +142,20 @@ def test_an_entry_of_another_history_never_covers(
         place.beside(holder.pid).cover()
 
 
+def test_a_store_that_is_not_the_daemons_is_refused_before_anything_is_asked(
+    place: Place, holder: subprocess.Popen[str]
+) -> None:
+    with pytest.raises(NotCovered, match="no owner's log, so it is not the store of the daemon"):
+        place.beside(holder.pid).check_store()
+    another = msgspec.structs.replace(place.owner, inode=place.owner.inode + 1)
+    place.daemon_writes(another)
+    with pytest.raises(NotCovered, match=r"belongs to .* give the --store"):
+        place.beside(holder.pid).check_store()
+    place.daemon_writes()
+    place.beside(holder.pid).check_store()
+    assert place.looks == 0 and place.ledger.mark().wanted == 0
+
+
 def test_who_waits_for_a_daemon_that_ended_is_told(
     place: Place, holder: subprocess.Popen[str]
 ) -> None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,19 @@ def test_the_store_of_another_directory_is_refused(data: Path, tmp_path: Path) -
             done = Place(tmp_path / "other", {"store": store}).run("gc", *more)
             assert done.returncode == 1 and "belongs to" in done.stderr, done
         assert orphan in Place(data, {"store": store}).present()
+
+
+def test_a_mistyped_store_beside_a_daemon_is_refused_without_asking_it(
+    data: Path, tmp_path: Path
+) -> None:
+    mistyped = f"file://{tmp_path}/mistyped"
+    with running(data) as daemon:
+        write_some(daemon)
+        done = Place(data, {"store": mistyped}).run("gc")
+        assert done.returncode == 1 and "is not the store of the daemon" in done.stderr, done
+        with closing(Place(data, {}).ledger()) as ledger:
+            assert ledger.mark().wanted == 0
+        assert not (tmp_path / "mistyped").exists()
 
 
 def test_people_read_what_went_and_what_it_cost(data: Path) -> None:

@@ -69,7 +69,7 @@ def recovered(data: Path, options: dict[str, Any], *, take_over: bool = False) -
     ):
         return recover(
             config, SharedLock(lock_file, locks.LEDGER), store, take_over=take_over,
-            sleep_s=lambda _: None,
+            allow_empty=False, sleep_s=lambda _: None,
         )  # fmt: skip
 
 
