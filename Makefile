@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 WORKERS := $(shell echo $$(( $$(nproc) * 3 / 2 + 1 )))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos minio spark-archive constraints dist clean
+.PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos fuzz minio spark-archive constraints dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,9 @@ verify-units: ## Check the systemd units and how hardened they are (needs system
 
 bench: setup ## Measure throughput, CPU and PUTs; prints a table, keeps JSON in bench/results/
 	$(BIN)/python -m bench $(BENCH)
+
+fuzz: setup ## Send a daemon what no client should and judge what it does (SECONDS=60 SEED=1)
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) $(FUZZ)
 
 chaos: setup ## Kill and fault a daemon under load and judge the history (SECONDS=60 SEED=1)
 	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) $(CHAOS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -40,6 +41,11 @@ class Wire:
     def half_close(self) -> None:
         """Says that nothing more will be sent."""
         self._socket.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """Closes without a word: what is under way in either direction is lost."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
 
     def send(self, data: bytes) -> None:
         """Sends everything, unless the other side has closed already."""

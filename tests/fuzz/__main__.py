@@ -1,0 +1,44 @@
+"""``python -m tests.fuzz``: a fuzz run for a person with time; see ``make fuzz``."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from tests.fuzz.run import Options, run
+
+SHOWN_MAX = 20
+
+
+@click.command()
+@click.option("--seconds", default=60.0, show_default=True, help="How long is sent.")
+@click.option("--seed", default=1, show_default=True, help="What is sent follows from it.")
+@click.option("--only", type=int, help="Sends this one stream of the seed.")
+def main(seconds: float, seed: int, only: int | None) -> None:
+    """Sends what no client should to a daemon, and judges what it does."""
+    folder = Path(tempfile.mkdtemp(prefix="headgate-fuzz-"))
+    click.echo(f"seed {seed}, data in {folder}")
+    report = run(
+        Options(folder, seed, seconds, only=only, say=lambda line: click.echo(line, err=True))
+    )
+    answers = ", ".join(f"{status} x{count}" for status, count in sorted(report.answers.items()))
+    click.echo(f"{report.streams} connections; answers: {answers or 'none'}")
+    click.echo(
+        f"{report.records} records stored; at most {report.memory_bytes_max >> 20} MiB of memory,"
+        f" the bound is {report.memory_bytes_bound >> 20} MiB"
+    )
+    if report.findings:
+        for sentence in report.findings[:SHOWN_MAX]:
+            click.echo(sentence)
+        click.echo(f"{len(report.findings)} findings; the data stays in {folder}")
+        sys.exit(1)
+    shutil.rmtree(folder)
+    click.echo("no finding")
+
+
+if __name__ == "__main__":
+    main()
