@@ -164,6 +164,7 @@ def gc(
 @click.option("--master", metavar="URL", help="Spark's master; local, on all CPUs, by default.")
 @click.option("--topic", "chosen", metavar="TOPIC", multiple=True, help="Only these; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be compacted; write nothing.")
+@click.option("--check", is_flag=True, help="Only say whether what it needs is installed.")
 @output_option
 @click.pass_context
 def compact(
@@ -172,17 +173,22 @@ def compact(
     master: str | None,
     chosen: tuple[str, ...],
     dry_run: bool,
+    check: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Compact objects into Iceberg tables; works beside a daemon and without one.
 
     Covers everything acknowledged before it began, once, however often it is killed and run.
-    Exit code 1 when an object is damaged or a topic's table cannot be written: the rest is done.
+    Exit code 1 when an object is damaged or a topic could not be compacted: the rest is done.
     """
     config = loaded(**options)
     from daemon.cli import compact as compact_  # its imports are of no use to other commands
 
+    if check:
+        found = compact_.needs()
+        print_json(found) if as_json else click.echo(compact_.needs_text(found))
+        return
     report = compact_.compact(config, master=master, chosen=frozenset(chosen), dry_run=dry_run)
     if as_json:
         print_json(report)

@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 DRIVER_MEMORY_BYTES = 1024 * MIB  # records stay in Python workers and shuffle files
+EXTRA = ("pyspark", "pyiceberg", "sqlalchemy")  # what is imported of it
 LOG_NAME = "spark.log"
 LOG_LINES_TOLD = 12  # in an error: the first line of a Java trace and its causes
 ENDS_WITHIN_S = 20.0  # a JVM whose pipe was closed; then it is killed
@@ -47,13 +49,20 @@ appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
 
 
 class SparkMissing(Exception):
-    """pyspark is not installed."""
+    """A package that the extra ``spark`` brings is not installed."""
 
-    def __init__(self) -> None:
+    def __init__(self, package: str = "pyspark") -> None:
         super().__init__(
-            "Spark is not installed beside Headgate; install it with `pip install"
-            " 'headgate[spark]'`"
+            f"a compaction needs the extra `spark`, and {package} is not installed: run"
+            " `pip install 'headgate[spark]'`"
         )
+
+
+def check_extra() -> None:
+    """Raises SparkMissing unless all that the extra ``spark`` brings can be imported."""
+    for package in EXTRA:
+        if util.find_spec(package) is None:
+            raise SparkMissing(package)
 
 
 class SparkFailed(Exception):

@@ -10,12 +10,15 @@ knows pyspark. Objects of both travel between Spark's Python processes, so they 
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from msgspec import Struct
+from pyspark import SparkContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import (
     ArrayType,
@@ -30,6 +33,7 @@ from pyspark.sql.types import (
 
 from compaction import source_options
 from compaction.place import Place
+from compaction.session import is_local
 from compaction.source_bounds import bounds, lose
 from compaction.source_errors import SourceError
 from compaction.source_lease import keep_for_a_batch
@@ -64,6 +68,8 @@ class HeadgateDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        # The first that ``register`` asks, before it packs the class up for workers.
+        _use_own_interpreter()
         return "headgate"
 
     def schema(self) -> str:
@@ -213,6 +219,16 @@ def _check_order(starts: Offsets, stops: Offsets, *, timed: bool) -> None:
                         f" partition {partition} of topic {topic!r}: nothing lies between"
                     )
                 stops[topic][partition] = start
+
+
+def _use_own_interpreter() -> None:
+    """Has local workers run this interpreter: what PATH calls ``python3``, pyspark's default, need
+    not have the packages of this environment. What the user sets stays, and a cluster's machines
+    have interpreters of their own."""
+    context = SparkContext._active_spark_context
+    if context is None or "PYSPARK_PYTHON" in os.environ or not is_local(context.master or ""):
+        return
+    context.pythonExec = sys.executable
 
 
 def _check_schema(schema: StructType) -> None:

@@ -10,11 +10,14 @@ import contextlib
 import tempfile
 from collections.abc import Iterator
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from compaction.java import NoJava
-from compaction.session import SparkFailed, SparkMissing
+from compaction.session import SparkFailed, SparkMissing, check_extra
 from daemon import serve
 from daemon.cli.exits import CommandFailed
 from daemon.cli.objects import opened_ledger, opened_store
@@ -69,6 +72,26 @@ def compact(config: Config, *, master: str | None, chosen: frozenset[str], dry_r
     return report
 
 
+class Needs(Struct, frozen=True):
+    """What a compaction needs beside the wheel: the versions that are installed, and the Java."""
+
+    pyspark: str
+    pyiceberg: str
+    java: str
+
+
+def needs() -> Needs:
+    """What there is of it. Raises CommandFailed where something is missing."""
+    from compaction.java import find_java
+
+    try:
+        check_extra()
+        java = find_java()
+    except (SparkMissing, NoJava) as error:
+        raise CommandFailed(str(error)) from error
+    return Needs(metadata.version("pyspark"), metadata.version("pyiceberg"), str(java))
+
+
 def _plan(report: Report, ready: Ready) -> None:
     report.objects = ready.objects
     report.bytes_compacted = ready.bytes
@@ -80,10 +103,8 @@ def _compact(config: Config, master: str | None, chosen: frozenset[str], report:
         ready = look(ledger, chosen)
     if not ready.objects and not ready.unfinished:
         return
-    try:
-        from compaction.tables import Lake
-    except ImportError as error:  # of pyiceberg, which only the extra brings
-        raise SparkMissing from error
+    check_extra()
+    from compaction.tables import Lake
 
     report.bytes_compacted = ready.bytes
     with (
@@ -218,6 +239,11 @@ def compact_text(report: Report) -> str:
         ),
     ]
     return "\n".join(lines)
+
+
+def needs_text(found: Needs) -> str:
+    """The same for people."""
+    return f"pyspark {found.pyspark}, pyiceberg {found.pyiceberg}, {found.java}"
 
 
 def _dry_text(report: Report) -> str:

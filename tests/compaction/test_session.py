@@ -6,16 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from compaction.java import packaged_java
+from compaction.java import find_java, packaged_java
 from compaction.session import is_local
 from tests.e2e.daemon import ROOT
 
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
+from types import SimpleNamespace
 from compaction.java import Java
 from compaction.session import spark_session
 
@@ -86,6 +88,7 @@ def test_the_packaged_java_starts_a_session(
 DEAD_JAVA = """
 import os, signal, sys
 from pathlib import Path
+from types import SimpleNamespace
 from compaction.java import Java
 from compaction.session import SparkFailed, spark_session
 
@@ -101,6 +104,7 @@ assert (dict(os.environ), signal.getsignal(signal.SIGINT)) == before
 NO_JAVA = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from compaction import session
 from compaction.java import NoJava
 
@@ -149,3 +153,63 @@ def test_no_java_is_told_before_anything_is_started(tmp_path: Path) -> None:
 )
 def test_only_local_masters_run_in_this_machine(master: str, local: bool) -> None:
     assert is_local(master) is local
+
+
+OTHER_INTERPRETER = """
+from pyspark.sql import SparkSession
+from compaction import HeadgateDataSource
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark.dataSource.register(HeadgateDataSource)
+frame = spark.read.format("headgate").option("url", "http://127.0.0.1:9").option("subscribe", "t")
+print(",".join(frame.load().columns))
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_source_runs_the_drivers_interpreter_whatever_path_calls_python3(
+    tmp_path: Path,
+) -> None:
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\necho 'another python3' >&2\nexit 1\n")
+    other.chmod(0o755)
+    environ = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    environ |= {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "JAVA_HOME": str(find_java().home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_INTERPRETER], cwd=tmp_path, env=environ, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "topic,partition,offset,timestamp,key,value,headers"
+
+
+@pytest.mark.parametrize(
+    ("master", "given", "wanted"),
+    [
+        ("local[2]", None, sys.executable),
+        ("local[2]", "/opt/python", "python3"),
+        ("spark://host:7077", None, "python3"),
+    ],
+)
+def test_only_local_workers_get_the_drivers_interpreter_and_what_is_set_stays(
+    monkeypatch: pytest.MonkeyPatch, master: str, given: str | None, wanted: str
+) -> None:
+    from pyspark import SparkContext
+
+    from compaction.source import HeadgateDataSource
+
+    context = SimpleNamespace(master=master, pythonExec="python3")
+    monkeypatch.setattr(SparkContext, "_active_spark_context", context)
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    if given is not None:
+        monkeypatch.setenv("PYSPARK_PYTHON", given)
+    assert HeadgateDataSource.name() == "headgate"
+    assert context.pythonExec == wanted

@@ -50,7 +50,6 @@ def run(daemon: Daemon, folder: Path, language: str, text: str) -> str:
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "JAVA_HOME": str(find_java().home),
-        "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "HEADGATE_URL": daemon.url,
