@@ -1,6 +1,7 @@
 """Makes up for a run that was killed between its Iceberg commit and the ledger's switch.
 
-Its files are in the table and the ledger does not know them. What they hold is in their footers;
+Its files are in the table and the ledger does not know them. What they hold is in their footers,
+and whether they fill holes of the quarantine in their rows (``headgate quarantine retry``);
 what was rewritten is what the ledger has live, the table has not any more, and one of those files
 span: same day, same partitions, all of the offsets. (A file that is gone without that was removed
 by somebody else, and stays in the ledger.)
@@ -26,7 +27,7 @@ from compaction.table_state import (
     state_of,
 )
 from compaction.tables import Lake, LakeLedger, TopicFailure
-from ledger.lake_types import LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
+from ledger.lake_types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.types import Topic
 
 if TYPE_CHECKING:
@@ -113,6 +114,11 @@ def _switch(
         added = [file for file in read if file is not None]
         gone = [f for f in files.values() if f.dropped_ms is None and f.path not in there]
         dropped = covered(gone, ledger.ranges_of_files(topic_id), added) if added else []
+        restored = [
+            hole
+            for hole in (ledger.holes(topic_id) if added else [])
+            if any(_has_rows(lake, file, hole) for file in added)
+        ]
     return TableSwitch(
         topic_id=topic_id,
         table=name,
@@ -123,6 +129,7 @@ def _switch(
         holes=tuple(
             hole for hole in state.holes if hole.last_offset > seen.compacted.get(hole.partition, 0)
         ),
+        restored=tuple(restored),
     )
 
 
@@ -170,3 +177,27 @@ def _read(lake: Lake, path: str, size_bytes: int) -> NewFile | None:
     footer = pq.read_metadata(lake.place.path_of(path), filesystem=filesystem)
     ranges = ranges_of(footer)
     return None if ranges is None else NewFile(path, size_bytes, footer.num_rows, ranges)
+
+
+def _has_rows(lake: Lake, file: NewFile, hole: Hole) -> bool:
+    """Whether a file has a row with an offset of a hole; it has all or none."""
+    if not any(
+        one.partition == hole.partition
+        and one.first_offset <= hole.last_offset
+        and one.last_offset >= hole.first_offset
+        for one in file.ranges
+    ):
+        return False
+    filesystem, _ = lake.place.filesystem()
+    found = pq.read_table(
+        lake.place.path_of(file.path),
+        filesystem=filesystem,
+        columns=["offset"],
+        partitioning=None,
+        filters=[
+            ("partition", "==", hole.partition),
+            ("offset", ">=", hole.first_offset),
+            ("offset", "<=", hole.last_offset),
+        ],
+    )
+    return bool(found.num_rows)

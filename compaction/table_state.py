@@ -152,10 +152,14 @@ def new_properties(topic_id: int, topic: str) -> dict[str, str]:
 
 
 def committed_properties(
-    state: TableState, topic: str, run: str, watermarks: Mapping[int, int], holes: Sequence[Hole]
-) -> dict[str, str]:
-    """What a commit sets. Watermarks of partitions that it does not name stay."""
-    kept = (*state.holes, *(hole for hole in holes if hole not in state.holes))[-HOLES_MAX:]
+    state: TableState, topic: str, run: str, watermarks: Mapping[int, int], holes: Sequence[Hole],
+    restored: Sequence[Hole] = (),
+) -> dict[str, str]:  # fmt: skip
+    """What a commit sets. Watermarks of partitions that it does not name stay; ``restored`` holes
+    are none any more."""
+    back = {(hole.partition, hole.first_offset) for hole in restored}
+    left = [hole for hole in state.holes if (hole.partition, hole.first_offset) not in back]
+    kept = (*left, *(hole for hole in holes if hole not in left))[-HOLES_MAX:]
     listed = [[h.partition, h.first_offset, h.last_offset, h.key, h.reason] for h in kept]
     return {
         TOPIC_ID: str(state.topic_id),

@@ -169,6 +169,12 @@ class Lake:
                 if state.watermarks != commit.table.watermarks:
                     raise CommitConflict(name, commit.table.watermarks, state.watermarks)
                 check_not_rolled_back(loaded.metadata, state, name)
+                if commit.restored and loaded.metadata_location != commit.table.metadata_location:
+                    # Watermarks do not tell whether these rows are there: nothing came between.
+                    raise TableChanged(
+                        f"somebody else committed to the table {name} while holes of it were"
+                        " restored", "run it again",
+                    )  # fmt: skip
             files = self._files_of(loaded, commit)
             try:
                 with self.about(name):
@@ -216,7 +222,9 @@ class Lake:
             for file in rewritten.values():
                 update.delete_data_file(file)
         transaction.set_properties(
-            committed_properties(state, commit.table.topic, run, commit.watermarks, commit.holes)
+            committed_properties(
+                state, commit.table.topic, run, commit.watermarks, commit.holes, commit.restored
+            )
         )
         return transaction.commit_transaction().metadata_location
 

@@ -16,6 +16,7 @@ from compaction.lake_errors import LakeError
 from compaction.names import run_of_file
 from compaction.schema import Column
 from compaction.table_state import merged
+from ledger.coverage import Spans
 from ledger.lake_types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
 
 
@@ -32,6 +33,10 @@ class LakeLedger(Protocol):
 
     def lake_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
         """The files of a topic's table."""
+        ...
+
+    def holes(self, topic_id: int) -> list[Hole]:
+        """Offsets of a topic whose object cannot be read."""
         ...
 
     def ranges_of_files(self, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
@@ -71,7 +76,8 @@ class TopicFailure:
 class TableCommit(Struct, frozen=True):
     """What a run does to one table. ``files`` come with their footers (``datafiles.py``).
 
-    ``rewritten`` are paths of data files whose rows are all in ``files``.
+    ``rewritten`` are paths of data files whose rows are all in ``files``, ``restored`` holes whose
+    rows are. A commit that restores is refused unless the table is exactly as it was prepared.
     """
 
     table: TopicTable
@@ -79,6 +85,7 @@ class TableCommit(Struct, frozen=True):
     watermarks: Mapping[int, int]
     rewritten: Sequence[str] = ()
     holes: Sequence[Hole] = ()
+    restored: Sequence[Hole] = ()
 
 
 def switch_of(commit: TableCommit, metadata_location: str) -> TableSwitch:
@@ -91,6 +98,7 @@ def switch_of(commit: TableCommit, metadata_location: str) -> TableSwitch:
         added=tuple(file for file, _ in commit.files),
         dropped=tuple(commit.rewritten),
         holes=tuple(commit.holes),
+        restored=tuple(commit.restored),
     )
 
 
@@ -118,8 +126,26 @@ def check_commit(run: str, commit: TableCommit) -> None:
                     f"{file.path} holds offset {one.last_offset} of partition {one.partition},"
                     f" its watermark is {after.get(one.partition, 0)}"
                 )
-            if not commit.rewritten and one.first_offset <= table.watermarks.get(one.partition, 0):
+            if commit.restored:
+                if not _is_of(commit.restored, one):
+                    raise ValueError(
+                        f"{file.path} holds offsets {one.first_offset} to {one.last_offset} of"
+                        f" partition {one.partition}, which are not those of the holes"
+                    )
+            elif not commit.rewritten and one.first_offset <= table.watermarks.get(
+                one.partition, 0
+            ):
                 raise ValueError(
                     f"{file.path} holds offset {one.first_offset} of partition {one.partition},"
                     f" which is in {table.table} already"
                 )
+
+
+def _is_of(holes: Sequence[Hole], one: LakeRange) -> bool:
+    """Whether a range has rows of the holes only, as far as it says."""
+    spans = Spans([(h.first_offset, h.last_offset) for h in holes if h.partition == one.partition])
+    length = one.last_offset + 1 - one.first_offset
+    ends = {one.first_offset, one.last_offset}
+    return all(spans.outside(end, end) == 0 for end in ends) and one.rows <= length - spans.outside(
+        one.first_offset, one.last_offset
+    )

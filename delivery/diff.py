@@ -45,6 +45,7 @@ BYTES_MAX = 8 << 20  # an answer's records; one of them may exceed it alone
 WAIT_MS_MAX = 30_000
 SCANNED_MAX = 20_000  # records that a filter may pass over in one answer
 OVERTAKEN_MAX = 8  # evictions that may come between a look at what there is and its reading
+QUARANTINED = "quarantined"
 RECREATED = "recreated"  # a tombstone's reason: the cursor was of a former topic of this name
 
 
@@ -168,6 +169,10 @@ class DiffReader:
         for _ in range(OVERTAKEN_MAX):
             standing = await self._standings.of(key)
             from_seq, tombstone = standing.enter(cursor)
+            if tombstone is not None and tombstone.reason == QUARANTINED:
+                # Nothing tells this shard of holes that were brought back.
+                standing = await self._standings.again(key)
+                from_seq, tombstone = standing.enter(cursor)
             found: list[DiffRecord] = []
             reached = from_seq
             if from_seq > cursor:

@@ -71,7 +71,12 @@ TABLES: dict[str, tuple[tuple[str, ...], int]] = {
         4,
     ),
     "quarantine": (
-        ("topic_id", "partition", "first_offset", "last_offset", "key", "reason"),
+        ("topic_id", "partition", "first_offset", "last_offset", "key", "reason", "found_ms"),
+        3,
+    ),
+    "lost": (
+        ("topic_id", "partition", "first_offset", "last_offset", "key", "reason", "found_ms",
+         "accepted_ms"),
         3,
     ),
     "read_leases": (("lease", "created_ms", "expires_ms", "what"), 1),
@@ -200,6 +205,7 @@ def apply(connection: sqlite3.Connection, changes: Changes) -> None:
         _upsert(connection, "topics", [row])
     # Told whole, and none is as much news as some.
     connection.execute("DELETE FROM read_leases")
+    connection.execute("DELETE FROM quarantine")
     for table, rows in changes.rows.items():
         if table in TABLES and table != "topics":
             _upsert(connection, table, rows)

@@ -53,6 +53,9 @@ _PLAN_SQL = """SELECT o.commit_number, o.key, e.topic_id, e.partition, e.first_o
     AND NOT EXISTS (SELECT 1 FROM quarantine AS q WHERE q.topic_id = e.topic_id
         AND q.partition = e.partition AND q.first_offset <= e.last_offset
         AND q.last_offset >= e.first_offset)
+    AND NOT EXISTS (SELECT 1 FROM lost AS q WHERE q.topic_id = e.topic_id
+        AND q.partition = e.partition AND q.first_offset <= e.last_offset
+        AND q.last_offset >= e.first_offset)
     ORDER BY o.commit_number, e.topic_id, e.partition"""
 
 _FILE_RANGES_SQL = """SELECT f.file_id, f.path, f.size_bytes, r.partition, r.first_offset,
@@ -63,15 +66,16 @@ _FILE_RANGES_SQL = """SELECT f.file_id, f.path, f.size_bytes, r.partition, r.fir
 
 # Partitions whose bound moved since the last marking say which extents are not needed any more;
 # only objects of those can have become free. (Objects without a live extent: ``marking.py``.)
+_IS_FREE = f"""key NOT IN (SELECT key FROM quarantine)
+    AND NOT EXISTS (SELECT 1 FROM extents AS e JOIN partitions AS p
+        ON p.topic_id = e.topic_id AND p.partition = e.partition
+        WHERE e.commit_number = objects.commit_number AND e.last_offset > {BOUND})"""
 _MARK_SQL = f"""UPDATE objects SET free_ms = ? WHERE free_ms IS NULL
     AND commit_number IN (
         SELECT e.commit_number FROM partitions AS p CROSS JOIN extents AS e
             WHERE p.freed_seq < {BOUND} AND e.topic_id = p.topic_id AND e.partition = p.partition
             AND e.last_offset > p.freed_seq AND e.last_offset <= {BOUND})
-    AND key NOT IN (SELECT key FROM quarantine)
-    AND NOT EXISTS (SELECT 1 FROM extents AS e JOIN partitions AS p
-        ON p.topic_id = e.topic_id AND p.partition = e.partition
-        WHERE e.commit_number = objects.commit_number AND e.last_offset > {BOUND})"""
+    AND {_IS_FREE}"""
 _MARKED_SQL = f"UPDATE partitions AS p SET freed_seq = {BOUND} WHERE p.freed_seq < {BOUND}"
 
 
@@ -147,15 +151,17 @@ def _switch(connection: sqlite3.Connection, run: str, switch: TableSwitch, now_m
         [(now_ms, version, path, topic_id) for path in switch.dropped],
     )
     connection.executemany(
-        "INSERT INTO quarantine (topic_id, partition, first_offset, last_offset, key, reason)"
-        " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (topic_id, partition, first_offset) DO NOTHING",
+        "INSERT INTO quarantine (topic_id, partition, first_offset, last_offset, key, reason,"
+        " found_ms) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (topic_id, partition, first_offset) DO NOTHING",
         [
             (hole.topic_id, hole.partition, hole.first_offset, hole.last_offset, hole.key,
-             hole.reason)
+             hole.reason, now_ms)
             for hole in switch.holes
         ],
     )  # fmt: skip
     keep_quarantined(connection, {hole.key for hole in switch.holes})
+    release(connection, switch.restored, now_ms)
     connection.execute(
         "INSERT INTO lake_tables (topic_id, name, metadata_location, switched_ms, changed)"
         " VALUES (?, ?, ?, ?, ?) ON CONFLICT (topic_id) DO UPDATE SET name = excluded.name,"
@@ -171,6 +177,18 @@ def keep_quarantined(connection: sqlite3.Connection, keys: AbstractSet[str]) -> 
     connection.executemany(
         "UPDATE objects SET free_ms = NULL WHERE key = ? AND free_ms IS NOT NULL",
         [(key,) for key in sorted(keys)],
+    )
+
+
+def release(connection: sqlite3.Connection, holes: Sequence[Hole], now_ms: int) -> None:
+    """Holes leave the quarantine; their objects are free where nothing else needs them."""
+    connection.executemany(
+        "DELETE FROM quarantine WHERE topic_id = ? AND partition = ? AND first_offset = ?",
+        [(hole.topic_id, hole.partition, hole.first_offset) for hole in holes],
+    )
+    connection.executemany(
+        f"UPDATE objects SET free_ms = ? WHERE key = ? AND free_ms IS NULL AND {_IS_FREE}",
+        [(now_ms, key) for key in sorted({hole.key for hole in holes})],
     )
 
 
@@ -202,7 +220,7 @@ def _check(connection: sqlite3.Connection, switch: TableSwitch) -> None:
                 f"its file {path} holds offset {one.last_offset} of partition {one.partition},"
                 f" its watermark there is {compacted.get(one.partition, 0)}",
             )
-    for hole in switch.holes:
+    for hole in (*switch.holes, *switch.restored):
         if hole.topic_id != switch.topic_id:
             raise SwitchRefused(
                 switch.table, f"it names a hole of topic {hole.topic_id}, not {switch.topic_id}"
@@ -319,10 +337,12 @@ def file_ranges(
 
 
 def holes(connection: sqlite3.Connection, topic_id: int) -> list[Hole]:
-    """What of a topic is in quarantine, in order."""
+    """What of a topic is in quarantine or was given up, in order."""
     rows = connection.execute(
         "SELECT topic_id, partition, first_offset, last_offset, key, reason FROM quarantine"
-        " WHERE topic_id = ? ORDER BY partition, first_offset",
+        " WHERE topic_id = ?1 UNION ALL"
+        " SELECT topic_id, partition, first_offset, last_offset, key, reason FROM lost"
+        " WHERE topic_id = ?1 ORDER BY 2, 3",
         (topic_id,),
     )
     return [Hole(*row) for row in rows]

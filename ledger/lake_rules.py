@@ -83,6 +83,7 @@ def l1_problems(
         connection,
         "SELECT topic_id, partition, gap_from, gap_to FROM gaps",
         "SELECT topic_id, partition, first_offset, last_offset FROM quarantine",
+        "SELECT topic_id, partition, first_offset, last_offset FROM lost",
     )
     for topic_id, partition, earliest_seq, compacted_seq in connection.execute(
         "SELECT topic_id, partition, earliest_seq, compacted_seq FROM partitions"

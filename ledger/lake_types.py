@@ -72,6 +72,18 @@ class Hole(Struct, frozen=True):
     reason: str
 
 
+class Quarantined(Struct, frozen=True):
+    """A hole and its object, which is kept. ``topic`` is empty when the topic is deleted,
+    ``locator`` when the ledger has no such object; ``readable``: not evicted, nor deleted."""
+
+    hole: Hole
+    topic: str
+    locator: str
+    size_bytes: int
+    found_ms: int
+    readable: bool
+
+
 class LakeTable(Struct, frozen=True):
     """A topic's table as of the last switch. ``name`` is its identifier in the catalog."""
 
@@ -83,7 +95,8 @@ class LakeTable(Struct, frozen=True):
 
 class TableSwitch(Struct, frozen=True):
     """What one table's Iceberg commit did, for the ledger. ``watermarks`` by partition: compacted
-    up to and with that offset; ``dropped`` are paths of files whose rows were rewritten."""
+    up to and with that offset; ``dropped`` are paths of files whose rows were rewritten,
+    ``restored`` holes whose rows are in ``added``."""
 
     topic_id: int
     table: str
@@ -92,6 +105,7 @@ class TableSwitch(Struct, frozen=True):
     added: tuple[NewFile, ...] = ()
     dropped: tuple[str, ...] = ()
     holes: tuple[Hole, ...] = ()
+    restored: tuple[Hole, ...] = ()
 
 
 class PlannedObject(Struct, frozen=True):

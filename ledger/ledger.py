@@ -27,6 +27,7 @@ from ledger import (
     commits,
     invariants,
     lake,
+    quarantine,
     readlease,
     reads,
     recovery,
@@ -46,6 +47,7 @@ from ledger.lake_types import (
     LakeRange,
     LakeTable,
     PlannedObject,
+    Quarantined,
     ReadLease,
     TableSwitch,
 )
@@ -501,9 +503,24 @@ class Ledger(Upkeep):
             return lake.file_ranges(connection, topic_id, partition, from_offset, limit)
 
     def holes(self, topic_id: int) -> list[Hole]:
-        """Offsets in quarantine, by partition and offset."""
+        """Offsets in quarantine or given up, by partition and offset."""
         with self._session.reading() as connection:
             return lake.holes(connection, topic_id)
+
+    def quarantine(self) -> list[Quarantined]:
+        """All holes whose objects are kept, by object."""
+        with self._session.reading() as connection:
+            return quarantine.rows(connection)
+
+    def accept_holes(self, holes: Sequence[Hole], now_ms: int) -> None:
+        """Gives up the records of holes; they stay holes, and their objects are kept no longer."""
+        with self._session.writing() as connection:
+            quarantine.accept(connection, holes, now_ms)
+
+    def drop_holes(self, holes: Sequence[Hole], now_ms: int) -> None:
+        """Forgets holes that no reader could get anyway."""
+        with self._session.writing() as connection:
+            quarantine.drop(connection, holes, now_ms)
 
     # The lake: bulk readers
 

@@ -26,6 +26,8 @@ _GAPS_SQL = """SELECT topic_id, partition, gap_from, gap_to, reason FROM gaps
         WHERE topic_id = ?1 AND partition = ?2 AND gap_to >= ?3
     UNION ALL SELECT topic_id, partition, first_offset, last_offset, 'quarantined' FROM quarantine
         WHERE topic_id = ?1 AND partition = ?2 AND last_offset >= ?3
+    UNION ALL SELECT topic_id, partition, first_offset, last_offset, 'lost' FROM lost
+        WHERE topic_id = ?1 AND partition = ?2 AND last_offset >= ?3
     ORDER BY 3"""
 _EXTENTS_SQL = """SELECT e.topic_id, e.partition, e.first_offset, e.last_offset, e.record_count,
     o.locator, o.size_bytes, e.byte_start, e.byte_length, e.crc32c, e.codec,
@@ -60,7 +62,7 @@ def gaps_of(
     connection: sqlite3.Connection, topic_id: int, partition: int, offset: int
 ) -> list[Gap]:
     """A partition's ranges without records that end at or behind ``offset``, in order: gaps, and
-    holes of the quarantine with the reason ``quarantined``."""
+    holes of the quarantine with the reason ``quarantined``, ``lost`` where they were given up."""
     rows = connection.execute(_GAPS_SQL, (topic_id, partition, offset))
     return [Gap(*row) for row in rows]
 

@@ -33,6 +33,8 @@ any process reads.
 - ``lake_tables``, ``lake_files``, ``lake_ranges``, ``quarantine``, ``runs`` and ``read_leases``:
   the lake, see ``lake_types.py``. A compaction writes them, a collection removes rows of files
   that are gone, readers take leases. ``changed`` is the catalog version of a row's last change.
+- ``quarantine``: offsets whose object cannot be read, which is kept, and since when. ``lost``:
+  those that an operator has given up; their object may be collected.
 - ``partitions.compacted_seq`` moves with switches. ``lost_seq`` is the last offset that a cap or a
   time to live evicted (not a trim), ``lost_reason`` which of them. ``freed_seq`` is where the last
   marking of free objects stood; it is not told to the owner's log, nor is ``free_ms``.
@@ -248,6 +250,20 @@ MIGRATIONS: tuple[Migration, ...] = (
         "CREATE INDEX topics_table ON topics (lower(table_name)) WHERE deleted_ms IS NULL",
         """CREATE INDEX topics_undecided ON topics (topic_id)
             WHERE table_name IS NULL AND deleted_ms IS NULL""",
+    ),
+    (
+        "ALTER TABLE quarantine ADD COLUMN found_ms BIGINT NOT NULL DEFAULT 0",
+        """CREATE TABLE lost (
+            topic_id BIGINT NOT NULL,
+            partition INTEGER NOT NULL,
+            first_offset BIGINT NOT NULL,
+            last_offset BIGINT NOT NULL,
+            key TEXT NOT NULL,
+            reason TEXT NOT NULL,
+            found_ms BIGINT NOT NULL,
+            accepted_ms BIGINT NOT NULL,
+            PRIMARY KEY (topic_id, partition, first_offset)
+        ) WITHOUT ROWID""",
     ),
 )
 

@@ -19,7 +19,7 @@ from compaction.parquet import FileNames, Syncs, TopicWriter
 from compaction.place import Place
 from compaction.schema import arrow_schema
 from compaction.tables import Lake, TableCommit, TopicTable, switch_of
-from ledger.lake_types import LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
+from ledger.lake_types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.table_names import table_name
 from ledger.types import Topic, TopicConfig
 
@@ -39,6 +39,7 @@ class Book:
     compacted: dict[int, dict[int, int]] = field(default_factory=dict)
     files: dict[int, dict[str, LakeFile]] = field(default_factory=dict)
     ranges: dict[int, tuple[LakeRange, ...]] = field(default_factory=dict)
+    quarantine: list[Hole] = field(default_factory=list)
 
     def lake_table(self, topic_id: int) -> LakeTable | None:
         return self.tables.get(topic_id)
@@ -49,6 +50,9 @@ class Book:
     def lake_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
         files = self.files.get(topic_id, {}).values()
         return [file for file in files if with_dropped or file.dropped_ms is None]
+
+    def holes(self, topic_id: int) -> list[Hole]:
+        return [hole for hole in self.quarantine if hole.topic_id == topic_id]
 
     def ranges_of_files(self, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
         return {file.file_id: self.ranges[file.file_id] for file in self.lake_files(topic_id)}
@@ -68,6 +72,8 @@ class Book:
                     number, topic_id, new.path, new.size_bytes, new.rows, run
                 )
                 self.ranges[number] = new.ranges
+        self.quarantine += [hole for hole in switch.holes if hole not in self.quarantine]
+        self.quarantine = [hole for hole in self.quarantine if hole not in switch.restored]
         for path in switch.dropped:
             file = files[path]
             files[path] = LakeFile(

@@ -1,0 +1,149 @@
+"""``headgate quarantine``: what it opens and prints. The work is ``daemon/quarantine.py``'s."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from compaction.session import SparkMissing
+from daemon.cli.exits import CommandFailed
+from daemon.cli.objects import opened_ledger
+from daemon.cli.output import count_text, table
+from daemon.compact import OtherRun, catalog_of, only_run, place_of, writable_ledger
+from daemon.config import Config
+from ledger.lake_types import Quarantined
+from ledger.ledger import Ledger
+from shards.clock import wall_ms
+
+if TYPE_CHECKING:
+    from daemon.quarantine import Outcome
+
+
+class Row(Struct, frozen=True):
+    """An element of ``quarantine ls -o json``."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    first_offset: int
+    last_offset: int
+    key: str
+    reason: str
+    found_ms: int
+    readable: bool
+
+
+def rows(config: Config) -> list[Row]:
+    """What is in quarantine, by object."""
+    with opened_ledger(config) as ledger:
+        return [
+            Row(
+                one.topic, one.hole.topic_id, one.hole.partition, one.hole.first_offset,
+                one.hole.last_offset, one.hole.key, one.hole.reason, one.found_ms, one.readable,
+            )
+            for one in ledger.quarantine()
+        ]  # fmt: skip
+
+
+def rows_text(found: Sequence[Row]) -> str:
+    """The rows for people."""
+    if not found:
+        return "nothing is in quarantine"
+    return table(
+        ("topic", "partition", "offsets", "object", "since", "reason"),
+        [
+            (
+                row.topic or f"(deleted, id {row.topic_id})", str(row.partition),
+                f"{row.first_offset}-{row.last_offset}", row.key, _time(row.found_ms),
+                row.reason if row.readable else f"evicted; {row.reason}",
+            )
+            for row in found
+        ],
+    )  # fmt: skip
+
+
+def retry(config: Config, keys: Sequence[str], advance: Callable[[int], object]) -> list[Outcome]:
+    """Reads objects again. Raises CommandFailed."""
+    with _failures(), only_run(config), writable_ledger(config) as ledger:
+        found = _chosen(ledger, keys)
+        if not found:
+            return []
+        try:
+            from compaction.tables import Lake
+            from daemon.quarantine import Retry
+        except ImportError as error:  # of pyiceberg, which only the extra brings
+            raise SparkMissing from error
+        outcomes: list[Outcome] = []
+        with Lake(place_of(config), *catalog_of(config)) as lake:
+            work = Retry(config, ledger, lake)
+            work.compare()
+            for _, of_object in groupby(found, key=lambda one: one.hole.key):
+                outcomes += work.retry(list(of_object))
+                advance(1)
+        return outcomes
+
+
+def outcomes_text(outcomes: Sequence[Outcome]) -> str:
+    """What a retry did, for people."""
+    if not outcomes:
+        return "nothing is in quarantine"
+    lines = [
+        f"{one.outcome.upper()} offsets {one.first_offset} to {one.last_offset} of"
+        f" {one.topic or 'a deleted topic'}, partition {one.partition}"
+        + (f": {one.problem}" if one.problem else "")
+        for one in outcomes
+    ]
+    kept = sum(one.outcome == "kept" for one in outcomes)
+    back = sum(one.last_offset + 1 - one.first_offset for one in outcomes
+               if one.outcome == "restored")  # fmt: skip
+    return "\n".join(
+        [*lines, f"{count_text(back)} records are back, {count_text(kept)} holes stay"]
+    )
+
+
+def held(config: Config, keys: Sequence[str]) -> list[Quarantined]:
+    """The holes of these objects. Raises CommandFailed."""
+    with _failures(), opened_ledger(config) as ledger:
+        return _chosen(ledger, keys)
+
+
+def accept(config: Config, keys: Sequence[str]) -> list[Quarantined]:
+    """Gives up the records of these objects. Raises CommandFailed."""
+    with _failures(), only_run(config), writable_ledger(config) as ledger:
+        found = _chosen(ledger, keys)
+        ledger.accept_holes([one.hole for one in found], wall_ms())
+        return found
+
+
+def _chosen(ledger: Ledger, keys: Sequence[str]) -> list[Quarantined]:
+    found = ledger.quarantine()
+    missing = sorted(set(keys) - {one.hole.key for one in found})
+    if missing:
+        raise CommandFailed(
+            f"not in quarantine: {', '.join(missing)}", hint="`headgate quarantine ls` lists them"
+        )
+    return [one for one in found if not keys or one.hole.key in keys]
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    from compaction.fetch import StoreFailed
+    from compaction.lake_errors import LakeError
+
+    try:
+        yield
+    except (OtherRun, SparkMissing, StoreFailed) as error:
+        raise CommandFailed(str(error)) from error
+    except LakeError as error:
+        raise CommandFailed(error.problem, hint=error.hint) from error
+
+
+def _time(epoch_ms: int) -> str:
+    if not epoch_ms:
+        return "-"
+    return datetime.fromtimestamp(epoch_ms / 1000, tz=UTC).isoformat(sep=" ", timespec="seconds")
