@@ -17,7 +17,6 @@ import click
 import msgspec
 
 from daemon.cli import objects as objects_
-from daemon.cli import quarantine as quarantine_
 from daemon.cli import read as read_
 from daemon.cli import records_in
 from daemon.cli import status as status_
@@ -33,6 +32,7 @@ from daemon.cli.options import (
 )
 from daemon.cli.output import print_json, progress, table
 from daemon.cli.produce import send
+from daemon.cli.quarantine import quarantine
 from daemon.client import Client
 from daemon.config import KEYS
 from daemon.config_docs import markdown
@@ -389,80 +389,7 @@ def objects_verify(
     context.exit(FAILED if bad else 0)
 
 
-@headgate.group()
-def quarantine() -> None:
-    """Offsets that a compaction could not read: list them, read them again, or give them up."""
-
-
-@quarantine.command("ls")
-@place_options
-@output_option
-def quarantine_ls(as_json: bool, **options: Any) -> None:
-    """List what is in quarantine: topic, partition, offsets, object, since when, and why.
-
-    \b
-    Example:
-      headgate quarantine ls --data /var/lib/headgate
-    """
-    found = quarantine_.rows(loaded(**options))
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(quarantine_.rows_text(found))
-
-
-@quarantine.command("retry")
-@click.argument("keys", metavar="[KEY]...", nargs=-1)
-@place_options
-@output_option
-@click.pass_context
-def quarantine_retry(
-    context: click.Context, /, keys: tuple[str, ...], as_json: bool, **options: Any
-) -> None:
-    """Read the given objects again, or all; records that are whole now are brought back.
-
-    They come into the table and are read by `diff` again, each once. Exit code 1 if a hole stays.
-
-    \b
-    Examples:
-      headgate quarantine retry
-      headgate quarantine retry l0/00000001/0000000000000001-000-000001
-    """
-    config = loaded(**options)
-    with progress(0, "objects") as advance:
-        outcomes = quarantine_.retry(config, keys, advance)
-    if as_json:
-        print_json(outcomes)
-    else:
-        click.echo(quarantine_.outcomes_text(outcomes))
-    context.exit(FAILED if any(one.outcome == "kept" for one in outcomes) else 0)
-
-
-@quarantine.command("accept")
-@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask. It is asked on a terminal only.")
-@place_options
-@output_option
-def quarantine_accept(keys: tuple[str, ...], yes: bool, as_json: bool, **options: Any) -> None:
-    """Give up the records of the given objects, for good.
-
-    Their offsets stay declared as lost, and `gc` may delete the objects.
-
-    \b
-    Example:
-      headgate quarantine accept l0/00000001/0000000000000001-000-000001
-    """
-    config = loaded(**options)
-    if not yes and sys.stdin.isatty():
-        count = sum(q.hole.last_offset + 1 - q.hole.first_offset
-                    for q in quarantine_.held(config, keys))  # fmt: skip
-        click.confirm(f"Give up {count} records for good?", abort=True, err=True)
-    holes = [q.hole for q in quarantine_.accept(config, keys)]
-    if as_json:
-        print_json(holes)
-    else:
-        count = sum(hole.last_offset + 1 - hole.first_offset for hole in holes)
-        click.echo(f"{count} records of {len(set(keys))} objects are given up")
+headgate.add_command(quarantine)
 
 
 @headgate.command()

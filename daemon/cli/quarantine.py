@@ -1,19 +1,23 @@
-"""``headgate quarantine``: what it opens and prints. The work is ``daemon/quarantine.py``'s."""
+"""``headgate quarantine``: its commands, what they open and print. The work is
+``daemon/quarantine.py``'s."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import click
 from msgspec import Struct
 
 from compaction.session import SparkMissing
-from daemon.cli.exits import CommandFailed
+from daemon.cli.exits import FAILED, CommandFailed
 from daemon.cli.objects import opened_ledger
-from daemon.cli.output import count_text, table
+from daemon.cli.options import loaded, output_option, place_options
+from daemon.cli.output import count_text, print_json, progress, table
 from daemon.compact import OtherRun, catalog_of, only_run, place_of, writable_ledger
 from daemon.config import Config
 from ledger.lake_types import Quarantined
@@ -147,3 +151,79 @@ def _time(epoch_ms: int) -> str:
     if not epoch_ms:
         return "-"
     return datetime.fromtimestamp(epoch_ms / 1000, tz=UTC).isoformat(sep=" ", timespec="seconds")
+
+
+@click.group()
+def quarantine() -> None:
+    """Offsets that a compaction could not read: list them, read them again, or give them up."""
+
+
+@quarantine.command("ls")
+@place_options
+@output_option
+def quarantine_ls(as_json: bool, **options: Any) -> None:
+    """List what is in quarantine: topic, partition, offsets, object, since when, and why.
+
+    \b
+    Example:
+      headgate quarantine ls --data /var/lib/headgate
+    """
+    found = rows(loaded(**options))
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(rows_text(found))
+
+
+@quarantine.command("retry")
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@place_options
+@output_option
+@click.pass_context
+def quarantine_retry(
+    context: click.Context, /, keys: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
+    """Read the given objects again, or all; records that are whole now are brought back.
+
+    They come into the table and are read by `diff` again, each once. Exit code 1 if a hole stays.
+
+    \b
+    Examples:
+      headgate quarantine retry
+      headgate quarantine retry l0/00000001/0000000000000001-000-000001
+    """
+    config = loaded(**options)
+    with progress(0, "objects") as advance:
+        outcomes = retry(config, keys, advance)
+    if as_json:
+        print_json(outcomes)
+    else:
+        click.echo(outcomes_text(outcomes))
+    context.exit(FAILED if any(one.outcome == "kept" for one in outcomes) else 0)
+
+
+@quarantine.command("accept")
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask. It is asked on a terminal only.")
+@place_options
+@output_option
+def quarantine_accept(keys: tuple[str, ...], yes: bool, as_json: bool, **options: Any) -> None:
+    """Give up the records of the given objects, for good.
+
+    Their offsets stay declared as lost, and `gc` may delete the objects.
+
+    \b
+    Example:
+      headgate quarantine accept l0/00000001/0000000000000001-000-000001
+    """
+    config = loaded(**options)
+    if not yes and sys.stdin.isatty():
+        count = sum(q.hole.last_offset + 1 - q.hole.first_offset
+                    for q in held(config, keys))  # fmt: skip
+        click.confirm(f"Give up {count} records for good?", abort=True, err=True)
+    holes = [q.hole for q in accept(config, keys)]
+    if as_json:
+        print_json(holes)
+    else:
+        count = sum(hole.last_offset + 1 - hole.first_offset for hole in holes)
+        click.echo(f"{count} records of {len(set(keys))} objects are given up")
