@@ -49,11 +49,11 @@ MEANINGS: dict[AlarmKind, Meaning] = {
     AlarmKind.FOREIGN_OBJECT: Meaning(
         "foreign_object", "the store holds other bytes under a key of ours", _immediately
     ),
-    # the supervisor, from the leases' adoptions
+    # the supervisor (daemon/orphans.py)
     AlarmKind.LEASE_STUCK: Meaning(
         "lease_stuck", "a lease cannot be committed, and all after it wait", _immediately
     ),
-    # a shard's uploads
+    # a shard's uploads and its following of the commits
     AlarmKind.LEDGER_FAILING: Meaning("ledger_failing", "ledger failing", _store_down),
     # the supervisor's door
     AlarmKind.DISK_SHORT: Meaning("disk_short", "disk short of space", _store_down),

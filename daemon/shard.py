@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import functools
 import gc
 import logging
 import os
@@ -20,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -32,6 +34,7 @@ from daemon.answers import Answers
 from daemon.api import Api
 from daemon.bodies import BodyLimits
 from daemon.catalog import Catalog
+from daemon.catchup import CommitFollower
 from daemon.config import Config
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
@@ -75,7 +78,28 @@ log = logging.getLogger("headgate.shard")
 HEARTBEAT_S = 0.1
 GC_THRESHOLD = 50_000  # at 700 each kilobyte-sized request of a thousand in flight is walked often
 RECENT_COMMITS = 64  # that a new reader's tail is made of: a third of a millisecond to decode
+EXIT_FAULT = 1
 ANSWERS_FLUSH_S = 3.0  # for the last answers to be taken by their clients at a stop
+
+
+def _end() -> None:
+    """Ends the process as it stands: the supervisor finds its leases, and starts another."""
+    os._exit(EXIT_FAULT)
+
+
+def _or_end(step: Callable[[Shard], None]) -> Callable[[Shard], None]:
+    """A callback of the loop whose error ends the process; asyncio would log it and go on, with
+    leases that nobody uploads or commits that nobody follows."""
+
+    @functools.wraps(step)
+    def callback(shard: Shard) -> None:
+        try:
+            step(shard)
+        except Exception as error:
+            log.critical("this process ends; others take its leases over", exc_info=error)
+            _end()
+
+    return callback
 
 
 class Shard:
@@ -88,7 +112,6 @@ class Shard:
         self._words = self.segment.words
         self._base = self.segment.layout.shard(self.shard)
         self._bells = Doorbells(inheritance.bell_fds)
-        AlarmBoard(self.segment, self.shard).clear_all()  # a former process's
         self._listener = socket.socket(fileno=inheritance.listen_fd)
         self._alive_fd = inheritance.alive_fd
         self._lock_file = LockFile(Path(config.data_dir) / "lock")
@@ -115,7 +138,12 @@ class Shard:
         self._ledger_thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._store_threads = ThreadPoolExecutor(READERS_AT_ONCE, thread_name_prefix="reader")
         self._log = CommitLog(self.segment)
-        self._seen = self._log.end
+        alarms = AlarmBoard(self.segment, self.shard)
+        alarms.clear_all()  # a former process's
+        self._follower = CommitFollower(
+            self._log, self._read_ledger, self._ledger_thread, alarms, rng, self._take,
+            lambda: self._uploads.committed_moved(), _end,
+        )  # fmt: skip
         self._leases = LeaseTable(self._words, self.segment.layout)
         self._ring = RingWriter(self.segment, self.shard)
         self.answers = Answers(self.segment, self.shard)
@@ -123,7 +151,7 @@ class Shard:
         self.answers.inherit(
             RingReader(self.segment, self.shard).requests(committed, self._ring.head)
         )
-        rooms = Rooms(self._words, self.shard, lambda: self._seen)
+        rooms = Rooms(self._words, self.shard, lambda: self._follower.seen)
         self.catalog = Catalog(
             self.segment, self._read_ledger, ledger_lock, self._ledger_thread, rooms
         )
@@ -144,6 +172,8 @@ class Shard:
             self._commit_ledger,
             self.catalog.name_of,
             rng,
+            alarms,
+            _end,
             hedge_puts=config.hedge_puts,
         )
         cold = ColdReader(
@@ -174,7 +204,6 @@ class Shard:
         self._look_soon = False
         self._look_timer: asyncio.TimerHandle | None = None
         self._quiet_until = 0  # ring position below which a publication changes no decision
-        self._catching_up: asyncio.Task[None] | None = None
         self._log_level = -1
         self._drain_timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None]
@@ -208,12 +237,13 @@ class Shard:
         self._words[self._base + at.S_GETS] += 1
         self._words[self._base + at.S_GET_BYTES] += size_bytes
 
+    @_or_end
     def _heartbeat(self) -> None:
         words, base = self._words, self._base
         words[base + at.S_HEARTBEAT] += 1
         words[base + at.S_HEARTBEAT_NS] = monotonic_ns()
         words[base + at.S_CPU_NS] = process_cpu_ns()
-        words[base + at.S_SEEN] = self._seen
+        words[base + at.S_SEEN] = self._follower.seen
         words[base + at.S_CONNECTIONS] = self._server.connections
         level = words[at.G_LOG_LEVEL]
         if level != self._log_level:
@@ -228,6 +258,7 @@ class Shard:
             self._look_soon = True
             self._loop.call_soon(self._look)
 
+    @_or_end
     def _look(self) -> None:
         self._look_soon = False
         if self._look_timer is not None:
@@ -249,13 +280,15 @@ class Shard:
 
     # The bell
 
+    @_or_end
     def _rung(self) -> None:
         self._bells.clear(self.shard)
         self._producer.look_at_gate()
-        self._follow()
+        self._follower.follow()
         self._uploads.committed_moved()
-        for lease in adopt_orphans(self._leases, self._lock_file, self.shard):
-            log.warning("taking over lease %s of shard %d", lease.lease_id, lease.shard)
+        for lease in adopt_orphans(self._leases, self._lock_file, self.shard, monotonic_ns()):
+            log.warning("taking over lease %s of shard %d, for the %d. time", lease.lease_id,
+                        lease.shard, lease.deaths)  # fmt: skip
             self._uploads.start(lease)
         if not self._look_soon:
             self._look_soon = True
@@ -263,34 +296,10 @@ class Shard:
         if self._words[at.G_DRAINING]:
             self._drain()
 
-    def _follow(self) -> None:
-        """Takes the new commits of the log, in order."""
-        if self._catching_up is not None:
-            return
-        end = self._log.end
-        while self._seen < end:
-            commit = self._log.read(self._seen + 1)
-            if commit is None:
-                self._catching_up = self._loop.create_task(self._catch_up())
-                return
-            self._take(commit)
-
     def _recent(self) -> list[Commit]:
-        return self._log.recent(self._seen, RECENT_COMMITS)
-
-    async def _catch_up(self) -> None:
-        """Reads a commit from the ledger that the log does not give, then follows the log."""
-        number = self._seen + 1
-        commit = await self._loop.run_in_executor(
-            self._ledger_thread, self._read_ledger.commit_by_number, number
-        )
-        self._catching_up = None
-        self._take(commit)
-        self._follow()
-        self._uploads.committed_moved()
+        return self._log.recent(self._follower.seen, RECENT_COMMITS)
 
     def _take(self, commit: Commit) -> None:
-        self._seen = commit.number
         self.answers.committed(commit)
         self.reader.committed(commit)
         self.catalog.rooms.committed(commit)
@@ -316,6 +325,7 @@ class Shard:
         if self._drain_timer is None:
             self._drain_timer = self._loop.call_later(HEARTBEAT_S, self._drain_again)
 
+    @_or_end
     def _drain_again(self) -> None:
         self._drain_timer = None
         self._rung()

@@ -34,6 +34,7 @@ from daemon.heartbeat import Pulse, Verdict
 from daemon.inherit import Inheritance
 from daemon.lockwatch import LedgerWatch
 from daemon.notify import Notifier
+from daemon.orphans import Orphans
 from daemon.owner import OwnerThread
 from daemon.upkeep import UpkeepThread, clocks
 from ledger.ledger import Ledger
@@ -89,6 +90,7 @@ class Supervisor:
             self.segment, kept, lambda: self.config.retention_interval_ms, clocks
         )
         self._leases = LeaseTable(self._words, self.layout)
+        self._orphans = Orphans(self.segment)
         self._groups = GroupTable(self.segment)
         self._governor = Governor()
         self._alarms = AlarmBoard(self.segment, config.shards)
@@ -249,7 +251,7 @@ class Supervisor:
         child.process = None
         self._words[base + at.S_PID] = 0
         self._words[base + at.S_READY] = 0
-        orphans = self._leases.orphan(child.shard)
+        orphans = self._orphans.died(child.shard, monotonic_ns())
         self._words[at.G_DEATHS] += 1
         if self._killed or (self._words[at.G_DRAINING] and code == 0):
             return
@@ -272,6 +274,8 @@ class Supervisor:
         if not self._owner.alive and not self._failed:
             self._lose_ownership()
             return
+        if self._orphans.tick(monotonic_ns()):
+            self.bells.ring_all(range(self.config.shards))
         shard_of = {c.process.pid: c.shard for c in self.children if c.process is not None}
         ledger_holder = self._ledger_watch.tick(monotonic_ns(), shard_of)
         if self._words[at.G_DRAINING]:

@@ -12,14 +12,23 @@ from typing import ClassVar
 
 from ledger.types import LeaseId
 
-SQLITE_BUSY = 5
-SQLITE_LOCKED = 6
-SQLITE_READONLY = 8
-SQLITE_IOERR = 10
-SQLITE_CORRUPT = 11
-SQLITE_FULL = 13
-SQLITE_CANTOPEN = 14
-SQLITE_NOTADB = 26
+# Primary result codes (sqlite.org/rescode.html). A code that stands in none of these is a fault of
+# the program: the same call would fail again. SQLITE_NOMEM comes as MemoryError.
+BUSY_CODES = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
+INTERRUPTED_CODES = frozenset(
+    {sqlite3.SQLITE_ABORT, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_SCHEMA}
+)
+UNUSABLE_CODES = frozenset(
+    {
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOLFS,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+CORRUPT_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB})
 
 
 class LedgerError(Exception):
@@ -87,6 +96,43 @@ class LedgerBusy(LedgerError):
         )
         self.path = path
         self.timeout_ms = timeout_ms
+
+
+class LedgerInterrupted(LedgerError):
+    """A statement was broken off by what happened beside it."""
+
+    retryable = True
+
+    def __init__(self, path: Path, cause: str) -> None:
+        super().__init__(f"a call on the ledger {path} was broken off ({cause}); make it again")
+        self.path = path
+        self.cause = cause
+
+
+class LedgerMemory(LedgerError):
+    """SQLite got no memory for a call."""
+
+    retryable = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"there was no memory for a call on the ledger {path}; give this machine or its"
+            f" service more, or run fewer shards"
+        )
+        self.path = path
+
+
+class LedgerFault(LedgerError):
+    """SQLite refused a statement for what it says: a fault of this program."""
+
+    def __init__(self, path: Path, code: int, cause: str) -> None:
+        super().__init__(
+            f"the ledger {path} refused a statement (SQLite code {code}: {cause}); this is a fault"
+            f" of headgate: report it with these lines of the log"
+        )
+        self.path = path
+        self.code = code
+        self.cause = cause
 
 
 class LeaseBelowFloor(LedgerError):
@@ -227,13 +273,18 @@ class ColumnsRefused(LedgerError):
         self.column = column
 
 
-def translated(error: sqlite3.Error, path: Path, busy_timeout_ms: int) -> LedgerError:
+def translated(error: sqlite3.Error | MemoryError, path: Path, busy_timeout_ms: int) -> LedgerError:
     """The kind for an error of SQLite; the caller raises it from ``error``."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (SQLITE_CORRUPT, SQLITE_NOTADB):
+    if isinstance(error, MemoryError):
+        return LedgerMemory(path)
+    extended = getattr(error, "sqlite_errorcode", 0)
+    code = extended & 0xFF
+    if code in CORRUPT_CODES:
         return LedgerCorrupt(path, str(error))
-    if code in (SQLITE_BUSY, SQLITE_LOCKED):
+    if code in BUSY_CODES:
         return LedgerBusy(path, busy_timeout_ms)
-    if code in (SQLITE_READONLY, SQLITE_IOERR, SQLITE_FULL, SQLITE_CANTOPEN):
+    if code in INTERRUPTED_CODES:
+        return LedgerInterrupted(path, str(error))
+    if code in UNUSABLE_CODES:
         return LedgerUnusable(path, str(error))
-    return LedgerError(f"the ledger {path} refused a statement: {error}")
+    return LedgerFault(path, extended, str(error))

@@ -76,5 +76,5 @@ class Session:
     def _translating(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, MemoryError) as error:
             raise translated(error, self._path, schema.BUSY_TIMEOUT_MS) from error

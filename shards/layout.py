@@ -29,6 +29,7 @@ shard: lease counter   that shard
 shard: pid, restarts   supervisor
 group: all words       who holds the group's lock (a merge: both locks)
 lease: state           its present holder; the supervisor, after ``waitpid``, for a dead one
+lease: deaths, due     supervisor, before it makes the lease an orphan
 lease: all others      the slot's own shard, while the state is free; the adopter its holder word
 alarm: all words       the row's process (shards/alarms.py)
 =====================  =========================================================================
@@ -118,6 +119,8 @@ GROUP_WORDS = 2 * LINE_WORDS
 
 # Lines of a lease slot; the sources follow, three words each.
 L_STATE = 0
+L_DUE_NS = 1  # of an orphan: not adopted before
+L_DEATHS = 2  # of its holders
 L_INCARNATION = 1 * LINE_WORDS
 L_EPOCH = L_INCARNATION + 1
 L_SHARD = L_INCARNATION + 2

@@ -12,11 +12,14 @@ and ``commits_seen`` do not change, so key and bytes of the object are a functio
 highest leased end of a shard, or its ``committed``, is the truth that the ``pulled`` word caches.
 
 Only the present holder writes the state; the supervisor does for a dead one, after ``waitpid``.
+
+A lease counts the holders that died. One that ends each of its holders would end shard after
+shard, so the supervisor says with each ORPHAN from when it may be adopted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from typing import NamedTuple
 
 from ledger.types import LeaseId, SourceRange
@@ -43,6 +46,7 @@ class Lease(NamedTuple):
     holder: int
     sources: tuple[SourceRange, ...]
     commits_seen: int = 0
+    deaths: int = 0  # of its holders
 
 
 class LeaseTable:
@@ -84,6 +88,7 @@ class LeaseTable:
         words[base + at.L_COMMITS_SEEN] = commits_seen
         words[base + at.L_HOLDER] = shard
         words[base + at.L_SOURCE_COUNT] = len(sources)
+        words[base + at.L_DEATHS] = 0
         index = base + at.L_SOURCES
         for source in sources:
             words[index] = source.shard
@@ -132,7 +137,8 @@ class LeaseTable:
         )
         created_ms, holder = words[base + at.L_CREATED_MS], words[base + at.L_HOLDER]
         commits_seen = words[base + at.L_COMMITS_SEEN]
-        return Lease(shard, slot, lease_id, created_ms, holder, sources, commits_seen)
+        deaths = words[base + at.L_DEATHS]
+        return Lease(shard, slot, lease_id, created_ms, holder, sources, commits_seen, deaths)
 
     def in_state(self, *states: int) -> Iterator[Lease]:
         """All leases whose slot is in one of ``states``."""
@@ -160,12 +166,30 @@ class LeaseTable:
                 freed += 1
         return freed
 
-    def orphan(self, dead: int) -> list[Lease]:
-        """The supervisor's step after waitpid: a dead shard's held leases become orphans."""
-        found = [lease for lease in self.in_state(LIVE) if lease.holder == dead]
-        for lease in found:
-            self._words[self._bases[lease.shard][lease.slot]] = ORPHAN
+    def orphan(self, dead: int, due_ns: Callable[[Lease], int] = lambda _: 0) -> list[Lease]:
+        """The supervisor's step after waitpid: a dead shard's held leases become orphans.
+
+        None is adopted before its ``due_ns``.
+        """
+        found: list[Lease] = []
+        for held in self.in_state(LIVE):
+            if held.holder == dead:
+                lease = held._replace(deaths=held.deaths + 1)
+                base = self._bases[lease.shard][lease.slot]
+                self._words[base + at.L_DEATHS] = lease.deaths
+                self._words[base + at.L_DUE_NS] = due_ns(lease)
+                self._words[base] = ORPHAN
+                found.append(lease)
         return found
+
+    def orphans(self, now_ns: int) -> list[Lease]:
+        """Those that may be adopted."""
+        words, bases = self._words, self._bases
+        return [
+            lease
+            for lease in self.in_state(ORPHAN)
+            if words[bases[lease.shard][lease.slot] + at.L_DUE_NS] <= now_ns
+        ]
 
     def adopt(self, seen: Lease, adopter: int) -> Lease | None:
         """Makes ``adopter`` the holder of an orphan; the caller holds the adoption lock.

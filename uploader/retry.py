@@ -1,4 +1,4 @@
-"""When to try a store call again: pure, no clock, no sleep.
+"""When to try a call again: pure, no clock, no sleep.
 
 Full jitter: the delay is uniform in [0, ceiling), and the ceiling doubles with each attempt up to
 a cap (Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015): of the
@@ -12,6 +12,7 @@ import random
 
 from msgspec import Struct
 
+from ledger.errors import LedgerError
 from uploader.stores.base import StoreError
 
 
@@ -64,3 +65,15 @@ def retry_delay_s(
     if limits.attempts_max is not None and attempt >= limits.attempts_max:
         return None
     return delay_s(attempt, rng, limits)
+
+
+def may_be_better_later(error: Exception) -> bool:
+    """The rule for every step of a lease: whether it is tried again in the same process.
+
+    Whatever a store says: its operator may give a permission back or remove a foreign object, and
+    another process would hear the same. Of a ledger what its error says. Anything else is a fault
+    of this process or of the lease: the process ends, and its successor starts from nothing.
+    """
+    if isinstance(error, LedgerError):
+        return error.retryable
+    return isinstance(error, StoreError)

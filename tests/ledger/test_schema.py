@@ -10,9 +10,13 @@ import pytest
 
 from ledger import schema
 from ledger.errors import (
+    LedgerBusy,
     LedgerCorrupt,
     LedgerError,
+    LedgerFault,
     LedgerFromFuture,
+    LedgerInterrupted,
+    LedgerMemory,
     LedgerMissing,
     LedgerUnusable,
     translated,
@@ -20,6 +24,12 @@ from ledger.errors import (
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from tests.ledger.requests import Request, draft_of, lease
+
+PRIMARY = (
+    "ERROR INTERNAL PERM ABORT BUSY LOCKED NOMEM READONLY INTERRUPT IOERR CORRUPT NOTFOUND FULL"
+    " CANTOPEN PROTOCOL EMPTY SCHEMA TOOBIG CONSTRAINT MISMATCH MISUSE NOLFS AUTH FORMAT RANGE"
+    " NOTADB"
+)
 
 
 def opened(path: Path) -> Ledger:
@@ -191,7 +201,56 @@ def test_a_full_disk_is_an_error_that_can_be_tried_again_and_leaves_nothing(
     ledger.close()
 
 
-def test_an_error_without_a_kind_of_its_own_still_names_the_file(tmp_path: Path) -> None:
-    error = translated(sqlite3.OperationalError("no such table"), tmp_path / "l.db", 1)
-    assert type(error) is LedgerError
-    assert "l.db" in str(error)
+def sqlite_error(code: int) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("SQLite says")
+    error.sqlite_errorcode = code
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "retryable"),
+    [
+        (sqlite_error(sqlite3.SQLITE_BUSY), LedgerBusy, True),
+        (sqlite_error(sqlite3.SQLITE_BUSY_SNAPSHOT), LedgerBusy, True),
+        (sqlite_error(sqlite3.SQLITE_PROTOCOL), LedgerBusy, True),
+        (sqlite_error(sqlite3.SQLITE_SCHEMA), LedgerInterrupted, True),
+        (sqlite_error(sqlite3.SQLITE_IOERR_FSYNC), LedgerUnusable, True),
+        (sqlite_error(sqlite3.SQLITE_FULL), LedgerUnusable, True),
+        (MemoryError(), LedgerMemory, True),
+        (sqlite_error(sqlite3.SQLITE_NOTADB), LedgerCorrupt, False),
+        (sqlite_error(sqlite3.SQLITE_CONSTRAINT_UNIQUE), LedgerFault, False),
+        (sqlite_error(250), LedgerFault, False),  # no code that any SQLite has
+        (sqlite3.ProgrammingError("without a code"), LedgerFault, False),
+    ],
+)
+def test_every_error_of_sqlite_has_a_kind_that_names_the_file_and_says_whether_it_may_pass(
+    tmp_path: Path, error: sqlite3.Error | MemoryError, kind: type[LedgerError], retryable: bool
+) -> None:
+    found = translated(error, tmp_path / "l.db", 1)
+    assert type(found) is kind
+    assert found.retryable == retryable
+    assert "l.db" in str(found)
+
+
+def test_every_primary_code_of_sqlite_that_may_pass_is_known() -> None:
+    standing = "ERROR INTERNAL NOTFOUND EMPTY TOOBIG CONSTRAINT MISMATCH MISUSE AUTH RANGE NOMEM"
+    for name in PRIMARY.split(" "):
+        error = sqlite_error(getattr(sqlite3, f"SQLITE_{name}"))
+        kind = type(translated(error, Path("l.db"), 1))
+        assert (kind is LedgerFault) == (name in standing.split(" ")), name
+
+
+def test_no_memory_within_a_transaction_is_an_error_of_the_ledger_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    ledger = opened(tmp_path / "ledger.db")
+
+    def call() -> None:
+        with ledger._session.writing() as connection:
+            connection.execute("INSERT INTO meta (name, value) VALUES ('a', 'b')")
+            raise MemoryError  # as sqlite3 does for SQLITE_NOMEM
+
+    with pytest.raises(LedgerMemory):
+        call()
+    assert ledger.meta("a") is None
+    ledger.close()

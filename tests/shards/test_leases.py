@@ -80,7 +80,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def die(self, dead: int) -> None:
         """Only what the dead shard holds becomes orphans, in whose slots it may be."""
         mine = {
-            key: lease
+            key: lease._replace(deaths=lease.deaths + 1)
             for key, (state, lease) in self.model.items()
             if state == LIVE and lease.holder == dead
         }
@@ -98,8 +98,9 @@ class LeaseMachine(RuleBasedStateMachine):
         if stale or state != ORPHAN:
             assert adopted is None
         else:
-            assert adopted == lease._replace(holder=adopter)
-            self.model[shard, slot] = (LIVE, lease._replace(holder=adopter))
+            taken = lease._replace(holder=adopter)
+            assert adopted == taken
+            self.model[shard, slot] = (LIVE, taken)
 
     @rule(shard=shards, slot=slots)
     def rename(self, shard: int, slot: int) -> None:

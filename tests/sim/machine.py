@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,15 +22,18 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from daemon.heartbeat import Pulse, Verdict
+from daemon.orphans import ADOPTIONS_MAX, Orphans
+from ledger.errors import LedgerBusy, LedgerError, LedgerFault
 from ledger.ledger import Ledger
-from ledger.types import Commit, CommitDraft, TopicConfig
+from ledger.types import Commit, CommitDraft, LeaseId, TopicConfig
 from shards import alarms, locks
 from shards import layout as at
+from shards.alarms import AlarmBoard, AlarmKind, raised
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.frame import Part, encode_conditions
 from shards.layout import Layout
-from shards.leases import LeaseTable
+from shards.leases import ORPHAN, Lease, LeaseTable
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
 from tests.sim.oracle import Oracle
@@ -50,10 +54,11 @@ from tests.sim.schedule import (
     log_uniform,
 )
 from tests.sim.store import Store
-from uploader import groups, outage, upload
+from uploader import adopt, groups, outage, upload
 from uploader.adopt import adopt_orphans
 from uploader.groups import GroupTable, Puller
 from uploader.ownership import PERIOD_NS, Moment, tell_sent
+from uploader.retry import RetryLimits
 from uploader.turn import Policy
 from uploader.upload import Uploads
 
@@ -99,21 +104,47 @@ class LedgerLock:
             Locks(self._machine.locks, task.process).unlock(locks.LEDGER)
 
 
+class Injected(LedgerFault):
+    """An error of the ledger that no repetition gets over."""
+
+
 class WatchedLedger(Ledger):
-    """The ledger, with the oracle told of each transaction."""
+    """The ledger, with the oracle told of each transaction; calls of shards may fail."""
 
     machine: Machine
 
     def commit(
         self, draft: CommitDraft, now_ms: int, published: Callable[[Commit], None]
     ) -> Commit:
-        def told(commit: Commit) -> None:
-            self.machine.schedule.point(ALWAYS)  # committed, and nobody knows
-            published(commit)
-            self.machine.schedule.point(STORE_WEIGHT)
+        machine = self.machine
 
-        self.machine.oracle.before_commit(draft)
-        return super().commit(draft, now_ms, told)
+        def told(commit: Commit) -> None:
+            machine.schedule.point(ALWAYS)  # committed, and nobody knows
+            machine.fail("the transaction stands, and its caller hears of an error")
+            published(commit)
+            machine.schedule.point(STORE_WEIGHT)
+
+        machine.fail("before the transaction")
+        machine.oracle.before_commit(draft)
+        poison = machine.faults and machine.poison_every
+        if poison and not draft.lease_id.counter % poison:
+            raise Injected(self.path, 1, f"lease {draft.lease_id} is poisonous")
+        commit = super().commit(draft, now_ms, told)
+        machine.fail("after all of it")
+        return commit
+
+    def commit_by_lease(self, lease_id: LeaseId) -> Commit | None:
+        self.machine.fail("the look for a lease")
+        return super().commit_by_lease(lease_id)
+
+    def commit_by_number(self, number: int) -> Commit:
+        self.machine.fail("the look for a commit")
+        return super().commit_by_number(number)
+
+    def name_of(self, topic_id: int) -> str:
+        """A topic's name."""
+        self.machine.fail("the look for a topic")
+        return f"t{topic_id}"
 
 
 class Bells(Doorbells):
@@ -156,6 +187,8 @@ class Shard:
         self._words = segment.words
         self._log = CommitLog(segment)
         self._seen = self._log.end
+        alarm_board = AlarmBoard(segment, shard)
+        alarm_board.clear_all()
         self._leases = LeaseTable(segment.words, segment.layout)
         self._lock_file = Locks(machine.locks, self.process)
         self._ring = RingWriter(segment, shard)
@@ -166,7 +199,8 @@ class Shard:
         with patch.object(upload, "ThreadPoolExecutor", self._new_pool):
             self._uploads = Uploads(
                 segment, shard, self._leases, self._bells, machine.store, machine.ledger,
-                lambda topic_id: f"t{topic_id}", random.Random(schedule.rng.random()),
+                machine.ledger.name_of, random.Random(schedule.rng.random()), alarm_board,
+                self._ended,
             )  # fmt: skip
         self._look_at = NEVER
         self._look_soon = False
@@ -191,6 +225,16 @@ class Shard:
         self.pool = Pool(self.machine.schedule, self.process, threads_max)
         self.pool.unexpected = self.machine.upload_ended
         return self.pool
+
+    def _ended(self) -> None:
+        """os._exit, of an upload that cannot go on: only for what was injected."""
+        error = sys.exception()
+        if not isinstance(error, Injected):
+            raise Violation(f"an upload ended with {error!r}") from error
+        self.machine.log(f"{self.process.name} ends itself")
+        self.machine.ended += 1
+        self.machine.to_kill.append(self.shard)
+        self.machine.schedule.wait(None)
 
     def _is_awake(self) -> bool:
         return self.machine.rung[self.shard] or bool(self.inbox) or self._look_soon
@@ -219,14 +263,22 @@ class Shard:
         while self._seen < end:
             commit = self._log.read(self._seen + 1)
             if commit is None:
-                commit = self.machine.ledger.commit_by_number(self._seen + 1)
+                try:
+                    commit = self.machine.ledger.commit_by_number(self._seen + 1)
+                except LedgerError:
+                    self.machine.rung[self.shard] = True  # the daemon tries again, too
+                    break
             self._seen = commit.number
             self._answer(commit)
         self._uploads.committed_moved()
-        for lease in adopt_orphans(self._leases, self._lock_file, self.shard):
+        for lease in self._adopt():
             self.machine.log(f"{self.process.name} adopts {lease}")
             self._uploads.start(lease)
         self._look_soon = True
+
+    def _adopt(self) -> list[Lease]:
+        now_ns = self.machine.schedule.now_ns
+        return adopt_orphans(self._leases, self._lock_file, self.shard, now_ns)
 
     def _answer(self, commit: Commit) -> None:
         """Answers the producers of this life whose requests the commit covers."""
@@ -300,6 +352,11 @@ class Machine:
         self.absent: dict[int, int] = {}  # shard: when it starts again
         self.lives = [Shard(self, shard) for shard in range(shards)]
         self.faults = True
+        self.ledger_fails_every: int | None = None  # so many calls
+        self.to_kill: list[int] = []  # done by the run, between two steps
+        self.poison_every: int | None = None  # so many leases: no process can commit it
+        self.ended = 0  # processes that ended themselves
+        self.stuck_ticks = 0  # with the alarm of a stuck lease
         self.requests = 0
         self.keys: list[str] = []
         self.deaths = 0
@@ -361,23 +418,37 @@ class Machine:
             self.log(f"{process.name} stops for {duration_ns} ns")
             process.stopped_until_ns = self.schedule.now_ns + duration_ns
 
+    def fail(self, where: str) -> None:
+        """The ledger fails, now and then, where a shard calls it: mostly for a moment only."""
+        task = self.schedule.current
+        every = self.ledger_fails_every
+        if task is None or not self.faults or every is None or self.rng.randrange(every):
+            return
+        self.log(f"{task.process.name}: the ledger fails, {where}")
+        if self.rng.randrange(10) or task.name != "upload":
+            raise LedgerBusy(self.ledger.path, 1)
+        raise Injected(self.ledger.path, 1, where)
+
     # The supervisor's tick
 
     def _supervise(self) -> None:
         schedule = self.schedule
         words = Words(self.segment.words, self.supervisor)
         leases = LeaseTable(words, self.layout)
+        orphans = Orphans(View(self.segment, self.supervisor))
         group_table = GroupTable(View(self.segment, self.supervisor))
         bells = Bells(self)
         epoch_due_ns = schedule.now_ns + EPOCH_NS
         while True:
             schedule.sleep(TICK_NS)
+            if orphans.tick(schedule.now_ns):
+                bells.ring_all(range(self.layout.shards))
             for shard, told_ns in sorted(self.dead.items()):
                 if told_ns > schedule.now_ns:
                     continue
                 del self.dead[shard]
                 words[self.layout.shard(shard) + at.S_READY] = 0
-                found = leases.orphan(shard)
+                found = orphans.died(shard, schedule.now_ns)
                 self.log(f"shard {shard} died, {len(found)} orphans")
                 bells.ring_all(range(self.layout.shards))
                 pause_ns = self.rng.choice((0, 1_000 * MS)) if self.faults else 0
@@ -392,6 +463,7 @@ class Machine:
                         self.lives[shard] = Shard(self, shard)
                 elif life.process.alive:
                     self._watch(life, words, leases, group_table)
+            self._check_stuck(leases)
             if schedule.now_ns >= epoch_due_ns:
                 epoch = self.ledger.raise_epoch()
                 if self.faults and self.rng.randrange(2):
@@ -399,6 +471,13 @@ class Machine:
                     self.ledger.raise_epoch_floor(epoch)
                 words[at.G_EPOCH] = epoch
                 epoch_due_ns = schedule.now_ns + EPOCH_NS
+
+    def _check_stuck(self, leases: LeaseTable) -> None:
+        alarm = any(found.kind is AlarmKind.LEASE_STUCK for found in raised(self.segment))
+        self.stuck_ticks += alarm
+        for lease in leases.in_state(ORPHAN):
+            if lease.deaths > ADOPTIONS_MAX and not alarm:
+                raise Violation(f"a stuck lease has its alarm: {lease}")
 
     def _watch(
         self, life: Shard, words: Words, leases: LeaseTable, group_table: GroupTable
@@ -409,9 +488,7 @@ class Machine:
         ready = bool(words[self.layout.shard(life.shard) + at.S_READY])
         if life.pulse.tick(life.heartbeat, ready=ready, holding=holding) is Verdict.KILL:
             self.log(f"{life.process.name} is stuck")
-            self.to_kill = life.shard
-
-    to_kill: int | None = None  # by the supervisor; done by the run, between two steps
+            self.to_kill.append(life.shard)
 
     def moment(self) -> Moment:
         """Both clocks; a wall clock that was set is what a machine sees of a pause, too."""
@@ -458,6 +535,8 @@ class Machine:
         lives = [life for life in self.lives if life.shard != self.held_back]
         if self.dead or any(not life.process.alive for life in lives):
             return False
+        if any(alarm.process != self.held_back for alarm in raised(self.segment)):
+            return False
         return self.oracle.all_committed() and not any(life.waiting or life.inbox for life in lives)
 
     def describe(self) -> str:
@@ -473,7 +552,7 @@ class Machine:
             (lease, LeaseTable(words, self.layout).state(lease.shard, lease.slot))
             for lease in LeaseTable(words, self.layout).in_state(1, 2)
         ]
-        return f"{shards}, leases {leases}"
+        return f"{shards}, leases {leases}, alarms {list(raised(self.segment))}"
 
 
 @contextmanager
@@ -506,6 +585,8 @@ def simulated(machine: Machine) -> Iterator[None]:
             (upload, "monotonic_ns", lambda: schedule.now_ns),
             (outage, "threading", threads),
             (alarms, "threading", threads),
+            # Steps of 0.2 ms leave no time for waits of a minute.
+            (adopt, "ADOPTIONS", RetryLimits(base_s=0.01, cap_s=0.5)),
             (upload, "boottime_ms", wall_ms),
             (upload, "boottime_ns", boottime_ns),
             (upload, "wall_ns", wall_ns),

@@ -56,6 +56,8 @@ class Outcome(Struct):
     acknowledgements: int = 0
     commits: int = 0
     adoptions: int = 0
+    ended: int = 0  # processes that an error ended
+    stuck_ticks: int = 0  # with an alarm for a lease that ends its holders
     puts: int = 0
     splits: int = 0
     merges: int = 0
@@ -115,6 +117,8 @@ class Run:
                         break
                 outcome.virtual_s += (machine.schedule.now_ns - began_ns) / 1e9
                 outcome.deaths += machine.deaths
+                outcome.ended += machine.ended
+                outcome.stuck_ticks += machine.stuck_ticks
                 outcome.requests += machine.requests
                 outcome.acknowledgements += machine.oracle.acknowledgements
                 outcome.commits += machine.words[at.G_COMMITS]
@@ -146,9 +150,8 @@ class Run:
         self._now_ns = schedule.now_ns
         self._log(f"{task.process.name} {task.name}")
         schedule.run(task)
-        if machine.to_kill is not None:
-            machine.kill(machine.to_kill)
-            machine.to_kill = None
+        while machine.to_kill:
+            machine.kill(machine.to_kill.pop())
         machine.check()
         return task
 
@@ -162,6 +165,8 @@ class Run:
         machine.faults = True
         machine.store.faults = bool(rng.randrange(4))
         schedule.hazards(log_uniform(rng, 100, 3_000))
+        machine.ledger_fails_every = rng.choice((None, 3, 20, 200))
+        machine.poison_every = rng.choice((None, None, 5, 40))
         next_ns = float(schedule.now_ns)
         stop = self.outcome.steps + EPISODE_STEPS
         while self.outcome.steps < stop:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from unittest.mock import patch
 
 import pytest
 
-from ledger.types import Commit
-from shards.leases import Lease, LeaseTable
+from daemon import orphans
+from ledger.errors import LedgerError
+from shards.leases import LeaseTable
 from tests.sim.run import Failure, simulate
 from uploader import ownerlog, ownership, upload
 from uploader.groups import Puller
+from uploader.stores.base import StoreError
 
 pytestmark = pytest.mark.sim
 
 STEPS = 4_000
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", [1, 2, 3, 5])
 def test_nothing_is_lost_doubled_or_stuck_whatever_dies_between_two_stores(seed: int) -> None:
     outcome = simulate(seed, STEPS)
     assert outcome.steps >= STEPS
@@ -57,9 +60,9 @@ def test_a_commit_that_does_not_wait_for_its_predecessors_is_found() -> None:
 def test_a_lease_that_is_done_before_its_words_moved_is_found() -> None:
     real = upload.Uploads._finish
 
-    def finished_first(self: upload.Uploads, lease: Lease, commit: Commit) -> None:
-        self._leases.finish(lease)
-        real(self, lease, commit)
+    def finished_first(self: upload.Uploads, work: upload._Work) -> object:
+        self._leases.finish(work.lease)
+        return real(self, work)
 
     with patch.object(upload.Uploads, "_finish", finished_first):
         failure = first_failure()
@@ -69,6 +72,21 @@ def test_a_lease_that_is_done_before_its_words_moved_is_found() -> None:
 def test_orphans_that_are_never_adopted_are_found_when_all_should_come_to_rest() -> None:
     with patch.object(LeaseTable, "adopt", lambda *_: None):
         assert "not at rest" in str(first_failure(from_seed=4))  # the first that polls little
+
+
+def test_a_lease_whose_ledger_errors_end_its_upload_and_not_its_process_is_found() -> None:
+    def forgets(self: upload.Uploads, work: upload._Work, step: upload._Step | None) -> None:
+        with suppress(LedgerError, StoreError, upload._Stopped):
+            while step is not None:
+                step = step(work)
+
+    with patch.object(upload.Uploads, "_go_on", forgets):
+        assert "not at rest" in str(first_failure(from_seed=14))  # the first that polls little
+
+
+def test_stuck_leases_without_an_alarm_are_found() -> None:
+    with patch.object(orphans, "_is_stuck", lambda _: False):
+        assert "a stuck lease has its alarm" in str(first_failure())
 
 
 def test_two_owners_with_clocks_that_differ_never_both_find_the_prefix_theirs() -> None:

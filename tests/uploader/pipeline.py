@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ledger.ledger import Ledger
-from ledger.types import Commit, CommitDraft, Topic, TopicConfig
+from ledger.types import Commit, CommitDraft, LeaseId, Topic, TopicConfig
 from shards import layout as at
 from shards import locks
+from shards.alarms import AlarmBoard, AlarmKind, raised
 from shards.clock import boottime_ns, monotonic_ns, wall_ns
 from shards.commitlog import CommitLog
 from shards.frame import Part, batch_payload, batches, encode_conditions
@@ -75,9 +76,20 @@ class FaultyStore:
 
 
 class WatchedLedger(Ledger):
-    """A ledger whose commits go through what a test wants to happen before them."""
+    """A ledger whose calls go through what a test wants to happen before them."""
 
     before_commit: Callable[[CommitDraft], None] | None = None
+    before_look: Callable[[], None] | None = None  # for the commit of a lease or a number
+
+    def commit_by_lease(self, lease_id: LeaseId) -> Commit | None:
+        if self.before_look is not None:
+            self.before_look()
+        return super().commit_by_lease(lease_id)
+
+    def commit_by_number(self, number: int) -> Commit:
+        if self.before_look is not None:
+            self.before_look()
+        return super().commit_by_number(number)
 
     def commit(
         self, draft: CommitDraft, now_ms: int, published: Callable[[Commit], None]
@@ -109,13 +121,15 @@ class Pipeline:
         tell_sent(self.words, Moment(boottime_ns(), wall_ns()))
         self.topic: Topic = self.ledger.create_topic("t", TopicConfig(partitions=2), 1)[0]
         self.log = CommitLog(made.segment)
+        self.topic_name: Callable[[int], str] = {self.topic.topic_id: "t"}.__getitem__
+        self.ended: list[int] = []  # shards whose process would have ended
         self.pullers = [made.puller(shard) for shard in (0, 1)]
-        self.uploads = [self._uploads(shard) for shard in (0, 1)]
+        self.uploads = [self.uploads_of(shard) for shard in (0, 1)]
         self.now_ns = 1_000_000 * MS
         self.published: list[str] = []
         made.groups.map.split(made.groups.map.group_of(0))
 
-    def _uploads(self, shard: int) -> Uploads:
+    def uploads_of(self, shard: int, *, hedge_puts: bool = False) -> Uploads:
         return Uploads(
             self.crew.segment,
             shard,
@@ -123,9 +137,16 @@ class Pipeline:
             self.crew.bells,
             self.store,
             self.ledger,
-            {self.topic.topic_id: "t"}.__getitem__,
+            lambda topic_id: self.topic_name(topic_id),
             AtOnce(),
+            AlarmBoard(self.crew.segment, shard),
+            lambda: self.ended.append(shard),
+            hedge_puts=hedge_puts,
         )
+
+    def alarms(self) -> list[tuple[AlarmKind, int]]:
+        """Kind and process of each alarm that is raised."""
+        return [(alarm.kind, alarm.process) for alarm in raised(self.crew.segment)]
 
     def together(self) -> None:
         """One group of both shards."""

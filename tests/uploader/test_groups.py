@@ -493,7 +493,7 @@ def test_a_process_that_dies_in_a_pull_leaves_a_free_lock_a_mark_and_an_orphan(t
     pulled = two.puller(0).look(monotonic_ns() + 2 * WINDOW).pulled
     assert positions(pulled) == second
     assert two.groups.word(0, at.P_MARK) == 0
-    (adopted,) = adopt_orphans(two.leases, two.locks, 0)
+    (adopted,) = adopt_orphans(two.leases, two.locks, 0, NOW)
     readers = [RingReader(two.segment, shard) for shard in (0, 1)]
     found = [
         (source.shard, request.position)
@@ -555,7 +555,7 @@ def _collect(ended: subprocess.Popen[bytes], ranges: Ranges) -> None:
 def _take_over(made: Crew, dead: int, ranges: Ranges) -> None:
     """As the supervisor and the dead shard's successor do."""
     made.leases.orphan(dead)
-    adopted = adopt_orphans(made.leases, made.locks, dead)
+    adopted = adopt_orphans(made.leases, made.locks, dead, NOW)
     assert not list(made.leases.in_state(ORPHAN))
     while adopted:
         for lease in [each for each in adopted if _may_commit(made, each)]:

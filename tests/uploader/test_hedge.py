@@ -20,7 +20,6 @@ from uploader.hedge import SAMPLES_MAX, SAMPLES_MIN, HedgedPut, Hedging
 from uploader.stores import open_store
 from uploader.stores.base import ForeignObject, StoreBusy, StoreError
 from uploader.stores.faults import FaultyStore, parse
-from uploader.upload import Uploads
 
 MS = 1_000_000
 GIVES_UP_S = 60.0
@@ -242,10 +241,7 @@ def line(tmp_path: Path) -> Iterator[Pipeline]:
 
 def test_a_slow_upload_is_hedged_committed_once_and_both_puts_are_counted(line: Pipeline) -> None:
     line.uploads[0].stop()
-    line.uploads[0] = uploads = Uploads(
-        line.crew.segment, 0, line.crew.leases, line.crew.bells, line.store, line.ledger,
-        {line.topic.topic_id: "t"}.__getitem__, random.Random(1), hedge_puts=True,
-    )  # fmt: skip
+    line.uploads[0] = uploads = line.uploads_of(0, hedge_puts=True)
     assert uploads.hedged is not None
     texts = []
     for number in range(SAMPLES_MIN):

@@ -12,7 +12,7 @@ from shards import layout as at
 from shards.clock import boottime_ns, wall_ns
 from shards.leases import LIVE
 from tests.e2e.daemon import wait_until
-from tests.uploader.pipeline import Pipeline, pipeline
+from tests.uploader.pipeline import GIVES_UP_S, Pipeline, pipeline
 from uploader.groups import Pulled
 from uploader.ownership import ASK_NS, OWNED_NS, SECOND_NS, Moment, tell_sent
 
@@ -112,3 +112,45 @@ def test_after_a_gap_in_time_nothing_is_committed_until_an_entry_is_accepted(
     age(line, 0)
     wait_done(line, pulled)
     assert line.committed() == ["a"]
+
+
+def test_the_ledger_is_free_for_others_while_a_commit_waits_to_be_told(line: Pipeline) -> None:
+    stopped_within_the_transaction(line)
+    pulled = line.lease_of(0, "a")
+    line.start(0, pulled)
+    wait_until(lambda: asked(line), "the question behind the transaction")
+    # While nobody knows whether the prefix is ours: reads, topics and collections go on.
+    assert line.lock.threads.acquire(timeout=GIVES_UP_S)
+    line.lock.threads.release()
+    assert line.ledger.latest_commit_number() == 1
+    assert (line.log.end, line.is_done(pulled.lease)) == (0, False)
+    age(line, 0)
+    wait_done(line, pulled)
+
+
+def test_whoever_publishes_next_tells_the_log_of_a_commit_that_was_slept_over(
+    line: Pipeline,
+) -> None:
+    stopped_within_the_transaction(line)
+    slept, next_one = line.lease_of(0, "slept"), line.lease_of(1, "next")
+    line.start(0, slept)
+    wait_until(lambda: asked(line), "the question behind the transaction")
+    line.uploads[0].stop()  # its process does not run again
+    assert line.log.end == 0
+    age(line, 0)
+    line.start(1, next_one)
+    wait_done(line, next_one)
+    assert line.log.end == 2
+    assert [line.log.read(n) for n in (1, 2)] == [line.ledger.commit_by_number(n) for n in (1, 2)]
+
+
+def test_nothing_is_committed_once_the_prefix_is_anothers_however_young_the_last_entry(
+    line: Pipeline,
+) -> None:
+    pulled = line.lease_of(0, "a")
+    line.words[at.G_SUPERSEDED] = 1
+    line.start(0, pulled)
+    wait_until(lambda: bool(line.store.kept), "the PUT")
+    line.uploads[0].stop()
+    assert line.ledger.latest_commit_number() == 0
+    assert line.crew.leases.state(0, pulled.lease.slot) == LIVE

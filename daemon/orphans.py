@@ -1,0 +1,65 @@
+"""The supervisor's part in adoptions: what becomes of the leases that a dead shard held.
+
+Lifecycle of a lease here: its holder died -> orphan, due at a time -> adopted by a shard ->
+committed, or that shard died too and all begins again. A lease that lost ``ADOPTIONS_MAX``
+adopters is *stuck*: an alarm is raised that names it, until it is committed. It is adopted again
+all the same, ever later (``uploader/adopt.py``), since its cause may go away.
+"""
+
+from __future__ import annotations
+
+from shards.alarms import AlarmBoard, AlarmKind
+from shards.leases import LIVE, ORPHAN, Lease, LeaseTable
+from shards.segment import Segment
+from uploader.adopt import adoption_delay_ns
+
+# Shards are killed for reasons of their own; that two adopters in a row are is rare, three rarer.
+ADOPTIONS_MAX = 3
+
+
+class Orphans:
+    """All leases whose holders died."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._leases = LeaseTable(segment.words, segment.layout)
+        self._alarms = AlarmBoard(segment, segment.layout.shards)
+        self._dues_ns: list[int] = []  # of orphans that are not due yet
+        self._stuck = False
+
+    def died(self, shard: int, now_ns: int) -> list[Lease]:
+        """After ``waitpid``: the leases that the shard held, as orphans."""
+        orphans = self._leases.orphan(shard, lambda lease: now_ns + adoption_delay_ns(lease.deaths))
+        delays_ns = (adoption_delay_ns(lease.deaths) for lease in orphans)
+        self._dues_ns += [now_ns + delay_ns for delay_ns in delays_ns if delay_ns]
+        self._stuck = self._stuck or any(map(_is_stuck, orphans))
+        if self._stuck:
+            self._tell(now_ns)
+        return orphans
+
+    def tick(self, now_ns: int) -> bool:
+        """Whether an orphan has become due, so that the shards must be rung."""
+        if self._stuck:
+            self._tell(now_ns)
+        waiting = [due_ns for due_ns in self._dues_ns if due_ns > now_ns]
+        due = len(waiting) < len(self._dues_ns)
+        self._dues_ns = waiting
+        return due
+
+    def _tell(self, now_ns: int) -> None:
+        """Keeps the alarm as long as a stuck lease is not committed."""
+        stuck = [lease for lease in self._leases.in_state(LIVE, ORPHAN) if _is_stuck(lease)]
+        self._stuck = bool(stuck)
+        if not stuck:
+            self._alarms.clear(AlarmKind.LEASE_STUCK)
+            return
+        worst = max(stuck, key=lambda lease: lease.deaths)
+        self._alarms.raise_(
+            AlarmKind.LEASE_STUCK,
+            f"lease {worst.lease_id} of shard {worst.shard} was taken over {worst.deaths - 1} times"
+            " and is not committed; the log says why each of its holders ended",
+            now_ns,
+        )
+
+
+def _is_stuck(lease: Lease) -> bool:
+    return lease.deaths > ADOPTIONS_MAX

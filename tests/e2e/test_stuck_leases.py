@@ -1,0 +1,108 @@
+"""Leases that cannot be committed: what the daemon says of them, and how it goes on afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from daemon.config import load
+from daemon.memory import layout_of
+from shards import layout as at
+from shards.segment import Segment
+from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.processes import Line, shard_pids
+from tests.e2e.proxy import store_proxy
+from tests.e2e.stores import on_s3
+from tests.minio import Bucket
+from uploader.l0 import object_key, parse_key
+
+pytestmark = [pytest.mark.s3, pytest.mark.slow]
+
+
+@contextmanager
+def segment_of(daemon: Daemon) -> Iterator[Segment]:
+    """The shared memory of a running daemon."""
+    shards = len(daemon.status()["shards"])
+    layout = layout_of(msgspec.structs.replace(load(None, {}), shards=shards))
+    held = Path(f"/proc/{daemon.process.pid}/fd")
+    path = next(fd for fd in held.iterdir() if os.readlink(fd).startswith("/memfd:headgate"))
+    fd = os.open(path, os.O_RDWR)
+    segment = Segment.attach(fd, layout)
+    try:
+        yield segment
+    finally:
+        segment.close()
+        os.close(fd)
+
+
+def alarms(daemon: Daemon) -> dict[str, str]:
+    """Message by alarm."""
+    return {found["alarm"]: found["message"] for found in daemon.status()["alarms"]}
+
+
+def test_a_lease_that_ends_every_process_that_takes_it_is_named_and_goes_on_once_it_can(
+    data: Path, bucket: Bucket
+) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
+        with running(data, shards=2, **options) as daemon, segment_of(daemon) as segment:
+            daemon.produce("t", "before")
+            pids = shard_pids(daemon)
+            proxy.hold_object_puts()
+            with Line(daemon) as line:
+                line.send("t", "accepted")
+                wait_until(lambda: proxy.held, "the PUT to be under way")
+                words, layout = segment.words, segment.layout
+                places = [(words[layout.shard(s) + at.S_COMMITTED], s) for s in (0, 1)]
+                place, shard = next(
+                    (start, s) for start, s in places if words[layout.shard(s) + at.S_HEAD] > start
+                )
+                header = place % layout.ring_bytes + 9
+                segment.ring(shard)[header] ^= 1
+                os.kill(pids[shard], signal.SIGKILL)
+            wait_until(lambda: "lease_stuck" in alarms(daemon), "the alarm")
+            told = alarms(daemon)["lease_stuck"]
+            assert "was taken over 3 times and is not committed" in told
+            ready = daemon.get("/readyz")
+            assert ready.status == 503
+            assert "a lease cannot be committed" in ready.json["error"]["message"]
+            assert "no frame at" in daemon.text
+            assert "taken over 3 times so far, cannot go on in this process" in daemon.text
+            # The killed one, and one for each time: nobody is started in a loop.
+            restarts = sum(each["restarts"] for each in daemon.status()["shards"])
+            assert restarts <= daemon.text.count("cannot go on in this process") + 1
+            segment.ring(shard)[header] ^= 1
+            proxy.release()
+            wait_until(lambda: daemon.get("/readyz").status == 200, "the daemon to be ready")
+            assert [record["data"] for record in daemon.read_all("t")] == ["before", "accepted"]
+            assert alarms(daemon) == {}
+
+
+def test_an_object_of_others_under_our_key_is_told_and_waited_out(
+    data: Path, bucket: Bucket
+) -> None:
+    with running(data, shards=1, **on_s3(bucket, commit_window_min_ms=1)) as daemon:
+        daemon.produce("t", "before")
+        listed = bucket.client.list_objects_v2(Bucket=bucket.bucket)["Contents"]
+        (stored,) = (found["Key"] for found in listed if "/l0/" in found["Key"])
+        prefix, _, name = stored.rpartition("l0/")
+        lease_id = parse_key(f"l0/{name}")
+        ours = prefix + object_key(msgspec.structs.replace(lease_id, counter=lease_id.counter + 1))
+        bucket.client.put_object(Bucket=bucket.bucket, Key=ours, Body=b"not a record")
+        with Line(daemon) as line:
+            line.send("t", "held up")
+            wait_until(lambda: "foreign_object" in alarms(daemon), "the alarm")
+            assert ours.removeprefix(prefix) in alarms(daemon)["foreign_object"]
+            assert daemon.get("/readyz").status == 503
+            wait_until(lambda: ours.removeprefix(prefix) in daemon.text, "the log to name it")
+            bucket.client.delete_object(Bucket=bucket.bucket, Key=ours)
+            answer = line.answer()
+        assert answer is not None and answer.json["first_seq"] == 2
+        wait_until(lambda: daemon.get("/readyz").status == 200, "the daemon to be ready")
+        assert daemon.status()["shards"][0]["restarts"] == 0
