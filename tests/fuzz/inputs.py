@@ -93,7 +93,7 @@ _BYTES = (
 _NAMES = (
     "from_seq", "from_ts", "tail", "partition", "limit", "max_bytes", "wait_ms", "before_seq",
     "partitions", "cap_records", "cap_bytes", "ttl_ms", "discard", "columns", "priority", "topics",
-    "from", "to", "plan", "records", "data", "key", "ts", "meta", "unknown", "",
+    "from", "to", "plan", "records", "data", "key", "ts", "meta", "topic_id", "unknown", "",
 )  # fmt: skip
 _MEMBERS = ("partition", "expected_seq", "idempotency_key", "unknown")
 _TEXTS = (
@@ -102,7 +102,7 @@ _TEXTS = (
 )  # fmt: skip
 _PARAMETERS = (
     "limit", "cursor", "partition", "key", "create", "expected_seq", "ts", "idempotency_key",
-    "disable_backpressure", "tag", "node",
+    "disable_backpressure", "tag", "node", "dedupe", "ack_timeout_ms",
 )  # fmt: skip
 # Not HEAD: answers to it have no body, so that whoever reads answers must know which was asked.
 # Not PUT and DELETE: the topics of the records stay as they are.

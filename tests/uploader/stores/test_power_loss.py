@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from crc32c import crc32c
 
 from tests.powerloss import Disk, Image
-from uploader.stores.base import ObjectMissing
+from uploader.stores.base import ObjectMissing, StoreError
 from uploader.stores.file import FileStore
+from uploader.stores.segment import frame_end
 
 STORE = Path("srv/headgate/store")
 SEGMENT_BYTES = 4096
@@ -124,8 +126,26 @@ def a_life(store: Recorded) -> None:
     in_another_thread(lambda: store.put("l0/d", 900))
     store.delete(first, "entry:ledger/1")
     store.delete(second, third)
-    store.put("l0/e", 1200)
+    a_put_that_fails(store, store.put("l0/e", 1200))
+    store.put("l0/g", 300)
     store.store.close()
+
+
+def a_put_that_fails(store: Recorded, before: str) -> None:
+    """The system takes a part of the frame behind that of ``before``, and refuses the rest."""
+    segment, position, size = before.split(":")
+    end = frame_end(int(position), len("l0/e"), int(size))
+    body = b"refused" * 200
+    store.disk.note(Tried("l0/refused", body))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (end + 700, limits[1]))
+    try:
+        with pytest.raises(StoreError):
+            store.store.put("l0/refused", body, crc32c(body))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (store.disk.root / STORE / "segments" / segment).stat().st_size == end, "cut off"
+    assert any(moment.call.startswith("pwritev") for moment in store.disk.moments[-2:])
 
 
 def in_another_thread(call: object) -> None:
