@@ -152,6 +152,19 @@ def test_what_is_evicted_or_deleted_is_marked_as_free(place: Place) -> None:
     ]  # fmt: skip
 
 
+def test_what_retention_evicts_is_marked_as_free_in_a_round_without_news_of_topics(
+    place: Place,
+) -> None:
+    topic = place.topic("t", cap_records=1)
+    place.upkeep.round()  # learns the topic; from here on nothing of it changes but its records
+    place.write(topic, 1, 1, 1)
+    place.passed(1_000)
+    assert [one.records for one in place.upkeep.round()] == [2]
+    rule = place.ledger.collection_rule(place.wall_ms, 0, 1 << 60, 1 << 60)
+    spent = place.ledger.spent_after(rule, (0, 0))
+    assert [(one.commit_number, one.free_ms) for one in spent] == [(1, 1_001_000), (2, 1_001_000)]
+
+
 def test_a_deleted_topic_frees_its_objects_where_no_topic_has_a_limit(place: Place) -> None:
     gone = place.topic("gone")
     place.write(gone, 1, 1)
