@@ -220,6 +220,8 @@ def recover(
             last.owner.pid
         ):
             raise OwnedByAnother(last, wall_ms())
+    if last is not None and not take_over and owner_log.former(last) is Former.REBOOTED:
+        owner_log.await_silence()
     taken = owner_log.take(take_over=True)
     path = Path(config.ledger_path)
     report = rebuild(path, lock, store, taken, owner_log, config.dedupe_limits, progress)

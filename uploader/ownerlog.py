@@ -9,6 +9,7 @@ Blocking; called by the supervisor's owner thread and by commands, never by a lo
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -23,9 +24,11 @@ from ledger import entry as entries
 from ledger.backup import Changes, Mark
 from ledger.entry import Entry, EntryError, Owner, entry_key, parse_entry_key
 from shards.clock import wall_ms
-from uploader.ownership import TAKE_OVER_NS
+from uploader.ownership import SILENCE_NS, TAKE_OVER_NS
 from uploader.retry import RetryLimits, retry_delay_s
 from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore, StoreError
+
+log = logging.getLogger("headgate.owner")
 
 SEALS_MAX = 100  # a former owner that lives adds one entry per 5 s; more is somebody else's start
 READ_LIMITS = RetryLimits(base_s=0.05, cap_s=1.0, attempts_max=6)
@@ -34,13 +37,18 @@ READ_LIMITS = RetryLimits(base_s=0.05, cap_s=1.0, attempts_max=6)
 class OwnedByAnother(RuntimeError):
     """The prefix belongs to another data directory, whose daemon did not stop cleanly."""
 
-    def __init__(self, last: Entry, now_ms: int) -> None:
+    def __init__(self, last: Entry, now_ms: int, *, goes_on: bool = False) -> None:
         owner = last.owner
         age_s = max(0, now_ms - last.created_ms) // 1000
+        what = (
+            "; its log goes on, so that daemon lives and this machine or directory is a copy of"
+            " its: stop one of the two; if it must be that one, start this one with --take-over"
+            if goes_on
+            else "; if that daemon is gone for good, start with --take-over"
+        )
         super().__init__(
             f"the store belongs to the data directory {owner.data_dir} of host {owner.host}"
-            f" (pid {owner.pid}, its last entry {age_s} s ago); if that daemon is gone for good,"
-            f" start with --take-over"
+            f" (pid {owner.pid}, its last entry {age_s} s ago){what}"
         )
         self.last = last
 
@@ -182,12 +190,45 @@ class OwnerLog:
             former = self.former(last)
             if former is Former.ANOTHER and not take_over and last is not None:
                 raise OwnedByAnother(last, wall_ms())
+            if former is Former.REBOOTED and not take_over:
+                self.await_silence()
             mark = Mark() if last is None else last.mark
             if self.put(self.entry(incarnation, number + 1, "seal", mark)):
                 if former in (Former.ANOTHER, Former.REBOOTED):
                     self._sleep_s(TAKE_OVER_NS / 1e9)
                 return Taken(incarnation, last, former)
         raise OwnedByAnother(newest, wall_ms())
+
+    def await_silence(self) -> None:
+        """Returns when the log has been silent for longer than that of a live owner ever is.
+
+        A machine that rebooted finds its own log silent; a copy of a machine that lives does not.
+        Raises OwnedByAnother when the log goes on, StoreError, EntryError.
+        """
+        newest = self.keys()[-1]
+        silent_ns = self._silent_ns(newest)
+        if silent_ns < SILENCE_NS:
+            rest_s = (SILENCE_NS - silent_ns) // 10**9
+            log.info(
+                "the machine was booted since: waiting %d s, in case a copy of it lives", rest_s
+            )
+        while silent_ns < SILENCE_NS:
+            pause_ns = min(SILENCE_NS // 3, SILENCE_NS - silent_ns)
+            self._sleep_s(pause_ns / 1e9)
+            silent_ns += pause_ns
+            if self.keys()[-1] != newest:
+                last = self.last()
+                assert last is not None
+                raise OwnedByAnother(last, wall_ms(), goes_on=True)
+
+    def _silent_ns(self, newest: tuple[int, int]) -> int:
+        """The age of an entry by the store's clock alone."""
+        probe = f"probe-{os.urandom(8).hex()}"
+        self._store.put_if_absent(probe, b"what time is it")
+        (now,) = self._store.list(probe)
+        self._store.delete([now.locator])
+        sent = next(self._store.list(entry_key(*newest)), None)
+        return 0 if sent is None else max(0, now.modified_ms - sent.modified_ms) * 1_000_000
 
     def forget_before(self, snapshot: Entry) -> int:
         """Removes entries that a snapshot makes needless; returns how many.

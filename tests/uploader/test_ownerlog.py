@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +16,11 @@ from ledger.backup import Mark
 from ledger.entry import Entry, EntryError, Owner, entry_key
 from tests.minio import Bucket
 from uploader.ownerlog import Former, OwnedByAnother, OwnerLog
-from uploader.ownership import TAKE_OVER_NS
+from uploader.ownership import SILENCE_NS, TAKE_OVER_NS
 from uploader.stores import open_store
 from uploader.stores.base import ObjectStore
 
+LATER = Owner("host", 1, "later", 1, 100, "/data")
 FIRST = Owner("host", 1, "boot", 1, 100, "/data")
 COPY = msgspec.structs.replace(FIRST, pid=2, inode=200, data_dir="/copy")
 MARK = Mark(commit_number=7)
@@ -117,12 +119,6 @@ def test_a_new_prefix_is_taken_without_a_word(store: ObjectStore) -> None:
     [
         (("entry", "release"), COPY, Former.RELEASED, []),
         (("entry", "entry"), msgspec.structs.replace(FIRST, pid=9), Former.OURS, []),
-        (
-            ("entry", "entry"),
-            msgspec.structs.replace(FIRST, boot_id="later"),
-            Former.REBOOTED,
-            [TAKE_OVER_NS / 1e9],
-        ),
     ],
 )
 def test_a_start_seals_the_log_and_waits_for_whoever_may_live(
@@ -139,6 +135,49 @@ def test_a_start_seals_the_log_and_waits_for_whoever_may_live(
     # The former owner's next number is taken, by a nonce that is not its own.
     late = writer.entry(1, 3, "entry", MARK)
     assert not writer.put(late) and writer.read(1, 3).nonce != late.nonce
+
+
+def test_after_a_reboot_a_start_waits_until_a_live_owner_would_have_written(
+    store: ObjectStore,
+) -> None:
+    write(log_of(store)[0], 1, "entry", "entry")
+    log, waits = log_of(store, LATER)
+    assert log.take(take_over=False).former is Former.REBOOTED
+    assert waits.pop() == TAKE_OVER_NS / 1e9
+    assert 0 < sum(waits) <= SILENCE_NS / 1e9
+    assert log.keys()[-1] == (1, 3) and not list(store.list("probe"))
+
+
+def test_a_copy_of_a_machine_that_lives_does_not_take_over_by_itself(store: ObjectStore) -> None:
+    writer, _ = log_of(store)
+    write(writer, 1, "entry", "entry")
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:  # the heartbeat of the original, which is idle
+            write(writer, 1, "entry", first=3)
+
+    log = OwnerLog(store, LATER, wait)
+    with pytest.raises(OwnedByAnother, match="its log goes on, so that daemon lives"):
+        log.take(take_over=False)
+    assert log.keys() == [(1, 1), (1, 2), (1, 3)], "the original is not sealed off"
+    assert len(waits) == 2
+    assert log.take(take_over=True).former is Former.REBOOTED
+    assert waits[2:] == [TAKE_OVER_NS / 1e9]
+
+
+def test_a_reboot_that_took_longer_than_a_heartbeat_waits_for_its_seal_only(
+    tmp_path: Path,
+) -> None:
+    with contextlib.closing(open_store(f"file://{tmp_path}")) as store:
+        write(log_of(store)[0], 1, "entry")
+        (entry,) = (path for path in tmp_path.rglob("ledger%2F*") if path.is_file())
+        ago_s = entry.stat().st_mtime - SILENCE_NS / 1e9 - 1
+        os.utime(entry, (ago_s, ago_s))
+        log, waits = log_of(store, LATER)
+        log.take(take_over=False)
+        assert waits == [TAKE_OVER_NS / 1e9]
 
 
 def test_another_directory_is_refused_naming_the_owner_and_leaves_no_trace(

@@ -12,10 +12,12 @@ from shards.layout import Layout
 from uploader.ownership import (
     ASK_NS,
     GAP_NS,
+    HEARTBEAT_NS,
     OWNED_NS,
     PERIOD_NS,
     RETRY_NS,
     SECOND_NS,
+    SILENCE_NS,
     TAKE_OVER_NS,
     Do,
     Moment,
@@ -60,7 +62,8 @@ class OwnershipMachine(RuleBasedStateMachine):
         if step.do is Do.WAIT:
             assert step.at_ns > self.now_ns
             return
-        assert news and not self.in_flight
+        assert not self.in_flight
+        assert news or self.now_ns - self.ownership.sent.boot_ns >= HEARTBEAT_NS
         if self.sendings:
             assert self.last_put_ns is not None and self.now_ns - self.last_put_ns >= RETRY_NS
         elif self.numbers:
@@ -117,7 +120,7 @@ TestOwnership.settings = settings(max_examples=150, stateful_step_count=40, dead
 
 def test_nothing_is_sent_without_news_and_the_first_goes_at_once() -> None:
     ownership = Ownership()
-    assert ownership.decide(7, news=False) == Step(Do.WAIT)
+    assert ownership.decide(7, news=False).do is Do.WAIT
     assert ownership.decide(7, news=True) == Step(Do.PUT)
 
 
@@ -128,6 +131,16 @@ def test_an_entry_behind_idleness_goes_at_once_and_the_next_waits_for_the_period
     assert ownership.decide(SECOND_NS, news=True) == Step(Do.WAIT, PERIOD_NS)
     assert ownership.decide(PERIOD_NS, news=True) == Step(Do.PUT)
     assert ownership.decide(100 * PERIOD_NS, news=True) == Step(Do.PUT)
+
+
+def test_an_owner_with_nothing_to_tell_sends_an_entry_per_heartbeat() -> None:
+    ownership = Ownership()
+    ownership.putting(moment(0))
+    ownership.accepted()
+    assert ownership.decide(HEARTBEAT_NS - 1, news=False) == Step(Do.WAIT, HEARTBEAT_NS)
+    assert ownership.decide(HEARTBEAT_NS, news=False) == Step(Do.PUT)
+    # Also through an attempt that fails after 5 s the log is not as silent as a start wants it.
+    assert HEARTBEAT_NS + PERIOD_NS + RETRY_NS + PERIOD_NS < SILENCE_NS
 
 
 def test_a_repeated_entry_counts_from_its_first_sending_even_where_its_number_is_free() -> None:
