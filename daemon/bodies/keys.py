@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import msgspec
@@ -18,19 +19,18 @@ _ABSENT = Raw()
 class KeyField:
     """Takes keys out of JSON texts that are known to be valid."""
 
-    __slots__ = ("_decoder", "_name")
+    __slots__ = ("_field_of", "_name")
 
     def __init__(self, name: str) -> None:
         self._name = name
-        shape = msgspec.defstruct("Keyed", [("key", Raw, _ABSENT)], rename={"key": name}, gc=False)
-        self._decoder = msgspec.json.Decoder(shape)
+        self._field_of = _field_of(name)
 
     def of(self, data: str, where: dict[str, int]) -> str | None:
         """The key of a record: a string, or a number's text; None when the field is absent or
         null, or the data is no object. Raises ApiError 400 for any other type."""
         if not data.startswith("{"):
             return None
-        found: Raw = self._decoder.decode(data).key  # type: ignore[attr-defined]  # made above
+        found = self._field_of(data)
         if found is _ABSENT:
             return None
         text = str(found, "utf-8")
@@ -46,6 +46,16 @@ class KeyField:
             field=self._name,
             **where,
         )
+
+
+def _field_of(name: str) -> Callable[[str], Raw]:
+    """Takes the member of that name out of an object's text; _ABSENT when there is none."""
+    if '"' in name or "\\" in name:  # a struct can have no such member
+        every = msgspec.json.Decoder(dict[str, Raw])
+        return lambda data: every.decode(data).get(name, _ABSENT)
+    shape = msgspec.defstruct("Keyed", [("key", Raw, _ABSENT)], rename={"key": name}, gc=False)
+    decoder = msgspec.json.Decoder(shape)
+    return lambda data: decoder.decode(data).key  # type: ignore[attr-defined]  # made above
 
 
 key_field = lru_cache(_DECODERS_MAX)(KeyField)

@@ -568,3 +568,13 @@ def _holds_big_integer(value: Any) -> bool:
     if isinstance(value, list):
         return any(_holds_big_integer(each) for each in value)
     return isinstance(value, int) and not -(2**63) <= value < 2**64
+
+
+@pytest.mark.parametrize("name", ["\\", 'a"b', '"', "\\=\\", "", "é", "a.b", "key"])
+def test_a_field_of_any_name_can_be_the_key(name: str) -> None:
+    lines = [{name: "k", "other": 1}, {"other": 2}, {name: 7}, {"other": name, name: None}]
+    body = "\n".join(json.dumps(line) for line in lines).encode()
+    keys = [record.key for record in stored(parsed(NDJSON, body, key=name))]
+    assert keys == ["k", None, "7", None]
+    error = refused(NDJSON, json.dumps({name: {}}).encode(), key=name)
+    assert (error.status, error.detail["line"]) == (400, 1)
