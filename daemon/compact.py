@@ -66,7 +66,6 @@ MIB = 1 << 20
 RUN_LOCK_NAME = "compaction.lock"
 RUN_LOCK_BYTE = 0
 # The lock says whether a run lives; the row's time is for people.
-RUN_LEASE_MS = 7 * 86_400_000
 PAGE_OBJECTS = 1_000
 # A planned extent is about 1 KB in the driver.
 ROUND_EXTENTS_MAX = 400_000
@@ -208,7 +207,7 @@ class Run:
         if former is not None:
             self._ledger.end_run(former, now_ms)
         owner = f"{socket.gethostname()} pid {os.getpid()}"
-        self._ledger.begin_run(self._report.run, owner, now_ms, RUN_LEASE_MS)
+        self._ledger.begin_run(self._report.run, owner, now_ms)
 
     def end(self) -> None:
         """All that was begun is done, so the next run need not compare."""

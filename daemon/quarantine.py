@@ -31,7 +31,7 @@ from compaction.groups import TopicWork, write_group
 from compaction.parquet import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
 from compaction.place import Place
 from compaction.tables import TableCommit, switch_of
-from daemon.compact import RUN_LEASE_MS, Run, place_of, topics_of
+from daemon.compact import Run, place_of, topics_of
 from daemon.compact_report import Report
 from daemon.config import Config
 from ledger.lake_types import Hole, Quarantined
@@ -103,7 +103,7 @@ class Retry:
         outcomes: list[Outcome] = []
         run = f"{wall_ms():013d}{secrets.token_hex(4)}"
         owner = f"{socket.gethostname()} pid {os.getpid()}, quarantine"
-        self._ledger.begin_run(run, owner, wall_ms(), RUN_LEASE_MS)
+        self._ledger.begin_run(run, owner, wall_ms())
         for name, rows in sorted(wanted.items()):
             try:
                 outcomes += self._restore_topic(run, topics[name], rows)

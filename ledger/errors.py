@@ -188,19 +188,16 @@ class PartitionsRefused(LedgerError):
         self.maximum = maximum
 
 
-class RunActive(LedgerError):
-    """Another compaction has not ended, and its lease has not run out."""
+class RunUnfinished(LedgerError):
+    """Another compaction has begun and not ended: it is under way, or it died."""
 
-    retryable = True
-
-    def __init__(self, run: str, owner: str, expires_ms: int) -> None:
+    def __init__(self, run: str, owner: str) -> None:
         super().__init__(
-            f"the compaction {run} of {owner} is under way and holds its lease until {expires_ms}"
-            f" (epoch milliseconds); wait for its end, or until then if it died"
+            f"the compaction {run} of {owner} has begun and not ended; who holds the lock of"
+            f" compactions ends it, and makes up for what it committed to its tables"
         )
         self.run = run
         self.owner = owner
-        self.expires_ms = expires_ms
 
 
 class RunLost(LedgerError):

@@ -427,20 +427,15 @@ class Ledger(Upkeep):
 
     # The lake: the one compaction
 
-    def begin_run(self, run: str, owner: str, now_ms: int, lease_ms: int) -> None:
-        """The compaction under way. Raises RunActive while another's lease holds."""
+    def begin_run(self, run: str, owner: str, now_ms: int) -> None:
+        """The compaction under way. Raises RunUnfinished while another has not ended."""
         with self._session.writing() as connection:
-            readlease.begin_run(connection, run, owner, now_ms, lease_ms)
+            readlease.begin_run(connection, run, owner, now_ms)
 
     def unfinished_run(self) -> str | None:
         """The run that has begun and not ended: it is under way, or it died."""
         with self._session.reading() as connection:
             return readlease.unfinished_run(connection)
-
-    def renew_run(self, run: str, now_ms: int, lease_ms: int) -> None:
-        """Raises RunLost when another took over, or it ended."""
-        with self._session.writing() as connection:
-            readlease.renew_run(connection, run, now_ms, lease_ms)
 
     def end_run(self, run: str, now_ms: int) -> None:
         """Raises RunLost when another took over, or it ended."""
@@ -545,14 +540,6 @@ class Ledger(Upkeep):
             return readlease.live(connection, now_ms)
 
     # Housekeeping
-
-    def checkpoint(self) -> None:
-        """Copies what it can of the WAL back into the file, without the lock and without waiting.
-
-        Called now and then by one process, it spares commits the copying.
-        """
-        with self._session.reading() as connection:
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def check_invariants(self) -> None:
         """Raises ledger.invariants.InvariantBroken; reads everything."""

@@ -1,9 +1,9 @@
-"""Leases of bulk readers and of the one compaction: who must be waited for, and until when.
+"""Leases of bulk readers, and the one compaction: who must be waited for, and until when.
 
 Vocabulary: a *read lease* keeps what its holder planned with (objects, files) from being deleted
 until it ends or expires; one that has expired cannot be renewed, for its hold was lost. A *run*
-is one compaction; there is one at a time, and its lease may expire without harm as long as
-nobody took over.
+is one compaction. There is one at a time; whether its process lives a kernel lock says, not the
+ledger (decision 0010), so a run that died has no end until the next one ends it.
 
 Called inside a transaction of whoever holds the ledger; times are epoch milliseconds. What leases
 keep from deletion the collection decides.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from ledger.errors import ReadLeasesFull, RunActive, RunLost
+from ledger.errors import ReadLeasesFull, RunLost, RunUnfinished
 from ledger.lake_types import ReadLease
 
 # A row is some hundred bytes, and entries of the owner's log carry all of them.
@@ -22,20 +22,13 @@ READ_LEASES_MAX = 1_000
 RUNS_KEPT = 100
 
 
-def begin_run(
-    connection: sqlite3.Connection, run: str, owner: str, now_ms: int, lease_ms: int
-) -> None:
-    """The run under way from now on. Raises RunActive while another's lease holds."""
-    row = connection.execute(
-        "SELECT run, owner, expires_ms FROM runs WHERE ended_ms IS NULL AND expires_ms > ?",
-        (now_ms,),
-    ).fetchone()
+def begin_run(connection: sqlite3.Connection, run: str, owner: str, now_ms: int) -> None:
+    """The run under way from now on. Raises RunUnfinished while another has not ended."""
+    row = connection.execute("SELECT run, owner FROM runs WHERE ended_ms IS NULL").fetchone()
     if row is not None:
-        raise RunActive(*row)
-    connection.execute("UPDATE runs SET ended_ms = ? WHERE ended_ms IS NULL", (now_ms,))
+        raise RunUnfinished(*row)
     connection.execute(
-        "INSERT INTO runs (run, owner, started_ms, expires_ms) VALUES (?, ?, ?, ?)",
-        (run, owner, now_ms, now_ms + lease_ms),
+        "INSERT INTO runs (run, owner, started_ms) VALUES (?, ?, ?)", (run, owner, now_ms)
     )
     connection.execute(
         "DELETE FROM runs WHERE ended_ms IS NOT NULL AND run NOT IN (SELECT run FROM runs"
@@ -48,12 +41,6 @@ def unfinished_run(connection: sqlite3.Connection) -> str | None:
     """The run that has begun and not ended: it is under way, or it died."""
     row = connection.execute("SELECT run FROM runs WHERE ended_ms IS NULL").fetchone()
     return None if row is None else str(row[0])
-
-
-def renew_run(connection: sqlite3.Connection, run: str, now_ms: int, lease_ms: int) -> None:
-    """Holds the lease for longer. Raises RunLost."""
-    check_run(connection, run)
-    connection.execute("UPDATE runs SET expires_ms = ? WHERE run = ?", (now_ms + lease_ms, run))
 
 
 def end_run(connection: sqlite3.Connection, run: str, now_ms: int) -> None:

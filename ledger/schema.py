@@ -67,8 +67,7 @@ Migration = tuple[str, ...]
 # Writers queue at the ledger lock; this only covers SQLite's own short holds (recovery of the
 # WAL after a kill, a checkpoint that ends).
 BUSY_TIMEOUT_MS = 30_000
-# 16 MiB of WAL before a commit has to copy it back; `Ledger.checkpoint` does it earlier and
-# outside the lock.
+# 16 MiB of WAL before a commit has to copy it back.
 WAL_AUTOCHECKPOINT_PAGES = 4_000
 # What a long read has made of the WAL is cut to this when it is begun anew.
 WAL_KEPT_BYTES = 32 << 20
@@ -265,6 +264,8 @@ MIGRATIONS: tuple[Migration, ...] = (
             PRIMARY KEY (topic_id, partition, first_offset)
         ) WITHOUT ROWID""",
     ),
+    # A lock of the kernel says whether a run lives (decision 0010); its lease was never renewed.
+    ("ALTER TABLE runs DROP COLUMN expires_ms",),
 )
 
 

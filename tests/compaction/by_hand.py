@@ -18,8 +18,6 @@ from shards import locks
 from shards.clock import wall_ms
 from shards.locks import LockFile, SharedLock
 
-RUN_MS = 60_000
-
 
 @contextmanager
 def opened(data: Path) -> Iterator[Ledger]:
@@ -44,7 +42,7 @@ def compact(
 ) -> None:  # fmt: skip
     """Switches the oldest ``objects_max`` objects of the topics to L1."""
     with opened(data) as ledger:
-        ledger.begin_run(run, "a test", wall_ms(), RUN_MS)
+        ledger.begin_run(run, "a test", wall_ms())
         found = [topic for name in topics if (topic := ledger.topic(name)) is not None]
         ids = {topic.topic_id for topic in found}
         planned = ledger.plan_objects(0, ledger.latest_commit_number(), objects_max, ids)

@@ -48,7 +48,7 @@ def test_a_real_ledger_takes_what_was_made_up_for(lake: Lake, ledger: Ledger) ->
     counter = itertools.count(1)
     for count in (4, 3):
         ingest(ledger, next(counter), Request(orders.topic_id, ((0, count), (1, 2))))
-    ledger.begin_run("run1", "test", 10, 10_000)
+    ledger.begin_run("run1", "test", 10)
     table = lake.prepare([orders], ledger)[0][orders.topic_id]
     first = commit_of(lake.place, table, "run1", rows(0, 1, 4) + rows(1, 1, 2))
     ledger.switch_tables("run1", [switch_of(first, lake.commit("run1", first))], 20)
@@ -61,7 +61,7 @@ def test_a_real_ledger_takes_what_was_made_up_for(lake: Lake, ledger: Ledger) ->
     switches, failures = reconcile(lake, [orders], ledger)
     assert not failures
     ledger.end_run("run1", 30)
-    ledger.begin_run("run3", "test", 30, 10_000)
+    ledger.begin_run("run3", "test", 30)
     ledger.switch_tables("run3", switches, 40)
     assert ledger.compacted_seqs(orders.topic_id) == {0: 7, 1: 4}
     assert [file.path for file in ledger.lake_files(orders.topic_id)] == [files[0][0].path]

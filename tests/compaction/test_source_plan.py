@@ -60,7 +60,7 @@ def compacted(ledger: Ledger, topic: Topic, run: str, objects: int, files: int) 
         )
         for number, parts in rows.items()
     )  # fmt: skip
-    ledger.begin_run(run, "a test", 1, 10)
+    ledger.begin_run(run, "a test", 1)
     switch = TableSwitch(topic.topic_id, topic.name, "1.json", watermarks, added)
     ledger.switch_tables(run, [switch], 1)
     ledger.end_run(run, 1)
@@ -205,7 +205,7 @@ def test_a_rewriting_between_two_looks_neither_doubles_nor_hides(
     before = tuple(file.path for file in ledger.lake_files(topic.topic_id))
     rows = (LakeRange(0, 1, 9, 9, 90, 1, 1), LakeRange(1, 1, 6, 6, 60, 1, 1))
     file = NewFile("file:///lake/second-0", 100, 15, rows)
-    ledger.begin_run("second", "a test", 1, 10)
+    ledger.begin_run("second", "a test", 1)
     switch = TableSwitch(topic.topic_id, "orders", "2.json", {0: 9, 1: 6}, (file,), before)
     ledger.switch_tables("second", [switch], 1)
     page = Page(100)
@@ -234,7 +234,7 @@ def test_objects_of_several_partitions_are_one_read_each(orders: tuple[Ledger, T
 def test_quarantined_offsets_are_holes_and_losses(orders: tuple[Ledger, Topic]) -> None:
     ledger, topic = orders
     hole = Hole(topic.topic_id, 0, 1, 3, "l0/key", "torn")
-    ledger.begin_run("run", "a test", 1, 10)
+    ledger.begin_run("run", "a test", 1)
     switch = TableSwitch(topic.topic_id, "orders", "1.json", {0: 3}, holes=(hole,))
     ledger.switch_tables("run", [switch], 1)
     (loss,) = losses(whole(ledger))

@@ -76,7 +76,7 @@ class World:
 
     def run(self, run: str, first: int, last: int, *, rewrite: bool = False) -> None:
         """A run of one file, from the table's commit to the ledger's switch."""
-        self.ledger.begin_run(run, "test", wall_ms(), 1)
+        self.ledger.begin_run(run, "test", wall_ms())
         table = prepared(self.lake, self.topic, self.ledger)  # type: ignore[arg-type]
         gone = sorted(data_files(self.lake, TABLE)) if rewrite else []
         files = written(self.lake.place, table, run, rows(0, 1 if rewrite else first, last))
@@ -211,7 +211,7 @@ def test_a_reader_between_the_tables_commit_and_the_switch_keeps_its_files(
 
 def test_files_of_a_run_that_died_go_and_those_of_one_that_lives_stay(world: World) -> None:
     world.run("r1", 1, 2)
-    world.ledger.begin_run("dead", "test", wall_ms(), 1)
+    world.ledger.begin_run("dead", "test", wall_ms())
     table = prepared(world.lake, world.topic, world.ledger)  # type: ignore[arg-type]
     written(world.lake.place, table, "dead", rows(0, 3, 4))
     (left,) = world.files - world.live()

@@ -421,7 +421,7 @@ def test_a_reader_that_comes_between_the_name_and_the_delete_is_seen(world: Worl
 def test_a_compaction_at_work_is_a_reader(world: World) -> None:
     for _ in range(3):
         world.do("commit", 0)
-    world.ledger.begin_run("r", "test", world.now_ms, 1)
+    world.ledger.begin_run("r", "test", world.now_ms)
     world.now_ms += 10
     world.do("delete", 0)
     world.do("commit", 1)

@@ -102,7 +102,7 @@ class World(Node):
         files = [(each.file, each.footer) for each in result.files]
         run = f"compact{self.runs}"
         self.runs += 1
-        self.ledger.begin_run(run, "test", 1, 1_000)
+        self.ledger.begin_run(run, "test", 1)
         commit = TableCommit(table, files, watermarks, holes=holes)
         self.ledger.switch_tables(run, [switch_of(commit, self.lake.commit(run, commit))], 77)
         self.ledger.end_run(run, 1)

@@ -344,7 +344,6 @@ def test_a_start_trusts_its_own_ledger_only_where_nobody_else_can_have_written(
     log = world.node.log
     copy = tmp_path / "copy.db"
     with closing(Ledger(world.node.path, nullcontext())) as whole:
-        whole.checkpoint()
         whole_image = whole.image()
     restore_image(copy, whole_image)
     world.produce([Request("a", 0, 2)])  # the copy has not got this one, and no entry lists it

@@ -84,7 +84,7 @@ def test_offsets_behind_a_recovery_are_above_a_table_that_is_ahead(world: World)
     produce(world, 3)
     planned = plan_all(world.node.ledger)
     world.node.tell()  # the run's entry covers the head, so what it plans
-    world.node.ledger.begin_run("second", "test", 10, 100)
+    world.node.ledger.begin_run("second", "test", 10)
     switches = switches_of(planned, "second")
     produce(world, 4)
     world.node.ledger.switch_tables("second", switches, 20)  # no entry tells
@@ -94,7 +94,7 @@ def test_offsets_behind_a_recovery_are_above_a_table_that_is_ahead(world: World)
     assert ledger.compacted_seqs(1) == {0: 2}
     assert firsts(ledger) == [1, 3, 10]
     # The next run finds the table ahead, and makes up for it.
-    ledger.begin_run("third", "test", 30, 100)
+    ledger.begin_run("third", "test", 30)
     ledger.switch_tables("third", switches, 40)
     assert ledger.compacted_seqs(1) == {0: 5}
     assert [one.commit_number for one in plan_all(ledger)] == [3]

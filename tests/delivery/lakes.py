@@ -108,6 +108,6 @@ def _written(node: Node, run: str, rows: pa.Table, shares: dict[int, list[int]])
 
 def _switch(node: Node, run: str, switch: TableSwitch) -> None:
     node.runs += 1
-    node.ledger.begin_run(run, "test", 1, 1_000)
+    node.ledger.begin_run(run, "test", 1)
     node.ledger.switch_tables(run, [switch], 1)
     node.ledger.end_run(run, 1)

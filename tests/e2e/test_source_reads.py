@@ -221,7 +221,7 @@ def test_a_file_that_was_rewritten_behind_a_plan_is_read_where_its_rows_are(
             path = Path(place.path_of(file.path))
             path.rename(path.with_name(f"moved-{path.name}"))
             moved.append((file, str(Path(file.path).with_name(f"moved-{path.name}"))))
-        ledger.begin_run(f"{name}-2", "a test", wall_ms(), 60_000)
+        ledger.begin_run(f"{name}-2", "a test", wall_ms())
         added = tuple(
             NewFile(
                 file.path.replace(path_name(file.path), f"moved-{path_name(file.path)}"),
@@ -270,7 +270,7 @@ def test_quarantined_offsets_are_a_loss(daemon: Daemon) -> None:
         topic = ledger.topic("quarantine")
         assert topic is not None
         bad = ledger.extents_from(topic.topic_id, 0, 1, 1)[0]
-        ledger.begin_run("quarantine", "a test", wall_ms(), 60_000)
+        ledger.begin_run("quarantine", "a test", wall_ms())
         hole = Hole(topic.topic_id, 0, bad.first_offset, bad.last_offset, bad.key, "torn")
         switch = TableSwitch(
             topic.topic_id, "quarantine", "1.json", {0: bad.last_offset}, holes=(hole,)

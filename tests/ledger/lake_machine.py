@@ -24,7 +24,7 @@ from tests.ledger.test_model import NAMES, RequestShape
 
 Offset = tuple[int, int, int]
 """(topic id, partition, offset)"""
-LEASE_MS = 100
+MEANWHILE_MS = 100  # between a run that died and the next
 
 
 class Table(Struct):
@@ -114,12 +114,15 @@ class LakeMachine(BackupMachine):
         """The next run; it makes up for what one that died has not switched."""
         self.runs += 1
         self.run = f"run-{self.runs}"
-        self.ledger.begin_run(self.run, "test", self.now_ms, LEASE_MS)
+        former = self.ledger.unfinished_run()
+        if former is not None:
+            self.ledger.end_run(former, self.now_ms)
+        self.ledger.begin_run(self.run, "test", self.now_ms)
         self.switch()
 
     def finish(self, dies: bool) -> None:
         if dies:
-            self.now_ms += LEASE_MS
+            self.now_ms += MEANWHILE_MS
         else:
             self.switch()
             self.ledger.end_run(self.run, self.now_ms)

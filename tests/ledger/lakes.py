@@ -90,7 +90,7 @@ def compact(
     to_commit: int | None = None, topic_ids: AbstractSet[int] | None = None, days: int = 1,
 ) -> list[TableSwitch]:  # fmt: skip
     """A whole run up to a commit; what it told."""
-    ledger.begin_run(run, "test", now_ms, 1_000)
+    ledger.begin_run(run, "test", now_ms)
     planned = plan_all(ledger, to_commit, topic_ids=topic_ids)
     switches = switches_of(planned, run, bad_keys, days)
     ledger.switch_tables(run, switches, now_ms)

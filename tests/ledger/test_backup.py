@@ -205,7 +205,7 @@ def test_a_dropped_file_is_told_again(ledger: Ledger, topic: Topic) -> None:
     lake_of(ledger, topic, [1])
     told = ledger.mark()
     (file,) = ledger.lake_files(topic.topic_id)
-    ledger.begin_run("again", "test", 500, 100)
+    ledger.begin_run("again", "test", 500)
     joined = NewFile("file:///joined", 1, 1, ledger.ranges_of_files(topic.topic_id)[file.file_id])
     switch = TableSwitch(topic.topic_id, "t", "m", {}, (joined,), (file.path,))
     ledger.switch_tables("again", [switch], 600)

@@ -126,7 +126,7 @@ def test_a_switch_is_what_readers_and_the_next_plan_see(ledger: Ledger, topic: T
 def test_a_repeated_switch_does_no_harm(ledger: Ledger, topic: Topic) -> None:
     commit(ledger, 1, Request(topic.topic_id, ((0, 4),)))
     switches = switches_of(plan_all(ledger), "r")
-    ledger.begin_run("r", "test", 1, 100)
+    ledger.begin_run("r", "test", 1)
     ledger.switch_tables("r", switches, 2)
     commit(ledger, 2, Request(topic.topic_id, ((0, 1),)))
     before = (ledger.lake_files(topic.topic_id), ledger.ranges_of_files(topic.topic_id))
@@ -155,7 +155,7 @@ def test_file_ranges_are_those_of_live_files_by_their_first_offset(
     # A later run rewrites the files of the first.
     old = ledger.lake_files(t)[:2]
     merged = NewFile("file:///lake/r4.parquet", 9, 10, (LakeRange(0, 1, 10, 10, 100, 1, 1),))
-    ledger.begin_run("r4", "test", 500, 100)
+    ledger.begin_run("r4", "test", 500)
     ledger.switch_tables(
         "r4", [TableSwitch(t, "headgate.x", "4", {}, (merged,), tuple(f.path for f in old))], 500
     )
@@ -197,7 +197,7 @@ def test_a_switch_that_says_more_than_the_ledger_is_refused_whole(
     words: str,
 ) -> None:  # fmt: skip
     commit(ledger, 1, Request(topic.topic_id, ((0, 4),)))
-    ledger.begin_run("r", "test", 1, 100)
+    ledger.begin_run("r", "test", 1)
     good = TableSwitch(topic.topic_id, "headgate.orders", "1", {0: 1})
     bad = TableSwitch(
         topic.topic_id, "headgate.orders", "2", watermarks, (NewFile("file:///x", 1, 4, ranges),)
@@ -247,7 +247,7 @@ def test_a_hole_of_an_evicted_object_takes_the_mark_away(ledger: Ledger, topic: 
     ledger.trim("orders", 0, 3)
     assert not ledger.mark_free(5)
     assert free(ledger) == [1]
-    ledger.begin_run("next", "test", 6, 10)
+    ledger.begin_run("next", "test", 6)
     ledger.switch_tables("next", switches, 7)
     assert free(ledger) == []
 
@@ -261,7 +261,7 @@ def test_a_mark_that_a_quarantine_came_before_is_not_made(ledger: Ledger, topic:
     with ledger._session.snapshot() as connection:
         marks = marking.markable(connection)
     assert marks.commits == [1, 2]
-    ledger.begin_run("r", "test", 6, 10)
+    ledger.begin_run("r", "test", 6)
     ledger.switch_tables("r", switches, 7)
     with ledger._session.writing() as connection:
         marking.mark(connection, marks, 8)
@@ -274,7 +274,7 @@ def test_bytes_up_to_the_switch_are_those_that_the_files_say(ledger: Ledger, top
     commit(ledger, 1, Request(t, ((0, 4),)))
     commit(ledger, 2, Request(t, ((0, 2),)))
     assert ledger.partition_states(t)[0].bytes == 60
-    ledger.begin_run("r", "test", 1, 100)
+    ledger.begin_run("r", "test", 1)
     file = NewFile("file:///x", 9, 4, (LakeRange(0, 1, 4, 4, 33, 1, 1),))
     ledger.switch_tables("r", [TableSwitch(t, "headgate.orders", "1", {0: 4}, (file,))], 2)
     assert ledger.partition_states(t)[0].bytes == 53

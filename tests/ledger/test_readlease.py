@@ -9,50 +9,39 @@ from functools import partial
 import pytest
 
 from ledger import readlease
-from ledger.errors import ReadLeasesFull, RunActive, RunLost
+from ledger.errors import ReadLeasesFull, RunLost, RunUnfinished
 from ledger.lake_types import ReadLease
 from ledger.ledger import Ledger
 
 
 def test_one_run_at_a_time_and_the_refusal_names_the_other(ledger: Ledger) -> None:
-    ledger.begin_run("a", "host 1", 1_000, 500)
-    with pytest.raises(RunActive, match=r"compaction a of host 1 .* until 1500") as caught:
-        ledger.begin_run("b", "host 2", 1_499, 500)
-    assert (caught.value.run, caught.value.owner, caught.value.expires_ms) == ("a", "host 1", 1_500)
-    assert caught.value.retryable
+    ledger.begin_run("a", "host 1", 1_000)
+    with pytest.raises(RunUnfinished, match="compaction a of host 1 has begun") as caught:
+        ledger.begin_run("b", "host 2", 1_000_000_000)  # however long ago that was
+    assert (caught.value.run, caught.value.owner) == ("a", "host 1")
+    assert not caught.value.retryable
     ledger.end_run("a", 1_499)
-    ledger.begin_run("b", "host 2", 1_499, 500)
+    ledger.begin_run("b", "host 2", 1_499)
 
 
-def test_a_run_that_renews_is_not_taken_over(ledger: Ledger) -> None:
-    ledger.begin_run("a", "host", 1_000, 500)
-    ledger.renew_run("a", 1_400, 500)
-    with pytest.raises(RunActive):
-        ledger.begin_run("b", "host", 1_899, 500)
-    # Late, but nobody came meanwhile.
-    ledger.renew_run("a", 2_500, 500)
-    with pytest.raises(RunActive):
-        ledger.begin_run("b", "host", 2_999, 500)
-
-
-def test_a_run_whose_lease_ran_out_is_taken_over_and_learns_of_it(ledger: Ledger) -> None:
-    ledger.begin_run("a", "host", 1_000, 500)
-    ledger.begin_run("b", "host", 1_500, 500)
+def test_a_run_that_was_ended_by_the_next_one_learns_of_it(ledger: Ledger) -> None:
+    ledger.begin_run("a", "host", 1_000)
+    assert ledger.unfinished_run() == "a"
+    ledger.end_run("a", 1_500)
+    ledger.begin_run("b", "host", 1_500)
     for attempt in (
-        partial(ledger.renew_run, "a", 1_501, 500),
         partial(ledger.end_run, "a", 1_501),
         partial(ledger.switch_tables, "a", [], 1_501),
-        partial(ledger.renew_run, "never", 1_501, 500),
+        partial(ledger.end_run, "never", 1_501),
     ):
         with pytest.raises(RunLost, match="start another"):
             attempt()
-    ledger.renew_run("b", 1_501, 500)
     ledger.end_run("b", 1_502)
 
 
 def test_ended_runs_are_kept_up_to_a_limit(ledger: Ledger) -> None:
     for number in range(readlease.RUNS_KEPT + 5):
-        ledger.begin_run(f"run-{number}", "host", number, 500)
+        ledger.begin_run(f"run-{number}", "host", number)
         ledger.end_run(f"run-{number}", number)
     with closing(sqlite3.connect(ledger.path)) as connection:
         kept = {row[0] for row in connection.execute("SELECT run FROM runs")}

@@ -233,7 +233,7 @@ def test_a_file_that_ends_late_and_begins_early_is_looked_at_first(ledger: Ledge
     write(ledger, topic, 10)
     ranges = (LakeRange(0, 3, 5, 3, 30, 0, 50), LakeRange(0, 1, 10, 7, 70, 0, 50))
     files = tuple(NewFile(f"file:///{one.last_offset}", 1, one.rows, (one,)) for one in ranges)
-    ledger.begin_run("r", "test", 1, 1_000)
+    ledger.begin_run("r", "test", 1)
     ledger.switch_tables("r", [TableSwitch(topic.topic_id, "t", "m", {0: 10}, files)], 1)
     assert ledger.evict(60) == [], "the first record may be 50 ms old"
     assert [one.earliest_seq for one in ledger.evict(61)] == [11]
