@@ -17,26 +17,27 @@ import click
 import msgspec
 
 from daemon.cli import objects as objects_
-from daemon.cli import read as read_
 from daemon.cli import records_in
 from daemon.cli import status as status_
 from daemon.cli import topics as topics_
-from daemon.cli.exits import DEGRADED, FAILED, CommandFailed, Commands
+from daemon.cli.exits import DEGRADED, FAILED, UNREACHABLE, CommandFailed, Commands
 from daemon.cli.options import (
     chaos_spec,
     client_option,
     loaded,
     output_option,
+    parsed_by,
     place_options,
     serve_options,
+    wait_option,
 )
-from daemon.cli.output import print_json, progress, table
-from daemon.cli.produce import send
+from daemon.cli.output import print_json, print_lines, progress, say, table
+from daemon.cli.produce import BatchUnanswered, Resume, parse_resume, send
 from daemon.cli.quarantine import quarantine
+from daemon.cli.read import read
 from daemon.client import Client
 from daemon.config import KEYS
 from daemon.config_docs import markdown
-from shards.clock import wall_ms
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 EPILOG = "Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 degraded."
@@ -357,7 +358,7 @@ def objects_cat(key: str, **options: Any) -> None:
     config = loaded(**options)
     with objects_.opened_ledger(config) as ledger, objects_.opened_store(config) as store:
         for line in objects_.lines_of(ledger, store, objects_.row_of(ledger, key)):
-            _print_lines([line])
+            print_lines([line])
 
 
 @objects.command("verify")
@@ -421,6 +422,13 @@ headgate.add_command(quarantine)
     metavar="N",
     help="Most bytes of records in a request; a larger record goes alone.",
 )
+@click.option(
+    "--resume",
+    metavar="RUN:LINE",
+    callback=parsed_by(parse_resume),
+    help="Go on where a run of this command ended, with its file and options.",
+)
+@wait_option
 @client_option
 @output_option
 def produce(
@@ -431,17 +439,34 @@ def produce(
     partition: int | None,
     batch: int,
     batch_bytes: int,
+    resume: Resume | None,
+    wait_s: float,
     client: Client,
     as_json: bool,
 ) -> None:
-    """Send the records of FILE (or of stdin) to TOPIC and wait until they are durable."""
-    source = records_in.records(file, form, key_field)
+    """Send the records of FILE (or of stdin) to TOPIC and wait until they are durable.
+
+    A daemon that restarts or is full is waited for; a run that ends early names where to go on.
+
+    \b
+    Examples:
+      headgate produce orders orders.ndjson --key customer
+      headgate produce orders orders.ndjson --key customer --resume 5f0c99e1:3005
+    """
+    client.say = say
+    begin = resume or Resume(secrets.token_hex(12), 1)
+    source = (
+        item
+        for item in records_in.records(file, form, key_field)
+        if item is None or item.line >= begin.line
+    )
     with progress(records_in.size_of(file), "sent") as advance:
         summary, problem = send(
             client,
             topic,
             records_in.batched(source, batch, batch_bytes),
-            run_id=secrets.token_hex(12),
+            run_id=begin.run_id,
+            patience_ms=wait_s * 1000,
             partition=partition,
             progress=advance,
         )
@@ -452,58 +477,13 @@ def produce(
     if problem is not None:
         raise CommandFailed(
             f"{getattr(file, 'name', 'stdin')}: {problem}",
-            hint=f"the {summary.records} records before it are stored, nothing behind it is",
+            hint=f"the {summary.records} records before it are stored, nothing behind it is; the"
+            f" same command with --resume {(summary.error or {})['resume']} goes on there",
+            exit_code=UNREACHABLE if isinstance(problem, BatchUnanswered) else FAILED,
         ) from problem
 
 
-@headgate.command()
-@click.argument("topic")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@click.option("--since", metavar="TIME", help="From 90s, 15m, 1h, 2d ago, or an ISO 8601 time.")
-@click.option("--tail", type=click.IntRange(1, read_.TAIL_MAX), metavar="N", help="The newest N.")
-@click.option("--from-seq", type=click.IntRange(0), metavar="N", help="Behind this offset.")
-@click.option("-n", "--records", type=click.IntRange(1), metavar="N", help="End after N records.")
-@click.option("--partition", type=click.IntRange(0, 999), metavar="P", help="Only this one.")
-@click.option("--with-meta", is_flag=True, help="Whole records, not only their data.")
-@client_option
-def read(
-    topic: str,
-    follow: bool,
-    since: str | None,
-    tail: int | None,
-    from_seq: int | None,
-    records: int | None,
-    partition: int | None,
-    with_meta: bool,
-    client: Client,
-) -> None:
-    """Print the records of TOPIC as NDJSON, from the beginning by default."""
-    if sum(choice is not None for choice in (since, tail, from_seq)) > 1:
-        raise click.UsageError("--since, --tail and --from-seq exclude each other")
-    try:
-        from_ts = None if since is None else read_.since_ms(since, wall_ms())
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--since") from error
-    reader = read_.Reader(
-        client,
-        topic,
-        partition,
-        emit=_print_lines,
-        warn=lambda text: click.echo(f"headgate: {text}", err=True),
-        with_meta=with_meta,
-        records_max=records,
-    )
-    try:
-        reader.read(read_.Start(from_seq=from_seq, from_ts=from_ts, tail=tail))
-        if follow:
-            reader.follow()
-    except KeyboardInterrupt:
-        pass  # how a person ends it: no failure
-
-
-def _print_lines(lines: list[bytes]) -> None:
-    sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
-    sys.stdout.buffer.flush()
+headgate.add_command(read)
 
 
 @headgate.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})

@@ -7,15 +7,16 @@ out.
 Every call here must be *repeatable*: it changes nothing, or nothing twice (reads, PUT, DELETE, a
 produce with an idempotency key), because it is sent again when a connection ends without answer.
 
-Waiting is bounded: ``patience_ms`` is the most that one call waits between its attempts, and each
-attempt has its own timeout. One Client belongs to one thread; a connection that failed is opened
-anew by the next attempt.
+Waiting is bounded, and said: a call with patience ends when it is over, whether it spent the time
+in attempts or between them, and says after NOTICE_MS what it waits for. One Client belongs to one
+thread; a connection that failed is opened anew by the next attempt.
 """
 
 from __future__ import annotations
 
 import http.client
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,6 +24,10 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from shards.clock import monotonic_ns
+
+NOTICE_MS = 2_000  # nobody looks at a silent terminal for longer
+TIMEOUT_MIN_S = 0.1  # of an attempt at the end of the patience
 RECONNECT_WAIT_MS = 100  # the first wait after a lost connection; doubles up to the one below
 RECONNECT_WAIT_MAX_MS = 2_000
 RETRY_AFTER_MS = 1_000  # a 429 or 503 without a usable Retry-After
@@ -79,7 +84,8 @@ def topic_path(topic: str, *rest: str) -> str:
 
 
 class Client:
-    """Calls on the daemon at ``url``. ``sleep_ms`` is how it waits between attempts."""
+    """Calls on the daemon at ``url``. ``sleep_ms`` is how it waits between attempts; ``say`` is
+    told what is waited for, from a thread of its own."""
 
     def __init__(
         self,
@@ -87,6 +93,9 @@ class Client:
         *,
         timeout_s: float = 30.0,
         sleep_ms: Callable[[float], None] = lambda wait_ms: time.sleep(wait_ms / 1000),
+        now_ms: Callable[[], float] = lambda: monotonic_ns() / 1e6,
+        notice_ms: float = NOTICE_MS,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         try:
             parts = urlsplit(url)
@@ -99,6 +108,9 @@ class Client:
         self.retries = 0
         self._timeout_s = timeout_s
         self._sleep_ms = sleep_ms
+        self._now_ms = now_ms
+        self._notice_ms = notice_ms
+        self.say = say
         self._base = parts.path.rstrip("/")
         https = parts.scheme == "https"
         kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
@@ -122,24 +134,41 @@ class Client:
         query: dict[str, str] | None = None,
         timeout_s: float | None = None,
         patience_ms: float = 0,
+        silent_ms: float = 0,
     ) -> bytes:
         """The body of a good answer to a JSON request.
 
-        Within ``patience_ms`` it is repeated after 429 and 503, as Retry-After asks (they promise
-        that nothing was stored), and after a lost connection. A kept connection that the daemon
-        had closed in the meantime is opened again without patience.
+        Until ``patience_ms`` are over it is repeated after 429 and 503, as Retry-After asks (they
+        promise that nothing was stored), and after a lost connection. A kept connection that the
+        daemon had closed in the meantime is opened again without patience. ``silent_ms`` is how
+        long no answer is as it should be (a long poll): time is counted from there.
         Raises Unreachable, Refused, UnknownAnswer.
         """
         target = self._base + path + (f"?{urlencode(query)}" if query else "")
+        timeout_s = timeout_s or self._timeout_s
+        if patience_ms <= 0:
+            return self._repeated(method, target, body, lambda: timeout_s, None)
+        patience = _Patience(self, patience_ms, silent_ms)
+        with patience:
+            return self._repeated(
+                method, target, body,
+                lambda: max(TIMEOUT_MIN_S, min(timeout_s, patience.left_ms() / 1000)), patience,
+            )  # fmt: skip
+
+    def _repeated(
+        self, method: str, target: str, body: bytes | None, timeout_s: Callable[[], float],
+        patience: _Patience | None,
+    ) -> bytes:  # fmt: skip
         reconnect_ms = RECONNECT_WAIT_MS
         while True:
             try:
-                answer = self._attempt(method, target, body, timeout_s or self._timeout_s)
+                answer = self._attempt(method, target, body, timeout_s)
             except _Stale:
                 continue  # at most once: the next attempt's connection is fresh
-            except Unreachable:
-                if reconnect_ms > patience_ms:
+            except Unreachable as error:
+                if patience is None or reconnect_ms > patience.left_ms():
                     raise
+                reason = error.reason
                 wait_ms: float = reconnect_ms
                 reconnect_ms = min(2 * reconnect_ms, RECONNECT_WAIT_MAX_MS)
             else:
@@ -147,35 +176,44 @@ class Client:
                     return answer.body
                 refused = self._refused(method, target, answer)
                 wait_ms = _wait_ms(refused, answer.retry_after)
-                if answer.status not in (429, 503) or wait_ms > patience_ms:
+                if answer.status not in (429, 503):
                     raise refused
-            patience_ms -= wait_ms
+                if patience is None or wait_ms > patience.left_ms():
+                    raise refused
+                reason = f"{refused.message} ({refused.code})"
+            patience.before_wait(wait_ms, reason)
             self.retries += 1
             self._sleep_ms(wait_ms)
 
-    def _attempt(self, method: str, target: str, body: bytes | None, timeout_s: float) -> _Attempt:
+    def _attempt(
+        self, method: str, target: str, body: bytes | None, timeout_s: Callable[[], float]
+    ) -> _Attempt:
         connection = self._connection
         fresh = connection.sock is None
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
         sent = False
+        waits_s = timeout_s()
         try:
             if fresh:
-                connection.timeout = timeout_s
+                connection.timeout = waits_s
                 connection.connect()
-            connection.sock.settimeout(timeout_s)
+            waits_s = timeout_s()
+            connection.sock.settimeout(waits_s)
             sent = True
             try:
                 connection.request(method, target, body, headers)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # a refusal before the body was taken in: its answer may be there already
+            waits_s = timeout_s()
+            connection.sock.settimeout(waits_s)
             response = connection.getresponse()
             data = response.read(ANSWER_BYTES_MAX)
             return _Attempt(response.status, data, response.getheader("Retry-After"))
         except TimeoutError as error:
             connection.close()
-            raise Unreachable(self.url, f"timed out after {timeout_s:g} s", sent=sent) from error
+            raise Unreachable(self.url, f"timed out after {waits_s:g} s", sent=sent) from error
         except (http.client.HTTPException, OSError) as error:
             connection.close()
             ended = isinstance(error, ConnectionError | http.client.RemoteDisconnected)
@@ -195,6 +233,49 @@ class Client:
                 f" in Headgate's form: {answer.body[:80]!r}"
             ) from cause
         return Refused(answer.status, error.code, error.message, error.detail)
+
+
+class _Patience:
+    """How long one call goes on without a good answer, and who is told that it does.
+
+    A timer says it while an attempt is under way; what is known by then is the last reason.
+    """
+
+    def __init__(self, client: Client, patience_ms: float, silent_ms: float) -> None:
+        self._client = client
+        self._begin_ms = client._now_ms() + silent_ms
+        self._patience_ms = patience_ms
+        self._reason = "no answer so far"
+        self._lock = threading.Lock()
+        self._told = False
+        self._timer = threading.Timer((silent_ms + client._notice_ms) / 1000, self._tell)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        if self._told and kind is None:
+            self._client.say(f"{self._client.url} answers again")
+
+    def left_ms(self) -> float:
+        return self._begin_ms + self._patience_ms - self._client._now_ms()
+
+    def before_wait(self, wait_ms: float, reason: str) -> None:
+        self._reason = reason
+        if self._client._now_ms() + wait_ms >= self._begin_ms + self._client._notice_ms:
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            if not self._told:
+                self._told = True
+                self._client.say(
+                    f"waiting for {self._client.url} for {self._patience_ms / 1000:g} s at most:"
+                    f" {self._reason}"
+                )
 
 
 class _Stale(Exception):

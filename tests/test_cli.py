@@ -123,7 +123,9 @@ def test_groups_draws_the_tree_and_gives_the_list_as_json() -> None:
     assert json.loads(listed.stdout) == STATUS["groups"]
 
 
-@pytest.mark.parametrize("command", [["status"], ["groups"], ["topics", "ls"], ["read", "t"]])
+@pytest.mark.parametrize(
+    "command", [["status"], ["groups"], ["topics", "ls"], ["read", "t", "--wait", "0"]]
+)
 def test_no_daemon_is_3_with_a_hint(command: list[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

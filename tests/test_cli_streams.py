@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-import cli
-from tests.scripted import Answer, Call, Scripted, refusal, run, says, scripted, state
+from daemon.cli import read as read_
+from tests.scripted import Answer, Call, Script, Scripted, refusal, run, says, scripted, state
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -210,7 +210,7 @@ def test_read_from_an_offset_is_exclusive_and_one_partition_is_enough() -> None:
 
 
 def test_read_since_asks_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "wall_ms", lambda: 3_600_000 + 4)
+    monkeypatch.setattr(read_, "wall_ms", lambda: 3_600_000 + 4)
     with scripted(Log(log_of(5))) as server:
         assert numbers(run(server, "read", "t", "--since", "1h")) == [4, 5]
         for time in ("1970-01-01T00:00:00.003Z", "1970-01-01T00:00:00.003"):
@@ -341,3 +341,92 @@ def test_read_ends_with_the_last_offset_when_it_is_to_begin_past_it() -> None:
         result = run(server, "read", "t", "--partition", "0", "--from-seq", "9")
     assert result.exit_code == 1
     assert "from_seq is 9, ... is 3 (offset_out_of_range, status 416)" in result.stderr
+
+
+def test_produce_ends_with_a_resume_point_that_goes_on_with_the_same_keys() -> None:
+    lost = scripted(lambda call: accepted(call) if len(server.calls) == 1 else Answer(0))
+    with lost as server:
+        text = "".join(f"{n}\n" for n in range(1, 8))
+        result = run(server, "produce", "t", "--batch", "3", "--wait", "0", "-o", "json",
+                     stdin=text)  # fmt: skip
+        first = server.calls[1].body
+    assert result.exit_code == 3
+    assert "lines 4 to 6: no answer from" in result.stderr
+    assert "the 3 records before it are stored" in result.stderr
+    error = json.loads(result.stdout)["error"]
+    assert (error["line"], error["code"]) == (4, "unreachable")
+    point = error["resume"]
+    assert point.endswith(":4") and f"--resume {point}" in result.stderr
+    with scripted(accepted) as server:
+        result = run(server, "produce", "t", "--batch", "3", "--resume", point, stdin=text)
+    assert result.exit_code == 0
+    again, rest = (call.body for call in server.calls)
+    assert again == first, "the batch that may be stored has the key that it had"
+    assert [each["data"] for each in rest["records"]] == [7]
+
+
+def test_batches_that_are_cut_elsewhere_are_never_taken_for_others() -> None:
+    with scripted(accepted) as server:
+        for size in ("2", "3"):
+            run(server, "produce", "t", "--batch", size, "--resume", "ab:1", stdin="1\n2\n3\n4\n")
+    keys = [call.body["idempotency_key"] for call in server.calls]
+    assert keys == ["ab-1-2", "ab-3-4", "ab-1-3", "ab-4-4"]
+
+
+def test_a_refused_batch_is_resumed_from_its_first_line() -> None:
+    with says(refusal(422, "invalid", "bad", record=1)) as server:
+        result = run(server, "produce", "t", "-o", "json", stdin="1\n2\n3\n")
+    error = json.loads(result.stdout)["error"]
+    assert error["line"] == 2 and error["resume"].endswith(":1")
+
+
+def test_read_outlives_lost_connections_and_gives_each_record_once() -> None:
+    log = Log(log_of(3))
+
+    def script(call: Call) -> Answer:
+        if len(server.calls) in (2, 3, 5):
+            return Answer(0)
+        if len(server.calls) == 6:
+            log.partitions[0].extend(log_of(5)[3:])
+        return log(call)
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--follow", "-n", "5")
+    assert result.exit_code == 0 and numbers(result) == [1, 2, 3, 4, 5]
+    assert result.stderr == "", "that is no word worth"
+
+
+def test_read_ends_with_a_resume_point_for_every_partition() -> None:
+    log = Log(log_of(3), log_of(2))
+
+    def script(call: Call) -> Answer:
+        return log(call) if len(server.calls) <= 3 else Answer(0)
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--follow", "--wait", "0")
+    assert result.exit_code == 3 and numbers(result) == [1, 2, 3, 1, 2]
+    assert "the same command with --resume 7:0=3,1=2 goes on there" in result.stderr
+    log.partitions[1].append({"seq": 3, "ts": 9, "data": {"n": 33}})
+    with scripted(log) as server:
+        result = run(server, "read", "t", "--follow", "-n", "1", "--resume", "7:0=3,1=2")
+    assert numbers(result) == [33]
+    assert all(call.body["topic_id"] == 7 for call in server.calls)
+
+
+def test_a_resume_point_keeps_the_time_of_partitions_that_were_not_begun() -> None:
+    log = Log(log_of(3), log_of(3))
+    script: Script = lambda call: log(call) if len(server.calls) <= 2 else Answer(0)  # noqa: E731
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--since", "1970-01-01T00:00:00.002", "--wait", "0")
+    assert numbers(result) == [2, 3] and "--resume 7:0=3,1@2 " in result.stderr
+    with scripted(log) as server:
+        assert numbers(run(server, "read", "t", "--resume", "7:0=3,1@2")) == [2, 3]
+
+
+@pytest.mark.parametrize("command", ["read", "produce"])
+@pytest.mark.parametrize("point", ["", "7", "7:", "x:0=1", "7:0", "ab:0", "7:0=1,"])
+def test_a_resume_point_that_is_none_is_a_usage_error(command: str, point: str) -> None:
+    with says(Answer(200, state())) as server:
+        result = run(server, command, "t", "--resume", point, stdin="")
+    assert result.exit_code == 2 and "is no resume point" in result.stderr
+    assert server.calls == []

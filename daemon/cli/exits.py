@@ -45,8 +45,16 @@ class CommandFailed(click.ClickException):
             click.echo(f"  hint: {self.hint}", err=True)
 
 
-def failure(error: Exception) -> CommandFailed | None:
-    """What the command ends with after ``error``; None for an error that nobody foresaw."""
+def failure(error: Exception, also: str = "") -> CommandFailed | None:
+    """What the command ends with after ``error``, with one hint more; None for an error that
+    nobody foresaw."""
+    found = _failure(error)
+    if found is not None and also:
+        found.hint = f"{found.hint}; {also}" if found.hint else also
+    return found
+
+
+def _failure(error: Exception) -> CommandFailed | None:
     match error:
         case ConfigError():
             return CommandFailed(

@@ -12,6 +12,7 @@ from daemon.client import Client
 from daemon.config import Config, Override, load
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+T = TypeVar("T")
 URL_DEFAULT = "http://127.0.0.1:7440"
 
 
@@ -55,6 +56,29 @@ def client_option(function: Function) -> Function:
         callback=opened,
         help="Where the daemon listens.",
     )(function)
+
+
+def parsed_by(parse: Callable[[str], T]) -> Callable[..., T | None]:
+    """A click callback for an option whose text ``parse`` understands, or raises ValueError."""
+
+    def callback(_: click.Context, __: click.Parameter, value: str | None) -> T | None:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return callback
+
+
+wait_option = click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, 86_400),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="At most this long for a daemon that does not answer, or says that it is busy.",
+)
 
 
 _CONFIG_OPTIONS = (

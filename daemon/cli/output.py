@@ -90,3 +90,14 @@ def progress(length: int, label: str) -> Iterator[Callable[[int], None]]:
         return
     with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
         yield bar.update
+
+
+def say(text: str) -> None:
+    """One line beside the output."""
+    click.echo(f"headgate: {text}", err=True)
+
+
+def print_lines(lines: list[bytes]) -> None:
+    """Lines of output, at once."""
+    sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
+    sys.stdout.buffer.flush()

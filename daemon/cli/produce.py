@@ -2,22 +2,26 @@
 
 Each request carries an idempotency key, so that a batch whose answer was lost can be sent again
 and is stored once. A batch that is refused ends the run: the records before it are stored, of it
-nothing is, and the error names the line of the input where it stands.
+nothing is, and the error names the line of the input where it stands. So does one that was not
+answered; whether it is stored is not known then.
+
+A *resume point* is ``RUN:LINE``: a run that goes on there gives its batches the keys that they had.
+A key names the lines of its batch, so batches of another size have other keys: what was stored is
+then stored twice, and nothing is taken for another batch.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from daemon.cli.output import bytes_text, count_text
 from daemon.cli.records_in import BadLine, InputRecord, Numbered
-from daemon.client import Client, Refused, UnknownAnswer, topic_path
-
-PATIENCE_MS = 60_000  # the most that a batch waits in all for a daemon that is full or restarts
+from daemon.client import Client, Refused, UnknownAnswer, Unreachable, topic_path
 
 
 class PartitionSpan(Struct):
@@ -28,6 +32,24 @@ class PartitionSpan(Struct):
     first_seq: int
     last_seq: int
     count: int
+
+
+class Resume(NamedTuple):
+    """Where a run goes on: its id, and the first line that is sent."""
+
+    run_id: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.run_id}:{self.line}"
+
+
+def parse_resume(text: str) -> Resume:
+    """A resume point as it was printed. Raises ValueError."""
+    match = re.fullmatch(r"([0-9a-f]{1,64}):([1-9][0-9]{0,17})", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no resume point, like 5f0c...e1:3005")
+    return Resume(match[1], int(match[2]))
 
 
 class Summary(Struct):
@@ -60,11 +82,26 @@ class BatchRefused(Exception):
     """The batch of ``line`` (the record itself, where the daemon named it) was not stored."""
 
     def __init__(self, line: int, last_line: int, code: str, message: str) -> None:
-        place = f"line {line}" if line == last_line else f"lines {line} to {last_line}"
-        super().__init__(f"{place}: {message} ({code})")
+        super().__init__(f"{_lines(line, last_line)}: {message} ({code})")
         self.line = line
         self.code = code
         self.message = message
+
+
+class BatchUnanswered(Exception):
+    """Nobody knows whether the batch of ``line`` is stored, or the daemon stayed full."""
+
+    def __init__(self, line: int, last_line: int, cause: Unreachable) -> None:
+        super().__init__(f"{_lines(line, last_line)}: {cause}")
+        self.line = line
+        self.code = "unreachable"
+
+
+Problem = BadLine | BatchRefused | BatchUnanswered
+
+
+def _lines(first: int, last: int) -> str:
+    return f"line {first}" if first == last else f"lines {first} to {last}"
 
 
 class _Request(Struct, omit_defaults=True):
@@ -94,26 +131,34 @@ def send(
     batches: Iterable[list[Numbered]],
     *,
     run_id: str,
+    patience_ms: float,
     partition: int | None = None,
-    patience_ms: float = PATIENCE_MS,
     progress: Callable[[int], None] = lambda bytes_sent: None,
-) -> tuple[Summary, BadLine | BatchRefused | None]:
+) -> tuple[Summary, Problem | None]:
     """Sends all batches; the second value is why it stopped before the end of the input.
 
-    ``run_id`` must never be used twice for a topic. Raises Unreachable and UnknownAnswer: whether
-    the last batch is stored is then not known.
+    Lines of a run that is not resumed must never have its ``run_id`` twice. Raises UnknownAnswer:
+    whether the last batch is stored is then not known.
     """
     summary = Summary(topic)
     spans: dict[int, PartitionSpan] = {}
-    problem: BadLine | BatchRefused | None = None
+    problem: Problem | None = None
+    first = 0  # of the batch that is under way
     try:
         for batch in batches:
+            first = batch[0].line
             _send_one(client, summary, spans, batch, run_id, partition, patience_ms)
             progress(sum(len(bytes(item.record.data)) for item in batch))
-    except (BadLine, BatchRefused) as error:
+    except (BadLine, BatchRefused, BatchUnanswered) as error:
         problem = error
-        code = error.code if isinstance(error, BatchRefused) else "invalid"
-        summary.error = {"line": error.line, "code": code, "message": str(error)}
+        # Of a bad line the batch before it is stored, of a refused record not its own.
+        line = error.line if isinstance(error, BadLine) else first
+        summary.error = {
+            "line": error.line,
+            "code": "invalid" if isinstance(error, BadLine) else error.code,
+            "message": str(error),
+            "resume": str(Resume(run_id, line)),
+        }
     summary.retries = client.retries
     summary.partitions = [spans[number] for number in sorted(spans)]
     return summary, problem
@@ -129,13 +174,17 @@ def _send_one(
     patience_ms: float,
 ) -> None:
     body = _encoder.encode(
-        _Request([item.record for item in batch], f"{run_id}-{summary.requests}", partition)
+        _Request(
+            [item.record for item in batch], f"{run_id}-{batch[0].line}-{batch[-1].line}", partition
+        )
     )
     try:
         data = client.call("POST", topic_path(summary.topic), body, patience_ms=patience_ms)
     except Refused as error:
         line, last_line = _place(batch, error.detail)
         raise BatchRefused(line, last_line, error.code, error.message) from error
+    except Unreachable as error:
+        raise BatchUnanswered(batch[0].line, batch[-1].line, error) from error
     try:
         answer = _answer_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -190,7 +190,7 @@ def quarantine_retry(
     \b
     Examples:
       headgate quarantine retry
-      headgate quarantine retry l0/00000001/0000000000000001-000-000001
+      headgate quarantine retry l0/000000000000000001/1-0-2
     """
     config = loaded(**options)
     with progress(0, "objects") as advance:
@@ -214,7 +214,7 @@ def quarantine_accept(keys: tuple[str, ...], yes: bool, as_json: bool, **options
 
     \b
     Example:
-      headgate quarantine accept l0/00000001/0000000000000001-000-000001
+      headgate quarantine accept l0/000000000000000001/1-0-2
     """
     config = loaded(**options)
     if not yes and sys.stdin.isatty():

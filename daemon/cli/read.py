@@ -6,7 +6,7 @@ partitions are read one after the other, each to the head it had when its turn c
 record at once; of several, one that is empty holds up the others for ``POLL_SHARED_MS`` at most.
 
 ``tail`` reads the last N offsets of every partition and keeps the newest N of them, by timestamp.
-Nothing here prints: a page's lines go to ``emit``, gaps to ``warn``.
+The Reader prints nothing: a page's lines go to ``emit``, gaps to ``warn``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,15 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import click
 import msgspec
 from msgspec import Struct
 
-from daemon.client import Client, UnknownAnswer, topic_path
+from daemon.cli.exits import failure
+from daemon.cli.options import client_option, parsed_by, wait_option
+from daemon.cli.output import print_lines, say
+from daemon.client import Client, Refused, UnknownAnswer, Unreachable, topic_path
+from shards.clock import wall_ms
 
 RECREATED = "recreated"  # a tombstone's reason
 PAGE_RECORDS = 1_000  # the most that diff gives at once
@@ -42,6 +47,37 @@ class Start(Struct, frozen=True):
         if self.from_ts is not None:
             return {"from_ts": self.from_ts}
         return {"from_seq": self.from_seq or 0}
+
+
+class Resume(Struct, frozen=True):
+    """Where a read that ended goes on, and of which topic: by partition an offset, or the time
+    that it was to begin with. Printed as ``TOPIC_ID:P=SEQ,P@MS``."""
+
+    topic_id: int
+    starts: dict[int, Start]
+
+    def __str__(self) -> str:
+        places = [
+            f"{partition}={start.from_seq or 0}" if start.from_ts is None
+            else f"{partition}@{start.from_ts}"
+            for partition, start in self.starts.items()
+        ]  # fmt: skip
+        return f"{self.topic_id}:{','.join(places)}"
+
+
+def parse_resume(text: str) -> Resume:
+    """A resume point as it was printed. Raises ValueError."""
+    number = r"[0-9]{1,18}"
+    place = rf"[0-9]{{1,3}}[=@]{number}"
+    if re.fullmatch(rf"{number}:{place}(,{place})*", text) is None:
+        raise ValueError(f"{text!r} is no resume point, like 7:0=120,1=98")
+    topic_id, _, places = text.partition(":")
+    starts = {}
+    for each in places.split(","):
+        partition, mark, at = re.split("([=@])", each)
+        start = Start(from_seq=int(at)) if mark == "=" else Start(from_ts=int(at))
+        starts[int(partition)] = start
+    return Resume(int(topic_id), starts)
 
 
 class Gap(Struct, frozen=True):
@@ -109,25 +145,29 @@ def since_ms(text: str, now_ms: int) -> int:
     return max(0, int(moment.timestamp() * 1000))
 
 
-def heads_of(client: Client, topic: str) -> tuple[int, dict[int, int]]:
+def heads_of(client: Client, topic: str, patience_ms: float) -> tuple[int, dict[int, int]]:
     """A topic's id, and the last committed offset of each of its partitions."""
+    body = client.call("GET", topic_path(topic), patience_ms=patience_ms)
     try:
-        state = msgspec.json.decode(client.call("GET", topic_path(topic)), type=_Topic)
+        state = msgspec.json.decode(body, type=_Topic)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error
     return state.topic_id, {each.partition: each.head_seq for each in state.partitions}
 
 
 class Reader:
-    """Reads ``topic`` once, all of it or one ``partition``; ``follow`` then goes on from where it
-    stands."""
+    """Reads ``topic`` once, all of it or one ``partition``, from ``start`` on or from a resume
+    point; ``follow`` then goes on from where it stands. Each call waits ``patience_ms`` for a
+    daemon that does not answer."""
 
     def __init__(
         self,
         client: Client,
         topic: str,
+        start: Start | Resume,
         partition: int | None,
         *,
+        patience_ms: float,
         emit: Callable[[list[bytes]], None],
         warn: Callable[[str], None],
         with_meta: bool = False,
@@ -139,22 +179,44 @@ class Reader:
         self._warn = warn
         self._with_meta = with_meta
         self._left = records_max
+        self._patience_ms = patience_ms
         self._is_whole = partition is None
-        partitions = heads_of(client, topic)[1] if partition is None else [partition]
-        self._next = dict.fromkeys(partitions, 0)
+        self._tail = start.tail if isinstance(start, Start) else None
         self._topic_ids: dict[int, int] = {}  # of which topic ``_next`` is an offset
+        self._next: dict[int, Start] = {}
+        if isinstance(start, Resume):
+            self._next = dict(start.starts)
+            self._topic_ids = dict.fromkeys(start.starts, start.topic_id)
+        else:
+            whole = partition is None
+            partitions = list(self._heads()[1]) if whole else [partition or 0]
+            self._next = dict.fromkeys(partitions, start)
 
     def done(self) -> bool:
         """As many records as were asked for have been emitted."""
         return self._left is not None and self._left <= 0
 
-    def read(self, start: Start) -> None:
+    def resume(self) -> Resume | None:
+        """Where to go on; None when nothing was emitted for good yet, or a tail was under way."""
+        if self._tail is not None or not self._topic_ids:
+            return None
+        newest = max(self._topic_ids.values())
+        # An offset of a former topic is none of the new one: of that everything is left.
+        starts = {
+            partition: Start(from_seq=0) if self._topic_ids.get(partition, newest) != newest
+            else start
+            for partition, start in self._next.items()
+        }  # fmt: skip
+        return Resume(newest, starts)
+
+    def read(self) -> None:
         """Emits what is there, partition by partition."""
-        if start.tail is not None:
-            self._read_tail(start.tail)
+        if self._tail is not None:
+            self._read_tail(self._tail)
+            self._tail = None
             return
         for partition in list(self._next):
-            for page in self._pages(partition, start.query(), self._limit()):
+            for page in self._pages(partition, self._limit()):
                 self._print(partition, page.records)
                 if self.done():
                     return
@@ -164,19 +226,19 @@ class Reader:
         while not self.done():
             alone = len(self._next) == 1
             wait_ms = POLL_ALONE_MS if alone else max(1, POLL_SHARED_MS // len(self._next))
-            for partition, from_seq in list(self._next.items()):
-                page = self._diff(partition, {"from_seq": from_seq}, self._limit(), wait_ms)
+            for partition in list(self._next):
+                page = self._diff(partition, self._limit(), wait_ms)
                 self._print(partition, page.records)
                 if self.done():
                     return
 
     def _read_tail(self, count: int) -> None:
         newest: list[tuple[int, int, int, bytes]] = []
-        topic_id, heads = heads_of(self._client, self._topic)
+        topic_id, heads = self._heads()
         for partition in list(self._next):
             self._topic_ids[partition] = topic_id
-            from_seq = max(0, heads.get(partition, 0) - count)
-            for page in self._pages(partition, {"from_seq": from_seq}, PAGE_RECORDS):
+            self._next[partition] = Start(from_seq=max(0, heads.get(partition, 0) - count))
+            for page in self._pages(partition, PAGE_RECORDS):
                 for record in page.records:
                     line = _line_decoder.decode(record)
                     item = (line.ts, partition, line.seq, bytes(record))
@@ -190,22 +252,28 @@ class Reader:
     def _limit(self) -> int:
         return PAGE_RECORDS if self._left is None else max(1, min(PAGE_RECORDS, self._left))
 
-    def _pages(self, partition: int, query: dict[str, Any], limit: int) -> Iterator[Page]:
+    def _heads(self) -> tuple[int, dict[int, int]]:
+        return heads_of(self._client, self._topic, self._patience_ms)
+
+    def _pages(self, partition: int, limit: int) -> Iterator[Page]:
         """Pages up to the head as the first one names it, for a writer may be faster."""
         head_seq: int | None = None
         while True:
-            page = self._diff(partition, query, limit, 0)
+            page = self._diff(partition, limit, 0)
             yield page
             head_seq = page.head_seq if head_seq is None or page.is_anew else head_seq
             if page.caught_up or page.next_from_seq >= head_seq:
                 return
-            query = {"from_seq": page.next_from_seq}
 
-    def _diff(self, partition: int, query: dict[str, Any], limit: int, wait_ms: int) -> Page:
-        ask = query | {"partition": partition, "limit": limit, "wait_ms": wait_ms}
+    def _diff(self, partition: int, limit: int, wait_ms: int) -> Page:
+        ask = self._next[partition].query()
+        ask |= {"partition": partition, "limit": limit, "wait_ms": wait_ms}
         if "from_seq" in ask and partition in self._topic_ids:
             ask["topic_id"] = self._topic_ids[partition]
-        body = self._client.call("POST", topic_path(self._topic, "diff"), msgspec.json.encode(ask))
+        body = self._client.call(
+            "POST", topic_path(self._topic, "diff"), msgspec.json.encode(ask),
+            patience_ms=self._patience_ms, silent_ms=wait_ms,
+        )  # fmt: skip
         try:
             page = _page_decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -224,12 +292,12 @@ class Reader:
                 f"records {gap.gap_from} to {gap.gap_to} of partition {partition} of"
                 f" {self._topic} are gone: {gap.reason}"
             )
-        self._next[partition] = page.next_from_seq
+        self._next[partition] = Start(from_seq=page.next_from_seq)
         self._topic_ids[partition] = page.topic_id
         if page.is_anew and self._is_whole:
             # A new topic may have more partitions; where it has fewer, reading them is refused.
-            for each in heads_of(self._client, self._topic)[1]:
-                self._next.setdefault(each, 0)
+            for each in self._heads()[1]:
+                self._next.setdefault(each, Start(from_seq=0))
         return page
 
     def _print(self, partition: int, records: list[msgspec.Raw]) -> None:
@@ -260,3 +328,72 @@ def whole_line(partition: int, record: msgspec.Raw) -> bytes:
 def _one_line(text: bytes) -> bytes:
     """JSON text keeps its spelling unless it spans lines."""
     return msgspec.json.format(text, indent=-1) if b"\n" in text or b"\r" in text else text
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--since", metavar="TIME", help="From 90s, 15m, 1h, 2d ago, or an ISO 8601 time.")
+@click.option("--tail", type=click.IntRange(1, TAIL_MAX), metavar="N", help="The newest N.")
+@click.option("--from-seq", type=click.IntRange(0), metavar="N", help="Behind this offset.")
+@click.option("-n", "--records", type=click.IntRange(1), metavar="N", help="End after N records.")
+@click.option("--partition", type=click.IntRange(0, 999), metavar="P", help="Only this one.")
+@click.option("--with-meta", is_flag=True, help="Whole records, not only their data.")
+@click.option(
+    "--resume",
+    metavar="POINT",
+    callback=parsed_by(parse_resume),
+    help="Go on where a run of this command ended, whatever else says where to begin.",
+)
+@wait_option
+@client_option
+def read(
+    topic: str,
+    follow: bool,
+    since: str | None,
+    tail: int | None,
+    from_seq: int | None,
+    records: int | None,
+    partition: int | None,
+    with_meta: bool,
+    resume: Resume | None,
+    wait_s: float,
+    client: Client,
+) -> None:
+    """Print the records of TOPIC as NDJSON, from the beginning by default.
+
+    A daemon that restarts is waited for; a run that ends early names where to go on.
+
+    \b
+    Examples:
+      headgate read orders --tail 10 --follow
+      headgate read orders --follow --resume 7:0=120,1=98
+    """
+    if sum(choice is not None for choice in (since, tail, from_seq)) > 1:
+        raise click.UsageError("--since, --tail and --from-seq exclude each other")
+    try:
+        from_ts = None if since is None else since_ms(since, wall_ms())
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--since") from error
+    client.say = say
+    reader = Reader(
+        client,
+        topic,
+        resume or Start(from_seq=from_seq, from_ts=from_ts, tail=tail),
+        partition,
+        patience_ms=wait_s * 1000,
+        emit=print_lines,
+        warn=say,
+        with_meta=with_meta,
+        records_max=records,
+    )
+    try:
+        reader.read()
+        if follow:
+            reader.follow()
+    except KeyboardInterrupt:
+        pass  # how a person ends it: no failure
+    except (Refused, Unreachable, UnknownAnswer) as error:
+        point = reader.resume()
+        also = f"the same command with --resume {point} goes on there" if point else ""
+        raise failure(error, also) or error from error
