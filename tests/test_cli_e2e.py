@@ -124,3 +124,25 @@ def test_topics_live_and_die(daemon: Daemon) -> None:
     assert run(daemon, "topics", "delete", "brief").exit_code == 0
     gone = run(daemon, "topics", "show", "brief")
     assert gone.exit_code == 1 and "hint: `headgate topics ls`" in gone.stderr
+
+
+@pytest.mark.slow
+def test_a_follow_outlives_a_restart_and_prints_each_record_once(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as first:
+        first.produce("kept", 1, 2)
+        follow = subprocess.Popen(
+            [sys.executable, "-c", "import cli; cli.main()", "read", "kept", "--follow",
+             "-n", "4", "--url", first.url],
+            cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert follow.stdout is not None
+            assert [follow.stdout.readline() for _ in range(2)] == [b"1\n", b"2\n"]
+            assert first.stop() == 0
+            with running(tmp_path / "data", listen=f"127.0.0.1:{first.port}") as second:
+                second.produce("kept", 3, 4)
+                rest, said = follow.communicate(timeout=120)
+        finally:
+            follow.kill()
+            follow.wait()
+    assert (follow.returncode, rest) == (0, b"3\n4\n"), said
