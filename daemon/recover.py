@@ -131,7 +131,7 @@ def settle(
             if taken.former is not Former.REBOOTED:
                 return None
             report = Report()
-            _take_unlisted(ledger, store, taken.incarnation, report, lambda _: None)
+            take_unlisted(ledger, store, taken.incarnation, report, lambda _: None)
             return report
     return rebuild(path, lock, store, taken, owner_log, limits)
 
@@ -159,7 +159,7 @@ def rebuild(
         show = progress or _no_progress
         report.records_listed = sum(row.records for row in _rows(ledger))
         with show(0 if progress is None else sum(1 for _ in store.list("l0/"))) as advance:
-            _take_unlisted(ledger, store, taken.incarnation, report, advance)
+            take_unlisted(ledger, store, taken.incarnation, report, advance)
     report.kept_ledger = _move_into_place(aside, path)
     report.seconds = (monotonic_ns() - began_ns) / 1e9
     report.objects_per_second = report.objects / report.seconds
@@ -281,9 +281,13 @@ def _apply_entries(
         ledger.close()
 
 
-def _take_unlisted(
+def take_unlisted(
     ledger: Ledger, store: ObjectStore, incarnation: int, report: Report, advance: Advance
 ) -> None:
+    """Looks through the store and takes what the ledger does not list and may have been committed.
+
+    Fills the report, but for what a rebuild adds. Raises LedgerError, StoreError.
+    """
     floor = ledger.epoch_floor()
     named = ledger.deletions()
     heads: list[ObjectHead] = []

@@ -25,18 +25,19 @@ from daemon.heartbeat import Pulse, Verdict
 from daemon.orphans import ADOPTIONS_MAX, Orphans
 from ledger.errors import LedgerBusy, LedgerError, LedgerFault
 from ledger.ledger import Ledger
-from ledger.types import Commit, CommitDraft, LeaseId, TopicConfig
+from ledger.types import Commit, CommitDraft, LeaseId
 from shards import alarms, locks
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind, raised
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
-from shards.frame import Part, encode_conditions
 from shards.layout import Layout
 from shards.leases import ORPHAN, Lease, LeaseTable
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
+from tests.sim.load import Load
 from tests.sim.oracle import Oracle
+from tests.sim.recovery import Backup
 from tests.sim.schedule import (
     MS,
     NEVER,
@@ -65,8 +66,6 @@ from uploader.upload import Uploads
 WALL_NS = 1_700_000_000 * S
 ALWAYS = 1 << 30  # a point at which another task is always chosen
 TICK_NS = 100 * MS
-TOPICS = 2
-PARTITIONS = 2
 EPOCH_NS = 20 * S  # ten minutes in the daemon; raised often here, so that leases meet the floor
 
 
@@ -246,7 +245,7 @@ class Shard:
 
     def _take_one(self) -> None:
         machine = self.machine
-        number, conditions, parts = machine.new_request()
+        number, conditions, parts = machine.load.request(self.shard)
         now_ns = machine.schedule.now_ns
         try:
             position = self._ring.append(now_ns, now_ns // MS, conditions, parts)
@@ -330,8 +329,6 @@ class Machine:
         # The oracle sees what is committed, not what another connection is about to.
         self.seen_ledger = Ledger(directory / "ledger.db", LedgerLock(self), must_exist=True)
         incarnation, epoch = self.ledger.begin_incarnation(1)
-        for number in range(TOPICS):
-            self.ledger.create_topic(f"t{number + 1}", TopicConfig(partitions=PARTITIONS), 1)
         self.words[at.G_INCARNATION], self.words[at.G_EPOCH] = incarnation, epoch
         self.wall_off_ns = 0  # steps of the wall clock
         tell_sent(self.words, self.moment())
@@ -343,6 +340,8 @@ class Machine:
             if buddies.can_split(group):
                 buddies.split(group)
         self.oracle = Oracle(self.segment, self.seen_ledger, self.store, self.schedule, log)
+        self.load = Load(self.schedule, self.oracle, self.ledger, shards)
+        self.backup = Backup(self.seen_ledger, self.store, self.oracle, directory)
         self.supervisor = Process(self.schedule, "supervisor")
         self.schedule.start(self.supervisor, "tick", self._supervise)
         self.owner = Process(self.schedule, "owner")
@@ -357,8 +356,6 @@ class Machine:
         self.poison_every: int | None = None  # so many leases: no process can commit it
         self.ended = 0  # processes that ended themselves
         self.stuck_ticks = 0  # with the alarm of a stuck lease
-        self.requests = 0
-        self.keys: list[str] = []
         self.deaths = 0
         log(f"machine of {shards} shards, {self.layout}, {self.policy}")
 
@@ -371,28 +368,6 @@ class Machine:
         os.close(self.segment.fd)
 
     # Load
-
-    def new_request(self) -> tuple[int, bytes, list[Part]]:
-        """A request with a number of its own in each payload; some repeat an idempotency key."""
-        rng = self.rng
-        self.requests += 1
-        number = self.requests
-        now_ms = self.schedule.now_ns // MS
-        topic = rng.randrange(1, TOPICS + 1)
-        partitions = [rng.randrange(PARTITIONS)]
-        if not rng.randrange(6):
-            partitions = list(range(PARTITIONS))
-        size = rng.choice((8, 16, 100, 700 if len(partitions) == 1 else 200))
-        payload = number.to_bytes(8, "big") + bytes(size - 8)
-        parts = [Part(topic, p, rng.randrange(1, 4), payload, now_ms, now_ms) for p in partitions]
-        conditions = b""
-        if not rng.randrange(5):
-            if not self.keys or rng.randrange(2):
-                self.keys.append(f"key {number}")
-            key = rng.choice(self.keys[-4:])
-            conditions = encode_conditions(key, None)
-            self.oracle.keyed(number, topic, key)
-        return number, conditions, parts
 
     def publish(self, shard: int) -> None:
         """A request comes to a shard that lives."""

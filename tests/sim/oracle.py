@@ -61,6 +61,10 @@ class Oracle:
         self._keys: dict[int, tuple[int, str]] = {}
         self._first_of_key: dict[tuple[int, str], int] = {}
         self._heads: dict[tuple[int, int], int] = {}
+        self._appends: dict[int, tuple[int | None, int]] = {}  # expectation and records by number
+        self._append_head = 0
+        self._keyed: set[int] = set()
+        self.stored: dict[int, bool] = {}  # by number, of what is committed
         self._log_end = 0
         self._asked = False
         self.acknowledgements = 0
@@ -74,6 +78,15 @@ class Oracle:
     def keyed(self, number: int, topic_id: int, key: str) -> None:
         """A request has an idempotency key."""
         self._keys[number] = (topic_id, key)
+        self._keyed.add(number)
+
+    def appended(self, number: int, expected: int | None, count: int) -> None:
+        """A request of ``count`` records is for the topic of appends."""
+        self._appends[number] = (expected, count)
+
+    def head(self, topic_id: int, partition: int = 0) -> int:
+        """As the last commit left it."""
+        return self._heads.get((topic_id, partition), 0)
 
     def before_commit(self, draft: CommitDraft) -> None:
         """The ledger is asked to commit, with everything that must come before."""
@@ -175,6 +188,7 @@ class Oracle:
         self._recent[commit.number] = commit
         self._recent.pop(commit.number - 1_000, None)
         numbers: list[int] = []
+        void = {(verdict.shard, verdict.position) for verdict in commit.verdicts}
         for source in commit.sources:
             require(
                 source.start == self._committed[source.shard],
@@ -186,10 +200,12 @@ class Oracle:
                 position, end, number = waiting.popleft()
                 require(end <= source.end, "a request is whole", position, end, source)
                 numbers.append(number)
+                self.stored[number] = (source.shard, position) not in void
             require(end == source.end, "a commit ends with a request", end, source)
             self._committed[source.shard] = end
         self._check_object(commit, numbers)
         self._check_keys(commit, numbers)
+        self._check_appends(commit, numbers)
         for head in commit.heads:
             key = (head.topic_id, head.partition)
             before = self._heads.get(key, 0)
@@ -216,10 +232,35 @@ class Oracle:
             if key in self._first_of_key:
                 repeats += 1
             self._first_of_key.setdefault(key, number)
-        require(
-            deduped == repeats and deduped == len(commit.verdicts),
-            "a repeated key is void, a first one is not", commit, repeats,
-        )  # fmt: skip
+        require(deduped == repeats, "a repeated key is void, a first one is not", commit, repeats)
+
+    def _check_appends(self, commit: Commit, numbers: list[int]) -> None:
+        for number in numbers:
+            if number not in self._appends:
+                continue
+            expected, count = self._appends[number]
+            head = self._append_head
+            require(
+                self.stored[number] == (expected in (None, head)),
+                "an append is stored when its expectation holds", number, expected, head, commit,
+            )  # fmt: skip
+            self._append_head += count if self.stored[number] else 0
+
+    # Told by a recovery
+
+    def check_recovered(self, found: set[int]) -> None:
+        """``found`` are the requests that are stored in it."""
+        self._take_in()
+        for number, stored in self.stored.items():
+            if number not in self._keyed:
+                require(
+                    (number in found) == stored,
+                    "a recovery decides what was decided",
+                    number, stored, self._appends.get(number),
+                )  # fmt: skip
+        met = [self._appends[n][0] for n in found if n in self._appends]
+        expected = [seq for seq in met if seq is not None]
+        require(len(expected) == len(set(expected)), "an expectation is met once", sorted(expected))
 
     # At rest
 

@@ -59,6 +59,7 @@ class Outcome(Struct):
     ended: int = 0  # processes that an error ended
     stuck_ticks: int = 0  # with an alarm for a lease that ends its holders
     puts: int = 0
+    taken: int = 0  # by recoveries: objects that no entry had told of
     splits: int = 0
     merges: int = 0
     daemons: int = 0  # that started on prefixes that had an owner
@@ -119,10 +120,11 @@ class Run:
                 outcome.deaths += machine.deaths
                 outcome.ended += machine.ended
                 outcome.stuck_ticks += machine.stuck_ticks
-                outcome.requests += machine.requests
+                outcome.requests += machine.load.requests
                 outcome.acknowledgements += machine.oracle.acknowledgements
                 outcome.commits += machine.words[at.G_COMMITS]
                 outcome.puts += machine.store.puts
+                outcome.taken += machine.backup.taken
                 layout = machine.layout
                 for shard in range(layout.shards):
                     base = layout.shard(shard)
@@ -178,6 +180,9 @@ class Run:
                 machine.publish(rng.randrange(machine.layout.shards) if hot is None else hot)
             next_ns = max(next_ns, schedule.now_ns - 20 * requests_every_ns)
             self._faults(machine, task, rng, deaths_every, stops_every)
+            if not rng.randrange(1_000):
+                machine.backup.tell()
+        machine.backup.recover()
         self._drain(machine)
 
     def _faults(

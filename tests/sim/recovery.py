@@ -1,0 +1,100 @@
+"""The machine's ledger is lost, in the middle of everything: what a recovery makes of the store.
+
+Real: the entries' changes, ``take_unlisted`` with its order of rings and its second decision of
+keys and expectations, the ledger that takes what they give. Nothing is stopped for it: the
+simulated machine goes on as if nothing had been.
+
+What must hold of each request that was committed, told by an entry or not: it is stored if it was,
+once, and void if it was. Requests with an idempotency key are left out, whose first try may have
+been another shard's; of appends with the same expectation one is stored at most.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+from daemon.recover import Report, take_unlisted
+from ledger.backup import Mark
+from ledger.ledger import Ledger
+from shards.frame import batch_payload, batches
+from tests.sim.oracle import Oracle, require
+from tests.sim.store import Store
+from uploader.l0.reader import read_extent, read_footer
+from uploader.stores.base import ObjectHead
+
+
+class Listed(Store):
+    """The objects of a store as of now, for reading."""
+
+    def __init__(self, store: Store) -> None:
+        self.kept = dict(store.kept)
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
+        """All of them."""
+        for key in sorted(self.kept):
+            yield ObjectHead(key, key, len(self.kept[key][1]), 0)
+
+
+class Backup:
+    """What entries of the owner's log told of a ledger."""
+
+    def __init__(self, ledger: Ledger, store: Store, oracle: Oracle, directory: Path) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._oracle = oracle
+        self._path = directory / "told.db"
+        self._recovered = directory / "recovered.db"
+        self._mark = Mark()
+        self.taken = 0
+        with closing(Ledger(self._path, nullcontext())):
+            self.tell()
+
+    def tell(self) -> None:
+        """An entry."""
+        self._mark, changes = self._ledger.changes_since(self._mark)
+        with closing(Ledger(self._path, nullcontext())) as told:
+            told.apply_changes(changes)
+
+    def recover(self) -> None:
+        """Raises Violation."""
+        for suffix in ("", "-wal", "-shm"):
+            self._recovered.with_name(self._recovered.name + suffix).unlink(missing_ok=True)
+        with (
+            closing(sqlite3.connect(self._path)) as told,
+            closing(sqlite3.connect(self._recovered)) as copy,
+        ):
+            told.backup(copy)
+        store = Listed(self._store)
+        with closing(Ledger(self._recovered, nullcontext())) as ledger:
+            report = Report()
+            take_unlisted(ledger, store, 1, report, lambda _: None)
+            require(report.sound, "every object is whole and there", report.corrupt, report.missing)
+            ledger.check_invariants()
+            stored = self._stored(ledger, store)
+        self.taken += report.objects_taken
+        twice = [number for number, count in stored.items() if count > 1]
+        require(not twice, "a recovery stores nothing twice", twice)
+        self._oracle.check_recovered({number for number, _ in stored})
+
+    def _stored(self, ledger: Ledger, store: Store) -> Counter[tuple[int, tuple[int, int]]]:
+        """How often each request's part of a partition is readable."""
+        found: Counter[tuple[int, tuple[int, int]]] = Counter()
+        for topic in ledger.topics():
+            for partition in range(topic.config.partitions):
+                for extent in ledger.extents_from(topic.topic_id, partition, 1, 1 << 30):
+                    body = store.kept[extent.locator][1]
+                    place = (topic.topic_id, partition)
+                    footer = read_footer(body)
+                    there = next(e for e in footer.extents if (e.topic_id, e.partition) == place)
+                    data = read_extent(body, there)
+                    index = 0
+                    for head in batches(data):
+                        void = any(start <= index < start + n for start, n in extent.voids)
+                        number = int.from_bytes(batch_payload(data, head)[:8], "big")
+                        found[number, place] += not void
+                        index += head.record_count
+        return +found
