@@ -28,7 +28,7 @@ from shards.clock import monotonic_ns
 from shards.locks import LockFile, SharedLock
 from uploader.ownerlog import OwnedByAnother, OwnerLog
 from uploader.stores import faults, open_store
-from uploader.stores.base import ObjectStore, StoreError
+from uploader.stores.base import PartedStore, StoreError
 from uploader.stores.disk import settle_directory
 
 log = logging.getLogger("headgate.serve")
@@ -99,7 +99,7 @@ def _wait_for_ledger(lock_file: LockFile, ledger_path: Path) -> None:
         sleep_s(TICK_S)
 
 
-def open_config_store(config: Config) -> ObjectStore:
+def open_config_store(config: Config) -> PartedStore:
     """The store that a configuration names."""
     return open_store(
         config.store_url, endpoint_url=config.s3_endpoint_url, region=config.s3_region

@@ -1,7 +1,8 @@
 """The one small interface of an object store.
 
 Vocabulary: a *key* names an object for people and for LIST; a *locator* is where the store keeps
-it, and is what the ledger keeps. For S3 they are equal. Bodies are whole; nothing is streamed.
+it, and is what the ledger keeps. For S3 they are equal. Bodies are whole, but for what may be of
+any size (an image of the ledger): that is put in *parts*.
 
 Every call makes one attempt, blocks, and may be made from any thread. Retrying is the caller's
 decision (``uploader/retry.py``): an error says by ``retryable`` whether it can help.
@@ -64,6 +65,25 @@ class StoreRefused(StoreError):
         super().__init__(message, retryable=False)
 
 
+class PartedPut(Protocol):
+    """An object on its way, part by part, that nobody sees before it is finished; for one thread.
+
+    A call that failed may be made again. Raises StoreError.
+    """
+
+    def put(self, part: bytes) -> None:
+        """Adds a part. All but the last have one size, of 5 MiB (S3's own limit) or more."""
+        ...
+
+    def finish(self) -> None:
+        """The object is there under its key, durably."""
+        ...
+
+    def abandon(self) -> None:
+        """What was put so far takes no space any more."""
+        ...
+
+
 class ObjectStore(Protocol):
     """Objects under one prefix."""
 
@@ -107,4 +127,20 @@ class ObjectStore(Protocol):
 
     def close(self) -> None:
         """Ends connections and closes files. The store is not used afterwards."""
+        ...
+
+
+class PartedStore(ObjectStore, Protocol):
+    """A store that also takes objects in parts."""
+
+    def put_in_parts(self, key: str) -> PartedPut:
+        """Begins an object whose size is not bounded, under a key that the caller has made up and
+        nobody else uses: there is no condition on it."""
+        ...
+
+    def discard_unfinished(self, prefix: str) -> int:
+        """Removes what writers that died have put in parts under ``prefix``; returns how many.
+
+        Some stores (MinIO) find them by their whole key only.
+        """
         ...

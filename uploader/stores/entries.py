@@ -1,4 +1,4 @@
-"""Small objects of the embedded store that are made once: one file each, by link(2).
+"""Objects of the embedded store that are made once: one file each, by link(2).
 
 A body is written to a name of its own, made durable, and linked to its final name: whoever sees
 that name sees the whole body, and of several who link to it one succeeds. The file name is the
@@ -56,12 +56,19 @@ class Entries:
     def get(self, locator: str, start: int, length: int | None) -> bytes:
         """Bytes of an entry, as ObjectStore.get."""
         try:
-            body = self._path(locator.removeprefix(LOCATOR_PREFIX)).read_bytes()
+            with self._path(locator.removeprefix(LOCATOR_PREFIX)).open("rb") as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                count = read_count(locator, start, length, size_bytes)
+                file.seek(start)
+                return file.read(count)
         except FileNotFoundError as error:
             raise ObjectMissing(f"there is no object at {locator} in {self._url}") from error
         except OSError as error:
             raise failed(f"get {locator} from", self._url, error) from error
-        return body[start : start + read_count(locator, start, length, len(body))]
+
+    def put_in_parts(self, key: str) -> EntryInParts:
+        """Begins an entry of any size."""
+        return EntryInParts(self.folder, self._path(key), key, self._url)
 
     def delete(self, locators: list[str]) -> None:
         """Removes entries, durably; one that is not there is no error."""
@@ -115,6 +122,59 @@ class Entries:
                 f" {FILE_NAME_BYTES_MAX} and not begin with a dot"
             )
         return self.folder / name
+
+
+class EntryInParts:
+    """An entry that is written part by part, as PartedPut."""
+
+    def __init__(self, folder: Path, target: Path, key: str, url: str) -> None:
+        self._folder = folder
+        self._target = target
+        self._key = key
+        self._url = url
+        self._unfinished = folder / f"{UNFINISHED_PREFIX}{secrets.token_hex(8)}"
+        self._fd: int | None = None
+        self._size_bytes = 0
+
+    def put(self, part: bytes) -> None:
+        """Adds a part, durably: so that no sync has more than one part to write."""
+        try:
+            if self._fd is None:
+                make_directory(self._folder)
+                self._fd = create_locked(self._unfinished)
+            written = 0
+            while written < len(part):
+                written += os.pwrite(
+                    self._fd, memoryview(part)[written:], self._size_bytes + written
+                )
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise failed(f"put a part of {self._key} into", self._url, error) from error
+        self._size_bytes += len(part)
+
+    def finish(self) -> None:
+        """The entry has its name, durably."""
+        try:
+            if self._fd is None:
+                raise ValueError(f"{self._key} was finished before its first part")
+            os.fsync(self._fd)
+            _link(self._unfinished, self._target)
+            sync_directory(self._folder)
+        except OSError as error:
+            raise failed(f"put {self._key} into", self._url, error, outcome_unknown=True) from error
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Removes the name it was written under."""
+        if self._fd is None:
+            return
+        try:
+            self._unfinished.unlink(missing_ok=True)
+        except OSError as error:
+            raise failed(f"give up {self._key} in", self._url, error) from error
+        finally:
+            os.close(self._fd)
+            self._fd = None
 
 
 def _link(source: Path, target: Path) -> bool:

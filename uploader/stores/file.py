@@ -1,7 +1,7 @@
 """The embedded store: a directory, ``file:///dir``.
 
     dir/segments/   objects put by ``put``, as frames in segment files (segment.py)
-    dir/entries/    objects put by ``put_if_absent``, a file each (entries.py)
+    dir/entries/    objects put by ``put_if_absent`` or in parts, a file each (entries.py)
 
 Windows of milliseconds would make millions of files a day, and a file per object costs three
 times an append: so each put appends to a segment that no other put uses meanwhile. The one that
@@ -29,7 +29,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from shards.clock import wall_ms
-from uploader.stores.base import ObjectHead, ObjectMissing, StoreError, StoreRefused
+from uploader.stores.base import ObjectHead, ObjectMissing, PartedPut, StoreError, StoreRefused
 from uploader.stores.descriptors import Descriptors
 from uploader.stores.disk import (
     FULL,
@@ -163,6 +163,14 @@ class FileStore:
     def put_if_absent(self, key: str, body: bytes) -> bool:
         """Makes the entry if its name is free; durable, and whole for whoever sees it."""
         return self._entries.put_if_absent(key, body)
+
+    def put_in_parts(self, key: str) -> PartedPut:
+        """Begins an entry of any size."""
+        return self._entries.put_in_parts(key)
+
+    def discard_unfinished(self, prefix: str) -> int:
+        """Nothing is left here: ``check`` has removed what dead writers left."""
+        return 0
 
     def check(self) -> None:
         """Makes the directories, tries both kinds of put, and tidies up behind dead writers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import unquote, urlsplit
 
-from uploader.stores.base import ObjectStore
+from uploader.stores.base import PartedStore
 
 FORMS = "file:///absolute/directory, s3://bucket or s3://bucket/prefix"
 
@@ -23,7 +23,7 @@ def open_store(
     endpoint_url: str | None = None,
     region: str | None = None,
     threads: int = 4,
-) -> ObjectStore:
+) -> PartedStore:
     """The store at ``url``, for calls from up to ``threads`` threads at once.
 
     Nothing is contacted or created yet; ``check()`` does. ``endpoint_url`` and ``region`` are for

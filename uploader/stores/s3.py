@@ -14,7 +14,6 @@ adopter's), another one is a ForeignObject.
 
 from __future__ import annotations
 
-import base64
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -27,10 +26,12 @@ from shards import checksum
 from uploader.stores.base import (
     ForeignObject,
     ObjectHead,
+    PartedPut,
     StoreError,
     StoreRefused,
 )
 from uploader.stores.s3_errors import Where, mapped, status_of
+from uploader.stores.s3_parts import ObjectInParts, base64_of, discard_unfinished
 from uploader.stores.verified import verified
 
 if TYPE_CHECKING:
@@ -154,6 +155,14 @@ class S3Store:
             raise mapped(error, f"PUT of {key}", self._where, writes=True) from error
         return True
 
+    def put_in_parts(self, key: str) -> PartedPut:
+        """A multipart upload."""
+        return ObjectInParts(self._client, self._where, self._root + key)
+
+    def discard_unfinished(self, prefix: str) -> int:
+        """Aborts multipart uploads under a prefix."""
+        return discard_unfinished(self._client, self._where, self._root + prefix)
+
     def check(self) -> None:
         """Looks for the bucket, and puts a probe twice: the second must be answered 412."""
         try:
@@ -204,7 +213,7 @@ class S3Store:
             Bucket=self._bucket,
             Key=self._root + key,
             Body=body,
-            ChecksumCRC32C=_base64(crc32c),
+            ChecksumCRC32C=base64_of(crc32c),
             IfNoneMatch="*",
         )
 
@@ -225,10 +234,10 @@ class S3Store:
         if not found and found_bytes == size_bytes:
             # A store that keeps no checksums, or an object that another program copied there.
             found = self._checksum_of(key, crc32c)
-        if found_bytes != size_bytes or found != _base64(crc32c):
+        if found_bytes != size_bytes or found != base64_of(crc32c):
             raise ForeignObject(
                 f"{self.url}: {key} is taken by another object: {found_bytes} bytes with CRC32C"
-                f" {found or 'unknown'}, ours has {size_bytes} with {_base64(crc32c)}. Keys are"
+                f" {found or 'unknown'}, ours has {size_bytes} with {base64_of(crc32c)}. Keys are"
                 " never used twice: another program or a copy of this daemon writes here, or the"
                 " object was damaged"
             )
@@ -239,8 +248,8 @@ class S3Store:
         def read() -> str:
             found = checksum.crc32c(self.get(key))
             if found != wanted:
-                raise _OtherBytes(_base64(found))
-            return _base64(found)
+                raise _OtherBytes(base64_of(found))
+            return base64_of(found)
 
         try:
             return verified(read, self.reconnect, _OtherBytes, f"GET of {key}")
@@ -250,7 +259,3 @@ class S3Store:
 
 class _OtherBytes(Exception):
     """Bytes with another checksum, which this names."""
-
-
-def _base64(crc32c: int) -> str:
-    return base64.b64encode(crc32c.to_bytes(4, "big")).decode()

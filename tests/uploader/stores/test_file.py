@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 import subprocess
 import sys
@@ -517,3 +518,40 @@ store.close()
         "['l0/1', 'l0/2'] ()",
     ]
     assert len(list((tmp_path / "store" / "segments").iterdir())) == 2
+
+
+def test_an_object_in_parts_is_seen_by_nobody_before_it_is_finished(opens: Opens) -> None:
+    store = opens()
+    made = store.put_in_parts("ledger/7/image-1")
+    made.put(b"first-")
+    made.put(b"second")
+    assert keys(opens()) == []
+    assert opens().discard_unfinished("ledger/") == 0
+    opens().check()  # its writer lives: nothing of it is tidied up
+    made.finish()
+    (head,) = opens().list("ledger/")
+    assert (head.key, head.size_bytes) == ("ledger/7/image-1", 12)
+    assert opens().get(head.locator) == b"first-second"
+    assert opens().get(head.locator, 4, 4) == b"t-se"
+    assert [path.name[0] for path in (store.directory / "entries").iterdir()] == ["l"]
+
+
+def test_an_object_in_parts_that_is_given_up_leaves_nothing(opens: Opens) -> None:
+    store = opens()
+    made = store.put_in_parts("ledger/7/image-1")
+    made.abandon()
+    made.put(b"first")
+    made.abandon()
+    made.abandon()
+    assert keys(store) == [] and list((store.directory / "entries").iterdir()) == []
+
+
+def test_what_a_dead_writer_has_put_in_parts_goes_at_the_next_check(opens: Opens) -> None:
+    store = opens()
+    store.put_in_parts("ledger/7/image-1").put(b"first")
+    gc.collect()  # and its descriptor, with the lock on it, as at the death of its process
+    fds = [fd for fd in os.listdir("/proc/self/fd") if ".new-" in link_of(fd)]
+    for fd in fds:
+        os.close(int(fd))
+    opens().check()
+    assert list((store.directory / "entries").iterdir()) == []

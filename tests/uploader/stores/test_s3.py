@@ -16,6 +16,7 @@ from uploader.stores.base import (
     ForeignObject,
     ObjectMissing,
     ObjectStore,
+    PartedStore,
     StoreError,
     StoreRefused,
 )
@@ -28,7 +29,7 @@ def credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(bucket: Bucket, credentials: None) -> Iterator[ObjectStore]:
+def store(bucket: Bucket, credentials: None) -> Iterator[PartedStore]:
     opened = open_store(bucket.url, endpoint_url=bucket.endpoint_url)
     yield opened
     opened.close()
@@ -200,3 +201,54 @@ def test_a_bucket_that_forbids_is_refused_by_name(
         assert repr(bucket.bucket) in str(caught.value)
         assert "s3:PutObject" in str(caught.value)
     store.close()
+
+
+PART = bytes(range(256)) * (5 << 12)  # 5 MiB, the least that S3 takes
+
+
+def unfinished(bucket: Bucket, key: str) -> int:
+    found = bucket.client.list_multipart_uploads(Bucket=bucket.bucket, Prefix=f"prefix/{key}")
+    return len(found.get("Uploads", []))
+
+
+def test_an_object_in_parts_is_seen_by_nobody_before_it_is_finished(
+    store: PartedStore, bucket: Bucket
+) -> None:
+    key = "ledger/7/image-1"
+    made = store.put_in_parts(key)
+    made.put(PART)
+    made.put(b"second")
+    assert keys(store, "ledger/") == [] and unfinished(bucket, key) == 1
+    made.finish()
+    (head,) = store.list("ledger/")
+    assert (head.key, head.size_bytes) == (key, len(PART) + 6)
+    assert store.get(head.locator, len(PART) - 2, 6) == PART[-2:] + b"seco"
+    assert crc32c(store.get(head.locator)) == crc32c(PART + b"second")
+    # The answer to its end may have been lost: it is asked for again.
+    made.finish()
+
+
+def test_an_object_in_parts_that_is_given_up_leaves_nothing(
+    store: PartedStore, bucket: Bucket
+) -> None:
+    key = "ledger/7/image-1"
+    store.put_in_parts(key).abandon()
+    made = store.put_in_parts(key)
+    made.put(PART)
+    made.abandon()
+    made.abandon()
+    assert unfinished(bucket, key) == 0
+    with pytest.raises(StoreError):
+        made.finish()
+    assert keys(store, "ledger/") == []
+
+
+def test_what_dead_writers_have_put_in_parts_is_discarded(
+    store: PartedStore, bucket: Bucket
+) -> None:
+    key = "ledger/7/image-1"
+    for _ in range(2):
+        store.put_in_parts(key).put(PART)
+    assert unfinished(bucket, key) == 2
+    assert store.discard_unfinished(key) == 2
+    assert unfinished(bucket, key) == 0 and store.discard_unfinished(key) == 0
