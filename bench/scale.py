@@ -171,11 +171,11 @@ def _ticks_ms(shards: int, folder: Path) -> float:
         store = stack.enter_context(contextlib.closing(open_config_store(config)))
         ledgers = [
             stack.enter_context(contextlib.closing(Ledger(Path(config.ledger_path), lock)))
-            for _ in range(2)
+            for _ in range(3)
         ]
         owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
         taken = owner_log.take(take_over=False)
-        supervisor = Supervisor(config, lock_file, owner_log, *ledgers)
+        supervisor = Supervisor(config, lock_file, owner_log, store, *ledgers)
         stack.enter_context(contextlib.closing(supervisor))
         supervisor.listeners = open_listeners("127.0.0.1", 0, shards)
         supervisor.prepare(taken)

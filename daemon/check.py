@@ -24,7 +24,7 @@ from daemon.config import Config
 from daemon.cover import directory_holder, owner_here
 from daemon.owner import OtherHistory, check_history
 from ledger.entry import PREFIX as LOG_PREFIX
-from ledger.entry import Entry, EntryError, parse_entry_key
+from ledger.entry import Entry, EntryError, Image, parse_entry_key, parse_image_key
 from ledger.invariants import InvariantBroken
 from ledger.ledger import Ledger
 from ledger.types import ObjectRow
@@ -156,9 +156,12 @@ class Check:
         tries = 0
         while True:
             try:
-                return self._repeat(lambda: sum(1 for _ in owner_log.chain()))
+                image = self._repeat(owner_log.image)
+                if image is not None and self.report.deep:
+                    owner_log.get_image(image)
+                return self._repeat(partial(_entries_behind, owner_log, image))
             except ObjectMissing:
-                # The daemon wrote a snapshot and removed what it makes needless.
+                # The daemon named an image and removed what it makes needless.
                 tries += 1
                 if tries == CHAIN_TRIES:
                     raise
@@ -273,6 +276,8 @@ class Check:
     def _check_other(self, key: str) -> None:
         if key.startswith(OTHER_PREFIXES):
             return
+        if parse_image_key(key) is not None:
+            return
         if key.startswith(LOG_PREFIX):
             try:
                 parse_entry_key(key)
@@ -318,3 +323,7 @@ def _told(last: Entry) -> LastEntry:
         last.incarnation, last.number, last.kind, age_s, last.mark.commit_number,
         owner.host, owner.pid, owner.data_dir,
     )  # fmt: skip
+
+
+def _entries_behind(owner_log: OwnerLog, image: Image | None) -> int:
+    return sum(1 for _ in owner_log.chain(image))

@@ -10,6 +10,7 @@ from delivery import lake
 from delivery.cold import CACHE_BYTES_MAX
 from delivery.diff import BYTES_MAX
 from shards.layout import Layout
+from uploader.image import PART_BYTES
 
 # Interpreter, libraries and caches of small things (heads, names, followed partitions): a fresh
 # shard has 60 MB, a busy one was seen at 90.
@@ -45,5 +46,7 @@ def bounds(config: Config) -> dict[str, int]:
         "uploads": shards * uploads,
         "reads": shards * reads,
         "lake": shards * lake_reads,
+        # A part, read while its predecessor is given back.
+        "image": 2 * PART_BYTES,
         "processes": (shards + 1) * PROCESS_BYTES,
     }

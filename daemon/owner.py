@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from ledger.backup import Mark
-from ledger.entry import Entry, EntryError, Owner
+from ledger.entry import Entry, EntryError, Image, Owner
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from shards import layout as at
@@ -37,7 +37,6 @@ log = logging.getLogger("headgate.owner")
 
 LOCK_NAME = "lock"  # in the data directory; held for as long as a daemon lives
 LOOK_S = 1.0  # how late news of topics, floors and commands is seen; commits ring nobody here
-ENTRIES_PER_SNAPSHOT = 720  # an hour of steady writing; a recovery reads at most as many
 
 
 class OtherHistory(RuntimeError):
@@ -97,7 +96,8 @@ class OwnerThread:
         self._incarnation = 0
         self._told = Mark()
         self._unsure: Entry | None = None  # sent, and its fate is not known
-        self._entries = 0
+        self._to_name: Image | None = None
+        self.named: Image | None = None  # the last image that an accepted entry named
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
 
@@ -124,6 +124,12 @@ class OwnerThread:
                 f"another daemon started on {self._log.store_url} at the same moment;"
                 " this one gives way"
             )
+
+    def name(self, image: Image) -> None:
+        """Names an image of this incarnation in the next entry; ``named`` tells when that is
+        accepted. From another thread."""
+        self._to_name = image
+        self._bells.ring(self._bell)
 
     def start(self) -> None:
         """Begins the thread."""
@@ -159,6 +165,8 @@ class OwnerThread:
             self._bells.clear(self._bell)
 
     def _has_news(self) -> bool:
+        if self._to_name is not None:
+            return True
         sent_ns = self._ownership.sent.boot_ns
         if any(self._words[index] > sent_ns for index in self._wanted_at):
             return True
@@ -180,15 +188,9 @@ class OwnerThread:
             if kind == "entry" or self.superseded:
                 return
         number = self._ownership.number
-        if kind == "entry" and self._entries >= ENTRIES_PER_SNAPSHOT:
-            # From time to time the whole ledger, so that a recovery need not read all entries.
-            mark = self._ledger.mark()  # before the image, which may hold more than it says
-            image = self._ledger.image()
-            entry = self._log.entry(self._incarnation, number, "snapshot", mark, image=image)
-        else:
-            mark, changes = self._ledger.changes_since(self._told)
-            entry = self._log.entry(self._incarnation, number, kind, mark, changes)
-        self._send(entry)
+        names = self._to_name
+        mark, changes = self._ledger.changes_since(self._told)
+        self._send(self._log.entry(self._incarnation, number, kind, mark, changes, names))
 
     def _send(self, entry: Entry) -> None:
         """Puts an entry and learns its fate. Raises StoreError, EntryError."""
@@ -216,11 +218,7 @@ class OwnerThread:
             )  # fmt: skip
             return
         self._told = entry.mark
-        self._entries += 1
         tell_sent(self._words, self._ownership.sent)
         self._words[at.G_ENTRY_NUMBER] = entry.number
-        if entry.kind == "snapshot":
-            self._entries = 0
-            gone = self._log.forget_before(entry)
-            log.info("snapshot of the ledger: %d bytes, %d entries removed",
-                     len(entry.image or b""), gone)  # fmt: skip
+        if entry.names is not None:
+            self._to_name, self.named = None, entry.names

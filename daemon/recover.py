@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from daemon.config import Config
 from daemon.owner import OtherHistory, check_history, this_owner
-from ledger.backup import Mark, restore_image
+from ledger.backup import Mark
 from ledger.dedupe import DedupeLimits
 from ledger.errors import DraftInvalid
 from ledger.ledger import Ledger
@@ -265,15 +265,19 @@ def _apply_entries(
     aside: Path, lock: contextlib.AbstractContextManager[object], owner_log: OwnerLog,
     report: Report,
 ) -> None:  # fmt: skip
+    image = owner_log.image()
+    if image is not None:
+        with aside.open("xb") as file:
+            owner_log.get_image(image, file)
     ledger = Ledger(aside, lock)
     try:
-        for entry in owner_log.chain():
+        for entry in owner_log.chain(image):
             report.entries += 1
             if entry.image is not None:
                 ledger.close()
                 for suffix in ("", "-wal", "-shm"):
                     aside.with_name(aside.name + suffix).unlink(missing_ok=True)
-                restore_image(aside, entry.image)
+                aside.write_bytes(entry.image)
                 ledger = Ledger(aside, lock)
             elif entry.changes is not None:
                 ledger.apply_changes(entry.changes)

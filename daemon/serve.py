@@ -130,7 +130,8 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         told = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
         kept = Ledger(ledger_path, lock, dedupe_limits=config.dedupe_limits)
         stack.enter_context(contextlib.closing(kept))
-        supervisor = Supervisor(config, lock_file, owner_log, told, kept)
+        copied = Ledger(ledger_path, lock)  # its thread closes it, which a stop may not wait for
+        supervisor = Supervisor(config, lock_file, owner_log, store, told, kept, copied)
         stack.enter_context(contextlib.closing(supervisor))
         supervisor.listeners = listeners
         supervisor.chaos = chaos

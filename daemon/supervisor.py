@@ -31,6 +31,7 @@ from daemon.config import Config, ConfigError, load_again, reload
 from daemon.door import Door, disks_of
 from daemon.governor import Governor, window_ms
 from daemon.heartbeat import Pulse, Verdict
+from daemon.image import ImageThread
 from daemon.inherit import Inheritance
 from daemon.lockwatch import LedgerWatch
 from daemon.notify import Notifier
@@ -48,12 +49,14 @@ from shards.locks import LockFile
 from shards.segment import Segment
 from uploader.groups import GroupTable
 from uploader.ownerlog import OwnerLog, Taken
+from uploader.stores.base import PartedStore
 
 log = logging.getLogger("headgate.supervisor")
 
 TICK_S = 0.1
 STOP_S = 20.0  # that a stop may take, to the service manager
 DRAIN_TICKS = 170  # of them
+IMAGE_STOP_S = 1.0  # a part on its way ends with the process
 START_FAILURES_MAX = 5  # in a row, of one shard that was never ready
 SUPERSEDED_TICKS = 5  # half a second in which producers are told 503
 EXIT_SUPERSEDED = 5
@@ -77,8 +80,9 @@ class Supervisor:
     """One run of the daemon."""
 
     def __init__(
-        self, config: Config, lock_file: LockFile, owner_log: OwnerLog, told: Ledger, kept: Ledger
-    ) -> None:
+        self, config: Config, lock_file: LockFile, owner_log: OwnerLog, store: PartedStore,
+        told: Ledger, kept: Ledger, copied: Ledger,
+    ) -> None:  # fmt: skip
         self.config = config
         self._kept = kept
         self.layout = memory.layout_of(config)
@@ -89,11 +93,14 @@ class Supervisor:
         self._upkeep = UpkeepThread(
             self.segment, kept, lambda: self.config.retention_interval_ms, clocks
         )
+        self._alarms = AlarmBoard(self.segment, config.shards)
+        self._images = ImageThread(
+            self.segment, self._owner, owner_log, store, copied, self._alarms
+        )
         self._leases = LeaseTable(self._words, self.layout)
         self._orphans = Orphans(self.segment)
         self._groups = GroupTable(self.segment)
         self._governor = Governor()
-        self._alarms = AlarmBoard(self.segment, config.shards)
         self._ledger_watch = LedgerWatch(lock_file, Path(config.ledger_path), self._alarms)
         self._alarm_log = AlarmLog()
         self._door = Door(disks_of(config))
@@ -142,6 +149,7 @@ class Supervisor:
             signal.signal(number, self._note)
         self._owner.start()
         self._upkeep.start()
+        self._images.start()
         for child in self.children:
             self._start(child)
         poller = select.poll()
@@ -166,6 +174,7 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         waker.close()
         wakee.close()
+        self._images.stop(IMAGE_STOP_S)
         self._upkeep.stop()  # before the last entry, which tells what it did
         self._owner.release()
         if self._owner.superseded:

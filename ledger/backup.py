@@ -3,8 +3,8 @@
 Vocabulary: a *mark* says up to where a ledger was told: commit number, catalog version, dedupe
 id, and the lease of that last commit. A *history* is what one line of ledgers has told; each
 recovery begins another, with a name of its own, since it gives offsets anew. *Changes* are rows
-as they stand, so applying them twice is harmless; an *image* is the database itself, made by
-SQLite's backup API.
+as they stand, so applying them twice is harmless; an *image* is the database itself, copied by
+SQLite's backup API as of one moment.
 
 Changes carry the rows of a table for which something new is to be told: topics that changed with
 their partitions, tables and files of the lake that did with the files' ranges, objects and extents
@@ -13,12 +13,13 @@ is named for deletion is gone for who applies it (protocol 7): rows of collected
 removed Parquet files go. Not told are runs, which end with their ledger, and since when objects
 are free: that is found again, and their grace begins anew.
 
-This module does no I/O but on the connections given to it.
+This module does no I/O but on the connections given to it and the file of a copy.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from ledger.collection import COLLECTED, LAKE
 from ledger.types import LeaseId
 
 Row = list[Any]
+
+COPY_PAGES = 4_096  # 16 MiB between two looks at whether to go on
 
 # Table: (columns, how many of them are the key). Columns are added at the end only: a row of an
 # older entry is shorter, and what it does not know keeps its default.
@@ -249,26 +252,16 @@ def _upsert(connection: sqlite3.Connection, table: str, rows: list[Row]) -> None
     )
 
 
-def image_of(connection: sqlite3.Connection) -> bytes:
-    """The database as it stands, by SQLite's backup API; the ledger is not locked meanwhile."""
-    copy = sqlite3.connect(":memory:")
-    try:
-        connection.backup(copy)
-        image = bytearray(copy.serialize())
-        # Bytes 18 and 19 of the header say WAL, which a database in memory cannot be.
-        image[18:20] = b"\x01\x01"
-        return bytes(image)
-    finally:
-        copy.close()
+def copy_to(connection: sqlite3.Connection, path: Path, between: Callable[[], None]) -> None:
+    """Copies the database as of the snapshot that the caller is inside to a new file.
 
-
-def restore_image(path: Path, image: bytes) -> None:
-    """Writes an image into a new database at ``path``."""
-    source = sqlite3.connect(":memory:")
-    target = sqlite3.connect(path)
+    The ledger is not locked meanwhile; its WAL cannot be begun anew before the snapshot ends.
+    ``between`` is called after each step and may raise to break off. The copy is not durable.
+    """
+    target = sqlite3.connect(path, isolation_level=None)
     try:
-        source.deserialize(image)
-        source.backup(target)
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096"):
+            target.execute(f"PRAGMA {pragma}")
+        connection.backup(target, pages=COPY_PAGES, progress=lambda *_: between())
     finally:
-        source.close()
         target.close()

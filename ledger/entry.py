@@ -3,16 +3,23 @@
 One msgpack map with named fields, so that later versions may add some. ``kind``:
 
 - ``entry``: changes since the entry before;
-- ``snapshot``: a whole image; entries before it are not needed any more;
+- ``snapshot``: of versions up to 3, a whole image; entries before it are not needed any more;
 - ``seal``: written by the next start into the log of the one before, which then can add nothing;
 - ``release``: a clean stop, with the last changes; the next start need not wait.
 
 The log of one incarnation is numbered from 1 without gaps; the first one to write a number has
-it. This module only encodes and decodes.
+it.
+
+An *image* of the whole ledger is an object of its own beside the log. It counts once an entry, of
+any kind with changes, *names* it: then entries up to the one that the image is taken *after* are
+not needed any more. So whatever an image weighs, an entry is small.
+
+This module only encodes and decodes.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -20,8 +27,9 @@ from msgspec import Struct
 
 from ledger.backup import Changes, Mark
 
-# 2: what is told of the lake. A program that knows only 1 would pass it over.
-VERSION = 3
+# 2: what is told of the lake. 3: what is set aside in it, and tables' names. 4: images beside the
+# log. A program that does not know them would pass them over.
+VERSION = 4
 PREFIX = "ledger/"
 
 
@@ -55,6 +63,20 @@ class Owner(Struct, frozen=True):
         return mine == there and self.boot_id != other.boot_id
 
 
+class Image(Struct, frozen=True):
+    """An image that an entry of its incarnation names.
+
+    It holds all that entries up to number ``after`` told, and what the ledger had beyond that when
+    it was taken, up to commit ``commit_number``. Entries behind ``after`` go on top of it.
+    """
+
+    key: str
+    size_bytes: int
+    crc32c: int
+    after: int
+    commit_number: int
+
+
 class Entry(Struct, frozen=True):
     """One entry. ``mark`` says what it and all before it cover."""
 
@@ -67,7 +89,8 @@ class Entry(Struct, frozen=True):
     created_ms: int
     mark: Mark
     changes: Changes | None = None
-    image: bytes | None = None
+    image: bytes | None = None  # of a snapshot
+    names: Image | None = None
 
 
 class _Version(Struct):
@@ -92,6 +115,20 @@ def parse_entry_key(key: str) -> tuple[int, int]:
             f"{key!r} is no key of an entry: ledger/INCARNATION/NUMBER, 12 digits each"
         )
     return int(parts[0]), int(parts[1])
+
+
+_IMAGE_KEY = re.compile(rf"{PREFIX}(\d{{12}})/image-(\d{{12}})-[0-9a-f]{{16}}")
+
+
+def image_key(incarnation: int, after: int, nonce: bytes) -> str:
+    """The key of an image; ``nonce``, 8 random bytes, makes it nobody else's."""
+    return f"{PREFIX}{incarnation:012d}/image-{after:012d}-{nonce.hex()}"
+
+
+def parse_image_key(key: str) -> tuple[int, int] | None:
+    """(incarnation, number of the entry it is taken after); None for what is no image's key."""
+    found = _IMAGE_KEY.fullmatch(key)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def encode(entry: Entry) -> bytes:

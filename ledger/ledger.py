@@ -182,10 +182,15 @@ class Ledger(Upkeep):
         with self._session.snapshot() as connection:
             return backup.mark_of(connection), backup.changes_since(connection, mark)
 
-    def image(self) -> bytes:
-        """The whole ledger; commits go on meanwhile."""
-        with self._session.reading() as connection:
-            return backup.image_of(connection)
+    def copy_to(self, path: Path, between: Callable[[], None]) -> int:
+        """The whole ledger as of one moment into a new file; returns its last commit's number.
+
+        Commits go on meanwhile. ``between`` is called after each 16 MiB and may raise.
+        """
+        with self._session.snapshot() as connection:
+            number = results.latest_commit_number(connection)
+            backup.copy_to(connection, path, between)
+        return number
 
     def apply_changes(self, changes: Changes) -> None:
         """Writes what an entry carries."""

@@ -39,6 +39,7 @@ class AlarmKind(IntEnum):
     DEDUPE_WINDOW_SHORT = 5
     LEDGER_HELD = 6
     WAL_PINNED = 7
+    IMAGE_FAILING = 8
 
 
 class Alarm(Struct, frozen=True):

@@ -16,19 +16,30 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
 from itertools import groupby
-from typing import Literal
+from typing import BinaryIO, Literal, TypeVar
 
 from msgspec import Struct
 
 from ledger import entry as entries
 from ledger.backup import Changes, Mark
-from ledger.entry import Entry, EntryError, Owner, entry_key, parse_entry_key
+from ledger.entry import (
+    Entry,
+    EntryError,
+    Image,
+    Owner,
+    entry_key,
+    parse_entry_key,
+    parse_image_key,
+)
 from shards.clock import wall_ms
+from uploader.image import get_image
 from uploader.ownership import SILENCE_NS, TAKE_OVER_NS
 from uploader.retry import RetryLimits, retry_delay_s
 from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore, StoreError
 
 log = logging.getLogger("headgate.owner")
+
+T = TypeVar("T")
 
 SEALS_MAX = 100  # a former owner that lives adds one entry per 5 s; more is somebody else's start
 READ_LIMITS = RetryLimits(base_s=0.05, cap_s=1.0, attempts_max=6)
@@ -83,27 +94,37 @@ class OwnerLog:
         self.owner = owner
         self._sleep_s = sleep_s
         self._rng = random.Random(f"{owner.pid} {owner.boot_id}")
+        # Entries that no image makes needless, and their bytes: what our start found (but for
+        # first entries and seals, which stay), and what was added since.
+        self.entries_behind = self.bytes_behind = 0
 
     def entry(
         self,
         incarnation: int,
         number: int,
-        kind: Literal["entry", "snapshot", "seal", "release"],
+        kind: Literal["entry", "seal", "release"],
         mark: Mark,
         changes: Changes | None = None,
-        image: bytes | None = None,
+        names: Image | None = None,
     ) -> Entry:
         """A new entry of ours, with a nonce of its own."""
         nonce = os.urandom(16)
         return Entry(
             entries.VERSION, nonce, incarnation, number, kind, self.owner, wall_ms(), mark,
-            changes, image,
+            changes, names=names,
         )  # fmt: skip
 
     def put(self, entry: Entry) -> bool:
         """Adds an entry; False when its number is taken. One attempt; raises StoreError."""
         key = entry_key(entry.incarnation, entry.number)
-        return self._store.put_if_absent(key, entries.encode(entry))
+        data = entries.encode(entry)
+        made = self._store.put_if_absent(key, data)
+        if made and entry.names is not None:
+            self.entries_behind, self.bytes_behind = entry.number - entry.names.after, 0
+        elif made:
+            self.entries_behind += 1
+            self.bytes_behind += len(data)
+        return made
 
     def read(self, incarnation: int, number: int) -> Entry:
         """The entry of a number. Raises StoreError, EntryError."""
@@ -114,36 +135,72 @@ class OwnerLog:
 
     def keys(self) -> list[tuple[int, int]]:
         """All (incarnation, number) in the log, ascending."""
-        return sorted(parse_entry_key(head.key) for head in self._store.list(entries.PREFIX))
+        return [parse_entry_key(head.key) for head in self._heads()]
 
-    def chain(self) -> Iterator[Entry]:
-        """The entries to apply in order, one in memory at a time. A snapshot makes all before it
-        needless; seals carry nothing. What stands behind a hole is left out up to the next
-        snapshot. Raises EntryError at the end when an entry is missing and there is none.
+    def _heads(self) -> list[ObjectHead]:
+        """The entries there are, in order. Raises EntryError for what is foreign here."""
+        heads = [h for h in self._store.list(entries.PREFIX) if parse_image_key(h.key) is None]
+        return sorted(heads, key=lambda head: parse_entry_key(head.key))
+
+    def image(self) -> Image | None:
+        """The newest image that an entry names; what was put and never named is passed over."""
+        listed = list(self._store.list(entries.PREFIX))
+        found = {head.key: place for head in listed if (place := parse_image_key(head.key))}
+        for key, (incarnation, after) in sorted(found.items(), key=lambda item: item[::-1])[::-1]:
+            log_of = f"{entries.PREFIX}{incarnation:012d}/"
+            for head in sorted(listed, key=lambda head: head.key):
+                if not head.key.startswith(log_of) or head.key in found:
+                    continue
+                if parse_entry_key(head.key)[1] > after:
+                    names = self._entry(head).names
+                    if names is not None and names.key == key:
+                        return names
+        return None
+
+    def get_image(self, image: Image, file: BinaryIO | None = None) -> None:
+        """Reads an image, into ``file`` if there is one. Raises StoreError, EntryError."""
+        get_image(self._store, image, self._repeat, file)
+
+    def _entry(self, head: ObjectHead) -> Entry:
+        return entries.decode(self._repeat(partial(self._store.get, head.locator)), head.key)
+
+    def chain(self, image: Image | None = None) -> Iterator[Entry]:
+        """The entries to apply in order, one in memory at a time: all, or those behind an image.
+
+        A snapshot makes all before it needless; seals carry nothing. What stands behind a hole is
+        left out up to the next snapshot. Raises EntryError at the end when an entry is missing and
+        there is none.
         """
-        heads = sorted(self._store.list(entries.PREFIX), key=lambda head: head.key)
         incarnation, number = 0, 0
-        missing = ""
+        heads = self._heads()
+        if image is not None:
+            place = parse_image_key(image.key)
+            assert place is not None
+            heads = [head for head in heads if parse_entry_key(head.key) > place]
+            incarnation, number = place
+        missing = lost = ""
         for head in heads:
             expected = ((incarnation, number + 1), (incarnation + 1, 1))
             found = parse_entry_key(head.key)
-            data = self._repeat(partial(self._store.get, head.locator))
-            entry = entries.decode(data, head.key)
+            entry = self._entry(head)
             if entry.kind == "snapshot":
                 missing = ""
             elif found not in expected and not missing:
                 missing = f"{entry_key(*expected[0])} or {entry_key(*expected[1])}"
+            if entry.names is not None and image is None:
+                lost = f", nor is the image {entry.names.key} that {head.key} names"
             incarnation, number = found
             if not missing:
                 yield entry
         if missing:
             raise EntryError(
                 f"the owner's log in {self.store_url} has a hole: {missing} is missing, and there"
-                " is no snapshot behind it; put the entry back, or move the folder ledger/ aside"
-                " to recover from the objects alone, without settings and deletions of topics"
+                f" is no image of the ledger behind it{lost}; put back what is missing, or move the"
+                " folder ledger/ aside to recover from the objects alone, without settings and"
+                " deletions of topics"
             )
 
-    def _repeat(self, call: Callable[[], bytes]) -> bytes:
+    def _repeat(self, call: Callable[[], T]) -> T:
         attempt = 0
         while True:
             attempt += 1
@@ -181,9 +238,12 @@ class OwnerLog:
         StoreError, EntryError.
         """
         for _ in range(SEALS_MAX):
-            keys = self.keys()
-            if not keys:
+            heads = self._heads()
+            if not heads:
                 return Taken(0, None)
+            keys = [parse_entry_key(head.key) for head in heads]
+            self.entries_behind = max(0, len(keys) - 2 * len({key[0] for key in keys}))
+            self.bytes_behind = sum(head.size_bytes for head in heads)
             incarnation, number = keys[-1]
             newest = self.read(incarnation, number)
             last = newest if newest.kind != "seal" else self.last()
@@ -230,26 +290,33 @@ class OwnerLog:
         sent = next(self._store.list(entry_key(*newest)), None)
         return 0 if sent is None else max(0, now.modified_ms - sent.modified_ms) * 1_000_000
 
-    def forget_before(self, snapshot: Entry) -> int:
-        """Removes entries that a snapshot makes needless; returns how many.
+    def forget_before(self, image: Image) -> tuple[int, int]:
+        """Removes what a named image makes needless; returns how many entries and images.
 
         The seals of former incarnations stay for ever: they take the number that a former owner,
         stopped for however long, would write next. So does every first entry: it takes the number
-        that a start, stopped for however long behind its seal, would write first.
+        that a start, stopped for however long behind its seal, would write first. Whoever was
+        stopped before this call removes nothing that a later owner has put: not what is newer.
         """
-        bound = (snapshot.incarnation, snapshot.number)
-        heads = [h for h in self._store.list(entries.PREFIX) if parse_entry_key(h.key) < bound]
+        bound = parse_image_key(image.key)
+        assert bound is not None
+        listed = list(self._store.list(entries.PREFIX))
+        places = {head.key: parse_image_key(head.key) for head in listed}
+        images = [
+            head.locator
+            for head in listed
+            if (place := places[head.key]) and place <= bound and head.key != image.key
+        ]
+        heads = [h for h in listed if places[h.key] is None and parse_entry_key(h.key) <= bound]
+        heads.sort(key=lambda head: parse_entry_key(head.key))
         gone: list[str] = []
         for incarnation, group in groupby(heads, key=lambda h: parse_entry_key(h.key)[0]):
             former = [head for head in group if parse_entry_key(head.key)[1] != 1]
-            if incarnation != snapshot.incarnation:
+            if incarnation != bound[0]:
                 if len(former) == 1:
-                    continue  # its seal, which stayed at an earlier snapshot
-                while former and self._is_seal(former[-1]):
+                    continue  # its seal, which stayed at an earlier image
+                while former and self._entry(former[-1]).kind == "seal":
                     former.pop()
             gone += [head.locator for head in former]
-        self._store.delete(gone)
-        return len(gone)
-
-    def _is_seal(self, head: ObjectHead) -> bool:
-        return entries.decode(self._store.get(head.locator), head.key).kind == "seal"
+        self._store.delete([*gone, *images])
+        return len(gone), len(images)

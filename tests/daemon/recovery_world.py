@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from crc32c import crc32c
@@ -19,14 +20,16 @@ from crc32c import crc32c
 from daemon.owner import check_history
 from daemon.recover import Report, rebuild
 from ledger.backup import Mark
-from ledger.entry import Owner
+from ledger.entry import Image, Owner
 from ledger.ledger import Ledger
 from ledger.types import CommitDraft, Condition, ConditionPart, LeaseId, SourceRange
 from shards.frame import CODEC_RECORDS, encode_batch
+from tests.ledger import images
 from uploader import l0
 from uploader.l0 import ExtentParts, RingRun
 from uploader.ownerlog import Former, OwnerLog, Taken
 from uploader.records import Record, encode
+from uploader.stores.base import PartedStore
 from uploader.stores.file import FileStore
 
 Place = tuple[int, int]  # topic id, partition
@@ -52,20 +55,25 @@ class Node:
         self.incarnation, self.epoch = self.ledger.begin_incarnation(1, taken.incarnation)
         self.told = Mark() if taken.last is None else taken.last.mark
         self.number = 0
+        self.image: Image | None = None
         self.counter = 0
         self.rings = [0, 0]
 
-    def tell(self, kind: str = "entry") -> None:
+    def tell(self, kind: Literal["entry", "release"] = "entry", *, naming: bool = True) -> None:
         self.number += 1
         mark, changes = self.ledger.changes_since(self.told)
-        image = None
-        if kind == "snapshot":
-            changes, image = None, self.ledger.image()  # type: ignore[assignment]  # one of both
-        entry = self.log.entry(self.incarnation, self.number, kind, mark, changes, image)  # type: ignore[arg-type]  # of the rules below
+        names = None
+        if naming:
+            names, self.image = self.image, None
+        entry = self.log.entry(self.incarnation, self.number, kind, mark, changes, names)
         assert self.log.put(entry)
         self.told = mark
-        if kind == "snapshot":
-            self.log.forget_before(entry)
+        if names is not None:
+            self.log.forget_before(names)
+
+    def put_image(self, store: PartedStore) -> None:
+        """An image of now; the next entry that is asked to names it."""
+        self.image = images.put(store, self.ledger, self.incarnation, self.number)
 
 
 class World:

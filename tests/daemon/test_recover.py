@@ -20,10 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from daemon.owner import OtherHistory
 from daemon.recover import lives, rebuild, settle, tell
-from ledger.backup import Changes, Mark, restore_image
+from ledger.backup import Changes, Mark
 from ledger.ledger import Ledger
 from ledger.types import LeaseId, TopicConfig
 from tests.daemon.recovery_world import Request, World
+from tests.ledger.images import image_of
 from uploader import l0
 from uploader.ownerlog import Former
 
@@ -73,9 +74,14 @@ class RecoveryMachine(RuleBasedStateMachine):
             [msgspec.structs.replace(request, key=None) for request in requests], shard=1
         )
 
-    @rule(kind=st.sampled_from(["entry", "entry", "snapshot"]))
-    def tell(self, kind: str) -> None:
-        self.world.node.tell(kind)
+    @rule(naming=st.booleans())
+    def tell(self, naming: bool) -> None:
+        self.world.node.tell(naming=naming)
+
+    @rule()
+    def take_an_image(self) -> None:
+        """Entries may come before the one that names it, or none ever does."""
+        self.world.node.put_image(self.world.store)
 
     @rule(name=st.sampled_from(NAMES))
     def make_again(self, name: str) -> None:
@@ -343,9 +349,7 @@ def test_a_start_trusts_its_own_ledger_only_where_nobody_else_can_have_written(
     world.node.tell()
     log = world.node.log
     copy = tmp_path / "copy.db"
-    with closing(Ledger(world.node.path, nullcontext())) as whole:
-        whole_image = whole.image()
-    restore_image(copy, whole_image)
+    copy.write_bytes(image_of(world.node.ledger))
     world.produce([Request("a", 0, 2)])  # the copy has not got this one, and no entry lists it
     own = log.take(take_over=False)
     path = str(world.node.path)

@@ -42,15 +42,17 @@ def firsts(ledger: Ledger) -> list[int]:
     return [extent.first_offset for extent in ledger.extents_from(1, 0, 1, 99)]
 
 
-@pytest.mark.parametrize("kind", ["entry", "snapshot"])
-def test_what_was_collected_is_neither_missing_nor_taken_again(world: World, kind: str) -> None:
+@pytest.mark.parametrize("imaged", [False, True])
+def test_what_was_collected_is_neither_missing_nor_taken_again(world: World, imaged: bool) -> None:
     drafts = [produce(world, 2) for _ in range(4)]
     world.node.tell()
     compact(world.node.ledger, "r", to_commit=3)
     world.node.tell()
     locators = name_all(world.node.ledger)
     assert locators == [draft.locator for draft in drafts[:3]]
-    world.node.tell(kind)
+    if imaged:
+        world.node.put_image(world.store)
+    world.node.tell()
     # One is gone and its name with it, one is gone, one is still there when the machine dies.
     world.store.delete(locators[:2])
     world.node.ledger.forget_spent([drafts[0].key])

@@ -13,11 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from ledger.backup import TABLES, Mark, restore_image
+from ledger.backup import TABLES, Mark
 from ledger.entry import VERSION, Entry, Owner, decode, encode, entry_key
 from ledger.lake_types import NewFile, TableSwitch
 from ledger.ledger import Ledger
 from ledger.types import Topic, TopicConfig
+from tests.ledger.images import image_of
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of, key_of, lease
 from tests.ledger.test_model import LedgerMachine
@@ -85,7 +86,7 @@ class Chain:
 
     def applied(self, path: Path, repeats: int) -> Ledger:
         if self.image is not None:
-            restore_image(path, self.image)
+            path.write_bytes(self.image)
         copy = unsynced(Ledger(path, nullcontext()))
         for number, data in enumerate(self.entries, 1):
             changes = decode(data, entry_key(1, number)).changes
@@ -117,7 +118,7 @@ class BackupMachine(LedgerMachine):
         mark = self.ledger.mark()
         if more_meanwhile:
             self.create("b", 1)
-        self.chains.append(Chain(mark, self.ledger.image()))
+        self.chains.append(Chain(mark, image_of(self.ledger)))
 
     def teardown(self) -> None:
         try:
@@ -141,7 +142,7 @@ TestBackupOfHistories.settings = settings(
 def test_images_alone_are_the_whole_ledger(ledger: Ledger, topic: Topic, tmp_path: Path) -> None:
     ledger.commit(draft_of(lease(1), [Request(topic.topic_id, key="k")]), 10, lambda _: None)
     copy = tmp_path / "copy.db"
-    restore_image(copy, ledger.image())
+    copy.write_bytes(image_of(ledger))
     assert_same(tmp_path / "ledger.db", copy)
 
 

@@ -13,7 +13,8 @@ What must hold, by true time:
 - no owner looks at its ownership and finds it good behind a later owner's LIST;
 - of two starts one gets the prefix, and the numbers of the log are written once each;
 - an owner is superseded by another daemon's entry only, never by its own;
-- an owner puts at most one new entry per 5 s of its clock.
+- an owner puts at most one new entry per 5 s of its clock, whatever becomes of its images;
+- image and entries that a new owner finds hold every commit that was told, as it was told.
 
 A commit itself may come later than its look, by a stop in between: its object is in the LIST.
 """
@@ -22,24 +23,29 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
+from daemon import image as image_module
 from daemon import owner as owner_module
+from daemon.image import ImageThread
 from daemon.owner import OtherHistory, OwnerThread
-from ledger.backup import Changes, Mark
-from ledger.entry import PREFIX, Owner
+from ledger.entry import PREFIX, Entry, Owner
 from ledger.ledger import Ledger
 from shards import alarms
 from shards import layout as at
+from shards.alarms import AlarmBoard
 from shards.doorbell import Doorbells
 from shards.layout import Layout
 from shards.segment import Segment
+from tests.sim.images import BucketParts, ListLedger, is_due, of_the_machine, recovered
 from tests.sim.oracle import require
 from tests.sim.schedule import MS, Mutex, Process, S, Schedule, Violation, Words, log_uniform
 from uploader import outage
@@ -48,6 +54,7 @@ from uploader.ownerlog import OwnedByAnother, OwnerLog
 from uploader.ownership import Moment, may_commit, sent_of, should_ask
 from uploader.stores.base import ObjectHead, ObjectMissing, StoreBusy, StoreError
 
+RAM = Path("/dev/shm")
 DAEMONS_MAX = 12
 WALL_NS = 1_700_000_000 * S
 UPLOADS = 2  # of each daemon at once
@@ -115,6 +122,20 @@ class Bucket:
         for key in locators:
             self.kept.pop(key, None)
 
+    def attempt(self) -> None:
+        """A call that may fail, and take its time."""
+        if self._pass() <= 1:
+            raise StoreError("timeout", retryable=True, outcome_unknown=True)
+
+    def put_in_parts(self, key: str) -> BucketParts:
+        """Begins an image."""
+        return BucketParts(self, key)
+
+    def discard_unfinished(self, prefix: str) -> int:
+        """Nothing that was not finished is kept here."""
+        self.attempt()
+        return 0
+
     def check(self) -> None:
         """This store can be used."""
 
@@ -123,22 +144,6 @@ class Bucket:
 
     def close(self) -> None:
         """There is nothing to close."""
-
-
-class _CountingLedger:
-    """What the owner's thread asks of a ledger: how far it is."""
-
-    def __init__(self) -> None:
-        self.commits = 0
-
-    def mark(self) -> Mark:
-        return Mark(commit_number=self.commits)
-
-    def changes_since(self, mark: Mark) -> tuple[Mark, Changes]:
-        return self.mark(), Changes({}, {})
-
-    def image(self) -> bytes:
-        return b""
 
 
 class Daemon:
@@ -161,7 +166,7 @@ class Daemon:
         self.entries_ns: list[int] = []  # when new ones were sent, by its clock
         self.rung = False
         self.segment = Segment.create(LAYOUT)
-        self._ledger = _CountingLedger()
+        self.ledger: ListLedger | None = None  # once it owns
         self._objects = 0
         world.schedule.start(self.process, "start", self._start)
 
@@ -197,15 +202,25 @@ class Daemon:
             taken = owner_log.take(take_over=True)
             listed = frozenset(head.key for head in world.bucket.list("l0/"))
             listed_ns = world.schedule.now_ns
-            thread = OwnerThread(cast(Segment, view), bells, owner_log, cast(Ledger, self._ledger))
+            told = 0 if taken.last is None else taken.last.mark.commit_number
+            commits = recovered(owner_log, told)
+            world.check_recovered(commits, taken.last)
+            ledger = ListLedger(world.schedule, world.directory / f"ledger-{self.number}", commits)
+            thread = OwnerThread(cast(Segment, view), bells, owner_log, cast(Ledger, ledger))
+            words[at.G_INCARNATION] = taken.incarnation + 1
             thread.own(taken.incarnation + 1, taken)
         except (StoreError, OwnedByAnother, OtherHistory) as error:
             world.log(f"{self.process.name} does not start: {error}")
             return
         self.incarnation = taken.incarnation + 1
         self.listed, self.listed_ns = listed, listed_ns
+        self.ledger = ledger
         world.log(f"{self.process.name} owns as {self.incarnation}, {len(listed)} objects")
         thread.start()
+        board = AlarmBoard(cast(Segment, view), LAYOUT.shards)
+        ImageThread(
+            cast(Segment, view), thread, owner_log, world.bucket, cast(Ledger, ledger), board
+        ).start()
         for upload in range(UPLOADS):
             world.schedule.start(self.process, "upload", partial(self._upload, words, upload))
 
@@ -235,8 +250,9 @@ class Daemon:
             schedule.point(1_000)
             self.looked_good_ns = max(self.looked_good_ns, true_ns)
             self.committed.append(key)
-            self._ledger.commits += 1
-            words[at.G_COMMITS] = self._ledger.commits
+            assert self.ledger is not None
+            self.ledger.commits.append(key)
+            words[at.G_COMMITS] = len(self.ledger.commits)
             world.log(f"{self.process.name} commits {key}")
 
     def _ask(self, words: Words, wanted_at: int) -> None:
@@ -279,10 +295,13 @@ class World:
         self.log = log
         self.bucket = Bucket(self.schedule)
         self.daemons: list[Daemon] = []
+        self._folder = tempfile.TemporaryDirectory(dir=RAM if RAM.is_dir() else None)
+        self.directory = Path(self._folder.name)
 
     def close(self) -> None:
         """Ends all tasks and gives everything back."""
         self.schedule.close()
+        self._folder.cleanup()
         for daemon in self.daemons:
             daemon.close()
 
@@ -314,6 +333,16 @@ class World:
             self.log(f"entries of {task.process.name} are refused for {refused_ns} ns")
             self.bucket.refused_until_ns[task.process] = schedule.now_ns + refused_ns
         self.check()
+
+    def check_recovered(self, commits: list[str], last: Entry | None) -> None:
+        """What a new owner found told is what the writer of the last entry had committed."""
+        if last is None:
+            return
+        number = last.mark.commit_number
+        for former in self.daemons:
+            if former.incarnation == last.incarnation and former.ledger is not None:
+                there = former.ledger.commits[:number]
+                require(commits[:number] == there, "what was told is recovered", commits, there)
 
     def check(self) -> None:
         """The invariants of this module's head."""
@@ -360,11 +389,22 @@ def simulated_owners(world: World) -> Iterator[None]:
         schedule.wait(lambda: daemon.rung, max(until_ns, schedule.now_ns + 1))
 
     class Thread:
-        def __init__(self, target: Callable[[], None], **_: object) -> None:
+        def __init__(self, target: Callable[[], None], name: str, **_: object) -> None:
             self._target = target
+            self._name = name
 
         def start(self) -> None:
-            schedule.start(current().process, "owner", self._target)
+            schedule.start(current().process, self._name, self._target)
+
+    class OwnEvent:
+        """Nothing stops a daemon here: a wait is a sleep by its own clock."""
+
+        def is_set(self) -> bool:
+            return False
+
+        def wait(self, timeout_s: float) -> bool:
+            current().sleep_own_ns(int(timeout_s * 1e9))
+            return False
 
     def put(self: OwnerLog, entry: Any) -> bool:
         daemon = current()
@@ -379,7 +419,7 @@ def simulated_owners(world: World) -> Iterator[None]:
     real_put = OwnerLog.put
     sent: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
     mutexes = SimpleNamespace(Lock=lambda: Mutex(schedule))
-    loggers = [logging.getLogger("headgate.owner")]
+    loggers = [logging.getLogger(f"headgate.{name}") for name in ("owner", "image", "store")]
     levels = [logger.level for logger in loggers]
     with ExitStack() as stack:
         for target, name, value in (
@@ -390,7 +430,10 @@ def simulated_owners(world: World) -> Iterator[None]:
             (owner_module, "select", SimpleNamespace(select=select)),
             (owner_module, "boottime_ns", lambda: current().now_ns()),
             (owner_module, "wall_ns", lambda: current().moment().wall_ns),
-            (owner_module, "ENTRIES_PER_SNAPSHOT", 3),
+            (image_module, "threading", SimpleNamespace(Thread=Thread, Event=OwnEvent)),
+            (image_module, "monotonic_ns", lambda: current().now_ns()),
+            (image_module, "os", of_the_machine(schedule)),
+            (image_module, "is_due", is_due),
             (ownerlog_module, "wall_ms", lambda: current().now_ns() // MS),
             (OwnerLog, "put", put),
         ):

@@ -6,19 +6,30 @@ import contextlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from threading import Barrier
 
 import msgspec
 import pytest
+from crc32c import crc32c
 
 from ledger.backup import Mark
-from ledger.entry import Entry, EntryError, Owner, entry_key
+from ledger.entry import (
+    PREFIX,
+    Entry,
+    EntryError,
+    Image,
+    Owner,
+    entry_key,
+    image_key,
+    parse_image_key,
+)
 from tests.minio import Bucket
 from uploader.ownerlog import Former, OwnedByAnother, OwnerLog
 from uploader.ownership import SILENCE_NS, TAKE_OVER_NS
 from uploader.stores import open_store
-from uploader.stores.base import ObjectStore
+from uploader.stores.base import ObjectStore, PartedStore
 
 LATER = Owner("host", 1, "later", 1, 100, "/data")
 FIRST = Owner("host", 1, "boot", 1, 100, "/data")
@@ -28,7 +39,7 @@ MARK = Mark(commit_number=7)
 
 @pytest.fixture(params=["embedded", pytest.param("s3", marks=pytest.mark.s3)])
 def store(request: pytest.FixtureRequest, tmp_path: Path,
-          monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:  # fmt: skip
+          monkeypatch: pytest.MonkeyPatch) -> Iterator[PartedStore]:  # fmt: skip
     if request.param == "embedded":
         made = open_store(f"file://{tmp_path}/store")
     else:
@@ -57,8 +68,9 @@ def write(log: OwnerLog, incarnation: int, *kinds: str, first: int = 1) -> list[
     written = []
     for number, kind in enumerate(kinds, first):
         assert kind in ("entry", "snapshot", "seal", "release")
-        image = b"image" if kind == "snapshot" else None
-        entry = log.entry(incarnation, number, kind, MARK, image=image)  # type: ignore[arg-type]  # looked at above
+        entry = log.entry(incarnation, number, kind, MARK)  # type: ignore[arg-type]  # looked at above
+        if kind == "snapshot":  # as versions up to 2 wrote them
+            entry = msgspec.structs.replace(entry, image=b"image")
         assert log.put(entry)
         written.append(entry)
     return written
@@ -218,25 +230,115 @@ def test_an_entry_that_comes_between_look_and_seal_is_the_last_one(store: Object
     assert log.read(1, 3).kind == "seal"
 
 
-def test_a_snapshot_removes_what_it_covers_but_for_seals_and_first_entries(
-    store: ObjectStore,
+def put_image(store: PartedStore, incarnation: int, after: int, nonce: int = 1) -> Image:
+    body = b"image of %d" % nonce
+    key = image_key(incarnation, after, nonce.to_bytes(8, "big"))
+    made = store.put_in_parts(key)
+    made.put(body)
+    made.finish()
+    return Image(key, len(body), crc32c(body), after, 7)
+
+
+def images(store: ObjectStore) -> list[str]:
+    return [head.key for head in store.list(PREFIX) if parse_image_key(head.key)]
+
+
+def test_an_image_removes_what_it_covers_but_for_seals_and_first_entries(
+    store: PartedStore,
 ) -> None:
     log, _ = log_of(store)
     write(log, 1, "entry", "entry", "entry", "seal", "seal")
     write(log, 2, "entry", "release", "seal")
-    *_, snapshot = write(log, 3, "entry", "entry", "snapshot")
-    write(log, 3, "entry", first=4)
-    assert log.forget_before(snapshot) == 2 + 1 + 1
-    assert log.keys() == [(1, 1), (1, 4), (1, 5), (2, 1), (2, 3), (3, 1), (3, 3), (3, 4)]
-    # The first, which has no hole before it, and what counts.
-    assert [(e.incarnation, e.number) for e in log.chain()] == [(1, 1), (3, 3), (3, 4)]
-    assert log.forget_before(snapshot) == 0
+    put_image(store, 2, 1, nonce=1)
+    put_image(store, 3, 2, nonce=2)  # begun before it, and never named
+    write(log, 3, "entry", "entry")
+    image = put_image(store, 3, 2, nonce=3)
+    later = put_image(store, 3, 3, nonce=4)
+    write(log, 3, "entry", first=3)  # sent while the image was on its way
+    assert log.image() is None
+    naming = log.entry(3, 4, "entry", MARK, names=image)
+    assert log.put(naming)
+    write(log, 3, "entry", first=5)
+    file = BytesIO(b"something that is longer than the image")
+    log.get_image(image, file)
+    assert log.image() == image and file.getvalue() == b"image of 3"
+    assert log.forget_before(image) == (2 + 1 + 1, 2)
+    assert log.keys() == [(1, 1), (1, 4), (1, 5), (2, 1), (2, 3), (3, 1), (3, 3), (3, 4), (3, 5)]
+    assert images(store) == [image.key, later.key]
+    # What was told before the image was named goes on top of it.
+    assert log.image() == image
+    assert [(e.incarnation, e.number) for e in log.chain(image)] == [(3, 3), (3, 4), (3, 5)]
+    assert log.forget_before(image) == (0, 0)
     # Who was stopped before all that still cannot write.
     assert not log.put(log.entry(1, 4, "entry", MARK))
     assert not log.put(log.entry(2, 3, "entry", MARK))
     # Nor can a start that was stopped behind its seal.
     assert not log.put(log.entry(2, 1, "entry", MARK))
     assert not log.put(log.entry(3, 1, "entry", MARK))
+
+
+def test_an_image_goes_on_over_the_seals_of_later_starts(store: PartedStore) -> None:
+    log, _ = log_of(store)
+    write(log, 1, "entry")
+    image = put_image(store, 1, 1)
+    assert log.put(log.entry(1, 2, "release", MARK, names=image))
+    write(log, 1, "seal", first=3)
+    write(log, 2, "entry", "seal")
+    log.forget_before(image)
+    assert [(e.incarnation, e.number) for e in log.chain(log.image())] == [
+        (1, 2), (1, 3), (2, 1), (2, 2)
+    ]  # fmt: skip
+    newer = put_image(store, 3, 1, nonce=2)
+    write(log, 3, "entry")
+    assert log.put(log.entry(3, 2, "entry", MARK, names=newer))
+    assert log.image() == newer
+
+
+def test_a_former_owner_that_wakes_up_leaves_a_later_owners_image(store: PartedStore) -> None:
+    log, _ = log_of(store)
+    write(log, 1, "entry", "entry")
+    former = put_image(store, 1, 2, nonce=1)
+    assert log.put(log.entry(1, 3, "entry", MARK, names=former))  # and is stopped here
+    write(log, 1, "seal", first=4)
+    write(log, 2, "entry", "entry")
+    later = put_image(store, 2, 2, nonce=2)
+    assert log.put(log.entry(2, 3, "entry", MARK, names=later))
+    assert log.forget_before(later) == (3, 1)
+    assert log.forget_before(former) == (0, 0)
+    assert images(store) == [later.key] and log.image() == later
+
+
+def test_a_damaged_image_is_named_and_a_lost_one_is_a_hole(store: PartedStore) -> None:
+    log, _ = log_of(store)
+    write(log, 1, "entry", "entry")
+    image = put_image(store, 1, 2)
+    assert log.put(log.entry(1, 3, "entry", MARK, names=image))
+    for wrong in (
+        msgspec.structs.replace(image, crc32c=1),
+        msgspec.structs.replace(image, size_bytes=3),
+    ):
+        with pytest.raises(EntryError, match=f"{image.key} is damaged"):
+            log.get_image(wrong)
+    log.forget_before(image)
+    store.delete([head.locator for head in store.list(image.key)])
+    assert log.image() is None
+    with pytest.raises(EntryError, match=f"nor is the image {image.key} that {entry_key(1, 3)}"):
+        list(log.chain(log.image()))
+
+
+def test_entries_behind_the_last_image_are_counted_over_starts(store: PartedStore) -> None:
+    log, _ = log_of(store)
+    write(log, 1, "entry", "entry", "entry", "entry")
+    assert log.entries_behind == 4 and log.bytes_behind > 4 * 100
+    image = put_image(store, 1, 2)
+    assert log.put(log.entry(1, 5, "entry", MARK, names=image))
+    assert (log.entries_behind, log.bytes_behind) == (3, 0)
+    write(log, 1, "entry", first=6)
+    log.forget_before(image)
+    again, _ = log_of(store)
+    again.take(take_over=False)
+    # Of 1, 3, 4, 5, 6 and our seal: first entries and seals stay, and are no news.
+    assert again.entries_behind == 4 and again.bytes_behind > 4 * 100
 
 
 def test_a_hole_in_the_log_is_named_unless_a_snapshot_stands_behind_it(store: ObjectStore) -> None:

@@ -1,0 +1,118 @@
+"""Images of ledgers in the owners' simulation: what a daemon commits, copies, tells and recovers.
+
+A ledger here is the list of what was committed, in order. The image thread, the owner's log and
+the files of copies are the shipped ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ledger.backup import Changes, Mark
+from tests.sim.oracle import require
+from tests.sim.schedule import MS, Schedule, log_uniform
+from uploader.ownerlog import OwnerLog
+from uploader.stores.base import ObjectMissing
+
+if TYPE_CHECKING:
+    from tests.sim.owners import Bucket
+
+ENTRIES_MIN = 3  # behind which an image is due
+
+
+class ListLedger:
+    """What the threads ask of a ledger: how far it is, what is new, and a copy of all of it."""
+
+    def __init__(self, schedule: Schedule, path: Path, commits: list[str]) -> None:
+        self._schedule = schedule
+        self.path = path
+        self.commits = commits
+        path.touch()
+
+    def mark(self) -> Mark:
+        """How far it is."""
+        return Mark(commit_number=len(self.commits))
+
+    def changes_since(self, mark: Mark) -> tuple[Mark, Changes]:
+        """Commits behind a mark, with their numbers."""
+        rows = [[at + 1, key] for at, key in enumerate(self.commits) if at >= mark.commit_number]
+        return self.mark(), Changes({}, {"objects": rows})
+
+    def copy_to(self, path: Path, between: Callable[[], None]) -> int:
+        """A copy as of now, which takes a while."""
+        there = list(self.commits)
+        path.write_bytes(msgspec.msgpack.encode(there))
+        self._schedule.sleep(int(log_uniform(self._schedule.rng, 1, 20_000)) * MS)
+        between()
+        return len(there)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class BucketParts:
+    """A PartedPut whose calls are as slow, and fail as often, as any."""
+
+    def __init__(self, bucket: Bucket, key: str) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._parts: list[bytes] = []
+
+    def put(self, part: bytes) -> None:
+        """Adds a part."""
+        self._bucket.attempt()
+        self._parts.append(part)
+
+    def finish(self) -> None:
+        """The object is there; the answer may be lost."""
+        self._bucket.attempt()
+        self._bucket.kept[self._key] = b"".join(self._parts)
+        self._bucket.attempt()
+
+    def abandon(self) -> None:
+        """Nobody has seen it."""
+
+
+def recovered(owner_log: OwnerLog, number: int) -> list[str]:
+    """The commits that a new owner finds told, of which there are at least ``number``.
+
+    Raises StoreError but for what must never be gone.
+    """
+    commits: dict[int, str] = {}
+    try:
+        image = owner_log.image()
+        if image is not None:
+            file = BytesIO()
+            owner_log.get_image(image, file)
+            commits = dict(enumerate(msgspec.msgpack.decode(file.getvalue(), type=list[str]), 1))
+        for entry in owner_log.chain(image):
+            if entry.changes is not None:
+                commits.update({row[0]: row[1] for row in entry.changes.rows["objects"]})
+    except ObjectMissing as error:
+        require(False, "what a recovery needs is there", str(error))
+    require(
+        sorted(commits) == list(range(1, len(commits) + 1)) and len(commits) >= number,
+        "image and entries hold all that was told", number, sorted(commits),
+    )  # fmt: skip
+    return [commits[at] for at in sorted(commits)]
+
+
+def of_the_machine(schedule: Schedule) -> SimpleNamespace:
+    """``os`` for the image thread: keys by the seed, no waits for a disk."""
+    return SimpleNamespace(
+        urandom=lambda count: schedule.rng.getrandbits(8 * count).to_bytes(count, "big"),
+        statvfs=os.statvfs,
+        fdatasync=lambda fd: None,
+    )
+
+
+def is_due(entries: int, _bytes: int, _size: int) -> bool:
+    """Often."""
+    return entries >= ENTRIES_MIN
