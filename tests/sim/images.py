@@ -19,7 +19,6 @@ from ledger.backup import Changes, Mark
 from tests.sim.oracle import require
 from tests.sim.schedule import MS, Schedule, log_uniform
 from uploader.ownerlog import OwnerLog
-from uploader.stores.base import ObjectMissing
 
 if TYPE_CHECKING:
     from tests.sim.owners import Bucket
@@ -83,20 +82,17 @@ class BucketParts:
 def recovered(owner_log: OwnerLog, number: int) -> list[str]:
     """The commits that a new owner finds told, of which there are at least ``number``.
 
-    Raises StoreError but for what must never be gone.
+    Raises StoreError, EntryError, Violation.
     """
     commits: dict[int, str] = {}
-    try:
-        image = owner_log.image()
-        if image is not None:
-            file = BytesIO()
-            owner_log.get_image(image, file)
-            commits = dict(enumerate(msgspec.msgpack.decode(file.getvalue(), type=list[str]), 1))
-        for entry in owner_log.chain(image):
-            if entry.changes is not None:
-                commits.update({row[0]: row[1] for row in entry.changes.rows["objects"]})
-    except ObjectMissing as error:
-        require(False, "what a recovery needs is there", str(error))
+    image = owner_log.image()
+    if image is not None:
+        file = BytesIO()
+        owner_log.get_image(image, file)
+        commits = dict(enumerate(msgspec.msgpack.decode(file.getvalue(), type=list[str]), 1))
+    for entry in owner_log.chain(image):
+        if entry.changes is not None:
+            commits.update({row[0]: row[1] for row in entry.changes.rows["objects"]})
     require(
         sorted(commits) == list(range(1, len(commits) + 1)) and len(commits) >= number,
         "image and entries hold all that was told", number, sorted(commits),

@@ -37,7 +37,7 @@ from daemon import image as image_module
 from daemon import owner as owner_module
 from daemon.image import ImageThread
 from daemon.owner import OtherHistory, OwnerThread
-from ledger.entry import PREFIX, Entry, Owner
+from ledger.entry import PREFIX, Entry, EntryError, Owner
 from ledger.ledger import Ledger
 from shards import alarms
 from shards import layout as at
@@ -203,8 +203,14 @@ class Daemon:
             listed = frozenset(head.key for head in world.bucket.list("l0/"))
             listed_ns = world.schedule.now_ns
             told = 0 if taken.last is None else taken.last.mark.commit_number
-            commits = recovered(owner_log, told)
-            world.check_recovered(commits, taken.last)
+            try:
+                commits = recovered(owner_log, told)
+                world.check_recovered(commits, taken.last)
+            except (ObjectMissing, EntryError, Violation) as error:
+                # A faster start, whose images have removed what this one has listed, gets it.
+                faster = any((d.incarnation or 0) > taken.incarnation for d in world.daemons)
+                require(faster, "what a recovery needs is there", str(error))
+                return
             ledger = ListLedger(world.schedule, world.directory / f"ledger-{self.number}", commits)
             thread = OwnerThread(cast(Segment, view), bells, owner_log, cast(Ledger, ledger))
             words[at.G_INCARNATION] = taken.incarnation + 1
