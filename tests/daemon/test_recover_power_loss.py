@@ -27,16 +27,19 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("log_only", [False, True], ids=["a ledger", "a ledger's log only"])
-@pytest.mark.parametrize("kind", ["entry", "snapshot"])
+@pytest.mark.parametrize("imaged", [False, True], ids=["entries", "image"])
 def test_no_loss_of_power_leaves_half_a_ledger_in_place(
-    folder: Path, kind: str, log_only: bool
+    folder: Path, imaged: bool, log_only: bool
 ) -> None:
     (folder / "world").mkdir()
     world = World(folder / "world")
     world.node.ledger.create_topic("a", TopicConfig(), 1)
     for _ in range(3):
         world.produce([Request("a", 0, 2)])
-    world.node.tell(kind)
+    world.node.tell()
+    if imaged:
+        world.node.put_image(world.store)
+        world.node.tell()
     world.produce([Request("a", 0, 1)])
     # As a kill leaves it: the last commits are in its log only.
     shutil.copytree(world.node.path.parent, folder / "data")

@@ -8,13 +8,12 @@ from unittest.mock import patch
 import pytest
 
 from daemon import image, orphans
-from ledger.entry import PREFIX, Image, image_key, parse_image_key
+from ledger.entry import image_key
 from ledger.errors import LedgerError
 from shards.leases import LeaseTable
 from tests.sim.run import Failure, simulate
 from uploader import ownerlog, ownership, upload
 from uploader.groups import Puller
-from uploader.ownerlog import OwnerLog
 from uploader.stores.base import StoreError
 
 pytestmark = pytest.mark.sim
@@ -122,18 +121,5 @@ def test_an_image_that_says_it_covers_more_than_it_holds_is_found() -> None:
         return image_key(incarnation, after + 1, nonce)
 
     with patch.object(image, "image_key", one_more):
-        failure = first_failure(owners_only=True)
-    assert "what a recovery needs is there" in str(failure)
-
-
-def test_a_former_owner_that_removes_a_later_owners_image_is_found() -> None:
-    real = OwnerLog.forget_before
-
-    def all_others(self: OwnerLog, named: Image) -> tuple[int, int]:
-        heads = [h for h in self._store.list(PREFIX) if parse_image_key(h.key)]
-        self._store.delete([head.locator for head in heads if head.key != named.key])
-        return real(self, named)
-
-    with patch.object(OwnerLog, "forget_before", all_others):
         failure = first_failure(owners_only=True)
     assert "what a recovery needs is there" in str(failure)

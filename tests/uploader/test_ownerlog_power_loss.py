@@ -8,9 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from crc32c import crc32c
 
 from ledger.backup import Mark
-from ledger.entry import Entry, Owner
+from ledger.entry import Entry, Image, Owner, image_key
 from tests.powerloss import Disk
 from uploader.ownerlog import OwnerLog
 from uploader.stores.file import FileStore
@@ -31,6 +32,15 @@ def open_log(root: Path) -> tuple[FileStore, OwnerLog]:
     return store, OwnerLog(store, OWNER, lambda _: None)
 
 
+def put_image(store: FileStore, incarnation: int) -> Image:
+    key = image_key(incarnation, 2, bytes(8))
+    made = store.put_in_parts(key)
+    for part in (b"first part, ", b"and the last"):
+        made.put(part)
+    made.finish()
+    return Image(key, 24, crc32c(b"first part, and the last"), 2, 1)
+
+
 def test_no_loss_of_power_takes_an_accepted_entry_or_leaves_half_of_one(folder: Path) -> None:
     disk = Disk(folder / "disk")
     with disk.recording():
@@ -40,13 +50,12 @@ def test_no_loss_of_power_takes_an_accepted_entry_or_leaves_half_of_one(folder: 
             assert log.take(take_over=True).incarnation == incarnation - 1
             for number in (1, 2, 3):
                 mark = Mark(commit_number=10 * incarnation + number)
-                if number == 3:
-                    entry = log.entry(incarnation, number, "snapshot", mark, image=b"image")
-                else:
-                    entry = log.entry(incarnation, number, "entry", mark)
+                named = put_image(store, incarnation) if number == 3 else None
+                entry = log.entry(incarnation, number, "entry", mark, names=named)
                 assert log.put(entry)
                 disk.note(entry)
-            assert log.forget_before(entry) == (1 if incarnation == 1 else 2)
+            assert named is not None
+            assert log.forget_before(named) == ((1, 0) if incarnation == 1 else (2, 1))
         store.close()
     for number, image in enumerate(disk.images(seed=1)):
         root = folder / str(number)
@@ -65,5 +74,8 @@ def test_no_loss_of_power_takes_an_accepted_entry_or_leaves_half_of_one(folder: 
             keys = log.keys()
             assert all(log.read(*key) for key in keys)
             if accepted:
-                marks = [each.mark.commit_number for each in log.chain() if each.kind != "seal"]
-                assert marks[-1] >= accepted[-1].mark.commit_number
+                named = log.image()
+                if named is not None:
+                    log.get_image(named)  # is whole, or would raise EntryError
+                behind = [each for each in log.chain(named) if each.kind != "seal"]
+                assert behind[-1].mark.commit_number >= accepted[-1].mark.commit_number
