@@ -20,15 +20,16 @@ SHOWN_MAX = 20
 @click.option("--kills", default=0, help="Ends earlier, after so many kills.")
 @click.option("--shards", default=3, show_default=True)
 @click.option("--spec", default=SPEC, show_default=True, help="The store's faults; '' for none.")
+@click.option("--no-lake", is_flag=True, help="No compactions and collections beside it.")
 @click.option("--no-steps", is_flag=True, help="Only store faults, no kills.")
 def main(
-    seconds: float, seed: int, kills: int, shards: int, spec: str, no_steps: bool
+    seconds: float, seed: int, kills: int, shards: int, spec: str, no_lake: bool, no_steps: bool
 ) -> None:  # fmt: skip
     """Kills and faults under load, then the check of everything that was said and kept."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-chaos-"))
     click.echo(f"seed {seed}, history and log in {folder}")
     options = Options(
-        folder, seed, seconds, kills, shards, spec, not no_steps,
+        folder, seed, seconds, kills, shards, spec, not no_steps, not no_lake,
         say=lambda line: click.echo(line, err=True),
     )  # fmt: skip
     try:
@@ -42,6 +43,11 @@ def main(
         f"requests: {report.requests} answered, {report.acknowledged} acknowledged, refused"
         f" {report.refused}, {report.unknown} without an answer; {report.records_kept} records"
         f" kept; longest wait for an answer {report.wait_ms_max:.0f} ms"
+    )
+    click.echo(
+        f"lake: {', '.join(f'{what} x{count}' for what, count in sorted(report.commands.items()))};"
+        f" {report.rows_compacted} rows compacted, {report.objects_collected} objects collected,"
+        f" {report.records_evicted} records evicted, {report.whole_readings} whole readings"
     )
     if report.contradictions:
         for sentence in report.contradictions[:SHOWN_MAX]:

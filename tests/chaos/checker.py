@@ -11,7 +11,11 @@ Rules, by the name that a contradiction begins with:
 - order: requests of one connection stand in a partition as they were sent.
 - hole: offsets are dense from 1, but for declared gaps; and a declared gap holds nothing.
 - changed: whatever any reader saw at an offset is what is kept there.
-- skipped: a reader is not led past a kept record.
+- skipped: a reader is not led past a kept record, but that a tombstone names it as evicted.
+- evicted: of a partition with a cap no more goes than the cap says.
+- damaged: no reader is told that records are damaged.
+
+What is evicted was kept as far as a reader saw it; of the rest nothing is known.
 
 A request without an answer may be kept or not. Which of several attempts with one key was kept is
 known only where exactly one can have been, and only then counts for the order.
@@ -22,9 +26,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from tests.chaos.history import Answered, Line, Page, Place, Sent
+from tests.chaos.history import Answered, Capped, Line, Page, Place, Sent
 
 COLD = "cold"
+EVICTED = ("cap", "ttl")
 
 
 class _Known:
@@ -37,6 +42,8 @@ class _Known:
         self.kept: dict[Place, dict[int, str]] = defaultdict(dict)
         self.gaps: dict[Place, list[tuple[int, int]]] = defaultdict(list)
         self.ends: dict[Place, int] = {}
+        self.evicted: dict[Place, int] = defaultdict(int)
+        self.caps: dict[Place, int] = {}
         for line in lines:
             if isinstance(line, Sent):
                 self.sent[line.attempt] = line
@@ -44,11 +51,19 @@ class _Known:
                 self.answers[line.attempt] = line
             elif isinstance(line, Page):
                 self.pages.append(line)
-                if line.gap is not None:
+                if line.gap is not None and line.reason in EVICTED:
+                    self.evicted[line.place] = max(self.evicted[line.place], line.gap[1])
+                elif line.gap is not None:
                     self.gaps[line.place].append(line.gap)
                 if line.reader == COLD:
                     self.kept[line.place].update(line.records)
                     self.ends[line.place] = line.next_from_seq
+            elif isinstance(line, Capped):
+                self.caps[line.place] = line.records
+        for page in self.pages:
+            for seq, record in page.records:
+                if seq <= self.evicted[page.place]:
+                    self.kept[page.place].setdefault(seq, record)
         # By record: everywhere it is kept, and the attempts that sent it.
         self.offsets: dict[str, list[tuple[Place, int]]] = defaultdict(list)
         for place, records in self.kept.items():
@@ -69,7 +84,7 @@ def check(lines: Iterable[Line]) -> list[str]:
     known = _Known(lines)
     return [
         sentence
-        for rule in (_acknowledged, _once, _requests, _order, _dense, _reads)
+        for rule in (_acknowledged, _once, _requests, _order, _dense, _reads, _evicted)
         for sentence in rule(known)
     ]
 
@@ -82,6 +97,8 @@ def _acknowledged(known: _Known) -> Iterator[str]:
         for index, record in enumerate(sent.records):
             where = (sent.place, answer.first_seq + index)
             found = known.offsets.get(record, [])
+            if not found and where[1] <= known.evicted[sent.place]:
+                continue
             if not found:
                 yield f"lost: {record} was acknowledged at {where} (attempt {sent.attempt})"
             elif where not in found:
@@ -107,8 +124,14 @@ def _requests(known: _Known) -> Iterator[str]:
         if not found:
             continue
         numbers = [attempt.attempt for attempt in attempts]
-        first = found[0][1]
-        if [seq for _, seq in found] != list(range(first, first + len(records))):
+        index = next(i for i, record in enumerate(records) if record in known.offsets)
+        place, first = found[0][0], found[0][1] - index
+        wanted = [
+            seq
+            for seq, record in enumerate(records, first)
+            if record in known.offsets or seq > known.evicted[place]
+        ]
+        if [seq for _, seq in found] != wanted:
             yield f"torn: of {records} (attempts {numbers}) is kept {found}"
         statuses = [known.status(attempt) for attempt in attempts]
         if all(status not in (0, 200) for status in statuses):
@@ -156,7 +179,7 @@ def _dense(known: _Known) -> Iterator[str]:
         for seq in range(1, max([end, *kept]) + 1):
             if seq in kept and seq in declared:
                 yield f"hole: {(place, seq)} was declared a gap and holds {kept[seq]}"
-            elif seq not in kept and seq not in declared:
+            elif seq not in kept and seq not in declared and seq > known.evicted[place]:
                 yield f"hole: there is nothing at {(place, seq)}, and no gap is declared"
 
 
@@ -171,8 +194,26 @@ def _reads(known: _Known) -> Iterator[str]:
                 )
         seen = {seq for seq, _ in page.records}
         for seq in range(page.from_seq + 1, page.next_from_seq + 1):
-            if seq in kept and seq not in seen:
+            if seq in kept and seq not in seen and not _told(page, seq):
                 yield (
                     f"skipped: {page.reader} was led from {page.from_seq} to {page.next_from_seq}"
                     f" of {page.place} without {kept[seq]} at {seq}"
                 )
+
+
+def _told(page: Page, seq: int) -> bool:
+    """Whether the page says that this offset was evicted."""
+    return page.gap is not None and page.reason in EVICTED and page.gap[0] <= seq <= page.gap[1]
+
+
+def _evicted(known: _Known) -> Iterator[str]:
+    for page in known.pages:
+        if page.gap is not None and page.reason not in (*EVICTED, "recovery"):
+            yield f"damaged: {page.reader} was told {page.reason} of {page.place}, {page.gap}"
+    for place, evicted in known.evicted.items():
+        end = max([known.ends.get(place, 0), *known.kept[place]], default=0)
+        if evicted and evicted > end - known.caps.get(place, end):
+            yield (
+                f"evicted: {place} is evicted up to {evicted} of {end}, its cap is"
+                f" {known.caps.get(place)} records"
+            )

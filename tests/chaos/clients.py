@@ -206,6 +206,34 @@ class Reader(Client):
             from_seq = page.next_from_seq
 
 
+class Rereader(Client):
+    """Reads one partition from its beginning to its end, again and again: most of that from
+    objects and from the lake's files, while these come and go."""
+
+    def __init__(self, place: Place, port: Port, history: History) -> None:
+        super().__init__(f"rereader of {place}")
+        self.times = 0
+        self._place = place
+        self._port = port
+        self._history = history
+
+    def work(self) -> None:
+        """From the beginning to the end, until it is told to stop."""
+        from_seq = 0
+        while not self.stopping.is_set():
+            try:
+                page = ask_page(self._port(), self._place, self.name, from_seq)
+            except (OSError, http.client.HTTPException):
+                page = None
+            if page is None or page.next_from_seq == from_seq:
+                self.times += page is not None
+                from_seq = from_seq if page is None else 0
+                self.stopping.wait(RETRY_S if page is None else 25 * RETRY_S)
+                continue
+            self._history.add(page)
+            from_seq = page.next_from_seq
+
+
 def ask_page(port: int, place: Place, reader: str, from_seq: int, wait_ms: int = 0) -> Page | None:
     """One diff; None when it was not answered 200."""
     asked = {
@@ -229,6 +257,7 @@ def ask_page(port: int, place: Place, reader: str, from_seq: int, wait_ms: int =
         reader, place, from_seq, document["next_from_seq"],
         tuple((record["seq"], record["data"]) for record in document["records"]),
         (tombstone["gap_from"], tombstone["gap_to"]) if tombstone else None,
+        tombstone["reason"] if tombstone else "",
     )  # fmt: skip
 
 

@@ -41,7 +41,8 @@ class Page(msgspec.Struct, frozen=True, tag="page"):
     """A reader asked for what is behind ``from_seq`` and was told to go on at ``next_from_seq``.
 
     ``reader``: ``cold`` and ``hot`` read everything at the end, with and without a restart before
-    it; others followed the tail meanwhile. ``gap``: the offsets that were declared to be none.
+    it; others read meanwhile. ``gap``: the offsets that the tombstone says cannot be read, and its
+    ``reason``: none ever had them (``recovery``), or they were evicted (``cap``, ``ttl``).
     """
 
     reader: str
@@ -50,6 +51,14 @@ class Page(msgspec.Struct, frozen=True, tag="page"):
     next_from_seq: int
     records: tuple[tuple[int, str], ...]
     gap: tuple[int, int] | None = None
+    reason: str = "recovery"
+
+
+class Capped(msgspec.Struct, frozen=True, tag="capped"):
+    """Of this partition the newest ``records`` are kept, at least."""
+
+    place: Place
+    records: int
 
 
 class Did(msgspec.Struct, frozen=True, tag="did"):
@@ -59,7 +68,7 @@ class Did(msgspec.Struct, frozen=True, tag="did"):
     at_ms: int
 
 
-Line = Sent | Answered | Page | Did
+Line = Sent | Answered | Page | Capped | Did
 
 
 class History:

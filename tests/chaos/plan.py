@@ -18,6 +18,8 @@ class Act(Enum):
     KILL_EVERYTHING = "kill everything, start again"
     STOP_SHARD = "stop a shard for a while"
     STOP_SUPERVISOR = "stop the supervisor for a while"
+    KILL_COMMAND = "kill the compaction or collection at work"
+    STOP_COMMAND = "stop the compaction or collection at work for a while"
     RESTART = "stop in good order, start again"
 
 
@@ -29,6 +31,8 @@ WEIGHTS = {
     Act.KILL_EVERYTHING: 7,
     Act.STOP_SHARD: 12,
     Act.STOP_SUPERVISOR: 3,
+    Act.KILL_COMMAND: 4,
+    Act.STOP_COMMAND: 12,
     Act.RESTART: 3,
 }
 PAUSE_MS = (30, 900)  # from within one commit to several after the last step

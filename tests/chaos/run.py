@@ -1,5 +1,9 @@
 """One chaos run: a daemon, its clients, the steps of a plan; then all is read and judged.
 
+Beside the clients somebody keeps the lake (``keeper.py``), and a topic has a cap: what readers read
+meanwhile comes from rings, objects and Parquet files, and objects go while they read. In the end
+nothing is in the way of a compaction and a collection, and most of what is judged is in the lake.
+
 The story goes to ``folder``: ``history.jsonl`` for the checker, ``daemon.log``, and the daemon's
 data, all of which stay when something is found.
 """
@@ -12,7 +16,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,17 +25,24 @@ from msgspec import Struct
 from shards.clock import monotonic_ns, wall_ms
 from tests.chaos import history, plan
 from tests.chaos.checker import COLD, check
-from tests.chaos.clients import Client, Numbers, Producer, Reader, read_whole
-from tests.chaos.history import Did, History, Place
+from tests.chaos.clients import Client, Numbers, Producer, Reader, Rereader, read_whole
+from tests.chaos.history import Capped, Did, History, Place
+from tests.chaos.keeper import HANG_S as KEEPER_HANG_S
+from tests.chaos.keeper import Keeper
 from tests.chaos.plan import Act, Step
-from tests.e2e.daemon import HANG_S, Daemon
+from tests.e2e.daemon import HANG_S, Daemon, wait_until
 
 SPEC = (
     "latency=1ms..300ms@0.05,busy=1s/15s,reset_before=0.01,reset_after=0.02,timeout_after=0.002,"
     "torn=0.01"
 )
-PLACES: list[Place] = [("orders", 0), ("clicks", 0), ("clicks", 1), ("clicks", 2)]
-KILLS = {Act.KILL_SHARD, Act.KILL_SHARDS, Act.KILL_SUPERVISOR, Act.KILL_EVERYTHING}
+CAPPED: Place = ("short", 0)
+CAP_RECORDS = 50
+PLACES: list[Place] = [("orders", 0), ("clicks", 0), ("clicks", 1), ("clicks", 2), CAPPED]
+SETTINGS: dict[str, object] = {"gc_grace_ms": 0, "retention_interval_ms": 500}
+FIRST_RECORDS = 200  # of each partition before the first compaction
+START_TRIES = 60  # a collection without a daemon has the directory until its end
+RETRY_S = 1.0
 
 
 class Options(Struct, frozen=True):
@@ -44,6 +55,7 @@ class Options(Struct, frozen=True):
     shards: int = 3
     spec: str = SPEC
     steps: bool = True
+    lake: bool = True
     producers: int = 6
     pause_s: float = 0.005
     say: Callable[[str], None] = lambda _: None
@@ -61,6 +73,11 @@ class Report(Struct):
     unknown: int = 0
     records_kept: int = 0
     wait_ms_max: float = 0.0
+    commands: Counter[str] = Counter()
+    rows_compacted: int = 0
+    objects_collected: int = 0
+    records_evicted: int = 0
+    whole_readings: int = 0
     contradictions: list[str] = []
 
 
@@ -68,9 +85,11 @@ class World:
     """The daemon and what is done to it."""
 
     def __init__(self, options: Options, written: History) -> None:
+        self.keeper = Keeper(options.folder / "data", SETTINGS) if options.lake else None
         self._options = options
         self._written = written
         self._spec = options.spec
+        self._pause = threading.Event()  # only its timeouts are used
         self.daemon: Daemon | None = None
         self.acts: Counter[str] = Counter()
         self.kills = 0
@@ -83,11 +102,17 @@ class World:
     def start(self) -> None:
         """Starts the daemon on the run's data and waits until it serves."""
         chaos = ("--chaos", self._spec) if self._spec else ()
-        daemon = Daemon(
-            self._options.folder / "data", shards=self._options.shards,
-            command=(sys.executable, "-m", "cli", "serve", *chaos),
-        )  # fmt: skip
-        daemon.start()
+        for _ in range(START_TRIES):
+            daemon = Daemon(
+                self._options.folder / "data", shards=self._options.shards, settings=SETTINGS,
+                command=(sys.executable, "-m", "cli", "serve", *chaos),
+            )  # fmt: skip
+            daemon.start()
+            _wait_for_start(daemon)
+            if daemon.port or "is in use by the headgate with pid" not in daemon.text:
+                break
+            daemon.stop()
+            self._pause.wait(RETRY_S)
         self.daemon = daemon
         daemon.wait_ready()
 
@@ -142,6 +167,13 @@ class World:
             self.restart(signal.SIGKILL, group=True)
         elif step.act is Act.RESTART:
             self.restart()
+        elif step.act is Act.KILL_COMMAND:
+            if self.keeper is not None and self.keeper.harm(signal.SIGKILL):
+                self.kills += 1
+        elif step.act is Act.STOP_COMMAND:
+            if self.keeper is not None and self.keeper.harm(signal.SIGSTOP):
+                ended.wait(step.stop_ms / 1000)
+                self.keeper.harm(signal.SIGCONT)
         else:
             stopped = supervisor
             if step.act is Act.STOP_SHARD:
@@ -169,7 +201,11 @@ def run(options: Options) -> Report:
         finally:
             world.end(signal.SIGKILL, group=True)
     lines = history.load(path)
-    report.contradictions = check(lines)
+    report.contradictions += check(lines)
+    pages = [line for line in lines if isinstance(line, history.Page)]
+    report.records_evicted = max(
+        (page.gap[1] for page in pages if page.gap is not None and page.reason == "cap"), default=0
+    )
     cold = [line for line in lines if isinstance(line, history.Page) and line.reader == COLD]
     report.records_kept = sum(len(page.records) for page in cold)
     answered = sum(isinstance(line, history.Answered) for line in lines)
@@ -182,8 +218,12 @@ def _live(options: Options, world: World, written: History) -> Report:
     assert world.daemon is not None
     partitions = {topic: 1 + max(p for t, p in PLACES if t == topic) for topic, _ in PLACES}
     for topic, count in partitions.items():
-        answer = world.daemon.json("PUT", f"/v0/topics/{topic}", {"partitions": count})
+        wanted: dict[str, object] = {"partitions": count}
+        if topic == CAPPED[0]:
+            wanted["cap_records"] = CAP_RECORDS
+        answer = world.daemon.json("PUT", f"/v0/topics/{topic}", wanted)
         assert answer.status == 201, answer.body
+    written.add(Capped(CAPPED, CAP_RECORDS))
     numbers = Numbers()
     producers = [
         Producer(number, world.port, written, numbers, PLACES, keyed=bool(number % 2),
@@ -191,16 +231,28 @@ def _live(options: Options, world: World, written: History) -> Report:
         for number in range(options.producers)
     ]  # fmt: skip
     readers = [Reader(place, world.port, written) for place in PLACES]
-    with _running([*producers, *readers]):
-        _steps(options, world)
+    rereaders = [Rereader(place, world.port, written) for place in PLACES]
+    keeper = world.keeper
+    with _running([*producers, *readers, *rereaders]):
+        if keeper is not None:
+            _wait_for_records(world)
+            keeper.once()
+        with _running([keeper] if keeper else []):
+            _steps(options, world)
+            if keeper is not None:
+                _stop([keeper], KEEPER_HANG_S)
         # Whoever has a key goes on until the answer; the others take what is outstanding.
         _stop(producers)
         _stop(readers)
+        _stop(rereaders)
     for place in PLACES:
         for page in read_whole(world.port, place, "hot"):
             written.add(page)
     world.calm()
     world.restart()
+    if keeper is not None:
+        keeper.once()
+        world.restart()  # and no cache has what is in the lake now
     for place in PLACES:
         for page in read_whole(world.port, place, COLD):
             written.add(page)
@@ -216,7 +268,32 @@ def _live(options: Options, world: World, written: History) -> Report:
         acknowledged=sum(producer.acknowledged for producer in producers),
         refused=dict(refused),
         wait_ms_max=max(producer.wait_ms_max for producer in producers),
+        commands=keeper.done if keeper else Counter(),
+        rows_compacted=keeper.rows if keeper else 0,
+        objects_collected=keeper.deleted if keeper else 0,
+        whole_readings=sum(reader.times for reader in rereaders),
+        contradictions=keeper.contradictions if keeper else [],
     )
+
+
+def _wait_for_start(daemon: Daemon) -> None:
+    """Until it serves, or has ended."""
+    wait_until(lambda: daemon.port or daemon.process.poll() is not None, "the daemon to start")
+
+
+def _wait_for_records(world: World) -> None:
+    """Until each partition has records that are not only in rings."""
+
+    def there() -> bool:
+        assert world.daemon is not None
+        heads = [
+            state["head_seq"]
+            for topic in {topic for topic, _ in PLACES}
+            for state in world.daemon.get(f"/v0/topics/{topic}").json["partitions"]
+        ]
+        return bool(min(heads) >= FIRST_RECORDS)
+
+    wait_until(there, f"{FIRST_RECORDS} records in each partition", 10 * HANG_S)
 
 
 def _steps(options: Options, world: World) -> None:
@@ -235,7 +312,7 @@ def _steps(options: Options, world: World) -> None:
 
 
 @contextlib.contextmanager
-def _running(clients: list[Client]) -> Iterator[None]:
+def _running(clients: Sequence[Client]) -> Iterator[None]:
     for client in clients:
         client.daemon = True  # one that hangs must not keep the report from being made
         client.start()
@@ -246,11 +323,11 @@ def _running(clients: list[Client]) -> Iterator[None]:
             client.stopping.set()
 
 
-def _stop(clients: list[Producer] | list[Reader]) -> None:
+def _stop(clients: Sequence[Client], hang_s: float = 2 * HANG_S) -> None:
     for client in clients:
         client.stopping.set()
     for client in clients:
-        client.join(2 * HANG_S)
+        client.join(hang_s)
         assert not client.is_alive(), f"{client.name} hangs"
         if client.failure is not None:
             raise client.failure

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.checker import COLD, check
-from tests.chaos.history import Answered, Did, Line, Page, Place, Sent, load, save
+from tests.chaos.history import Answered, Capped, Did, Line, Page, Place, Sent, load, save
 
 T: Place = ("t", 0)
 U: Place = ("t", 1)
@@ -165,3 +165,50 @@ def test_a_reader_is_not_led_past_a_kept_record() -> None:
 def test_a_history_survives_its_file(tmp_path: Path) -> None:
     save(tmp_path / "history.jsonl", good())
     assert load(tmp_path / "history.jsonl") == good()
+
+
+def evicting() -> list[Line]:
+    """A partition that keeps two records: of four requests the first is evicted, and one record
+    of the second. A reader had seen one of them before."""
+    return [
+        Capped(U, 2),
+        Sent(1, 1, U, ("a", "b")),
+        Answered(1, 200, 1),
+        page((1, "a"), reader="tail", place=U),
+        Sent(2, 1, U, ("c", "d")),
+        Answered(2, 200, 3),
+        Sent(3, 1, U, ("e",)),
+        Answered(3, 200, 5),
+        Page("tail", U, 1, 5, ((4, "d"), (5, "e")), (2, 3), "cap"),
+        Page(COLD, U, 0, 5, ((4, "d"), (5, "e")), (1, 3), "cap"),
+    ]
+
+
+def test_what_a_cap_evicts_is_neither_lost_nor_a_hole_nor_torn() -> None:
+    assert check(evicting()) == []
+
+
+def test_what_goes_beyond_the_cap_is_evicted_too_early() -> None:
+    lines = evicting()
+    lines[-1] = Page(COLD, U, 0, 5, ((5, "e"),), (1, 4), "cap")
+    assert names(lines) == {"evicted"}
+
+
+def test_a_reader_that_is_led_past_evicted_records_is_told() -> None:
+    lines = evicting()
+    lines.append(page((4, "d"), reader="whole", place=U))
+    assert names(lines) == {"skipped"}, (
+        "the record at 1, which another reader saw, and no tombstone"
+    )
+
+
+def test_records_of_one_request_around_an_eviction_keep_their_places() -> None:
+    lines = evicting()
+    lines[-1] = Page(COLD, U, 0, 5, ((4, "e"), (5, "d")), (1, 3), "cap")
+    assert {"moved", "changed", "order"} & names(lines)
+
+
+def test_damage_that_a_reader_is_told_of_is_a_contradiction() -> None:
+    lines = evicting()
+    lines.append(Page("tail", U, 5, 6, (), (6, 6), "quarantined"))
+    assert "damaged" in names(lines)

@@ -16,3 +16,5 @@ def test_kills_and_store_faults_contradict_nothing_that_was_said(tmp_path: Path)
     assert report.contradictions == []
     assert report.kills >= 15
     assert report.acknowledged and report.unknown, "the kills did not meet the load"
+    assert report.rows_compacted and report.objects_collected, "nothing was in the lake"
+    assert report.records_evicted and report.whole_readings, "nothing was evicted, or read whole"
