@@ -10,7 +10,7 @@ from tests.chaos.run import Options, run
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_kills_and_store_faults_contradict_nothing_that_was_said(tmp_path: Path) -> None:
     report = run(Options(tmp_path, seed=4, seconds=600, kills=15))
     assert report.contradictions == []
