@@ -128,7 +128,7 @@ class Supervisor:
         self._owner.own(incarnation, taken)
         words = self._words
         now = clocks()
-        words[at.G_AGE_OFFSET_MS] = self._kept.age_ms(now) - now.boot_ms
+        words[at.G_AGE_OFFSET_MS] = max(0, self._kept.age_ms(now) - now.boot_ms)
         words[at.G_INCARNATION] = incarnation
         words[at.G_EPOCH] = epoch
         words[at.G_STARTED_NS] = monotonic_ns()

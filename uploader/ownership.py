@@ -49,6 +49,7 @@ SILENCE_NS = 45 * SECOND_NS
 # Between clocks: a leap second and what is not read at one moment stay below it, and with OWNED_NS
 # it stays below TAKE_OVER_NS by three seconds.
 GAP_NS = 2 * SECOND_NS
+CLOCKS_BIAS_NS = 1 << 62  # a word has no sign, and a machine may come up in 1970
 NEVER = (1 << 63) - 1
 
 
@@ -81,12 +82,12 @@ def should_ask(now: Moment, sent: Moment) -> bool:
 def sent_of(words: MutableSequence[int] | memoryview) -> Moment:
     """The sending of the last accepted entry, as the segment has it."""
     boot_ns = int(words[at.G_OWNED_SENT_NS])
-    return Moment(boot_ns, boot_ns + int(words[at.G_OWNED_CLOCKS_NS]))
+    return Moment(boot_ns, boot_ns + int(words[at.G_OWNED_CLOCKS_NS]) - CLOCKS_BIAS_NS)
 
 
 def tell_sent(words: MutableSequence[int] | memoryview, sent: Moment) -> None:
     """Writes it. Who reads in between finds an old age, or a gap."""
-    words[at.G_OWNED_CLOCKS_NS] = sent.wall_ns - sent.boot_ns
+    words[at.G_OWNED_CLOCKS_NS] = CLOCKS_BIAS_NS + sent.wall_ns - sent.boot_ns
     words[at.G_OWNED_SENT_NS] = sent.boot_ns
 
 

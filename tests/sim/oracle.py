@@ -21,6 +21,7 @@ from tests.sim.store import Store
 from uploader.groups import GroupTable
 from uploader.l0 import object_key
 from uploader.l0.reader import read_extent, read_footer
+from uploader.ownership import sent_of
 
 GAP_MAX_NS = 2 * S
 OWNED_MAX_NS = 15 * S  # docs/protocol.md 5; not taken from the code, which may be what is wrong
@@ -101,7 +102,8 @@ class Oracle:
         )  # fmt: skip
         age_ns = task.looked_ns - self._words[at.G_OWNED_SENT_NS]
         require(age_ns <= OWNED_MAX_NS, "nothing is committed when ownership is old", age_ns)
-        gap_ns = task.looked_wall_ns - task.looked_ns - self._words[at.G_OWNED_CLOCKS_NS]
+        sent = sent_of(self._words)
+        gap_ns = task.looked_wall_ns - task.looked_ns - (sent.wall_ns - sent.boot_ns)
         require(
             abs(gap_ns) <= GAP_MAX_NS or self._words[at.G_OWNED_SENT_NS] > task.looked_ns,
             "nothing is committed after a gap in time before an entry", gap_ns,

@@ -208,6 +208,13 @@ def test_a_gap_that_is_not_seen_leaves_a_new_owner_time() -> None:
     assert (OWNED_NS + GAP_NS) / 0.99 < TAKE_OVER_NS / 1.01
 
 
+def test_a_machine_that_comes_up_in_1970_tells_its_clocks() -> None:
+    words = [0] * Layout(1, 4096).words
+    early = Moment(20 * SECOND_NS, 5 * SECOND_NS)
+    tell_sent(words, early)
+    assert sent_of(words) == early and min(words) >= 0
+
+
 def test_a_moment_that_is_read_while_another_is_told_allows_no_more_than_either() -> None:
     words = [0] * Layout(1, 4096).words
     old, new = moment(0), moment(20 * SECOND_NS, 60 * SECOND_NS)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shards.clock import wall_ms
+from shards.clock import boottime_ns, wall_ms, wall_ns
 from tests.uploader.pipeline import Pipeline, pipeline
+from uploader.ownership import Moment, tell_sent
 
 
 @pytest.fixture
@@ -28,4 +29,5 @@ def test_a_step_of_the_wall_clock_forgets_no_idempotency_key(
         line.start(0, pulled)
         line.turn_until_done(pulled)
         monkeypatch.setattr("time.time_ns", lambda: stepped_ns)
+        tell_sent(line.words, Moment(boottime_ns(), wall_ns()))  # an entry after the gap in time
     assert line.ledger.partition_states(line.topic.topic_id)[0].count == 1
