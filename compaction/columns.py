@@ -75,7 +75,6 @@ class SetAside(msgspec.Struct, frozen=True, array_like=True):
     """Times of a partition that no row can have: of ``records`` records between two offsets.
     ``value`` is the first one's, in milliseconds as it was sent."""
 
-    topic_id: int
     partition: int
     first_offset: int
     last_offset: int
@@ -93,8 +92,7 @@ class Piece:
     def __init__(self, columns: Sequence[Column] = ()) -> None:
         self.schema = arrow_schema(columns)
         self._typed = TypedReader(columns) if columns else None
-        self.strays: list[tuple[int, int, int]] = []
-        """(partition, offset, milliseconds) of every time that was set aside so far."""
+        self._set_aside: dict[int, SetAside] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -119,9 +117,8 @@ class Piece:
                 f"{len(rows)}",
             )
         size = len(extent.data)
-        self.strays += [
-            (extent.partition, extent.first_offset + index, value) for index, value in strays
-        ]
+        if strays:
+            self._note(extent.partition, extent.first_offset, strays)
         self._rows += rows
         self._ts_ms += ts_ms
         self._mixed |= mixed
@@ -135,6 +132,23 @@ class Piece:
         self.rows += count
         self.bytes += size
         return count
+
+    def _note(self, partition: int, first_offset: int, strays: Strays) -> None:
+        first, value = strays[0]
+        new = SetAside(
+            partition, first_offset + first, first_offset + strays[-1][0], len(strays), value
+        )
+        old = self._set_aside.get(partition)
+        if old is not None:
+            begins = min(old, new, key=lambda each: each.first_offset)
+            last = max(old.last_offset, new.last_offset)
+            records = old.records + new.records
+            new = SetAside(partition, begins.first_offset, last, records, begins.value)
+        self._set_aside[partition] = new
+
+    def set_aside(self) -> list[SetAside]:
+        """One word per partition for the times that were set aside, since the piece was made."""
+        return [self._set_aside[partition] for partition in sorted(self._set_aside)]
 
     def take(self) -> tuple[pa.Table, dict[int, list[int]]]:
         """The rows so far, and by partition [rows, bytes of L0]; the piece is empty again."""
@@ -246,17 +260,6 @@ def _set_aside(times: list[int], arrival_ms: int, start: int) -> Strays:
     for index, _ in strays:
         times[index] = there
     return [(start + index, value) for index, value in strays]
-
-
-def set_aside_of(topic_id: int, strays: Sequence[tuple[int, int, int]]) -> list[SetAside]:
-    """One word per partition for what was set aside of a topic's rows."""
-    by_partition: dict[int, list[tuple[int, int]]] = {}
-    for partition, offset, value in strays:
-        by_partition.setdefault(partition, []).append((offset, value))
-    return [
-        SetAside(topic_id, partition, min(some)[0], max(some)[0], len(some), min(some)[1])
-        for partition, some in sorted(by_partition.items())
-    ]
 
 
 def _any_rows(payload: memoryview, key: str, byte: int) -> list[_Row]:

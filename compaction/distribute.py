@@ -226,8 +226,8 @@ def outcome_of(what: Plan, reports: Sequence[Report]) -> Outcome:
             files[written.topic_id].append(written)
         for hole in report.holes:
             holes[hole.topic_id].append(hole)
-        for some in report.set_aside:
-            set_aside[some.topic_id].append(some)
+        for topic_id, some in report.set_aside:
+            set_aside[topic_id].append(some)
     topics = {}
     for topic in what.topics:
         if topic.topic_id in failed:

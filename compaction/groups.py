@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from compaction.columns import ExtentBytes, Piece, SetAside, set_aside_of
+from compaction.columns import ExtentBytes, Piece, SetAside
 from compaction.parquet import (
     ROW_GROUP_BYTES,
     ROW_GROUP_ROWS,
@@ -147,7 +147,7 @@ def _write_all(
         _add(piece, extents.pop(), topic, result)
         _write_full(writer, piece)
     writer.write(*piece.take())
-    result.set_aside.extend(set_aside_of(topic.topic_id, piece.strays))
+    result.set_aside.extend(piece.set_aside())
 
 
 def _write_full(writer: TopicWriter, piece: Piece) -> None:

@@ -68,7 +68,8 @@ class Setup(Struct, frozen=True):
 
 class Report(Struct, frozen=True, array_like=True):
     """What a task did, or a part of it. ``kept`` are files that should have joined and could not
-    be read, with the reason; ``failed`` are topics that could not be written, by id, with it."""
+    be read, with the reason; ``failed`` are topics that could not be written, by id, with it;
+    ``set_aside`` has the topic's id too."""
 
     files: tuple[WrittenFile, ...] = ()
     holes: tuple[Hole, ...] = ()
@@ -78,7 +79,7 @@ class Report(Struct, frozen=True, array_like=True):
     bytes_read: int = 0
     requests: int = 0
     memory_peak_bytes: int = 0
-    set_aside: tuple[SetAside, ...] = ()
+    set_aside: tuple[tuple[int, SetAside], ...] = ()
     failed: tuple[tuple[int, str], ...] = ()
 
 
@@ -107,7 +108,7 @@ class TaskWriter:
         self._holes: list[Hole] = []
         self._joined: list[str] = []
         self._kept: list[tuple[str, str]] = []
-        self._set_aside: list[SetAside] = []
+        self._set_aside: list[tuple[int, SetAside]] = []
         self._failed: dict[int, str] = {}
         self.objects = 0
         self.bytes_read = 0
@@ -153,7 +154,7 @@ class TaskWriter:
         self._holes += result.holes
         self._joined += result.joined
         self._kept += result.kept
-        self._set_aside += result.set_aside
+        self._set_aside += [(topic.topic_id, each) for each in result.set_aside]
 
     def reports(self) -> Iterator[Report]:
         """The task's report, in parts where it has many files; these are durable then."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.columns import ExtentBytes, Piece, SetAside, set_aside_of
+from compaction.columns import ExtentBytes, Piece, SetAside
 from compaction.schema import arrow_schema, field_ids_of, typed_columns
 from shards.frame import CODEC_RECORDS, encode_batch
 from tests.compaction.objects import NOON_MS, Draft, Heads, Row, drafts, put, rows_of
@@ -104,9 +104,7 @@ def test_a_time_outside_the_years_1_to_9999_is_set_aside_and_its_row_has_its_arr
     extent = ExtentBytes(3, 10, 16, ((2, 1),), first + second, "l0/key")
     piece = Piece()
     assert piece.add(extent) == 7
-    assert piece.strays == [
-        (3, 11, micros), (3, 12, YEAR_10000_MS), (3, 14, 2**63), (3, 15, -62_135_596_800_001)
-    ]  # fmt: skip
+    assert piece.set_aside() == [SetAside(3, 11, 15, 4, micros)]
     rows = rows_of_piece(piece)
     arrival_us = rows[0][2]
     wanted = [arrival_us] * 7
@@ -114,14 +112,20 @@ def test_a_time_outside_the_years_1_to_9999_is_set_aside_and_its_row_has_its_arr
     wanted[6] = -62_135_596_800_000_000
     assert [row[2] for row in rows] == wanted
     assert [row[7] for row in rows] == [str(number) for number in range(7)], "all records are there"
-    assert set_aside_of(7, piece.strays) == [SetAside(7, 3, 11, 15, 4, micros)]
+    # Extents before and behind it, and of another partition, in any order.
+    for partition, offset in ((3, 20), (3, 5), (1, 2)):
+        data = batch(Record("late", micros + offset))
+        piece.add(ExtentBytes(partition, offset, offset, (), data, "l0/key"))
+    assert piece.set_aside() == [
+        SetAside(1, 2, 2, 1, micros + 2), SetAside(3, 5, 20, 6, micros + 5)
+    ]  # fmt: skip
 
 
 def test_an_arrival_outside_the_years_is_clamped() -> None:
     piece = Piece()
     late = encode_batch(1, 2**53, encode([Record("1")]), CODEC_RECORDS)
     piece.add(ExtentBytes(0, 1, 1, (), late, "l0/key"))
-    assert piece.strays == [(0, 1, 2**53)]
+    assert piece.set_aside() == [SetAside(0, 1, 1, 1, 2**53)]
     assert rows_of_piece(piece)[0][2] == TIMESTAMP_MS_MAX * 1000
 
 
