@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from ledger.backup import TABLES, Mark
+from ledger.collection import Candidate
 from ledger.entry import VERSION, Entry, Owner, decode, encode, entry_key
 from ledger.lake_types import NewFile, TableSwitch
 from ledger.ledger import Ledger
@@ -283,3 +284,50 @@ def test_what_a_cap_evicted_is_told(ledger: Ledger, topic: Topic, tmp_path: Path
         state = copy.partition_states(topic.topic_id)[0]
         assert state == ledger.partition_states(topic.topic_id)[0]
         assert (state.earliest_seq, state.lost_seq, state.lost_reason) == (4, 3, "cap")
+
+
+def test_ids_that_were_told_are_not_given_again_by_a_recovered_ledger(
+    ledger: Ledger, topic: Topic
+) -> None:
+    """Also when no row is left to tell them by: a later entry would pass the new rows over."""
+    told = Mark(dedupe_id=5, deletion_id=7)
+    ledger.begin_history("recovered", told)
+    ledger.commit(draft_of(lease(1), [Request(topic.topic_id, key="k")]), 10, lambda _: None)
+    ledger.raise_epoch_floor(ledger.raise_epoch())
+    assert ledger.name_orphans([Candidate("l0/orphan", "there", lease(9, epoch=0))])
+    rows = ledger.changes_since(told)[1].rows
+    assert [row[0] for row in rows["dedupe"]] == [6]
+    assert [row[0] for row in rows["deletions"]] == [8]
+
+
+def test_an_entry_that_was_told_before_an_image_was_copied_takes_nothing_of_it_back(
+    ledger: Ledger, topic: Topic
+) -> None:
+    """Such an entry may be sent behind the image, and is applied on top of it."""
+    told, older = ledger.changes_since(Mark())
+    ledger.raise_epoch_floor(ledger.raise_epoch())
+    ledger.begin_incarnation(1)
+    ledger.create_topic("later", TopicConfig(), 1)
+    ledger.commit(draft_of(lease(1, epoch=3), [Request(topic.topic_id)]), 10, lambda _: None)
+    newer = ledger.changes_since(told)[1]
+    assert all(newer.state[name] > older.state[name] for name in newer.state)
+    ledger.apply_changes(older)
+    assert ledger.changes_since(Mark())[1].state == newer.state
+    ledger.apply_changes(newer)  # comes behind it, and tells what the older one took back
+
+
+def test_an_object_whose_quarantine_is_told_is_not_free(
+    ledger: Ledger, topic: Topic, tmp_path: Path
+) -> None:
+    ledger.commit(draft_of(lease(1), [Request(topic.topic_id)]), 10, lambda _: None)
+    (row,) = ledger.objects()
+    there = tmp_path / "copy.db"
+    there.write_bytes(image_of(ledger))
+    with closing(Ledger(there, nullcontext())) as copy, closing(sqlite3.connect(there)) as look:
+        copy.trim("orders", 0, 2)
+        while copy.mark_free(20):
+            pass
+        assert look.execute("SELECT free_ms FROM objects").fetchall() == [(20,)]
+        compact(ledger, "r", bad_keys={row.key})
+        copy.apply_changes(ledger.changes_since(Mark())[1])
+        assert look.execute("SELECT free_ms FROM objects").fetchall() == [(None,)]
