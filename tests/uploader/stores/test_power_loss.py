@@ -64,6 +64,15 @@ class Recorded:
         self.store.put_if_absent(key, body)  # that it was there is an answer to rely on, too
         self.disk.note(Kept(f"entry:{key}", body))
 
+    def put_in_parts(self, key: str, *sizes: int) -> None:
+        parts = [key.encode() * (size // len(key) + 1) for size in sizes]
+        self.disk.note(Tried(key, b"".join(parts)))
+        parted = self.store.put_in_parts(key)
+        for part in parts:
+            parted.put(part)
+        parted.finish()
+        self.disk.note(Kept(f"entry:{key}", b"".join(parts)))
+
     def delete(self, *locators: str) -> None:
         for locator in locators:
             self.disk.note(Deleting(locator))
@@ -123,6 +132,7 @@ def a_life(store: Recorded) -> None:
     store.put_if_absent("ledger/1", 700)
     store.put_if_absent("ledger/1", 700)
     third = store.put("l0/c", 3000)
+    store.put_in_parts("ledger/image", 700, 700, 50)
     in_another_thread(lambda: store.put("l0/d", 900))
     store.delete(first, "entry:ledger/1")
     store.delete(second, third)
