@@ -5,13 +5,17 @@ Lifecycle: appended to the ring -> waits here, in ring order -> its commit comes
 gone is dropped here; its records stay. What a dead predecessor left in the ring has nobody
 waiting and is passed over; where it is committed together with ours, its offsets come first.
 
+A request whose deadline passes before that is taken back and answered 503 if nobody has pulled
+it (uploader/voids.py); else nobody knows its outcome, and its connection is closed unanswered.
+
 Invariant I1: nothing is answered before its commit is in the log, which follows the ledger.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,8 +25,12 @@ from daemon.errors import ApiError
 from daemon.http.request import Request
 from ledger.types import Commit, SourceRange, Verdict
 from shards import layout as at
+from shards.frame import VOID_BYTES_MAX
 from shards.ring import RequestAt
 from shards.segment import Segment
+
+NEVER = 1 << 63
+RUN_BYTES = VOID_BYTES_MAX // 2  # then a run ends with the request that passes it
 
 
 class Waiting(NamedTuple):
@@ -34,6 +42,15 @@ class Waiting(NamedTuple):
     parts: tuple[tuple[int, int], ...]
     body_bytes: int
     expected_seq: int | None
+    timeout_ns: int
+
+
+class Expired(NamedTuple):
+    """Requests whose deadline has passed: to be taken back, in ``runs`` of the ring, or pulled."""
+
+    void: list[Waiting]
+    runs: list[tuple[int, int]]
+    unknown: list[Waiting]
 
 
 class _Left(NamedTuple):
@@ -52,6 +69,8 @@ class Answers:
         self._counters = segment.layout.shard(shard)
         self._waiting: deque[Waiting] = deque()
         self._left: deque[_Left] = deque()  # all of it stands before what waits
+        self._abandoned = 0  # so many of the first that wait are answered: their deadline passed
+        self._shortest_ns = NEVER  # a timeout; no one that waits has a shorter one
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -59,6 +78,8 @@ class Answers:
     def wait(self, waiting: Waiting) -> None:
         """Takes a request that was just published."""
         self._waiting.append(waiting)
+        if waiting.timeout_ns < self._shortest_ns:
+            self._shortest_ns = waiting.timeout_ns
 
     def inherit(self, requests: Iterable[RequestAt]) -> None:
         """Takes what a dead predecessor published and is not committed, before ``wait``."""
@@ -88,9 +109,10 @@ class Answers:
                 if offsets[place]:
                     offsets[place] += count
         waiting = self._waiting
+        passed = len(waiting)
         requests = records = sizes = 0
         while waiting and waiting[0].position < source.end:
-            position, request, topic, parts, size, expected_seq = waiting.popleft()
+            position, request, topic, parts, size, expected_seq, _ = waiting.popleft()
             verdict = verdicts.get(position) if verdicts else None
             if verdict is not None:
                 answer_verdict(request, topic, verdict, expected_seq)
@@ -122,10 +144,65 @@ class Answers:
                 request.respond_ok_json(_spread(topic, answer, deduped=False))
             requests += 1
             sizes += size
+        if self._abandoned:
+            self._abandoned = max(0, self._abandoned - passed + len(waiting))
+        if not waiting:
+            self._shortest_ns = NEVER
         words, base = self._words, self._counters
         words[base + at.S_REQUESTS_ACKED] += requests
         words[base + at.S_RECORDS_ACKED] += records
         words[base + at.S_BYTES_ACKED] += sizes
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether some deadline may have passed: cheap, and never wrong when it says no."""
+        if len(self._waiting) <= self._abandoned:
+            return False
+        return now_ns - self._waiting[self._abandoned].request.arrival_ns >= self._shortest_ns
+
+    def expired(self, now_ns: int, pulled: int, head: int) -> Expired:
+        """What is past its deadline; looks no further than it can be, for arrivals are in order.
+
+        Runs are as long as they can be: from a request that is taken back to the next that is not.
+        """
+        found = Expired([], [], [])
+        start = -1
+        for waiting in islice(self._waiting, self._abandoned, None):
+            position, request = waiting.position, waiting.request
+            waited_ns = now_ns - request.arrival_ns
+            if waited_ns >= waiting.timeout_ns and position >= pulled:
+                found.void.append(waiting)
+                if start < 0:
+                    start = position
+                elif position - start >= RUN_BYTES:
+                    found.runs.append((start, position))
+                    start = position
+                continue
+            if start >= 0:
+                found.runs.append((start, position))
+                start = -1
+            if waited_ns < self._shortest_ns:
+                return found
+            if waited_ns >= waiting.timeout_ns and not request.answered:
+                found.unknown.append(waiting)
+        if start >= 0:
+            found.runs.append((start, head))
+        return found
+
+    def end(self, expired: Expired, refusal: Callable[[Waiting], ApiError]) -> None:
+        """Answers what has expired; ``expired.void`` is void in the ring by now."""
+        gone = {waiting.position for waiting in expired.void}
+        if gone:
+            self._waiting = deque(w for w in self._waiting if w.position not in gone)
+        for waiting in expired.void:
+            if waiting.topic.room is not None:
+                waiting.topic.room.voided(waiting.position)
+            waiting.request.refuse(refusal(waiting))
+        for waiting in expired.unknown:
+            waiting.request.abandon()
+        for waiting in islice(self._waiting, self._abandoned, None):
+            if not waiting.request.answered:
+                break
+            self._abandoned += 1
 
     def abandon(self) -> None:
         """The process ends before these commits came: their outcome is unknown."""

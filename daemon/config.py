@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from daemon.bodies.limits import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from daemon.config_values import (
     ADDRESS,
     BYTES,
@@ -97,6 +98,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes_max: int
     record_bytes_max: int
     records_max: int
+    ack_timeout_ms: int
     store_down_not_ready_ms: int
     log_level: str
     log_format: str
@@ -251,6 +253,10 @@ FIELDS: tuple[Field, ...] = (
           "largest record in a request; above it: 413", check=between(1, 1 * GIB, size_text)),
     Field("records_max", COUNT, 10_000, "records",
           "most records in a request; above it: 413", check=between(1, 1_000_000)),
+    Field("ack_timeout_ms", COUNT, 20_000, "milliseconds",
+          "how long a request waits for its acknowledgment; then it is taken back and answered 503,"
+          " or its connection is closed if its object is on the way; a request may say another",
+          check=between(ACK_TIMEOUT_MS_MIN, ACK_TIMEOUT_MS_MAX)),
     Field("store_down_not_ready_ms", COUNT, 30_000, "milliseconds",
           "`/readyz` answers 503 once the store, the ledger or their disk has failed for this long;"
           " new requests are refused after 2 s",

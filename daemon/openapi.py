@@ -155,6 +155,7 @@ _SCHEMAS: dict[str, Schema] = {
         idempotency_key=_TEXT,
         expected_seq=_OFFSET,
         disable_backpressure=_BOOLEAN,
+        ack_timeout_ms={"type": "integer", "minimum": 100, "maximum": 600_000},
     ),
     "Produced": {
         "oneOf": [

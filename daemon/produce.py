@@ -75,7 +75,9 @@ class Producer:
         limits: BodyLimits,
         published: Callable[[], None],
         rng: random.Random,
+        ack_timeout_ms: int,
     ) -> None:
+        self._ack_timeout_ms = ack_timeout_ms
         self._words = segment.words
         self._rejected_at = segment.layout.shard(shard) + at.S_REJECTED
         self._catalog = catalog
@@ -157,6 +159,20 @@ class Producer:
             {"retry_after_ms": retry_after_s * 1000},
             retry_after_s=retry_after_s,
             close=closed.close,
+        )
+
+    def overdue(self, waiting: Waiting) -> ApiError:
+        """What a producer is told whose request was taken back at its deadline."""
+        self._words[self._rejected_at] += 1
+        timeout_ms = waiting.timeout_ns // 1_000_000
+        retry_after_s = self._rng.randint(*SHUT_RETRY_AFTER_S)
+        return ApiError(
+            503,
+            "ack_timeout",
+            f"the request could not be stored within ack_timeout_ms = {timeout_ms}, and never will"
+            f" be; send it again in {retry_after_s} s",
+            {"ack_timeout_ms": timeout_ms, "retry_after_ms": retry_after_s * 1000},
+            retry_after_s=retry_after_s,
         )
 
     def release(self, token: int) -> None:
@@ -316,9 +332,12 @@ class Producer:
         self._answers.wait(
             _new(
                 Waiting,
-                (position, request, topic, placed, len(request.body), asked.expected_seq),
+                (
+                    position, request, topic, placed, len(request.body), asked.expected_seq,
+                    1_000_000 * (asked.ack_timeout_ms or self._ack_timeout_ms),
+                ),
             )
-        )
+        )  # fmt: skip
         self._published()
 
 

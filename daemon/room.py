@@ -103,6 +103,16 @@ class Room:
             there.flying_bytes += len(data)
             self._flying.append((position, partition, records, len(data)))
 
+    def voided(self, position: int) -> None:
+        """The request there was taken back: it is not in flight any more."""
+        gone = [each for each in self._flying if each[0] == position]
+        if gone:
+            self._flying = deque(each for each in self._flying if each[0] != position)
+        for _, partition, records, size in gone:
+            there = self._partition(partition)
+            there.flying_records -= records
+            there.flying_bytes -= size
+
     def committed(self, commit: Commit, end: int) -> None:
         """A commit that holds this shard's ring up to ``end``, 0 for none of it."""
         while self._flying and self._flying[0][0] < end:

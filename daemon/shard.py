@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from daemon import inherit, logs
-from daemon.answers import Answers
+from daemon.answers import Answers, Expired
 from daemon.api import Api
 from daemon.bodies import BodyLimits
 from daemon.catalog import Catalog
@@ -69,6 +69,7 @@ from uploader.stores import faults, open_store
 from uploader.stores.base import ObjectStore, StoreError
 from uploader.turn import NEVER, Policy
 from uploader.upload import Uploads
+from uploader.voids import Run, Voids
 
 if TYPE_CHECKING:
     from compaction.place import Place
@@ -163,6 +164,7 @@ class Shard:
             self._leases,
             Policy(object_bytes_target=config.object_bytes_target),
         )
+        self._voids = Voids(self.segment, self._puller, self._ring)
         self._uploads = Uploads(
             self.segment,
             self.shard,
@@ -192,7 +194,7 @@ class Shard:
         )
         self._producer = Producer(
             self.segment, self.shard, self.catalog, self._ring, self.answers, limits,
-            self._published, rng,
+            self._published, rng, config.ack_timeout_ms,
         )  # fmt: skip
         self.api = Api(
             self.catalog, self._producer, self.reader, Status(self.segment, config),
@@ -249,14 +251,46 @@ class Shard:
         if level != self._log_level:
             self._log_level = level
             logs.set_level(logs.LEVELS[level])
+        self._end_overdue()
         self._loop.call_later(HEARTBEAT_S, self._heartbeat)
+
+    # Deadlines
+
+    def _end_overdue(self) -> None:
+        """Takes back what nobody pulled in time, and closes on those whose outcome is unknown.
+
+        Where another shard holds the group's lock, at the next heartbeat.
+        """
+        now_ns = monotonic_ns()
+        if not self.answers.is_due(now_ns):
+            self._voids.pass_over()
+            return
+        expired = self._expired(now_ns, int(self._words[self._base + at.S_PULLED]))
+        if expired.void:
+
+            def choose(pulled: int) -> Sequence[Run]:
+                nonlocal expired
+                expired = self._expired(now_ns, pulled)
+                return expired.runs
+
+            if not self._voids.take_back(choose):
+                return
+            self._look_again()
+        self.answers.end(expired, self._producer.overdue)
+
+    def _expired(self, now_ns: int, pulled: int) -> Expired:
+        return self.answers.expired(now_ns, pulled, self._ring.head)
 
     # The group
 
-    def _published(self) -> None:
-        if not self._look_soon and self._ring.head > self._quiet_until:
+    def _look_again(self) -> None:
+        if not self._look_soon:
             self._look_soon = True
             self._loop.call_soon(self._look)
+
+    def _published(self) -> None:
+        if self._ring.head > self._quiet_until:
+            self._look_again()
 
     @_or_end
     def _look(self) -> None:
@@ -290,9 +324,7 @@ class Shard:
             log.warning("taking over lease %s of shard %d, for the %d. time", lease.lease_id,
                         lease.shard, lease.deaths)  # fmt: skip
             self._uploads.start(lease)
-        if not self._look_soon:
-            self._look_soon = True
-            self._loop.call_soon(self._look)
+        self._look_again()
         if self._words[at.G_DRAINING]:
             self._drain()
 

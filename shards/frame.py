@@ -22,6 +22,10 @@ array of records (``uploader/records.py``); other numbers are reserved.
 
 A pad frame fills what is left before a ring wraps: a header with the flag PAD and no parts.
 
+A *void* run is one request or more that will never be stored (their deadline passed before they
+were pulled). Its first header's first word is replaced, in one store: length to the end of the
+run, and the complement of the checksum that this length asks for. Readers step over it.
+
 This module neither reads nor writes shared memory by itself and decides nothing.
 """
 
@@ -50,6 +54,8 @@ PART_BYTES = PART.size
 BATCH_BYTES = BATCH.size
 
 CODEC_RECORDS = 1
+VOID = 0xFFFFFFFF  # a void run's checksum is the complement of the right one
+VOID_BYTES_MAX = 1 << 31  # of one run: a length is 32 bits
 FLAG_PAD = 1
 FLAG_CONDITIONS = 2
 

@@ -21,7 +21,8 @@ global: commits        who holds the ledger lock
 global: catalog,       who holds the ledger lock
 evicted
 shard: reserved, head  that shard
-shard: committed       the holder of the lease that starts there
+shard: committed       the holder of the lease that starts there; where none does, for voids,
+                       who holds the lock of the shard's group
 shard: pulled          who holds the lock of the shard's group
 shard: heartbeat,      that shard
 counters, cpu, seen

@@ -11,6 +11,11 @@ order in which they move for one request::
 
     committed <= pulled <= head <= reserved <= committed + capacity
 
+A request that was not pulled before its deadline becomes *void*, together with those behind it
+for which that is true too: one store, by the owner, under the lock of its group, for a pull must
+see it or not. Voids that nothing in front of waits for are passed by ``pulled``, then
+``committed`` (uploader/voids.py).
+
 A request is contiguous. What is left before the end of the ring is a pad frame, or, when not even
 a header fits there, skipped by both sides. Only the owner writes the bytes, ``reserved`` and
 ``head``. Anybody may read: a reader copies first and then checks ``reserved - position <=
@@ -33,6 +38,8 @@ from shards.frame import (
     FLAG_PAD,
     HEADER_BYTES,
     PART_BYTES,
+    VOID,
+    VOID_BYTES_MAX,
     Part,
 )
 from shards.segment import Segment
@@ -86,6 +93,7 @@ class RingWriter:
     def __init__(self, segment: Segment, shard: int) -> None:
         self._words = segment.words
         self._data = segment.ring(shard)
+        self._frame_words = self._data.cast("Q")
         base = segment.layout.shard(shard)
         self._reserved_at = base + at.S_RESERVED
         self._head_at = base + at.S_HEAD
@@ -203,6 +211,20 @@ class RingWriter:
             conditions_length,
         )
 
+    def make_void(self, start: int, end: int) -> None:
+        """Makes the published requests in [start, end) void, all of them in one store.
+
+        ``start`` is a request's position, ``end`` another's or ``head``. The caller holds the lock
+        of the shard's group, and no lease covers any of them.
+        """
+        length = end - start
+        if not HEADER_BYTES <= length <= VOID_BYTES_MAX:
+            raise ValueError(f"a void run of {length} bytes; it has up to {VOID_BYTES_MAX}")
+        offset = start % self.capacity
+        body = self._data[offset + 8 : offset + HEADER_BYTES]
+        checksum = crc32c(body, end & 0xFFFFFFFF) ^ VOID
+        self._frame_words[offset // 8] = length | checksum << 32
+
 
 class RingReader:
     """Anybody's side of a ring: walks published frames and copies batches out."""
@@ -245,7 +267,7 @@ class RingReader:
         return None
 
     def requests(self, start: int, end: int) -> Iterator[RequestAt]:
-        """The requests whose frames lie in [start, end), in order; pads are skipped.
+        """The requests whose frames lie in [start, end), in order; pads and voids are skipped.
 
         Ends early at a header whose CRC is wrong: it was seen too early by another core, or its
         bytes are gone (see still_there); the caller leaves it for the next round.
@@ -280,18 +302,13 @@ class RingReader:
             if left < HEADER_BYTES:
                 position += left
                 continue
-            length, checksum, _, arrival_ns, parts, flags, conditions_length = _UNPACK_HEADER(
-                data, offset
-            )
-            if (
-                crc32c(data[offset + 8 : offset + HEADER_BYTES], (position + length) & 0xFFFFFFFF)
-                != checksum
-                or position + length > end
-            ):
+            length, live = self._step(position, end)
+            if not length:
                 return
-            if flags & FLAG_PAD:
+            if not live:
                 position += length
                 continue
+            _, _, _, arrival_ns, parts, flags, conditions_length = _UNPACK_HEADER(data, offset)
             at_byte = offset + HEADER_BYTES
             conditions = b""
             if flags & FLAG_CONDITIONS:
@@ -312,6 +329,31 @@ class RingReader:
             following = position + length
             yield _new(RequestAt, (position, following, arrival_ns, conditions, batches))
             position = following
+
+    def void_end(self, start: int, end: int) -> int:
+        """Where the voids and pads that begin at ``start`` end; ``start`` without any."""
+        position = start
+        while position < end:
+            left = self.capacity - position % self.capacity
+            if left >= HEADER_BYTES:
+                length, live = self._step(position, end)
+                if live or not length:
+                    break
+                left = length
+            position += left
+        return position
+
+    def _step(self, position: int, end: int) -> tuple[int, bool]:
+        """The length of the frame at ``position``, and whether it is a request; 0 for no frame."""
+        offset = position % self.capacity
+        length, checksum, _, _, _, flags, _ = _UNPACK_HEADER(self.data, offset)
+        body = self.data[offset + 8 : offset + HEADER_BYTES]
+        right = crc32c(body, (position + length) & 0xFFFFFFFF)
+        if length < HEADER_BYTES or position + length > end:
+            return 0, False
+        if checksum == right:
+            return length, not flags & FLAG_PAD
+        return (length, False) if checksum == right ^ VOID else (0, False)
 
     def batch(self, batch: BatchAt) -> memoryview:
         """The bytes of a batch, in place: only for uncommitted requests, which cannot move."""

@@ -224,6 +224,29 @@ class Puller:
             return Look(pulled, now_ns if self.table.backlog_bytes(group) else turn.NEVER)
         return Look([], now_ns + LOCK_RETRY_NS)
 
+    def enter(self) -> Group | None:
+        """Locks this shard's group for something else than a pull, and repairs it as one would.
+
+        None where another one holds the lock, or the map has just changed: try again in 5 ms.
+        ``unmark``, when all is done, and ``unlock``, whatever happens, must follow.
+        """
+        group = self.table.map.group_of(self.shard)
+        if not self._locks.try_lock(locks.GROUP + group.group):
+            return None
+        if self.table.map.group_of(self.shard) != group:
+            self._locks.unlock(locks.GROUP + group.group)
+            return None
+        self._enter(group)
+        return group
+
+    def unmark(self, group: Group) -> None:
+        """What ``enter`` was for is done."""
+        self.table.store(group.group, at.P_MARK, 0)
+
+    def unlock(self, group: Group) -> None:
+        """Gives the lock of ``enter`` back."""
+        self._locks.unlock(locks.GROUP + group.group)
+
     def _changed(self, group: Group, seen_turn: int) -> bool:
         """Under the lock: whether map or turn are not what the decision was made on."""
         table = self.table
@@ -274,6 +297,8 @@ class Puller:
                 self._words[self._segment.layout.shard(source.shard) + at.S_PULLED] = source.end
         if pulled:
             self.table.store(group.group, at.P_LAST_PULL_NS, now_ns)
+        else:  # what was known to wait is void by now; the next look must not come for it again
+            self._oldest = [(-1, turn.NEVER)] * len(self._oldest)
         return pulled
 
     def _take(self, slot: int, wanted: LeaseRequests) -> Pulled:

@@ -17,6 +17,8 @@ from msgspec.json import Decoder
 
 from daemon.bodies.keys import KeyField
 from daemon.bodies.limits import (
+    ACK_TIMEOUT_MS_MAX,
+    ACK_TIMEOUT_MS_MIN,
     NESTED_CHARACTERS_MIN,
     NESTING_MAX,
     BodyLimits,
@@ -49,6 +51,7 @@ _BYTE = re.compile(r"\(byte (\d+)\)")
 Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
 IdempotencyKey = Annotated[str, Meta(min_length=1, max_length=IDEMPOTENCY_KEY_CHARACTERS_MAX)]
 Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+AckTimeout = Annotated[int, Meta(ge=ACK_TIMEOUT_MS_MIN, le=ACK_TIMEOUT_MS_MAX)]
 
 
 class _Record(Struct, forbid_unknown_fields=True, gc=False):
@@ -67,6 +70,7 @@ class _Envelope(Struct, forbid_unknown_fields=True, gc=False):
     idempotency_key: IdempotencyKey | None = None
     expected_seq: Sequence | None = None
     disable_backpressure: bool = False
+    ack_timeout_ms: AckTimeout | None = None
 
 
 _envelope_decoder = Decoder(_Envelope)
@@ -128,6 +132,7 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
         envelope.disable_backpressure,
         keyed,
         timed,
+        envelope.ack_timeout_ms,
     )
 
 

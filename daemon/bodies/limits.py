@@ -17,6 +17,8 @@ _UNITS = (
 )
 # A record that is nested deeper than NESTING_MAX has this many characters at least.
 NESTED_CHARACTERS_MIN = 2 * NESTING_MAX + 1
+ACK_TIMEOUT_MS_MIN = 100  # deadlines are looked at ten times a second
+ACK_TIMEOUT_MS_MAX = 600_000  # so long a request may hold ring space while nothing is stored
 
 
 class BodyLimits(Struct, frozen=True, kw_only=True):

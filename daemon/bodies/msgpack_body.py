@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 
 from daemon.bodies.json_body import (
     UNREADABLE,
+    AckTimeout,
     IdempotencyKey,
     Partition,
     Sequence,
@@ -59,6 +60,7 @@ class _Envelope(Struct, forbid_unknown_fields=True, gc=False):
     idempotency_key: IdempotencyKey | None = None
     expected_seq: Sequence | None = None
     disable_backpressure: bool = False
+    ack_timeout_ms: AckTimeout | None = None
 
 
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
@@ -112,6 +114,7 @@ def parse_msgpack(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
         envelope.disable_backpressure,
         keyed,
         timed,
+        envelope.ack_timeout_ms,
     )
 
 

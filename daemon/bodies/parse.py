@@ -16,7 +16,12 @@ from daemon.bodies.json_body import (
     parse_object,
 )
 from daemon.bodies.keys import key_field
-from daemon.bodies.limits import BodyLimits, check_ts
+from daemon.bodies.limits import (
+    ACK_TIMEOUT_MS_MAX,
+    ACK_TIMEOUT_MS_MIN,
+    BodyLimits,
+    check_ts,
+)
 from daemon.bodies.lines import parse_lines
 from daemon.bodies.msgpack_body import parse_msgpack
 from daemon.bodies.produce import Produce, Row, row
@@ -31,8 +36,11 @@ CONTENT_TYPES = (JSON, *NDJSON, *MSGPACK, BYTES)
 # ``create`` is read by whoever finds the topic.
 _OBJECT_PARAMETERS = frozenset({"create"})
 _BATCH_PARAMETERS = frozenset(
-    {"create", "partition", "key", "idempotency_key", "expected_seq", "disable_backpressure"}
-)
+    {
+        "create", "partition", "key", "idempotency_key", "expected_seq", "disable_backpressure",
+        "ack_timeout_ms",
+    }
+)  # fmt: skip
 _NUMBER_MAX = 10**20 - 1  # what is looked at as a number
 _BYTES_PARAMETERS = _BATCH_PARAMETERS | {"tag", "node", "ts"}
 
@@ -119,19 +127,21 @@ def _with_query(
         disable_backpressure == "true",
         keyed,
         timed,
+        _number(query, "ack_timeout_ms", ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN),
     )
 
 
-def _number(query: dict[str, str], name: str, highest: int) -> int | None:
+def _number(query: dict[str, str], name: str, highest: int, lowest: int = 0) -> int | None:
     text = query.get(name)
     if text is None:
         return None
     if text.isascii() and text.isdigit() and len(text) <= 20:
         number = int(text)
-        if number <= highest:
+        if lowest <= number <= highest:
             return number
     raise invalid(
-        f"{name} must be a whole number from 0 to {highest}, not {text[:40]!r}", parameter=name
+        f"{name} must be a whole number from {lowest} to {highest}, not {text[:40]!r}",
+        parameter=name,
     )
 
 

@@ -33,6 +33,7 @@ class Produce(Struct, frozen=True, gc=False):
     disable_backpressure: bool = False
     keyed: bool = False
     timed: bool = False
+    ack_timeout_ms: int | None = None
 
     @property
     def record_count(self) -> int:

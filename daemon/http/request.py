@@ -86,11 +86,15 @@ class Request(msgspec.Struct, eq=False):
         self._answer_with((error.status, error.body(), JSON, headers, close or error.close))
 
     def abandon(self) -> None:
-        """The outcome is unknown: the connection is closed without an answer to this request."""
+        """The outcome is unknown: the connection is closed without an answer to this request.
+
+        An answer that is given later, when the outcome is known after all, goes nowhere.
+        """
         self._answer_with(ABANDONED)
+        self.connection_closed = True
 
     def _answer_with(self, answer: Answer) -> None:
-        if self.answered:
+        if self.answered and self.answer is not ABANDONED:
             raise RuntimeError(f"{self.head.method} {self.head.path} was answered twice")
         self.answered = True
         if self.connection_closed:

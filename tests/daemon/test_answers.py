@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from daemon.answers import Answers, Waiting
+from daemon.answers import Answers, Expired, Waiting
 from daemon.catalog import TopicEntry
+from daemon.errors import ApiError
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
 from daemon.http.server import Server
@@ -35,6 +36,7 @@ from tests.daemon.http.memory_transport import MemoryTransport, connect
 from tests.e2e.load import read_answer
 
 ME, OTHER = 1, 0
+S = 1_000_000_000
 LEASE = LeaseId(1, 1, OTHER, 1)
 
 
@@ -49,11 +51,11 @@ class Shard:
     def __init__(self) -> None:
         self.segment = Segment.create(Layout(shards=2, ring_bytes=4096))
         self.answers = Answers(self.segment, ME)
-        self._server = Server()
-        self._script = Script()
-        self._server.application = self._script
-        self._server.limits = HttpLimits()
-        self._connection, self.transport = connect(self._server)
+        self.server = Server()
+        self.script = Script()
+        self.server.application = self.script
+        self.server.limits = HttpLimits()
+        self._connection, self.transport = connect(self.server)
         self.position = 0
 
     def waits(
@@ -61,7 +63,7 @@ class Shard:
     ) -> int:
         """A request with (partition, records) parts; the position that it was given."""
         self._connection.data_received(post("/later", b"x" * 10))
-        return self.hands_in(self._script.later[-1], topic, parts, expected_seq)
+        return self.hands_in(self.script.later[-1], topic, parts, expected_seq)
 
     def hands_in(
         self,
@@ -69,11 +71,14 @@ class Shard:
         topic: TopicEntry,
         parts: tuple[tuple[int, int], ...],
         expected_seq: int | None = None,
+        timeout_ns: int = 20 * S,
     ) -> int:
         """The request is published behind those before it."""
         position = self.position
         self.position += 100
-        self.answers.wait(Waiting(position, request, topic, parts, len(request.body), expected_seq))
+        self.answers.wait(
+            Waiting(position, request, topic, parts, len(request.body), expected_seq, timeout_ns)
+        )
         return position
 
     def said(self) -> list[tuple[int, Any]]:
@@ -90,9 +95,9 @@ class Shard:
 
     def another_connection(self) -> tuple[Request, MemoryTransport, Any]:
         """A request on a connection of its own."""
-        connection, transport = connect(self._server)
+        connection, transport = connect(self.server)
         connection.data_received(post("/later", b"x"))
-        return self._script.later[-1], transport, connection
+        return self.script.later[-1], transport, connection
 
 
 @pytest.fixture
@@ -328,3 +333,69 @@ def test_a_predecessors_requests_may_be_committed_in_several_parts(shard: Shard)
     sources = (SourceRange(ME, middle, shard.position),)
     shard.answers.committed(Commit(2, LEASE, sources, (Run(ME, 7, 0, 3, 4),), (Head(7, 0, 6),)))
     assert shard.said() == [(200, one(4, 6, 6))]
+
+
+# Deadlines
+
+
+def expire(shard: Shard, now_ns: int, pulled: int) -> Expired:
+    """What a heartbeat does; the ring is not asked."""
+    assert shard.answers.is_due(now_ns)
+    expired = shard.answers.expired(now_ns, pulled, shard.position)
+    shard.answers.end(expired, lambda _: ApiError(503, "ack_timeout", "too late"))
+    return expired
+
+
+def arrives(shard: Shard, at_ns: int, timeout_ns: int = 20 * S) -> int:
+    """A request on a connection of its own; its position."""
+    connection, shard.transport = connect(shard.server)
+    connection.data_received(post("/later", b"x" * 10))
+    request = shard.script.later[-1]
+    request.arrival_ns = at_ns
+    return shard.hands_in(request, topic(7), ((0, 1),), timeout_ns=timeout_ns)
+
+
+def test_what_nobody_pulled_in_time_is_answered_503_and_takes_no_offsets(shard: Shard) -> None:
+    first = arrives(shard, 1 * S)
+    gone, second = shard.transport, arrives(shard, 2 * S)
+    third = arrives(shard, 10 * S)
+    assert not shard.answers.is_due(21 * S - 1)
+    expired = expire(shard, 22 * S, pulled=0)
+    assert expired.runs == [(first, third)] and not expired.unknown
+    assert b"HTTP/1.1 503 " in gone.written and b"ack_timeout" in gone.written
+    shard.answers.committed(
+        commit(shard, Run(ME, 7, 0, 11, 1), heads=(Head(7, 0, 11),), end=shard.position)
+    )
+    assert shard.said() == [(200, one(11, 11, 11))]
+    assert second and len(shard.answers) == 0
+
+
+def test_what_is_pulled_ends_without_an_answer_at_its_deadline_and_keeps_its_offsets(
+    shard: Shard,
+) -> None:
+    arrives(shard, 1 * S)
+    pulled, second = shard.transport, arrives(shard, 1 * S)
+    back, third = shard.transport, arrives(shard, 10 * S)
+    expired = expire(shard, 22 * S, pulled=second)
+    assert expired.runs == [(second, third)] and len(expired.unknown) == 1
+    assert pulled.written == b"" and pulled.ended
+    assert b"HTTP/1.1 503 " in back.written
+    assert not shard.answers.is_due(29 * S)  # what ended is not looked at again
+    shard.answers.committed(
+        commit(shard, Run(ME, 7, 0, 11, 2), heads=(Head(7, 0, 12),), end=shard.position)
+    )
+    assert shard.said() == [(200, one(12, 12, 12))]
+    assert pulled.written == b""
+
+
+def test_each_request_has_a_deadline_of_its_own_and_runs_are_as_long_as_they_can_be(
+    shard: Shard,
+) -> None:
+    positions = [arrives(shard, 1 * S, timeout * S) for timeout in (20, 1, 1, 30, 1)]
+    expired = expire(shard, 3 * S, pulled=0)
+    assert expired.runs == [(positions[1], positions[3]), (positions[4], shard.position)]
+    expired = expire(shard, 21 * S, pulled=0)
+    assert expired.runs == [(positions[0], positions[3])]
+    expired = expire(shard, 31 * S, pulled=0)
+    assert expired.runs == [(positions[3], shard.position)]
+    assert len(shard.answers) == 0

@@ -125,7 +125,7 @@ def test_a_shut_door_refuses_before_the_body_is_taken_in_and_says_why_and_when_t
 ) -> None:
     producer = Producer(
         segment, 0, cast(Catalog, None), RingWriter(segment, 0), Answers(segment, 0), BodyLimits(),
-        lambda: None, random.Random(1),
+        lambda: None, random.Random(1), 20_000,
     )  # fmt: skip
     head = parse_head(b"POST /v0/topics/t HTTP/1.1\r\nHost: h\r\n\r\n", HttpLimits())
     producer.release(producer.admit(head, 100))

@@ -76,7 +76,7 @@ class Intake:
         self.publications = 0
         self.producer = Producer(
             self._segment, 0, catalog, self._ring, Answers(self._segment, 0), limits,
-            self._published, random.Random(1),
+            self._published, random.Random(1), 20_000,
         )  # fmt: skip
         server = Server()
         server.application, server.limits = Script(), HttpLimits()

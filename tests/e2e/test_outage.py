@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from tests.e2e.processes import Line
 from tests.e2e.proxy import Fault, store_proxy
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
+
+REQUEST_BYTES = 96  # at least, of a request in its ring
 
 
 def status_of(daemon: Daemon) -> tuple[int, str]:
@@ -55,6 +58,59 @@ def test_an_outage_is_told_by_status_readyz_and_the_log_and_so_is_its_end(
     assert stored == ["before", "during", "after"]
     told = [text for text in daemon.log if "store" in text and "fail" in text]
     assert ["store failing for" in text for text in told] == [True, False], told
+
+
+@pytest.mark.slow
+def test_at_its_deadline_a_request_is_taken_back_or_its_connection_ends_and_503_is_never_stored(
+    data: Path, bucket: Bucket
+) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(
+            bucket, proxy.endpoint_url, commit_window_min_ms=1, uploads_in_flight_max=2,
+            ack_timeout_ms=600,
+        )  # fmt: skip
+        with running(data, shards=2, **options) as daemon:
+            daemon.produce("t", "before")
+            proxy.decide = lambda _: Fault.SLOW_DOWN
+            answers: dict[str, int | None] = {}
+            lines = [Line(daemon) for _ in range(40)]
+            for number, line in enumerate(lines):
+                more = {"ack_timeout_ms": 60_000} if number % 10 == 9 else {}
+                line.send("t", f"during {number}", **more)
+                if number < 4:  # as many objects as may be under way; what follows is not pulled
+                    wait_until(partial(_pulled, daemon, number + 1), "it to be pulled")
+            for number, line in enumerate(lines):
+                if number % 10 != 9:
+                    answer = line.answer()
+                    answers[f"during {number}"] = None if answer is None else answer.status
+                    if answer is not None:
+                        assert answer.status == 503
+                        assert answer.code in ("ack_timeout", "store_failing")
+                        assert int(answer.headers["retry-after"]) >= 1
+            wait_until(lambda: _refused(daemon), "the door to be shut")
+            proxy.release()
+            for number, line in enumerate(lines):
+                if number % 10 == 9:
+                    answer = line.answer()
+                    assert answer is not None
+                    answers[f"during {number}"] = answer.status
+                line.close()
+            wait_until(lambda: daemon.produce("t", "after").status == 200, "the door to open")
+            stored = [record["data"] for record in daemon.diff("t", limit=1000)["records"]]
+            used = [shard["ring_used_bytes"] for shard in daemon.status()["shards"]]
+    assert used == [0, 0]
+    assert len(stored) == len(set(stored))
+    assert {None, 503} <= set(answers.values()), "both ends happened"
+    assert {data for data, status in answers.items() if status == 503}.isdisjoint(stored)
+    assert {data for data, status in answers.items() if status in (None, 200)} <= set(stored)
+
+
+def _pulled(daemon: Daemon, count: int) -> bool:
+    """Whether so many requests are pulled and not stored."""
+    status = daemon.status()
+    used = sum(shard["ring_used_bytes"] for shard in status["shards"])
+    pulled = used - sum(group["backlog_bytes"] for group in status["groups"])
+    return bool(pulled >= count * REQUEST_BYTES)
 
 
 def _refused(daemon: Daemon) -> tuple[int, str] | None:

@@ -246,6 +246,63 @@ def test_a_copy_counts_only_while_the_ring_has_not_reserved_its_bytes_again(
     assert reader.still_there(1024)
 
 
+# Voids
+
+
+@pytest.mark.parametrize("conditions", [b"", encode_conditions("key", 5)])
+@pytest.mark.parametrize(("first", "last"), [(0, 0), (1, 3), (2, 4), (0, 4)])
+def test_readers_step_over_a_void_run_and_see_what_stands_around_it(
+    make_segment: MakeSegment, conditions: bytes, first: int, last: int
+) -> None:
+    segment = make_segment(Layout(1, CAPACITY))
+    writer, reader = RingWriter(segment, 0), RingReader(segment, 0)
+    # Over the ring's end, so that a pad, or bytes too few for one, stand in the middle.
+    start = writer.append(1, 1, b"", [part(bytes(1700))])
+    commit_to(segment, writer.head)
+    start = writer.append(1, 1, b"", [part(bytes(1500))])
+    at_positions = []
+    commit_to(segment, start)
+    for number in range(5):
+        parts = (
+            [part(b"%d" % number * 100), part(b"more")] if number % 2 else [part(b"%d" % number)]
+        )
+        at_positions.append(writer.append(number, 1, conditions, parts))
+    assert at_positions[-1] // CAPACITY > at_positions[0] // CAPACITY
+    before = list(reader.requests(at_positions[0], writer.head))
+    end = [*at_positions[1:], writer.head][last]
+    writer.make_void(at_positions[first], end)
+    left = [request for request in before if not at_positions[first] <= request.position < end]
+    assert list(reader.requests(at_positions[0], writer.head)) == left
+    assert list(reader.requests(start, writer.head))[1:] == left
+    assert reader.void_end(at_positions[first], writer.head) == end
+    assert reader.void_end(start, writer.head) == start
+    if left:
+        assert reader.oldest_arrival_ns(at_positions[0]) == left[0].arrival_ns
+    else:
+        assert reader.oldest_arrival_ns(at_positions[0]) is None
+    reader.check_invariants()
+
+
+def test_a_request_becomes_void_by_one_store_of_a_word(make_segment: MakeSegment) -> None:
+    segment = make_segment(Layout(1, CAPACITY))
+    writer = RingWriter(segment, 0)
+    position = writer.append(1, 1, b"", [part(b"payload")])
+    ring = segment.ring(0)
+    before = bytes(ring)
+    writer.make_void(position, writer.head)
+    after = bytes(ring)
+    changed = [at_byte for at_byte in range(CAPACITY) if before[at_byte] != after[at_byte]]
+    assert changed and {at_byte // 8 for at_byte in changed} == {position // 8}
+    ring.release()
+
+
+def test_a_void_run_has_a_length_that_a_header_can_hold(make_segment: MakeSegment) -> None:
+    writer = RingWriter(make_segment(Layout(1, CAPACITY)), 0)
+    for length in (0, frame.VOID_BYTES_MAX + 8):
+        with pytest.raises(ValueError, match=f"a void run of {length} bytes"):
+            writer.make_void(0, length)
+
+
 # Histories
 
 

@@ -62,6 +62,7 @@ from uploader.ownership import PERIOD_NS, Moment, tell_sent
 from uploader.retry import RetryLimits
 from uploader.turn import Policy
 from uploader.upload import Uploads
+from uploader.voids import Run, Voids
 
 WALL_NS = 1_700_000_000 * S
 ALWAYS = 1 << 30  # a point at which another task is always chosen
@@ -201,16 +202,20 @@ class Shard:
                 machine.ledger.name_of, random.Random(schedule.rng.random()), alarm_board,
                 self._ended,
             )  # fmt: skip
+        self._voids = Voids(segment, self._puller, self._ring)
         self._look_at = NEVER
         self._look_soon = False
         self._quiet_until = 0
+        self._expire_at = schedule.now_ns
         self._base = segment.layout.shard(shard)
         segment.words[self._base + at.S_READY] = 1
         machine.log(f"{self.process.name} is up")
         self._on_bell()
         while True:
-            schedule.wait(self._is_awake, self._look_at)
+            schedule.wait(self._is_awake, min(self._look_at, self._expire_at))
             choices = []
+            if self._expire_at <= schedule.now_ns:
+                choices.append(self._expire)
             if machine.rung[shard]:
                 choices.append(self._on_bell)
             if self.inbox:
@@ -287,6 +292,37 @@ class Shard:
             for position in [p for p in self.waiting if source.start <= p < source.end]:
                 number = self.waiting.pop(position)
                 self.machine.oracle.acknowledged(number, self.shard, position, commit)
+
+    def _expire(self) -> None:
+        """Some requests' deadlines pass: those that nobody pulled are taken back."""
+        schedule, rng = self.machine.schedule, self.machine.rng
+        self._expire_at = schedule.now_ns + int(log_uniform(rng, 100, 5_000) * MS)
+        if not self.waiting or not self.machine.faults:
+            self._voids.pass_over()
+            return
+        share = rng.random() ** 2
+        overdue = {position for position in self.waiting if rng.random() < share}
+        void: list[int] = []
+
+        def choose(pulled: int) -> list[Run]:
+            void.extend(position for position in overdue if position >= pulled)
+            runs: list[Run] = []
+            start = -1
+            for position in sorted(self.waiting):
+                if position in void:
+                    start = position if start < 0 else start
+                elif start >= 0:
+                    runs.append((start, position))
+                    start = -1
+            if start >= 0:
+                runs.append((start, self._ring.head))
+            self.machine.oracle.voided(self.shard, void)
+            return runs
+
+        if self._voids.take_back(choose):
+            for position in void:
+                del self.waiting[position]
+            self._look_soon = True
 
     def _look(self) -> None:
         self._look_soon = False

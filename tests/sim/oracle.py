@@ -8,7 +8,7 @@ was acknowledged. ``truth`` of a shard is the highest end of a lease that is not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft
@@ -56,6 +56,8 @@ class Oracle:
         self._last_words = [0] * layout.shards
         # Requests that are published and not committed: (position, end, number), in ring order.
         self._published: list[deque[tuple[int, int, int]]] = [deque() for _ in self._bases]
+        self._void: set[int] = set()  # numbers of requests that were taken back
+        self.voids = 0
         self._committed = [0] * layout.shards  # by the ledger
         self._numbers = 0  # of commits that are taken in
         self._recent: dict[int, Commit] = {}
@@ -75,6 +77,13 @@ class Oracle:
     def published(self, shard: int, position: int, end: int, number: int) -> None:
         """A request's head was stored."""
         self._published[shard].append((position, end, number))
+
+    def voided(self, shard: int, positions: Sequence[int]) -> None:
+        """Requests are taken back: their producers are told that they are not and never stored."""
+        numbers = {position: number for position, _, number in self._published[shard]}
+        require(numbers.keys() >= set(positions), "what is committed is not taken back", positions)
+        self._void |= {numbers[position] for position in positions}
+        self.voids += len(positions)
 
     def keyed(self, number: int, topic_id: int, key: str) -> None:
         """A request has an idempotency key."""
@@ -118,6 +127,7 @@ class Oracle:
             require(known.lease_id == commit.lease_id, "the log is the ledger's", known, commit)
             require(known.sources == commit.sources, "the log is the ledger's", known, commit)
         require(position < self._committed[shard], "acknowledged, not committed", number, shard)
+        require(number not in self._void, "acknowledged and taken back", number, shard)
         self.acknowledgements += 1
 
     # Looked at after every step
@@ -173,9 +183,10 @@ class Oracle:
             committed >= self._last_words[shard],
             "committed never falls", shard, committed, self._last_words[shard],
         )  # fmt: skip
+        passed = [each for each in self._published[shard] if each[0] < committed]
         require(
-            committed <= self._committed[shard],
-            "committed is moved behind the ledger", shard, committed, self._committed[shard],
+            all(end <= committed and number in self._void for _, end, number in passed),
+            "committed is moved behind the ledger, or voids", shard, committed, passed,
         )  # fmt: skip
 
     def _take_in(self) -> None:
@@ -192,15 +203,18 @@ class Oracle:
         numbers: list[int] = []
         void = {(verdict.shard, verdict.position) for verdict in commit.verdicts}
         for source in commit.sources:
-            require(
-                source.start == self._committed[source.shard],
-                "commits of a source are in ring order, each byte in one", commit, self._committed,
-            )  # fmt: skip
             waiting = self._published[source.shard]
-            end = source.start
+            end = self._committed[source.shard]
             while waiting and waiting[0][0] < source.end:
                 position, end, number = waiting.popleft()
                 require(end <= source.end, "a request is whole", position, end, source)
+                if number in self._void:
+                    self._void.remove(number)
+                    continue
+                require(
+                    position >= source.start,
+                    "commits of a source are in ring order, each request in one", commit, number,
+                )  # fmt: skip
                 numbers.append(number)
                 self.stored[number] = (source.shard, position) not in void
             require(end == source.end, "a commit ends with a request", end, source)
@@ -276,11 +290,7 @@ class Oracle:
     def check_rest(self) -> None:
         """When all is quiet: every request in exactly one commit; the ledger's own rules."""
         self._take_in()
-        require(not any(self._published), "each request is in a commit", self._published)
-        for shard, base in enumerate(self._bases):
-            require(
-                self._words[base + at.S_COMMITTED] == self._committed[shard],
-                "the committed word follows the ledger", shard,
-            )  # fmt: skip
+        left = [number for waiting in self._published for _, _, number in waiting]
+        require(self._void >= set(left), "each request is in a commit, or void", left)
         require(self._words[at.G_COMMITS] == self._numbers, "the log is whole", self._numbers)
         self._ledger.check_invariants()

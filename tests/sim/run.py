@@ -54,6 +54,7 @@ class Outcome(Struct):
     stops: int = 0
     requests: int = 0
     acknowledgements: int = 0
+    voids: int = 0
     commits: int = 0
     adoptions: int = 0
     ended: int = 0  # processes that an error ended
@@ -122,6 +123,7 @@ class Run:
                 outcome.stuck_ticks += machine.stuck_ticks
                 outcome.requests += machine.load.requests
                 outcome.acknowledgements += machine.oracle.acknowledgements
+                outcome.voids += machine.oracle.voids
                 outcome.commits += machine.words[at.G_COMMITS]
                 outcome.puts += machine.store.puts
                 outcome.taken += machine.backup.taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from tests.sim.run import Failure, simulate
 from uploader import ownerlog, ownership, upload
 from uploader.groups import Puller
 from uploader.stores.base import StoreError
+from uploader.voids import Run, Voids
 
 pytestmark = pytest.mark.sim
 
@@ -90,6 +92,23 @@ def test_stuck_leases_without_an_alarm_are_found() -> None:
         assert "a stuck lease has its alarm" in str(first_failure())
 
 
+def test_requests_that_are_taken_back_though_they_are_pulled_are_found() -> None:
+    real = Voids.take_back
+
+    def unlocked(self: Voids, choose: Callable[[int], Iterable[Run]]) -> bool:
+        """As if ``committed`` said what is pulled, and without the lock."""
+        for start, end in choose(int(self._words[self._committed_at])):
+            self._ring.make_void(start, end)
+        return real(self, lambda _: ())
+
+    with patch.object(Voids, "take_back", unlocked):
+        failure = first_failure()
+    assert any(
+        said in str(failure)
+        for said in ("holds the requests", "ends with a request", "has no frame", "in ring order")
+    ), failure
+
+
 def test_two_owners_with_clocks_that_differ_never_both_find_the_prefix_theirs() -> None:
     outcome = simulate(1, 12_000, owners_only=True)
     assert outcome.owners >= 12
@@ -113,7 +132,7 @@ def test_a_long_run_finds_nothing() -> None:
     outcome = simulate(2026, 200_000)
     assert outcome.steps >= 200_000
     assert outcome.deaths and outcome.stops and outcome.adoptions and outcome.acknowledgements
-    assert outcome.ended and outcome.stuck_ticks
+    assert outcome.ended and outcome.stuck_ticks and outcome.voids
 
 
 def test_an_image_that_says_it_covers_more_than_it_holds_is_found() -> None:
