@@ -35,6 +35,7 @@ from shards.layout import Layout
 from shards.leases import ORPHAN, Lease, LeaseTable
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
+from tests.sim.deadlines import runs_of
 from tests.sim.load import Load
 from tests.sim.oracle import Oracle
 from tests.sim.recovery import Backup
@@ -306,18 +307,8 @@ class Shard:
 
         def choose(pulled: int) -> list[Run]:
             void.extend(position for position in overdue if position >= pulled)
-            runs: list[Run] = []
-            start = -1
-            for position in sorted(self.waiting):
-                if position in void:
-                    start = position if start < 0 else start
-                elif start >= 0:
-                    runs.append((start, position))
-                    start = -1
-            if start >= 0:
-                runs.append((start, self._ring.head))
             self.machine.oracle.voided(self.shard, void)
-            return runs
+            return runs_of(void, sorted(self.waiting), self._ring.head)
 
         if self._voids.take_back(choose):
             for position in void:

@@ -1,0 +1,22 @@
+"""What the model of a shard takes back at a deadline, as ``Answers.expired`` puts it into runs."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from uploader.voids import Run
+
+
+def runs_of(void: Container[int], waiting: Iterable[int], head: int) -> list[Run]:
+    """From each position that is void to the next one in ``waiting`` that is not."""
+    runs: list[Run] = []
+    start = -1
+    for position in waiting:
+        if position in void:
+            start = position if start < 0 else start
+        elif start >= 0:
+            runs.append((start, position))
+            start = -1
+    if start >= 0:
+        runs.append((start, head))
+    return runs
