@@ -296,14 +296,13 @@ class Shard:
 
     def _expire(self) -> None:
         """Some requests' deadlines pass: those that nobody pulled are taken back."""
-        schedule, rng = self.machine.schedule, self.machine.rng
-        self._expire_at = schedule.now_ns + int(log_uniform(rng, 100, 5_000) * MS)
+        rng = self.machine.rng
+        self._expire_at = self.machine.schedule.now_ns + int(log_uniform(rng, 100, 5_000) * MS)
         if not self.waiting or not self.machine.faults:
             self._voids.pass_over()
             return
-        share = rng.random() ** 2
+        share, void = rng.random() ** 2, list[int]()
         overdue = {position for position in self.waiting if rng.random() < share}
-        void: list[int] = []
 
         def choose(pulled: int) -> list[Run]:
             void.extend(position for position in overdue if position >= pulled)
