@@ -96,6 +96,7 @@ class OwnerThread:
         self._incarnation = 0
         self._told = Mark()
         self._unsure: Entry | None = None  # sent, and its fate is not known
+        self._asked = False  # by a start that wants to know whether we live
         self._to_name: Image | None = None
         self.named: Image | None = None  # the last image that an accepted entry named
         self._stopping = False
@@ -151,6 +152,9 @@ class OwnerThread:
         while not self._stopping and not self.superseded:
             now_ns = boottime_ns()
             step = self._ownership.decide(now_ns, self._has_news())
+            if step.do is Do.LISTEN:
+                self._listen()
+                continue
             if step.do is Do.PUT:
                 try:
                     self._put("entry")
@@ -164,10 +168,27 @@ class OwnerThread:
             select.select([self._bells.fds[self._bell]], [], [], wait_s)
             self._bells.clear(self._bell)
 
+    def _listen(self) -> None:
+        try:
+            self._asked = self._log.is_asked(self._incarnation)
+        except StoreError as error:
+            log.debug("it is not known whether a start asks for this owner: %s", error)
+        self._ownership.listened(boottime_ns())
+
+    def _answered(self) -> None:
+        """An entry stands in the log since a start asked."""
+        self._asked = False
+        try:
+            self._log.forget_question(self._incarnation)
+        except StoreError as error:
+            log.debug("a question that was answered is not removed yet: %s", error)
+
     def _has_news(self) -> bool:
         if self._to_name is not None:
             return True
         sent_ns = self._ownership.sent.boot_ns
+        if self._asked:
+            return True
         if any(self._words[index] > sent_ns for index in self._wanted_at):
             return True
         if self._words[at.G_COMMITS] > self._told.commit_number:
@@ -200,6 +221,8 @@ class OwnerThread:
         try:
             if self._log.put(entry):
                 self._ownership.accepted()
+                if self._asked:
+                    self._answered()
             else:
                 there = self._log.read(entry.incarnation, entry.number)
                 self._ownership.taken(there.nonce == entry.nonce)

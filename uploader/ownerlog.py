@@ -33,7 +33,7 @@ from ledger.entry import (
 )
 from shards.clock import wall_ms
 from uploader.image import get_image
-from uploader.ownership import SILENCE_NS, TAKE_OVER_NS
+from uploader.ownership import ANSWER_NS, TAKE_OVER_NS
 from uploader.retry import RetryLimits, retry_delay_s
 from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore, StoreError
 
@@ -42,7 +42,13 @@ log = logging.getLogger("headgate.owner")
 T = TypeVar("T")
 
 SEALS_MAX = 100  # a former owner that lives adds one entry per 5 s; more is somebody else's start
+LOOKS = 3  # for an answer, while a start waits
 READ_LIMITS = RetryLimits(base_s=0.05, cap_s=1.0, attempts_max=6)
+
+
+def question_key(incarnation: int) -> str:
+    """Where a start asks for an incarnation's owner; beside the log, which has entries only."""
+    return f"probe-owner-{incarnation:012d}"
 
 
 class OwnedByAnother(RuntimeError):
@@ -129,9 +135,7 @@ class OwnerLog:
     def read(self, incarnation: int, number: int) -> Entry:
         """The entry of a number. Raises StoreError, EntryError."""
         key = entry_key(incarnation, number)
-        for head in self._store.list(key):
-            return entries.decode(self._store.get(head.locator), head.key)
-        raise ObjectMissing(f"there is no entry {key}")
+        return entries.decode(self._store.get(key), key)
 
     def keys(self) -> list[tuple[int, int]]:
         """All (incarnation, number) in the log, ascending."""
@@ -260,35 +264,38 @@ class OwnerLog:
         raise OwnedByAnother(newest, wall_ms())
 
     def await_silence(self) -> None:
-        """Returns when the log has been silent for longer than that of a live owner ever is.
+        """Asks whether the log's owner lives, and returns when nobody has answered in time.
 
-        A machine that rebooted finds its own log silent; a copy of a machine that lives does not.
-        Raises OwnedByAnother when the log goes on, StoreError, EntryError.
+        A machine that rebooted asks nobody; a copy of a machine that lives is answered by an
+        entry. Raises OwnedByAnother when there is one, StoreError, EntryError.
         """
         newest = self.keys()[-1]
-        silent_ns = self._silent_ns(newest)
-        if silent_ns < SILENCE_NS:
-            rest_s = (SILENCE_NS - silent_ns) // 10**9
-            log.info(
-                "the machine was booted since: waiting %d s, in case a copy of it lives", rest_s
-            )
-        while silent_ns < SILENCE_NS:
-            pause_ns = min(SILENCE_NS // 3, SILENCE_NS - silent_ns)
-            self._sleep_s(pause_ns / 1e9)
-            silent_ns += pause_ns
+        question = question_key(newest[0])
+        log.info(
+            "the machine was booted since: waiting %d s, in case a copy of it lives",
+            ANSWER_NS // 10**9,
+        )
+        self._store.put_if_absent(question, b"does the owner of this log live?")
+        for _ in range(LOOKS):
+            self._sleep_s(ANSWER_NS / LOOKS / 1e9)
             if self.keys()[-1] != newest:
+                self.forget_question(newest[0])
                 last = self.last()
                 assert last is not None
                 raise OwnedByAnother(last, wall_ms(), goes_on=True)
+        self.forget_question(newest[0])
 
-    def _silent_ns(self, newest: tuple[int, int]) -> int:
-        """The age of an entry by the store's clock alone."""
-        probe = f"probe-{os.urandom(8).hex()}"
-        self._store.put_if_absent(probe, b"what time is it")
-        (now,) = self._store.list(probe)
-        self._store.delete([now.locator])
-        sent = next(self._store.list(entry_key(*newest)), None)
-        return 0 if sent is None else max(0, now.modified_ms - sent.modified_ms) * 1_000_000
+    def is_asked(self, incarnation: int) -> bool:
+        """Whether a start asks for the owner of this incarnation: one GET. Raises StoreError."""
+        try:
+            self._store.get(question_key(incarnation))
+        except ObjectMissing:
+            return False
+        return True
+
+    def forget_question(self, incarnation: int) -> None:
+        """Removes the question: it was answered, or is not asked any more. Raises StoreError."""
+        self._store.delete([question_key(incarnation)])
 
     def forget_before(self, image: Image) -> tuple[int, int]:
         """Removes what a named image makes needless; returns how many entries and images.

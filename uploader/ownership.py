@@ -18,7 +18,8 @@ it is not ours we are *superseded*, for good.
                                                               |  failed: again after RETRY_NS
                                                               +--taken by another--> superseded
 
-An owner that has nothing to tell sends one all the same, once per heartbeat.
+An owner that has nothing to tell puts nothing. It looks now and then whether a start asks for it
+(``OwnerLog.await_silence``); the answer is an entry.
 
 A failed PUT may have been kept. The same entry is sent again, and the age counts from its *first*
 sending: a new owner may have sealed right behind that. Also when its number is free: the new owner
@@ -41,11 +42,11 @@ ASK_NS = 10 * SECOND_NS  # an upload asks for an entry beside its object from th
 OWNED_NS = 15 * SECOND_NS
 TAKE_OVER_NS = 20 * SECOND_NS
 RETRY_NS = SECOND_NS
-# An owner with nothing to tell sends an entry so often: 86,400 PUTs a month, $0.43. So one that
-# was superseded while it idled knows it soon, and a log that is silent for SILENCE_NS has no live
-# owner: there is room for a slow PUT and a few that fail.
-HEARTBEAT_NS = 30 * SECOND_NS
-SILENCE_NS = 45 * SECOND_NS
+# An owner with nothing to tell looks so often whether a start asks for it: 259,200 GETs a month,
+# $0.10. Who is not answered within ANSWER_NS asked nobody: there is room for a GET and a PUT that
+# are slow, and for one of each that fails.
+LISTEN_NS = 10 * SECOND_NS
+ANSWER_NS = 30 * SECOND_NS
 # Between clocks: a leap second and what is not read at one moment stay below it, and with OWNED_NS
 # it stays below TAKE_OVER_NS by three seconds.
 GAP_NS = 2 * SECOND_NS
@@ -96,6 +97,7 @@ class Do(Enum):
 
     WAIT = "wait"
     PUT = "put"
+    LISTEN = "listen"  # look whether a start asks; then ``listened``
     STOP = "stop"  # superseded
 
 
@@ -116,6 +118,7 @@ class Ownership:
         self.superseded = False
         self._putting_ns: int | None = None
         self._next_put_ns = 0
+        self._next_listen_ns = 0
 
     def decide(self, now_ns: int, news: bool) -> Step:
         """What to do now. ``news``: there is something to tell, or somebody asked."""
@@ -123,11 +126,17 @@ class Ownership:
             return Step(Do.STOP)
         if self._putting_ns is not None:
             return Step(Do.WAIT)
-        if not news and now_ns < self.sent.boot_ns + HEARTBEAT_NS:
-            return Step(Do.WAIT, self.sent.boot_ns + HEARTBEAT_NS)
+        if not news and now_ns < self._next_listen_ns:
+            return Step(Do.WAIT, self._next_listen_ns)
+        if not news:
+            return Step(Do.LISTEN)
         if now_ns < self._next_put_ns:
             return Step(Do.WAIT, self._next_put_ns)
         return Step(Do.PUT)
+
+    def listened(self, now_ns: int) -> None:
+        """It was looked whether a start asks; that it does is news."""
+        self._next_listen_ns = now_ns + LISTEN_NS
 
     def putting(self, now: Moment) -> None:
         """An entry is being sent; its age counts from here."""
@@ -158,6 +167,7 @@ class Ownership:
         assert self.first_sent is not None
         self.sent = self.first_sent
         self._next_put_ns = self.sent.boot_ns + PERIOD_NS
+        self._next_listen_ns = self.sent.boot_ns + LISTEN_NS
         self.first_sent = self._putting_ns = None
         self.number += 1
 

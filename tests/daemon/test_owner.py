@@ -21,7 +21,7 @@ from shards.layout import Layout
 from shards.segment import Segment
 from tests.e2e.daemon import wait_until
 from tests.ledger.requests import Request, draft_of, lease
-from uploader.ownerlog import OwnerLog, Taken
+from uploader.ownerlog import OwnedByAnother, OwnerLog, Taken, question_key
 from uploader.ownership import PERIOD_NS, RETRY_NS
 from uploader.stores.base import StoreError
 from uploader.stores.file import FileStore
@@ -36,6 +36,7 @@ class FailingStore(FileStore):
         super().__init__(directory)
         self.fail_kept = 0
         self.fail_lost = 0
+        self.asks_when_kept = False
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
         if self.fail_lost:
@@ -44,6 +45,8 @@ class FailingStore(FileStore):
         made = super().put_if_absent(key, body)
         if self.fail_kept:
             self.fail_kept -= 1
+            if self.asks_when_kept:
+                super().put_if_absent(question_key(1), b"?")
             raise StoreError("kept, but nobody says so", retryable=True, outcome_unknown=True)
         return made
 
@@ -109,6 +112,39 @@ def test_an_entry_whose_answer_was_lost_is_ours_and_its_age_counts_from_the_firs
     kinds = [(e.number, e.kind) for e in rig.entries()]
     assert kinds == [(1, "entry"), (2, "entry"), (3, "entry"), (4, "release")]
     assert rig.entries()[2].mark == last
+
+
+def test_an_idle_owner_answers_a_start_that_asks_whether_it_lives(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uploader.ownership.LISTEN_NS", PERIOD_NS // 100)
+    rig.own()
+    asker = msgspec.structs.replace(OWNER, boot_id="a later boot")
+
+    def wait(_: float) -> None:
+        wait_until(lambda: len(rig.log.keys()) > 1, "the answer of the owner")
+
+    with pytest.raises(OwnedByAnother, match="its log goes on"):
+        OwnerLog(rig.store, asker, wait).take(take_over=False)
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 2, "the owner to know of its answer")
+    assert not rig.owner.superseded and not list(rig.store.list("probe"))
+    rig.owner.release()
+    assert [(e.number, e.kind) for e in rig.entries()] == [
+        (1, "entry"), (2, "entry"), (3, "release"),
+    ]  # fmt: skip
+
+
+def test_an_entry_that_was_sent_before_a_start_asked_does_not_answer_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uploader.ownership.LISTEN_NS", PERIOD_NS // 100)
+    rig.own()
+    rig.store.fail_kept = 1
+    rig.store.asks_when_kept = True
+    rig.news("a")  # kept as number 2, with the question right after it
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 3, "an entry of its own for the answer")
+    wait_until(lambda: not rig.log.is_asked(1), "the question to be removed")
+    rig.owner.release()
 
 
 def test_an_entry_that_never_arrived_is_sent_again_until_it_does(rig: Rig) -> None:

@@ -10,14 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from shards import layout as at
 from shards.layout import Layout
 from uploader.ownership import (
+    ANSWER_NS,
     ASK_NS,
     GAP_NS,
-    HEARTBEAT_NS,
+    LISTEN_NS,
     OWNED_NS,
     PERIOD_NS,
     RETRY_NS,
     SECOND_NS,
-    SILENCE_NS,
     TAKE_OVER_NS,
     Do,
     Moment,
@@ -62,8 +62,12 @@ class OwnershipMachine(RuleBasedStateMachine):
         if step.do is Do.WAIT:
             assert step.at_ns > self.now_ns
             return
+        if step.do is Do.LISTEN:
+            assert not news
+            self.ownership.listened(self.now_ns)
+            return
+        assert news, "an idle owner puts nothing"
         assert not self.in_flight
-        assert news or self.now_ns - self.ownership.sent.boot_ns >= HEARTBEAT_NS
         if self.sendings:
             assert self.last_put_ns is not None and self.now_ns - self.last_put_ns >= RETRY_NS
         elif self.numbers:
@@ -120,7 +124,9 @@ TestOwnership.settings = settings(max_examples=150, stateful_step_count=40, dead
 
 def test_nothing_is_sent_without_news_and_the_first_goes_at_once() -> None:
     ownership = Ownership()
-    assert ownership.decide(7, news=False).do is Do.WAIT
+    assert ownership.decide(7, news=False).do is Do.LISTEN
+    ownership.listened(7)
+    assert ownership.decide(8, news=False).do is Do.WAIT
     assert ownership.decide(7, news=True) == Step(Do.PUT)
 
 
@@ -133,14 +139,17 @@ def test_an_entry_behind_idleness_goes_at_once_and_the_next_waits_for_the_period
     assert ownership.decide(100 * PERIOD_NS, news=True) == Step(Do.PUT)
 
 
-def test_an_owner_with_nothing_to_tell_sends_an_entry_per_heartbeat() -> None:
+def test_an_owner_with_nothing_to_tell_puts_nothing_and_looks_whether_a_start_asks() -> None:
     ownership = Ownership()
     ownership.putting(moment(0))
     ownership.accepted()
-    assert ownership.decide(HEARTBEAT_NS - 1, news=False) == Step(Do.WAIT, HEARTBEAT_NS)
-    assert ownership.decide(HEARTBEAT_NS, news=False) == Step(Do.PUT)
-    # Also through an attempt that fails after 5 s the log is not as silent as a start wants it.
-    assert HEARTBEAT_NS + PERIOD_NS + RETRY_NS + PERIOD_NS < SILENCE_NS
+    assert ownership.decide(LISTEN_NS - 1, news=False) == Step(Do.WAIT, LISTEN_NS)
+    assert ownership.decide(LISTEN_NS, news=False) == Step(Do.LISTEN)
+    ownership.listened(LISTEN_NS + 1)
+    assert ownership.decide(LISTEN_NS + 2, news=False) == Step(Do.WAIT, 2 * LISTEN_NS + 1)
+    assert ownership.decide(LISTEN_NS + 2, news=True) == Step(Do.PUT), "the answer"
+    # Also with a GET and a PUT that fail after 5 s each the answer comes in time.
+    assert LISTEN_NS + PERIOD_NS + PERIOD_NS + RETRY_NS + PERIOD_NS < ANSWER_NS
 
 
 def test_a_repeated_entry_counts_from_its_first_sending_even_where_its_number_is_free() -> None:

@@ -110,7 +110,10 @@ class ObjectStore(Protocol):
         ...
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
-        """Keeps ``body`` under ``key`` if the key is free; False when it is taken, by anything."""
+        """Keeps ``body`` under ``key`` if the key is free; False when it is taken, by anything.
+
+        The key, which has no colon, is its locator.
+        """
         ...
 
     def check(self) -> None:

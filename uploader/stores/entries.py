@@ -19,9 +19,13 @@ from uploader.stores.base import ObjectHead, ObjectMissing
 from uploader.stores.disk import failed, make_directory, read_count, sync_directory
 from uploader.stores.segment import create_locked
 
-LOCATOR_PREFIX = "entry:"
 UNFINISHED_PREFIX = ".new-"
 FILE_NAME_BYTES_MAX = 255
+
+
+def is_entry(locator: str) -> bool:
+    """Whether a locator is an entry's, which is its key; an object's has colons."""
+    return ":" not in locator
 
 
 class Entries:
@@ -56,7 +60,7 @@ class Entries:
     def get(self, locator: str, start: int, length: int | None) -> bytes:
         """Bytes of an entry, as ObjectStore.get."""
         try:
-            with self._path(locator.removeprefix(LOCATOR_PREFIX)).open("rb") as file:
+            with self._path(locator).open("rb") as file:
                 size_bytes = os.fstat(file.fileno()).st_size
                 count = read_count(locator, start, length, size_bytes)
                 file.seek(start)
@@ -74,7 +78,7 @@ class Entries:
         """Removes entries, durably; one that is not there is no error."""
         try:
             for locator in locators:
-                self._path(locator.removeprefix(LOCATOR_PREFIX)).unlink(missing_ok=True)
+                self._path(locator).unlink(missing_ok=True)
             if locators and self.folder.is_dir():
                 sync_directory(self.folder)
         except OSError as error:
@@ -93,7 +97,7 @@ class Entries:
                         continue  # deleted since its name was read
                     key = unquote(entry.name)
                     modified_ms = status.st_mtime_ns // 1_000_000
-                    yield ObjectHead(key, LOCATOR_PREFIX + key, status.st_size, modified_ms)
+                    yield ObjectHead(key, key, status.st_size, modified_ms)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -115,6 +119,8 @@ class Entries:
                 os.close(fd)
 
     def _path(self, key: str) -> Path:
+        if not is_entry(key):
+            raise ValueError(f"the key {key!r} has a colon, which the locators of objects have")
         name = quote(key, safe="")
         if not 0 < len(name) <= FILE_NAME_BYTES_MAX or name.startswith("."):
             raise ValueError(

@@ -9,7 +9,7 @@ was used last is taken first, so there are as many as puts ever ran together. A 
 disk full gives back what they have allocated ahead. Entries are few (one per 5 s) and need an
 atomic "only if absent", which link(2) gives between processes.
 
-A locator is ``segment:position:length`` or ``entry:key``. Two equal frames may stand under one
+A locator is ``segment:position:length``, or an entry's key. Two equal frames may stand under one
 key; the ledger's locator counts. A delete overwrites the frame's state word, which any process
 may do and every process sees at once; a segment is unlinked when nobody appends to it and
 nothing in it lives. Several processes, each with several threads, may use one directory at once;
@@ -39,7 +39,7 @@ from uploader.stores.disk import (
     settle_directory,
     sync_directory,
 )
-from uploader.stores.entries import LOCATOR_PREFIX, Entries
+from uploader.stores.entries import Entries, is_entry
 from uploader.stores.segment import (
     KEY_BYTES_MAX,
     Damage,
@@ -112,7 +112,7 @@ class FileStore:
 
     def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
         """Bytes of an object. Raises ObjectMissing for one that is deleted or never was."""
-        if locator.startswith(LOCATOR_PREFIX):
+        if is_entry(locator):
             return self._entries.get(locator, start, length)
         segment, position, size = _located(locator)
         count = read_count(locator, start, length, size)
@@ -143,10 +143,10 @@ class FileStore:
 
     def delete(self, locators: Sequence[str]) -> None:
         """Marks objects dead, durably, and removes the segments in which nothing lives."""
-        self._entries.delete([each for each in locators if each.startswith(LOCATOR_PREFIX)])
+        self._entries.delete([each for each in locators if is_entry(each)])
         frames: dict[str, list[tuple[int, int]]] = {}
         for locator in locators:
-            if not locator.startswith(LOCATOR_PREFIX):
+            if not is_entry(locator):
                 segment, position, size = _located(locator)
                 frames.setdefault(segment, []).append((position, size))
         try:
@@ -180,7 +180,7 @@ class FileStore:
             make_directory(self._entries.folder)
             sync_directory(self.directory)
             made = [self.put_if_absent(probe, b"probe") for _ in range(2)]
-            self._entries.delete([LOCATOR_PREFIX + probe])
+            self._entries.delete([probe])
             self._begin_segment().seal()
             for name in self._segment_names():
                 self._reap(name, tidy=True)
@@ -352,7 +352,7 @@ def _located(locator: str) -> tuple[str, int, int]:
     segment, _, place = locator.partition(":")
     position, _, size = place.partition(":")
     if not segment or "/" in segment or not (position.isdecimal() and size.isdecimal()):
-        raise ValueError(f"{locator!r} is no locator segment:position:length or entry:key")
+        raise ValueError(f"{locator!r} is not a locator (segment:position:length)")
     return segment, int(position), int(size)
 
 

@@ -88,9 +88,7 @@ def test_a_put_is_readable_by_another_process_at_once(opens: Opens) -> None:
     assert keys(reader) == ["l0/1"]
 
 
-@pytest.mark.parametrize(
-    "locator", ["none:0:4", "0-0-0:8:4", "entry:l0/1", "entry:none", "1234-1-1:999999:4"]
-)
+@pytest.mark.parametrize("locator", ["none:0:4", "0-0-0:8:4", "l0/1", "none", "1234-1-1:999999:4"])
 def test_an_object_that_never_was_is_missing(opens: Opens, locator: str) -> None:
     store = opens()
     put(store, "l0/1", b"body")
@@ -106,9 +104,9 @@ def test_another_place_or_length_in_a_segment_is_missing(opens: Opens) -> None:
             store.get(locator)
 
 
-@pytest.mark.parametrize("locator", ["", "x", "x:1", "x:1:y", "../x:1:1", ":1:1"])
+@pytest.mark.parametrize("locator", ["x:1", "x:1:y", "../x:1:1", ":1:1"])
 def test_what_is_no_locator_is_refused_by_name(opens: Opens, locator: str) -> None:
-    with pytest.raises(ValueError, match="is no locator"):
+    with pytest.raises(ValueError, match="is not a locator"):
         opens().get(locator)
 
 
@@ -146,7 +144,7 @@ def test_equal_frames_may_stand_under_one_key(opens: Opens) -> None:
 def test_a_store_that_does_not_exist_lists_nothing_and_is_not_made(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "none")
     assert list(store.list("")) == []
-    store.delete(["entry:x", "segment:0:4"])
+    store.delete(["x", "segment:0:4"])
     with pytest.raises(ObjectMissing):
         store.get("segment:0:4")
     assert list(tmp_path.iterdir()) == []
@@ -289,7 +287,7 @@ def test_of_racing_entries_one_wins_and_is_whole(opens: Opens) -> None:
                 pool.map(lambda n, key=key: stores[n].put_if_absent(key, bodies[n]), range(8))
             )
             assert made.count(True) == 1
-            assert stores[0].get(f"entry:{key}") == bodies[made.index(True)]
+            assert stores[0].get(key) == bodies[made.index(True)]
     assert [path.name for path in (stores[0].directory / "entries").glob(".*")] == []
 
 

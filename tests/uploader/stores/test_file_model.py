@@ -47,7 +47,7 @@ class TwoProcesses(RuleBasedStateMachine):
 
     @rule(target=locators, which=_which, key=_keys, body=_bodies)
     def put_if_absent(self, which: int, key: str, body: bytes) -> str:
-        locator = f"entry:{key}"
+        locator = key
         assert self.stores[which].put_if_absent(key, body) == (locator not in self.live)
         self.live.setdefault(locator, (key, body))
         return locator

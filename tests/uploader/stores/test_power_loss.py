@@ -62,7 +62,7 @@ class Recorded:
         body = key.encode() * (size // len(key) + 1)
         self.disk.note(Tried(key, body))
         self.store.put_if_absent(key, body)  # that it was there is an answer to rely on, too
-        self.disk.note(Kept(f"entry:{key}", body))
+        self.disk.note(Kept(key, body))
 
     def put_in_parts(self, key: str, *sizes: int) -> None:
         parts = [key.encode() * (size // len(key) + 1) for size in sizes]
@@ -134,7 +134,7 @@ def a_life(store: Recorded) -> None:
     third = store.put("l0/c", 3000)
     store.put_in_parts("ledger/image", 700, 700, 50)
     in_another_thread(lambda: store.put("l0/d", 900))
-    store.delete(first, "entry:ledger/1")
+    store.delete(first, "ledger/1")
     store.delete(second, third)
     a_put_that_fails(store, store.put("l0/e", 1200))
     store.put("l0/g", 300)
