@@ -161,6 +161,25 @@ def test_the_gap_is_as_long_as_all_that_could_have_got_offsets(world: World) -> 
     assert (state.earliest_seq, state.count, state.head_seq) == (1, 9, 14)
 
 
+def test_no_offset_that_a_reader_was_given_is_past_the_end_after_a_recovery(world: World) -> None:
+    """A cursor at the head stays at or before it, so no reader is refused for what it was told."""
+
+    def heads() -> list[int]:
+        return [state.head_seq for state in world.node.ledger.partition_states(1)]
+
+    world.produce([Request("a", 0, 4), Request("a", 1, 2, "k")])
+    world.node.tell()
+    before = heads()
+    world.recover()
+    assert heads() == before == [4, 2], "nothing was unlisted: nothing moves"
+    world.node.tell()
+    world.produce([Request("a", 0, 3), Request("a", 1, 1, "k"), Request("a", 1, 1, None, 0)])
+    before = heads()
+    world.recover()
+    assert all(now >= then for now, then in zip(heads(), before, strict=True))
+    assert before == [7, 2] and heads() == [10, 4]
+
+
 def test_keys_that_are_listed_win(world: World) -> None:
     world.produce([Request("a", 0, 1, "listed")])
     world.node.tell()

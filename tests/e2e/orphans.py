@@ -34,7 +34,7 @@ class Place:
         self.environ = {**os.environ, "PYTHONPATH": str(ROOT), **options.get("environ", {})}
 
     def command(self, name: str, *more: str) -> list[str]:
-        return [sys.executable, "-m", "cli", name, *self.arguments, "-o", "json", *more]
+        return [sys.executable, "-m", "cli", *name.split(), *self.arguments, "-o", "json", *more]
 
     def run(self, name: str, *more: str) -> subprocess.CompletedProcess[str]:
         """A command to its end."""

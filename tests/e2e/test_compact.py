@@ -191,6 +191,18 @@ def test_a_torn_object_is_named_and_kept_and_the_rest_is_compacted(
         assert [record["data"] for record in then["records"]] == [2, 3]
         assert compact(place)["objects"] == 0
 
+        (held,) = place.json("quarantine ls")
+        assert (held["topic"], held["key"], held["readable"]) == ("orders", torn.key, True)
+        assert place.run("quarantine retry").returncode == 1, "it is torn still"
+        bucket.client.put_object(Bucket=bucket.bucket, Key=name, Body=body)
+        (outcome,) = place.json("quarantine retry")
+        assert (outcome["outcome"], outcome["first_offset"]) == ("restored", 2)
+        back = daemon.diff("orders")  # by the shard that told of the hole
+        assert [record["data"] for record in back["records"]] == [0, 1, 2, 3]
+        assert back["tombstone"] is None and place.json("quarantine ls") == []
+        assert place.json("check")["problems"] == []
+        assert compact(place)["objects"] == 0
+
 
 @pytest.mark.spark
 @pytest.mark.slow
