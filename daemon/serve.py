@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import platform
 from pathlib import Path
 
 from daemon import logs, memory
@@ -23,7 +24,7 @@ from daemon.supervisor import TICK_S, Supervisor
 from ledger.entry import EntryError
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
-from shards import locks
+from shards import barrier, locks
 from shards.clock import monotonic_ns
 from shards.locks import LockFile, SharedLock
 from uploader.ownerlog import OwnedByAnother, OwnerLog
@@ -37,7 +38,7 @@ ORPHAN_TICKS = 150  # shards of a killed supervisor see its pipe close and go at
 
 _REFUSALS = (
     StoreError, LedgerError, ListenError, EntryError, OwnedByAnother, OtherHistory,
-    faults.ChaosSpecError,
+    faults.ChaosSpecError, barrier.MachineUnknown,
 )  # fmt: skip
 
 
@@ -52,6 +53,7 @@ def run(config: Config, *, take_over: bool = False, chaos: str = "") -> int:
     """
     logs.start(config.log_level, config.log_format, "serve")
     try:
+        barrier.require_supported(platform.machine())
         with contextlib.closing(take_directory(config)) as lock_file:
             return _run(config, lock_file, take_over, chaos)
     except (*_REFUSALS, StartError) as error:

@@ -22,6 +22,7 @@ from enum import IntEnum, unique
 from msgspec import Struct
 
 from shards import layout as at
+from shards.barrier import fence
 from shards.segment import Segment
 
 _READS_MAX = 100  # of a row that its process is writing; then the text is taken as it is
@@ -67,12 +68,16 @@ class AlarmBoard:
         encoded = text.encode()[: at.A_TEXT_BYTES]
         with self._mutex:
             words[row + at.A_VERSION] |= 1
+            if fence is not None:
+                fence()
             words[row + at.A_COUNT] += 1
             words[row + at.A_LENGTH] = len(encoded)
             start = (row + at.A_TEXT) * at.WORD_BYTES
             self._data[start : start + len(encoded)] = encoded
             if not words[row + at.A_SINCE_NS]:
                 words[row + at.A_SINCE_NS] = now_ns
+            if fence is not None:
+                fence()
             words[row + at.A_VERSION] += 1
 
     def clear(self, kind: AlarmKind) -> None:
@@ -82,9 +87,13 @@ class AlarmBoard:
             return
         with self._mutex:
             words[row + at.A_VERSION] |= 1
+            if fence is not None:
+                fence()
             words[row + at.A_SINCE_NS] = 0
             words[row + at.A_COUNT] = 0
             words[row + at.A_LENGTH] = 0
+            if fence is not None:
+                fence()
             words[row + at.A_VERSION] += 1
 
     def clear_all(self) -> None:
@@ -110,8 +119,12 @@ def _read(segment: Segment, row: int, process: int, kind: AlarmKind) -> Alarm:
     start = (row + at.A_TEXT) * at.WORD_BYTES
     for _ in range(_READS_MAX):
         version = words[row + at.A_VERSION]
+        if fence is not None:
+            fence()
         since_ns, count = words[row + at.A_SINCE_NS], words[row + at.A_COUNT]
         text = bytes(segment.data[start : start + words[row + at.A_LENGTH]])
+        if fence is not None:
+            fence()
         if not version & 1 and words[row + at.A_VERSION] == version:
             break
     return Alarm(kind, process, since_ns, count, text.decode(errors="replace"))

@@ -13,6 +13,7 @@ import msgspec
 
 from ledger.types import Commit
 from shards import layout as at
+from shards.barrier import fence
 from shards.segment import Segment
 
 _HEAD = struct.Struct("=QQ")
@@ -50,20 +51,28 @@ class CommitLog:
         entry = _encoder.encode(commit)
         fits = len(entry) <= self._layout.commit_slot_bytes - at.C_BYTES
         length = len(entry) if fits else 0
+        if fence is not None:
+            fence()  # who reads the slot's former entry sees the end that was stored before
         _HEAD.pack_into(self._data, offset, commit.number, length)
         if fits:
             start = offset + at.C_BYTES
             self._data[start : start + length] = entry
+        if fence is not None:
+            fence()
         self._words[at.G_COMMITS] = commit.number
 
     def read(self, number: int) -> Commit | None:
         """Commit ``number`` <= end; None when it must be read from the ledger instead."""
+        if fence is not None:
+            fence()
         offset = self._layout.commit_slot(number)
         found, length = _HEAD.unpack_from(self._data, offset)
         if found != number or not length:
             return None
         start = offset + at.C_BYTES
         entry = bytes(self._data[start : start + length])
+        if fence is not None:
+            fence()
         # The writer may already be filling the slot of end + 1.
         if self.end + 1 - number >= self._layout.commit_slots:
             return None

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from ledger.types import LeaseId, SourceRange
 from shards import layout as at
+from shards.barrier import fence
 from shards.layout import Layout
 
 FREE = 0
@@ -95,6 +96,8 @@ class LeaseTable:
             words[index + 1] = source.start
             words[index + 2] = source.end
             index += at.SOURCE_WORDS
+        if fence is not None:
+            fence()
         words[base] = LIVE
         return Lease(shard, slot, lease_id, created_ms, shard, tuple(sources), commits_seen)
 
@@ -106,6 +109,8 @@ class LeaseTable:
         """
         base = self._bases[lease.shard][lease.slot]
         self._words[base + at.L_INCARNATION] = 0
+        if fence is not None:
+            fence()
         self._write_id(base, lease_id)
         return lease._replace(lease_id=lease_id)
 
@@ -114,6 +119,8 @@ class LeaseTable:
         words[base + at.L_EPOCH] = lease_id.epoch
         words[base + at.L_SHARD] = lease_id.shard
         words[base + at.L_COUNTER] = lease_id.counter
+        if fence is not None:
+            fence()
         words[base + at.L_INCARNATION] = lease_id.incarnation
 
     def read(self, shard: int, slot: int) -> Lease:
@@ -146,15 +153,27 @@ class LeaseTable:
         for shard in range(self._layout.shards):
             for slot, base in enumerate(self._bases[shard]):
                 while words[base] in states:
+                    # Read while the slot was freed and filled anew, it would be half of each. A
+                    # fill writes the id first and the state last: where the state is right behind
+                    # a counter and the counter is the same in the end, all between is one lease's.
+                    counter = words[base + at.L_COUNTER]
+                    if fence is not None:
+                        fence()
+                    if words[base] not in states:
+                        break
+                    if fence is not None:
+                        fence()
                     lease = self.read(shard, slot)
-                    # Read while the slot was freed and filled anew, it would be half of each; a
-                    # fill writes the id before the sources.
-                    if words[base + at.L_COUNTER] == lease.lease_id.counter:
+                    if fence is not None:
+                        fence()
+                    if words[base + at.L_COUNTER] == counter:
                         yield lease
                         break
 
     def finish(self, lease: Lease) -> None:
         """LIVE to DONE, by the holder, when commit, log and committed words are all stored."""
+        if fence is not None:
+            fence()
         self._words[self._bases[lease.shard][lease.slot]] = DONE
 
     def free_done(self, shard: int) -> int:
@@ -203,6 +222,8 @@ class LeaseTable:
         if lease.lease_id != seen.lease_id:
             return None
         self._words[base + at.L_HOLDER] = adopter
+        if fence is not None:
+            fence()
         self._words[base] = LIVE
         return lease._replace(holder=adopter)
 
@@ -215,6 +236,8 @@ class LeaseTable:
         for lease in self.in_state(LIVE, ORPHAN):
             for source in lease.sources:
                 ends[source.shard] = max(ends[source.shard], source.end)
+        if fence is not None:
+            fence()  # ``committed`` is looked at next: a lease that was done by now has moved it
         return ends
 
     def check_invariants(self, committed: Sequence[int]) -> None:

@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from shards import frame
 from shards import layout as at
+from shards.barrier import fence
 from shards.checksum import crc32c
 from shards.frame import (
     BATCH_BYTES,
@@ -144,6 +145,8 @@ class RingWriter:
             raise RingFull(pad + length, self.free_bytes)
         if end > self._reserved:
             words[self._reserved_at] = self._reserved = end
+            if fence is not None:
+                fence()
         if pad:
             if pad >= HEADER_BYTES:
                 self._write_header(head, pad, 0, 0, 0, FLAG_PAD, 0)
@@ -170,6 +173,8 @@ class RingWriter:
             )
         words[self._request_id_at] = request_id
         self.head = end
+        if fence is not None:
+            fence()
         words[self._head_at] = end
         return position
 
@@ -258,6 +263,8 @@ class RingReader:
 
     def still_there(self, position: int) -> bool:
         """Whether bytes copied from ``position`` before this call were the request's own."""
+        if fence is not None:
+            fence()
         return bool(self._words[self._reserved_at] - position <= self.capacity)
 
     def oldest_arrival_ns(self, position: int) -> int | None:
@@ -272,6 +279,8 @@ class RingReader:
         Ends early at a header whose CRC is wrong: it was seen too early by another core, or its
         bytes are gone (see still_there); the caller leaves it for the next round.
         """
+        if fence is not None:
+            fence()  # ``end`` was looked at before
         data = self.data
         capacity = self.capacity
         position = start

@@ -29,7 +29,7 @@ def test_a_recovery_waits_for_the_ledger_lock_of_a_command(tmp_path: Path) -> No
     with started("hold", data / LOCK_NAME, locks.LEDGER, "alone") as peer:
         assert peer.line() == "held"
         recover = subprocess.Popen(
-            [sys.executable, "-m", "cli", "recover", "--data", str(data)],
+            [sys.executable, "-m", "cli", "recover", "--data", str(data), "--allow-empty"],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         try:
@@ -53,11 +53,12 @@ def test_a_start_waits_for_the_ledger_lock_of_a_command(tmp_path: Path) -> None:
     daemon = Daemon(data)
     with started("hold", data / LOCK_NAME, locks.LEDGER, "alone") as peer:
         assert peer.line() == "held"
+        held = f"process {peer.pid} ("
         daemon.start()
         try:
             wait_until(
-                lambda: daemon.process.poll() is not None or waits_for_a_lock(daemon.process.pid),
-                "the start to wait for the lock",
+                lambda: daemon.process.poll() is not None or held in daemon.text,
+                "the start to name who has the lock",
             )
             assert daemon.process.poll() is None, daemon.text
             peer.kill()

@@ -201,6 +201,27 @@ def test_a_lease_that_is_replaced_while_it_is_read_is_read_again(word: int) -> N
     assert len(new) == 1
 
 
+def test_a_lease_that_is_being_filled_while_it_is_read_is_not_half_the_one_before() -> None:
+    words = WatchedWords(LAYOUT.words)
+    table = LeaseTable(words, LAYOUT)
+    base = LAYOUT.lease(0, 0)
+    old = table.fill(0, 0, LeaseId(1, 1, 0, 1), 5, [SourceRange(1, 0, 800)])
+    new: list[Lease] = []
+
+    def begin() -> None:
+        table.finish(old)
+        table.free_done(0)
+        table._write_id(base, LeaseId(1, 1, 0, 2))
+
+    def end() -> None:
+        new.append(table.fill(0, 0, LeaseId(1, 1, 0, 2), 6, [SourceRange(2, 0, 8)]))
+
+    words.before[base + at.L_INCARNATION] = begin  # the id is new, the sources are not yet
+    words.before[base + at.L_COMMITS_SEEN] = end
+    assert list(table.in_state(LIVE)) == new
+    assert len(new) == 1
+
+
 def test_a_holder_that_dies_while_it_renames_leaves_an_id_that_no_lease_has() -> None:
     class Killed(Exception):
         pass

@@ -1,0 +1,263 @@
+"""Where the fence stands: before a publication, and before what it made true is read.
+
+The fence is where a test acts: what a machine that reorders may do between two accesses happens
+there. On x86-64 there is none, so each test gives the modules one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ledger.types import LeaseId, SourceRange
+from shards import alarms, barrier, commitlog, leases, ring
+from shards import layout as at
+from shards.alarms import AlarmBoard, AlarmKind
+from shards.commitlog import CommitLog
+from shards.frame import Part
+from shards.layout import Layout
+from shards.leases import LIVE, ORPHAN, Lease, LeaseTable
+from shards.ring import RingReader, RingWriter
+from shards.segment import Segment
+from tests.shards.peer import ROOT, commit_of
+from uploader import buddy
+from uploader.buddy import BuddyMap, Group
+
+LAYOUT = Layout(2, 4096, commit_slots=4, commit_slot_bytes=1024)
+
+
+@pytest.fixture
+def segment() -> Iterator[Segment]:
+    made = Segment.create(LAYOUT)
+    yield made
+    made.close()
+
+
+class Fences:
+    """The fences of one module; each does the next thing that it was given, and sees a state."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+        self.seen: list[object] = []
+        self.look: Callable[[], object] = lambda: None
+        self.acts: list[Callable[[], object]] = []
+        monkeypatch.setattr(module, "fence", self._fence)
+
+    def _fence(self) -> None:
+        self.seen.append(self.look())
+        if self.acts:
+            self.acts.pop(0)()
+
+
+def test_x86_64_needs_none_aarch64_has_one_and_others_are_unknown() -> None:
+    assert barrier.fence_for("x86_64") is None
+    for machine in ("aarch64", "riscv64"):
+        fence = barrier.fence_for(machine)
+        assert fence is not None
+        fence()
+    assert barrier.SUPPORTED == ("x86_64", "aarch64")
+
+
+def test_the_daemon_does_not_start_on_a_machine_that_nobody_looked_at(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    program = "import platform; platform.machine = lambda: 'riscv64'; import cli; cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "serve", "--data", str(data)], cwd=ROOT,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "this machine is riscv64; headgate runs on x86_64 and aarch64" in done.stderr
+    assert not data.exists()
+
+
+def test_a_request_is_written_between_reserved_and_head(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RingWriter(segment, 0)
+    base = segment.layout.shard(0)
+    part = Part(1, 0, 1, b"payload!", 1, 1)
+    for parts in ([part], [part, part]):
+        fences = Fences(monkeypatch, ring)
+
+        def look(start: int = writer.head) -> object:
+            reserved, head = segment.words[base + at.S_RESERVED], segment.words[base + at.S_HEAD]
+            return reserved > start, b"payload!" in bytes(segment.ring(0)[start:]), head > start
+
+        fences.look = look
+        writer.append(1, 1, b"", parts)
+        assert fences.seen == [(True, False, False), (True, True, False)]
+
+
+def test_a_reader_of_a_ring_takes_no_byte_before_it_has_seen_head(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = RingWriter(segment, 0), RingReader(segment, 0)
+    position = writer.append(1, 1, b"", [Part(1, 0, 1, b"payload!", 1, 1)])
+    late = bytes(segment.ring(0)[: writer.head])
+    segment.ring(0)[: writer.head] = bytes(writer.head)
+    fences = Fences(monkeypatch, ring)
+    fences.acts = [lambda: segment.ring(0).__setitem__(slice(0, len(late)), late)]
+    assert [found.position for found in reader.requests(0, reader.head)] == [position]
+
+
+def test_a_hot_read_looks_at_reserved_behind_its_copy(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = RingWriter(segment, 0), RingReader(segment, 0)
+    position = writer.append(1, 1, b"", [Part(1, 0, 1, b"payload!", 1, 1)])
+    (request,) = reader.requests(0, reader.head)
+    fences = Fences(monkeypatch, ring)
+    reserved_at = segment.layout.shard(0) + at.S_RESERVED
+    fences.acts = [lambda: segment.words.__setitem__(reserved_at, position + 4097)]
+    assert reader.copy_batch(position, request.batches[0]) is None
+
+
+def test_a_commit_is_written_between_the_end_before_it_and_its_own(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CommitLog(segment)
+    fences = Fences(monkeypatch, commitlog)
+    offset = LAYOUT.commit_slot(1)
+    whole: list[bytes] = []
+    fences.look = lambda: (bytes(segment.data[offset : offset + 1024]), log.end)
+    log.publish(commit_of(1))
+    whole.append(bytes(segment.data[offset : offset + 1024]))
+    assert fences.seen == [(bytes(1024), 0), (whole[0], 0)]
+
+
+def test_a_reader_of_the_commit_log_looks_at_the_end_before_and_behind_its_copy(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CommitLog(segment)
+    log.publish(commit_of(1))
+    offset = LAYOUT.commit_slot(1)
+    late = bytes(segment.data[offset : offset + 1024])
+    segment.data[offset : offset + 1024] = bytes(1024)
+    fences = Fences(monkeypatch, commitlog)
+    fences.acts = [lambda: segment.data.__setitem__(slice(offset, offset + 1024), late)]
+    assert log.read(1) == commit_of(1)
+    fences.acts = [lambda: None, lambda: segment.words.__setitem__(at.G_COMMITS, 4)]
+    assert log.read(1) is None
+
+
+def test_a_lease_is_live_behind_its_words_and_its_sources_behind_its_id(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = LeaseTable(segment.words, LAYOUT)
+    base = LAYOUT.lease(1, 0)
+    fences = Fences(monkeypatch, leases)
+    words = segment.words
+    fences.look = lambda: (
+        words[base + at.L_COUNTER], words[base + at.L_SOURCES + 2], words[base]
+    )  # fmt: skip
+    lease = table.fill(1, 0, LeaseId(1, 1, 1, 9), 5, [SourceRange(0, 0, 8)])
+    assert fences.seen == [(9, 0, 0), (9, 8, 0)]
+    fences.seen.clear()
+    table.finish(lease)
+    assert fences.seen == [(9, 8, LIVE)]
+
+
+def test_a_lease_that_changes_its_id_or_its_holder_says_so_in_order(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = LeaseTable(segment.words, LAYOUT)
+    base, words = LAYOUT.lease(1, 0), segment.words
+    lease = table.fill(1, 0, LeaseId(3, 1, 1, 9), 5, [SourceRange(0, 0, 8)])
+    fences = Fences(monkeypatch, leases)
+    fences.look = lambda: (words[base + at.L_INCARNATION], words[base + at.L_COUNTER])
+    renamed = table.rename(lease, LeaseId(3, 2, 1, 10))
+    assert fences.seen == [(0, 9), (0, 10)]
+    words[base] = ORPHAN
+    fences.seen.clear()
+    fences.look = lambda: (words[base + at.L_HOLDER], words[base])
+    assert table.adopt(renamed, 0) == renamed._replace(holder=0)
+    assert fences.seen == [(0, ORPHAN)]
+
+
+def test_who_looks_for_leased_ends_looks_at_committed_behind_them(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fences = Fences(monkeypatch, leases)
+    assert LeaseTable(segment.words, LAYOUT).leased_ends() == [0, 0]
+    assert len(fences.seen) == 1
+
+
+def test_a_reader_of_leases_takes_their_words_behind_their_state(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = LeaseTable(segment.words, LAYOUT)
+    table.fill(1, 0, LeaseId(1, 1, 1, 9), 5, [SourceRange(0, 0, 8)])
+    end_at = LAYOUT.lease(1, 0) + at.L_SOURCES + 2
+    segment.words[end_at] = 0
+    fences = Fences(monkeypatch, leases)
+    fences.acts = [lambda: None, lambda: segment.words.__setitem__(end_at, 8)]
+    (lease,) = table.in_state(LIVE)
+    assert lease.sources == (SourceRange(0, 0, 8),)
+    # And looks at the counter again behind them.
+    new: list[Lease] = []
+
+    def replace() -> None:
+        table.finish(lease)
+        table.free_done(1)
+        new.append(table.fill(1, 0, LeaseId(1, 1, 1, 10), 5, [SourceRange(0, 8, 16)]))
+
+    fences.acts = [lambda: None, lambda: None, replace]
+    assert list(table.in_state(LIVE)) == new
+    assert len(new) == 1
+
+
+def test_the_upper_half_of_a_split_is_there_before_the_lower_one_shrinks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = [0] * 4
+    groups = BuddyMap(sizes, 4)
+    groups.start()
+    fences = Fences(monkeypatch, buddy)
+    fences.look = lambda: list(sizes)
+    groups.split(Group(0, 4))
+    assert fences.seen == [[4, 0, 2, 0]]
+    # Who saw the lower one shrink looks for the upper one behind that.
+    sizes[2] = 0
+    fences.acts = [lambda: sizes.__setitem__(2, 2)]
+    assert groups.group_of(3) == Group(2, 2)
+
+
+def test_the_row_of_an_alarm_is_written_between_two_versions_and_read_between_two_looks(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = AlarmBoard(segment, 0)
+    row = LAYOUT.alarm(0, AlarmKind.STORE_FAILING)
+    words = segment.words
+    fences = Fences(monkeypatch, alarms)
+    fences.look = lambda: (words[row + at.A_VERSION] & 1, words[row + at.A_COUNT])
+    board.raise_(AlarmKind.STORE_FAILING, "first", 5)
+    assert fences.seen == [(1, 0), (1, 1)]
+    fences.acts = [lambda: None, lambda: board.raise_(AlarmKind.STORE_FAILING, "second", 6)]
+    (alarm,) = alarms.raised(segment)
+    assert (alarm.text, alarm.count) == ("second", 2)
+    fences.seen.clear()
+    board.clear(AlarmKind.STORE_FAILING)
+    assert fences.seen == [(1, 2), (1, 0)]
+
+
+def test_rings_and_leases_work_with_the_fence_of_aarch64(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (ring, leases, commitlog, alarms, buddy):
+        monkeypatch.setattr(module, "fence", barrier.fence_for("aarch64"))
+    writer, reader = RingWriter(segment, 0), RingReader(segment, 0)
+    position = writer.append(1, 1, b"", [Part(1, 0, 1, b"payload!", 1, 1)])
+    (request,) = reader.requests(0, reader.head)
+    copied = reader.copy_batch(position, request.batches[0])
+    assert copied is not None and copied.endswith(b"payload!")
+    log = CommitLog(segment)
+    log.publish(commit_of(1))
+    assert log.read(1) == commit_of(1)
+    table = LeaseTable(segment.words, LAYOUT)
+    lease = table.fill(0, 0, LeaseId(1, 1, 0, 1), 5, [SourceRange(0, 0, writer.head)])
+    assert list(table.in_state(LIVE)) == [lease]
+    assert table.leased_ends() == [writer.head, 0]
