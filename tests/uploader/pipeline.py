@@ -180,7 +180,8 @@ class Pipeline:
             assert monotonic_ns() < gives_up_ns
             select.select(self.crew.bells.fds, [], [], 0.05)
             for shard in self.crew.rung():
-                self.uploads[shard].committed_moved()
+                if shard != self.crew.bells.owner:
+                    self.uploads[shard].committed_moved()
 
     def is_done(self, lease: Lease) -> bool:
         return self.crew.leases.state(lease.shard, lease.slot) == DONE
