@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,15 @@ def test_groups_draws_the_tree_and_gives_the_list_as_json() -> None:
         "  splits 0  merges 1\n"
     )
     assert json.loads(listed.stdout) == STATUS["groups"]
+
+
+def test_the_command_starts_without_what_only_the_lake_needs() -> None:
+    """pyarrow alone takes as long as all else that the command imports."""
+    code = "import sys, cli; print({'pyarrow', 'pyiceberg', 'pyspark'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=CHECKOUT
+    )
+    assert done.stdout == "set()\n"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """``headgate quarantine``: its commands, what they open and print. The work is
-``daemon/quarantine.py``'s."""
+``daemon/quarantine.py``'s, imported by who needs it: pyarrow is of no use to other commands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct
 
-from compaction.session import SparkMissing
 from daemon.cli.exits import FAILED, CommandFailed
 from daemon.cli.objects import opened_ledger
 from daemon.cli.options import loaded, output_option, place_options
 from daemon.cli.output import count_text, print_json, progress, table
-from daemon.compact import OtherRun, catalog_of, only_run, place_of, writable_ledger
 from daemon.config import Config
 from ledger.lake_types import Quarantined
 from ledger.ledger import Ledger
@@ -73,6 +71,9 @@ def rows_text(found: Sequence[Row]) -> str:
 
 def retry(config: Config, keys: Sequence[str], advance: Callable[[int], object]) -> list[Outcome]:
     """Reads objects again. Raises CommandFailed."""
+    from compaction.session import SparkMissing
+    from daemon.compact import catalog_of, only_run, place_of, writable_ledger
+
     with _failures(), only_run(config), writable_ledger(config) as ledger:
         found = _chosen(ledger, keys)
         if not found:
@@ -118,6 +119,8 @@ def held(config: Config, keys: Sequence[str]) -> list[Quarantined]:
 
 def accept(config: Config, keys: Sequence[str]) -> list[Quarantined]:
     """Gives up the records of these objects. Raises CommandFailed."""
+    from daemon.compact import only_run, writable_ledger
+
     with _failures(), only_run(config), writable_ledger(config) as ledger:
         found = _chosen(ledger, keys)
         ledger.accept_holes([one.hole for one in found], wall_ms())
@@ -138,6 +141,8 @@ def _chosen(ledger: Ledger, keys: Sequence[str]) -> list[Quarantined]:
 def _failures() -> Iterator[None]:
     from compaction.fetch import StoreFailed
     from compaction.lake_errors import LakeError
+    from compaction.session import SparkMissing
+    from daemon.compact import OtherRun
 
     try:
         yield
