@@ -69,7 +69,7 @@ def check_history(ledger: Ledger, last: Entry | None, store_url: str) -> None:
         and here.history == there.history
     )
     number = there.commit_number
-    if not holds_all or (number and ledger.commit_by_number(number).lease_id != there.lease):
+    if not holds_all or (number and ledger.lease_of_commit(number) != there.lease):
         raise OtherHistory(
             f"the ledger has {here.commit_number} commits and does not hold all up to commit"
             f" {number} of {store_url} (topics {here.catalog_version} of {there.catalog_version}):"

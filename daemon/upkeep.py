@@ -31,6 +31,7 @@ from ledger.types import Topic
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import boot_id, boottime_ms, monotonic_ns, wall_ms
+from shards.layout import Layout
 from shards.leases import LIVE, ORPHAN, LeaseTable
 from shards.segment import Segment
 
@@ -38,6 +39,8 @@ log = logging.getLogger("headgate.upkeep")
 
 LOOK_S = 1.0  # how late a collection's question is seen
 EPOCH_MS = 600_000
+RECLAIM_MS = 10_000
+CLEARINGS_AT_ONCE = 20  # 2,000 commits a second; more are made up for when there are fewer
 SETTLE_TRIES = 100  # of SETTLE_S: then the answer says less
 SETTLE_S = 0.05
 EVICTIONS_AT_ONCE = 64  # in one transaction: a few row updates each
@@ -66,6 +69,7 @@ class UpkeepThread:
         self._aged: Aged | None = None
         self._learned = (-1, 0)  # (catalog version, topic id) up to which topics are known
         self._stopped = threading.Event()
+        self._cleared = 0  # results of commits up to here are cleared, or were looked at
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
     def start(self) -> None:
@@ -79,7 +83,7 @@ class UpkeepThread:
 
     def _run(self) -> None:
         passed_ms = self._interval_ms()
-        epoch_ms = 0
+        epoch_ms = reclaim_ms = 0
         while not self._stopped.is_set() and not self._words[at.G_SUPERSEDED]:
             try:
                 self.note_ages()
@@ -90,6 +94,9 @@ class UpkeepThread:
                 if epoch_ms >= EPOCH_MS:
                     epoch_ms = 0
                     self._raise_epoch()
+                if reclaim_ms >= RECLAIM_MS:
+                    reclaim_ms = 0
+                    self.reclaim()
                 wanted = self._ledger.settle_wanted()
                 if wanted is not None:
                     self.settle(wanted)
@@ -101,6 +108,7 @@ class UpkeepThread:
             self._stopped.wait(wait_ms / 1000)
             passed_ms += int(wait_ms)
             epoch_ms += int(wait_ms)
+            reclaim_ms += int(wait_ms)
 
     # Retention
 
@@ -212,6 +220,17 @@ class UpkeepThread:
     def _age_ms(self, now: Clocks) -> int:
         return now.boot_ms + int(self._words[at.G_AGE_OFFSET_MS])
 
+    # Space
+
+    def reclaim(self) -> None:
+        """Clears results of commits that nobody asks for any more, and gives free pages back."""
+        to = settled_commits(self._words, self._layout, self._leases, self._ledger)
+        for _ in range(CLEARINGS_AT_ONCE):
+            if self._cleared >= to or self._stopped.is_set():
+                break
+            self._cleared = self._ledger.clear_results(self._cleared, to)
+        self._ledger.give_pages_back()
+
     # Settling
 
     def settle(self, asked: int) -> Settled:
@@ -242,9 +261,7 @@ class UpkeepThread:
 
     def _followed(self, commits: int) -> int:
         """Up to which commit every shard has followed the log."""
-        shards = range(self._layout.shards)
-        seen = (int(self._words[self._layout.shard(shard) + at.S_SEEN]) for shard in shards)
-        return min(commits, *seen)
+        return followed(self._words, self._layout, commits)
 
     def _wait(self, holds: Callable[[], bool]) -> None:
         for _ in range(SETTLE_TRIES):
@@ -255,3 +272,23 @@ class UpkeepThread:
 def clocks() -> Noted:
     """Both clocks of this machine."""
     return Noted(boot_id(), wall_ms(), boottime_ms())
+
+
+def followed(words: memoryview, layout: Layout, commits: int) -> int:
+    """Up to which of ``commits`` every shard has followed the log."""
+    seen = (int(words[layout.shard(shard) + at.S_SEEN]) for shard in range(layout.shards))
+    return min(commits, *seen)
+
+
+def settled_commits(words: memoryview, layout: Layout, leases: LeaseTable, ledger: Ledger) -> int:
+    """Up to which commit nobody asks for one: all shards have followed it, its lease is over.
+
+    The order matters: a lease that is filled behind the look at leases commits with a higher
+    number than these.
+    """
+    to = followed(words, layout, int(words[at.G_COMMITS]))
+    for lease in leases.in_state(LIVE, ORPHAN):
+        number = ledger.number_of_lease(lease.lease_id)
+        if number is not None:
+            to = min(to, number - 1)
+    return to

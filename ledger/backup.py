@@ -123,7 +123,7 @@ def mark_of(connection: sqlite3.Connection) -> Mark:
     number, version, floor = connection.execute(
         "SELECT commit_number, catalog_version, epoch_floor FROM state WHERE id = 1"
     ).fetchone()
-    last = results.commit_by_number(connection, number) if number else None
+    lease = results.lease_by_number(connection, number) if number else None
     return Mark(
         commit_number=number,
         catalog_version=version,
@@ -131,7 +131,7 @@ def mark_of(connection: sqlite3.Connection) -> Mark:
         deletion_id=_last_id(connection, "deletions"),
         epoch_floor=floor,
         wanted=wanted(connection),
-        lease=None if last is None else last.lease_id,
+        lease=lease,
         history=history(connection),
     )
 

@@ -151,6 +151,17 @@ class DraftInvalid(LedgerError):
     """A commit draft contradicts itself or names what never was: a fault of the caller."""
 
 
+class ResultCleared(LedgerError):
+    """What a commit gave is asked for although every shard had followed it: a bug."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"the result of commit {number} was cleared: every shard had followed it, and its lease"
+            " was over"
+        )
+        self.number = number
+
+
 class TopicMissing(LedgerError):
     """There is no live topic of this name."""
 

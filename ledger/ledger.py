@@ -375,6 +375,16 @@ class Ledger(Upkeep):
             raise KeyError(f"there is no commit {number} in the ledger {self.path}")
         return commit
 
+    def lease_of_commit(self, number: int) -> LeaseId | None:
+        """None for a number that is not given yet, or whose object is gone."""
+        with self._session.reading() as connection:
+            return results.lease_by_number(connection, number)
+
+    def number_of_lease(self, lease_id: LeaseId) -> int | None:
+        """The number of a lease's commit, None while there is none."""
+        with self._session.reading() as connection:
+            return results.number_by_lease(connection, lease_id)
+
     def commit_by_lease(self, lease_id: LeaseId) -> Commit | None:
         with self._session.reading() as connection:
             return results.commit_by_lease(connection, lease_id)
@@ -416,6 +426,11 @@ class Ledger(Upkeep):
         """Extents with a live record at or behind ``offset``, in offset order."""
         with self._session.reading() as connection:
             return reads.extents_from(connection, topic_id, partition, offset, limit)
+
+    def extents_of_commit(self, number: int) -> list[Extent]:
+        """Those with a live record."""
+        with self._session.reading() as connection:
+            return reads.extents_of_commit(connection, number)
 
     def offset_at_time(self, topic_id: int, partition: int, timestamp_ms: int) -> int:
         """First offset of the first extent with a record that late; else the next offset."""

@@ -29,12 +29,14 @@ _GAPS_SQL = """SELECT topic_id, partition, gap_from, gap_to, reason FROM gaps
     UNION ALL SELECT topic_id, partition, first_offset, last_offset, 'lost' FROM lost
         WHERE topic_id = ?1 AND partition = ?2 AND last_offset >= ?3
     ORDER BY 3"""
-_EXTENTS_SQL = """SELECT e.topic_id, e.partition, e.first_offset, e.last_offset, e.record_count,
+_EXTENT_COLUMNS = """SELECT e.topic_id, e.partition, e.first_offset, e.last_offset, e.record_count,
     o.locator, o.size_bytes, e.byte_start, e.byte_length, e.crc32c, e.codec,
     e.first_timestamp_ms, e.last_timestamp_ms, e.voids, o.key
-    FROM extents AS e JOIN objects AS o ON o.commit_number = e.commit_number
+    FROM extents AS e JOIN objects AS o ON o.commit_number = e.commit_number"""
+_EXTENTS_SQL = f"""{_EXTENT_COLUMNS}
     WHERE e.topic_id = ? AND e.partition = ? AND e.last_offset >= ?
     ORDER BY e.last_offset LIMIT ?"""
+_OF_COMMIT_SQL = f"{_EXTENT_COLUMNS} WHERE e.commit_number = ?"
 _FIRST_EXTENT_SQL = """SELECT first_offset, last_offset, running_max_ms FROM extents
     WHERE topic_id = ? AND partition = ? AND last_offset >= ? ORDER BY last_offset LIMIT 1"""
 _L1_TIME_SQL = """SELECT min(r.first_offset) FROM lake_ranges AS r
@@ -84,6 +86,11 @@ def extents_from(
     """Extents with a live record at or behind ``offset``, in offset order."""
     rows = connection.execute(_EXTENTS_SQL, (topic_id, partition, offset, limit))
     return [extent_of(row[:-1], row[-1]) for row in rows]
+
+
+def extents_of_commit(connection: sqlite3.Connection, number: int) -> list[Extent]:
+    """A commit's extents with a live record."""
+    return [extent_of(row[:-1], row[-1]) for row in connection.execute(_OF_COMMIT_SQL, (number,))]
 
 
 def extent_of(row: Sequence[Any], key: str = "") -> Extent:

@@ -19,7 +19,8 @@ any process reads.
   ``bytes`` are of what can still be read, ``bytes`` up to ``compacted_seq`` as the lake's ranges
   have them; records in quarantine have offsets and are counted.
 - ``objects``: one row for each commit and so for each L0 object. ``result`` is msgpack of
-  [sources, runs, heads, verdicts], which is the whole answer of the commit.
+  [sources, runs, heads, verdicts], which is the whole answer of the commit, and empty once
+  nobody asks for it any more (``reclaim.py``).
 - ``extents``: offsets [first_offset, last_offset] of a partition in the object of a commit. The
   primary key is how readers look: the first extent whose last offset is not below one.
   ``running_max_ms`` is the greatest last timestamp up to and with this extent; it only rises
@@ -288,6 +289,8 @@ def connect(path: Path, must_exist: bool) -> sqlite3.Connection:
         cached_statements=STATEMENTS_CACHED,
     )
     try:
+        # Only before the first page of a new file; a former version's file stays as it is.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise LedgerUnusable(path, f"its file system gives journal mode {mode}, not wal")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ledger import ages, backup, collection, dedupe, marking, retention, settle, topics
+from ledger import ages, backup, collection, dedupe, marking, reclaim, retention, settle, topics
 from ledger.ages import Clocks
 from ledger.collection import Dropped, Rule, Spent
 from ledger.dedupe import DedupeLimits
@@ -107,6 +107,27 @@ class Upkeep:
             with self._session.writing() as connection:
                 marking.mark(connection, marks, now_ms)
         return last
+
+    # Space
+
+    def clear_results(self, after: int, to: int) -> int:
+        """Clears results of commits behind ``after`` up to ``to``, which nobody asks for any more;
+        some at a time. Returns up to where."""
+        with self._session.snapshot() as connection:
+            numbers, looked = reclaim.uncleared(connection, after, to)
+        if numbers:
+            with self._session.writing() as connection:
+                reclaim.clear(connection, numbers)
+        return looked
+
+    def give_pages_back(self) -> bool:
+        """Gives some free pages back to the file system; False when there are few."""
+        with self._session.reading() as connection:
+            if not reclaim.has_spare_pages(connection):
+                return False
+        with self._session.lock, self._session.reading() as connection:
+            reclaim.give_pages_back(connection)
+        return True
 
     # Collection of what is not needed any more
 

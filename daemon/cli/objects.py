@@ -20,12 +20,10 @@ from daemon.cli.exits import CommandFailed
 from daemon.cli.output import bytes_text, count_text
 from daemon.config import Config
 from ledger.ledger import Ledger
-from ledger.types import Commit, ObjectRow
+from ledger.types import ObjectRow
 from uploader.l0 import (
-    Footer,
     FooterExtent,
     L0Error,
-    parse_key,
     read_extent,
     read_footer,
     records_of,
@@ -112,16 +110,16 @@ def lines_of(ledger: Ledger, store: ObjectStore, row: ObjectRow) -> Iterator[byt
     try:
         body = store.get(row.locator)
         footer = read_footer(body, row.key)
-        commit = ledger.commit_by_lease(parse_key(row.key))
-        if commit is None:
-            raise CommandFailed(f"the commit of {row.key} has gone from the ledger meanwhile")
+        there = {
+            (extent.topic_id, extent.partition): extent
+            for extent in ledger.extents_of_commit(row.commit_number)
+        }
         for extent in footer.extents:
-            first_offset = _first_offset(commit, extent)
-            if first_offset is None:
+            live = there.get((extent.topic_id, extent.partition))
+            if live is None:
                 continue
-            voids = _voids(commit, footer, extent)
             data = read_extent(body, extent, row.key)
-            for seq, ts, record in records_of(data, first_offset, voids, key=row.key):
+            for seq, ts, record in records_of(data, live.first_offset, live.voids, key=row.key):
                 yield _line(extent, seq, ts, record)
     except (L0Error, ObjectMissing) as error:
         raise CommandFailed(str(error), hint=f"`headgate objects verify {row.key}`") from error
@@ -161,29 +159,6 @@ def _check(store: ObjectStore, row: ObjectRow) -> None:
         found.append(f"{row.key} has {len(body)} bytes, the ledger says {row.size_bytes}")
     if found:
         raise _Bad(found)
-
-
-def _first_offset(commit: Commit, extent: FooterExtent) -> int | None:
-    """The offset of the extent's first live record; None when its topic was deleted before."""
-    offsets = [
-        run.first_offset
-        for run in commit.runs
-        if (run.topic_id, run.partition) == (extent.topic_id, extent.partition)
-        and run.first_offset > 0
-    ]
-    return min(offsets, default=None)
-
-
-def _voids(commit: Commit, footer: Footer, extent: FooterExtent) -> list[tuple[int, int]]:
-    """Record ranges of requests that the commit made void."""
-    void = {(verdict.shard, verdict.position) for verdict in commit.verdicts}
-    return sorted(
-        (part.record_index, part.record_count)
-        for condition in footer.conditions
-        if (condition.shard, condition.position) in void and condition.topic_id == extent.topic_id
-        for part in condition.parts
-        if part.partition == extent.partition
-    )
 
 
 def _line(extent: FooterExtent, seq: int, ts: int, record: Any) -> bytes:

@@ -11,6 +11,7 @@ import pytest
 from daemon.retention import Noted
 from daemon.upkeep import UpkeepThread
 from ledger.dedupe import DedupeLimits
+from ledger.errors import ResultCleared
 from ledger.ledger import Ledger
 from ledger.settle import Settled
 from ledger.types import LeaseId, PartitionState, SourceRange, Topic, TopicConfig
@@ -333,3 +334,44 @@ def test_keys_that_are_too_many_for_their_window_raise_an_alarm_until_they_are_n
         assert send(4, 4) == ["the newest are known for 0 s; raise dedupe_entries_max"]
         place.passed(1_000)
         assert send(9, 1) == []
+
+
+def results(place: Place) -> list[bool]:
+    """Of each commit: whether its result is there."""
+    found = []
+    for number in range(1, place.ledger.latest_commit_number() + 1):
+        try:
+            place.ledger.commit_by_number(number)
+            found.append(True)
+        except ResultCleared:
+            found.append(False)
+    return found
+
+
+def test_results_are_cleared_once_all_shards_followed_and_their_lease_is_over(
+    place: Place,
+) -> None:
+    topic = place.topic("t")
+    place.write(topic, 1, 1, 1, 1)
+    place.seen(4, 1)
+    place.upkeep.reclaim()
+    assert results(place) == [False, True, True, True]
+    # Its holder died between the commit and what comes behind it: an adopter asks for the result.
+    leases = LeaseTable(place.words, place.segment.layout)
+    leases.fill(0, 0, LeaseId(1, 1, 0, 3), 1, [SourceRange(0, 0, 8)])
+    place.seen(4, 4)
+    place.upkeep.reclaim()
+    assert results(place) == [False, False, True, True]
+    place.words[place.segment.layout.lease(0, 0)] = DONE
+    place.upkeep.reclaim()
+    assert results(place) == [False, False, False, False]
+    place.ledger.check_invariants()
+
+
+def test_a_commit_that_is_not_in_the_log_yet_keeps_its_result(place: Place) -> None:
+    topic = place.topic("t")
+    place.write(topic, 1)
+    place.seen(1, 1)
+    place.write(topic, 1)  # killed before it was published
+    place.upkeep.reclaim()
+    assert results(place) == [False, True]
