@@ -34,6 +34,7 @@ from compaction.tables import TableCommit, switch_of
 from daemon.compact import Run, place_of, topics_of
 from daemon.compact_report import Report
 from daemon.config import Config
+from daemon.upkeep import clocks
 from ledger.lake_types import Hole, Quarantined
 from ledger.ledger import Ledger
 from ledger.types import Extent, Topic
@@ -86,13 +87,17 @@ class Retry:
             if _place(one.hole) not in still_there:
                 outcomes.append(_outcome(one, "restored"))  # by the run that was made up for
             elif not one.readable:
-                self._ledger.drop_holes([one.hole], wall_ms())
+                self._ledger.drop_holes([one.hole], self._age_ms())
                 outcomes.append(_outcome(one, EVICTED))
             elif one.topic in self._refused:
                 outcomes.append(_outcome(one, "kept", self._refused[one.topic]))
             else:
                 wanted.setdefault(one.topic, []).append(one)
         return outcomes + self._restore(wanted)
+
+    def _age_ms(self) -> int:
+        """What a grace time is counted by."""
+        return self._ledger.age_ms(clocks())
 
     def _restore(self, wanted: dict[str, list[Quarantined]]) -> list[Outcome]:
         from compaction.lake_errors import LakeError
@@ -103,14 +108,14 @@ class Retry:
         outcomes: list[Outcome] = []
         run = f"{wall_ms():013d}{secrets.token_hex(4)}"
         owner = f"{socket.gethostname()} pid {os.getpid()}, quarantine"
-        self._ledger.begin_run(run, owner, wall_ms())
+        self._ledger.begin_run(run, owner, self._age_ms())
         for name, rows in sorted(wanted.items()):
             try:
                 outcomes += self._restore_topic(run, topics[name], rows)
             except LakeError as error:
                 problem = f"{error.problem}: {error.hint}"
                 outcomes += [_outcome(one, "kept", problem) for one in rows]
-        self._ledger.end_run(run, wall_ms())
+        self._ledger.end_run(run, self._age_ms())
         return outcomes
 
     def _restore_topic(self, run: str, topic: Topic, rows: Sequence[Quarantined]) -> list[Outcome]:
@@ -162,7 +167,7 @@ class Retry:
     ) -> None:
         commit = TableCommit(table, files, {}, restored=[one.hole for one in back])
         location = self._lake.commit(run, commit)
-        self._ledger.switch_tables(run, [switch_of(commit, location)], wall_ms())
+        self._ledger.switch_tables(run, [switch_of(commit, location)], self._age_ms())
 
     def _read(
         self, rows: Sequence[Quarantined]

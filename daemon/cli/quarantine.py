@@ -20,7 +20,6 @@ from daemon.cli.output import count_text, print_json, progress, table
 from daemon.config import Config
 from ledger.lake_types import Quarantined
 from ledger.ledger import Ledger
-from shards.clock import wall_ms
 
 if TYPE_CHECKING:
     from daemon.quarantine import Outcome
@@ -120,10 +119,11 @@ def held(config: Config, keys: Sequence[str]) -> list[Quarantined]:
 def accept(config: Config, keys: Sequence[str]) -> list[Quarantined]:
     """Gives up the records of these objects. Raises CommandFailed."""
     from daemon.compact import only_run, writable_ledger
+    from daemon.upkeep import clocks
 
     with _failures(), only_run(config), writable_ledger(config) as ledger:
         found = _chosen(ledger, keys)
-        ledger.accept_holes([one.hole for one in found], wall_ms())
+        ledger.accept_holes([one.hole for one in found], ledger.age_ms(clocks()))
         return found
 
 
