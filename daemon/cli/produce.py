@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -89,12 +89,13 @@ class BatchRefused(Exception):
 
 
 class BatchUnanswered(Exception):
-    """Nobody knows whether the batch of ``line`` is stored, or the daemon stayed full."""
+    """Nobody answered: whether the batch of ``line`` is stored is not known."""
+
+    code: ClassVar = "unreachable"
 
     def __init__(self, line: int, last_line: int, cause: Unreachable) -> None:
         super().__init__(f"{_lines(line, last_line)}: {cause}")
         self.line = line
-        self.code = "unreachable"
 
 
 Problem = BadLine | BatchRefused | BatchUnanswered
