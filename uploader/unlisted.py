@@ -130,8 +130,12 @@ class RingOrder:
         self._expecting: list[int] = []  # a few: at most one of each source
         at_source: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         for index, item in enumerate(self._items):
+            first: dict[tuple[int, int], int] = {}  # a source may have a run in each extent
             for incarnation, shard, start in item.starts():
-                at_source[incarnation, shard].append((start, index))
+                source = (incarnation, shard)
+                first[source] = min(start, first.get(source, start))
+            for source, start in first.items():
+                at_source[source].append((start, index))
         for places in at_source.values():
             places.sort()
             for (_, before), (_, after) in pairwise(places):

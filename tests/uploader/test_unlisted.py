@@ -94,6 +94,24 @@ def test_leases_of_a_source_stand_in_the_order_of_its_ring(data: st.DataObject) 
     assert in_ring_order(pulls) == ordered
 
 
+def test_an_object_with_several_extents_of_a_source_keeps_its_place_in_the_ring() -> None:
+    """Pulled within a millisecond by two shards: neither time nor name tells which came first."""
+
+    def of_two_partitions(lease: LeaseId, start: int) -> Unlisted:
+        body = build(lease, 5, [
+            ExtentParts(
+                "t", 1, partition, CODEC_RECORDS, [batch([Record("1")], 1)], 1, 1, 1,
+                (RingRun(0, start + 8 * partition, 0, 1),),
+            )
+            for partition in range(2)
+        ]).body  # fmt: skip
+        key = object_key(lease)
+        return Unlisted(ObjectHead(key, f"at:{key}", len(body), 1), read_footer(body, key))
+
+    pulls = [of_two_partitions(LeaseId(1, 3, 9 - n, n), 64 * n) for n in range(6)]
+    assert in_ring_order(pulls[::-1]) == pulls
+
+
 def test_ranges_that_contradict_each_other_lose_no_object() -> None:
     one = item(LeaseId(1, 3, 0, 1), {0: 0, 1: 64})
     two = item(LeaseId(1, 3, 0, 2), {0: 64, 1: 0})
