@@ -8,7 +8,7 @@ was acknowledged. ``truth`` of a shard is the highest end of a lease that is not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft
@@ -67,6 +67,7 @@ class Oracle:
         self._appends: dict[int, tuple[int | None, int]] = {}  # expectation and records by number
         self._append_head = 0
         self._keyed: set[int] = set()
+        self._shard_of: dict[int, int] = {}
         self.stored: dict[int, bool] = {}  # by number, of what is committed
         self._log_end = 0
         self._asked = False
@@ -77,6 +78,7 @@ class Oracle:
     def published(self, shard: int, position: int, end: int, number: int) -> None:
         """A request's head was stored."""
         self._published[shard].append((position, end, number))
+        self._shard_of[number] = shard
 
     def voided(self, shard: int, positions: Sequence[int]) -> None:
         """Requests are taken back: their producers are told that they are not and never stored."""
@@ -263,6 +265,17 @@ class Oracle:
             self._append_head += count if self.stored[number] else 0
 
     # Told by a recovery
+
+    def check_order(self, numbers: Iterable[int]) -> None:
+        """``numbers`` are a partition's requests, by their offsets."""
+        last: dict[int, int] = {}
+        for number in numbers:
+            shard = self._shard_of[number]
+            require(
+                number > last.get(shard, 0), "a recovery keeps the order of each ring",
+                shard, last.get(shard, 0), number,
+            )  # fmt: skip
+            last[shard] = number
 
     def check_recovered(self, found: set[int]) -> None:
         """``found`` are the requests that are stored in it."""

@@ -85,6 +85,7 @@ class Backup:
         found: Counter[tuple[int, tuple[int, int]]] = Counter()
         for topic in ledger.topics():
             for partition in range(topic.config.partitions):
+                in_order: list[int] = []
                 for extent in ledger.extents_from(topic.topic_id, partition, 1, 1 << 30):
                     body = store.kept[extent.locator][1]
                     place = (topic.topic_id, partition)
@@ -96,5 +97,8 @@ class Backup:
                         void = any(start <= index < start + n for start, n in extent.voids)
                         number = int.from_bytes(batch_payload(data, head)[:8], "big")
                         found[number, place] += not void
+                        if not void:
+                            in_order.append(number)
                         index += head.record_count
+                self._oracle.check_order(in_order)
         return +found
