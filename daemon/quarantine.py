@@ -8,7 +8,7 @@ compaction would have put it there, without Spark:
     -> one ledger transaction: readers find the rows, the holes are gone, the object is free
 
 Exactly once, as a compaction is: one of both runs at a time (``compaction.lock``); a commit that
-restores is refused unless the table is as it was prepared behind the comparison; and who was killed
+restores is refused unless the table is as it was prepared after the comparison; and who was killed
 between commit and ledger is made up for by the next comparison, which looks into the files that
 the ledger does not know (``compaction/reconcile.py``). Each object is a run of its own.
 

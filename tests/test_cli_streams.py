@@ -428,5 +428,5 @@ def test_a_resume_point_keeps_the_time_of_partitions_that_were_not_begun() -> No
 def test_a_resume_point_that_is_none_is_a_usage_error(command: str, point: str) -> None:
     with says(Answer(200, state())) as server:
         result = run(server, command, "t", "--resume", point, stdin="")
-    assert result.exit_code == 2 and "is no resume point" in result.stderr
+    assert result.exit_code == 2 and "is not a resume point" in result.stderr
     assert server.calls == []

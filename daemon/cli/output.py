@@ -98,6 +98,6 @@ def say(text: str) -> None:
 
 
 def print_lines(lines: list[bytes]) -> None:
-    """Lines of output, at once."""
+    """Lines of output, flushed."""
     sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
     sys.stdout.buffer.flush()

@@ -48,7 +48,7 @@ def parse_resume(text: str) -> Resume:
     """A resume point as it was printed. Raises ValueError."""
     match = re.fullmatch(r"([0-9a-f]{1,64}):([1-9][0-9]{0,17})", text)
     if match is None:
-        raise ValueError(f"{text!r} is no resume point, like 5f0c...e1:3005")
+        raise ValueError(f"{text!r} is not a resume point, like 5f0c...e1:3005")
     return Resume(match[1], int(match[2]))
 
 

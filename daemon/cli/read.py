@@ -70,7 +70,7 @@ def parse_resume(text: str) -> Resume:
     number = r"[0-9]{1,18}"
     place = rf"[0-9]{{1,3}}[=@]{number}"
     if re.fullmatch(rf"{number}:{place}(,{place})*", text) is None:
-        raise ValueError(f"{text!r} is no resume point, like 7:0=120,1=98")
+        raise ValueError(f"{text!r} is not a resume point, like 7:0=120,1=98")
     topic_id, _, places = text.partition(":")
     starts = {}
     for each in places.split(","):

@@ -24,7 +24,7 @@ def verified(
     read: Callable[[], T], reconnect: Callable[[], None], damage: type[Exception], what: str
 ) -> T:
     """What ``read`` returns, which checks what it reads and raises ``damage``: at most READS_MAX
-    times, each on a new connection. Raises the last ``damage``, and all else at once."""
+    times, each on a new connection. Raises the last ``damage``, and everything else immediately."""
     for _ in range(READS_MAX - 1):
         try:
             return read()
