@@ -125,6 +125,7 @@ _SCHEMAS: dict[str, Schema] = {
         cap_bytes=_LIMIT,
         ttl_ms=_LIMIT,
         discard={"enum": ["old", "reject"]},
+        dedupe={"enum": ["none", "body"]},
     ),
     "TopicState": _object(
         ["topic", "topic_id", "config", "partitions", "effective_priority"],
@@ -156,6 +157,7 @@ _SCHEMAS: dict[str, Schema] = {
         expected_seq=_OFFSET,
         disable_backpressure=_BOOLEAN,
         ack_timeout_ms={"type": "integer", "minimum": 100, "maximum": 600_000},
+        dedupe={"enum": ["none", "body"]},
     ),
     "Produced": {
         "oneOf": [

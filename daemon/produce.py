@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from daemon import bodies
 from daemon.answers import Answers, Waiting
 from daemon.bodies import BodyLimits, Produce
@@ -250,8 +252,9 @@ class Producer:
             if request.head.query.get("create", "true") != "true":
                 raise unknown_topic(name) from None
         # A request that will be refused must not leave a topic behind.
-        bodies.payloads(self._parse(request, wall_ms()), TopicConfig().partitions, lambda: 0)
-        topic, _ = await self._catalog.create(name, TopicConfig())
+        config = TopicConfig()
+        bodies.payloads(self._parse(request, wall_ms(), config), config.partitions, lambda: 0)
+        topic, _ = await self._catalog.create(name, config)
         return topic
 
     async def _publish_to_room(self, request: Request, topic: TopicEntry, room: Room) -> None:
@@ -282,7 +285,7 @@ class Producer:
         except LedgerError as error:
             log.warning("the room of a topic cannot be looked up: %s", error)
 
-    def _parse(self, request: Request, arrival_ms: int) -> Produce:
+    def _parse(self, request: Request, arrival_ms: int, config: TopicConfig) -> Produce:
         head = request.head
         body = request.body
         if head.content_encoding:
@@ -295,11 +298,14 @@ class Producer:
                 "disable_backpressure is not supported yet; leave it out",
                 {"field": "disable_backpressure"},
             )
+        if asked.idempotency_key is None and (asked.dedupe or config.dedupe) == "body":
+            key = bodies.body_key(head.content_type, head.query, body)
+            asked = msgspec.structs.replace(asked, idempotency_key=key)
         return asked
 
     def _publish(self, request: Request, topic: TopicEntry, room: Room | None = None) -> None:
         arrival_ms = wall_ms()
-        asked = self._parse(request, arrival_ms)
+        asked = self._parse(request, arrival_ms, topic.topic.config)
         topic_id = topic.topic_id
         payloads = bodies.payloads(asked, topic.partitions, topic.take_partition)
         if room is not None:

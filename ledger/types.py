@@ -208,6 +208,9 @@ class ObjectRow(Struct, frozen=True):
     records: int
 
 
+Dedupe = Literal["none", "body"]
+
+
 class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of a topic; names as in the HTTP API. ``columns`` maps a field to its type."""
 
@@ -220,6 +223,7 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
     cap_bytes: int | None = None
     ttl_ms: int | None = None
     discard: Literal["old", "reject"] = "old"
+    dedupe: Dedupe = "none"
 
 
 class Topic(Struct, frozen=True):

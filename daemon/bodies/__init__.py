@@ -8,5 +8,6 @@ from daemon.bodies.compression import decompress
 from daemon.bodies.limits import BodyLimits
 from daemon.bodies.parse import parse
 from daemon.bodies.produce import Payload, Produce, payloads
+from daemon.bodies.repeats import body_key
 
-__all__ = ["BodyLimits", "Payload", "Produce", "decompress", "parse", "payloads"]
+__all__ = ["BodyLimits", "Payload", "Produce", "body_key", "decompress", "parse", "payloads"]

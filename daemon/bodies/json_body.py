@@ -32,6 +32,7 @@ from daemon.bodies.limits import (
 from daemon.bodies.produce import Produce, Row, row
 from daemon.bodies.structure import more_elements, nested_deeper
 from daemon.errors import ApiError, invalid
+from ledger.types import Dedupe
 
 SEQUENCE_MAX = 2**53
 PARTITION_MAX = 999
@@ -71,6 +72,7 @@ class _Envelope(Struct, forbid_unknown_fields=True, gc=False):
     expected_seq: Sequence | None = None
     disable_backpressure: bool = False
     ack_timeout_ms: AckTimeout | None = None
+    dedupe: Dedupe | None = None
 
 
 _envelope_decoder = Decoder(_Envelope)
@@ -133,6 +135,7 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
         keyed,
         timed,
         envelope.ack_timeout_ms,
+        envelope.dedupe,
     )
 
 

@@ -36,6 +36,7 @@ from daemon.bodies.limits import (
 )
 from daemon.bodies.produce import Produce, Row, row
 from daemon.errors import invalid, too_large
+from ledger.types import Dedupe
 
 _ABSENT = Raw()
 _RECORD_PATH = re.compile(r"`\$\[(\d+)\]")
@@ -61,6 +62,7 @@ class _Envelope(Struct, forbid_unknown_fields=True, gc=False):
     expected_seq: Sequence | None = None
     disable_backpressure: bool = False
     ack_timeout_ms: AckTimeout | None = None
+    dedupe: Dedupe | None = None
 
 
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
@@ -115,6 +117,7 @@ def parse_msgpack(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
         keyed,
         timed,
         envelope.ack_timeout_ms,
+        envelope.dedupe,
     )
 
 

@@ -26,6 +26,7 @@ from daemon.bodies.lines import parse_lines
 from daemon.bodies.msgpack_body import parse_msgpack
 from daemon.bodies.produce import Produce, Row, row
 from daemon.errors import ApiError, invalid, too_large
+from ledger.types import Dedupe
 
 JSON = "application/json"
 NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
@@ -38,7 +39,7 @@ _OBJECT_PARAMETERS = frozenset({"create"})
 _BATCH_PARAMETERS = frozenset(
     {
         "create", "partition", "key", "idempotency_key", "expected_seq", "disable_backpressure",
-        "ack_timeout_ms",
+        "ack_timeout_ms", "dedupe",
     }
 )  # fmt: skip
 _NUMBER_MAX = 10**20 - 1  # what is looked at as a number
@@ -128,7 +129,20 @@ def _with_query(
         keyed,
         timed,
         _number(query, "ack_timeout_ms", ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN),
+        _dedupe(query),
     )
+
+
+def _dedupe(query: dict[str, str]) -> Dedupe | None:
+    match query.get("dedupe"):
+        case None:
+            return None
+        case "body":
+            return "body"
+        case "none":
+            return "none"
+        case other:
+            raise invalid(f"dedupe must be body or none, not {other[:40]!r}", parameter="dedupe")
 
 
 def _number(query: dict[str, str], name: str, highest: int, lowest: int = 0) -> int | None:

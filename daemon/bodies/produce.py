@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from daemon.errors import invalid
 from daemon.partitioner import partition_of
+from ledger.types import Dedupe
 from uploader.records import encode
 
 Row = tuple[Any, ...]
@@ -34,6 +35,7 @@ class Produce(Struct, frozen=True, gc=False):
     keyed: bool = False
     timed: bool = False
     ack_timeout_ms: int | None = None
+    dedupe: Dedupe | None = None
 
     @property
     def record_count(self) -> int:

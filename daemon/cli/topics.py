@@ -58,6 +58,8 @@ _SETTING_OPTIONS = (
                  help="How long records are kept, by their own timestamps."),
     click.option("--discard", type=click.Choice(["old", "reject"]),
                  help="At a cap: evict the oldest records, or refuse new ones."),
+    click.option("--dedupe", type=click.Choice(["none", "body"]),
+                 help="Whether a body that was sent before is stored again."),
 )  # fmt: skip
 
 

@@ -229,9 +229,10 @@ class TestObject:
     def test_the_envelope_says_the_rest(self) -> None:
         body = (
             b'{"records":[{"data":1}],"partition":3,"idempotency_key":"k","expected_seq":9,'
-            b'"disable_backpressure":true,"ack_timeout_ms":100}'
+            b'"disable_backpressure":true,"ack_timeout_ms":100,"dedupe":"none"}'
         )
         produce = parsed(JSON, body)
+        assert produce.dedupe == "none"
         assert produce.ack_timeout_ms == 100
         asked = (produce.partition, produce.idempotency_key, produce.expected_seq)
         assert asked == (3, "k", 9)
@@ -324,7 +325,9 @@ class TestArray:
             create="false",
             disable_backpressure="true",
             ack_timeout_ms="600000",
+            dedupe="body",
         )
+        assert produce.dedupe == "body"
         assert produce.ack_timeout_ms == 600_000
         assert [r[2] for r in produce.rows] == ["a", "b"]
         assert (produce.partition, produce.idempotency_key, produce.expected_seq) == (2, "i", 0)
@@ -341,6 +344,7 @@ class TestArray:
             ({"idempotency_key": ""}, "1 to 256 characters"),
             ({"idempotency_key": "x" * 257}, "1 to 256 characters"),
             ({"disable_backpressure": "yes"}, "true or false"),
+            ({"dedupe": "yes"}, "body or none"),
             ({"ack_timeout_ms": "99"}, "whole number from 100 to 600000"),
             ({"ack_timeout_ms": "600001"}, "whole number from 100 to 600000"),
             ({"parttion": "1"}, "not known"),

@@ -243,6 +243,8 @@ def stop(daemon: Daemon, api: Checked) -> None:
         ({"records": [{"data": 1}], "more": 1}, False),
         ({"records": [{"data": 1}], "ack_timeout_ms": 60_000}, True),
         ({"records": [{"data": 1}], "ack_timeout_ms": 99}, False),
+        ({"records": [{"data": 1}], "dedupe": "body"}, True),
+        ({"records": [{"data": 1}], "dedupe": "key"}, False),
         ([1, "two", None], True),
         ([], False),
     ],

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import ROOT, Daemon, running, wait_until
+from tests.e2e.daemon import ROOT, Answer, Daemon, running, wait_until
 from tests.e2e.processes import Line
 from tests.e2e.proxy import Fault, store_proxy
 from tests.e2e.stores import on_s3
+from tests.e2e.wire import Wire
 from tests.minio import Bucket
 
 REQUEST_BYTES = 96  # at least, of a request in its ring
@@ -101,6 +102,47 @@ def test_at_its_deadline_a_request_is_taken_back_or_its_connection_ends_and_503_
         *(f"waiting {n}" for n in (4, 9, 14, 19)),
     ]
     assert sorted(stored) == sorted(wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_topic", [False, True])
+def test_five_retries_of_one_body_during_an_outage_are_stored_once(
+    data: Path, bucket: Bucket, by_topic: bool
+) -> None:
+    path = "/v0/topics/t" + ("" if by_topic else "?dedupe=body")
+    head = f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+    body = b'[{"event": 1}, {"event": 2}]'
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
+        with running(data, shards=2, **options) as daemon:
+            daemon.json("PUT", "/v0/topics/t", {"dedupe": "body" if by_topic else "none"})
+            proxy.decide = lambda _: Fault.SLOW_DOWN
+            for number in range(3):  # an agent that gives up waiting, and comes again
+                with Wire(daemon.port) as wire:
+                    wire.send(request)
+                    taken = (number + 1) * REQUEST_BYTES
+                    wait_until(partial(_taken_in, daemon, taken), "it to be taken in")
+            wait_until(lambda: _refused(daemon), "the door to be shut")
+            again = daemon.ask("POST", path, body, content_type="application/json")
+            assert (again.status, again.code) == (503, "store_failing")
+            proxy.release()
+            last = wait_until(lambda: _stored(daemon, path, body), "the store to be back")
+            assert (last.json["first_seq"], last.json["count"]) == (1, 2)
+            wait_until(lambda: not _used_bytes(daemon), "the rings to be empty")
+            stored = [record["data"] for record in daemon.diff("t")["records"]]
+            other = daemon.ask("POST", path, body + b" ", content_type="application/json")
+            assert other.json["deduped"] is False
+    assert stored == [{"event": 1}, {"event": 2}]
+
+
+def _taken_in(daemon: Daemon, used_bytes: int) -> bool:
+    return _used_bytes(daemon) >= used_bytes or _refused(daemon) is not None
+
+
+def _stored(daemon: Daemon, path: str, body: bytes) -> Answer | None:
+    answer = daemon.ask("POST", path, body, content_type="application/json")
+    return answer if answer.status == 200 else None
 
 
 def _used_bytes(daemon: Daemon) -> int:

@@ -95,7 +95,7 @@ _NAMES = (
     "partitions", "cap_records", "cap_bytes", "ttl_ms", "discard", "columns", "priority", "topics",
     "from", "to", "plan", "records", "data", "key", "ts", "meta", "topic_id", "unknown", "",
 )  # fmt: skip
-_MEMBERS = ("partition", "expected_seq", "idempotency_key", "unknown")
+_MEMBERS = ("partition", "expected_seq", "idempotency_key", "ack_timeout_ms", "dedupe", "unknown")
 _TEXTS = (
     "x", "..", "a/b", "%", "%zz", "%ed%a0%80", "%00", "%2f", "é", "x" * 255, "x" * 256, "a b",
     "a+b", "\\", "'", ";", "~", "-", "0", "CON", "a\r\nb", "\x7f",
