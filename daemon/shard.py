@@ -36,6 +36,7 @@ from daemon.bodies import BodyLimits
 from daemon.catalog import Catalog
 from daemon.catchup import CommitFollower
 from daemon.config import Config
+from daemon.drained import is_drained
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from daemon.inherit import Inheritance
@@ -343,16 +344,10 @@ class Shard:
         self._server.stop_accepting()
         self._server.drain()
         self.reader.waiters.wake_all()
-        layout = self.segment.layout
-        for shard in range(layout.shards):
-            base = layout.shard(shard)
-            if self._words[base + at.S_HEAD] != self._words[base + at.S_COMMITTED]:
-                break
-        else:
-            held = self.shard in self._leases.holders()
-            if not held and not len(self.answers) and not self._ended.done():
+        if is_drained(self.segment, self._leases, self.shard, len(self.answers)):
+            if not self._ended.done():
                 self._ended.set_result(None)
-                return
+            return
         # A group's last commit rings everybody; a look every heartbeat is for the rest.
         if self._drain_timer is None:
             self._drain_timer = self._loop.call_later(HEARTBEAT_S, self._drain_again)

@@ -175,11 +175,15 @@ class Supervisor:
         waker.close()
         wakee.close()
         self._images.stop(IMAGE_STOP_S)
-        self._upkeep.stop()  # before the last entry, which tells what it did
-        self._owner.release()
+        self._let_go()
         if self._owner.superseded:
             return EXIT_SUPERSEDED
         return 1 if self._failed else 0
+
+    def _let_go(self) -> None:
+        """The last entry tells what the upkeep did last."""
+        self._upkeep.stop()
+        self._owner.release()
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self._signals.add(number)

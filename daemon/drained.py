@@ -1,0 +1,21 @@
+"""When a shard of a daemon that stops has nothing left to do. Pure: shared words in, yes or no."""
+
+from __future__ import annotations
+
+from shards import layout as at
+from shards.leases import LeaseTable
+from shards.segment import Segment
+
+
+def is_drained(segment: Segment, leases: LeaseTable, shard: int, unanswered: int) -> bool:
+    """Whether ``shard`` may end, with so many of its requests ``unanswered``.
+
+    Any shard may upload for any other, so all wait until everything that was accepted is
+    committed. A commit that is larger than its slot of the log is read from the ledger first:
+    its requests are committed, and still have nobody else who answers them.
+    """
+    words, layout = segment.words, segment.layout
+    bases = (layout.shard(other) for other in range(layout.shards))
+    if any(words[base + at.S_HEAD] != words[base + at.S_COMMITTED] for base in bases):
+        return False
+    return not unanswered and shard not in leases.holders()
