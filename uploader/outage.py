@@ -3,7 +3,8 @@
 A PUT that fails is usual and is made again. The store is *failing* when nothing was kept for
 DOWN_AFTER_NS: that counts from the beginning of the first call that failed, and begins again
 after each call that succeeds. The alarm then stands until a call succeeds. Nobody else ends it,
-so whoever reports a failure has to try again until the store answers or the process ends.
+so whoever reports a failure has to try again until the store answers or the process ends: the
+outcome of a whole PUT is reported, not that of each attempt of a hedged one.
 
 One object per process, for all its threads. It neither logs nor refuses: ``daemon/alarms.py``
 says what the alarm means and ``daemon/door.py`` who is refused for it.

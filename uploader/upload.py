@@ -200,7 +200,18 @@ class Uploads:
         assert built is not None
         key = l0.object_key(lease.lease_id)
         self._ask_for_entry()
-        locator = self._put_object(key, built.body, built.crc32c)
+        # By the outcome for the lease: what fails is made again until it ends the alarm. A single
+        # attempt, a hedge's loser, may fail when nothing is left to put.
+        began_ns = monotonic_ns()
+        try:
+            locator = self._put_object(key, built.body, built.crc32c)
+        except ForeignObject:
+            self._outage.kept(monotonic_ns())  # the store works; that is an alarm of its own
+            raise
+        except StoreError as error:
+            self._outage.failed(error, began_ns, monotonic_ns())
+            raise
+        self._outage.kept(monotonic_ns())
         with self._mutex:
             self._foreign.discard(key)
             foreign = bool(self._foreign)
@@ -279,18 +290,11 @@ class Uploads:
         """One attempt, counted."""
         self._count(at.S_PUTS, 1)
         self._count(at.S_PUT_BYTES, len(body))
-        began_ns = monotonic_ns()
         try:
-            locator = self._store.put(key, body, crc32c)
-        except ForeignObject:
-            self._outage.kept(monotonic_ns())  # the store works; that is an alarm of its own
-            raise
+            return self._store.put(key, body, crc32c)
         except StoreError as error:
-            self._count(at.S_PUT_FAILURES, 1)
-            self._outage.failed(error, began_ns, monotonic_ns())
+            self._count(at.S_PUT_FAILURES, not isinstance(error, ForeignObject))
             raise
-        self._outage.kept(monotonic_ns())
-        return locator
 
     def _rename(self, work: _Work) -> None:
         """The range under a new id: all that was made under the old one is made again."""

@@ -16,7 +16,9 @@ from shards.clock import monotonic_ns
 from tests.e2e.daemon import wait_until
 from tests.minio import Bucket
 from tests.uploader.pipeline import Pipeline, key_of, pipeline
+from uploader import upload
 from uploader.hedge import SAMPLES_MAX, SAMPLES_MIN, HedgedPut, Hedging
+from uploader.outage import DOWN_AFTER_NS
 from uploader.stores import open_store
 from uploader.stores.base import ForeignObject, StoreBusy, StoreError
 from uploader.stores.faults import FaultyStore, parse
@@ -276,3 +278,34 @@ def test_a_slow_upload_is_hedged_committed_once_and_both_puts_are_counted(line: 
     wait_until(lambda: not attempts_running(), "all losers to end")
     assert line.counter(0, at.S_PUTS) == SAMPLES_MIN + 2 + uploads.hedged.hedges
     assert line.counter(0, at.S_PUT_FAILURES) == 0
+
+
+def test_a_loser_that_fails_late_raises_no_alarm_that_nobody_would_clear(
+    line: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.uploads[0].stop()
+    line.uploads[0] = uploads = line.uploads_of(0, hedge_puts=True)
+    for number in range(SAMPLES_MIN):
+        pulled = line.lease_of(0, str(number))
+        line.start(0, pulled)
+        line.turn_until_done(pulled)
+    slow = line.lease_of(0, "slow")
+    let_go = threading.Event()
+    first = threading.Lock()
+
+    def once_lost(real: Callable[[], str]) -> str:
+        if not first.acquire(blocking=False):
+            return real()
+        assert let_go.wait(GIVES_UP_S)
+        raise StoreBusy("no answer within 30 s")
+
+    line.store.around[key_of(slow)] = once_lost
+    line.start(0, slow)
+    line.turn_until_done(slow)
+    assert uploads.hedged is not None and uploads.hedged.hedges >= 1
+    later_ns = monotonic_ns() + 2 * DOWN_AFTER_NS
+    monkeypatch.setattr(upload, "monotonic_ns", lambda: later_ns)
+    let_go.set()
+    wait_until(lambda: not attempts_running(), "the loser to end")
+    assert line.counter(0, at.S_PUT_FAILURES) == 1
+    assert line.alarms() == []  # the door would stay shut, and no PUT come that ends it
