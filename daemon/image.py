@@ -91,8 +91,11 @@ class ImageThread:
                 if not tidy:
                     self.tidy()
                     tidy = True
-                if monotonic_ns() >= self._not_before_ns and self.is_due():
+                due = self.is_due()
+                if due and monotonic_ns() >= self._not_before_ns:
                     self.make()
+                    due = False
+                if not due:  # nor may it be for a day; what failed was to tidy up
                     self._failures = 0
                     self._alarms.clear(AlarmKind.IMAGE_FAILING)
             except _Stopped:

@@ -273,3 +273,12 @@ def test_what_an_image_says_that_it_covers_was_told_before_it_was_copied(rig: Ri
     rig.owner.release()
     assert [e.number for e in rig.log.chain(image)] == [3, 4, 5, 6]
     rig.check_recovery()
+
+
+def test_an_alarm_of_tidying_up_ends_when_it_succeeds_though_no_image_is_due(rig: Rig) -> None:
+    rig.store.error = StoreError("the store is away", retryable=True)
+    rig.images.start()
+    wait_until(lambda: rig.alarms() == ["the store is away"], "the alarm")
+    rig.store.error = None
+    wait_until(lambda: not rig.alarms(), "the alarm to end")
+    assert not rig.images.is_due()
