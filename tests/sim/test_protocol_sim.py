@@ -115,14 +115,14 @@ def test_two_owners_with_clocks_that_differ_never_both_find_the_prefix_theirs() 
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "seconds"),
-    [(ownership, "OWNED_NS", 25), (ownerlog, "TAKE_OVER_NS", 12)],
+    ("module", "name", "seconds", "from_seed"),
+    [(ownership, "OWNED_NS", 25, 1), (ownerlog, "TAKE_OVER_NS", 12, 70)],
 )
 def test_an_ownership_that_lasts_longer_than_a_new_owner_waits_is_found(
-    module: object, name: str, seconds: int
+    module: object, name: str, seconds: int, from_seed: int
 ) -> None:
     with patch.object(module, name, seconds * ownership.SECOND_NS):
-        failure = first_failure(owners_only=True)
+        failure = first_failure(owners_only=True, from_seed=from_seed)
     assert "next owner" in str(failure)
 
 
