@@ -386,6 +386,8 @@ def test_what_is_pulled_ends_without_an_answer_at_its_deadline_and_keeps_its_off
     )
     assert shard.said() == [(200, one(12, 12, 12))]
     assert pulled.written == b""
+    later = arrives(shard, 40 * S)
+    assert expire(shard, 60 * S, pulled=later).runs == [(later, shard.position)]
 
 
 def test_each_request_has_a_deadline_of_its_own_and_runs_are_as_long_as_they_can_be(
