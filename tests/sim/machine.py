@@ -538,7 +538,9 @@ class Machine:
             return False
         if any(alarm.process != self.held_back for alarm in raised(self.segment)):
             return False
-        return self.oracle.all_committed() and not any(life.waiting or life.inbox for life in lives)
+        return self.oracle.all_committed(self.held_back) and not any(
+            life.waiting or life.inbox for life in lives
+        )
 
     def describe(self) -> str:
         """What is not at rest."""
