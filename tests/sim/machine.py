@@ -538,9 +538,8 @@ class Machine:
             return False
         if any(alarm.process != self.held_back for alarm in raised(self.segment)):
             return False
-        return self.oracle.all_committed(self.held_back) and not any(
-            life.waiting or life.inbox for life in lives
-        )
+        busy = any(life.waiting or life.inbox for life in lives)
+        return not busy and self.oracle.all_committed(self.held_back)
 
     def describe(self) -> str:
         """What is not at rest."""
