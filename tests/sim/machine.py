@@ -534,9 +534,8 @@ class Machine:
     def quiet(self) -> bool:
         """Whether nothing is left to do: all requests committed and answered, all slots free."""
         lives = [life for life in self.lives if life.shard != self.held_back]
-        if self.dead or any(not life.process.alive for life in lives):
-            return False
-        if any(alarm.process != self.held_back for alarm in raised(self.segment)):
+        alarm = any(alarm.process != self.held_back for alarm in raised(self.segment))
+        if alarm or self.dead or any(not life.process.alive for life in lives):
             return False
         busy = any(life.waiting or life.inbox for life in lives)
         return not busy and self.oracle.all_committed(self.held_back)
