@@ -193,9 +193,11 @@ class Answers:
         gone = {waiting.position for waiting in expired.void}
         if gone:
             self._waiting = deque(w for w in self._waiting if w.position not in gone)
+        rooms = {waiting.topic.room for waiting in expired.void}
+        for room in rooms:
+            if room is not None:
+                room.voided(gone)
         for waiting in expired.void:
-            if waiting.topic.room is not None:
-                waiting.topic.room.voided(waiting.position)
             waiting.request.refuse(refusal(waiting))
         for waiting in expired.unknown:
             waiting.request.abandon()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Container, Mapping, MutableSequence, Sequence
 from typing import Any
 
 from daemon.errors import ApiError
@@ -103,15 +103,21 @@ class Room:
             there.flying_bytes += len(data)
             self._flying.append((position, partition, records, len(data)))
 
-    def voided(self, position: int) -> None:
-        """The request there was taken back: it is not in flight any more."""
-        gone = [each for each in self._flying if each[0] == position]
-        if gone:
-            self._flying = deque(each for each in self._flying if each[0] != position)
-        for _, partition, records, size in gone:
+    def voided(self, positions: Container[int]) -> None:
+        """The requests there were taken back: they are not in flight any more.
+
+        One pass for all of them: a ring may hold very many of one topic.
+        """
+        left: deque[tuple[int, int, int, int]] = deque()
+        for each in self._flying:
+            position, partition, records, size = each
+            if position not in positions:
+                left.append(each)
+                continue
             there = self._partition(partition)
             there.flying_records -= records
             there.flying_bytes -= size
+        self._flying = left
 
     def committed(self, commit: Commit, end: int) -> None:
         """A commit that holds this shard's ring up to ``end``, 0 for none of it."""

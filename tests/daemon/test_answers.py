@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from daemon.errors import ApiError
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
 from daemon.http.server import Server
+from daemon.room import Room
 from ledger.types import (
     AnswerPart,
     Commit,
@@ -368,6 +370,31 @@ def test_what_nobody_pulled_in_time_is_answered_503_and_takes_no_offsets(shard: 
     )
     assert shard.said() == [(200, one(11, 11, 11))]
     assert second and len(shard.answers) == 0
+
+
+class Walked(deque[Any]):
+    """Counts how often it was walked through."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        Walked.walks += 1
+        return super().__iter__()
+
+
+def test_what_a_room_has_in_flight_is_walked_once_however_much_is_taken_back(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.room.deque", Walked)
+    room = Room(Topic(7, "t7", TopicConfig(cap_records=1_000, discard="reject"), 0))
+    entry = TopicEntry(room.topic, room)
+    for _ in range(100):
+        request, *_ = shard.another_connection()
+        request.arrival_ns = 1 * S
+        room.published(shard.hands_in(request, entry, ((0, 1),)), [(0, 1, b"x", 1, 1)])
+    Walked.walks = 0
+    expired = expire(shard, 22 * S, pulled=0)
+    assert len(expired.void) == 100 and room.idle and Walked.walks == 1
 
 
 def test_what_is_pulled_ends_without_an_answer_at_its_deadline_and_keeps_its_offsets(
