@@ -53,7 +53,7 @@ MEANINGS: dict[AlarmKind, Meaning] = {
     AlarmKind.LEASE_STUCK: Meaning(
         "lease_stuck", "a lease cannot be committed, and all after it wait", _immediately
     ),
-    # a shard's uploads and its following of the commits
+    # a shard's uploads and its following of the commits, the supervisor's owner thread
     AlarmKind.LEDGER_FAILING: Meaning("ledger_failing", "ledger failing", _store_down),
     # the supervisor's door
     AlarmKind.DISK_SHORT: Meaning("disk_short", "disk short of space", _store_down),

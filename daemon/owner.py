@@ -24,7 +24,7 @@ from ledger.entry import Entry, EntryError, Image, Owner
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from shards import layout as at
-from shards.alarms import AlarmBoard
+from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import boot_id, boottime_ns, monotonic_ns, wall_ns
 from shards.doorbell import Doorbells
 from shards.segment import Segment
@@ -92,7 +92,8 @@ class OwnerThread:
         self._log = owner_log
         self._ledger = ledger
         self._ownership = Ownership()
-        self._outage = Outage(AlarmBoard(segment, layout.shards))
+        self._alarms = AlarmBoard(segment, layout.shards)
+        self._outage = Outage(self._alarms)
         self._incarnation = 0
         self._told = Mark()
         self._unsure: Entry | None = None  # sent, and its fate is not known
@@ -160,9 +161,8 @@ class OwnerThread:
                     self._put("entry")
                 except (StoreError, LedgerError, EntryError) as error:
                     self._ownership.failed(boottime_ns())
-                    # Of a store that fails the supervisor tells (daemon/alarms.py).
-                    level = logging.DEBUG if isinstance(error, StoreError) else logging.WARNING
-                    log.log(level, "an entry of the owner's log failed: %s", error)
+                    # The supervisor tells of the alarm, once for all that fails.
+                    log.debug("an entry of the owner's log failed: %s", error)
                 continue
             wait_s = min(LOOK_S, max(0.0, (step.at_ns - now_ns) / 1e9))
             select.select([self._bells.fds[self._bell]], [], [], wait_s)
@@ -196,8 +196,8 @@ class OwnerThread:
         try:
             return self._ledger.mark() != self._told
         except LedgerError as error:
-            log.warning("the ledger cannot be looked at: %s", error)
-            return False
+            log.debug("the ledger cannot be looked at: %s", error)
+            return True  # the entry that is due then raises the alarm
 
     def _put(self, kind: Literal["entry", "release"]) -> None:
         """Sends what is new; first what was sent before and may have been kept.
@@ -210,7 +210,12 @@ class OwnerThread:
                 return
         number = self._ownership.number
         names = self._to_name
-        mark, changes = self._ledger.changes_since(self._told)
+        try:
+            mark, changes = self._ledger.changes_since(self._told)
+        except LedgerError as error:
+            self._alarms.raise_(AlarmKind.LEDGER_FAILING, str(error), monotonic_ns())
+            raise
+        self._alarms.clear(AlarmKind.LEDGER_FAILING)
         self._send(self._log.entry(self._incarnation, number, kind, mark, changes, names))
 
     def _send(self, entry: Entry) -> None:
@@ -226,7 +231,7 @@ class OwnerThread:
             else:
                 there = self._log.read(entry.incarnation, entry.number)
                 self._ownership.taken(there.nonce == entry.nonce)
-        except StoreError as error:
+        except (StoreError, EntryError) as error:
             self._ownership.failed(boottime_ns())
             self._outage.failed(error, began_ns, monotonic_ns())
             raise

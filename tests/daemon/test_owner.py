@@ -11,11 +11,13 @@ import msgspec
 import pytest
 
 from daemon.owner import LOCK_NAME, OtherHistory, OwnerThread, check_history, this_owner
-from ledger.backup import Mark
-from ledger.entry import Entry, Owner
+from ledger.backup import Changes, Mark
+from ledger.entry import Entry, Owner, entry_key
+from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards import layout as at
+from shards.alarms import AlarmKind, raised
 from shards.doorbell import Doorbells
 from shards.layout import Layout
 from shards.segment import Segment
@@ -51,6 +53,17 @@ class FailingStore(FileStore):
         return made
 
 
+class FailingLedger(Ledger):
+    """The real ledger; while told so, it cannot say what an entry must tell."""
+
+    error: LedgerError | None = None
+
+    def changes_since(self, mark: Mark) -> tuple[Mark, Changes]:
+        if self.error is not None:
+            raise self.error
+        return super().changes_since(mark)
+
+
 class Rig:
     """An owner's thread that owns an incarnation, without a daemon around it."""
 
@@ -60,7 +73,7 @@ class Rig:
         self.store = FailingStore(str(directory / "store"))
         self.log = OwnerLog(self.store, OWNER, lambda _: None)
         self.ledger = Ledger(directory / "ledger.db", nullcontext())
-        self.told = Ledger(directory / "ledger.db", nullcontext())
+        self.told = FailingLedger(directory / "ledger.db", nullcontext())
         self.owner = OwnerThread(self.segment, self.bells, self.log, self.told)
         self.words = self.segment.words
 
@@ -77,6 +90,9 @@ class Rig:
 
     def entries(self) -> list[Entry]:
         return list(self.log.chain())
+
+    def alarms(self) -> list[tuple[AlarmKind, str]]:
+        return [(alarm.kind, alarm.text) for alarm in raised(self.segment)]
 
     def close(self) -> None:
         self.ledger.close()
@@ -154,6 +170,36 @@ def test_an_entry_that_never_arrived_is_sent_again_until_it_does(rig: Rig) -> No
     wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 2, "the entry to arrive")
     assert rig.store.fail_lost == 0
     assert rig.entries()[-1].mark == mark
+    rig.owner.release()
+
+
+def test_a_ledger_that_cannot_be_told_of_is_an_alarm_as_nothing_is_committed_without_entries(
+    rig: Rig,
+) -> None:
+    rig.own()
+    rig.told.error = LedgerError("page 7 is damaged")
+    rig.news("a")
+    wait_until(rig.alarms, "the alarm")
+    assert rig.alarms() == [(AlarmKind.LEDGER_FAILING, str(rig.told.error))]
+    rig.told.error = None
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 2, "the entry")
+    assert rig.alarms() == []
+    rig.owner.release()
+
+
+def test_a_foreign_object_in_place_of_the_next_entry_is_an_alarm_until_it_is_gone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uploader.outage.DOWN_AFTER_NS", RETRY_NS // 10)
+    rig.own()
+    rig.store.put_if_absent(entry_key(1, 2), b"no entry")
+    rig.news("a")
+    wait_until(rig.alarms, "the alarm")
+    ((kind, text),) = rig.alarms()
+    assert kind is AlarmKind.STORE_FAILING and entry_key(1, 2) in text
+    rig.store.delete([entry_key(1, 2)])
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 2, "the entry")
+    wait_until(lambda: not rig.alarms(), "the alarm to end")
     rig.owner.release()
 
 
