@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 from daemon.heartbeat import Pulse, Verdict
 from daemon.orphans import ADOPTIONS_MAX, Orphans
+from daemon.upkeep import settled_commits
 from ledger.errors import LedgerBusy, LedgerError, LedgerFault
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, LeaseId
@@ -275,6 +276,7 @@ class Shard:
                     break
             self._seen = commit.number
             self._answer(commit)
+        self._words[self._base + at.S_SEEN] = self._seen
         self._uploads.committed_moved()
         for lease in self._adopt():
             self.machine.log(f"{self.process.name} adopts {lease}")
@@ -355,6 +357,7 @@ class Machine:
         # The oracle sees what is committed, not what another connection is about to.
         self.seen_ledger = Ledger(directory / "ledger.db", LedgerLock(self), must_exist=True)
         incarnation, epoch = self.ledger.begin_incarnation(1)
+        self.cleared = 0  # results of commits up to here
         self.words[at.G_INCARNATION], self.words[at.G_EPOCH] = incarnation, epoch
         self.wall_off_ns = 0  # steps of the wall clock
         tell_sent(self.words, self.moment())
@@ -465,6 +468,8 @@ class Machine:
                 elif life.process.alive:
                     self._watch(life, words, leases, group_table)
             self._check_stuck(leases)
+            to = settled_commits(cast(memoryview, words), self.layout, leases, self.ledger)
+            self.cleared = self.ledger.clear_results(self.cleared, to)
             if schedule.now_ns >= epoch_due_ns:
                 epoch = self.ledger.raise_epoch()
                 if self.faults and self.rng.randrange(2):

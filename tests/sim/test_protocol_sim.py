@@ -9,9 +9,13 @@ from unittest.mock import patch
 import pytest
 
 from daemon import image, orphans
+from daemon.upkeep import followed
 from ledger.entry import image_key
 from ledger.errors import LedgerError
+from shards import layout as at
+from shards.layout import Layout
 from shards.leases import LeaseTable
+from tests.sim import machine
 from tests.sim.run import Failure, simulate
 from uploader import ownerlog, ownership, upload
 from uploader.groups import Puller
@@ -142,3 +146,12 @@ def test_an_image_that_says_it_covers_more_than_it_holds_is_found() -> None:
     with patch.object(image, "image_key", one_more):
         failure = first_failure(owners_only=True)
     assert "what a recovery needs is there" in str(failure)
+
+
+def test_results_that_are_cleared_before_their_lease_is_over_are_found() -> None:
+    def all_followed(words: memoryview, layout: Layout, *_: object) -> int:
+        return followed(words, layout, int(words[at.G_COMMITS]))
+
+    with patch.object(machine, "settled_commits", all_followed):
+        failure = first_failure()
+    assert "was cleared" in str(failure) or "not at rest" in str(failure)
