@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 from unittest.mock import patch
 
 from daemon.heartbeat import Pulse, Verdict
@@ -57,6 +57,7 @@ from tests.sim.schedule import (
     log_uniform,
 )
 from tests.sim.store import Store
+from tests.sim.view import View
 from uploader import adopt, groups, outage, upload
 from uploader.adopt import adopt_orphans
 from uploader.groups import GroupTable, Puller
@@ -70,20 +71,6 @@ WALL_NS = 1_700_000_000 * S
 ALWAYS = 1 << 30  # a point at which another task is always chosen
 TICK_NS = 100 * MS
 EPOCH_NS = 20 * S  # ten minutes in the daemon; raised often here, so that leases meet the floor
-
-
-class View(Segment):
-    """The segment as one process maps it."""
-
-    def __init__(self, segment: Segment, process: Process) -> None:
-        self.fd = segment.fd
-        self.layout = segment.layout
-        self._map = segment._map
-        self.data = segment.data
-        layout = segment.layout
-        heads = frozenset(layout.shard(shard) + at.S_HEAD for shard in range(layout.shards))
-        self.words = cast(memoryview, Words(segment.words, process, heads))
-        self._lease_counter_mutex = cast(Any, Mutex(process.schedule))
 
 
 class LedgerLock:

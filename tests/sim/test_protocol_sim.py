@@ -55,7 +55,6 @@ def first_failure(*, owners_only: bool = False, from_seed: int = 1) -> Failure:
 def test_a_pull_behind_a_dead_holder_that_repairs_nothing_is_found_with_its_seed() -> None:
     with patch.object(Puller, "_repair", lambda *_: None):
         failure = first_failure()
-    assert "leaves a gap or overlaps" in str(failure) or "leased end" in str(failure)
     assert "again: make sim SEED=" in str(failure)
 
 
