@@ -8,7 +8,8 @@ the ledger's WAL, which then grows with every commit. Both are looked for by the
 Lifecycle of who is found: seen -> named, in the log and by an alarm -> gone. One that is stopped
 -> continued (SIGCONT: it ends its transaction) -> killed, if it does not go on (a debugger): what a
 command had under way its next run makes up for. One that runs is at work, and is only named.
-Shards are only named here, for the supervisor ends a shard that is stuck (daemon/heartbeat.py).
+Shards that serve are only named here, for the supervisor ends one that is stuck
+(daemon/heartbeat.py); one that is starting is treated as a command is.
 
 Looks are counted, not time, so that a suspended machine ends nobody. See decision 0014.
 """

@@ -289,7 +289,13 @@ class Supervisor:
             return
         if self._orphans.tick(monotonic_ns()):
             self.bells.ring_all(range(self.config.shards))
-        shard_of = {c.process.pid: c.shard for c in self.children if c.process is not None}
+        # A shard that is starting has no heartbeat by which it would be ended.
+        shard_of = {
+            child.process.pid: child.shard
+            for child in self.children
+            if child.process is not None
+            and self._words[self.layout.shard(child.shard) + at.S_READY]
+        }
         ledger_holder = self._ledger_watch.tick(monotonic_ns(), shard_of)
         if self._words[at.G_DRAINING]:
             self._drain_ticks += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from daemon.config import Override, load
 from daemon.listeners import open_listeners
+from daemon.lockwatch import LOCK_LIMITS
 from daemon.owner import LOCK_NAME, this_owner
 from daemon.supervisor import BACKOFF_TICKS, Child, Supervisor
 from ledger.lake_types import Evicted
@@ -26,6 +28,7 @@ from shards.locks import LockFile, SharedLock
 from tests.e2e.daemon import HANG_S, wait_until
 from tests.ledger.lakes import commit
 from tests.ledger.requests import Request
+from tests.shards.peer import started
 from uploader.groups import GroupTable
 from uploader.ownerlog import OwnerLog
 from uploader.stores.file import FileStore
@@ -149,6 +152,20 @@ def test_a_stuck_shard_is_ended_sooner_inside_a_groups_lock(
             break
     assert ended == [ticks]
     assert process.wait(HANG_S) == -signal.SIGABRT
+
+
+def test_a_shard_that_is_stopped_at_its_start_in_the_ledgers_lock_is_continued(rig: Rig) -> None:
+    # Its heartbeat has not begun, so that nothing else would end it, and all commits would wait.
+    lock_path = Path(rig.config.data_dir) / LOCK_NAME
+    with started("write_ledger", rig.config.ledger_path, lock_path) as peer:
+        rig.child.process = peer.process  # type: ignore[assignment]
+        assert peer.line() == "writes"
+        os.kill(peer.pid, signal.SIGSTOP)
+        assert os.waitid(os.P_PID, peer.pid, os.WSTOPPED) is not None
+        for _ in range(LOCK_LIMITS.continued):
+            rig.supervisor._tick()
+        assert os.waitid(os.P_PID, peer.pid, os.WCONTINUED | os.WNOHANG) is not None
+        rig.child.process = None
 
 
 def test_the_last_entry_tells_what_the_upkeep_did_last(rig: Rig) -> None:
