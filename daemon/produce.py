@@ -3,7 +3,8 @@
 ``admit`` promises ring space for a body that is still to come (for its declared length, else for
 the body limit) or refuses with 429 before the body is taken in. Reserve, write and publish are
 one step of the loop without an await. A request that must wait for its topic to be made holds
-back what comes after it on the same connection, so that order per connection holds. Bodies on
+back what comes after it on the same connection, so that order per connection holds. What is held
+back has its deadline too: nobody knows for how long another process keeps the ledger. Bodies on
 their way and requests held back have a promise each; promises and what the ring holds already are
 never more than the ring, which bounds their memory too (daemon/memory.py).
 
@@ -33,7 +34,7 @@ from daemon.room import LOOK_NS, Room, RoomFull
 from ledger.errors import LedgerError
 from ledger.types import TopicConfig
 from shards import layout as at
-from shards.clock import wall_ms
+from shards.clock import monotonic_ns, wall_ms
 from shards.frame import CODEC_RECORDS, Part, encode_conditions
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
@@ -165,8 +166,10 @@ class Producer:
 
     def overdue(self, waiting: Waiting) -> ApiError:
         """What a producer is told whose request was taken back at its deadline."""
+        return self._overdue(waiting.timeout_ns // 1_000_000)
+
+    def _overdue(self, timeout_ms: int) -> ApiError:
         self._words[self._rejected_at] += 1
-        timeout_ms = waiting.timeout_ns // 1_000_000
         retry_after_s = self._rng.randint(*SHUT_RETRY_AFTER_S)
         return ApiError(
             503,
@@ -228,11 +231,16 @@ class Producer:
         while held:
             request, name, promised = held[0]
             try:
-                topic = self._catalog.known(name) or await self._topic_for(request, name)
-                if topic.room is None:
-                    self._publish(request, topic)
-                else:
-                    await self._publish_to_room(request, topic, topic.room)
+                timeout_ms = self._timeout_ms(request)
+                left_ms = timeout_ms - (monotonic_ns() - request.arrival_ns) // 1_000_000
+                async with asyncio.timeout(left_ms / 1000):
+                    topic = self._catalog.known(name) or await self._topic_for(request, name)
+                    if topic.room is None:
+                        self._publish(request, topic)
+                    else:
+                        await self._publish_to_room(request, topic, topic.room)
+            except TimeoutError:  # publishing is the last step: it was not reached
+                request.refuse(self._overdue(timeout_ms))
             except ApiError as error:
                 request.refuse(error)
             except LedgerError as error:
@@ -244,6 +252,13 @@ class Producer:
             held.popleft()
             self.release(promised)
         del self._held_back[connection]
+
+    def _timeout_ms(self, request: Request) -> int:
+        try:
+            asked = self._parse(request, wall_ms(), TopicConfig())
+        except ApiError:  # which it is told in its turn
+            return self._ack_timeout_ms
+        return asked.ack_timeout_ms or self._ack_timeout_ms
 
     async def _topic_for(self, request: Request, name: str) -> TopicEntry:
         try:

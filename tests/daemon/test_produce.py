@@ -10,6 +10,7 @@ import asyncio
 import gzip
 import io
 import random
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
@@ -31,11 +32,13 @@ from daemon.produce import FRAME_BYTES, Producer
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards import layout as at
+from shards.clock import monotonic_ns
 from shards.layout import Layout
 from shards.ring import RingWriter
 from shards.segment import Segment
 from tests.daemon.http.front import Script
 from tests.daemon.http.memory_transport import connect
+from tests.e2e.daemon import HANG_S
 from tests.e2e.load import read_answer
 
 RING_BYTES = 1 << 20
@@ -98,7 +101,7 @@ class Intake:
         return parse_head("\r\n".join(lines).encode() + b"\r\n\r\n", HttpLimits())
 
     def request(self, head: Head, body: bytes) -> Request:
-        made = Request(head, body, 1, self.connection)
+        made = Request(head, body, monotonic_ns(), self.connection)
         self.connection.queue.append(made)
         return made
 
@@ -237,3 +240,32 @@ def test_requests_that_wait_for_their_topic_keep_their_promises_until_they_are_w
 
     with catalog_in(tmp_path) as catalog, closing(Intake(catalog)) as intake:
         asyncio.run(go(intake))
+
+
+def test_a_request_that_waits_for_its_topic_ends_at_its_deadline_though_the_ledger_is_held(
+    tmp_path: Path,
+) -> None:
+    async def go(intake: Intake, catalog: Catalog) -> None:
+        is_free = threading.Event()
+        catalog._thread.submit(is_free.wait)  # as while another process holds the ledger's lock
+        head = intake.head(10, path="/v0/topics/new?ack_timeout_ms=1000")
+        late = intake.request(head, b"0123456789")
+        late.arrival_ns -= 1_000_000_000
+        try:
+            intake.producer.take(late, "new", 10)
+            async with asyncio.timeout(HANG_S):
+                await asyncio.gather(*intake.producer._tasks)
+        finally:
+            is_free.set()
+        in_time = intake.request(head, b"0123456789")
+        in_time.arrival_ns += 60_000_000_000
+        intake.producer.take(in_time, "new", 10)
+        await asyncio.gather(*intake.producer._tasks)
+        answer = read_answer(io.BytesIO(bytes(intake.transport.written)))
+        assert answer is not None and answer.status == 503
+        assert answer.json["error"]["code"] == "ack_timeout"
+        assert intake.publications == 1 and not in_time.answered
+        intake.check()
+
+    with catalog_in(tmp_path) as catalog, closing(Intake(catalog)) as intake:
+        asyncio.run(go(intake, catalog))
