@@ -10,8 +10,10 @@ import pytest
 from daemon.drained import is_drained
 from ledger.types import LeaseId, SourceRange
 from shards import layout as at
+from shards.frame import Part
 from shards.layout import Layout
 from shards.leases import LeaseTable
+from shards.ring import RingWriter
 from shards.segment import Segment
 
 
@@ -45,6 +47,18 @@ def test_a_shard_goes_on_while_any_ring_holds_what_is_not_committed(
     assert not is_drained(segment, leases, 0, unanswered=0)
     segment.words[segment.layout.shard(1) + at.S_COMMITTED] = 8
     assert is_drained(segment, leases, 0, unanswered=0)
+
+
+def test_what_a_dead_shard_took_back_and_did_not_pass_over_keeps_nobody(
+    segment: Segment, leases: LeaseTable
+) -> None:
+    ring = RingWriter(segment, 1)
+    position = ring.append(1, 1, b"", [Part(1, 0, 1, b"x" * 30, 1, 1)])
+    assert not is_drained(segment, leases, 0, unanswered=0)
+    ring.make_void(position, ring.head)
+    assert is_drained(segment, leases, 0, unanswered=0)
+    ring.append(1, 1, b"", [Part(1, 0, 1, b"y", 1, 1)])
+    assert not is_drained(segment, leases, 0, unanswered=0)
 
 
 def test_the_holder_of_a_lease_goes_on_and_the_others_may_end(
