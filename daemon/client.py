@@ -106,6 +106,7 @@ class Client:
             raise ValueError(f"{url!r} is no URL of a daemon, like http://127.0.0.1:7440")
         self.url = url
         self.retries = 0
+        self.reached = False  # whether any answer ever came
         self._timeout_s = timeout_s
         self._sleep_ms = sleep_ms
         self._now_ms = now_ms
@@ -210,6 +211,7 @@ class Client:
             connection.sock.settimeout(waits_s)
             response = connection.getresponse()
             data = response.read(ANSWER_BYTES_MAX)
+            self.reached = True
             return _Attempt(response.status, data, response.getheader("Retry-After"))
         except TimeoutError as error:
             connection.close()

@@ -134,9 +134,7 @@ def test_the_command_starts_without_what_only_the_lake_needs() -> None:
     assert done.stdout == "set()\n"
 
 
-@pytest.mark.parametrize(
-    "command", [["status"], ["groups"], ["topics", "ls"], ["read", "t", "--wait", "0"]]
-)
+@pytest.mark.parametrize("command", [["status"], ["groups"], ["topics", "ls"], ["read", "t"]])
 def test_no_daemon_is_3_with_a_hint(command: list[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

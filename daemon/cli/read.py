@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from daemon.cli.exits import failure
-from daemon.cli.options import client_option, parsed_by, wait_option
+from daemon.cli.options import client_option, parsed_by
 from daemon.cli.output import print_lines, say
 from daemon.client import Client, Refused, UnknownAnswer, Unreachable, topic_path
 from shards.clock import wall_ms
@@ -158,7 +158,7 @@ def heads_of(client: Client, topic: str, patience_ms: float) -> tuple[int, dict[
 class Reader:
     """Reads ``topic`` once, all of it or one ``partition``, from ``start`` on or from a resume
     point; ``follow`` then goes on from where it stands. Each call waits ``patience_ms`` for a
-    daemon that does not answer."""
+    daemon that does not answer, and ``reach_ms`` for one that never did."""
 
     def __init__(
         self,
@@ -168,6 +168,7 @@ class Reader:
         partition: int | None,
         *,
         patience_ms: float,
+        reach_ms: float,
         emit: Callable[[list[bytes]], None],
         warn: Callable[[str], None],
         with_meta: bool = False,
@@ -180,6 +181,7 @@ class Reader:
         self._with_meta = with_meta
         self._left = records_max
         self._patience_ms = patience_ms
+        self._reach_ms = reach_ms
         self._is_whole = partition is None
         self._tail = start.tail if isinstance(start, Start) else None
         self._topic_ids: dict[int, int] = {}  # of which topic ``_next`` is an offset
@@ -253,7 +255,10 @@ class Reader:
         return PAGE_RECORDS if self._left is None else max(1, min(PAGE_RECORDS, self._left))
 
     def _heads(self) -> tuple[int, dict[int, int]]:
-        return heads_of(self._client, self._topic, self._patience_ms)
+        return heads_of(self._client, self._topic, self._waits_ms())
+
+    def _waits_ms(self) -> float:
+        return self._patience_ms if self._client.reached else self._reach_ms
 
     def _pages(self, partition: int, limit: int) -> Iterator[Page]:
         """Pages up to the head as the first one names it, for a writer may be faster."""
@@ -272,7 +277,7 @@ class Reader:
             ask["topic_id"] = self._topic_ids[partition]
         body = self._client.call(
             "POST", topic_path(self._topic, "diff"), msgspec.json.encode(ask),
-            patience_ms=self._patience_ms, silent_ms=wait_ms,
+            patience_ms=self._waits_ms(), silent_ms=wait_ms,
         )  # fmt: skip
         try:
             page = _page_decoder.decode(body)
@@ -345,7 +350,14 @@ def _one_line(text: bytes) -> bytes:
     callback=parsed_by(parse_resume),
     help="Go on where a run of this command ended, whatever else says where to begin.",
 )
-@wait_option
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, 86_400),
+    metavar="SECONDS",
+    help="At most this long for a daemon that does not answer, or says that it is busy; 60 for one"
+    " that answered before, else 0.",
+)
 @client_option
 def read(
     topic: str,
@@ -357,12 +369,13 @@ def read(
     partition: int | None,
     with_meta: bool,
     resume: Resume | None,
-    wait_s: float,
+    wait_s: float | None,
     client: Client,
 ) -> None:
     """Print the records of TOPIC as NDJSON, from the beginning by default.
 
-    A daemon that restarts is waited for; a run that ends early names where to go on.
+    A daemon that restarts is waited for, a minute at most. One that was never reached is not,
+    unless --wait is given. A run that ends early names where to go on.
 
     \b
     Examples:
@@ -381,7 +394,8 @@ def read(
         topic,
         resume or Start(from_seq=from_seq, from_ts=from_ts, tail=tail),
         partition,
-        patience_ms=wait_s * 1000,
+        patience_ms=(60 if wait_s is None else wait_s) * 1000,
+        reach_ms=(wait_s or 0) * 1000,
         emit=print_lines,
         warn=say,
         with_meta=with_meta,

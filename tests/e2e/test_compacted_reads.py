@@ -34,18 +34,29 @@ def fill(daemon: Daemon, topic: str, requests: int = 30) -> None:
         assert daemon.produce("filler", "x" * 50_000).status == 200
 
 
+LATE = 1 << 40  # stands for an offset near the end of each partition
+
+
 def answers(daemon: Daemon, topic: str, now_ms: int) -> list[bytes]:
     """The bodies of diffs of many kinds."""
     questions: list[dict[str, Any]] = [
-        *({"from_seq": seq, "limit": limit} for seq in (0, 7, 100, 170) for limit in (1, 50, 1000)),
+        *(
+            {"from_seq": seq, "limit": limit}
+            for seq in (0, 7, 100, LATE)
+            for limit in (1, 50, 1000)
+        ),
         *({"from_seq": 3, "max_bytes": most} for most in (1, 100, 5_000)),
         *({"tag": tag, "limit": 20} for tag in ("a", "", "no record has it")),
         {"node": "bb", "tag": "a"},
         *({"from_ts": now_ms - back * HOUR_MS, "limit": 9} for back in (1000, 60, 30, 1, -1)),
     ]
     found = []
+    states = daemon.get(f"/v0/topics/{topic}").json["partitions"]
     for partition in range(PARTITIONS):
+        near_the_end = states[partition]["head_seq"] - 3
         for asked in questions:
+            if asked.get("from_seq") == LATE:
+                asked = asked | {"from_seq": near_the_end}
             body = json.dumps({"partition": partition, **asked}).encode()
             answer = daemon.ask(
                 "POST", f"/v0/topics/{topic}/diff", body, content_type="application/json"

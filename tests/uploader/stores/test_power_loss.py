@@ -71,7 +71,7 @@ class Recorded:
         for part in parts:
             parted.put(part)
         parted.finish()
-        self.disk.note(Kept(f"entry:{key}", b"".join(parts)))
+        self.disk.note(Kept(key, b"".join(parts)))
 
     def delete(self, *locators: str) -> None:
         for locator in locators:
