@@ -21,7 +21,8 @@ def body_key(content_type: str, query: Mapping[str, str], body: bytes) -> str:
     """The idempotency key of a request that has none."""
     digest = blake2b(digest_size=DIGEST_BYTES)
     said = sorted(item for item in query.items() if item[0] not in _ABOUT_THE_SENDING)
-    for text in (content_type, *(part for item in said for part in item)):
+    # How many parameters there are says where the body begins.
+    for text in (str(len(said)), content_type, *(part for item in said for part in item)):
         encoded = text.encode()
         digest.update(len(encoded).to_bytes(4, "big"))
         digest.update(encoded)

@@ -28,3 +28,10 @@ def test_another_body_content_type_or_query_is_another_request() -> None:
         body_key("application/json", {}, BODY),
     }
     assert len(others) == 6 and KEY not in others
+
+
+def test_a_body_that_begins_as_parameters_are_digested_is_another_request() -> None:
+    as_digested = b"\0\0\0\x03key\0\0\0\x04host"
+    content_type = "application/octet-stream"
+    without = body_key(content_type, {}, as_digested + b"x")
+    assert body_key(content_type, {"key": "host"}, b"x") != without
