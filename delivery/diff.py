@@ -142,11 +142,6 @@ class DiffReader:
         """Takes a commit from the log, in order."""
         self.waiters.wake(self.follower.apply(commit))
 
-    def missed(self) -> None:
-        """The log was too far ahead: everything is asked of the ledger again."""
-        self.follower.missed()
-        self.waiters.wake_all()
-
     async def head(self, key: Key) -> int:
         """The last committed offset of a partition."""
         head = self.follower.head(key)

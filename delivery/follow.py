@@ -84,7 +84,11 @@ class Follower:
         """The ledger's head of a partition that was followed before the ledger was read."""
         entry = self._followed.get(key)
         if entry is not None:
-            entry.head_seq = max(entry.head_seq, head_seq)
+            if head_seq > entry.head_seq:
+                # The log will tell of these commits later, and they are passed over then: a tail
+                # that ends before the head would end an answer there.
+                entry.head_seq = head_seq
+                entry.tail.clear()
             entry.loaded = True
 
     def head(self, key: Key) -> int | None:
@@ -104,12 +108,6 @@ class Follower:
         entry = self._followed.get(key)
         if entry is not None:
             entry.tail.clear()
-
-    def missed(self) -> None:
-        """Commits were missed: tails have holes and heads must be loaded again."""
-        for entry in self._followed.values():
-            entry.tail.clear()
-            entry.loaded = False
 
     def apply(self, commit: Commit) -> list[Key]:
         """Takes one commit; returns the followed partitions that it moved."""

@@ -43,11 +43,6 @@ class Told:
             self.seen = commit.number
             self.reader.committed(commit)
 
-    def skip(self) -> None:
-        """The log ran away: what was committed until now is never told."""
-        self.seen = len(self.node.commits)
-        self.reader.missed()
-
     async def diff(self, **asked: Any) -> DiffAnswer:
         return await self.reader.answer(self.node.topic.topic_id, DiffRequest(**asked))
 
@@ -82,7 +77,6 @@ steps = st.lists(
         ),
         st.tuples(st.just("commit"), st.sampled_from([(), (0,), (1,)])),
         st.tuples(st.just("tell"), st.integers(1, 3)),
-        st.tuples(st.just("skip")),
         st.tuples(
             st.just("read"), st.integers(0, 1), st.integers(0, 30), st.integers(1, 8),
             st.integers(1, 300),
@@ -98,7 +92,7 @@ steps = st.lists(
 def test_whatever_a_reader_was_told_it_reads_what_was_committed(
     taken: list[tuple[Any, ...]],
 ) -> None:
-    """Rings come round, commits are told late or missed, requests are void: no reader can tell."""
+    """Rings come round, commits are told late, requests are void: no reader can tell."""
     number = 0
 
     def produce(shard: int, counts: dict[int, int], key: str | None) -> None:
@@ -167,8 +161,6 @@ def test_whatever_a_reader_was_told_it_reads_what_was_committed(
                 node.commit(*operands[0])
             elif action == "tell":
                 told.tell(*operands)
-            elif action == "skip":
-                told.skip()
             elif action == "read":
                 await read(*operands)
             else:

@@ -133,18 +133,14 @@ def test_a_late_answer_of_the_ledger_does_not_move_the_head_back() -> None:
     assert follower.head(KEY) == 5
 
 
-def test_after_missed_commits_everything_is_asked_again() -> None:
+def test_a_head_that_the_ledger_knows_first_ends_the_tail() -> None:
     follower, history = Follower(), History()
-    for key in (KEY, OTHER):
-        follower.follow(key, nothing)
-        follower.head_loaded(key, 0)
-    follower.apply(history.commit({KEY: (2,), OTHER: (2,)}))
-    follower.missed()
-    for key in (KEY, OTHER):
-        assert follower.head(key) is None
-        assert follower.tail(key, 1) == []
-    history.commit({KEY: (2,)})
-    follower.head_loaded(KEY, 4)
+    follower.follow(KEY, nothing)
+    first, second = history.commit({KEY: (2,)}), history.commit({KEY: (2,)})
+    follower.apply(first)
+    follower.head_loaded(KEY, 4)  # the ledger was asked after the second commit
+    assert (follower.head(KEY), spans(follower, 1), spans(follower, 3)) == (4, [], [])
+    follower.apply(second)
     follower.apply(history.commit({KEY: (2,)}))
     assert (follower.head(KEY), spans(follower, 5), spans(follower, 3)) == (6, [(5, 6)], [])
 
@@ -227,11 +223,6 @@ class FollowerMachine(RuleBasedStateMachine):
     def answer_of_ledger(self) -> None:
         # As DiffReader does: the partition is followed before the ledger is asked.
         self.follower.head_loaded(KEY, max(self.asked, self.head_of(self.applied)))
-
-    @rule()
-    def missed(self) -> None:
-        self.applied = len(self.history.commits)
-        self.follower.missed()
 
     @rule()
     def forget(self) -> None:
