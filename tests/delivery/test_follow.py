@@ -111,20 +111,6 @@ def test_a_new_reader_takes_the_tail_that_the_log_still_has() -> None:
     assert spans(follower, 4) == [], "what is not among them is read from objects"
 
 
-def test_a_head_from_the_ledger_that_is_ahead_leaves_a_hole_that_clears_the_tail() -> None:
-    follower, history = Follower(), History()
-    follower.follow(KEY, nothing)
-    follower.apply(history.commit({KEY: (2,)}))
-    unseen = history.commit({KEY: (2,)})
-    follower.head_loaded(KEY, 4)
-    assert (follower.head(KEY), spans(follower, 1)) == (4, [(1, 2)])
-    assert follower.apply(unseen) == [], "the ledger told of it already"
-    assert spans(follower, 3) == []
-    follower.apply(history.commit({KEY: (2,)}))
-    assert spans(follower, 1) == [], "1 and 2 are there, but 3 and 4 are not"
-    assert spans(follower, 5) == [(5, 6)]
-
-
 def test_a_late_answer_of_the_ledger_does_not_move_the_head_back() -> None:
     follower, history = Follower(), History()
     follower.follow(KEY, nothing)
