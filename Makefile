@@ -28,7 +28,7 @@ test: lint typecheck ## Check style, types and floors, and run the tests (but th
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not slow'
 
 slow: setup ## Run the slow tests: real overload, kills, long simulations, all examples
-	HEADGATE_LONG=1 $(PYTEST) -m 'slow or long'
+	HEADGATE_LONG=1 $(PYTEST) -m 'slow or hypothesis'
 
 sim: setup ## Simulate the protocol: SEED=n STEPS=m; prints the seed that fails and its log's end
 	$(BIN)/python -m tests.sim --seed $(or $(SEED),1) --steps $(or $(STEPS),50000)

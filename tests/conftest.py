@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 
 from tests.leaks import LeakCheck
+from tests.long import examples
 from tests.minio import bucket, find_binary, minio
 from tests.spark import spark
 
@@ -15,7 +16,9 @@ __all__ = ["bucket", "minio", "spark"]
 
 
 # A busy machine is no failure: what ends a hang is pytest's time limit.
-hypothesis.settings.register_profile("headgate", deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "headgate", deadline=None, print_blob=True, max_examples=examples(100)
+)
 hypothesis.settings.load_profile("headgate")
 
 

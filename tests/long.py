@@ -1,6 +1,6 @@
 """How many examples a property test takes: a fifth in ``make test``, all in ``make slow``.
 
-A test that asks here carries the marker ``long``, so that `make slow` runs it again in full.
+`make slow` runs every property test again (hypothesis marks them) with all its examples.
 """
 
 from __future__ import annotations

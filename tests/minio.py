@@ -1,4 +1,7 @@
-"""Fixtures: one MinIO a session, one bucket a test. Tests that use them are marked ``s3``.
+"""Fixtures: one MinIO a run, one bucket a test. Tests that use them are marked ``s3``.
+
+Where several workers run tests, the first that needs MinIO starts it, in the folder that they
+share, and stops it when all have ended that use it: each holds a lock on the file with its address.
 
 A machine without MinIO builds it once (``tools.minio``); where that fails the tests fail and say
 how to get it. They are never skipped.
@@ -6,7 +9,9 @@ how to get it. They are never skipped.
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,26 +83,46 @@ def find_binary(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def minio(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Minio]:
     """A MinIO on a free loopback port, its data below pytest's temporary folder."""
-    directory = tmp_path_factory.mktemp("minio") / "data"
-    directory.mkdir()
-    port = free_port()
     binary = pytestconfig.stash[_binary]
-    try:
-        if isinstance(binary, MinioError):
-            raise binary
-        process = start(binary, directory, port)
-    except MinioError as error:
-        pytest.fail(str(error), pytrace=False)
-    try:
-        yield Minio(f"http://127.0.0.1:{port}", process.pid)
-    finally:
-        stop(process)
+    if isinstance(binary, MinioError):
+        pytest.fail(str(binary), pytrace=False)
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    address, users = folder / "minio.address", folder / "minio.users"
+    with address.open("a+") as shared, users.open("a") as using:
+        fcntl.flock(shared, fcntl.LOCK_EX)
+        shared.seek(0)
+        words = shared.read().split()
+        process = None
+        if not words:
+            port = free_port()
+            directory = tmp_path_factory.mktemp("minio") / "data"
+            directory.mkdir()
+            try:
+                process = start(binary, directory, port)
+            except MinioError as error:
+                pytest.fail(str(error), pytrace=False)
+            words = [str(port), str(process.pid)]
+            shared.write(" ".join(words))
+            shared.flush()
+        fcntl.flock(using, fcntl.LOCK_SH)
+        fcntl.flock(shared, fcntl.LOCK_UN)
+        try:
+            yield Minio(f"http://127.0.0.1:{words[0]}", int(words[1]))
+        finally:
+            if process is not None:
+                fcntl.flock(shared, fcntl.LOCK_EX)  # who comes now starts another
+                fcntl.flock(using, fcntl.LOCK_EX)  # until the others have ended
+                shared.truncate(0)
+                stop(process)
 
 
 @pytest.fixture
 def bucket(minio: Minio) -> Iterator[Bucket]:
     """A new, empty bucket."""
-    name = f"bucket-{next(_bucket_numbers):06}"
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "one")
+    name = f"bucket-{worker}-{next(_bucket_numbers):06}"
     s3 = client(minio.endpoint_url)
     try:
         s3.create_bucket(Bucket=name)

@@ -13,6 +13,7 @@ from compaction.columns import ExtentBytes, Piece, SetAside
 from compaction.schema import arrow_schema, field_ids_of, typed_columns
 from shards.frame import CODEC_RECORDS, encode_batch
 from tests.compaction.objects import NOON_MS, Draft, Heads, Row, drafts, put, rows_of
+from tests.long import examples
 from uploader.l0 import L0Error, read_extent
 from uploader.records import TIMESTAMP_MS_MAX, Record, encode
 from uploader.stores.open import open_store
@@ -36,7 +37,7 @@ def rows_of_piece(piece: Piece) -> list[Row]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(drafts())
 def test_rows_are_what_records_of_reads(some: list[Draft]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -336,5 +336,5 @@ class Runs(RuleBasedStateMachine):
         assert live == {task.file.file_path for task in loaded.scan().plan_files()}
 
 
-TestRuns = pytest.mark.long(Runs.TestCase)
+TestRuns = Runs.TestCase
 TestRuns.settings = settings(max_examples=examples(15), stateful_step_count=12, deadline=None)

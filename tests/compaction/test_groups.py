@@ -13,6 +13,7 @@ from compaction.parquet import FILE_BYTES_MAX, Syncs
 from shards.frame import CODEC_RECORDS, encode_batch
 from tests.compaction.objects import NOON_MS, check_file, rows_in
 from tests.compaction.test_tasks import place_in, written
+from tests.long import examples
 from uploader.records import Record, encode
 
 
@@ -27,7 +28,7 @@ sources = st.lists(st.integers(0, 3), min_size=1, max_size=8)
 """Where each offset of a partition is from, from 1 on: 0 and 1 new, 2 and 3 a small file."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(sources, min_size=1, max_size=3), st.randoms(use_true_random=False))
 def test_new_rows_and_rows_of_small_files_are_one_sorted_file(
     partitions: list[list[int]], random: object

@@ -29,6 +29,7 @@ from compaction.place import Place
 from compaction.schema import typed_columns
 from ledger.lake_types import FileRange, LakeRange, NewFile
 from shards.frame import CODEC_RECORDS, encode_batch
+from tests.long import examples
 from uploader.records import TIMESTAMP_MS_MAX, Record, encode
 from uploader.stores.base import ObjectMissing, StoreError
 from uploader.stores.verified import READS_MAX
@@ -173,7 +174,7 @@ class Reader:
         return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_a_merge_gives_the_rows_in_order_and_asks_for_nothing_twice(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

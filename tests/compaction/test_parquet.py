@@ -152,6 +152,7 @@ def test_days_beyond_the_open_ones_are_spilled_and_written_all_the_same(
     assert len(files) == len({row[2] for rows in pieces for row in rows})
 
 
+@pytest.mark.slow
 def test_a_thousand_days_open_no_thousand_files_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from ledger.ledger import Ledger
 from ledger.types import Topic, TopicConfig
 from shards.clock import boot_id, boottime_ms, wall_ms
 from tests.ledger.requests import Request, draft_of, lease
+from tests.long import examples
 
 PARTITIONS = 3
 Key = tuple[int, int]
@@ -125,7 +126,7 @@ def read(tasks: list[Task], files: int) -> dict[Key, list[int]]:
     bytes_max=st.sampled_from([1, 30, 100, 10_000]), tasks_min=st.integers(1, 4),
     through_diff=st.booleans(), data=st.data(),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_tasks_read_every_offset_once_and_in_order(
     commits: list[list[Key]], objects: int, files: int, limit: int, bytes_max: int,
     tasks_min: int, through_diff: bool, data: st.DataObject,

@@ -99,7 +99,6 @@ def files_of(reports: Iterable[Report], topic_id: int) -> list[WrittenFile]:
     return [each for report in reports for each in report.files if each.topic_id == topic_id]
 
 
-@pytest.mark.long
 @settings(max_examples=examples(40))
 @given(
     st.lists(drafts(), min_size=1, max_size=8), st.integers(1, 3), st.sampled_from([LIMITS, SPLIT])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from daemon.bodies import BodyLimits, Produce, parse, payloads
 from daemon.errors import ApiError
 from daemon.partitioner import partition_of
+from tests.long import examples
 from uploader.records import TIMESTAMP_MS_MAX, Record, decode
 
 LIMITS = BodyLimits()
@@ -87,7 +88,7 @@ class TestLines:
     @example("1\r2")
     @example("[1\n,2]\n3 4")
     @example('1 ""\n2')
-    @settings(max_examples=400)
+    @settings(max_examples=examples(400))
     def test_a_body_is_taken_exactly_when_every_line_is_one_value(self, text: str) -> None:
         wanted: list[str] | None = []
         for line in text.split("\n"):

@@ -25,6 +25,7 @@ from ledger.ledger import Ledger
 from ledger.settle import Settled
 from ledger.types import LeaseId, TopicConfig
 from tests.ledger.requests import Request, draft_of, key_of
+from tests.long import examples
 from uploader.collect import collectable_floor
 from uploader.l0 import L0Error, parse_key
 from uploader.stores.base import ObjectHead, StoreError
@@ -230,7 +231,7 @@ ACTIONS = ("commit", "orphan", "foreign", "stranger", "live", "epoch", "restart"
 HISTORY = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3)), max_size=25)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=HISTORY, kills=st.lists(st.integers(0, 8), max_size=3), failures=st.integers(0, 2))
 def test_all_orphans_go_and_nothing_else_whatever_is_killed(
     history: list[tuple[str, int]], kills: list[int], failures: int
@@ -265,7 +266,7 @@ def test_all_orphans_go_and_nothing_else_whatever_is_killed(
             world.ledger.check_invariants()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=HISTORY)
 def test_a_look_changes_nothing_and_says_what_a_collection_does(
     history: list[tuple[str, int]],

@@ -258,7 +258,6 @@ ACTIONS = (
 HISTORY = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3)), max_size=25)
 
 
-@pytest.mark.long
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     history=HISTORY, later=HISTORY, between=HISTORY, kills=st.lists(st.integers(0, 10), max_size=3),

@@ -25,6 +25,7 @@ from ledger.ledger import Ledger
 from ledger.types import LeaseId, TopicConfig
 from tests.daemon.recovery_world import Request, World
 from tests.ledger.images import image_of
+from tests.long import examples
 from uploader import l0
 from uploader.ownerlog import Former
 
@@ -129,7 +130,7 @@ class RecoveryMachine(RuleBasedStateMachine):
 
 TestRecoveryOfHistories = RecoveryMachine.TestCase
 TestRecoveryOfHistories.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None,
+    max_examples=examples(25), stateful_step_count=20, deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 

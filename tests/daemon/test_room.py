@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from daemon.room import Payload, Room, RoomFull, Rooms
 from ledger.types import Commit, Head, LeaseId, PartitionState, Run, SourceRange, Topic, TopicConfig
 from shards import layout as at
+from tests.long import examples
 
 TOPIC_ID = 7
 RECORD_BYTES = 10
@@ -120,7 +121,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(actions=ACTIONS, cap=st.integers(1, 15), by_bytes=st.booleans())
 def test_one_shard_never_passes_a_cap(
     actions: list[tuple[str, int, int]], cap: int, by_bytes: bool

@@ -22,6 +22,7 @@ from ledger.ledger import Ledger
 from tests.delivery.lakes import collect, compact, local, rewrite
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
 from tests.delivery.test_diff import Told, data_of, told_reader
+from tests.long import examples
 from uploader.records import Record
 from uploader.retry import RetryLimits
 from uploader.stores.base import ObjectMissing
@@ -88,7 +89,7 @@ async def answers(told: Told, questions: list[dict[str, Any]]) -> list[bytes]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(works, st.lists(st.sampled_from(QUESTIONS), min_size=1, max_size=8))
 @pytest.mark.slow
 def test_compacting_rewriting_and_collecting_change_no_answer(

@@ -22,6 +22,7 @@ from delivery.waiters import Waiters
 from ledger.types import Commit
 from shards.ring import RingFull
 from tests.delivery.node import ARRIVAL_MS, Node, cold_reader, node_in, past_of
+from tests.long import examples
 from uploader.records import Record
 
 
@@ -87,7 +88,7 @@ steps = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(steps)
 def test_whatever_a_reader_was_told_it_reads_what_was_committed(
     taken: list[tuple[Any, ...]],

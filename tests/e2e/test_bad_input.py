@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tests.e2e.daemon import Answer, Daemon, running
 from tests.e2e.wire import Wire, chunked, request, wire_of_each_shard
+from tests.long import examples
 
 KIB = 1024
 BODY_MAX, RECORD_MAX, RECORDS_MAX = 256 * KIB, 64 * KIB, 1000
@@ -485,7 +486,7 @@ requests = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(requests, min_size=1, max_size=4))
 @example([request("POST", FUZZ, b"0", NDJSON), b"\r\n"])
 def test_random_requests_are_never_a_server_error_and_what_is_acknowledged_is_stored(

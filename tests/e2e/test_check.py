@@ -80,6 +80,7 @@ def test_an_object_that_is_gone_or_damaged_is_named(data: Path) -> None:
 
 
 @pytest.mark.s3
+@pytest.mark.slow
 def test_a_truncated_object_and_strange_keys_in_a_bucket_are_named(
     data: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.e2e.daemon import Daemon, running
 from tests.e2e.wire import Wire, request, wire_of_each_shard
+from tests.long import examples
 
 SMALL_RING = {"ring_bytes": 65536, "object_bytes_target": 16384, "body_bytes_max": 16384}
 _numbers = itertools.count()
@@ -345,7 +346,7 @@ texts = st.one_of(
 batches = st.lists(st.lists(texts, min_size=1, max_size=12), min_size=1, max_size=6)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(batches, st.integers(1, 20), st.integers(1, 200))
 def test_whatever_is_written_is_read_whatever_the_pages(
     shared_daemon: Daemon, written: list[list[str]], limit: int, max_bytes: int

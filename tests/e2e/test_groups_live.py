@@ -6,6 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.load import load
@@ -112,6 +114,7 @@ def fill(daemon: Daemon, lines: list[Line], used_bytes: int) -> int:
     return sent
 
 
+@pytest.mark.slow
 def test_a_flood_splits_the_group_and_silence_merges_it(data: Path, bucket: Bucket) -> None:
     settings = {
         "ring_bytes": "1MiB", "object_bytes_target": "64KiB", "body_bytes_max": "64KiB",

@@ -57,6 +57,7 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return on_s3(bucket, commit_window_min_ms=10)
 
 
+@pytest.mark.slow
 def test_shards_killed_one_after_the_other_lose_and_double_nothing(
     data: Path, options: dict[str, Any]
 ) -> None:

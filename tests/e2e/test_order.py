@@ -16,7 +16,7 @@ from tests.minio import Bucket
 PLACES = [("orders", 0), ("clicks", 0), ("clicks", 1), ("clicks", 2)]
 
 
-@pytest.fixture(params=["embedded", pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.fixture(params=["embedded", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
 def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     """A store for the daemon."""
     if request.param == "embedded":

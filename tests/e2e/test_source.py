@@ -66,6 +66,7 @@ def test_a_topic_is_read_with_the_columns_that_kafkas_users_know(
     assert 1_700_000_000_123 in {row.ms for row in millis}
 
 
+@pytest.mark.slow
 def test_files_and_objects_are_read_as_one_topic_in_every_way(
     spark: SparkSession, daemon: Daemon
 ) -> None:
@@ -79,6 +80,7 @@ def test_files_and_objects_are_read_as_one_topic_in_every_way(
         assert seen(frame(spark, daemon, "mixed", **way).collect()) == expected
 
 
+@pytest.mark.slow
 def test_what_is_compacted_and_deleted_behind_sparks_plan_is_read_once(
     spark: SparkSession, daemon: Daemon
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_bad_option_is_told_at_load(spark: SparkSession, daemon: Daemon) -> No
         reader.load()
 
 
+@pytest.mark.slow
 def test_a_loss_is_told_with_its_offsets(spark: SparkSession, daemon: Daemon) -> None:
     from pyspark.errors import PySparkException
 

@@ -48,7 +48,9 @@ def refused(daemon: Daemon) -> str:
     return daemon.text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT]
+)
 def test_a_stop_under_load_answers_everybody_or_nobody_and_keeps_what_it_answered(
     data: Path, number: signal.Signals
 ) -> None:

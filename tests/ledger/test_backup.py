@@ -8,7 +8,6 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -134,7 +133,7 @@ class BackupMachine(LedgerMachine):
             super().teardown()
 
 
-TestBackupOfHistories = pytest.mark.long(BackupMachine.TestCase)
+TestBackupOfHistories = BackupMachine.TestCase
 TestBackupOfHistories.settings = settings(
     max_examples=examples(40), stateful_step_count=20, deadline=None
 )

@@ -6,7 +6,6 @@ from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -133,11 +132,11 @@ class RecoveringMachine(LakeMachine):
         return max((draft.lease_id.epoch for draft, _ in self.history), default=1)
 
 
-TestLakeOfHistories = pytest.mark.long(LakeMachine.TestCase)
+TestLakeOfHistories = LakeMachine.TestCase
 TestLakeOfHistories.settings = settings(
     max_examples=examples(50), stateful_step_count=40, deadline=None
 )
-TestLakeAfterRecoveries = pytest.mark.long(RecoveringMachine.TestCase)
+TestLakeAfterRecoveries = RecoveringMachine.TestCase
 TestLakeAfterRecoveries.settings = settings(
     max_examples=examples(50), stateful_step_count=40, deadline=None
 )

@@ -16,6 +16,7 @@ from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, TopicConfig
 from tests.ledger.model import Model, Record
 from tests.ledger.requests import Request, answers, draft_of, lease
+from tests.long import examples
 
 LIMITS = DedupeLimits(window_ms=100)
 NAMES = ("a", "b")
@@ -169,4 +170,6 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerAgainstModel = LedgerMachine.TestCase
-TestLedgerAgainstModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLedgerAgainstModel.settings = settings(
+    max_examples=examples(40), stateful_step_count=25, deadline=None
+)

@@ -14,6 +14,7 @@ from ledger.ledger import Ledger
 from ledger.types import Topic, TopicConfig
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of, key_of, lease
+from tests.long import examples
 
 
 def commit(ledger: Ledger, counter: int, *requests: Request) -> None:
@@ -91,7 +92,7 @@ def test_a_time_in_a_partition_without_records_is_its_next_offset(
     assert ledger.offset_at_time(topic.topic_id, 7, 0) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     extents=st.lists(st.tuples(st.integers(1, 9), st.integers(-5, 30)), max_size=30),
     times=st.lists(st.integers(-8, 33), min_size=1, max_size=10),
@@ -115,7 +116,7 @@ def test_a_time_gives_the_first_extent_that_late_for_timestamps_in_any_order(
         ledger.close()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     extents=st.lists(st.tuples(st.integers(1, 4), st.integers(-5, 30)), min_size=1, max_size=20),
     compacted=st.integers(0, 5),

@@ -19,6 +19,7 @@ from ledger.retention import NEVER_MS, Piece, Stay, first_kept, kept_from
 from ledger.types import PartitionState, Topic, TopicConfig
 from tests.ledger.lakes import commit, compact
 from tests.ledger.requests import Request
+from tests.long import examples
 
 NOW_MS = 100_000
 
@@ -347,7 +348,7 @@ class History:
             assert now.lost_seq == before.lost_seq
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(actions=st.lists(ACTIONS, max_size=20))
 def test_whatever_happens_only_what_is_outside_a_limit_goes(
     actions: list[tuple[str, Any, Any]],

@@ -52,6 +52,7 @@ def first_failure(*, owners_only: bool = False, from_seed: int = 1) -> Failure:
     raise AssertionError("20 seeds of 6,000 steps did not find it")
 
 
+@pytest.mark.slow
 def test_a_pull_behind_a_dead_holder_that_repairs_nothing_is_found_with_its_seed() -> None:
     with patch.object(Puller, "_repair", lambda *_: None):
         failure = first_failure()
@@ -75,11 +76,13 @@ def test_a_lease_that_is_done_before_its_words_moved_is_found() -> None:
     assert "done behind" in str(failure) or "leaves a gap or overlaps" in str(failure)
 
 
+@pytest.mark.slow
 def test_orphans_that_are_never_adopted_are_found_when_all_should_come_to_rest() -> None:
     with patch.object(LeaseTable, "adopt", lambda *_: None):
         assert "not at rest" in str(first_failure(from_seed=4))  # the first that polls little
 
 
+@pytest.mark.slow
 def test_a_lease_whose_ledger_errors_end_its_upload_and_not_its_process_is_found() -> None:
     def forgets(self: upload.Uploads, work: upload._Work, step: upload._Step | None) -> None:
         with suppress(LedgerError, StoreError, upload._Stopped):
@@ -90,11 +93,13 @@ def test_a_lease_whose_ledger_errors_end_its_upload_and_not_its_process_is_found
         assert "not at rest" in str(first_failure(from_seed=14))  # the first that polls little
 
 
+@pytest.mark.slow
 def test_stuck_leases_without_an_alarm_are_found() -> None:
     with patch.object(orphans, "_is_stuck", lambda _: False):
         assert "a stuck lease has its alarm" in str(first_failure())
 
 
+@pytest.mark.slow
 def test_requests_that_are_taken_back_though_they_are_pulled_are_found() -> None:
     real = Voids.take_back
 
@@ -121,6 +126,7 @@ def test_two_owners_with_clocks_that_differ_never_both_find_the_prefix_theirs() 
     ("module", "name", "seconds", "from_seed"),
     [(ownership, "OWNED_NS", 25, 1), (ownerlog, "TAKE_OVER_NS", 12, 70)],
 )
+@pytest.mark.slow
 def test_an_ownership_that_lasts_longer_than_a_new_owner_waits_is_found(
     module: object, name: str, seconds: int, from_seed: int
 ) -> None:
@@ -147,6 +153,7 @@ def test_an_image_that_says_it_covers_more_than_it_holds_is_found() -> None:
     assert "what a recovery needs is there" in str(failure)
 
 
+@pytest.mark.slow
 def test_results_that_are_cleared_before_their_lease_is_over_are_found() -> None:
     def all_followed(words: memoryview, layout: Layout, *_: object) -> int:
         return followed(words, layout, int(words[at.G_COMMITS]))

@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from ledger.types import Condition, ConditionPart, LeaseId
 from shards.frame import CODEC_RECORDS, encode_batch
+from tests.long import examples
 from uploader.l0 import BuiltObject, ExtentParts, RingRun, build
 from uploader.records import Record, encode
 
 # Objects take a while to think of, the more so on a busy machine; nothing here is timed.
-unhurried = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+unhurried = settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 GOLDEN_LEASE = LeaseId(incarnation=3, epoch=17, shard=1, counter=42)
 GOLDEN_CREATED_MS = 1_700_000_000_500

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shards import layout as at
 from shards.layout import Layout
+from tests.long import examples
 from uploader.ownership import (
     ANSWER_NS,
     ASK_NS,
@@ -119,7 +120,7 @@ class OwnershipMachine(RuleBasedStateMachine):
 
 
 TestOwnership = OwnershipMachine.TestCase
-TestOwnership.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestOwnership.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 def test_nothing_is_sent_without_news_and_the_first_goes_at_once() -> None:

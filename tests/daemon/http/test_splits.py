@@ -11,6 +11,7 @@ from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from tests.daemon.http.front import Script, chunked, get, post
 from tests.daemon.http.memory_transport import connect
+from tests.long import examples
 
 bodies = st.binary(max_size=40)
 wholes = st.one_of(
@@ -57,7 +58,7 @@ def outcome(stream: bytes, cuts: list[int]) -> tuple[bytes, list[tuple[str, byte
 
 
 @given(st.lists(wholes, max_size=6), lasts, st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_any_split_of_a_stream_gives_the_same_answers(
     requests: list[bytes], last: bytes, data: st.DataObject
 ) -> None:
@@ -77,7 +78,7 @@ NO_ANSWER = (b"", post("/echo", b"cut off")[:-1], b"POST /echo HTT")
     st.integers(1, 8),
     st.lists(st.tuples(st.sampled_from(["feed", "answer"]), st.integers(0, 99)), max_size=60),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_answers_leave_in_order_and_outstanding_requests_stay_bounded(
     outstanding_max: int, steps: list[tuple[str, int]]
 ) -> None:

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import pytest
 from crc32c import crc32c
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -106,4 +105,4 @@ TwoProcesses.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-TestAnyHistoryOfTwoProcesses = pytest.mark.long(TwoProcesses.TestCase)
+TestAnyHistoryOfTwoProcesses = TwoProcesses.TestCase

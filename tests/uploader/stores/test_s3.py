@@ -151,6 +151,7 @@ def test_an_entry_is_made_once(store: ObjectStore) -> None:
     assert store.get("ledger/7/1") == b"first"
 
 
+@pytest.mark.slow
 def test_listing_and_deleting_go_on_behind_a_thousand(store: ObjectStore) -> None:
     names = [f"l0/{n:04}" for n in range(1_005)]
     with ThreadPoolExecutor(4) as pool:
