@@ -477,7 +477,7 @@ def produce(
     if problem is not None:
         raise CommandFailed(
             f"{getattr(file, 'name', 'stdin')}: {problem}",
-            hint=f"the {summary.records} records before it are stored, nothing behind it is; the"
+            hint=f"the {summary.records} records before it are stored, nothing after it is; the"
             f" same command with --resume {(summary.error or {})['resume']} goes on there",
             exit_code=UNREACHABLE if isinstance(problem, BatchUnanswered) else FAILED,
         ) from problem

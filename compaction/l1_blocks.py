@@ -66,7 +66,7 @@ class BlockRows(Rows):
         if not 0 <= self._next <= number:
             self._batches = self._iterator()
             self._next = 0
-        at, self._next = self._next, -1  # begins anew behind an error
+        at, self._next = self._next, -1  # begins anew after an error
         batch: pa.RecordBatch | None = None
         while at <= number:
             batch = next(self._batches, None)

@@ -172,7 +172,7 @@ class Lake:
                 if commit.restored and loaded.metadata_location != commit.table.metadata_location:
                     # Watermarks do not tell whether these rows are there: nothing came between.
                     raise TableChanged(
-                        f"somebody else committed to the table {name} while holes of it were"
+                        f"another writer committed to the table {name} while holes of it were"
                         " restored", "run it again",
                     )  # fmt: skip
             files = self._files_of(loaded, commit)

@@ -69,7 +69,7 @@ class Answers:
         self._counters = segment.layout.shard(shard)
         self._waiting: deque[Waiting] = deque()
         self._left: deque[_Left] = deque()  # all of it stands before what waits
-        self._abandoned = 0  # so many of the first that wait are answered: their deadline passed
+        self._abandoned = 0  # how many of the first are answered: their deadline passed
         self._shortest_ns = NEVER  # a timeout; no one that waits has a shorter one
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from shards.segment import Segment
 
 
 def is_drained(segment: Segment, leases: LeaseTable, shard: int, unanswered: int) -> bool:
-    """Whether ``shard`` may end, with so many of its requests ``unanswered``.
+    """Whether ``shard`` may end; ``unanswered`` is how many of its requests wait for an answer.
 
     Any shard may upload for any other, so all wait until everything that was accepted is
     committed. A commit that is larger than its slot of the log is read from the ledger first:

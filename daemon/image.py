@@ -37,7 +37,7 @@ from uploader.stores.base import PartedStore, StoreError
 log = logging.getLogger("headgate.image")
 
 LOOK_S = 1.0
-COPY_SUFFIX = ".copy-"  # behind it the image's key, with dots for slashes
+COPY_SUFFIX = ".copy-"  # then the image's key, with dots for slashes
 # Left free beside a copy: what is written meanwhile, which matters more than an image.
 FREE_BYTES_MIN = 256 << 20
 

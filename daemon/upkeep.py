@@ -283,7 +283,7 @@ def followed(words: memoryview, layout: Layout, commits: int) -> int:
 def settled_commits(words: memoryview, layout: Layout, leases: LeaseTable, ledger: Ledger) -> int:
     """Up to which commit nobody asks for one: all shards have followed it, its lease is over.
 
-    The order matters: a lease that is filled behind the look at leases commits with a higher
+    The order matters: a lease that is filled after the look at leases commits with a higher
     number than these.
     """
     to = followed(words, layout, int(words[at.G_COMMITS]))

@@ -67,7 +67,7 @@ class Image(Struct, frozen=True):
     """An image that an entry of its incarnation names.
 
     It holds all that entries up to number ``after`` told, and what the ledger had beyond that when
-    it was taken, up to commit ``commit_number``. Entries behind ``after`` go on top of it.
+    it was taken, up to commit ``commit_number``. Entries after number ``after`` go on top of it.
     """
 
     key: str
@@ -126,7 +126,7 @@ def image_key(incarnation: int, after: int, nonce: bytes) -> str:
 
 
 def parse_image_key(key: str) -> tuple[int, int] | None:
-    """(incarnation, number of the entry it is taken after); None for what is no image's key."""
+    """(incarnation, number of the entry it is taken after); None if it is not an image's key."""
     found = _IMAGE_KEY.fullmatch(key)
     return None if found is None else (int(found[1]), int(found[2]))
 

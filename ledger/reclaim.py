@@ -22,7 +22,7 @@ _INCREMENTAL = 2  # PRAGMA auto_vacuum
 
 
 def uncleared(connection: sqlite3.Connection, after: int, to: int) -> tuple[list[int], int]:
-    """Commits behind ``after`` with a result, and up to where was looked: ``to`` at the end."""
+    """Commits after ``after`` with a result, and up to where was looked: ``to`` at the end."""
     rows = connection.execute(
         "SELECT commit_number, length(result) FROM objects WHERE commit_number > ?"
         " AND commit_number <= ? ORDER BY commit_number LIMIT ?",

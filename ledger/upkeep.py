@@ -111,7 +111,7 @@ class Upkeep:
     # Space
 
     def clear_results(self, after: int, to: int) -> int:
-        """Clears results of commits behind ``after`` up to ``to``, which nobody asks for any more;
+        """Clears results of commits after ``after`` up to ``to``, which nobody asks for any more;
         some at a time. Returns up to where."""
         with self._session.snapshot() as connection:
             numbers, looked = reclaim.uncleared(connection, after, to)

@@ -154,7 +154,7 @@ class LeaseTable:
             for slot, base in enumerate(self._bases[shard]):
                 while words[base] in states:
                     # Read while the slot was freed and filled anew, it would be half of each. A
-                    # fill writes the id first and the state last: where the state is right behind
+                    # fill writes the id first and the state last: where the state is right after
                     # a counter and the counter is the same in the end, all between is one lease's.
                     counter = words[base + at.L_COUNTER]
                     if fence is not None:

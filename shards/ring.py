@@ -11,7 +11,7 @@ order in which they move for one request::
 
     committed <= pulled <= head <= reserved <= committed + capacity
 
-A request that was not pulled before its deadline becomes *void*, together with those behind it
+A request that was not pulled before its deadline becomes *void*, together with those after it
 for which that is true too: one store, by the owner, under the lock of its group, for a pull must
 see it or not. Voids that nothing in front of waits for are passed by ``pulled``, then
 ``committed`` (uploader/voids.py).

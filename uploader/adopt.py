@@ -19,7 +19,7 @@ ADOPTIONS = RetryLimits(base_s=1.0, cap_s=60.0)
 
 
 def adoption_delay_ns(deaths: int) -> int:
-    """How long an orphan waits that lost so many holders."""
+    """How long an orphan waits that lost ``deaths`` holders."""
     return int(ceiling_s(deaths - 1, ADOPTIONS) * 1e9) if deaths > 1 else 0
 
 

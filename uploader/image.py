@@ -29,7 +29,7 @@ ENTRIES_MIN = 720
 # put at most. And at the latest after a day of steady writing.
 ENTRY_BYTES_SHARE = 4
 ENTRIES_MAX = 17_280
-PAUSE_MS = 60_000  # behind a failure, doubled with each
+PAUSE_MS = 60_000  # after a failure, doubled with each
 PAUSE_MAX_MS = 3_600_000
 PART_LIMITS = RetryLimits(base_s=0.1, cap_s=5.0, attempts_max=8)
 
@@ -56,14 +56,14 @@ class ImageTooLarge(RuntimeError):
 
 
 def is_due(entries: int, entry_bytes: int, ledger_bytes: int) -> bool:
-    """Whether to take an image: so many entries, and bytes in them, came behind the last one."""
+    """Whether to take an image: ``entries`` with ``entry_bytes`` came after the last one."""
     if entries >= ENTRIES_MAX:
         return True
     return entries >= ENTRIES_MIN and entry_bytes * ENTRY_BYTES_SHARE >= ledger_bytes
 
 
 def pause_ms(failures: int) -> int:
-    """How long to leave it after so many failures in a row."""
+    """How long to leave it after ``failures`` failures in a row."""
     return min(PAUSE_MAX_MS, PAUSE_MS << min(failures - 1, 16)) if failures else 0
 
 

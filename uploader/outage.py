@@ -17,7 +17,7 @@ import threading
 from shards.alarms import AlarmBoard, AlarmKind
 
 # Four retries in a row take 1.5 s at most (uploader/retry.py): a storm of SlowDown in which one
-# call in four succeeds is no outage.
+# call in four succeeds is not an outage.
 DOWN_AFTER_NS = 2_000_000_000
 
 

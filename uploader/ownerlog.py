@@ -169,9 +169,9 @@ class OwnerLog:
         return entries.decode(self._repeat(partial(self._store.get, head.locator)), head.key)
 
     def chain(self, image: Image | None = None) -> Iterator[Entry]:
-        """The entries to apply in order, one in memory at a time: all, or those behind an image.
+        """The entries to apply in order, one in memory at a time: all, or those after an image.
 
-        A snapshot makes all before it needless; seals carry nothing. What stands behind a hole is
+        A snapshot makes all before it needless; seals carry nothing. What stands after a hole is
         left out up to the next snapshot. Raises EntryError at the end when an entry is missing and
         there is none.
         """
@@ -302,7 +302,7 @@ class OwnerLog:
 
         The seals of former incarnations stay for ever: they take the number that a former owner,
         stopped for however long, would write next. So does every first entry: it takes the number
-        that a start, stopped for however long behind its seal, would write first. Whoever was
+        that a start, stopped for however long after its seal, would write first. Whoever was
         stopped before this call removes nothing that a later owner has put: not what is newer.
         """
         bound = parse_image_key(image.key)

@@ -101,7 +101,7 @@ class RingOrder:
     """Unlisted objects one after the other, as their commits may have come.
 
     ``commit_number`` is of the ledger that takes them, ``counts`` the declared gaps by partition
-    and ``heads`` the last offsets behind these. ``exact``: no unlisted object is unreadable, so
+    and ``heads`` the last offsets after these. ``exact``: no unlisted object is unreadable, so
     the gaps say how many records there were. Leases of one source stand as its ring had them, so
     each connection's records keep their order; ranges that contradict each other (a damaged
     footer) fall back to the order of keys.
@@ -158,7 +158,7 @@ class RingOrder:
                     self._ready(after)
 
     def conditions(self, item: Unlisted) -> Iterator[Condition]:
-        """Its conditions, with expectations in the offsets behind the gap."""
+        """Its conditions, with expectations in the offsets after the gap."""
         for one in item.footer.conditions:
             condition = one.condition()
             seq = condition.expected_seq

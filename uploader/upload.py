@@ -15,7 +15,7 @@ step can be made again, and ``_go_on`` is the one place that decides: what may b
 other error ends the process (``ended``), and another one adopts the lease.
 
 A key that is taken by other bytes (ForeignObject) holds its lease up, with an alarm, until
-somebody has removed them: no other key is ever chosen, nothing after it in its sources commits.
+an operator has removed them: no other key is ever chosen, nothing after it in its sources commits.
 
 Threads: ``start``, ``committed_moved`` and ``stop`` belong to the loop, the rest to the pool. The
 ledger given here is used by one thread at a time, under its mutex.
@@ -344,7 +344,7 @@ class Uploads:
         A process may be stopped between the look at ownership and the transaction's end, and
         another owner begin meanwhile. So commits are told only while the prefix is still ours;
         then they were made before anybody else looked what there is. If it is not known to be
-        ours, the log stays behind: the holder tells it later, or whoever publishes next.
+        ours, the log lacks it: the holder tells it later, or whoever publishes next.
         """
         if not self._is_owned():
             return

@@ -7,7 +7,7 @@ way to the store, and nobody can say what becomes of it.
 
 Voids that a later lease covers are passed with it. Where nothing of the shard is leased and voids
 stand first, there may be no later lease (the ring may be full of them), so ``pass_over`` moves
-``pulled`` and then ``committed`` behind them: no lease starts there, whose holder would write
+``pulled`` and then ``committed`` past them: no lease starts there, whose holder would write
 ``committed``, and none can begin while the lock is held. A death between the two stores leaves
 the mark, and whoever finds it computes ``pulled`` again.
 

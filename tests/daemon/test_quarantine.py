@@ -334,7 +334,7 @@ def test_a_restoring_commit_takes_no_other_rows(world: World) -> None:
         world.lake.commit("run9", TableCommit(table, files, {}, restored=[hole]))
     moved = table.__class__(**{**table.__dict__, "metadata_location": "elsewhere"})
     files = written(world.place, moved, "run9", rows(0, 3, 4))
-    with pytest.raises(TableChanged, match="somebody else committed"):
+    with pytest.raises(TableChanged, match="another writer committed"):
         world.lake.commit("run9", TableCommit(moved, files, {}, restored=[hole]))
 
 

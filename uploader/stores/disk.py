@@ -37,7 +37,7 @@ def settle_directory(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for folder in path.parents:
         if not os.access(folder, os.R_OK | os.W_OK):
-            break  # what is in it was made by somebody with more rights
+            break  # what is in it was made by a user with more rights
         sync_directory(folder)
 
 
