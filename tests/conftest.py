@@ -36,17 +36,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests that need MinIO, so that ``-m s3`` and ``-m 'not s3'`` find them.
 
-    Says also what runs in one worker where several run tests (``make test``): those that share the
-    Spark session, and those that share a fixture of their module.
+    Says also what runs in one worker where several run tests (``make test``): those that share a
+    fixture of their module.
     """
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
         if "minio" in item.fixturenames:
             item.add_marker("s3")
-        if "spark" in item.fixturenames:
-            item.add_marker(pytest.mark.xdist_group("spark"))
-        elif _shares_a_fixture(item):
+        if _shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 

@@ -1,4 +1,4 @@
-"""One Spark session for all tests that use it: a JVM is 10 seconds of CPU, as long as 20 tests.
+"""A Spark session for the tests of a module: one per process, so that no two overlap.
 
 Two cores, and two partitions of a shuffle, as test data is small.
 """
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session; it is stopped, and its JVM gone, after the last test."""
+    """The session; it is stopped, and its JVM gone, after the module's last test."""
     from compaction.session import spark_session
 
     conf = {"spark.sql.shuffle.partitions": "2"}

@@ -18,7 +18,7 @@ from tests.e2e.test_source_reads import produced
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 Seen = list[tuple[int, int]]
 """(partition, offset), in order."""
@@ -66,7 +66,6 @@ def test_a_topic_is_read_with_the_columns_that_kafkas_users_know(
     assert 1_700_000_000_123 in {row.ms for row in millis}
 
 
-@pytest.mark.slow
 def test_files_and_objects_are_read_as_one_topic_in_every_way(
     spark: SparkSession, daemon: Daemon
 ) -> None:
@@ -80,7 +79,6 @@ def test_files_and_objects_are_read_as_one_topic_in_every_way(
         assert seen(frame(spark, daemon, "mixed", **way).collect()) == expected
 
 
-@pytest.mark.slow
 def test_what_is_compacted_and_deleted_behind_sparks_plan_is_read_once(
     spark: SparkSession, daemon: Daemon
 ) -> None:
@@ -101,7 +99,6 @@ def test_a_bad_option_is_told_at_load(spark: SparkSession, daemon: Daemon) -> No
         reader.load()
 
 
-@pytest.mark.slow
 def test_a_loss_is_told_with_its_offsets(spark: SparkSession, daemon: Daemon) -> None:
     from pyspark.errors import PySparkException
 
@@ -145,7 +142,6 @@ def written(spark: SparkSession, folder: Path) -> Seen:
     return seen(spark.read.parquet(str(folder / "rows")).collect())
 
 
-@pytest.mark.slow
 def test_a_stream_goes_on_where_its_checkpoint_ends(
     spark: SparkSession, daemon: Daemon, tmp_path: Path
 ) -> None:
@@ -182,7 +178,6 @@ def test_a_stream_begins_at_the_end_unless_told_otherwise(
     assert written(spark, tmp_path) == [(0, 4), (0, 5)]
 
 
-@pytest.mark.slow
 def test_a_topic_that_is_made_anew_does_not_pass_for_the_old_one(
     spark: SparkSession, daemon: Daemon, tmp_path: Path
 ) -> None:
@@ -201,7 +196,6 @@ def test_a_topic_that_is_made_anew_does_not_pass_for_the_old_one(
     assert written(spark, tmp_path) == [(0, 1), (0, 1), (0, 2), (0, 2), (0, 3), (0, 4), (0, 5)]
 
 
-@pytest.mark.slow
 def test_a_stream_outlives_its_daemons_restart(spark: SparkSession, tmp_path: Path) -> None:
     """The driver asks again; what Spark had read stays read."""
     with running(tmp_path / "data") as daemon:
