@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from itertools import pairwise
 
@@ -245,11 +245,6 @@ class Rank(IntEnum):
     LEADS = 1  # it has none that can still hold, and one in a later object waits for it
     PLAIN = 2
     WAITS = 3  # an expectation for a head that may still come
-
-
-def in_ring_order(found: Sequence[Unlisted]) -> list[Unlisted]:
-    """All of them, as ``RingOrder`` has them while no expectation is judged."""
-    return list(RingOrder(found))
 
 
 def topics_of(found: Iterable[Unlisted]) -> list[TopicSeen]:

@@ -19,7 +19,6 @@ from uploader.stores.base import ObjectHead
 from uploader.unlisted import (
     RingOrder,
     Unlisted,
-    in_ring_order,
     is_orphan,
     records_by_partition,
     records_without_key,
@@ -86,12 +85,12 @@ def test_leases_of_a_source_stand_in_the_order_of_its_ring(data: st.DataObject) 
             ends[source] += 64
     shuffled = list(pulls)
     random.Random(data.draw(st.integers())).shuffle(shuffled)
-    ordered = in_ring_order(shuffled)
+    ordered = list(RingOrder(shuffled))
     assert sorted(i.head.key for i in ordered) == sorted(i.head.key for i in pulls)
     for source in range(3):
         starts = [s for i in ordered for _, shard, s in i.starts() if shard == source]
         assert starts == sorted(starts)
-    assert in_ring_order(pulls) == ordered
+    assert list(RingOrder(pulls)) == ordered
 
 
 def test_an_object_with_several_extents_of_a_source_keeps_its_place_in_the_ring() -> None:
@@ -109,13 +108,13 @@ def test_an_object_with_several_extents_of_a_source_keeps_its_place_in_the_ring(
         return Unlisted(ObjectHead(key, f"at:{key}", len(body), 1), read_footer(body, key))
 
     pulls = [of_two_partitions(LeaseId(1, 3, 9 - n, n), 64 * n) for n in range(6)]
-    assert in_ring_order(pulls[::-1]) == pulls
+    assert list(RingOrder(pulls[::-1])) == pulls
 
 
 def test_ranges_that_contradict_each_other_lose_no_object() -> None:
     one = item(LeaseId(1, 3, 0, 1), {0: 0, 1: 64})
     two = item(LeaseId(1, 3, 0, 2), {0: 64, 1: 0})
-    assert in_ring_order([two, one]) == [one, two]
+    assert list(RingOrder([two, one])) == [one, two]
 
 
 def test_topics_have_as_many_partitions_as_are_seen() -> None:
