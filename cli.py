@@ -1,7 +1,7 @@
 """The headgate command: names, options and help of its subcommands.
 
-What they do and print is in ``daemon/cli/``, one module per subject; exit codes and error
-messages come from ``daemon/cli/exits.py`` alone. Documented in docs/cli.md.
+What they do and print is in ``commands/``, one module per subject; exit codes and error
+messages come from ``commands/exits.py`` alone. Documented in docs/cli.md.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any
 import click
 import msgspec
 
-from daemon.cli import objects as objects_
-from daemon.cli import records_in
-from daemon.cli import status as status_
-from daemon.cli import topics as topics_
-from daemon.cli.exits import DEGRADED, FAILED, UNREACHABLE, CommandFailed, Commands
-from daemon.cli.options import (
+from commands import objects as objects_
+from commands import records_in
+from commands import status as status_
+from commands import topics as topics_
+from commands.client import Client
+from commands.exits import DEGRADED, FAILED, UNREACHABLE, CommandFailed, Commands
+from commands.options import (
     chaos_spec,
     client_option,
     loaded,
@@ -31,11 +32,10 @@ from daemon.cli.options import (
     serve_options,
     wait_option,
 )
-from daemon.cli.output import print_json, print_lines, progress, say, table
-from daemon.cli.produce import BatchUnanswered, Resume, parse_resume, send
-from daemon.cli.quarantine import quarantine
-from daemon.cli.read import read
-from daemon.client import Client
+from commands.output import print_json, print_lines, progress, say, table
+from commands.produce import BatchUnanswered, Resume, parse_resume, send
+from commands.quarantine import quarantine
+from commands.read import read
 from daemon.config import KEYS
 from daemon.config_docs import markdown
 
@@ -100,7 +100,7 @@ def recover(
     A ledger that is there is kept aside. Exit code 1 when an object is damaged or missing.
     """
     config = loaded(**options)
-    from daemon.cli import recover as recover_  # its imports are of no use to other commands
+    from commands import recover as recover_  # its imports are of no use to other commands
 
     report = recover_.run(config, take_over=take_over, allow_empty=allow_empty)
     if as_json:
@@ -121,7 +121,7 @@ def check(context: click.Context, /, deep: bool, as_json: bool, **options: Any) 
     Exit code 1 when something is not as it must be; each such thing is named.
     """
     config = loaded(**options)
-    from daemon.cli import check as check_  # its imports are of no use to other commands
+    from commands import check as check_  # its imports are of no use to other commands
 
     report = check_.check(config, deep=deep)
     if as_json:
@@ -151,7 +151,7 @@ def gc(
     if dry_run and accept_clock:
         raise click.UsageError("--dry-run writes nothing, and --accept-clock does")
     config = loaded(**options)
-    from daemon.cli import check as check_  # its imports are of no use to other commands
+    from commands import check as check_  # its imports are of no use to other commands
 
     report = check_.collect(config, dry_run=dry_run, accept_clock=accept_clock)
     if as_json:
@@ -185,7 +185,7 @@ def compact(
     Exit code 1 when an object is damaged or a topic could not be compacted: the rest is done.
     """
     config = loaded(**options)
-    from daemon.cli import compact as compact_  # its imports are of no use to other commands
+    from commands import compact as compact_  # its imports are of no use to other commands
 
     if check:
         found = compact_.needs()

@@ -23,13 +23,13 @@ import psutil
 from bench import l0, plain_pyarrow
 from bench.processes import cpu_s
 from bench.results import CompactionResult
-from compaction.distribute import Outcome, distribute
-from compaction.groups import TopicWork
-from compaction.parquet import ZSTD_LEVEL
+from compaction.parquet.writer import ZSTD_LEVEL
 from compaction.place import Place
-from compaction.runs import Limits
-from compaction.session import spark_session
-from ledger.lake_types import PlannedObject
+from compaction.run.distribute import Outcome, distribute
+from compaction.run.groups import TopicWork
+from compaction.run.runs import Limits
+from compaction.run.session import spark_session
+from ledger.lake.types import PlannedObject
 from shards.clock import monotonic_ns
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from ledger.lake_types import PlannedObject
+from ledger.lake.types import PlannedObject
 from ledger.types import Extent, LeaseId
 from shards.frame import CODEC_RECORDS, encode_batch
 from uploader.l0 import ExtentParts, RingRun, build, object_key

@@ -28,12 +28,12 @@ import msgspec
 from msgspec import Struct
 
 from daemon.config import load
-from daemon.image import ImageThread
-from daemon.owner import OwnerThread
-from daemon.recover import rebuild
 from daemon.serve import open_config_store
-from ledger.entry import Owner
+from daemon.upkeep.image import ImageThread
+from daemon.upkeep.owner import OwnerThread
+from daemon.upkeep.recover import rebuild
 from ledger.ledger import Ledger
+from ledger.log.entry import Owner
 from ledger.types import CommitDraft, ExtentDraft, LeaseId, RunDraft, SourceRange, TopicConfig
 from shards import layout as at
 from shards.alarms import AlarmBoard
@@ -41,7 +41,7 @@ from shards.clock import boottime_ns, monotonic_ns, wall_ms
 from shards.doorbell import Doorbells
 from shards.layout import Layout
 from shards.segment import Segment
-from uploader.ownerlog import Former, OwnerLog, Taken
+from uploader.ownership.ownerlog import Former, OwnerLog, Taken
 
 GIB = 1 << 30
 ROW_BYTES = 16 << 10

@@ -1,7 +1,7 @@
 """What the compaction is compared with: pyarrow in two processes, without Spark.
 
-The same objects, the same decoding (``compaction.columns``), the same zstd level, one file per
-topic and day. It reads, checks, decodes, and writes with ``ParquetWriter``, nothing else: no
+The same objects, the same decoding (``compaction.parquet.columns``), the same zstd level, one file
+per topic and day. It reads, checks, decodes, and writes with ``ParquetWriter``, nothing else: no
 reports, no fsync, no spilling, no repeats. Few topics: each process takes half of the objects.
 Many topics: each takes half of the topics, and of each object the half of the bytes where these
 stand, so that nothing has to change hands; only a program on one machine can do that.
@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from compaction.columns import ExtentBytes, Piece
-from ledger.lake_types import PlannedObject
+from compaction.parquet.columns import ExtentBytes, Piece
+from ledger.lake.types import PlannedObject
 from shards.checksum import crc32c
 from uploader.l0 import read_footer
 from uploader.stores.open import open_store

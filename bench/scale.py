@@ -20,10 +20,10 @@ from pathlib import Path
 from bench.results import ScaleResult
 from daemon.config import Override, load
 from daemon.listeners import open_listeners
-from daemon.owner import this_owner
-from daemon.recover import sleep_s
 from daemon.serve import open_config_store, take_directory
 from daemon.supervisor import Supervisor
+from daemon.upkeep.owner import this_owner
+from daemon.upkeep.recover import sleep_s
 from ledger.ledger import Ledger
 from ledger.types import LeaseId, SourceRange
 from shards import layout as at
@@ -36,9 +36,9 @@ from shards.leases import LeaseTable
 from shards.locks import LockFile, SharedLock
 from shards.ring import RingWriter
 from shards.segment import Segment
-from uploader.groups import GroupTable, Puller
-from uploader.ownerlog import OwnerLog
-from uploader.turn import Policy
+from uploader.groups.puller import GroupTable, Puller
+from uploader.groups.turn import Policy
+from uploader.ownership.ownerlog import OwnerLog
 
 SHARDS = (2, 8, 64, 128)
 TARGET = 4 << 20

@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compaction.source import HeadgateDataSource
+    from compaction.source.data_source import HeadgateDataSource
 
 __all__ = ["HeadgateDataSource"]
 
 
 def __getattr__(name: str) -> object:
     if name == "HeadgateDataSource":
-        from compaction.source import HeadgateDataSource
+        from compaction.source.data_source import HeadgateDataSource
 
         return HeadgateDataSource
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

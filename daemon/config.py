@@ -24,7 +24,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from daemon.bodies.limits import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from daemon.config_values import (
     ADDRESS,
     BYTES,
@@ -43,6 +42,7 @@ from daemon.config_values import (
     optional,
     size_text,
 )
+from daemon.intake.formats.limits import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from ledger.dedupe import DedupeLimits
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

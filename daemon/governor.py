@@ -2,7 +2,7 @@
 
 Pure: inputs in, level and window out; the supervisor samples every 100 ms and stores both words.
 The finer ladder (coalescing, deferral, the gate's hysteresis) is not here yet: of its rungs this
-one widens the window, and a full ring refuses by itself (daemon/produce.py).
+one widens the window, and a full ring refuses by itself (daemon/intake/producer.py).
 
     level   max of the inputs, each in [0, 1]; the busy ratio is smoothed
     window  min + (max - min) * clamp((level - 0.4) / 0.6): continuous and monotone

@@ -10,7 +10,7 @@ from delivery import lake
 from delivery.cold import CACHE_BYTES_MAX
 from delivery.diff import BYTES_MAX
 from shards.layout import Layout
-from uploader.image import PART_BYTES
+from uploader.ownership.image import PART_BYTES
 
 # Interpreter, libraries and caches of small things (heads, names, followed partitions): a fresh
 # shard has 60 MB, a busy one was seen at 90.
@@ -39,7 +39,8 @@ def bounds(config: Config) -> dict[str, int]:
         + lake.FOOTERS_BYTES_MAX
         + lake.FETCHES_AT_ONCE * lake.FETCH_BYTES
     )
-    # Bodies on their way and requests held back have promises of ring space (daemon/produce.py).
+    # Bodies on their way and requests held back have promises of ring space
+    # (daemon/intake/producer.py).
     return {
         "segment": layout_of(config).size_bytes,
         "bodies": shards * config.ring_bytes,

@@ -3,7 +3,7 @@
 Lifecycle of a lease here: its holder died -> orphan, due at a time -> adopted by a shard ->
 committed, or that shard died too and all begins again. A lease that lost ``ADOPTIONS_MAX``
 adopters is *stuck*: an alarm is raised that names it, until it is committed. It is adopted again
-all the same, ever later (``uploader/adopt.py``), since its cause may go away.
+all the same, ever later (``uploader/groups/adopt.py``), since its cause may go away.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.leases import LIVE, ORPHAN, Lease, LeaseTable
 from shards.segment import Segment
-from uploader.adopt import adoption_delay_ns
+from uploader.groups.adopt import adoption_delay_ns
 
 # Shards are killed for reasons of their own; that two adopters in a row are is rare, three rarer.
 ADOPTIONS_MAX = 3

@@ -2,7 +2,7 @@
 
 Take the data directory -> wait for a killed run's shards -> check the store, the ledger and the
 address -> take the prefix over (seal the former owner's log) -> settle the ledger: compare
-histories, or recover (``daemon/recover.py``) -> the supervisor.
+histories, or recover (``daemon/upkeep/recover.py``) -> the supervisor.
 
 Each refusal is one sentence and exit code 1; nothing is stored before the prefix is ours.
 """
@@ -18,16 +18,16 @@ from daemon import logs, memory
 from daemon.config import Config
 from daemon.listeners import ListenError, open_listeners
 from daemon.lockwatch import LedgerWatch
-from daemon.owner import LOCK_NAME, OtherHistory, this_owner
-from daemon.recover import Report, settle, sleep_s
 from daemon.supervisor import TICK_S, Supervisor
-from ledger.entry import EntryError
+from daemon.upkeep.owner import LOCK_NAME, OtherHistory, this_owner
+from daemon.upkeep.recover import Report, settle, sleep_s
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
+from ledger.log.entry import EntryError
 from shards import barrier, locks
 from shards.clock import monotonic_ns
 from shards.locks import LockFile, SharedLock
-from uploader.ownerlog import OwnedByAnother, OwnerLog
+from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog
 from uploader.stores import faults, open_store
 from uploader.stores.base import PartedStore, StoreError
 from uploader.stores.disk import settle_directory

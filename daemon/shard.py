@@ -30,21 +30,21 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from daemon import inherit, logs
-from daemon.answers import Answers, Expired
-from daemon.api import Api
-from daemon.bodies import BodyLimits
-from daemon.catalog import Catalog
-from daemon.catchup import CommitFollower
+from daemon.api.plan_routes import PlanRoutes
+from daemon.api.routes import Api
+from daemon.api.status import Status
 from daemon.config import Config
-from daemon.drained import is_drained
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from daemon.inherit import Inheritance
+from daemon.intake.caps import Rooms
+from daemon.intake.catchup import CommitFollower
+from daemon.intake.drained import is_drained
+from daemon.intake.formats import BodyLimits
+from daemon.intake.pending import Answers, Expired
+from daemon.intake.producer import Producer
+from daemon.intake.topic_cache import Catalog
 from daemon.memory import READERS_AT_ONCE
-from daemon.plans import PlanRoutes
-from daemon.produce import Producer
-from daemon.room import Rooms
-from daemon.status import Status
 from delivery.cold import ColdReader
 from delivery.diff import DiffReader
 from delivery.follow import Follower
@@ -64,13 +64,13 @@ from shards.leases import LeaseTable
 from shards.locks import LockFile, SharedLock
 from shards.ring import RingReader, RingWriter
 from shards.segment import Segment
-from uploader.adopt import adopt_orphans
-from uploader.groups import Puller
+from uploader.groups.adopt import adopt_orphans
+from uploader.groups.puller import Puller
+from uploader.groups.turn import NEVER, Policy
+from uploader.pipeline.upload import Uploads
+from uploader.pipeline.voids import Run, Voids
 from uploader.stores import faults, open_store
 from uploader.stores.base import ObjectStore, StoreError
-from uploader.turn import NEVER, Policy
-from uploader.upload import Uploads
-from uploader.voids import Run, Voids
 
 if TYPE_CHECKING:
     from compaction.place import Place

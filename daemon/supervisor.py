@@ -28,16 +28,16 @@ from types import FrameType
 from daemon import inherit, logs, memory
 from daemon.alarms import AlarmLog, troubles
 from daemon.config import Config, ConfigError, load_again, reload
-from daemon.door import Door, disks_of
 from daemon.governor import Governor, window_ms
 from daemon.heartbeat import Pulse, Verdict
-from daemon.image import ImageThread
 from daemon.inherit import Inheritance
+from daemon.intake.door import Door, disks_of
 from daemon.lockwatch import LedgerWatch
 from daemon.notify import Notifier
 from daemon.orphans import Orphans
-from daemon.owner import OwnerThread
-from daemon.upkeep import UpkeepThread, clocks
+from daemon.upkeep.image import ImageThread
+from daemon.upkeep.owner import OwnerThread
+from daemon.upkeep.upkeep import UpkeepThread, clocks
 from ledger.ledger import Ledger
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
@@ -47,8 +47,8 @@ from shards.doorbell import Doorbells
 from shards.leases import LeaseTable
 from shards.locks import LockFile
 from shards.segment import Segment
-from uploader.groups import GroupTable
-from uploader.ownerlog import OwnerLog, Taken
+from uploader.groups.puller import GroupTable
+from uploader.ownership.ownerlog import OwnerLog, Taken
 from uploader.stores.base import PartedStore
 
 log = logging.getLogger("headgate.supervisor")

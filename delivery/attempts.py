@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from uploader.retry import RetryLimits, retry_delay_s
 from uploader.stores.base import StoreError
+from uploader.stores.retry import RetryLimits, retry_delay_s
 
 GET_LIMITS = RetryLimits(base_s=0.05, cap_s=1.0, attempts_max=5)  # then the reader is told
 

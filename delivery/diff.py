@@ -26,7 +26,7 @@ from contextlib import aclosing
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from compaction.l1_merge import EVER_MS
+from compaction.parquet.merge import EVER_MS
 from delivery.cold import ColdReader
 from delivery.follow import Follower, Key
 from delivery.lake import Item
@@ -35,7 +35,7 @@ from delivery.standing import Standings, Tombstone
 from delivery.tail import TailReader
 from delivery.waiters import Waiters
 from ledger.types import Commit
-from uploader.records import Record
+from uploader.l0.records import Record
 from uploader.stores.base import StoreError
 
 log = logging.getLogger("headgate.diff")

@@ -22,14 +22,15 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequen
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-from compaction import l1, l1_blocks
-from compaction.l1 import Footer
-from compaction.l1_fetch import keep_pyarrow_small
-from compaction.l1_merge import EVER_MS, RECORDS_AT_ONCE, NeedFooter, NeedRows, merged
-from compaction.l1_rows import Block, Rows
+from compaction.parquet import blocks as l1_blocks
+from compaction.parquet import reader as l1
+from compaction.parquet.fetch import keep_pyarrow_small
+from compaction.parquet.merge import EVER_MS, RECORDS_AT_ONCE, NeedFooter, NeedRows, merged
+from compaction.parquet.reader import Footer
+from compaction.parquet.rows import Block, Rows
 from delivery.attempts import attempted
-from ledger.lake_types import FileRange
-from uploader.records import Record
+from ledger.lake.types import FileRange
+from uploader.l0.records import Record
 
 if TYPE_CHECKING:
     from compaction.place import Place

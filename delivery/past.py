@@ -18,16 +18,16 @@ from functools import partial
 
 from msgspec import Struct
 
-from compaction.l1_merge import EVER_MS
+from compaction.parquet.merge import EVER_MS
 from delivery.cold import ColdReader
 from delivery.follow import Key
 from delivery.lake import Item, LakeReader
-from ledger.lake_types import FileRange
+from ledger.lake.types import FileRange
 from ledger.ledger import Ledger
 from ledger.types import Extent
 from uploader.l0 import records_of
-from uploader.retry import RetryLimits, delay_s
 from uploader.stores.base import ObjectMissing
+from uploader.stores.retry import RetryLimits, delay_s
 
 EXTENTS_PER_LOOK = 16  # rows read at once; a look is repeated when they are used up
 RANGES_PER_LOOK = 64

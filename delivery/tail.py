@@ -15,8 +15,8 @@ from delivery.follow import Key, TailExtent
 from shards import frame
 from shards.ring import BatchAt, RingReader
 from shards.segment import Segment
-from uploader import records
-from uploader.records import Record
+from uploader.l0 import records
+from uploader.l0.records import Record
 
 WALKS_MAX = 64  # a walk of 4 MiB of 1 KiB requests is 4,096 entries, about 1 MB
 

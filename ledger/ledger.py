@@ -20,27 +20,14 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 from pathlib import Path
 
-from ledger import (
-    ages,
-    backup,
-    collection,
-    commits,
-    invariants,
-    lake,
-    quarantine,
-    readlease,
-    reads,
-    recovery,
-    results,
-    soundness,
-    table_names,
-    topics,
-)
-from ledger.backup import Changes, Mark
-from ledger.collection import Candidate
+from ledger import ages, commits, reads, results, table_names, topics
+from ledger.checks import invariants, soundness
+from ledger.checks.soundness import Unsound
 from ledger.dedupe import DedupeLimits
 from ledger.errors import DraftInvalid
-from ledger.lake_types import (
+from ledger.lake import quarantine, readlease
+from ledger.lake import statements as lake
+from ledger.lake.types import (
     FileRange,
     Hole,
     LakeFile,
@@ -51,9 +38,13 @@ from ledger.lake_types import (
     ReadLease,
     TableSwitch,
 )
-from ledger.recovery import TopicSeen
+from ledger.log import backup, recovery
+from ledger.log.backup import Changes, Mark
+from ledger.log.recovery import TopicSeen
 from ledger.session import Lock, Session
-from ledger.soundness import Unsound
+from ledger.space import collection
+from ledger.space.collection import Candidate
+from ledger.space.upkeep import Upkeep
 from ledger.types import (
     Commit,
     CommitDraft,
@@ -65,7 +56,6 @@ from ledger.types import (
     Topic,
     TopicConfig,
 )
-from ledger.upkeep import Upkeep
 
 
 class Ledger(Upkeep):

@@ -18,7 +18,7 @@ A request in a ring is contiguous, starts and ends on 8 bytes, and is::
 The header's CRC32C covers bytes 8 to 32 and starts from position + length, so that neither a
 torn header nor one of an earlier lap of the ring passes. A batch is copied into an
 extent of an L0 object as it stands, so an extent is a sequence of batches. Codec 1 is a msgpack
-array of records (``uploader/records.py``); other numbers are reserved.
+array of records (``uploader/l0/records.py``); other numbers are reserved.
 
 A pad frame fills what is left before a ring wraps: a header with the flag PAD and no parts.
 

@@ -66,13 +66,13 @@ G_DEATHS = 7 * LINE_WORDS
 G_OWNED_SENT_NS = 8 * LINE_WORDS
 G_SUPERSEDED = G_OWNED_SENT_NS + 1
 G_ENTRY_NUMBER = G_OWNED_SENT_NS + 2
-G_OWNED_CLOCKS_NS = G_OWNED_SENT_NS + 3  # at that sending (uploader/ownership.py)
+G_OWNED_CLOCKS_NS = G_OWNED_SENT_NS + 3  # at that sending (uploader/ownership/ownership.py)
 G_EVICTED = 9 * LINE_WORDS  # the catalog version of the last eviction or trim
 G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
 G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
 G_RECORDS_EVICTED = G_CLOCK_STOPPED + 2
 G_AGE_OFFSET_MS = G_CLOCK_STOPPED + 3  # age time less the time since the boot (ledger/ages.py)
-G_DOOR = 11 * LINE_WORDS  # why new requests are refused (daemon/door.py); 0: they are not
+G_DOOR = 11 * LINE_WORDS  # why new requests are refused (daemon/intake/door.py); 0: they are not
 GLOBAL_WORDS = 12 * LINE_WORDS
 
 # Lines of a shard.

@@ -14,7 +14,7 @@ order in which they move for one request::
 A request that was not pulled before its deadline becomes *void*, together with those after it
 for which that is true too: one store, by the owner, under the lock of its group, for a pull must
 see it or not. Voids that nothing in front of waits for are passed by ``pulled``, then
-``committed`` (uploader/voids.py).
+``committed`` (uploader/pipeline/voids.py).
 
 A request is contiguous. What is left before the end of the ring is a pad frame, or, when not even
 a header fits there, skipped by both sides. Only the owner writes the bytes, ``reserved`` and

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session; it is stopped, and its JVM gone, after the module's last test."""
-    from compaction.session import spark_session
+    from compaction.run.session import spark_session
 
     conf = {"spark.sql.shuffle.partitions": "2"}
     with spark_session("local[2]", tmp_path_factory.mktemp("spark"), conf=conf) as session:

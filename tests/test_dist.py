@@ -19,7 +19,7 @@ from tests.e2e.daemon import running
 from tests.e2e.processes import shard_pids
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("ledger", "shards", "uploader", "delivery", "compaction", "daemon")
+PACKAGES = ("ledger", "shards", "uploader", "delivery", "compaction", "daemon", "commands")
 
 
 @pytest.fixture(scope="module")

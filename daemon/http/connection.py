@@ -24,8 +24,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from daemon.errors import ApiError, too_large
-from daemon.http.answer import CONTINUE, encode_answer
+from daemon.api.errors import ApiError, too_large
 from daemon.http.chunked import ChunkedDecoder
 from daemon.http.head import (
     LENGTH_UNKNOWN,
@@ -38,6 +37,7 @@ from daemon.http.head import (
 )
 from daemon.http.pieces import NO_PIECES, Pieces
 from daemon.http.request import ABANDONED, Request
+from daemon.http.response import CONTINUE, encode_answer
 from daemon.http.timeouts import Overdue, Waiting, WaitsFor, overdue, too_slow
 from shards.clock import monotonic_ns
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from daemon.errors import ApiError
+from daemon.api.errors import ApiError
 from daemon.http.limits import HttpLimits
 
 LENGTH_UNKNOWN = -1

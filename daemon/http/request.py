@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from daemon.errors import ApiError
-from daemon.http.answer import JSON, OK_JSON_BYTES_MAX, OK_JSON_PREFIXES
+from daemon.api.errors import ApiError
 from daemon.http.head import Head
+from daemon.http.response import JSON, OK_JSON_BYTES_MAX, OK_JSON_PREFIXES
 
 if TYPE_CHECKING:
     from daemon.http.connection import Connection

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import socket
 
-from daemon.errors import ApiError
+from daemon.api.errors import ApiError
 from daemon.http.application import Application
 from daemon.http.connection import Connection
 from daemon.http.head import HeadCache

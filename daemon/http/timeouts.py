@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import NamedTuple
 
-from daemon.errors import ApiError
+from daemon.api.errors import ApiError
 from daemon.http.limits import HttpLimits
 
 _MS = 1_000_000

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from compaction.columns import ExtentBytes, Piece
-from compaction.parquet import FileNames, Syncs, TopicWriter
+from compaction.parquet.columns import ExtentBytes, Piece
+from compaction.parquet.writer import FileNames, Syncs, TopicWriter
 from compaction.place import Place
-from ledger.lake_types import PlannedObject, TableSwitch
+from ledger.lake.types import PlannedObject, TableSwitch
 from ledger.ledger import Ledger
 from ledger.types import Extent, Topic
 from shards import locks

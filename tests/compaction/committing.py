@@ -17,7 +17,7 @@ from typing import Any
 
 from pyiceberg.catalog.sql import SqlCatalog
 
-from compaction.tables import Lake
+from compaction.tables.lake import Lake
 from tests.compaction.lakes import catalog_properties, commit_of, place_in, prepared, rows, topic
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compaction.tables import Lake
+from compaction.tables.lake import Lake
 from tests.compaction.lakes import Book, catalog_properties, place_in
 
 

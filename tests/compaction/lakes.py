@@ -1,7 +1,7 @@
 """Lakes on a temporary folder: topics, files of their rows, and two independent readers.
 
-Files are written by ``compaction.parquet`` as a run's tasks do; a ``Book`` holds what a ledger
-would know. ``duckdb_rows`` shares no code with pyiceberg and begins at the metadata file.
+Files are written by ``compaction.parquet.writer`` as a run's tasks do; a ``Book`` holds what a
+ledger would know. ``duckdb_rows`` shares no code with pyiceberg and begins at the metadata file.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import duckdb
 import pyarrow as pa
 from duckdb_extensions import import_extension
 
-from compaction.parquet import FileNames, Syncs, TopicWriter
+from compaction.parquet.writer import FileNames, Syncs, TopicWriter
 from compaction.place import Place
-from compaction.schema import arrow_schema
-from compaction.tables import Lake, TableCommit, TopicTable, switch_of
-from ledger.lake_types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
+from compaction.tables.lake import Lake, TableCommit, TopicTable, switch_of
+from compaction.tables.schema import arrow_schema
+from ledger.lake.types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.table_names import table_name
 from ledger.types import Topic, TopicConfig
 

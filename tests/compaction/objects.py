@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from compaction.parquet import DAY_US, WrittenFile, day_text
+from compaction.parquet.writer import DAY_US, WrittenFile, day_text
 from compaction.place import Place
-from ledger.lake_types import PlannedObject
+from ledger.lake.types import PlannedObject
 from ledger.types import Extent, LeaseId
 from shards.checksum import crc32c
 from shards.frame import CODEC_RECORDS, encode_batch
 from uploader.l0 import ExtentParts, RingRun, build, object_key, read_extent, records_of
-from uploader.records import TIMESTAMP_MS_MAX, Record, encode
+from uploader.l0.records import TIMESTAMP_MS_MAX, Record, encode
 from uploader.stores.base import ObjectStore
 
 DAY_MS = 86_400_000

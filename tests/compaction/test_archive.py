@@ -23,10 +23,15 @@ def test_the_archive_is_the_python_of_four_packages(tmp_path: Path) -> None:
     with zipfile.ZipFile(archive) as file:
         names = file.namelist()
         assert file.testzip() is None
-        assert file.read("compaction/source.py") == (ROOT / "compaction" / "source.py").read_bytes()
+        assert (
+            file.read("compaction/source/data_source.py")
+            == (ROOT / "compaction" / "source.py").read_bytes()
+        )
     assert {name.partition("/")[0] for name in names} == set(PACKAGES)
     assert all(name.endswith(".py") for name in names)
-    assert {"compaction/source.py", "uploader/l0/reader.py", "ledger/types.py"} <= set(names)
+    assert {"compaction/source/data_source.py", "uploader/l0/reader.py", "ledger/types.py"} <= set(
+        names
+    )
     assert os.listdir(archive.parent) == [NAME], "nothing is left beside it"
 
 

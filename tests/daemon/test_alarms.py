@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from daemon import alarms
+from daemon.api.status import Status
 from daemon.config import load
-from daemon.status import Status
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.layout import Layout
 from shards.segment import Segment
-from uploader.groups import GroupTable
+from uploader.groups.puller import GroupTable
 
 SECOND_NS = 1_000_000_000
 CONFIG = load(None, {}, [])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.owner import LOCK_NAME
+from daemon.upkeep.owner import LOCK_NAME
 from shards import locks
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, wait_until
 from tests.shards.peer import started

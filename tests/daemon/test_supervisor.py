@@ -16,11 +16,11 @@ import pytest
 from daemon.config import Override, load
 from daemon.listeners import open_listeners
 from daemon.lockwatch import LOCK_LIMITS
-from daemon.owner import LOCK_NAME, this_owner
 from daemon.supervisor import BACKOFF_TICKS, Child, Supervisor
-from ledger.lake_types import Evicted
+from daemon.upkeep.owner import LOCK_NAME, this_owner
+from ledger.lake.types import Evicted
 from ledger.ledger import Ledger
-from ledger.retention import Eviction
+from ledger.space.retention import Eviction
 from ledger.types import TopicConfig
 from shards import layout as at
 from shards import locks
@@ -29,8 +29,8 @@ from tests.e2e.daemon import HANG_S, wait_until
 from tests.ledger.lakes import commit
 from tests.ledger.requests import Request
 from tests.shards.peer import started
-from uploader.groups import GroupTable
-from uploader.ownerlog import OwnerLog
+from uploader.groups.puller import GroupTable
+from uploader.ownership.ownerlog import OwnerLog
 from uploader.stores.file import FileStore
 
 SLEEPS = "import signal; signal.pause()"

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compaction.columns import ExtentBytes, Piece
-from compaction.parquet import FileNames, Syncs, TopicWriter
-from ledger.lake_types import Hole, NewFile, TableSwitch
+from compaction.parquet.columns import ExtentBytes, Piece
+from compaction.parquet.writer import FileNames, Syncs, TopicWriter
+from ledger.lake.types import Hole, NewFile, TableSwitch
 from ledger.types import Extent
 from tests.delivery.node import Node
 

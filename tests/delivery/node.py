@@ -28,8 +28,8 @@ from shards.layout import Layout
 from shards.ring import RequestAt, RingReader, RingWriter
 from shards.segment import Segment
 from uploader import l0
-from uploader.assemble import assemble
-from uploader.records import Record, encode
+from uploader.l0.records import Record, encode
+from uploader.pipeline.assemble import assemble
 from uploader.stores.file import FileStore
 
 ARRIVAL_MS = 1_700_000_000_000

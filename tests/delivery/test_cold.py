@@ -13,7 +13,7 @@ from delivery.cold import ColdReader
 from ledger.types import Extent
 from tests.delivery.node import Node, cold_reader, node_in
 from uploader.l0 import L0Error, records_of
-from uploader.records import Record
+from uploader.l0.records import Record
 from uploader.stores.base import ObjectMissing, StoreError
 
 

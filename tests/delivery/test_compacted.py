@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction import l1_blocks, parquet
-from compaction.l1_fetch import LakeFileDamaged
+from compaction.parquet import blocks as l1_blocks
+from compaction.parquet import writer as parquet
+from compaction.parquet.fetch import LakeFileDamaged
 from delivery import past
 from delivery.diff import OffsetPastEnd
 from delivery.standing import Tombstone
@@ -23,9 +24,9 @@ from tests.delivery.lakes import collect, compact, local, rewrite
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
 from tests.delivery.test_diff import Told, data_of, told_reader
 from tests.long import examples
-from uploader.records import Record
-from uploader.retry import RetryLimits
+from uploader.l0.records import Record
 from uploader.stores.base import ObjectMissing
+from uploader.stores.retry import RetryLimits
 
 DAY_MS = 86_400_000
 

@@ -23,7 +23,7 @@ from ledger.types import Commit
 from shards.ring import RingFull
 from tests.delivery.node import ARRIVAL_MS, Node, cold_reader, node_in, past_of
 from tests.long import examples
-from uploader.records import Record
+from uploader.l0.records import Record
 
 
 class Told:

@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from compaction import l1, l1_blocks, parquet
-from compaction.l1_blocks import BlockRows
+from compaction.parquet import blocks as l1_blocks
+from compaction.parquet import reader as l1
+from compaction.parquet import writer as parquet
+from compaction.parquet.blocks import BlockRows
 from delivery import lake as lake_module
 from delivery.attempts import GET_LIMITS
 from delivery.lake import LakeReader
-from ledger.lake_types import FileRange
+from ledger.lake.types import FileRange
 from tests.delivery.lakes import compact
 from tests.delivery.node import Node, node_in
-from uploader.records import Record
+from uploader.l0.records import Record
 from uploader.stores.base import ObjectMissing, StoreError
 
 

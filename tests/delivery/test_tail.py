@@ -10,7 +10,7 @@ from delivery.tail import TailReader
 from ledger.types import Commit
 from shards import frame
 from tests.delivery.node import Node, node_in
-from uploader.records import Record
+from uploader.l0.records import Record
 
 
 def read(

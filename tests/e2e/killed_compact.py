@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import compaction.distribute
-import compaction.tables
+import compaction.run.distribute
+import compaction.tables.lake
 from cli import headgate
-from daemon.compact import Run
+from daemon.upkeep.compact import Run
 from ledger.ledger import Ledger
 
 
@@ -39,12 +39,12 @@ def behind(function: Callable[..., Any], times: int = 1) -> Callable[..., Any]:
 
 
 POINTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "before anything is read": (compaction.distribute, "distribute", die),
+    "before anything is read": (compaction.run.distribute, "distribute", die),
     "files are written": (
-        compaction.distribute, "distribute", behind(compaction.distribute.distribute)
+        compaction.run.distribute, "distribute", behind(compaction.run.distribute.distribute)
     ),
     "one of two tables is committed": (
-        compaction.tables.Lake, "commit", behind(compaction.tables.Lake.commit)
+        compaction.tables.lake.Lake, "commit", behind(compaction.tables.lake.Lake.commit)
     ),
     "all tables are committed": (Ledger, "switch_tables", die),
     "readers are switched": (Ledger, "switch_tables", behind(Ledger.switch_tables)),

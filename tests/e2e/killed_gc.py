@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import daemon.collect_spent
+import daemon.upkeep.collect_spent
 from cli import headgate
-from daemon.collect_spent import SpentCollection
-from daemon.cover import Alone, Beside
+from daemon.upkeep.collect_spent import SpentCollection
+from daemon.upkeep.cover import Alone, Beside
 from ledger.ledger import Ledger
 from tests.e2e.killed_compact import behind, die
-from uploader.collect import delete
+from uploader.ownership.collect import delete
 
 POINTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "free objects are marked": [(SpentCollection, "_mark", behind(SpentCollection._mark))],
@@ -26,7 +26,7 @@ POINTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "before an entry has the names": [(SpentCollection, "_told", die)],
     "an entry has the names": [(SpentCollection, "_told", behind(SpentCollection._told))],
     "the first objects are deleted": [
-        (daemon.collect_spent, "delete", behind(delete))
+        (daemon.upkeep.collect_spent, "delete", behind(delete))
     ],
     "the first rows are gone": [(Ledger, "forget_spent", behind(Ledger.forget_spent))],
 }  # fmt: skip
@@ -38,7 +38,7 @@ def main() -> None:
     for owner, name, replacement in POINTS[point]:
         setattr(owner, name, replacement)
     for name, size in (("NAMES_AT_ONCE", 3), ("PAGE_OBJECTS", 2), ("ROWS_AT_ONCE", 2)):
-        setattr(daemon.collect_spent, name, size)
+        setattr(daemon.upkeep.collect_spent, name, size)
     headgate(["gc", *arguments])
 
 

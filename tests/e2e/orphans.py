@@ -16,7 +16,7 @@ from shards.frame import CODEC_RECORDS
 from tests.e2e.daemon import HANG_S, ROOT, Daemon
 from tests.uploader.l0_samples import batch
 from uploader.l0 import ExtentParts, RingRun, build, object_key
-from uploader.records import Record
+from uploader.l0.records import Record
 from uploader.stores import open_store
 
 

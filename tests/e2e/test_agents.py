@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import zstandard
 
-from daemon.partitioner import partition_of
+from daemon.intake.partitioner import partition_of
 from tests.e2e.daemon import Daemon
 from tests.e2e.wire import Wire
 

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from daemon.compact import RUN_LOCK_NAME
+from daemon.upkeep.compact import RUN_LOCK_NAME
 from shards.clock import wall_ms
 from shards.locks import LockFile
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running

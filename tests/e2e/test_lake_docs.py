@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from compaction.java import find_java
-from compaction.source_options import ACCEPTED
+from compaction.run.java import find_java
+from compaction.source.options import ACCEPTED
 from tests.e2e.daemon import ROOT, Daemon, running
 
 PAGE = (ROOT / "docs" / "lake.md").read_text()

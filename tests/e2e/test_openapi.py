@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from daemon.openapi import DOCUMENT
+from daemon.api.openapi import DOCUMENT
 from tests.e2e.daemon import ROOT, Answer, Daemon, running, wait_until
 from tests.e2e.schema import Mismatch, check, resolve
 from tests.e2e.wire import Wire, request

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from ledger.entry import Entry, Owner
+from ledger.log.entry import Entry, Owner
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.load import load
 from tests.e2e.processes import Line
-from uploader.ownerlog import OwnerLog
-from uploader.ownership import PERIOD_NS
+from uploader.ownership.ownerlog import OwnerLog
+from uploader.ownership.ownership import PERIOD_NS
 from uploader.stores import open_store
 
 TAKE_OVER = (sys.executable, "-m", "cli", "serve", "--take-over")

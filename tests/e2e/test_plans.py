@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from compaction.source_plan import LEASE_MS
-from ledger.lake_types import ReadLease
+from compaction.source.plan import LEASE_MS
+from ledger.lake.types import ReadLease
 from shards.clock import wall_ms
 from tests.compaction.by_hand import compact, opened
 from tests.e2e.daemon import Daemon, running

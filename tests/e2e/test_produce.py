@@ -13,11 +13,11 @@ import msgspec
 import pytest
 import zstandard
 
-from daemon.partitioner import partition_of
+from daemon.intake.partitioner import partition_of
 from shards.clock import wall_ms
 from tests.e2e.daemon import Answer, Daemon
 from tests.e2e.wire import Wire, chunked, request, wire_of_each_shard
-from uploader.records import TIMESTAMP_MS_MAX
+from uploader.l0.records import TIMESTAMP_MS_MAX
 
 ZLIB, GZIP, ZSTD = zlib.compress, gzip.compress, zstandard.ZstdCompressor().compress
 

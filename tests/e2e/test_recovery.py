@@ -16,15 +16,15 @@ import pytest
 from daemon import serve
 from daemon.config import Config, Override
 from daemon.config import load as load_config
-from daemon.recover import Report, recover
-from ledger.entry import Entry, Owner
+from daemon.upkeep.recover import Report, recover
+from ledger.log.entry import Entry, Owner
 from shards import locks
 from shards.locks import SharedLock
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.load import Load, load
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
-from uploader.ownerlog import OwnerLog
+from uploader.ownership.ownerlog import OwnerLog
 
 NOBODY = Owner("test", 0, "", 0, 0, "")  # who only reads the log
 PLACES = [("orders", 0), ("clicks", 0), ("clicks", 1)]

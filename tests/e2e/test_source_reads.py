@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from compaction.place import Place
-from compaction.source import HeadgateReader, TaskPartition
-from compaction.source_errors import DataLoss, SourceError, TopicUnknown
-from compaction.source_lease import end_batches
-from compaction.source_options import parse
-from ledger.lake_types import Hole, NewFile, TableSwitch
+from compaction.source.data_source import HeadgateReader, TaskPartition
+from compaction.source.errors import DataLoss, SourceError, TopicUnknown
+from compaction.source.lease import end_batches
+from compaction.source.options import parse
+from ledger.lake.types import Hole, NewFile, TableSwitch
 from shards.clock import wall_ms
 from tests.compaction.by_hand import compact, delete_compacted, opened, place_of
 from tests.e2e.daemon import Daemon, running
@@ -342,7 +342,7 @@ def test_a_folder_that_is_no_data_directory_is_named(daemon: Daemon, tmp_path: P
 
 
 def test_a_daemon_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compaction.source_http.time.sleep", lambda _: None)
+    monkeypatch.setattr("compaction.source.http_calls.time.sleep", lambda _: None)
     reader = HeadgateReader(parse({"url": "http://127.0.0.1:1", "subscribe": "t"}, "batch"))
     with pytest.raises(SourceError, match=r"http://127\.0\.0\.1:1 does not answer"):
         reader.partitions()

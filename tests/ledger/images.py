@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from ledger.entry import Image, image_key
 from ledger.ledger import Ledger
+from ledger.log.entry import Image, image_key
 from shards import checksum
 from uploader.stores.base import PartedStore
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ledger.errors import LeaseBelowFloor
-from ledger.lake_types import Hole, LakeRange, NewFile, PlannedObject, TableSwitch
+from ledger.lake.types import Hole, LakeRange, NewFile, PlannedObject, TableSwitch
 from ledger.types import CommitDraft, Extent, PartitionState
 from tests.ledger.lakes import plan_all, switches_of
 from tests.ledger.model import Record

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from ledger.lake_types import Hole, LakeRange, NewFile, PlannedObject, TableSwitch
+from ledger.lake.types import Hole, LakeRange, NewFile, PlannedObject, TableSwitch
 from ledger.ledger import Ledger
 from ledger.types import Extent
 from tests.ledger.requests import Request, draft_of, lease

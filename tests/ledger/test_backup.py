@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from ledger.backup import TABLES, Mark
-from ledger.collection import Candidate
-from ledger.entry import VERSION, Entry, Owner, decode, encode, entry_key
-from ledger.lake_types import NewFile, TableSwitch
+from ledger.lake.types import NewFile, TableSwitch
 from ledger.ledger import Ledger
+from ledger.log.backup import TABLES, Mark
+from ledger.log.entry import VERSION, Entry, Owner, decode, encode, entry_key
+from ledger.space.collection import Candidate
 from ledger.types import Topic, TopicConfig
 from tests.ledger.images import image_of
 from tests.ledger.lakes import compact

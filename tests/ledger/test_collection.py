@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger.backup import Mark
-from ledger.collection import Candidate
 from ledger.errors import LeaseBelowFloor
 from ledger.ledger import Ledger
+from ledger.log.backup import Mark
+from ledger.space.collection import Candidate
 from ledger.types import LeaseId, Topic, TopicConfig
 from tests.ledger.requests import Request, draft_of, key_of, lease
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.coverage import Spans, l1_problem
+from ledger.lake.coverage import Spans, l1_problem
 
 MAX = 40
 

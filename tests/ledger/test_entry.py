@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.backup import Changes, Mark
-from ledger.entry import (
+from ledger.log.backup import Changes, Mark
+from ledger.log.entry import (
     VERSION,
     Entry,
     EntryError,

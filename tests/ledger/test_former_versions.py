@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ledger import schema
-from ledger.entry import Entry, EntryError, decode, entry_key
 from ledger.ledger import Ledger
+from ledger.log.entry import Entry, EntryError, decode, entry_key
 from ledger.types import Gap, PartitionState
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of, key_of, lease

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ledger.invariants import InvariantBroken
+from ledger.checks.invariants import InvariantBroken
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from tests.ledger.lakes import commit, compact

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from ledger import lake, marking
 from ledger.errors import SwitchRefused
-from ledger.lake_types import FileRange, Hole, LakeRange, LakeTable, NewFile, TableSwitch
+from ledger.lake import statements as lake
+from ledger.lake.types import FileRange, Hole, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.ledger import Ledger
+from ledger.space import marking
 from ledger.types import Topic, TopicConfig
 from tests.ledger.lakes import commit, compact, plan_all, switches_of
 from tests.ledger.requests import Request, key_of, lease

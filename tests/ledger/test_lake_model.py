@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from ledger.errors import DraftInvalid
-from ledger.lake_types import TableSwitch
+from ledger.lake.types import TableSwitch
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft
 from tests.ledger.lake_machine import LakeMachine, Table

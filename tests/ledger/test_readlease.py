@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from ledger import readlease
 from ledger.errors import ReadLeasesFull, RunLost, RunUnfinished
-from ledger.lake_types import ReadLease
+from ledger.lake import readlease
+from ledger.lake.types import ReadLease
 from ledger.ledger import Ledger
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ledger import reclaim
 from ledger.errors import ResultCleared
 from ledger.ledger import Ledger
+from ledger.space import reclaim
 from ledger.types import Topic
 from tests.ledger.lakes import commit
 from tests.ledger.requests import Request, lease

@@ -7,10 +7,10 @@ from contextlib import closing
 
 import pytest
 
+from ledger.checks.invariants import InvariantBroken
 from ledger.errors import DraftInvalid
-from ledger.invariants import InvariantBroken
 from ledger.ledger import Ledger
-from ledger.recovery import IDS_SKIPPED, TopicSeen
+from ledger.log.recovery import IDS_SKIPPED, TopicSeen
 from ledger.types import Commit, Gap, Topic, TopicConfig
 from tests.ledger.requests import Request, draft_of, lease
 

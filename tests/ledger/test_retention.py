@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.backup import Mark
 from ledger.errors import ColumnsRefused, PartitionMissing, TopicMissing, TrimBeyondHead
-from ledger.lake_types import Evicted, LakeRange, NewFile, TableSwitch
+from ledger.lake.types import Evicted, LakeRange, NewFile, TableSwitch
 from ledger.ledger import Ledger
-from ledger.retention import NEVER_MS, Piece, Stay, first_kept, kept_from
+from ledger.log.backup import Mark
+from ledger.space.retention import NEVER_MS, Piece, Stay, first_kept, kept_from
 from ledger.types import PartitionState, Topic, TopicConfig
 from tests.ledger.lakes import commit, compact
 from tests.ledger.requests import Request
@@ -265,7 +265,7 @@ def test_commits_meanwhile_do_not_hinder_an_eviction(ledger: Ledger) -> None:
 def test_more_extents_than_one_look_walks_over_go_in_several(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.retention.PIECES_MAX", 4)
+    monkeypatch.setattr("ledger.space.retention.PIECES_MAX", 4)
     topic = topic_of(ledger, ttl_ms=10)
     write(ledger, topic, *([1] * 10), timestamp_ms=0)
     assert [one.earliest_seq for one in ledger.evict(NOW_MS)] == [4, 7, 10, 11]
@@ -432,7 +432,7 @@ def test_an_object_is_free_when_the_last_of_its_extents_goes(ledger: Ledger) -> 
 def test_a_deleted_topic_frees_its_objects_some_at_a_time(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.marking.EXTENTS_MAX", 3)
+    monkeypatch.setattr("ledger.space.marking.EXTENTS_MAX", 3)
     topic, other = topic_of(ledger), topic_of(ledger, "other")
     write(ledger, topic, *([1] * 10))
     write(ledger, other, 1)
@@ -458,7 +458,7 @@ def test_an_object_in_quarantine_is_never_free(ledger: Ledger) -> None:
 def test_an_object_of_void_records_alone_is_found(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.marking.EXTENTS_MAX", 1)
+    monkeypatch.setattr("ledger.space.marking.EXTENTS_MAX", 1)
     topic = topic_of(ledger)
     for counter in range(1, 4):
         commit(ledger, counter, Request(topic.topic_id, key="same"))

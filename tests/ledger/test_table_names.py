@@ -10,7 +10,7 @@ import pytest
 
 from ledger.errors import TableNameTaken
 from ledger.ledger import Ledger
-from ledger.recovery import TopicSeen
+from ledger.log.recovery import TopicSeen
 from ledger.table_names import TABLE_NAME_MAX, table_name
 from ledger.types import Topic, TopicConfig
 

@@ -25,8 +25,8 @@ from shards.leases import LIVE, ORPHAN, Lease, LeaseTable
 from shards.ring import RingReader, RingWriter
 from shards.segment import Segment
 from tests.shards.peer import ROOT, commit_of
-from uploader import buddy
-from uploader.buddy import BuddyMap, Group
+from uploader.groups import buddy
+from uploader.groups.buddy import BuddyMap, Group
 
 LAYOUT = Layout(2, 4096, commit_slots=4, commit_slot_bytes=1024)
 

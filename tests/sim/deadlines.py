@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from uploader.voids import Run
+from uploader.pipeline.voids import Run
 
 
 def runs_of(void: Container[int], waiting: Iterable[int], head: int) -> list[Run]:

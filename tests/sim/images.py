@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ledger.backup import Changes, Mark
+from ledger.log.backup import Changes, Mark
 from tests.sim.oracle import require
 from tests.sim.schedule import MS, Schedule, log_uniform
-from uploader.ownerlog import OwnerLog
+from uploader.ownership.ownerlog import OwnerLog
 
 if TYPE_CHECKING:
     from tests.sim.owners import Bucket

@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 from daemon.heartbeat import Pulse, Verdict
 from daemon.orphans import ADOPTIONS_MAX, Orphans
-from daemon.upkeep import settled_commits
+from daemon.upkeep.upkeep import settled_commits
 from ledger.errors import LedgerBusy, LedgerError, LedgerFault
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, LeaseId
@@ -58,14 +58,16 @@ from tests.sim.schedule import (
 )
 from tests.sim.store import Store
 from tests.sim.view import View
-from uploader import adopt, groups, outage, upload
-from uploader.adopt import adopt_orphans
-from uploader.groups import GroupTable, Puller
-from uploader.ownership import PERIOD_NS, Moment, tell_sent
-from uploader.retry import RetryLimits
-from uploader.turn import Policy
-from uploader.upload import Uploads
-from uploader.voids import Run, Voids
+from uploader.groups import adopt
+from uploader.groups import puller as groups
+from uploader.groups.adopt import adopt_orphans
+from uploader.groups.puller import GroupTable, Puller
+from uploader.groups.turn import Policy
+from uploader.ownership.ownership import PERIOD_NS, Moment, tell_sent
+from uploader.pipeline import outage, upload
+from uploader.pipeline.upload import Uploads
+from uploader.pipeline.voids import Run, Voids
+from uploader.stores.retry import RetryLimits
 
 WALL_NS = 1_700_000_000 * S
 ALWAYS = 1 << 30  # a point at which another task is always chosen

@@ -3,7 +3,7 @@
 A loop looks at its group when it publishes (and the last look did not say that it need not), when
 its bell has rung, and when its timer is due, as daemon/shard.py does. A PUT takes modelled time;
 its commit waits for its predecessors, moves the ``committed`` words and rings all bells, as
-uploader/upload.py does.
+uploader/pipeline/upload.py does.
 
 After every step conservation is checked: a pull takes the oldest requests of a source that are
 not taken yet, each once and whole, in order.
@@ -27,8 +27,8 @@ from shards.leases import Lease, LeaseTable
 from shards.locks import LockFile
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
-from uploader.groups import Pulled, Puller
-from uploader.turn import NEVER, Policy
+from uploader.groups.puller import Pulled, Puller
+from uploader.groups.turn import NEVER, Policy
 
 MS = 1_000_000
 S = 1_000 * MS

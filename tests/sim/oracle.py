@@ -18,10 +18,10 @@ from shards.leases import DONE, LIVE, ORPHAN, LeaseTable
 from shards.segment import Segment
 from tests.sim.schedule import LockTable, S, Schedule, Violation
 from tests.sim.store import Store
-from uploader.groups import GroupTable
+from uploader.groups.puller import GroupTable
 from uploader.l0 import object_key
 from uploader.l0.reader import read_extent, read_footer
-from uploader.ownership import sent_of
+from uploader.ownership.ownership import sent_of
 
 GAP_MAX_NS = 2 * S
 OWNED_MAX_NS = 15 * S  # docs/protocol.md 5; not taken from the code, which may be what is wrong

@@ -3,8 +3,8 @@
 Daemons start on the prefix of one that may live (``--take-over``), each with a clock of its own
 that runs up to 1 % fast or slow, each stopped now and then for up to minutes, wherever it
 stands, or held by a hypervisor, of which its clock of the boot knows nothing; wall clocks are set.
-The store loses answers and is slow. Each daemon has uploads in the order of uploader/upload.py:
-PUT, then the look at ownership, then the commit.
+The store loses answers and is slow. Each daemon has uploads in the order of
+uploader/pipeline/upload.py: PUT, then the look at ownership, then the commit.
 
 What must hold, by true time:
 
@@ -33,12 +33,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
-from daemon import image as image_module
-from daemon import owner as owner_module
-from daemon.image import ImageThread
-from daemon.owner import OtherHistory, OwnerThread
-from ledger.entry import PREFIX, Entry, EntryError, Owner
+from daemon.upkeep import image as image_module
+from daemon.upkeep import owner as owner_module
+from daemon.upkeep.image import ImageThread
+from daemon.upkeep.owner import OtherHistory, OwnerThread
 from ledger.ledger import Ledger
+from ledger.log.entry import PREFIX, Entry, EntryError, Owner
 from shards import alarms
 from shards import layout as at
 from shards.alarms import AlarmBoard
@@ -48,10 +48,10 @@ from shards.segment import Segment
 from tests.sim.images import BucketParts, ListLedger, is_due, of_the_machine, recovered
 from tests.sim.oracle import require
 from tests.sim.schedule import MS, Mutex, Process, S, Schedule, Violation, Words, log_uniform
-from uploader import outage
-from uploader import ownerlog as ownerlog_module
-from uploader.ownerlog import OwnedByAnother, OwnerLog
-from uploader.ownership import Moment, may_commit, sent_of, should_ask
+from uploader.ownership import ownerlog as ownerlog_module
+from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog
+from uploader.ownership.ownership import Moment, may_commit, sent_of, should_ask
+from uploader.pipeline import outage
 from uploader.stores.base import ObjectHead, ObjectMissing, StoreBusy, StoreError
 
 RAM = Path("/dev/shm")
@@ -231,7 +231,7 @@ class Daemon:
             world.schedule.start(self.process, "upload", partial(self._upload, words, upload))
 
     def _upload(self, words: Words, upload: int) -> None:
-        """Uploads for ever, in the order of uploader/upload.py."""
+        """Uploads for ever, in the order of uploader/pipeline/upload.py."""
         world, schedule = self.world, self.world.schedule
         wanted_at = LAYOUT.shard(upload) + at.S_ENTRY_WANTED_NS
         while True:

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 
-from daemon.recover import Report, take_unlisted
-from ledger.backup import Mark
+from daemon.upkeep.recover import Report, take_unlisted
 from ledger.ledger import Ledger
+from ledger.log.backup import Mark
 from shards.frame import batch_payload, batches
 from tests.sim.oracle import Oracle, require
 from tests.sim.store import Store

@@ -8,19 +8,21 @@ from unittest.mock import patch
 
 import pytest
 
-from daemon import image, orphans
-from daemon.upkeep import followed
-from ledger.entry import image_key
+from daemon import orphans
+from daemon.upkeep import image
+from daemon.upkeep.upkeep import followed
 from ledger.errors import LedgerError
+from ledger.log.entry import image_key
 from shards import layout as at
 from shards.layout import Layout
 from shards.leases import LeaseTable
 from tests.sim import machine
 from tests.sim.run import Failure, simulate
-from uploader import ownerlog, ownership, upload
-from uploader.groups import Puller
+from uploader.groups.puller import Puller
+from uploader.ownership import ownerlog, ownership
+from uploader.pipeline import upload
+from uploader.pipeline.voids import Run, Voids
 from uploader.stores.base import StoreError
-from uploader.voids import Run, Voids
 
 pytestmark = pytest.mark.sim
 

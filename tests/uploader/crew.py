@@ -16,8 +16,8 @@ from shards.leases import LIVE, Lease, LeaseTable
 from shards.locks import LockFile
 from shards.ring import RingWriter
 from shards.segment import Segment
-from uploader.groups import GroupTable, Puller
-from uploader.turn import Policy
+from uploader.groups.puller import GroupTable, Puller
+from uploader.groups.turn import Policy
 
 MS = 1_000_000
 TARGET = 8192

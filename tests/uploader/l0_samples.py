@@ -11,7 +11,7 @@ from ledger.types import Condition, ConditionPart, LeaseId
 from shards.frame import CODEC_RECORDS, encode_batch
 from tests.long import examples
 from uploader.l0 import BuiltObject, ExtentParts, RingRun, build
-from uploader.records import Record, encode
+from uploader.l0.records import Record, encode
 
 # Objects take a while to think of, the more so on a busy machine; nothing here is timed.
 unhurried = settings(

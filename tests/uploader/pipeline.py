@@ -20,12 +20,13 @@ from shards.frame import Part, batch_payload, batches, encode_conditions
 from shards.leases import DONE, Lease
 from shards.locks import SharedLock
 from tests.uploader.crew import MS, WINDOW, Crew, crew
-from uploader import l0, records
-from uploader.groups import Pulled
-from uploader.ownership import Moment, tell_sent
+from uploader import l0
+from uploader.groups.puller import Pulled
+from uploader.l0 import records
+from uploader.ownership.ownership import Moment, tell_sent
+from uploader.pipeline.upload import Uploads
 from uploader.stores import open_store
 from uploader.stores.base import ObjectHead, ObjectStore
-from uploader.upload import Uploads
 
 GIVES_UP_S = 30.0  # ends a hang; no test waits for it
 

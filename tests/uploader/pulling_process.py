@@ -27,9 +27,9 @@ from shards.locks import LockFile
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
 from tests.uploader.crew import TARGET
-from uploader.groups import Pulled, Puller
-from uploader.pull import LeaseRequests
-from uploader.turn import Policy
+from uploader.groups.pull import LeaseRequests
+from uploader.groups.puller import Pulled, Puller
+from uploader.groups.turn import Policy
 
 
 def is_next(segment: Segment, lease: Lease) -> bool:

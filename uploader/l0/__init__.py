@@ -3,7 +3,7 @@
 Specified in ``docs/l0-format.md``. ``layout`` holds the names and the footer, ``writer`` makes an
 object, ``reader`` takes one apart, ``verify`` looks for damage. Nothing here opens a file, a
 socket or a clock, and nothing but msgspec, ``shards.checksum``, ``shards.frame``,
-``uploader.records`` and ``ledger.types`` is imported: a Spark executor does.
+``uploader.l0.records`` and ``ledger.types`` is imported: a Spark executor does.
 """
 
 from uploader.l0.layout import (

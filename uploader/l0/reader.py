@@ -33,7 +33,7 @@ from uploader.l0.layout import (
     FooterExtent,
     L0Error,
 )
-from uploader.records import Record, RecordsError, decode
+from uploader.l0.records import Record, RecordsError, decode
 
 Fetch = Callable[[int, int], Buffer]
 

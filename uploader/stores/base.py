@@ -5,7 +5,7 @@ it, and is what the ledger keeps. For S3 they are equal. Bodies are whole, but f
 any size (an image of the ledger): that is put in *parts*.
 
 Every call makes one attempt, blocks, and may be made from any thread. Retrying is the caller's
-decision (``uploader/retry.py``): an error says by ``retryable`` whether it can help.
+decision (``uploader/stores/retry.py``): an error says by ``retryable`` whether it can help.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The S3 store: ``s3://bucket/prefix``. The one place that knows S3; the locator is the key.
 
 boto3 is configured for little CPU: no checksum but the CRC32C that the caller has computed
-anyway, no SHA256 of the payload, one attempt a call (``uploader/retry.py`` decides on more). A
-PUT of 4 MiB costs 2.4 ms of CPU that way, 7 to 10 ms with boto3's defaults. Answers are not
+anyway, no SHA256 of the payload, one attempt a call (``uploader/stores/retry.py`` decides on more).
+A PUT of 4 MiB costs 2.4 ms of CPU that way, 7 to 10 ms with boto3's defaults. Answers are not
 checked here: S3 has a checksum for whole objects only, and whoever reads has the ledger's for each
 extent (verified.py). boto3's ``Expect: 100-continue`` stays: it costs 0.1 ms, and a store that
 answers 503 is spared the body.

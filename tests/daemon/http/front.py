@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from daemon.errors import ApiError
+from daemon.api.errors import ApiError
 from daemon.http.head import Head
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request

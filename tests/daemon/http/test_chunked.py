@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.errors import ApiError
+from daemon.api.errors import ApiError
 from daemon.http.chunked import ChunkedDecoder
 
 

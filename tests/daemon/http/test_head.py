@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from daemon.errors import ApiError
+from daemon.api.errors import ApiError
 from daemon.http.head import (
     HeadCache,
     check_framing,

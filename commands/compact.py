@@ -1,0 +1,257 @@
+"""``headgate compact``: what it opens, starts and prints. The work is
+``daemon/upkeep/compact.py``'s.
+
+It works beside a running daemon and without one. Spark and pyiceberg are the extra ``spark``;
+a run that has nothing to do starts neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from commands.exits import CommandFailed
+from commands.objects import opened_ledger, opened_store
+from commands.output import bytes_text, count_text, duration_text, progress, table
+from compaction.run.java import NoJava
+from compaction.run.report import Report
+from compaction.run.session import SparkFailed, SparkMissing, check_extra
+from daemon import serve
+from daemon.config import Config
+from daemon.upkeep.compact import (
+    OtherRun,
+    Ready,
+    Run,
+    StoreIsEmpty,
+    UnknownTopics,
+    catalog_of,
+    look,
+    only_run,
+    place_of,
+    run_bytes_of,
+    writable_ledger,
+)
+from daemon.upkeep.cover import NotCovered, covering
+from daemon.upkeep.owner import OtherHistory
+from daemon.upkeep.recover import sleep_s
+from ledger.errors import LedgerMissing
+from ledger.log.entry import EntryError
+from shards.clock import monotonic_ns
+from uploader.ownership.ownerlog import OwnedByAnother
+from uploader.stores.counted import CountedStore
+
+if TYPE_CHECKING:
+    from compaction.tables.lake import Lake
+
+NAMED_MAX = 20  # of a kind, for people; JSON has them all
+
+
+def compact(config: Config, *, master: str | None, chosen: frozenset[str], dry_run: bool) -> Report:
+    """One run, or what one would do. Raises CommandFailed, LedgerError, StoreError."""
+    began_ns = monotonic_ns()
+    report = Report(dry_run)
+    if not Path(config.ledger_path).exists():
+        raise LedgerMissing(Path(config.ledger_path))
+    with _as_command_failures():
+        if dry_run:
+            with opened_ledger(config) as ledger:
+                _plan(report, look(ledger, chosen))
+        else:
+            with only_run(config):
+                _compact(config, master, chosen, report)
+    report.usd = report.requests.usd(config.store_url)
+    report.seconds = (monotonic_ns() - began_ns) / 1e9
+    if report.spark_seconds:
+        report.mb_per_second = report.bytes_compacted / report.spark_seconds / 1e6
+    return report
+
+
+class Needs(Struct, frozen=True):
+    """What a compaction needs beside the wheel: the versions that are installed, and the Java."""
+
+    pyspark: str
+    pyiceberg: str
+    java: str
+
+
+def needs() -> Needs:
+    """What there is of it. Raises CommandFailed where something is missing."""
+    from compaction.run.java import find_java
+
+    try:
+        check_extra()
+        java = find_java()
+    except (SparkMissing, NoJava) as error:
+        raise CommandFailed(str(error)) from error
+    return Needs(metadata.version("pyspark"), metadata.version("pyiceberg"), str(java))
+
+
+def _plan(report: Report, ready: Ready) -> None:
+    report.objects = ready.objects
+    report.bytes_compacted = ready.bytes
+    report.would_compact = ready.topics
+
+
+def _compact(config: Config, master: str | None, chosen: frozenset[str], report: Report) -> None:
+    with opened_ledger(config) as ledger:
+        ready = look(ledger, chosen)
+    if not ready.objects and not ready.unfinished:
+        return
+    check_extra()
+    from compaction.tables.lake import Lake
+
+    report.bytes_compacted = ready.bytes
+    with (
+        opened_store(config) as opened,
+        writable_ledger(config) as ledger,
+        Lake(place_of(config), *catalog_of(config)) as lake,
+    ):
+        store = CountedStore(opened)
+        report.requests = store.requests
+        run = Run(config, ledger, ready.to_commit, chosen, report, partial(_cover, config, store))
+        run.begin()
+        run.reconcile(lake)
+        if ready.objects:
+            _with_spark(config, master, run, lake, report)
+        run.end()
+
+
+def _cover(config: Config, store: CountedStore) -> None:
+    """Has an accepted entry cover the ledger as it is now, beside a daemon or without one.
+
+    Opens the directory's lock file a second time, whose closing gives back this process's locks
+    on it: there are none between two transactions of one thread.
+    """
+    with covering(config, store, sleep_s) as (_, cover):
+        cover.cover()
+
+
+def _with_spark(config: Config, master: str | None, run: Run, lake: Lake, report: Report) -> None:
+    from compaction.run.java import find_java
+    from compaction.run.plan import Limits
+    from compaction.run.session import spark_session
+
+    began_ns = monotonic_ns()
+    java = find_java()
+    report.java = str(java)
+    with (
+        tempfile.TemporaryDirectory(prefix="headgate-compact-") as scratch,
+        spark_session(master, Path(scratch), app_name="headgate compact", java=java) as spark,
+    ):
+        report.start_up_seconds = (monotonic_ns() - began_ns) / 1e9
+        report.master = str(spark.sparkContext.master)
+        cores = spark.sparkContext.defaultParallelism
+        limits = Limits(run_bytes=run_bytes_of(config, cores))
+        run.rounds(lake, spark, cores, limits, lambda n: progress(n, "compacting"))
+
+
+@contextlib.contextmanager
+def _as_command_failures() -> Iterator[None]:
+    from compaction.run.distribute import TaskFailed
+    from compaction.tables.errors import LakeError
+
+    again = "nothing is doubled: what is in the tables stays, the next run does the rest"
+    try:
+        yield
+    except (OtherRun, UnknownTopics, SparkMissing, NoJava) as error:
+        raise CommandFailed(str(error)) from error
+    except StoreIsEmpty as error:
+        raise CommandFailed(
+            str(error),
+            hint="is the store mounted, and the bucket the right one? see headgate check",
+        ) from error
+    except LakeError as error:
+        raise CommandFailed(error.problem, hint=error.hint) from error
+    except (TaskFailed, SparkFailed) as error:
+        raise CommandFailed(str(error), hint=again) from error
+    except OwnedByAnother as error:
+        raise CommandFailed(
+            str(error), hint="compact with that daemon's data directory, or take the store over"
+        ) from error
+    except NotCovered as error:
+        raise CommandFailed(str(error), hint=again) from error
+    except (serve.StartError, OtherHistory, EntryError) as error:
+        raise CommandFailed(str(error)) from error
+
+
+def compact_text(report: Report) -> str:
+    """The report for people."""
+    if report.dry_run:
+        return _dry_text(report)
+    if not report.objects and not report.made_up_for and report.sound:
+        return (
+            f"nothing to compact: everything acknowledged is in the tables, {report.seconds:.1f} s"
+        )
+    lines = []
+    if report.tables:
+        rows = [
+            (t.topic, t.table, count_text(t.rows), count_text(t.files), bytes_text(t.bytes),
+             count_text(t.rewritten))
+            for t in report.tables[:NAMED_MAX]
+        ]  # fmt: skip
+        lines.append(table(("topic", "table", "rows", "files", "size", "rewritten"), rows))
+        if len(report.tables) > NAMED_MAX:
+            lines.append(f"and {count_text(len(report.tables) - NAMED_MAX)} more tables")
+    lines += [
+        f"made up for a run that did not end: {name} was committed, readers are switched now"
+        for name in report.made_up_for[:NAMED_MAX]
+    ]
+    lines += [
+        f"QUARANTINED offsets {q.first_offset} to {q.last_offset} of {q.topic}, partition"
+        f" {q.partition}: {q.problem}"
+        for q in report.quarantined[:NAMED_MAX]
+    ]
+    lines += [
+        f"SET ASIDE ts of {count_text(s.records)} records of {s.topic}, partition {s.partition},"
+        f" offsets {s.first_offset} to {s.last_offset}: {s.value} ms is outside the years 1 to"
+        " 9999 (microseconds?); the rows have their arrival"
+        for s in report.set_aside[:NAMED_MAX]
+    ]
+    for failed in report.failed[:NAMED_MAX]:
+        lines += [f"NOT COMPACTED {failed.topic}: {failed.problem}", f"  hint: {failed.hint}"]
+    kinds = (report.quarantined, report.set_aside, report.failed)
+    more = sum(max(0, len(kind) - NAMED_MAX) for kind in kinds)
+    if more:
+        lines.append(f"and {count_text(more)} more problems (-o json has all)")
+    requests = report.requests
+    lines += [
+        (
+            f"{count_text(report.objects)} objects, {bytes_text(report.bytes_compacted)} compacted"
+            f" ({bytes_text(report.bytes_read)} read) into {count_text(report.files)} files of"
+            f" {bytes_text(report.bytes_written)}, {count_text(report.rows)} rows"
+        ),
+        (
+            f"{duration_text(report.seconds * 1000)}: start"
+            f" {duration_text(report.start_up_seconds * 1000)}, Spark"
+            f" {duration_text(report.spark_seconds * 1000)} ({report.mb_per_second:.0f} MB/s),"
+            f" tables {duration_text(report.commit_seconds * 1000)};"
+            f" {bytes_text(report.peak_memory_bytes)} in a task at most"
+        ),
+        (
+            f"{count_text(requests.gets)} gets, {count_text(requests.puts)} puts,"
+            f" {count_text(requests.lists)} lists: ${report.usd:.6f}; {report.java or 'no Java'}"
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def needs_text(found: Needs) -> str:
+    """The same for people."""
+    return f"pyspark {found.pyspark}, pyiceberg {found.pyiceberg}, {found.java}"
+
+
+def _dry_text(report: Report) -> str:
+    if not report.objects:
+        return "nothing to compact"
+    rows = [(name, bytes_text(size)) for name, size in report.would_compact.items()]
+    return table(("topic", "to compact"), rows) + (
+        f"\n{count_text(report.objects)} objects with {bytes_text(report.bytes_compacted)}"
+        " would be compacted"
+    )

@@ -1,0 +1,235 @@
+"""``headgate quarantine``: its commands, what they open and print. The work is
+``daemon/upkeep/quarantine.py``'s, imported by who needs it: pyarrow is of no use to other
+commands."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import click
+from msgspec import Struct
+
+from commands.exits import FAILED, CommandFailed
+from commands.objects import opened_ledger
+from commands.options import loaded, output_option, place_options
+from commands.output import count_text, print_json, progress, table
+from daemon.config import Config
+from ledger.lake.types import Quarantined
+from ledger.ledger import Ledger
+
+if TYPE_CHECKING:
+    from daemon.upkeep.quarantine import Outcome
+
+
+class Row(Struct, frozen=True):
+    """An element of ``quarantine ls -o json``."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    first_offset: int
+    last_offset: int
+    key: str
+    reason: str
+    found_ms: int
+    readable: bool
+
+
+def rows(config: Config) -> list[Row]:
+    """What is in quarantine, by object."""
+    with opened_ledger(config) as ledger:
+        return [
+            Row(
+                one.topic, one.hole.topic_id, one.hole.partition, one.hole.first_offset,
+                one.hole.last_offset, one.hole.key, one.hole.reason, one.found_ms, one.readable,
+            )
+            for one in ledger.quarantine()
+        ]  # fmt: skip
+
+
+def rows_text(found: Sequence[Row]) -> str:
+    """The rows for people."""
+    if not found:
+        return "nothing is in quarantine"
+    return table(
+        ("topic", "partition", "offsets", "object", "since", "reason"),
+        [
+            (
+                row.topic or f"(deleted, id {row.topic_id})", str(row.partition),
+                f"{row.first_offset}-{row.last_offset}", row.key, _time(row.found_ms),
+                row.reason if row.readable else f"evicted; {row.reason}",
+            )
+            for row in found
+        ],
+    )  # fmt: skip
+
+
+def retry(config: Config, keys: Sequence[str], advance: Callable[[int], object]) -> list[Outcome]:
+    """Reads objects again. Raises CommandFailed."""
+    from compaction.run.session import SparkMissing
+    from daemon.upkeep.compact import catalog_of, only_run, place_of, writable_ledger
+
+    with _failures(), only_run(config), writable_ledger(config) as ledger:
+        found = _chosen(ledger, keys)
+        if not found:
+            return []
+        try:
+            from compaction.tables.lake import Lake
+            from daemon.upkeep.quarantine import Retry
+        except ImportError as error:  # of pyiceberg, which only the extra brings
+            raise SparkMissing from error
+        outcomes: list[Outcome] = []
+        with Lake(place_of(config), *catalog_of(config)) as lake:
+            work = Retry(config, ledger, lake)
+            work.compare()
+            for _, of_object in groupby(found, key=lambda one: one.hole.key):
+                outcomes += work.retry(list(of_object))
+                advance(1)
+        return outcomes
+
+
+def outcomes_text(outcomes: Sequence[Outcome]) -> str:
+    """What a retry did, for people."""
+    if not outcomes:
+        return "nothing is in quarantine"
+    lines = [
+        f"{one.outcome.upper()} offsets {one.first_offset} to {one.last_offset} of"
+        f" {one.topic or 'a deleted topic'}, partition {one.partition}"
+        + (f": {one.problem}" if one.problem else "")
+        for one in outcomes
+    ]
+    kept = sum(one.outcome == "kept" for one in outcomes)
+    back = sum(one.last_offset + 1 - one.first_offset for one in outcomes
+               if one.outcome == "restored")  # fmt: skip
+    return "\n".join(
+        [*lines, f"{count_text(back)} records are back, {count_text(kept)} holes stay"]
+    )
+
+
+def held(config: Config, keys: Sequence[str]) -> list[Quarantined]:
+    """The holes of these objects. Raises CommandFailed."""
+    with _failures(), opened_ledger(config) as ledger:
+        return _chosen(ledger, keys)
+
+
+def accept(config: Config, keys: Sequence[str]) -> list[Quarantined]:
+    """Gives up the records of these objects. Raises CommandFailed."""
+    from daemon.upkeep.compact import only_run, writable_ledger
+    from daemon.upkeep.upkeep import clocks
+
+    with _failures(), only_run(config), writable_ledger(config) as ledger:
+        found = _chosen(ledger, keys)
+        ledger.accept_holes([one.hole for one in found], ledger.age_ms(clocks()))
+        return found
+
+
+def _chosen(ledger: Ledger, keys: Sequence[str]) -> list[Quarantined]:
+    found = ledger.quarantine()
+    missing = sorted(set(keys) - {one.hole.key for one in found})
+    if missing:
+        raise CommandFailed(
+            f"not in quarantine: {', '.join(missing)}", hint="`headgate quarantine ls` lists them"
+        )
+    return [one for one in found if not keys or one.hole.key in keys]
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    from compaction.run.fetch import StoreFailed
+    from compaction.run.session import SparkMissing
+    from compaction.tables.errors import LakeError
+    from daemon.upkeep.compact import OtherRun
+
+    try:
+        yield
+    except (OtherRun, SparkMissing, StoreFailed) as error:
+        raise CommandFailed(str(error)) from error
+    except LakeError as error:
+        raise CommandFailed(error.problem, hint=error.hint) from error
+
+
+def _time(epoch_ms: int) -> str:
+    if not epoch_ms:
+        return "-"
+    return datetime.fromtimestamp(epoch_ms / 1000, tz=UTC).isoformat(sep=" ", timespec="seconds")
+
+
+@click.group()
+def quarantine() -> None:
+    """Offsets that a compaction could not read: list them, read them again, or give them up."""
+
+
+@quarantine.command("ls")
+@place_options
+@output_option
+def quarantine_ls(as_json: bool, **options: Any) -> None:
+    """List what is in quarantine: topic, partition, offsets, object, since when, and why.
+
+    \b
+    Example:
+      headgate quarantine ls --data /var/lib/headgate
+    """
+    found = rows(loaded(**options))
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(rows_text(found))
+
+
+@quarantine.command("retry")
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@place_options
+@output_option
+@click.pass_context
+def quarantine_retry(
+    context: click.Context, /, keys: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
+    """Read the given objects again, or all; records that are whole now are brought back.
+
+    They come into the table and are read by `diff` again, each once. Exit code 1 if a hole stays.
+
+    \b
+    Examples:
+      headgate quarantine retry
+      headgate quarantine retry l0/000000000000000001/1-0-2
+    """
+    config = loaded(**options)
+    with progress(0, "objects") as advance:
+        outcomes = retry(config, keys, advance)
+    if as_json:
+        print_json(outcomes)
+    else:
+        click.echo(outcomes_text(outcomes))
+    context.exit(FAILED if any(one.outcome == "kept" for one in outcomes) else 0)
+
+
+@quarantine.command("accept")
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask. It is asked on a terminal only.")
+@place_options
+@output_option
+def quarantine_accept(keys: tuple[str, ...], yes: bool, as_json: bool, **options: Any) -> None:
+    """Give up the records of the given objects, for good.
+
+    Their offsets stay declared as lost, and `gc` may delete the objects.
+
+    \b
+    Example:
+      headgate quarantine accept l0/000000000000000001/1-0-2
+    """
+    config = loaded(**options)
+    if not yes and sys.stdin.isatty():
+        count = sum(q.hole.last_offset + 1 - q.hole.first_offset
+                    for q in held(config, keys))  # fmt: skip
+        click.confirm(f"Give up {count} records for good?", abort=True, err=True)
+    holes = [q.hole for q in accept(config, keys)]
+    if as_json:
+        print_json(holes)
+    else:
+        count = sum(hole.last_offset + 1 - hole.first_offset for hole in holes)
+        click.echo(f"{count} records of {len(set(keys))} objects are given up")

@@ -1,0 +1,79 @@
+"""The buddy tree of upload groups as text.
+
+Groups are aligned powers of two of shards; with a number of shards that is no power of two the
+tree is the power-of-two tree cut off at that number, and a half without shards is not drawn. The
+shard whose turn it is bears a star. A snapshot taken while the map changes may miss a group: its
+place is drawn as ``changing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from commands.output import bytes_text, duration_text
+
+MEMBERS_SHOWN_MAX = 16  # longer lists are a range and the turn
+
+
+class Group(Struct, frozen=True):
+    """An element of ``groups`` in /v0/status."""
+
+    group: int
+    shards: list[int]
+    turn: int | None = None
+    backlog_bytes: int | None = None
+    last_upload_age_ms: float | None = None
+    last_change_age_ms: float | None = None
+    splits: int | None = None
+    merges: int | None = None
+
+
+def draw(groups: Sequence[Group], shard_count: int) -> str:
+    """The tree over shards 0 to ``shard_count - 1``, one line a node."""
+    size = 1
+    while size < shard_count:
+        size *= 2
+    rows = list(_rows({group.group: group for group in groups}, 0, size, shard_count, "", ""))
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(f"{name.ljust(width)}  {text}".rstrip() for name, text in rows)
+
+
+def _rows(
+    groups: dict[int, Group], low: int, size: int, shard_count: int, branch: str, below: str
+) -> Iterator[tuple[str, str]]:
+    """(node, description) of the run [low, low + size) and what is under it."""
+    members = list(range(low, min(low + size, shard_count)))
+    while size > 1 and low + size // 2 >= shard_count:
+        size //= 2  # the upper half has no shards: the lower half is the same run
+    name = f"shard {low}" if len(members) == 1 else f"shards {low}-{members[-1]}"
+    group = groups.get(low)
+    if group is not None and group.shards == members:
+        yield branch + name, _describe(group)
+        return
+    if not any(low <= start < low + size for start in groups):
+        yield branch + name, "changing"
+        return
+    yield branch + name, "split"
+    half = size // 2
+    yield from _rows(groups, low, half, shard_count, below + "├─ ", below + "│  ")
+    yield from _rows(groups, low + half, half, shard_count, below + "└─ ", below + "   ")
+
+
+def _describe(group: Group) -> str:
+    if len(group.shards) <= MEMBERS_SHOWN_MAX:
+        turns = " ".join(
+            f"{shard}*" if shard == group.turn else str(shard) for shard in group.shards
+        )
+    else:
+        turns = f"{group.shards[0]}..{group.shards[-1]}, turn {group.turn}*"
+    return (
+        f"group {group.group}  [{turns}]  backlog {bytes_text(group.backlog_bytes)}"
+        f"  uploaded {_ago(group.last_upload_age_ms)}  changed {_ago(group.last_change_age_ms)}"
+        f"  splits {group.splits or 0}  merges {group.merges or 0}"
+    )
+
+
+def _ago(age_ms: float | None) -> str:
+    return "never" if age_ms is None else f"{duration_text(age_ms)} ago"

@@ -1,0 +1,1 @@
+"""The tables' data files: writing, reading and merging Parquet."""

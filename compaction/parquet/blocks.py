@@ -1,0 +1,91 @@
+"""A row group that is decoded block by block, as its blocks are wanted: for the daemon.
+
+A reader that takes 256 records at a time out of 65,536 should neither wait for all of them to be
+decoded nor keep them all. So the fetched bytes are kept as they are, which is a fraction of what
+they hold, and blocks are the caller's to keep or not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from compaction.parquet.fetch import LakeFileDamaged, Window
+from compaction.parquet.reader import Footer, RowGroup, decoded, opened, undecodable
+from compaction.parquet.rows import COLUMNS, INDEX_COLUMNS, Block, Rows, block_of, one_chunk
+from uploader.stores.verified import verified
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BLOCK_BYTES = 1 << 20  # a page of the data column; some 1 to 2 ms to decode
+
+
+def open_rows(footer: Footer, group: RowGroup) -> BlockRows:
+    """A row group's bytes and its index. Raises StoreError, ObjectMissing, LakeFileDamaged."""
+    return verified(
+        lambda: BlockRows(footer, group, footer.fetch(group.first_byte, group.length)),
+        footer.reconnect, LakeFileDamaged, footer.path,
+    )  # fmt: skip
+
+
+class BlockRows(Rows):
+    """A row group whose bytes are here, and whose blocks are decoded one after the other.
+
+    A block further on costs those between, one further back costs all from the first on: pages
+    of Parquet are passed over by decoding them. What was decoded is the caller's to keep.
+    """
+
+    def __init__(self, footer: Footer, group: RowGroup, data: bytes) -> None:
+        self._footer = footer
+        self._group = group
+        self._data = data
+        index = decoded(footer, group, Window(data, group.first_byte), COLUMNS[:INDEX_COLUMNS])
+        super().__init__(footer.path, group.index, *map(one_chunk, index.columns))
+        # Decoding stops within a page of each column.
+        self.size_bytes += len(data) + min(BLOCK_BYTES, group.decoded_bytes)
+        self.block_rows = max(1, group.rows * BLOCK_BYTES // max(group.decoded_bytes, BLOCK_BYTES))
+        self._lock = threading.Lock()
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._next = -1  # the block that the iterator gives next; before the first use none
+
+    def block(self, number: int) -> Block:
+        """Raises LakeFileDamaged when the pages are wrong in bytes that were fetched again, too;
+        StoreError, ObjectMissing."""
+        with self._lock:
+            return verified(
+                lambda: self._block(number), self._fetch_again, LakeFileDamaged, self.path
+            )
+
+    def _fetch_again(self) -> None:
+        self._footer.reconnect()
+        self._data = self._footer.fetch(self._group.first_byte, self._group.length)
+
+    def _block(self, number: int) -> Block:
+        if not 0 <= self._next <= number:
+            self._batches = self._iterator()
+            self._next = 0
+        at, self._next = self._next, -1  # begins anew after an error
+        batch: pa.RecordBatch | None = None
+        while at <= number:
+            batch = next(self._batches, None)
+            wanted = min(self.block_rows, len(self.offsets) - at * self.block_rows)
+            if batch is None or batch.num_rows != wanted:
+                raise undecodable(self._footer, self._group, f"block {at} is not whole")
+            at += 1
+        assert batch is not None
+        self._next = at
+        return block_of(number * self.block_rows, batch.columns)
+
+    def _iterator(self) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        try:
+            with opened(self._footer, Window(self._data, self._group.first_byte)) as file:
+                yield from file.iter_batches(
+                    self.block_rows, [self._group.index], COLUMNS[INDEX_COLUMNS:],
+                    use_threads=False,
+                )  # fmt: skip
+        except (pa.ArrowException, OSError) as error:
+            raise undecodable(self._footer, self._group, str(error)) from error

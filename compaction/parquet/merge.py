@@ -1,0 +1,215 @@
+"""Which rows of L1 come next: files whose ranges overlap, merged by offset. Pure.
+
+A partition's rows may lie in several files at once, one for each day of their timestamps, so
+offsets 1, 2, 3 can be rows of three files. A merge asks for what it needs and is given it:
+
+    merge = merged(ranges, partition, offset, last)     a generator
+    need = next(merge)                                  NeedFooter, NeedRows or Span
+    need = merge.send(footer or rows), or next(merge) behind a Span
+
+Nothing is asked for before it can hold the next row, so a reader that stops early has fetched
+little. Row groups whose statistics rule out what is asked are never asked for; with ``since_ms``
+those too that end before this time.
+
+Each of the ranges has a *cursor* that knows a lower bound of its next offset: from the ledger's
+range, then from the footer, then from the rows. The lowest is advanced; a cursor with rows gives
+all of them up to the lowest bound of the others as one *span*.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from compaction.parquet.fetch import LakeFileDamaged
+from compaction.parquet.reader import Footer, RowGroup, may_hold, read_footer, read_rows
+from compaction.parquet.rows import Rows
+from ledger.lake.types import FileRange
+from uploader.l0.records import Record
+
+if TYPE_CHECKING:
+    from compaction.place import Place
+
+RECORDS_AT_ONCE = 256  # made at a time: whoever wants one makes no 65,536
+EVER_MS = -(1 << 63)
+
+
+class NeedFooter(NamedTuple):
+    """Send the Footer of this file."""
+
+    path: str
+    size_bytes: int
+
+
+class NeedRows(NamedTuple):
+    """Send the Rows of this row group."""
+
+    footer: Footer
+    group: RowGroup
+
+
+class Span(NamedTuple):
+    """Rows [start, stop), which come next."""
+
+    rows: Rows
+    start: int
+    stop: int
+
+    @property
+    def first_offset(self) -> int:
+        return int(self.rows.offsets[self.start])
+
+    @property
+    def last_offset(self) -> int:
+        return int(self.rows.offsets[self.stop - 1])
+
+    def records(self) -> Iterator[tuple[int, int, Record]]:
+        """(offset, epoch milliseconds, record) of all, a few made at a time."""
+        for start in range(self.start, self.stop, RECORDS_AT_ONCE):
+            yield from self.rows.records(start, min(start + RECORDS_AT_ONCE, self.stop))
+
+
+Merge = Generator[NeedFooter | NeedRows | Span, Footer | Rows | None, None]
+
+
+class _Cursor:
+    """One range's way: its footer, its row groups that may hold something, their stretches."""
+
+    __slots__ = ("bound", "footer", "groups", "range", "rows", "stretches")
+
+    def __init__(self, file_range: FileRange, offset: int) -> None:
+        self.range = file_range
+        self.bound = max(offset, file_range.range.first_offset)
+        self.footer: Footer | None = None
+        self.groups: list[RowGroup] = []  # the next one last
+        self.rows: Rows | None = None
+        self.stretches: list[tuple[int, int]] = []  # the next one last
+
+    def take(self, last: int) -> Span:
+        """The rows of this stretch up to ``last``, but at least one: who has the same bound
+        without rows yet has them further on."""
+        assert self.rows is not None
+        start, stop = self.stretches[-1]
+        end = max(bisect_left(self.rows.offsets, last + 1, start, stop), start + 1)
+        self.stretches[-1] = (end, stop)
+        return Span(self.rows, start, end)
+
+    def next_stretch(self) -> bool:
+        """Sets the bound anew; whether anything is left."""
+        while self.rows is not None and self.stretches:
+            start, stop = self.stretches[-1]
+            if start < stop:
+                self.bound = int(self.rows.offsets[start])
+                return True
+            self.stretches.pop()
+        self.rows = None
+        if not self.groups:
+            return False
+        group = self.groups[-1]
+        if group.partition_min == group.partition_max:
+            self.bound = max(self.bound, group.offset_min)
+        return True
+
+
+def merged(
+    ranges: Sequence[FileRange],
+    partition: int,
+    offset: int,
+    last: int,
+    since_ms: int = EVER_MS,
+) -> Merge:
+    """Spans of the rows with offsets [offset, last], in order. Raises LakeFileDamaged.
+
+    ``since_ms`` leaves out row groups, not rows: what is yielded may be older.
+    """
+    cursors = [
+        _Cursor(each, offset)
+        for each in ranges
+        if each.range.first_offset <= last
+        and each.range.last_offset >= offset
+        and each.range.last_timestamp_ms >= since_ms
+    ]
+    heap = [(cursor.bound, number) for number, cursor in enumerate(cursors)]
+    heapq.heapify(heap)
+    reached = offset - 1
+    while heap:
+        bound, number = heapq.heappop(heap)
+        if bound > last:
+            return
+        cursor = cursors[number]
+        if cursor.rows is None:
+            more = yield from _advance(cursor, partition, offset, last, since_ms)
+        else:
+            if bound <= reached:
+                raise LakeFileDamaged(
+                    cursor.range.path,
+                    f"offset {bound} of partition {partition} is there, which also stands in"
+                    " another place or behind greater ones",
+                )
+            span = cursor.take(min(heap[0][0] - 1, last) if heap else last)
+            reached = span.last_offset
+            yield span
+            more = cursor.next_stretch()
+        if more:
+            heapq.heappush(heap, (cursor.bound, number))
+
+
+def _advance(
+    cursor: _Cursor, partition: int, offset: int, last: int, since_ms: int
+) -> Generator[NeedFooter | NeedRows, Footer | Rows | None, bool]:
+    """One step nearer to rows; whether there may be any."""
+    low = max(offset, cursor.range.range.first_offset)
+    high = min(last, cursor.range.range.last_offset)
+    if cursor.footer is None:
+        footer = yield NeedFooter(cursor.range.path, cursor.range.size_bytes)
+        assert isinstance(footer, Footer)
+        cursor.footer = footer
+        cursor.groups = [
+            group
+            for group in reversed(footer.groups)
+            if may_hold(group, partition, low, high, since_ms)
+        ]
+    else:
+        group = cursor.groups.pop()
+        rows = yield NeedRows(cursor.footer, group)
+        assert isinstance(rows, Rows)
+        stretches = []
+        for start, stop in rows.stretches.get(partition, ()):
+            begin = bisect_left(rows.offsets, low, start, stop)
+            end = bisect_left(rows.offsets, high + 1, begin, stop)
+            if begin < end:
+                stretches.append((begin, end))
+        cursor.rows = rows
+        cursor.stretches = stretches[::-1]
+    return cursor.next_stretch()
+
+
+def records(
+    place: Place,
+    ranges: Sequence[FileRange],
+    partition: int,
+    offset: int,
+    last: int,
+    since_ms: int = EVER_MS,
+) -> Iterator[tuple[int, int, Record]]:
+    """(offset, epoch milliseconds, record) of offsets [offset, last] in order, of ``since_ms``
+    or later. Blocks; keeps what it reads of each file only while it stands in it.
+
+    Raises StoreError, ObjectMissing, LakeFileDamaged.
+    """
+    merge = merged(ranges, partition, offset, last, since_ms)
+    reply: Footer | Rows | None = None
+    while True:
+        try:
+            need = merge.send(reply)
+        except StopIteration:
+            return
+        reply = None
+        if isinstance(need, NeedFooter):
+            reply = read_footer(place, need.path, need.size_bytes)
+        elif isinstance(need, NeedRows):
+            reply = read_rows(need.footer, need.group)
+        else:
+            yield from (each for each in need.records() if each[1] >= since_ms)

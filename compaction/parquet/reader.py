@@ -1,0 +1,234 @@
+"""Reading L1: footers and row groups of Parquet files.
+
+Vocabulary: a file's *footer* says which *row groups* it has and what their columns range over. A
+row group is fetched by one range read of exactly its base columns, and decoded whole here or block
+by block in ``l1_blocks.py``. What rows are is in ``l1_rows.py``, which ones come next in
+``l1_merge.py``.
+
+Fetching and decoding are apart: what the store answers badly is a StoreError, as for objects of
+L0 (ObjectMissing names a file that is gone), what the bytes answer badly is LakeFileDamaged.
+Footers and rows are plain values, kept or not by the caller.
+
+pyarrow is imported at the first call and not before: it costs a process 70 ms and 20 MB, which a
+daemon that reads no L1 never pays. All calls block, and may be made from any thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from compaction.parquet.fetch import LakeFileDamaged, Window, fetcher
+from compaction.parquet.rows import COLUMNS, WholeRows
+from uploader.stores.verified import verified
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from compaction.place import Place
+
+TAIL_BYTES = 64 << 10  # the footers of all but very large files
+_MAGIC = b"PAR1"
+_END_BYTES = 8  # the footer's length and the magic
+_UNKNOWN = 1 << 63
+
+
+class RowGroup(Struct, frozen=True):
+    """What a footer says of a row group. Bounds are inclusive, and wide open where the footer
+    has none. ``first_byte`` and ``length`` are where its base columns lie."""
+
+    index: int
+    rows: int
+    decoded_bytes: int
+    first_byte: int
+    length: int
+    partition_min: int
+    partition_max: int
+    offset_min: int
+    offset_max: int
+    timestamp_ms_min: int
+    timestamp_ms_max: int
+
+
+class Footer(Struct, frozen=True):
+    """A file's footer. ``metadata`` is pyarrow's, ``size_bytes`` about what that takes."""
+
+    path: str
+    groups: tuple[RowGroup, ...]
+    metadata: Any
+    size_bytes: int
+    fetch: Callable[[int, int], bytes]
+    reconnect: Callable[[], None]
+
+
+def read_footer(place: Place, path: str, size_bytes: int) -> Footer:
+    """A file's footer. Raises StoreError, ObjectMissing, LakeFileDamaged."""
+    return verified(
+        lambda: _read_footer(place, path, size_bytes), place.reconnect, LakeFileDamaged, path
+    )
+
+
+def _read_footer(place: Place, path: str, size_bytes: int) -> Footer:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fetch = fetcher(place, path)
+    tail_bytes = min(size_bytes, TAIL_BYTES)
+    tail = fetch(size_bytes - tail_bytes, tail_bytes)
+    if tail[-len(_MAGIC) :] != _MAGIC:
+        raise LakeFileDamaged(path, f"no Parquet footer ends at byte {size_bytes}")
+    wanted = int.from_bytes(tail[-_END_BYTES : -len(_MAGIC)], "little") + _END_BYTES
+    if wanted > size_bytes:
+        raise LakeFileDamaged(path, f"a footer of {wanted} bytes in a file of {size_bytes}")
+    if wanted > tail_bytes:
+        tail = fetch(size_bytes - wanted, wanted)
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(tail))
+        groups = _groups(metadata)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise LakeFileDamaged(path, f"its footer cannot be read: {error}") from error
+    # Decoded it takes several times its length; measured 3 to 5.
+    return Footer(path, groups, metadata, 5 * wanted, fetch, place.reconnect)
+
+
+def _groups(metadata: Any) -> tuple[RowGroup, ...]:
+    columns = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    base = [columns[name] for name in COLUMNS]
+    ranged = [columns[name] for name in ("partition", "offset", "timestamp")]
+    groups = []
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        chunks = [group.column(column) for column in base]
+        starts = [_start_of(chunk) for chunk in chunks]
+        ends = [
+            start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)
+        ]
+        bounds = [_bounds(group.column(column).statistics) for column in ranged]
+        (partition_min, partition_max), (offset_min, offset_max), (us_min, us_max) = bounds
+        groups.append(
+            RowGroup(
+                index,
+                group.num_rows,
+                sum(chunk.total_uncompressed_size for chunk in chunks),
+                min(starts),
+                max(ends) - min(starts),
+                partition_min,
+                partition_max,
+                offset_min,
+                offset_max,
+                us_min // 1000,
+                us_max // 1000,
+            )
+        )
+    return tuple(groups)
+
+
+def _start_of(chunk: Any) -> int:
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < chunk.data_page_offset:
+        return int(chunk.dictionary_page_offset)
+    return int(chunk.data_page_offset)
+
+
+def _bounds(statistics: Any) -> tuple[int, int]:
+    if statistics is None or not statistics.has_min_max:
+        return -_UNKNOWN, _UNKNOWN
+    return statistics.min_raw, statistics.max_raw
+
+
+def read_rows(footer: Footer, group: RowGroup) -> WholeRows:
+    """A row group, decoded. Raises StoreError, ObjectMissing, LakeFileDamaged."""
+
+    def read() -> WholeRows:
+        window = Window(footer.fetch(group.first_byte, group.length), group.first_byte)
+        return WholeRows(footer.path, group.index, decoded(footer, group, window, COLUMNS))
+
+    return verified(read, footer.reconnect, LakeFileDamaged, footer.path)
+
+
+def opened(footer: Footer, window: Window) -> Any:
+    """pyarrow's ParquetFile over a fetched range of the file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(
+        pa.PythonFile(window, mode="r"),
+        metadata=footer.metadata,
+        pre_buffer=False,  # all is here
+        page_checksum_verification=True,
+    )
+
+
+def decoded(
+    footer: Footer, group: RowGroup, window: Window, columns: Sequence[str] | None
+) -> pa.Table:
+    """Columns of a fetched row group, all for None. Raises LakeFileDamaged."""
+    import pyarrow as pa
+
+    try:
+        with opened(footer, window) as file:
+            table = file.read_row_group(group.index, columns=columns, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise undecodable(footer, group, str(error)) from error
+    if table.num_rows != group.rows:
+        raise LakeFileDamaged(
+            footer.path,
+            f"its row group {group.index} has {table.num_rows} rows, its footer says {group.rows}",
+        )
+    return table
+
+
+def undecodable(footer: Footer, group: RowGroup, problem: str) -> LakeFileDamaged:
+    """The error of a row group whose bytes came and are no rows."""
+    return LakeFileDamaged(footer.path, f"its row group {group.index} cannot be decoded: {problem}")
+
+
+def batches(
+    place: Place, path: str, size_bytes: int, partition: int, first_offset: int, last_offset: int
+) -> Iterator[pa.RecordBatch]:
+    """Rows of one partition with offsets [first_offset, last_offset] of one file, as it has them.
+
+    All columns of the table, a row group at a time at most, in order of offsets. Row groups whose
+    statistics say that they hold none are not fetched. Raises StoreError, ObjectMissing,
+    LakeFileDamaged.
+    """
+    footer = read_footer(place, path, size_bytes)
+    for group in footer.groups:
+        if not may_hold(group, partition, first_offset, last_offset):
+            continue
+        read = partial(_read_whole, footer, group)
+        table = verified(read, footer.reconnect, LakeFileDamaged, path)
+        rows = WholeRows(path, group.index, table)
+        for start, stop in rows.stretches.get(partition, ()):
+            low = bisect_left(rows.offsets, first_offset, start, stop)
+            high = bisect_left(rows.offsets, last_offset + 1, low, stop)
+            if low < high:
+                yield from table.slice(low, high - low).to_batches()
+
+
+def _read_whole(footer: Footer, group: RowGroup) -> pa.Table:
+    first, length = _whole(footer.metadata.row_group(group.index))
+    return decoded(footer, group, Window(footer.fetch(first, length), first), None)
+
+
+def _whole(group: Any) -> tuple[int, int]:
+    """(first byte, length) of all columns of a row group."""
+    chunks = [group.column(column) for column in range(group.num_columns)]
+    first = min(_start_of(chunk) for chunk in chunks)
+    end = max(_start_of(chunk) + chunk.total_compressed_size for chunk in chunks)
+    return first, end - first
+
+
+def may_hold(
+    group: RowGroup, partition: int, first_offset: int, last_offset: int, since_ms: int = -_UNKNOWN
+) -> bool:
+    """Whether statistics leave open that a row group has such a row."""
+    return (
+        group.partition_min <= partition <= group.partition_max
+        and group.offset_max >= first_offset
+        and group.offset_min <= last_offset
+        and group.timestamp_ms_max >= since_ms
+    )

@@ -1,0 +1,1 @@
+"""One compaction run: its plan, its Spark job, its session."""

@@ -1,0 +1,299 @@
+"""One Spark job that compacts planned objects: the part of it that runs on the driver.
+
+    tasks -> read, write -> reports                          where nothing is to be shuffled
+    tasks -> read, write -> by reducer -> sort, write -> reports
+
+``plan.py`` decides, ``tasks.py`` is what executors run. Reports of all tasks make the outcome: the
+files that were written, described for the tables and the ledger, and what could not be read.
+Before it is returned, the rows of files and holes are counted against the plan: a job whose tasks
+were repeated in an unlucky way fails here, and never commits a row twice or not at all.
+
+Nothing is committed here, no ledger is read, no clock. The session is its owner's, and none of its
+settings is changed.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from compaction.parquet.columns import SetAside
+from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, WrittenFile
+from compaction.place import Place
+from compaction.run.fetch import StoreFailed
+from compaction.run.groups import TopicWork
+from compaction.run.plan import Plan, plan
+from compaction.run.runs import RANGE_BYTES_MIN_LOCAL, Limits
+from compaction.run.tasks import (
+    MapFunction,
+    ReduceFunction,
+    Report,
+    Setup,
+    decode_report,
+    encode_task,
+    reducer_of,
+)
+from ledger.lake.types import Hole, PlannedObject
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ADVANCE_EVERY_S = 0.25
+
+_MOST_RECENT = re.compile(
+    r"most recent failure: (?:Lost task [^\n]*?\(TID \d+\) \([^)]*\): )?"
+    r"(?:[\w.$]+Exception: )?([^\n]+?)(?:\. Consider setting[^\n]*)?$",
+    re.MULTILINE,
+)
+
+Advance = Callable[[int, int], None]
+"""Told (objects read, bytes of L0 written) so far, from a thread of its own. Tasks count when they
+end; where one is repeated the numbers may run ahead, but never above the plan's."""
+
+
+class TaskFailed(Exception):
+    """A task failed as often as Spark lets it; one sentence. Nothing was committed."""
+
+
+class TopicOutcome(Struct, frozen=True):
+    """What became of a topic. ``joined`` are files whose rows are in ``files`` now; ``kept`` are
+    files that could not be read, with the reason, and stay as they are. ``failed`` says why the
+    topic could not be written, else it is empty: then nothing of it counts."""
+
+    topic_id: int
+    files: tuple[WrittenFile, ...]
+    holes: tuple[Hole, ...]
+    joined: tuple[str, ...]
+    kept: tuple[tuple[str, str], ...]
+    set_aside: tuple[SetAside, ...] = ()
+    failed: str = ""
+
+    @property
+    def rows(self) -> int:
+        return sum(written.file.rows for written in self.files)
+
+
+class Outcome(Struct, frozen=True):
+    """What a job did. ``bytes_planned`` is what was to be compacted, ``bytes_read`` what it took
+    to read that, by ``requests`` GETs; ``memory_peak_bytes`` is the largest Python worker's."""
+
+    topics: dict[int, TopicOutcome]
+    objects: int
+    bytes_planned: int
+    bytes_read: int
+    requests: int
+    memory_peak_bytes: int
+    tasks: int
+    reducers: int
+
+    @property
+    def rows(self) -> int:
+        return sum(topic.rows for topic in self.topics.values())
+
+
+def distribute(
+    spark: SparkSession,
+    place: Place,
+    run: str,
+    objects: Sequence[PlannedObject],
+    topics: Sequence[TopicWork],
+    *,
+    cores: int | None = None,
+    limits: Limits | None = None,
+    zstd_level: int = ZSTD_LEVEL,
+    file_bytes_max: int = FILE_BYTES_MAX,
+    advance: Advance | None = None,
+) -> Outcome:
+    """Compacts ``objects`` (in commit order) of ``topics`` into files, which nobody knows yet.
+
+    ``cores`` is by default what the session has. Raises TaskFailed.
+    """
+    context = spark.sparkContext
+    limits = limits or Limits()
+    if limits.range_bytes_min is None and place.url.startswith("file:"):
+        limits = msgspec.structs.replace(limits, range_bytes_min=RANGE_BYTES_MIN_LOCAL)
+    what = plan(objects, topics, cores or context.defaultParallelism, limits)
+    if not what.tasks:
+        return outcome_of(what, [])
+    setup = Setup(place, run, what.topics, zstd_level, file_bytes_max)
+    objects_done, bytes_done = context.accumulator(0), context.accumulator(0)
+
+    def done() -> tuple[int, int]:
+        objects_share = min(1.0, objects_done.value / max(1, what.reads))
+        return int(what.objects * objects_share), min(bytes_done.value, what.bytes)
+
+    count = _Count(objects_done, bytes_done)
+    tasks = [encode_task(task) for task in what.tasks]
+    pairs = context.parallelize(tasks, len(tasks)).mapPartitions(
+        MapFunction(setup, what.shuffled, count)
+    )
+    if what.reducers:
+        pairs = pairs.repartitionAndSortWithinPartitions(what.reducers, reducer_of).mapPartitions(
+            ReduceFunction(setup, what.shuffled, count)
+        )
+    with _advancing(advance, done):
+        reports = [decode_report(body) for _, body in _collected(pairs)]
+    return outcome_of(what, reports)
+
+
+class _Count:
+    """Counts in a task for the driver."""
+
+    def __init__(self, objects: Any, size: Any) -> None:
+        self._objects = objects
+        self._bytes = size
+
+    def __call__(self, objects: int, size: int) -> None:
+        self._objects.add(objects)
+        self._bytes.add(size)
+
+
+def _collected(pairs: Any) -> list[Any]:
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no types
+    from pyspark.errors import PySparkException
+
+    try:
+        found: list[Any] = pairs.collect()
+    except (Py4JJavaError, PySparkException) as error:
+        raise TaskFailed(sentence_of(str(error))) from None
+    return found
+
+
+def sentence_of(trace: str) -> str:
+    """What a failed job says, out of a trace of many lines: the exception of the Python task when
+    there is one, else Spark's own reason."""
+    _, python, behind = trace.rpartition("Traceback (most recent call last):\n")
+    if python:
+        # The first line that is not indented is the exception, its module's name before it.
+        said = next((line for line in behind.splitlines() if line[:1].strip()), "")
+        kind, colon, message = said.strip().partition(": ")
+        name = kind.rpartition(".")[2]
+        if colon:
+            own = name == StoreFailed.__name__
+            return f"a task of the compaction failed: {message if own else f'{name}: {message}'}"
+        return f"a task of the compaction failed with {name or 'an exception without a name'}"
+    reason = _MOST_RECENT.search(trace)
+    if reason:
+        said = reason[1].strip()
+        if "worker exited unexpectedly" in said:
+            said += "; if memory ran out, a smaller compact_run_bytes makes tasks smaller"
+        return f"a task of the compaction failed: {said}"
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    cause = next((line for line in lines if line.startswith(":")), lines[0] if lines else "")
+    return f"the Spark job failed: {cause.lstrip(': ') or 'without a word'}"
+
+
+@contextmanager
+def _advancing(advance: Advance | None, done: Callable[[], tuple[int, int]]) -> Iterator[None]:
+    if advance is None:
+        yield
+        return
+    ended = threading.Event()
+
+    def tell() -> None:
+        told = (0, 0)
+        while not ended.wait(ADVANCE_EVERY_S):
+            if done() != told:
+                told = done()
+                advance(*told)
+
+    thread = threading.Thread(target=tell, name="headgate-advance", daemon=True)
+    thread.start()
+    try:
+        yield
+        advance(*done())
+    finally:
+        ended.set()
+        thread.join()
+
+
+def outcome_of(what: Plan, reports: Sequence[Report]) -> Outcome:
+    """What the tasks' reports say together, checked against the plan. Raises TaskFailed."""
+    files: dict[int, list[WrittenFile]] = {topic.topic_id: [] for topic in what.topics}
+    holes: dict[int, list[Hole]] = {topic.topic_id: [] for topic in what.topics}
+    joined = {path for report in reports for path in report.joined}
+    kept = {path: why for report in reports for path, why in report.kept}
+    failed = {topic_id: why for report in reports for topic_id, why in report.failed}
+    set_aside: dict[int, list[SetAside]] = {topic.topic_id: [] for topic in what.topics}
+    for report in reports:
+        for written in report.files:
+            files[written.topic_id].append(written)
+        for hole in report.holes:
+            holes[hole.topic_id].append(hole)
+        for topic_id, some in report.set_aside:
+            set_aside[topic_id].append(some)
+    topics = {}
+    for topic in what.topics:
+        if topic.topic_id in failed:
+            topics[topic.topic_id] = TopicOutcome(
+                topic.topic_id, (), (), (), (), failed=failed[topic.topic_id]
+            )
+            continue
+        of_topic = {each.path for each in topic.joining}
+        topics[topic.topic_id] = TopicOutcome(
+            topic.topic_id,
+            tuple(sorted(files[topic.topic_id], key=lambda written: written.file.path)),
+            tuple(
+                sorted(holes[topic.topic_id], key=lambda hole: (hole.partition, hole.first_offset))
+            ),
+            tuple(sorted(of_topic & joined)),
+            tuple(sorted((path, why) for path, why in kept.items() if path in of_topic)),
+            tuple(sorted(set_aside[topic.topic_id], key=lambda s: (s.partition, s.first_offset))),
+        )
+    _check(what, topics)
+    return Outcome(
+        topics,
+        what.objects,
+        what.bytes,
+        sum(report.bytes_read for report in reports),
+        sum(report.requests for report in reports),
+        max((report.memory_peak_bytes for report in reports), default=0),
+        len(what.tasks),
+        what.reducers,
+    )
+
+
+def _check(what: Plan, topics: dict[int, TopicOutcome]) -> None:
+    """Every planned offset of a topic that was written is a row or in a hole, exactly once.
+    Raises TaskFailed."""
+    expected: dict[tuple[int, int], int] = {}
+    group_topic = {
+        group.number: what.topics[group.topic].topic_id
+        for group in (*what.shuffled, *(group for task in what.tasks for group in task.local))
+    }
+    for task in what.tasks:
+        for each in task.objects:
+            for extent in each.extents:
+                place = (group_topic[extent.group], extent.partition)
+                if topics[place[0]].failed:
+                    continue
+                count = extent.last_offset - extent.first_offset + 1
+                expected[place] = expected.get(place, 0) + count
+    found: dict[tuple[int, int], int] = {}
+    for topic in what.topics:
+        outcome = topics[topic.topic_id]
+        for old in topic.joining:
+            if old.path in outcome.joined:
+                for part in old.ranges:
+                    place = (topic.topic_id, part.partition)
+                    expected[place] = expected.get(place, 0) + part.rows
+        for written in outcome.files:
+            for part in written.file.ranges:
+                place = (topic.topic_id, part.partition)
+                found[place] = found.get(place, 0) + part.rows
+        for hole in outcome.holes:
+            place = (topic.topic_id, hole.partition)
+            found[place] = found.get(place, 0) + hole.last_offset - hole.first_offset + 1
+    for place in sorted(expected.keys() | found.keys()):
+        if expected.get(place, 0) != found.get(place, 0):
+            raise TaskFailed(
+                f"partition {place[1]} of topic {place[0]} should have {expected.get(place, 0)}"
+                f" rows and the tasks wrote {found.get(place, 0)}: tasks were repeated with"
+                " different results; nothing is committed, run it again"
+            )

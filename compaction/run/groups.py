@@ -1,0 +1,221 @@
+"""Writes one group: extents of a topic, and rows of small files that join them.
+
+Vocabulary: a *group* is what one task writes of one topic, as a whole sorted by (partition,
+offset). Extents may be given in any order. A file that *joins* is read whole before any of its
+rows is written; one that cannot be read stays in the table, with a reason, and the group does
+without it. An extent that cannot be decoded is a hole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from msgspec import Struct
+
+from compaction.parquet.columns import ExtentBytes, Piece, SetAside
+from compaction.parquet.writer import (
+    ROW_GROUP_BYTES,
+    ROW_GROUP_ROWS,
+    FileNames,
+    Shares,
+    Syncs,
+    TopicWriter,
+    WrittenFile,
+)
+from compaction.place import Place
+from compaction.tables.schema import Column, arrow_schema, field_ids_of
+from ledger.lake.types import Hole, LakeRange
+from uploader.l0 import L0Error
+
+
+class JoiningFile(Struct, frozen=True):
+    """A small file of the table whose rows shall be written again. ``path`` is its location."""
+
+    path: str
+    size_bytes: int
+    ranges: tuple[LakeRange, ...]
+
+    @property
+    def l0_bytes(self) -> int:
+        """Its rows' share of L0, about what they take in memory."""
+        return sum(each.bytes for each in self.ranges)
+
+
+class TopicWork(Struct, frozen=True):
+    """A topic that is compacted: its table's ``location`` (without a slash at its end) and typed
+    columns, and the files that join."""
+
+    topic_id: int
+    location: str
+    columns: tuple[Column, ...] = ()
+    joining: tuple[JoiningFile, ...] = ()
+
+
+class GroupResult(NamedTuple):
+    """What became of a group."""
+
+    files: list[WrittenFile]
+    holes: list[Hole]
+    joined: list[str]
+    kept: list[tuple[str, str]]
+    """Files that could not be read, with the reason: they stay as they are."""
+    set_aside: list[SetAside]
+
+
+def write_group(
+    place: Place,
+    syncs: Syncs,
+    topic: TopicWork,
+    extents: list[ExtentBytes],
+    joining: Sequence[JoiningFile],
+    run: str,
+    task: int,
+    first_number: int,
+    zstd_level: int,
+    file_bytes_max: int,
+) -> GroupResult:
+    """Writes a group's files; ``extents`` is emptied on the way, to free what is written.
+
+    ``task`` is a number that no other attempt of a task has, ``first_number`` that of its next
+    file. Raises OSError or pyarrow's errors when the lake cannot be written; what was written is
+    removed then as far as that is possible. The files are durable once ``syncs`` says so.
+    """
+    result = GroupResult([], [], [], [], [])
+    old = _old_rows(place, topic, joining, result)
+    names = FileNames(topic.location, topic.topic_id, run, task)
+    writer = TopicWriter(
+        place,
+        names,
+        syncs,
+        topic.columns,
+        zstd_level=zstd_level,
+        file_bytes_max=file_bytes_max,
+        first_number=first_number,
+    )
+    try:
+        _write_all(writer, topic, extents, old, result)
+        result.files.extend(writer.close())
+    except BaseException:
+        writer.abort()
+        raise
+    return result
+
+
+class _Old(NamedTuple):
+    rows: pa.Table | None
+    shares: Shares
+    partitions: dict[int, tuple[int, int]]  # partition: (first row, rows)
+
+
+def _write_all(
+    writer: TopicWriter,
+    topic: TopicWork,
+    extents: list[ExtentBytes],
+    old: _Old,
+    result: GroupResult,
+) -> None:
+    extents.sort(key=lambda extent: (extent.partition, extent.first_offset), reverse=True)
+    piece = Piece(topic.columns)
+    for partition in sorted(old.partitions):
+        while extents and extents[-1].partition < partition:
+            _add(piece, extents.pop(), topic, result)
+            _write_full(writer, piece)
+        start, count = old.partitions[partition]
+        assert old.rows is not None
+        rows = old.rows.slice(start, count)
+        last_old = rows.column("offset")[count - 1].as_py()
+        shares = {partition: old.shares[partition]}
+        overlap = bool(
+            extents and extents[-1].partition == partition and extents[-1].first_offset <= last_old
+        )
+        writer.write(*piece.take())
+        if not overlap:
+            writer.write(rows, shares)
+            continue
+        # Rows that earlier runs took from behind a hole: put in between, all in memory.
+        while extents and extents[-1].partition == partition:
+            _add(piece, extents.pop(), topic, result)
+        new, new_shares = piece.take()
+        both = pa.concat_tables([rows, new]).sort_by("offset")
+        ours, theirs = shares[partition], new_shares.get(partition, [0, 0])
+        writer.write(both, {partition: [ours[0] + theirs[0], ours[1] + theirs[1]]})
+    while extents:
+        _add(piece, extents.pop(), topic, result)
+        _write_full(writer, piece)
+    writer.write(*piece.take())
+    result.set_aside.extend(piece.set_aside())
+
+
+def _write_full(writer: TopicWriter, piece: Piece) -> None:
+    if piece.bytes >= ROW_GROUP_BYTES or piece.rows >= ROW_GROUP_ROWS:
+        writer.write(*piece.take())
+
+
+def _add(piece: Piece, extent: ExtentBytes, topic: TopicWork, result: GroupResult) -> None:
+    try:
+        piece.add(extent)
+    except L0Error as error:
+        result.holes.append(
+            Hole(
+                topic.topic_id,
+                extent.partition,
+                extent.first_offset,
+                extent.last_offset,
+                extent.key,
+                f"damaged: {error}",
+            )
+        )
+
+
+def _old_rows(
+    place: Place, topic: TopicWork, joining: Sequence[JoiningFile], result: GroupResult
+) -> _Old:
+    schema = arrow_schema(topic.columns)
+    tables = []
+    shares: Shares = {}
+    for each in joining:
+        try:
+            tables.append(_read(place, each, schema))
+        except (OSError, ValueError, pa.ArrowException) as error:
+            result.kept.append((each.path, f"{type(error).__name__}: {error}"))
+            continue
+        result.joined.append(each.path)
+        for part in each.ranges:
+            share = shares.setdefault(part.partition, [0, 0])
+            share[0] += part.rows
+            share[1] += part.bytes
+    if not tables:
+        return _Old(None, {}, {})
+    rows = pa.concat_tables(tables).sort_by([("partition", "ascending"), ("offset", "ascending")])
+    counts = pc.value_counts(rows.column("partition")).to_pylist()
+    partitions = {}
+    start = 0
+    for partition, count in sorted((each["values"], each["counts"]) for each in counts):
+        partitions[partition] = (start, count)
+        start += count
+    return _Old(rows, shares, partitions)
+
+
+def _read(place: Place, file: JoiningFile, schema: pa.Schema) -> pa.Table:
+    """The file's rows in the table's columns, by field id. Raises ValueError where they do not
+    fit, OSError, pa.ArrowException."""
+    filesystem, _ = place.filesystem()
+    table = pq.ParquetFile(place.path_of(file.path), filesystem=filesystem).read()
+    wanted = sum(each.rows for each in file.ranges)
+    if table.num_rows != wanted:
+        raise ValueError(f"it has {table.num_rows} rows, the ledger says {wanted}")
+    by_id = dict(zip(field_ids_of(table.schema), table.columns, strict=True))
+    missing = set(by_id) - set(field_ids_of(schema))
+    if missing:
+        raise ValueError(f"it has columns that the table has not, with the field ids {missing}")
+    arrays = [
+        by_id[field_id].cast(field.type)
+        if field_id in by_id
+        else pa.nulls(table.num_rows, field.type)
+        for field_id, field in zip(field_ids_of(schema), schema, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)

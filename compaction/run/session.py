@@ -1,0 +1,255 @@
+"""A Spark session that is quiet, small, and gone afterwards.
+
+Vocabulary: a session is *ours* when this module started its JVM; it is then stopped and the JVM
+ended with the ``with`` block. A session that is there already, or that ``spark-submit`` has made
+the JVM for, is *given*: its settings are its owner's.
+
+Spark writes to its terminal from three places: log4j, the JVM itself, and Python workers, whose
+output the JVM repeats. All three are the JVM's stdout and stderr, so these go to a file in the
+scratch folder, and the end of that file stands in the error when Spark does not start.
+
+pyspark is imported where a session is made, never with this module.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compaction.archive import NAME as ARCHIVE_NAME
+from compaction.archive import build_archive
+from compaction.run.java import Java, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MIB = 1 << 20
+DRIVER_MEMORY_BYTES = 1024 * MIB  # records stay in Python workers and shuffle files
+EXTRA = ("pyspark", "pyiceberg", "sqlalchemy")  # what is imported of it
+LOG_NAME = "spark.log"
+LOG_LINES_TOLD = 12  # in an error: the first line of a Java trace and its causes
+ENDS_WITHIN_S = 20.0  # a JVM whose pipe was closed; then it is killed
+
+_LOG4J = """\
+rootLogger.level = {level}
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
+"""
+
+
+class SparkMissing(Exception):
+    """A package that the extra ``spark`` brings is not installed."""
+
+    def __init__(self, package: str = "pyspark") -> None:
+        super().__init__(
+            f"a compaction needs the extra `spark`, and {package} is not installed: run"
+            " `pip install 'headgate[spark]'`"
+        )
+
+
+def check_extra() -> None:
+    """Raises SparkMissing unless all that the extra ``spark`` brings can be imported."""
+    for package in EXTRA:
+        if util.find_spec(package) is None:
+            raise SparkMissing(package)
+
+
+class SparkFailed(Exception):
+    """Spark did not start. The end of its log is part of the message."""
+
+    def __init__(self, cause: str, log: Path) -> None:
+        try:
+            lines = log.read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []  # it did not come as far as a log
+        told = "".join(f"\n  {line}" for line in lines[-LOG_LINES_TOLD:])
+        super().__init__(f"Spark did not start: {cause}{told}")
+
+
+def is_local(master: str) -> bool:
+    """Whether this master runs everything in the driver's machine."""
+    return master == "local" or master.startswith("local[")
+
+
+@contextmanager
+def spark_session(
+    master: str | None,
+    scratch: Path,
+    *,
+    cores: int | None = None,
+    app_name: str = "headgate",
+    memory_bytes: int = DRIVER_MEMORY_BYTES,
+    conf: Mapping[str, str] | None = None,
+    java: Java | None = None,
+) -> Iterator[SparkSession]:
+    """The session that is there, else one of ours on ``master``, for the ``with`` block.
+
+    Without a master it is ``local[cores]``, ``cores`` by default all that this process may use.
+    ``scratch`` is an existing folder for spills, archive and log; its owner removes it. ``conf``
+    goes before what is set here, and is not applied to a given session. In a session of ours
+    ``format("headgate")`` is known.
+    Raises SparkMissing, NoJava, SparkFailed.
+    """
+    try:
+        import pyspark
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise SparkMissing from error
+    active = SparkSession.getActiveSession()
+    if active is None and pyspark.SparkContext._active_spark_context is not None:
+        active = SparkSession.builder.getOrCreate()
+    if active is not None:
+        yield active
+        return
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        given = SparkSession.builder.appName(app_name).getOrCreate()
+        try:
+            yield given
+        finally:
+            given.stop()
+        return
+    java = java or find_java()
+    master = master or f"local[{cores or len(os.sched_getaffinity(0))}]"
+    settings = {**_settings(master, app_name, scratch, memory_bytes), **(conf or {})}
+    with _process_as_it_was(), _ours(master, settings, scratch, java) as session:
+        yield session
+
+
+def _settings(master: str, app_name: str, scratch: Path, memory_bytes: int) -> dict[str, str]:
+    options = (
+        f'"-Dlog4j2.configurationFile={(scratch / "log4j2.properties").as_uri()}"'
+        f' "-Djava.io.tmpdir={scratch}"'
+        # A shuffle's arrays of megabytes are "humongous" to G1 in a small heap: two thirds more
+        # CPU time of the JVM, and more with each job.
+        " -XX:+UseParallelGC"
+    )
+    settings = {
+        "spark.master": master,
+        "spark.app.name": app_name,
+        "spark.driver.memory": f"{memory_bytes // MIB}m",
+        "spark.driver.extraJavaOptions": options,
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if is_local(master):
+        settings["spark.driver.bindAddress"] = "127.0.0.1"
+        settings["spark.driver.host"] = "127.0.0.1"
+    return settings
+
+
+@contextmanager
+def _ours(
+    master: str, settings: Mapping[str, str], scratch: Path, java: Java
+) -> Iterator[SparkSession]:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    from compaction.source.data_source import HeadgateDataSource
+
+    os.environ["JAVA_HOME"] = str(java.home)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if is_local(master):
+        # Not what PATH calls python3: workers need the packages of this environment.
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    (scratch / "log4j2.properties").write_text(_LOG4J.format(level="warn"))
+    log = scratch / LOG_NAME
+    made: SparkConf = SparkConf(loadDefaults=False)
+    for key, value in settings.items():
+        made.set(key, value)
+    gateway: Any = None
+    try:
+        with log.open("ab") as output:
+            gateway = launch_gateway(  # type: ignore[no-untyped-call]  # pyspark has no types here
+                made, {"stdout": output, "stderr": output}
+            )
+        context = SparkContext(conf=made, gateway=gateway)
+        if not is_local(master):
+            context.addPyFile(str(build_archive(scratch / ARCHIVE_NAME)))
+        session = SparkSession(context)
+        session.dataSource.register(HeadgateDataSource)
+    # py4j has no common ancestor of its errors below Exception.
+    except Exception as error:
+        _end(gateway)
+        _close_forgotten(error)
+        if isinstance(error, PySparkException) and gateway is None:
+            cause = f"the JVM ended at once ({java})"
+        else:
+            cause = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise SparkFailed(cause, log) from error
+    try:
+        yield session
+    finally:
+        try:
+            session.stop()
+        finally:
+            _end(gateway)
+
+
+def _end(gateway: Any) -> None:
+    """Ends the JVM and forgets it, so that the next session starts its own."""
+    from pyspark import SparkContext
+
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    if gateway is None:
+        return
+    gateway.shutdown()
+    process: subprocess.Popen[bytes] = gateway.proc
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _close_forgotten(error: BaseException) -> None:
+    """Closes the pipe to a JVM that ended before pyspark had a gateway to keep it in."""
+    trace = error.__traceback__
+    while trace is not None:
+        process = trace.tb_frame.f_locals.get("proc")
+        if isinstance(process, subprocess.Popen) and process.stdin is not None:
+            process.stdin.close()
+            process.wait(ENDS_WITHIN_S)
+        trace = trace.tb_next
+
+
+@contextmanager
+def _process_as_it_was() -> Iterator[None]:
+    """Takes back what pyspark changes in its process: environment, sys.path, Ctrl-C."""
+    environ = dict(os.environ)
+    path = list(sys.path)
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - environ.keys():
+            del os.environ[name]
+        os.environ.update(environ)
+        sys.path[:] = path
+        try:
+            signal.signal(signal.SIGINT, interrupt)
+        except ValueError:
+            pass  # not the main thread, so pyspark has set none either

@@ -1,0 +1,326 @@
+"""What runs on executors: map tasks read objects and write, reducers write what is shuffled.
+
+Elements between Spark and these functions are pairs of a key ``(reducer, group, partition, first
+offset)`` and bytes. The bytes are a *chunk*, extents of one group as a msgpack array, at most
+CHUNK_BYTES_MAX where an extent is not larger by itself; or, with the group REPORT, a *report*.
+Reducers pass reports on and add their own. So bytes of extents are shuffled, never rows, and what
+the job returns is reports alone.
+
+A group that cannot be written is its topic's failure: the task reports why, and goes on with the
+others; the driver commits nothing of that topic.
+
+A task attempt that fails leaves files that no report names. A repeated map task makes other files
+and another report, and of these exactly one reaches the driver, for a reducer is counted once.
+
+Nothing here imports pyspark before it runs on an executor, and nothing needs pandas.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import resource
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+
+import msgspec
+import pyarrow as pa
+from msgspec import Struct
+
+from compaction.parquet.columns import ExtentBytes, SetAside
+from compaction.parquet.writer import Syncs, WrittenFile
+from compaction.place import Place
+from compaction.run.fetch import TaskExtent, fetch_all
+from compaction.run.groups import TopicWork, write_group
+from compaction.run.plan import Group, MapTask
+from compaction.run.spool import by_key
+from ledger.lake.types import Hole
+
+CHUNK_BYTES_MAX = 1 << 20
+# PySpark gathers up to 10 elements a reducer, at most 1,000, before it sends them on.
+GATHERED_BYTES_MAX = 128 << 20
+REPORT = -1
+# glibc's mallopt: buffers up to the first come from the heap, which keeps the second at its end.
+_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES = -1, 1 << 30
+_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES = -3, 1 << 30
+REPORT_FILES_MAX = 1000  # of one report: a footer has a few KB
+ERROR_CHARACTERS_MAX = 300
+# The lake's place says no, or Arrow refuses a value. A lack of memory is the task's own.
+_UNWRITABLE = (OSError, ValueError, ArithmeticError, pa.ArrowException)
+
+Key = tuple[int, int, int, int]
+"""(reducer, group, partition, first offset): where a chunk goes, and its place there."""
+
+Count = Callable[[int, int], None]
+"""Told (objects, bytes of L0) as they are done."""
+
+
+class Setup(Struct, frozen=True):
+    """What all tasks of a job share; it travels with the functions."""
+
+    place: Place
+    run: str
+    topics: tuple[TopicWork, ...]
+    zstd_level: int
+    file_bytes_max: int
+
+
+class Report(Struct, frozen=True, array_like=True):
+    """What a task did, or a part of it. ``kept`` are files that should have joined and could not
+    be read, with the reason; ``failed`` are topics that could not be written, by id, with it;
+    ``set_aside`` has the topic's id too."""
+
+    files: tuple[WrittenFile, ...] = ()
+    holes: tuple[Hole, ...] = ()
+    joined: tuple[str, ...] = ()
+    kept: tuple[tuple[str, str], ...] = ()
+    objects: int = 0
+    bytes_read: int = 0
+    requests: int = 0
+    memory_peak_bytes: int = 0
+    set_aside: tuple[tuple[int, SetAside], ...] = ()
+    failed: tuple[tuple[int, str], ...] = ()
+
+
+class _ChunkExtent(ExtentBytes):
+    """As it is read from a chunk: the bytes are a part of the chunk's."""
+
+    data: memoryview
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_chunk = msgspec.msgpack.Decoder(list[_ChunkExtent]).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode
+_decode_task = msgspec.msgpack.Decoder(MapTask).decode
+encode_task: Callable[[MapTask], bytes] = _encode
+
+
+class TaskWriter:
+    """Writes groups in one task attempt, and collects its report. No Spark in it."""
+
+    def __init__(self, setup: Setup, attempt: int) -> None:
+        self._setup = setup
+        # The attempt's number is unique in a Spark application; two of them may share a run.
+        self._task = attempt * 10**8 + secrets.randbelow(10**8)
+        self._syncs = Syncs()
+        self._files: list[WrittenFile] = []
+        self._holes: list[Hole] = []
+        self._joined: list[str] = []
+        self._kept: list[tuple[str, str]] = []
+        self._set_aside: list[tuple[int, SetAside]] = []
+        self._failed: dict[int, str] = {}
+        self.objects = 0
+        self.bytes_read = 0
+        self.requests = 0
+
+    def hole(self, topic: int, extent: TaskExtent, key: str, reason: str) -> None:
+        """Reports an extent that cannot be read; ``topic`` is its index."""
+        self._holes.append(
+            Hole(
+                self._setup.topics[topic].topic_id,
+                extent.partition,
+                extent.first_offset,
+                extent.last_offset,
+                key,
+                reason,
+            )
+        )
+
+    def write(self, group: Group, extents: list[ExtentBytes]) -> None:
+        """Writes a group; ``extents`` is emptied. One that cannot be written is noted."""
+        topic = self._setup.topics[group.topic]
+        try:
+            result = write_group(
+                self._setup.place,
+                self._syncs,
+                topic,
+                extents,
+                group.joining,
+                self._setup.run,
+                self._task,
+                len(self._files),
+                self._setup.zstd_level,
+                self._setup.file_bytes_max,
+            )
+        except MemoryError:
+            raise
+        except _UNWRITABLE as error:
+            said = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
+            self._failed.setdefault(topic.topic_id, f"{type(error).__name__}: {said}")
+            extents.clear()
+            return
+        self._files += result.files
+        self._holes += result.holes
+        self._joined += result.joined
+        self._kept += result.kept
+        self._set_aside += [(topic.topic_id, each) for each in result.set_aside]
+
+    def reports(self) -> Iterator[Report]:
+        """The task's report, in parts where it has many files; these are durable then."""
+        self._syncs.wait()
+        yield Report(
+            tuple(self._files[:REPORT_FILES_MAX]),
+            tuple(self._holes),
+            tuple(self._joined),
+            tuple(self._kept),
+            self.objects,
+            self.bytes_read,
+            self.requests,
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            tuple(self._set_aside),
+            tuple(self._failed.items()),
+        )
+        for start in range(REPORT_FILES_MAX, len(self._files), REPORT_FILES_MAX):
+            yield Report(files=tuple(self._files[start : start + REPORT_FILES_MAX]))
+
+    def close(self) -> None:
+        """Ends its threads. Before ``reports`` that is giving up: nothing of it counts."""
+        self._syncs.close()
+
+
+class Chunk(Struct, frozen=True):
+    """Extents of one group on their way to its reducer."""
+
+    group: Group
+    partition: int
+    first_offset: int
+    body: bytes
+
+
+def run_map_task(
+    task: MapTask, shuffled: Sequence[Group], writer: TaskWriter, setup: Setup, count: Count
+) -> Iterator[Chunk]:
+    """Reads the task's objects, yields what is shuffled, then writes its local groups."""
+    local = {group.number: group for group in task.local}
+    others = {group.number: group for group in shuffled}
+    extents: dict[int, list[ExtentBytes]] = {number: [] for number in local}
+    for fetched in fetch_all(setup.place, task.objects):
+        for extent, data in fetched.extents:
+            if isinstance(data, str):
+                group = local.get(extent.group) or others[extent.group]
+                writer.hole(group.topic, extent, fetched.key, data)
+                continue
+            extents.setdefault(extent.group, []).append(
+                ExtentBytes(
+                    extent.partition,
+                    extent.first_offset,
+                    extent.last_offset,
+                    extent.voids,
+                    data,
+                    fetched.key,
+                )
+            )
+        writer.objects += 1
+        writer.bytes_read += fetched.bytes_read
+        writer.requests += fetched.requests
+        count(1, 0)
+    reducers = 1 + max((group.reducer or 0 for group in shuffled), default=0)
+    chunk_bytes = chunk_bytes_for(reducers)
+    for number in sorted(extents.keys() - local.keys()):
+        yield from _chunks(others[number], extents.pop(number), chunk_bytes)
+    for number, group in local.items():
+        of_group = extents.pop(number)
+        size = sum(len(extent.data) for extent in of_group)
+        writer.write(group, of_group)
+        count(0, size)
+
+
+def chunk_bytes_for(reducers: int) -> int:
+    """The size of chunks that keeps what PySpark gathers within GATHERED_BYTES_MAX."""
+    return min(CHUNK_BYTES_MAX, GATHERED_BYTES_MAX // min(10 * reducers, 1000))
+
+
+def _chunks(group: Group, extents: list[ExtentBytes], chunk_bytes: int) -> Iterator[Chunk]:
+    extents.sort(key=lambda extent: (extent.partition, extent.first_offset))
+    part: list[ExtentBytes] = []
+    size = 0
+    for extent in extents:
+        if part and size + len(extent.data) > chunk_bytes:
+            yield Chunk(group, part[0].partition, part[0].first_offset, _encode(part))
+            part, size = [], 0
+        part.append(extent)
+        size += len(extent.data)
+    yield Chunk(group, part[0].partition, part[0].first_offset, _encode(part))
+
+
+class MapFunction:
+    """For ``mapPartitions`` over encoded map tasks: yields chunks and reports.
+
+    A class and no closure: pickled by its name, without this module's contents.
+    """
+
+    def __init__(self, setup: Setup, shuffled: Sequence[Group], count: Count) -> None:
+        self._setup = setup
+        self._shuffled = tuple(shuffled)
+        self._reducers = max((group.reducer or 0 for group in shuffled), default=0) + 1
+        self._count = count
+
+    def __call__(self, tasks: Iterable[bytes]) -> Iterator[tuple[Key, bytes]]:
+        for each in tasks:
+            _keep_memory()
+            task = _decode_task(each)
+            with closing(TaskWriter(self._setup, _attempt())) as writer:
+                for chunk in run_map_task(task, self._shuffled, writer, self._setup, self._count):
+                    group = chunk.group
+                    key = (group.reducer or 0, group.number, chunk.partition, chunk.first_offset)
+                    yield key, chunk.body
+                for report in writer.reports():
+                    yield (task.number % self._reducers, REPORT, 0, 0), _encode(report)
+
+
+def reducer_of(key: Key) -> int:
+    """Spark's partition of a key: its reducer's own number, so that no two share one."""
+    return key[0]
+
+
+class ReduceFunction:
+    """For ``mapPartitions`` over one reducer's pairs, in any order: yields reports."""
+
+    def __init__(self, setup: Setup, shuffled: Sequence[Group], count: Count) -> None:
+        self._setup = setup
+        self._groups = {group.number: group for group in shuffled}
+        self._count = count
+
+    def __call__(self, pairs: Iterable[tuple[Key, bytes]]) -> Iterator[tuple[Key, bytes]]:
+        _keep_memory()
+        number = REPORT
+        extents: list[ExtentBytes] = []
+        with closing(TaskWriter(self._setup, _attempt())) as writer:
+            for key, body in by_key(pairs):
+                if key[1] == REPORT:
+                    yield key, body
+                    continue
+                if key[1] != number:
+                    self._end(writer, number, extents)
+                    number, extents = key[1], []
+                extents += _decode_chunk(body)
+            self._end(writer, number, extents)
+            for report in writer.reports():
+                yield (0, REPORT, 0, 0), _encode(report)
+
+    def _end(self, writer: TaskWriter, number: int, extents: list[ExtentBytes]) -> None:
+        if number != REPORT:
+            size = sum(len(extent.data) for extent in extents)
+            writer.write(self._groups[number], extents)
+            self._count(0, size)
+
+
+def _attempt() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else int(context.taskAttemptId())
+
+
+@functools.cache
+def _keep_memory() -> None:
+    """Lets this process keep freed memory for its next piece, where glibc can be told to.
+
+    A task takes and frees buffers of megabytes all the time, and each new page of one costs a
+    fault: up to a quarter of the CPU time of a task on a virtual machine.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)

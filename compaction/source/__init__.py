@@ -1,0 +1,1 @@
+"""The Spark source ``format("headgate")``: topics read in batches and as streams."""

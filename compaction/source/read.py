@@ -1,0 +1,408 @@
+"""What a Spark task does: reads its stretches, objects and pages of diff, batch by batch.
+
+A reader goes on where it can. What it misses (an object or a file that was collected although the
+lease should have held it: the lease ended, or the driver slept) it plans again by topic id,
+partition and offsets, and reads from where they are now. Rows of one partition rise in offsets,
+so what is missing always begins behind the last one that was given: nothing comes twice.
+
+What cannot be read by anybody is a *loss*: an error that names the offsets, or, with
+``failOnDataLoss`` false, a line in the task's log.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+from msgspec import Struct
+
+from compaction.parquet.columns import ExtentBytes, Piece
+from compaction.parquet.fetch import LakeFileDamaged
+from compaction.parquet.merge import EVER_MS, NeedFooter, NeedRows, Span, merged
+from compaction.parquet.reader import Footer, read_footer, read_rows
+from compaction.parquet.rows import Rows
+from compaction.place import Place
+from compaction.run.fetch import StoreFailed, TaskExtent, fetch_all
+from compaction.source import rows as source_rows
+from compaction.source.errors import DataLoss, SourceError, TopicRecreated
+from compaction.source.http_calls import call
+from compaction.source.plan import LEASE_MS, RECOVERY, PlanRequest
+from compaction.source.planner import DaemonPlanner, Planner, plan
+from compaction.source.tasks import Interval, Stretch, Task, losses, tasks_of
+from shards.clock import monotonic_ns
+from uploader.l0 import L0Error
+from uploader.stores.base import ObjectMissing, StoreError
+from uploader.stores.retry import RetryLimits, retry_delay_s
+
+log = logging.getLogger("headgate.spark")
+
+T = TypeVar("T")
+BATCH_BYTES = 4 << 20
+BATCH_ROWS = 20_000
+SPANS_MAX = 1_000
+CACHE_BYTES = 64 << 20  # of row groups, for small files that hold many partitions
+PLANS_AGAIN_MAX = 3  # of one interval: then something other than a collection is wrong
+DIFF_RECORDS = 1_000
+RECREATED = "recreated"  # a tombstone's reason
+_ANEW = "the topic was deleted and made anew meanwhile"
+RENEW_NS = LEASE_MS * 1_000_000 // 3
+RETRY = RetryLimits(base_s=0.1, cap_s=5.0, attempts_max=8)
+
+# When this process last renewed a plan: a worker runs many tasks of one plan.
+_renewed_ns: dict[str, int] = {}
+_PLANS_MAX = 1_000
+
+
+class Reader:
+    """Reads one task. ``planner`` plans again and renews the lease.
+
+    Rows before ``since_ms`` may be left out, as far as that spares reading them.
+    """
+
+    def __init__(
+        self, place: Place, planner: Planner, *, fail_on_data_loss: bool, since_ms: int = EVER_MS
+    ) -> None:
+        self._place = place
+        self._planner = planner
+        self._fail = fail_on_data_loss
+        self._since_ms = since_ms
+        self._rng = random.Random(monotonic_ns())
+        self._cache: dict[tuple[str, int], Rows] = {}
+        self._footers: dict[str, Footer] = {}
+
+    def read(self, task: Task, again: int = 0) -> Iterator[pa.RecordBatch]:
+        """The task's rows. Raises SourceError, and StoreError for a store that does not answer."""
+        for stretch in task.stretches:
+            for batch in self._stretch(task, stretch, again):
+                self._keep(task.plan)
+                yield batch
+        if task.objects:
+            for batch in self._objects(task, again):
+                self._keep(task.plan)
+                yield batch
+        for interval in task.pages:
+            for batch in self._pages(task, interval):
+                self._keep(task.plan)
+                yield batch
+
+    def _stretch(self, task: Task, stretch: Stretch, again: int) -> Iterator[pa.RecordBatch]:
+        wanted = stretch.interval
+        topic = task.topics[wanted.topic_id]
+        merge = merged(
+            stretch.files, wanted.partition, wanted.start, wanted.stop - 1, self._since_ms
+        )
+        reached = wanted.start
+        reply: Footer | Rows | None = None
+        # Where days interleave a span is a few rows; small ones go together.
+        spans: list[pa.RecordBatch] = []
+        missing: ObjectMissing | None = None
+        while True:
+            try:
+                need = merge.send(reply)
+                reply = None
+                if isinstance(need, NeedFooter):
+                    reply = self._footer(need.path, need.size_bytes)
+                elif isinstance(need, NeedRows):
+                    reply = self._rows(need)
+            except StopIteration:
+                break
+            except ObjectMissing as error:
+                missing = error
+                break
+            except LakeFileDamaged as error:
+                yield from _joined(spans)
+                self._lose(topic, wanted.partition, reached, wanted.stop - 1, str(error))
+                return
+            if isinstance(need, Span):
+                spans.append(source_rows.of_span(topic, wanted.partition, need))
+                reached = need.last_offset + 1
+                if len(spans) >= SPANS_MAX or need.stop - need.start >= BATCH_ROWS // 10:
+                    yield from _joined(spans)
+        yield from _joined(spans)
+        if missing is not None:
+            left = Interval(wanted.topic_id, wanted.partition, reached, wanted.stop)
+            yield from self._again(task, left, str(missing), again)
+
+    def _footer(self, path: str, size_bytes: int) -> Footer:
+        footer = self._footers.get(path)
+        if footer is None:
+            footer = self._trying(partial(read_footer, self._place, path, size_bytes))
+            if sum(each.size_bytes for each in self._footers.values()) > CACHE_BYTES:
+                self._footers.clear()
+            self._footers[path] = footer
+        return footer
+
+    def _rows(self, need: NeedRows) -> Rows:
+        key = (need.footer.path, need.group.index)
+        rows = self._cache.get(key)
+        if rows is None:
+            rows = self._trying(partial(read_rows, need.footer, need.group))
+            # Of one partition it is not read twice; of several it is wanted again at once.
+            if need.group.partition_min != need.group.partition_max:
+                if sum(each.size_bytes for each in self._cache.values()) > CACHE_BYTES:
+                    self._cache.clear()
+                self._cache[key] = rows
+        return rows
+
+    def _objects(self, task: Task, again: int) -> Iterator[pa.RecordBatch]:
+        spans = {(span.topic_id, span.partition): span for span in task.spans}
+        pieces: dict[int, Piece] = {}  # by topic
+        try:
+            for fetched in fetch_all(self._place, task.objects):
+                for extent, data in fetched.extents:
+                    span = spans[extent.group, extent.partition]
+                    wanted = Interval(
+                        extent.group, extent.partition, max(extent.first_offset, span.start),
+                        min(extent.last_offset + 1, span.stop),
+                    )  # fmt: skip
+                    is_whole = wanted.stop - wanted.start == _length(extent)
+                    piece = pieces.setdefault(extent.group, Piece()) if is_whole else Piece()
+                    problem = _add(piece, extent, data, fetched.key)
+                    if problem or not is_whole:
+                        # What was read before it comes before it.
+                        yield from _flushed(task, pieces)
+                    if problem:
+                        yield from self._again(task, wanted, f"{fetched.key}: {problem}", again)
+                    elif not is_whole:
+                        table, _ = piece.take()
+                        first = wanted.start - extent.first_offset
+                        table = table.slice(first, wanted.stop - wanted.start)
+                        yield source_rows.of_table(task.topics[extent.group], table)
+                if sum(piece.bytes for piece in pieces.values()) >= BATCH_BYTES or any(
+                    piece.rows >= BATCH_ROWS for piece in pieces.values()
+                ):
+                    yield from _flushed(task, pieces)
+        except StoreFailed as error:
+            raise SourceError(str(error)) from error
+        yield from _flushed(task, pieces)
+
+    def _again(
+        self, task: Task, left: Interval, reason: str, again: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Plans an interval again and reads it from where it is now."""
+        topic = task.topics[left.topic_id]
+        where = (topic, left.partition, left.start, left.stop - 1)
+        if again >= PLANS_AGAIN_MAX:
+            self._lose(*where, f"{reason} (planned again {again} times)")
+            return
+        request = PlanRequest(
+            [topic], {topic: {left.partition: left.start}}, {topic: {left.partition: left.stop}}
+        )
+        try:
+            pages = plan(self._planner, request, {topic: left.topic_id})
+        except TopicRecreated:
+            self._lose(*where, f"{reason}: {_ANEW}")
+            return
+        except SourceError as error:
+            # Not a loss: it may well be there. Whoever runs the query decides.
+            raise SourceError(
+                f"offsets {left.start} to {left.stop - 1} of topic {topic!r}, partition"
+                f" {left.partition}: {reason}; and they cannot be planned again: {error}. Run the"
+                " query again"
+            ) from error
+        try:
+            for page in pages:
+                for loss in losses(page):
+                    if loss.partition == left.partition:
+                        self._lose(topic, loss.partition, loss.first, loss.last, loss.reason)
+                for fresh in tasks_of(page, bytes_max=1 << 62):
+                    only = _only(fresh, left)
+                    if _same_objects(task, only):
+                        self._lose(*where, reason)
+                        return
+                    yield from self.read(only, again + 1)
+        finally:
+            self._end(pages[0].plan)
+
+    def _pages(self, task: Task, wanted: Interval) -> Iterator[pa.RecordBatch]:
+        if not isinstance(self._planner, DaemonPlanner):
+            raise SourceError("only a daemon answers diff: readThrough = diff needs 'url'")
+        topic = task.topics[wanted.topic_id]
+        path = f"/v0/topics/{quote(topic, safe='')}/diff"
+        from_seq = wanted.start - 1
+        while from_seq + 1 < wanted.stop:
+            limit = min(DIFF_RECORDS, wanted.stop - 1 - from_seq)
+            asked = {
+                "partition": wanted.partition, "from_seq": from_seq, "limit": limit,
+                "topic_id": wanted.topic_id,
+            }  # fmt: skip
+            answer = _decode_answer(
+                call(self._planner.url, "POST", path, msgspec.json.encode(asked))
+            )
+            gap = answer.tombstone
+            if gap is not None and gap.reason == RECREATED:
+                self._lose(topic, wanted.partition, from_seq + 1, wanted.stop - 1, _ANEW)
+                return
+            if gap is not None and gap.reason != RECOVERY:
+                first, last = max(gap.gap_from, wanted.start), min(gap.gap_to, wanted.stop - 1)
+                if first <= last:
+                    self._lose(topic, wanted.partition, first, last, gap.reason)
+            rows = [_diff_row(record) for record in answer.records if record.seq < wanted.stop]
+            if rows:
+                yield source_rows.of_diff(topic, wanted.partition, rows)
+            if answer.next_from_seq <= from_seq:
+                raise SourceError(
+                    f"the daemon has no offsets behind {from_seq} of topic {topic!r}, partition"
+                    f" {wanted.partition}, and the plan goes to {wanted.stop - 1}: is it another"
+                    " daemon by now?"
+                )
+            from_seq = answer.next_from_seq
+
+    def _lose(self, topic: str, partition: int, first: int, last: int, reason: str) -> None:
+        loss = DataLoss(topic, partition, first, last, reason)
+        if self._fail:
+            raise loss
+        log.warning("%s", loss)
+
+    def _trying(self, read: Callable[[], T]) -> T:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return read()
+            except StoreError as error:
+                delay_s = retry_delay_s(error, attempt, self._rng, RETRY)
+                if delay_s is None:
+                    raise
+            time.sleep(delay_s)
+
+    def _keep(self, lease: str) -> None:
+        """Renews the lease now and then; who cannot is told by what is missing later."""
+        now_ns = monotonic_ns()
+        due_ns = _renewed_ns.get(lease, now_ns - RENEW_NS) + RENEW_NS
+        if not lease or now_ns < due_ns:
+            return
+        if len(_renewed_ns) >= _PLANS_MAX:
+            _renewed_ns.clear()
+        _renewed_ns[lease] = now_ns
+        try:
+            if not self._planner.renew(lease):
+                log.warning("the read lease %s has ended; what is missing is planned again", lease)
+        except SourceError as error:
+            log.info("the read lease %s is not renewed from here: %s", lease, error)
+
+    def _end(self, lease: str) -> None:
+        try:
+            self._planner.end(lease)
+        except SourceError as error:
+            log.info("the read lease %s ends by itself: %s", lease, error)
+
+
+def _joined(spans: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The spans as batches of a few thousand rows; the list is empty then."""
+    if spans:
+        batch = pa.concat_batches(spans) if len(spans) > 1 else spans[0]
+        spans.clear()
+        yield from source_rows.sliced(batch, BATCH_ROWS)
+
+
+def _length(extent: TaskExtent) -> int:
+    return extent.last_offset + 1 - extent.first_offset
+
+
+def _add(piece: Piece, extent: TaskExtent, data: memoryview | str, key: str) -> str:
+    """Adds an extent to a piece; the answer is what is wrong with it, empty when nothing is."""
+    if isinstance(data, str):
+        return data
+    try:
+        piece.add(
+            ExtentBytes(
+                partition=extent.partition,
+                first_offset=extent.first_offset,
+                last_offset=extent.last_offset,
+                voids=extent.voids,
+                data=data,
+                key=key,
+            )
+        )
+    except L0Error as error:
+        return str(error)
+    return ""
+
+
+def _flushed(task: Task, pieces: dict[int, Piece]) -> Iterator[pa.RecordBatch]:
+    for topic_id, piece in pieces.items():
+        if piece.rows:
+            table, _ = piece.take()
+            yield source_rows.of_table(task.topics[topic_id], table)
+
+
+def _only(task: Task, left: Interval) -> Task:
+    """The task without other partitions, which a plan of one topic has too."""
+
+    def is_wanted(topic_id: int, partition: int) -> bool:
+        return (topic_id, partition) == (left.topic_id, left.partition)
+
+    objects = tuple(
+        msgspec.structs.replace(
+            each,
+            extents=tuple(e for e in each.extents if is_wanted(e.group, e.partition)),
+        )
+        for each in task.objects
+    )
+    return msgspec.structs.replace(
+        task,
+        stretches=tuple(
+            each
+            for each in task.stretches
+            if is_wanted(each.interval.topic_id, each.interval.partition)
+        ),
+        objects=tuple(each for each in objects if each.extents),
+        spans=tuple(each for each in task.spans if is_wanted(each.topic_id, each.partition)),
+    )
+
+
+def _same_objects(before: Task, now: Task) -> bool:
+    """Whether the new plan leads to the object that could not be read."""
+    return not {each.locator for each in before.objects}.isdisjoint(
+        each.locator for each in now.objects
+    )
+
+
+class _Record(Struct):
+    seq: int
+    ts: int
+    data: msgspec.Raw = msgspec.Raw()
+    data_b64: str | None = None
+    key: str | None = None
+    tag: str | None = None
+    node: str | None = None
+    meta: msgspec.Raw = msgspec.Raw()
+
+
+class _Tombstone(Struct):
+    gap_from: int
+    gap_to: int
+    reason: str
+
+
+class _Answer(Struct):
+    records: list[_Record]
+    next_from_seq: int
+    tombstone: _Tombstone | None = None
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
+def _diff_row(record: _Record) -> source_rows.DiffRow:
+    fields = (
+        ("tag", record.tag),
+        ("node", record.node),
+        ("meta", bytes(record.meta).decode() or None),
+    )
+    return source_rows.DiffRow(
+        record.seq,
+        record.ts,
+        record.key,
+        bytes(record.data) if record.data_b64 is None else b64decode(record.data_b64),
+        [(name, value) for name, value in fields if value is not None],
+    )

@@ -1,0 +1,246 @@
+"""From a plan to Spark's tasks: what each reads, in which order, about equally many bytes.
+
+Vocabulary: a *stretch* is an interval of one partition's offsets with all files that hold rows of
+it; files of several days may interleave, so rows are told apart by offsets, never by files. A
+*span* is what a task wants of a partition's extents: an extent that reaches over it is cut. A
+*page of diff* is an interval that is read through the daemon.
+
+Whatever a task reads of one partition rises in offsets, and each offset is in one task.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from math import ceil
+from typing import TypeVar
+
+from msgspec import Struct
+
+from compaction.run.fetch import TaskExtent, TaskObject
+from compaction.source.plan import RECOVERY, Plan, PlanFile, PlanObject, PlanPartition, PlanRange
+from ledger.lake.types import FileRange, LakeRange
+
+T = TypeVar("T")
+EVER_AFTER_MS = 1 << 62
+PIECE_BYTES_MIN = 1 << 20  # a stretch is not cut finer: each piece reads whole row groups
+
+
+class Interval(Struct, frozen=True, array_like=True):
+    """Offsets [start, stop) of a partition."""
+
+    topic_id: int
+    partition: int
+    start: int
+    stop: int
+
+
+class Stretch(Struct, frozen=True, array_like=True):
+    """An interval of what is compacted, and the files that hold it."""
+
+    interval: Interval
+    files: tuple[FileRange, ...]
+
+
+class Task(Struct, frozen=True):
+    """What one Spark task reads. ``topics`` names the ids; ``plan`` is its lease."""
+
+    plan: str
+    topics: dict[int, str]
+    stretches: tuple[Stretch, ...] = ()
+    objects: tuple[TaskObject, ...] = ()
+    spans: tuple[Interval, ...] = ()
+    pages: tuple[Interval, ...] = ()
+
+
+class Loss(Struct, frozen=True, array_like=True):
+    """Offsets [first, last] that a plan does not give, and why."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    reason: str
+
+
+_REASONS = {
+    "cap": "they were evicted, for the topic was over its cap",
+    "ttl": "they were evicted, for their time to live was over",
+    "trim": "they were trimmed",
+    "quarantined": "their object is damaged and in quarantine",
+}
+
+
+def losses(plan: Plan) -> list[Loss]:
+    """What was asked and cannot be read; recovery's gaps are none, for no record is in them."""
+    found = [
+        Loss(h.topic, h.partition, h.first_offset, h.last_offset,
+             _REASONS.get(h.reason, h.reason))
+        for h in plan.holes
+        if h.reason != RECOVERY
+    ]  # fmt: skip
+    return found + list(_uncovered(plan))
+
+
+def _uncovered(plan: Plan) -> Iterator[Loss]:
+    """Offsets that the plan ought to give and no file or extent of it holds."""
+    held: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for hole in plan.holes:
+        key = (hole.topic_id, hole.partition)
+        held.setdefault(key, []).append((hole.first_offset, hole.last_offset))
+    bounds = {(p.topic_id, p.partition): p.compacted_seq for p in plan.partitions}
+    for file in plan.files:
+        for one in file.ranges:
+            key = (file.topic_id, one.partition)
+            held.setdefault(key, []).append(
+                (one.first_offset, min(one.last_offset, bounds.get(key, 0)))
+            )
+    for each in plan.objects:
+        for extent in each.extents:
+            key = (extent.topic_id, extent.partition)
+            held.setdefault(key, []).append((extent.first_offset, extent.last_offset))
+    for part in plan.partitions:
+        next_wanted = part.from_
+        for first, last in sorted(held.get((part.topic_id, part.partition), ())):
+            if next_wanted >= part.to:
+                break
+            if first > next_wanted:
+                yield _unknown(part, next_wanted, min(first, part.to) - 1)
+            next_wanted = max(next_wanted, last + 1)
+        if next_wanted < part.to:
+            yield _unknown(part, next_wanted, part.to - 1)
+
+
+def _unknown(part: PlanPartition, first: int, last: int) -> Loss:
+    return Loss(
+        part.topic, part.partition, first, last,
+        "the ledger knows no object or file that holds them; see `headgate check`",
+    )  # fmt: skip
+
+
+def tasks_of(
+    plan: Plan, *, bytes_max: int, tasks_min: int = 1, through_diff: bool = False
+) -> list[Task]:
+    """The plan's tasks, each of about ``bytes_max`` bytes of L0 at most; one larger object is a
+    task by itself. At least ``tasks_min`` where there is that much to cut."""
+    topics = {part.topic_id: part.topic for part in plan.partitions}
+    parts = {(part.topic_id, part.partition): part for part in plan.partitions}
+    objects = list(_objects(plan.objects))
+    clusters = list(_clusters(plan.files, parts))
+    total = sum(size for _, size in objects) + sum(size for _, size in clusters)
+    target = max(1, min(bytes_max, ceil(total / tasks_min)))
+    if through_diff:
+        sizes: dict[tuple[int, int], int] = {}
+        for stretch, size in clusters:
+            key = (stretch.interval.topic_id, stretch.interval.partition)
+            sizes[key] = sizes.get(key, 0) + size
+        for each, _ in objects:
+            for extent in each.extents:
+                key = (extent.group, extent.partition)
+                sizes[key] = sizes.get(key, 0) + extent.byte_length
+        pages = [
+            piece
+            for key, part in parts.items()
+            if part.from_ < part.to
+            for piece in _cut(Interval(*key, part.from_, part.to), sizes.get(key, 0), target)
+        ]
+        return [Task(plan.plan, topics, pages=some) for some in _packed(pages, target)]
+    pieces = [
+        (Stretch(interval, stretch.files), piece_size)
+        for stretch, size in clusters
+        for interval, piece_size in _cut(stretch.interval, size, target)
+    ]
+    tasks = [Task(plan.plan, topics, stretches=some) for some in _packed(pieces, target)]
+    spans = tuple(
+        Interval(part.topic_id, part.partition, max(part.from_, part.compacted_seq + 1), part.to)
+        for part in plan.partitions
+        if max(part.from_, part.compacted_seq + 1) < part.to
+    )
+    for some in _packed(objects, target):
+        held = {(extent.group, extent.partition) for each in some for extent in each.extents}
+        wanted = tuple(span for span in spans if (span.topic_id, span.partition) in held)
+        tasks.append(Task(plan.plan, topics, objects=some, spans=wanted))
+    return tasks
+
+
+def _objects(objects: Iterable[PlanObject]) -> Iterator[tuple[TaskObject, int]]:
+    for each in objects:
+        extents = tuple(
+            TaskExtent(
+                extent.topic_id, extent.partition, extent.first_offset, extent.last_offset,
+                extent.byte_start, extent.byte_length, extent.crc32c, extent.voids,
+            )
+            for extent in sorted(each.extents, key=lambda extent: extent.byte_start)
+        )  # fmt: skip
+        size = sum(extent.byte_length for extent in extents)
+        yield TaskObject(each.key, each.locator, each.size_bytes, extents), size
+
+
+def _clusters(
+    plan_files: Iterable[PlanFile], parts: dict[tuple[int, int], PlanPartition]
+) -> Iterator[tuple[Stretch, int]]:
+    """Stretches of files whose offsets interleave, and their sizes, by partition and offset."""
+    by_partition: dict[tuple[int, int], list[tuple[PlanRange, PlanFile]]] = {}
+    for file in plan_files:
+        for one in file.ranges:
+            key = (file.topic_id, one.partition)
+            by_partition.setdefault(key, []).append((one, file))
+    for key in sorted(by_partition):
+        part = parts.get(key)
+        if part is None:
+            continue
+        low, high = part.from_, min(part.to, part.compacted_seq + 1)
+        held = sorted(by_partition[key], key=lambda pair: pair[0].first_offset)
+        start = stop = 0
+        files: list[FileRange] = []
+        size = 0
+        for one, file in held:
+            first, end = max(one.first_offset, low), min(one.last_offset + 1, high)
+            if first >= end:
+                continue
+            if files and first >= stop:
+                yield Stretch(Interval(*key, start, stop), tuple(files)), size
+                files, size = [], 0
+            if not files:
+                start = stop = first
+            stop = max(stop, end)
+            files.append(_range_of(file, one))
+            length = one.last_offset + 1 - one.first_offset
+            size += one.bytes * (end - first) // length
+        if files:
+            yield Stretch(Interval(*key, start, stop), tuple(files)), size
+
+
+def _range_of(file: PlanFile, one: PlanRange) -> FileRange:
+    """As the ledger says it, but for what a bulk read does not look at."""
+    known = LakeRange(
+        one.partition, one.first_offset, one.last_offset, one.rows, one.bytes, 0, EVER_AFTER_MS
+    )
+    return FileRange(0, file.path, file.size_bytes, known)
+
+
+def _cut(interval: Interval, size: int, target: int) -> list[tuple[Interval, int]]:
+    """The interval in pieces of at most about ``target`` bytes, and their sizes."""
+    length = interval.stop - interval.start
+    count = max(1, min(length, ceil(size / max(target, PIECE_BYTES_MIN))))
+    edges = [interval.start + length * index // count for index in range(count + 1)]
+    return [
+        (Interval(interval.topic_id, interval.partition, first, last), size // count)
+        for first, last in pairwise(edges)
+    ]
+
+
+def _packed(items: Sequence[tuple[T, int]], target: int) -> Iterator[tuple[T, ...]]:
+    """Neighbours together, up to the target each."""
+    pack: list[T] = []
+    filled = 0
+    for item, size in items:
+        if pack and filled + size > target:
+            yield tuple(pack)
+            pack, filled = [], 0
+        pack.append(item)
+        filled += size
+    if pack:
+        yield tuple(pack)

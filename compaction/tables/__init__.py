@@ -1,0 +1,1 @@
+"""The Iceberg tables: schema, commit, reconciliation, expiry, orphan files."""

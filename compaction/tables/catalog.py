@@ -1,0 +1,189 @@
+"""Opens the Iceberg catalog, and says in one sentence why one cannot be used.
+
+By default the catalog is an SQLite file in the data directory; any other that pyiceberg knows is
+given by its properties, or by the name of an entry in pyiceberg's own configuration. pyiceberg is
+imported by the functions: it costs most of a second.
+
+Nothing here touches a table.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from compaction.place import Place
+from compaction.tables.errors import LakeUnusable
+from compaction.tables.names import NAMESPACE
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+DEFAULT_NAME = "headgate"
+SQLITE_TIMEOUT_S = 30  # how long a commit waits for another process's
+
+_FORBIDDEN = ("ACCESS_DENIED", "AccessDenied", "Forbidden", "INVALID_ACCESS_KEY", "SIGNATURE")
+
+_lock = threading.Lock()
+_open_catalogs = 0
+
+
+def open_catalog(place: Place, properties: Mapping[str, str], name: str | None = None) -> Catalog:
+    """The catalog, with the namespace of the tables in it. Raises LakeUnusable.
+
+    ``name`` is an entry of pyiceberg's own configuration; ``properties`` go before what it says.
+    """
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NamespaceAlreadyExistsError
+
+    from compaction.tables.fileio import properties_of
+
+    shown = f"the catalog {name!r}" if name else f"the catalog at {_shown(properties)}"
+    given = {**properties_of(place), **_prepared(properties)}
+    if name is None and not _is_rest(properties):
+        given.setdefault("warehouse", place.lake)
+    refusals: tuple[type[Exception], ...] = (*outside_errors(), ValueError, ImportError)
+    try:
+        catalog = load_catalog(name or DEFAULT_NAME, **given)
+        try:
+            if not catalog.namespace_exists(NAMESPACE):
+                catalog.create_namespace(NAMESPACE)
+        except NamespaceAlreadyExistsError:
+            pass  # somebody else was quicker
+        except BaseException:
+            catalog.close()
+            raise
+    except refusals as error:
+        raise translated(error, shown) from error
+    with _lock:
+        global _open_catalogs
+        _open_catalogs += 1
+    return catalog
+
+
+def close_catalog(catalog: Catalog) -> None:
+    """Closes what ``open_catalog`` gave; the last one ends pyiceberg's threads too."""
+    catalog.close()
+    with _lock:
+        global _open_catalogs
+        _open_catalogs -= 1
+        if _open_catalogs == 0:
+            _end_threads()
+
+
+def outside_errors() -> tuple[type[Exception], ...]:
+    """What pyiceberg lets through of catalogs, networks and stores. Outcomes are unknown then."""
+    from botocore.exceptions import BotoCoreError
+    from pyarrow.lib import ArrowException
+    from pyiceberg import exceptions
+    from requests.exceptions import RequestException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return (
+        exceptions.RESTError,
+        exceptions.NotInstalledError,
+        exceptions.NoSuchPropertyException,
+        exceptions.SignError,
+        exceptions.WaitingForLockException,
+        exceptions.NoSuchNamespaceError,
+        SQLAlchemyError,
+        RequestException,
+        BotoCoreError,
+        ArrowException,
+        OSError,
+    )
+
+
+def damage_errors() -> tuple[type[Exception], ...]:
+    """What pyiceberg lets through of files that are gone, cut short, or no JSON and no Avro."""
+    from pyiceberg.exceptions import ResolveError, ValidationError
+
+    return (
+        FileNotFoundError,
+        ValidationError,
+        ResolveError,
+        ValueError,
+        EOFError,
+        LookupError,
+        ArithmeticError,
+        SystemError,  # a negative length, in its C decoder
+        MemoryError,  # a length of terabytes
+    )
+
+
+def translated(error: BaseException, what: str) -> LakeUnusable:
+    """The one sentence for an error from outside; ``what`` begins it."""
+    from pyiceberg import exceptions
+
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    if isinstance(error, exceptions.UnauthorizedError | exceptions.OAuthError):
+        return LakeUnusable(
+            f"{what} refuses the credentials ({said})", "set its `token` or `credential` anew"
+        )
+    if isinstance(error, exceptions.ForbiddenError | PermissionError) or _forbids(error):
+        return LakeUnusable(
+            f"{what} cannot be used: access is denied ({said})",
+            "give this user or these credentials the right to read, write, list and delete there",
+        )
+    if isinstance(error, exceptions.NotInstalledError | ImportError):
+        return LakeUnusable(
+            f"{what} needs a package that is not installed ({said})",
+            "install pyiceberg with the extra for this kind of catalog",
+        )
+    if isinstance(error, ValueError | exceptions.NoSuchPropertyException):
+        return LakeUnusable(
+            f"{what} is not configured ({said})",
+            "set `catalog_uri`, or add the catalog to pyiceberg's configuration",
+        )
+    return LakeUnusable(
+        f"{what} cannot be used ({said})",
+        "see that it runs, and that its address and password are right",
+    )
+
+
+def _forbids(error: BaseException) -> bool:
+    return isinstance(error, OSError) and any(word in str(error) for word in _FORBIDDEN)
+
+
+def _is_rest(properties: Mapping[str, str]) -> bool:
+    kind = properties.get("type")
+    return kind == "rest" or (
+        kind is None and urlsplit(properties.get("uri", "")).scheme in ("http", "https")
+    )
+
+
+def _prepared(properties: Mapping[str, str]) -> dict[str, str]:
+    found = dict(properties)
+    uri = found.get("uri", "")
+    if uri.startswith("sqlite:///") and "?" not in uri:
+        path = uri.removeprefix("sqlite:///")
+        folder = os.path.dirname(path)
+        if path and not os.path.isdir(folder or "."):
+            raise LakeUnusable(
+                f"there is no folder {folder} for the catalog {path}",
+                "make it, or set `catalog_uri` to a catalog that exists",
+            )
+        found["uri"] = f"{uri}?timeout={SQLITE_TIMEOUT_S}"
+    return found
+
+
+def _shown(properties: Mapping[str, str]) -> str:
+    """The catalog's address without its password."""
+    uri = properties.get("uri", "")
+    parts = urlsplit(uri)
+    if parts.password is None:
+        return uri or "no address"
+    return uri.replace(f":{parts.password}@", ":***@", 1)
+
+
+def _end_threads() -> None:
+    """pyiceberg keeps one pool of threads for good, where a Python without daemons waits."""
+    from pyiceberg.utils.concurrent import ExecutorFactory
+
+    pool = ExecutorFactory._instance
+    if pool is not None and ExecutorFactory._instance_pid == os.getpid():
+        pool.shutdown(wait=True)
+        ExecutorFactory._instance = None

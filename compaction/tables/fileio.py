@@ -1,0 +1,203 @@
+"""How pyiceberg reads and writes metadata files: through the place, durably, and counted.
+
+pyiceberg makes a FileIO from string properties alone, so a place travels as ``PROPERTIES``.
+S3 goes through the place's file system (boto3's credentials, replaced when they expire). Local
+files are written with fsync, also of their folder: pyarrow does not, and a catalog that survives
+a power cut must not name metadata that did not.
+
+Names of metadata files hold a UUID; nothing is looked up before it is written.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+from typing import Any, cast
+
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
+from pyiceberg.typedef import EMPTY_DICT, Properties
+
+from compaction.place import PLACES_MAX, Place
+from uploader.stores.counted import Requests
+
+FILE_IO = "compaction.tables.fileio.LakeFileIO"
+_URL, _ENDPOINT, _REGION, _LAKE = (
+    "headgate.store-url",
+    "headgate.endpoint-url",
+    "headgate.region",
+    "headgate.lake-url",
+)
+
+_lock = threading.Lock()
+_requests: dict[Place, Requests] = {}
+
+
+def properties_of(place: Place) -> dict[str, str]:
+    """The properties that lead pyiceberg to the place."""
+    found = {"py-io-impl": FILE_IO, _URL: place.url, _LAKE: place.lake_url}
+    if place.endpoint_url is not None:
+        found[_ENDPOINT] = place.endpoint_url
+    if place.region is not None:
+        found[_REGION] = place.region
+    return found
+
+
+def requests_of(place: Place) -> Requests:
+    """What metadata of a place has cost in this process so far, as S3 would bill it."""
+    with _lock:
+        counted = _requests.get(place, Requests())
+        return Requests(counted.puts, counted.gets, counted.lists, counted.deletes)
+
+
+def _count(place: Place, *, puts: int = 0, gets: int = 0, deletes: int = 0) -> None:
+    with _lock:
+        if place not in _requests and len(_requests) >= PLACES_MAX:
+            del _requests[next(iter(_requests))]
+        counted = _requests.setdefault(place, Requests())
+        counted.puts += puts
+        counted.gets += gets
+        counted.deletes += deletes
+
+
+class LakeFileIO(FileIO):
+    """pyiceberg's door to files."""
+
+    def __init__(self, properties: Properties = EMPTY_DICT) -> None:
+        super().__init__(properties)
+        self._place = Place(
+            properties[_URL],
+            properties.get(_ENDPOINT),
+            properties.get(_REGION),
+            properties.get(_LAKE, ""),
+        )
+
+    def new_input(self, location: str) -> InputFile:
+        """A file to read."""
+        return _In(location, self._place)
+
+    def new_output(self, location: str) -> OutputFile:
+        """A file to write."""
+        return _Out(location, self._place)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Removes a file; one that is not there is no error."""
+        text = location if isinstance(location, str) else location.location
+        _count(self._place, deletes=1)
+        try:
+            _filesystem(self._place).delete_file(self._place.path_of(text))
+        except FileNotFoundError:
+            return
+
+
+class _In(InputFile):
+    def __init__(self, location: str, place: Place) -> None:
+        super().__init__(location)
+        self._place = place
+
+    def __len__(self) -> int:
+        return int(_info(self._place, self.location).size)
+
+    def exists(self) -> bool:
+        try:
+            _info(self._place, self.location)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        _count(self._place, gets=2)  # pyarrow asks for the size first
+        opened = _filesystem(self._place).open_input_file(self._place.path_of(self.location))
+        return cast(InputStream, opened)
+
+
+class _Out(OutputFile):
+    def __init__(self, location: str, place: Place) -> None:
+        super().__init__(location)
+        self._place = place
+
+    def __len__(self) -> int:
+        return int(_info(self._place, self.location).size)
+
+    def exists(self) -> bool:
+        return _In(self.location, self._place).exists()
+
+    def to_input_file(self) -> InputFile:
+        return _In(self.location, self._place)
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        _count(self._place, puts=1)
+        path = self._place.path_of(self.location)
+        if self.location.startswith("file://"):
+            return _DurableFile(path)
+        return cast(OutputStream, _filesystem(self._place).open_output_stream(path))
+
+
+class _DurableFile:
+    """A local file that is durable, with its name, once it is closed."""
+
+    def __init__(self, path: str) -> None:
+        self._folder = os.path.dirname(path)
+        _make_folders(self._folder)
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by close
+        self._written = 0
+
+    def write(self, b: bytes) -> int:
+        self._written += len(b)
+        return self._file.write(b)
+
+    def tell(self) -> int:
+        return self._written
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        _sync_folder(self._folder)
+
+    def __enter__(self) -> _DurableFile:
+        return self
+
+    def __exit__(
+        self,
+        exctype: type[BaseException] | None,
+        excinst: BaseException | None,
+        exctb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _make_folders(folder: str) -> None:
+    if os.path.isdir(folder):
+        return
+    above = os.path.dirname(folder)
+    _make_folders(above)
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        return
+    _sync_folder(above)
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _filesystem(place: Place) -> Any:
+    return place.filesystem()[0]
+
+
+def _info(place: Place, location: str) -> Any:
+    from pyarrow.fs import FileType
+
+    _count(place, gets=1)
+    info = _filesystem(place).get_file_info(place.path_of(location))
+    if info.type == FileType.NotFound:
+        raise FileNotFoundError(f"there is no file {location}")
+    return info

@@ -1,0 +1,173 @@
+"""A topic's table is found or made, evolved, and looked at before a run writes to it.
+
+What is found decides: no table is made, or registered again where only the catalog lost it; a
+former topic's is renamed out of the way; one that is somebody else's, or is not what the ledger
+left, is refused and not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from compaction.tables.errors import ForeignTable, TableChanged, busy
+from compaction.tables.names import NAMESPACE, former_name, identifier_of, table_location
+from compaction.tables.schema import Column, typed_columns
+from compaction.tables.table_state import (
+    NUM_RETRIES,
+    check_layout,
+    check_not_behind,
+    check_not_rolled_back,
+    iceberg_type,
+    missing_columns,
+    new_properties,
+    new_schema,
+    owner_of,
+    partition_spec,
+    sort_order,
+    state_of,
+    wanted_columns,
+)
+from compaction.tables.topic_tables import TopicTable
+from ledger.lake.types import LakeTable
+from ledger.types import Topic
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from compaction.tables.lake import Lake
+
+TRIES_MAX = 8  # somebody else's changes that one preparation may meet
+
+
+def prepare_one(
+    lake: Lake, topic: Topic, known: LakeTable | None, compacted: Mapping[int, int]
+) -> TopicTable:
+    """A topic's table, made or evolved where needed. Raises TableRefused, LakeUnusable."""
+    from pyiceberg.exceptions import CommitFailedException
+
+    name = identifier_of(topic)
+    wanted = wanted_columns(topic.name, topic.config.columns)
+    for _ in range(TRIES_MAX):
+        try:
+            with lake.about(name):
+                return _prepare(lake, topic, name, wanted, known, compacted)
+        except CommitFailedException:
+            continue  # somebody else changed it meanwhile: look again
+    raise busy(name, TRIES_MAX)
+
+
+def _prepare(
+    lake: Lake,
+    topic: Topic,
+    name: str,
+    wanted: tuple[Column, ...],
+    known: LakeTable | None,
+    compacted: Mapping[int, int],
+) -> TopicTable:
+    loaded = _own(lake, name, topic)
+    registered = made = False
+    if loaded is None:
+        if known is None:
+            loaded, made = _make(lake, topic, name, wanted), True
+        else:
+            loaded, registered = _register(lake, topic, name, known), True
+    state = state_of(loaded.metadata.properties, name)
+    check_not_behind(state, compacted, name)
+    check_not_rolled_back(loaded.metadata, state, name)
+    check_layout(loaded.metadata, name)
+    missing = missing_columns(loaded.schema(), wanted, topic.name, name)
+    if missing:
+        with loaded.update_schema() as update:
+            for column in missing:
+                update.add_column(column.name, iceberg_type(column.type), required=False)
+    if loaded.metadata.properties.get(NUM_RETRIES) != "0":
+        with loaded.transaction() as transaction:
+            transaction.set_properties({NUM_RETRIES: "0"})
+    ids = {field.name: field.field_id for field in loaded.schema().fields}
+    return TopicTable(
+        topic_id=topic.topic_id,
+        topic=topic.name,
+        table=name,
+        location=loaded.location().rstrip("/"),
+        columns=typed_columns(topic.config.columns, ids),
+        watermarks=state.watermarks,
+        metadata_location=loaded.metadata_location,
+        made=made,
+        registered=registered,
+    )
+
+
+def _own(lake: Lake, name: str, topic: Topic) -> Table | None:
+    """The topic's table; a former topic's is renamed out of the way. None: there is none."""
+    from pyiceberg.exceptions import TableAlreadyExistsError
+
+    loaded = lake.load(name)
+    if loaded is None:
+        return None
+    owner = owner_of(loaded.metadata.properties, name)
+    if not loaded.location().startswith(f"{lake.place.lake}/"):
+        raise ForeignTable(
+            f"the table {name} is at {loaded.location()}, which is not below"
+            f" {lake.place.lake}: it is another headgate's",
+            "give each headgate a catalog or a database of its own",
+        )
+    if owner == topic.topic_id:
+        return loaded
+    former = former_name(name, owner)
+    try:
+        lake.catalog.rename_table(name, former)
+    except TableAlreadyExistsError as error:
+        raise ForeignTable(
+            f"the table {name} is that of a former topic (id {owner}), and its new name"
+            f" {former} is taken",
+            "rename or drop one of them",
+        ) from error
+    return None
+
+
+def _make(lake: Lake, topic: Topic, name: str, columns: tuple[Column, ...]) -> Table:
+    from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+    from pyiceberg.table import TableProperties
+
+    schema = new_schema(columns)
+    properties = new_properties(topic.topic_id, topic.name)
+    properties[TableProperties.DEFAULT_NAME_MAPPING] = schema.name_mapping.model_dump_json()
+    try:
+        made = lake.catalog.create_table(
+            name,
+            schema,
+            location=table_location(
+                lake.place.lake, name.removeprefix(f"{NAMESPACE}."), topic.topic_id
+            ),
+            partition_spec=partition_spec(),
+            sort_order=sort_order(),
+            properties=properties,
+        )
+    except TableAlreadyExistsError as error:
+        raise CommitFailedException(f"{name} was made meanwhile") from error
+    if made.schema().name_mapping != schema.name_mapping:
+        # A catalog may number columns as it likes.
+        with made.transaction() as transaction:
+            mapping = made.schema().name_mapping.model_dump_json()
+            transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
+    return made
+
+
+def _register(lake: Lake, topic: Topic, name: str, known: LakeTable) -> Table:
+    """The catalog has lost the table: the ledger's metadata leads to it (docs/protocol.md 6)."""
+    from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+
+    from compaction.tables.fileio import LakeFileIO, properties_of
+
+    files = LakeFileIO(properties_of(lake.place))
+    if not files.new_input(known.metadata_location).exists():
+        raise TableChanged(
+            f"the table {name} of topic {topic.name!r} is not in the catalog, and its metadata"
+            f" {known.metadata_location} is gone",
+            "restore the table; what was compacted is nowhere else",
+        )
+    try:
+        return lake.catalog.register_table(name, known.metadata_location)
+    except TableAlreadyExistsError as error:
+        raise CommitFailedException(f"{name} was made meanwhile") from error

@@ -1,0 +1,326 @@
+"""What headgate keeps in a table's properties, read and written; and what a table must look like.
+
+The properties are set in the same commit as the files, so they are what makes a commit happen
+exactly once (docs/protocol.md 8):
+
+    headgate.topic-id     whose table it is; a table without it is somebody else's
+    headgate.topic        the topic's name, for people
+    headgate.run          the run of the last commit
+    headgate.watermarks   JSON {partition: offset}: everything up to there is in the table, or lost
+    headgate.holes        JSON [[partition, first, last, key, reason], ...], the newest last
+
+Pure functions over pyiceberg's metadata objects; nothing is read or written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from compaction.tables.errors import ForeignTable, SchemaConflict, TableChanged
+from compaction.tables.schema import BASE, Column, ColumnType, typed_columns
+from ledger.lake.types import Hole
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.sorting import SortField, SortOrder
+    from pyiceberg.types import IcebergType
+
+TOPIC_ID = "headgate.topic-id"
+TOPIC = "headgate.topic"
+RUN = "headgate.run"
+WATERMARKS = "headgate.watermarks"
+HOLES = "headgate.holes"
+NUM_RETRIES = "commit.retry.num-retries"
+
+DAY_FIELD = "timestamp_day"
+# A hole is 150 bytes or so, and each version of the metadata repeats them all. The ledger has
+# them all; the property is for people, and for the run after one that was killed.
+HOLES_MAX = 5_000
+# Versions of the metadata that stay readable for who holds an older location.
+METADATA_VERSIONS_MAX = 100
+# Each commit adds a manifest; with this many they are merged.
+MANIFESTS_MAX = 25
+
+_watermarks_decoder = msgspec.json.Decoder(dict[int, int])
+_holes_decoder = msgspec.json.Decoder(list[tuple[int, int, int, str, str]])
+
+
+class TableState(Struct, frozen=True):
+    """The properties of a table that is ours."""
+
+    topic_id: int
+    run: str
+    watermarks: dict[int, int]
+    holes: tuple[Hole, ...]
+
+
+def owner_of(properties: Mapping[str, str], table: str) -> int:
+    """The id of the topic whose table it is. Raises ForeignTable."""
+    text = properties.get(TOPIC_ID, "")
+    if not text.isdecimal():
+        raise ForeignTable(
+            f"there is a table {table} in the catalog that headgate did not make"
+            f" (it has no property {TOPIC_ID})",
+            "rename or drop it, or rename the topic",
+        )
+    return int(text)
+
+
+def state_of(properties: Mapping[str, str], table: str) -> TableState:
+    """The state in the properties of a table that is ours. Raises ForeignTable, TableChanged."""
+    topic_id = owner_of(properties, table)
+    try:
+        watermarks = _watermarks_decoder.decode(properties.get(WATERMARKS, ""))
+        holes = _holes_decoder.decode(properties.get(HOLES, "[]"))
+        if any(partition < 0 or seq < 0 for partition, seq in watermarks.items()):
+            raise msgspec.ValidationError("a negative number")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TableChanged(
+            f"somebody changed the table {table}: its properties {WATERMARKS} and {HOLES} cannot"
+            f" be read ({error})",
+            "set them back to what an older version of its metadata says",
+        ) from error
+    return TableState(
+        topic_id,
+        properties.get(RUN, ""),
+        watermarks,
+        tuple(Hole(topic_id, *hole) for hole in holes),
+    )
+
+
+def check_not_behind(state: TableState, compacted: Mapping[int, int], table: str) -> None:
+    """The table holds all that the ledger says it does. Raises TableChanged."""
+    for partition, seq in sorted(compacted.items()):
+        found = state.watermarks.get(partition, 0)
+        if found < seq:
+            raise TableChanged(
+                f"somebody changed the table {table}: its watermark of partition {partition} is"
+                f" {found}, and the ledger has compacted up to {seq}",
+                "register the table's newest metadata in the catalog again",
+            )
+
+
+def check_not_rolled_back(metadata: TableMetadata, state: TableState, table: str) -> None:
+    """The snapshot of the last run is below the current one. Raises TableChanged.
+
+    Properties stay when a table is rolled back, so watermarks would promise rows that are gone.
+    """
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    last = {
+        each.snapshot_id
+        for each in metadata.snapshots
+        if state.run and each.summary is not None and each.summary.get(RUN) == state.run
+    }
+    current = metadata.current_snapshot()
+    while current is not None and current.snapshot_id not in last:
+        parent = current.parent_snapshot_id
+        current = None if parent is None else by_id.get(parent)
+    if last and current is None:
+        raise TableChanged(
+            f"somebody changed the table {table}: it was rolled back to before the run"
+            f" {state.run}, and its rows would be missing for good",
+            "set its current snapshot to the newest one again",
+        )
+
+
+def new_properties(topic_id: int, topic: str) -> dict[str, str]:
+    """The properties of a new table, but for its name mapping."""
+    return {
+        "format-version": "2",
+        TOPIC_ID: str(topic_id),
+        TOPIC: topic,
+        RUN: "",
+        WATERMARKS: "{}",
+        HOLES: "[]",
+        # pyiceberg's own retry would commit the files without a look at the watermarks.
+        NUM_RETRIES: "0",
+        "write.parquet.compression-codec": "zstd",
+        "write.metadata.delete-after-commit.enabled": "true",
+        "write.metadata.previous-versions-max": str(METADATA_VERSIONS_MAX),
+        "commit.manifest-merge.enabled": "true",
+        "commit.manifest.min-count-to-merge": str(MANIFESTS_MAX),
+        # Bounds of payloads exclude nothing; our files have none.
+        "write.metadata.metrics.column.data": "none",
+        "write.metadata.metrics.column.meta": "none",
+    }
+
+
+def committed_properties(
+    state: TableState, topic: str, run: str, watermarks: Mapping[int, int], holes: Sequence[Hole],
+    restored: Sequence[Hole] = (),
+) -> dict[str, str]:  # fmt: skip
+    """What a commit sets. Watermarks of partitions that it does not name stay; ``restored`` holes
+    are none any more."""
+    back = {(hole.partition, hole.first_offset) for hole in restored}
+    left = [hole for hole in state.holes if (hole.partition, hole.first_offset) not in back]
+    kept = (*left, *(hole for hole in holes if hole not in left))[-HOLES_MAX:]
+    listed = [[h.partition, h.first_offset, h.last_offset, h.key, h.reason] for h in kept]
+    return {
+        TOPIC_ID: str(state.topic_id),
+        TOPIC: topic,
+        RUN: run,
+        WATERMARKS: msgspec.json.encode(merged(state.watermarks, watermarks)).decode(),
+        HOLES: msgspec.json.encode(listed).decode(),
+        NUM_RETRIES: "0",
+    }
+
+
+def merged(before: Mapping[int, int], after: Mapping[int, int]) -> dict[int, int]:
+    """The watermarks after a commit, by partition."""
+    return dict(sorted({**before, **after}.items()))
+
+
+def wanted_columns(topic: str, columns: Mapping[str, ColumnType]) -> tuple[Column, ...]:
+    """A topic's typed columns, as far as Iceberg can have them. Raises SchemaConflict."""
+    hint = "take it out of the topic's columns"
+    try:
+        wanted = typed_columns(columns)
+    except ValueError as error:
+        raise SchemaConflict(f"topic {topic!r}: {error}", hint) from error
+    for column in wanted:
+        if "." in column.name or not column.name or column.name.lower() == DAY_FIELD:
+            raise SchemaConflict(
+                f"topic {topic!r} has a column {column.name!r}, which no Iceberg table like this"
+                " can have",
+                hint,
+            )
+    return wanted
+
+
+def missing_columns(
+    schema: Schema, wanted: Sequence[Column], topic: str, table: str
+) -> tuple[Column, ...]:
+    """The wanted columns that the table lacks. Raises SchemaConflict, TableChanged."""
+    for base in BASE:
+        field = next((f for f in schema.fields if f.field_id == base.field_id), None)
+        if field is None or field.name != base.name or field.field_type != _base_type(base.name):
+            raise TableChanged(
+                f"somebody changed the table {table}: its column {base.field_id} is"
+                f" {'missing' if field is None else f'{field.name} {field.field_type}'}, not"
+                f" {base.name} {_base_type(base.name)}",
+                "give the column its name and type again",
+            )
+    by_name = {field.name.lower(): field for field in schema.fields}
+    missing = []
+    for column in wanted:
+        field = by_name.get(column.name.lower())
+        if field is None:
+            missing.append(column)
+        elif field.name != column.name or field.field_type != iceberg_type(column.type):
+            raise SchemaConflict(
+                f"topic {topic!r} wants the column {column.name} as {column.type}, and the table"
+                f" {table} has it as {field.name} {field.field_type}",
+                "give the topic's column its former type, or rename the column of the table",
+            )
+        elif field.required:
+            raise SchemaConflict(
+                f"the column {column.name} of the table {table} is required, and a record of topic"
+                f" {topic!r} may lack it",
+                "make the column of the table optional",
+            )
+    return tuple(missing)
+
+
+def check_layout(metadata: TableMetadata, table: str) -> None:
+    """The table is partitioned as our files are. Raises TableChanged."""
+    if [_key(f) for f in metadata.spec().fields] != [_key(f) for f in partition_spec().fields]:
+        raise TableChanged(
+            f"somebody changed the table {table}: it is partitioned by {metadata.spec()},"
+            " not by the day of the timestamp",
+            f"set its partitioning to day(timestamp), called {DAY_FIELD}, again",
+        )
+
+
+def sort_order_id(metadata: TableMetadata) -> int | None:
+    """The id of the order that our files have, in this table."""
+    wanted = [_sort_key(field) for field in sort_order().fields]
+    for order in metadata.sort_orders:
+        if [_sort_key(field) for field in order.fields] == wanted:
+            return order.order_id
+    return None
+
+
+def partition_spec() -> PartitionSpec:
+    """By the day of the timestamp."""
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.transforms import DayTransform
+
+    return PartitionSpec(
+        PartitionField(source_id=3, field_id=1000, transform=DayTransform(), name=DAY_FIELD)
+    )
+
+
+def sort_order() -> SortOrder:
+    """By partition and offset."""
+    from pyiceberg.table.sorting import SortField, SortOrder
+    from pyiceberg.transforms import IdentityTransform
+
+    return SortOrder(
+        *(SortField(source_id=source, transform=IdentityTransform()) for source in (1, 2))
+    )
+
+
+def new_schema(columns: Sequence[Column]) -> Schema:
+    """A new table's schema, numbered as catalogs do: from 1 without gaps."""
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import NestedField
+
+    fields = [
+        NestedField(
+            field_id=base.field_id,
+            name=base.name,
+            field_type=_base_type(base.name),
+            required=base.required,
+        )
+        for base in BASE
+    ]
+    fields += [
+        NestedField(
+            field_id=number,
+            name=column.name,
+            field_type=iceberg_type(column.type),
+            required=False,
+        )
+        for number, column in enumerate(columns, len(BASE) + 1)
+    ]
+    return Schema(*fields)
+
+
+def iceberg_type(kind: ColumnType) -> IcebergType:
+    """The type of a typed column in a table."""
+    from pyiceberg import types
+
+    made: dict[ColumnType, type[IcebergType]] = {
+        "string": types.StringType,
+        "long": types.LongType,
+        "double": types.DoubleType,
+        "boolean": types.BooleanType,
+        "timestamp": types.TimestamptzType,
+    }
+    return made[kind]()
+
+
+def _base_type(name: str) -> IcebergType:
+    from pyiceberg import types
+
+    made: dict[str, type[IcebergType]] = {
+        "partition": types.IntegerType,
+        "offset": types.LongType,
+        "timestamp": types.TimestamptzType,
+        "data_is_base64": types.BooleanType,
+    }
+    return made.get(name, types.StringType)()
+
+
+def _key(field: PartitionField) -> tuple[int, str, str]:
+    return (field.source_id, field.name, str(field.transform))
+
+
+def _sort_key(field: SortField) -> tuple[int, str, str]:
+    return (field.source_id, str(field.transform), str(field.direction))

@@ -1,0 +1,1 @@
+"""What clients ask of the daemon over HTTP: routes, schemas and errors."""

@@ -1,0 +1,132 @@
+"""``/v0/plans``: bulk readers are told what to read, and hold it while they read.
+
+    POST  takes a read lease, then plans -> 200 with a page -> POST of its ``next``, same lease
+    PUT   renews the lease;  DELETE  ends it;  neither in time: it expires by itself
+
+The lease comes first: what is planned after it stays until it ends (protocol 7). It is a row of
+the ledger, so it outlives the daemon. The planner is ``compaction/source/plan.py``; each of its
+steps is a short read in the shard's ledger thread, so that other readers are served in between.
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from compaction.source import plan as source_plan
+from compaction.source.plan import LEASE_MS, PAGE_MAX, Page, PlanInvalid, PlanRequest, PlanStore
+from daemon.api.errors import ApiError, invalid
+from daemon.api.questions import read_json
+from daemon.api.topic_routes import checked_name
+from daemon.config import Config
+from daemon.http.request import Request
+from daemon.intake.topic_cache import Catalog
+from delivery.cold import ColdReader
+from ledger.errors import ReadLeasesFull
+from shards.clock import wall_ms
+
+TOPICS_MAX = 1_000
+PARTITIONS_MAX = 10_000  # each is asked of the ledger by itself: seconds
+WHAT_CHARACTERS_MAX = 200
+
+_decoder = msgspec.json.Decoder(PlanRequest)
+
+
+class PlanRoutes:
+    """Handlers; each returns (status, document)."""
+
+    def __init__(self, catalog: Catalog, cold: ColdReader, config: Config) -> None:
+        self._catalog = catalog
+        self._cold = cold
+        self._store = PlanStore(
+            config.store_url, config.s3_endpoint_url, config.s3_region, config.lake_url
+        )
+
+    async def post(self, request: Request) -> tuple[int, Any]:
+        """A page of a plan, under a new lease or the one that is named."""
+        asked = read_plan(request)
+        topics = [(await self._catalog.entry(checked_name(name))).topic for name in asked.topics]
+        partitions = sum(topic.config.partitions for topic in topics)
+        if partitions > PARTITIONS_MAX:
+            raise invalid(
+                f"the topics have {partitions} partitions together, a plan at most"
+                f" {PARTITIONS_MAX}; plan fewer topics at a time",
+                field="topics",
+                limit=PARTITIONS_MAX,
+            )
+        lease, expires_ms = await self._lease(asked)
+        try:
+            page = Page(asked.limit)
+            gaps = await self._cold.ask(lambda ledger: ledger.gaps())
+            for topic in topics:
+                states = await self._catalog.states(topic.topic_id)
+                starts = asked.from_.get(topic.name, {})
+                for part in source_plan.wanted(topic, states, starts, asked.to.get(topic.name, {})):
+                    await self._cold.ask(partial(source_plan.fill, page, asked=part, gaps=gaps))
+        except PlanInvalid as error:
+            if asked.plan is None:
+                await self._cold.ask(lambda ledger: ledger.end_read_lease(lease))
+            raise invalid(str(error), field=error.field) from error
+        return 200, source_plan.finished(page, lease, expires_ms, self._store)
+
+    async def put(self, request: Request, plan: str) -> tuple[int, Any]:
+        """Holds the lease for longer. Raises ApiError 404 ``plan_expired``."""
+        return 200, {"plan": plan, "expires_ms": await self._renew(plan)}
+
+    async def delete(self, request: Request, plan: str) -> tuple[int, Any]:
+        """Ends the lease. Raises ApiError 404 ``plan_expired``."""
+        if not await self._cold.ask(lambda ledger: ledger.end_read_lease(plan)):
+            raise _expired(plan)
+        return 200, {"plan": plan, "ended": True}
+
+    async def _lease(self, asked: PlanRequest) -> tuple[str, int]:
+        if asked.plan is not None:
+            return asked.plan, await self._renew(asked.plan)
+        lease = secrets.token_hex(12)
+        now_ms = self._catalog.age_ms()
+        what = f"plan of {', '.join(asked.topics)}"[:WHAT_CHARACTERS_MAX]
+        try:
+            await self._cold.ask(
+                lambda ledger: ledger.take_read_lease(lease, what, now_ms, now_ms + LEASE_MS)
+            )
+        except ReadLeasesFull as error:
+            raise ApiError(429, "too_many_plans", str(error), retry_after_s=1) from error
+        return lease, wall_ms() + LEASE_MS
+
+    async def _renew(self, plan: str) -> int:
+        now_ms = self._catalog.age_ms()
+        if not await self._cold.ask(
+            lambda ledger: ledger.renew_read_lease(plan, now_ms, now_ms + LEASE_MS)
+        ):
+            raise _expired(plan)
+        return wall_ms() + LEASE_MS  # for people and programs, whose clock is the wall's
+
+
+def _expired(plan: str) -> ApiError:
+    return ApiError(
+        404,
+        "plan_expired",
+        f"there is no plan {plan[:40]!r}, or it was not renewed within {LEASE_MS // 1000} s: what"
+        " it held may be gone; plan again with POST /v0/plans",
+        {"plan": plan[:40]},
+    )
+
+
+def read_plan(request: Request) -> PlanRequest:
+    """The question, its shape checked; offsets are checked against the ledger. Raises ApiError."""
+    asked = read_json(request, _decoder, "a plan")
+    if not 1 <= len(asked.topics) <= TOPICS_MAX:
+        raise invalid(
+            f"topics names {len(asked.topics)}; it must be 1 to {TOPICS_MAX}", field="topics"
+        )
+    if len(set(asked.topics)) < len(asked.topics):
+        raise invalid("topics names a topic twice", field="topics")
+    for field, offsets in (("from", asked.from_), ("to", asked.to)):
+        for name in offsets.keys() - set(asked.topics):
+            raise invalid(f"{field} names {name[:60]!r}, which topics does not", field=field)
+    if not 1 <= asked.limit <= PAGE_MAX:
+        raise invalid(f"limit is {asked.limit}; it must be between 1 and {PAGE_MAX}", field="limit")
+    return asked

@@ -1,0 +1,155 @@
+"""``/v0/status``: what the daemon is doing, read from the shared segment by any shard.
+
+Pure: segment and configuration in, a document out. Shapes are a contract (docs/http-api.md):
+fields may be added, none renamed.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from daemon import alarms, governor, memory
+from daemon.config import Config
+from shards import layout as at
+from shards.segment import Segment
+from uploader.groups.buddy import Group
+from uploader.groups.puller import GroupTable
+
+_TOTALS = {
+    "requests_acked": at.S_REQUESTS_ACKED,
+    "records_acked": at.S_RECORDS_ACKED,
+    "bytes_acked": at.S_BYTES_ACKED,
+    "rejected": at.S_REJECTED,
+    "objects_committed": at.S_OBJECTS_COMMITTED,
+    "orphans_adopted": at.S_ORPHANS_ADOPTED,
+}
+_STORE = {
+    "puts": at.S_PUTS,
+    "put_bytes": at.S_PUT_BYTES,
+    "put_failures": at.S_PUT_FAILURES,
+    "gets": at.S_GETS,
+    "get_bytes": at.S_GET_BYTES,
+    "lists": at.S_LISTS,
+}
+
+
+def version() -> str:
+    """The installed version of the distribution."""
+    try:
+        return metadata.version("headgate")
+    except metadata.PackageNotFoundError:
+        return f"unknown (not installed; python {sys.version_info[0]}.{sys.version_info[1]})"
+
+
+class Status:
+    """Builds the document."""
+
+    def __init__(self, segment: Segment, config: Config) -> None:
+        self._segment = segment
+        self._words = segment.words
+        self._layout = segment.layout
+        self._config = config
+        self._groups = GroupTable(segment)
+        self._version = version()
+        self._memory_bound_bytes = sum(memory.bounds(config).values())
+
+    def obstacles(self, now_ns: int) -> list[str]:
+        """Why the daemon is not ready; empty when it is."""
+        return self._obstacles(alarms.troubles(self._segment, self._config, now_ns))
+
+    def _obstacles(self, troubles: list[alarms.Trouble]) -> list[str]:
+        found = ["the daemon is stopping"] if self._words[at.G_DRAINING] else []
+        starting = [
+            str(s) for s in range(self._layout.shards) if not self._shard_word(s, at.S_READY)
+        ]
+        if starting:
+            found.append(f"shards that do not serve yet: {', '.join(starting)}")
+        return found + [trouble.message for trouble in troubles if trouble.not_ready]
+
+    def document(self, now_ns: int) -> dict[str, Any]:
+        """The whole status; ages are milliseconds."""
+        words = self._words
+        troubles = alarms.troubles(self._segment, self._config, now_ns)
+        level = words[at.G_PRESSURE_PPM] / 1e6
+        return {
+            "version": self._version,
+            "uptime_s": (now_ns - words[at.G_STARTED_NS]) // 1_000_000_000,
+            "ready": not self._obstacles(troubles),
+            "alarms": [msgspec.structs.asdict(trouble) for trouble in troubles],
+            "incarnation": words[at.G_INCARNATION],
+            "epoch": words[at.G_EPOCH],
+            "commits": words[at.G_COMMITS],
+            "store": {"url": self._config.store_url, **self._sums(_STORE)},
+            "window_ms": words[at.G_WINDOW_NS] / 1e6,
+            "pressure": {
+                "level": level,
+                "rung": governor.rung(level),
+                "inputs": {
+                    "busy": words[at.G_BUSY_PPM] / 1e6,
+                    "ring": words[at.G_RING_PPM] / 1e6,
+                },
+            },
+            "memory_bound_bytes": self._memory_bound_bytes,
+            "retention": {
+                "records_evicted": words[at.G_RECORDS_EVICTED],
+                "clock_jump_ms": self._clock_jump_ms(),
+            },
+            "shards": [self._shard(s, now_ns) for s in range(self._layout.shards)],
+            "groups": [self._group(group, now_ns) for group in self._groups.map.groups()],
+            "totals": self._sums(_TOTALS),
+        }
+
+    def _clock_jump_ms(self) -> int | None:
+        """How far the wall clock jumped, back is negative; None while its time is trusted."""
+        stopped = self._words[at.G_CLOCK_STOPPED]
+        jump_ms = int(self._words[at.G_CLOCK_JUMP_MS])
+        return None if not stopped else jump_ms if stopped == 1 else -jump_ms
+
+    def _shard_word(self, shard: int, word: int) -> int:
+        return int(self._words[self._layout.shard(shard) + word])
+
+    def _sums(self, names: dict[str, int]) -> dict[str, int]:
+        shards = range(self._layout.shards)
+        return {
+            name: sum(self._shard_word(s, word) for s in shards) for name, word in names.items()
+        }
+
+    def _shard(self, shard: int, now_ns: int) -> dict[str, Any]:
+        pid = self._shard_word(shard, at.S_PID)
+        head = self._shard_word(shard, at.S_HEAD)
+        return {
+            "shard": shard,
+            "pid": pid or None,
+            "cpu": self._shard_word(shard, at.S_CPU),
+            "group": self._groups.map.group_of(shard).group,
+            "restarts": self._shard_word(shard, at.S_RESTARTS),
+            "heartbeat_age_ms": _age_ms(self._shard_word(shard, at.S_HEARTBEAT_NS), now_ns),
+            "ring_bytes": self._layout.ring_bytes,
+            "ring_used_bytes": head - self._shard_word(shard, at.S_COMMITTED),
+            "connections": self._shard_word(shard, at.S_CONNECTIONS),
+            "requests_acked": self._shard_word(shard, at.S_REQUESTS_ACKED),
+            "records_acked": self._shard_word(shard, at.S_RECORDS_ACKED),
+            "bytes_acked": self._shard_word(shard, at.S_BYTES_ACKED),
+        }
+
+    def _group(self, group: Group, now_ns: int) -> dict[str, Any]:
+        table = self._groups
+        return {
+            "group": group.group,
+            "shards": list(table.map.members(group)),
+            "turn": table.turn(group),
+            "backlog_bytes": table.backlog_bytes(group),
+            "last_upload_age_ms": _age_ms(table.word(group.group, at.P_LAST_PULL_NS), now_ns),
+            "last_change_age_ms": _age_ms(table.word(group.group, at.P_LAST_CHANGE_NS), now_ns),
+            "splits": table.word(group.group, at.P_SPLITS),
+            "merges": table.word(group.group, at.P_MERGES),
+        }
+
+
+def _age_ms(then_ns: int, now_ns: int) -> int | None:
+    """Milliseconds since; None for what has not happened yet."""
+    return max(0, now_ns - then_ns) // 1_000_000 if then_ns else None

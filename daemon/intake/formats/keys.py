@@ -1,0 +1,61 @@
+"""``?key=FIELD``: the field of each record's data that is its key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import msgspec
+from msgspec import Raw
+
+from daemon.api.errors import invalid
+from daemon.intake.formats.limits import place
+
+# One decoder is built per field name; a client that varies the name must not fill the memory.
+_DECODERS_MAX = 64
+_ABSENT = Raw()
+
+
+class KeyField:
+    """Takes keys out of JSON texts that are known to be valid."""
+
+    __slots__ = ("_field_of", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._field_of = _field_of(name)
+
+    def of(self, data: str, where: dict[str, int]) -> str | None:
+        """The key of a record: a string, or a number's text; None when the field is absent or
+        null, or the data is no object. Raises ApiError 400 for any other type."""
+        if not data.startswith("{"):
+            return None
+        found = self._field_of(data)
+        if found is _ABSENT:
+            return None
+        text = str(found, "utf-8")
+        if text[0] == '"':
+            return msgspec.json.decode(text, type=str)
+        if text[0] in "-0123456789":
+            return text
+        if text == "null":
+            return None
+        raise invalid(
+            f"the field {self._name!r} of {place(where)} is the key, so it must be a string or"
+            " a number",
+            field=self._name,
+            **where,
+        )
+
+
+def _field_of(name: str) -> Callable[[str], Raw]:
+    """Takes the member of that name out of an object's text; _ABSENT when there is none."""
+    if '"' in name or "\\" in name:  # a struct can have no such member
+        every = msgspec.json.Decoder(dict[str, Raw])
+        return lambda data: every.decode(data).get(name, _ABSENT)
+    shape = msgspec.defstruct("Keyed", [("key", Raw, _ABSENT)], rename={"key": name}, gc=False)
+    decoder = msgspec.json.Decoder(shape)
+    return lambda data: decoder.decode(data).key  # type: ignore[attr-defined]  # made above
+
+
+key_field = lru_cache(_DECODERS_MAX)(KeyField)

@@ -1,0 +1,96 @@
+"""Limits of a produce body, and the refusals that name them."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from daemon.api.errors import ApiError, invalid, too_large
+from uploader.l0.records import TIMESTAMP_MS_MAX
+
+# Deeper JSON than this breaks readers (many stop at 512 or 1,000) and none is known to be meant.
+NESTING_MAX = 512
+# Units that are sent for milliseconds by mistake, with the last value of the year 9999 in them.
+_UNITS = (
+    ("microseconds", 1_000 * TIMESTAMP_MS_MAX),
+    ("nanoseconds", 1_000_000 * TIMESTAMP_MS_MAX),
+)
+# A record that is nested deeper than NESTING_MAX has this many characters at least.
+NESTED_CHARACTERS_MIN = 2 * NESTING_MAX + 1
+ACK_TIMEOUT_MS_MIN = 100  # deadlines are looked at ten times a second
+ACK_TIMEOUT_MS_MAX = 600_000  # so long a request may hold ring space while nothing is stored
+
+
+class BodyLimits(Struct, frozen=True, kw_only=True):
+    """What one produce request may hold; set from the configuration."""
+
+    body_bytes_max: int = 16 << 20
+    record_bytes_max: int = 1 << 20
+    records_max: int = 10_000
+    suspect_from: int = 0
+    """Texts with fewer characters are neither too large (4 bytes each at most) nor nested too
+    deep, and need no closer look. Follows from the others."""
+
+    def __post_init__(self) -> None:
+        suspect_from = min(NESTED_CHARACTERS_MIN, self.record_bytes_max // 4 + 1)
+        force_setattr(self, "suspect_from", suspect_from)
+
+
+def too_many_records(limits: BodyLimits) -> ApiError:
+    """413: more records than a request may have."""
+    return too_large(
+        f"the request has more than {limits.records_max} records; send smaller batches",
+        limit_records=limits.records_max,
+    )
+
+
+def record_too_large(where: dict[str, int], size: int, limits: BodyLimits) -> ApiError:
+    """413: one record is too large. ``where`` is its line or its index."""
+    return too_large(
+        f"{place(where)} has {size} bytes, the limit for a record is {limits.record_bytes_max}",
+        limit_bytes=limits.record_bytes_max,
+        bytes=size,
+        **where,
+    )
+
+
+def nested_too_deep(where: dict[str, int]) -> ApiError:
+    """400: arrays and objects are nested too deep."""
+    return invalid(
+        f"{place(where)} is nested deeper than {NESTING_MAX} levels",
+        limit_levels=NESTING_MAX,
+        **where,
+    )
+
+
+def check_ts(ts: int, where: dict[str, int]) -> None:
+    """Raises ApiError 400 for a time that no calendar of the readers has: mostly another unit."""
+    if 0 <= ts <= TIMESTAMP_MS_MAX:
+        return
+    unit = next((name for name, most in _UNITS if TIMESTAMP_MS_MAX < ts <= most), None)
+    shown = str(ts) if ts.bit_length() <= 64 else "a number of over 64 bits"
+    looks = f"{shown}, which looks like {unit}" if unit else shown
+    raise invalid(
+        f"ts of {place(where)} is {looks}; ts is in milliseconds, from 0 to {TIMESTAMP_MS_MAX}, the"
+        " end of the year 9999",
+        field="ts",
+        limit_ms=TIMESTAMP_MS_MAX,
+        **where,
+    )
+
+
+def no_records() -> ApiError:
+    """400: there is nothing to store."""
+    return invalid("the request holds no records")
+
+
+def place(where: dict[str, int]) -> str:
+    """``record 3`` or ``line 4``, for a sentence."""
+    for name, number in where.items():
+        return f"{name} {number}"
+    return "the body"
+
+
+def utf8_bytes(text: str) -> int:
+    """The length of ``text`` in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())

@@ -1,0 +1,181 @@
+"""msgpack bodies: the JSON object's shape, with bin for bytes.
+
+``data`` is any msgpack value and is kept as JSON text, bin as bytes. Inside other values bin
+becomes base64 text and a timestamp its RFC 3339 text; map keys that are numbers become strings,
+as JSON has it. NaN, infinities and extension types are refused: JSON cannot say them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import msgspec
+from msgspec import Raw, Struct
+
+from daemon.api.errors import invalid, too_large
+from daemon.intake.formats.json_body import (
+    UNREADABLE,
+    AckTimeout,
+    IdempotencyKey,
+    Partition,
+    Sequence,
+    check_record,
+    decode_base64,
+    refusal,
+)
+from daemon.intake.formats.limits import (
+    BodyLimits,
+    check_ts,
+    nested_too_deep,
+    no_records,
+    record_too_large,
+    too_many_records,
+    utf8_bytes,
+)
+from daemon.intake.formats.produce import Produce, Row, row
+from ledger.types import Dedupe
+
+_ABSENT = Raw()
+_RECORD_PATH = re.compile(r"`\$\[(\d+)\]")
+_NIL = 0xC0
+_BIN8, _BIN32 = 0xC4, 0xC6
+
+
+class _Record(Struct, forbid_unknown_fields=True, gc=False):
+    data: Raw = _ABSENT
+    data_b64: str | None = None
+    key: str | None = None
+    tag: str | None = None
+    node: str | None = None
+    meta: Raw = _ABSENT
+    ts: int | None = None
+
+
+class _Envelope(Struct, forbid_unknown_fields=True, gc=False):
+    # Raw, so that the count in the array's head is seen before anything is built.
+    records: Raw
+    partition: Partition | None = None
+    idempotency_key: IdempotencyKey | None = None
+    expected_seq: Sequence | None = None
+    disable_backpressure: bool = False
+    ack_timeout_ms: AckTimeout | None = None
+    dedupe: Dedupe | None = None
+
+
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
+_records_decoder = msgspec.msgpack.Decoder(list[_Record])
+_value_decoder = msgspec.msgpack.Decoder()
+_json_encoder = msgspec.json.Encoder()
+
+
+def parse_msgpack(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
+    """The msgpack map ``{"records": [...], ...}``. Raises ApiError."""
+    try:
+        envelope = _envelope_decoder.decode(body)
+        count = _array_length(bytes(memoryview(envelope.records)[:5]))
+        if count is not None and count > limits.records_max:
+            raise too_many_records(limits)
+        records = _records_decoder.decode(envelope.records)
+    except UNREADABLE as error:
+        _refuse(error)
+    if not records:
+        raise no_records()
+    rows: list[Row] = []
+    keyed = timed = False
+    total = 0
+    for index, each in enumerate(records):
+        where = {"record": index}
+        data = _data(each, index, limits)
+        meta = None
+        if each.meta is not _ABSENT and memoryview(each.meta)[0] != _NIL:
+            meta = _json_text(each.meta, index, limits)
+            if not meta.startswith("{"):
+                raise invalid(f"meta of record {index} must be a map", field="meta", **where)
+        check_record(data, (each.key, each.tag, each.node, meta), where, limits)
+        total += len(data) if isinstance(data, bytes) else utf8_bytes(data)
+        if total > limits.body_bytes_max:
+            raise too_large(
+                f"the records have over {limits.body_bytes_max} bytes as JSON; send smaller"
+                " batches",
+                limit_bytes=limits.body_bytes_max,
+            )
+        keyed = keyed or each.key is not None
+        if each.ts is not None:
+            check_ts(each.ts, where)
+            timed = True
+        rows.append(row(data, each.ts, each.key, each.tag, each.node, meta))
+    return Produce(
+        rows,
+        arrival_ms,
+        envelope.partition,
+        envelope.idempotency_key,
+        envelope.expected_seq,
+        envelope.disable_backpressure,
+        keyed,
+        timed,
+        envelope.ack_timeout_ms,
+        envelope.dedupe,
+    )
+
+
+def _refuse(error: Exception) -> NoReturn:
+    if str(error) == "Input data was truncated":
+        raise invalid("the msgpack ends too early") from error
+    hint = "the body must be one msgpack map with records"
+    raise refusal(b"", error, hint, _RECORD_PATH) from error
+
+
+def _array_length(head: bytes) -> int | None:
+    """The count in the head of a msgpack array; None for another type."""
+    if head[0] & 0xF0 == 0x90:
+        return head[0] & 0x0F
+    if head[0] == 0xDC:
+        return int.from_bytes(head[1:3], "big")
+    if head[0] == 0xDD:
+        return int.from_bytes(head[1:5], "big")
+    return None
+
+
+def _data(each: _Record, index: int, limits: BodyLimits) -> str | bytes:
+    if each.data is _ABSENT:
+        return decode_base64(each.data_b64, index)
+    if each.data_b64 is not None:
+        raise invalid(f"record {index} has both data and data_b64", record=index)
+    if _BIN8 <= memoryview(each.data)[0] <= _BIN32:
+        return msgspec.msgpack.decode(each.data, type=bytes)
+    return _json_text(each.data, index, limits)
+
+
+def _json_text(raw: Raw, index: int, limits: BodyLimits) -> str:
+    size = memoryview(raw).nbytes
+    if size > limits.record_bytes_max:
+        raise record_too_large({"record": index}, size, limits)
+    try:
+        value = _value_decoder.decode(raw)
+        text = _json_encoder.encode(value).decode()
+    except RecursionError:
+        raise nested_too_deep({"record": index}) from None
+    except (*UNREADABLE, TypeError, ValueError) as error:
+        raise invalid(f"record {index} cannot be kept as JSON: {error}", record=index) from error
+    if "null" in text and _holds_no_number(value):
+        raise invalid(f"record {index} holds NaN or an infinity, which JSON has not", record=index)
+    return text
+
+
+def _holds_no_number(value: Any) -> bool:
+    """Whether a float in ``value`` is NaN or infinite; msgspec writes those as null."""
+    pending: list[Iterable[Any]] = [(value,)]
+    while pending:
+        for each in pending.pop():
+            if isinstance(each, float):
+                if not math.isfinite(each):
+                    return True
+            elif isinstance(each, dict):
+                pending.append(each.values())
+                pending.append(each.keys())
+            elif isinstance(each, list):
+                pending.append(each)
+    return False

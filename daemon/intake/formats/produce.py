@@ -1,0 +1,128 @@
+"""What a produce request asks for, and its records as payloads per partition.
+
+A row is what ``uploader.l0.records.encode`` takes for a record: ``(data, ts, key, tag, node,
+meta)``, cut off behind its last present field; ``data`` is JSON text, or bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from daemon.api.errors import invalid
+from daemon.intake.partitioner import partition_of
+from ledger.types import Dedupe
+from uploader.l0.records import encode
+
+Row = tuple[Any, ...]
+_TS, _KEY = 1, 2
+
+# partition, record count, payload, first and last timestamp (epoch milliseconds)
+Payload = tuple[int, int, bytes, int, int]
+
+
+class Produce(Struct, frozen=True, gc=False):
+    """A parsed request. ``keyed`` and ``timed`` say that some row has a key or a timestamp."""
+
+    rows: list[Row]
+    arrival_ms: int
+    partition: int | None = None
+    idempotency_key: str | None = None
+    expected_seq: int | None = None
+    disable_backpressure: bool = False
+    keyed: bool = False
+    timed: bool = False
+    ack_timeout_ms: int | None = None
+    dedupe: Dedupe | None = None
+
+    @property
+    def record_count(self) -> int:
+        return len(self.rows)
+
+
+def row(
+    data: str | bytes,
+    ts: int | None,
+    key: str | None,
+    tag: str | None,
+    node: str | None,
+    meta: str | None,
+) -> Row:
+    """A row, cut off behind its last present field."""
+    if meta is not None:
+        return (data, ts, key, tag, node, meta)
+    if node is not None:
+        return (data, ts, key, tag, node)
+    if tag is not None:
+        return (data, ts, key, tag)
+    if key is not None:
+        return (data, ts, key)
+    if ts is not None:
+        return (data, ts)
+    return (data,)
+
+
+def payloads(produce: Produce, partitions: int, next_partition: Callable[[], int]) -> list[Payload]:
+    """The request's records per partition, partitions ascending, records in their order.
+
+    A partition that the request names takes all. Else records with keys go by their key, and
+    those without go together to ``next_partition()``, which is called once if at all. Raises
+    ApiError 400 when the request names a partition that is not there, or expects a sequence
+    number without saying of which.
+    """
+    rows = produce.rows
+    partition = produce.partition
+    if produce.expected_seq is not None and partition is None and partitions > 1:
+        raise invalid(
+            f"expected_seq needs a partition: the topic has {partitions}", field="expected_seq"
+        )
+    if partition is None and not (produce.keyed and partitions > 1):
+        partition = 0 if partitions == 1 else next_partition()
+    if partition is not None:
+        if partition >= partitions:
+            raise invalid(
+                f"partition {partition} is not there, the topic has 0 to {partitions - 1}",
+                partition=partition,
+                partitions=partitions,
+            )
+        if not produce.timed:
+            arrival_ms = produce.arrival_ms
+            return [(partition, len(rows), encode(rows), arrival_ms, arrival_ms)]
+        return [_payload(partition, rows, produce)]
+    spread: dict[int, list[Row]] = {}
+    for each in rows:
+        key = each[_KEY] if len(each) > _KEY else None
+        if isinstance(key, str):
+            chosen = partition_of(key, partitions)
+        elif partition is None:
+            chosen = partition = next_partition()
+        else:
+            chosen = partition
+        there = spread.get(chosen)
+        if there is None:
+            spread[chosen] = [each]
+        else:
+            there.append(each)
+    return [_payload(chosen, spread[chosen], produce) for chosen in sorted(spread)]
+
+
+def _payload(partition: int, rows: list[Row], produce: Produce) -> Payload:
+    arrival_ms = produce.arrival_ms
+    payload = encode(rows)
+    if not produce.timed:
+        return (partition, len(rows), payload, arrival_ms, arrival_ms)
+    first = last = _timestamp(rows[0], arrival_ms)
+    for each in rows:
+        ts = _timestamp(each, arrival_ms)
+        if ts < first:
+            first = ts
+        elif ts > last:
+            last = ts
+    return (partition, len(rows), payload, first, last)
+
+
+def _timestamp(each: Row, arrival_ms: int) -> int:
+    ts = each[_TS] if len(each) > _TS else None
+    return ts if isinstance(ts, int) else arrival_ms

@@ -1,0 +1,271 @@
+"""Answering producers: which requests wait, and what each is told when its commit comes.
+
+Lifecycle: appended to the ring -> waits here, in ring order -> its commit comes through the log
+-> answered with its offsets, or with the verdict of the commit. A request whose connection is
+gone is dropped here; its records stay. What a dead predecessor left in the ring has nobody
+waiting and is passed over; where it is committed together with ours, its offsets come first.
+
+A request whose deadline passes before that is taken back and answered 503 if nobody has pulled
+it (uploader/pipeline/voids.py); else nobody knows its outcome, and its connection is closed
+unanswered.
+
+Invariant I1: nothing is answered before its commit is in the log, which follows the ledger.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+
+from daemon.api.errors import ApiError
+from daemon.http.request import Request
+from daemon.intake.topic_cache import TopicEntry
+from ledger.types import Commit, SourceRange, Verdict
+from shards import layout as at
+from shards.frame import VOID_BYTES_MAX
+from shards.ring import RequestAt
+from shards.segment import Segment
+
+NEVER = 1 << 63
+RUN_BYTES = VOID_BYTES_MAX // 2  # then a run ends with the request that passes it
+
+
+class Waiting(NamedTuple):
+    """A published request: its frame's ``position``, and per part (partition, records)."""
+
+    position: int
+    request: Request
+    topic: TopicEntry
+    parts: tuple[tuple[int, int], ...]
+    body_bytes: int
+    expected_seq: int | None
+    timeout_ns: int
+
+
+class Expired(NamedTuple):
+    """Requests whose deadline has passed: to be taken back, in ``runs`` of the ring, or pulled."""
+
+    void: list[Waiting]
+    runs: list[tuple[int, int]]
+    unknown: list[Waiting]
+
+
+class _Left(NamedTuple):
+    """A request that a predecessor published: (topic id, partition) and records of its parts."""
+
+    position: int
+    parts: tuple[tuple[tuple[int, int], int], ...]
+
+
+class Answers:
+    """The waiting requests of one shard; bounded by what the ring holds."""
+
+    def __init__(self, segment: Segment, shard: int) -> None:
+        self._shard = shard
+        self._words = segment.words
+        self._counters = segment.layout.shard(shard)
+        self._waiting: deque[Waiting] = deque()
+        self._left: deque[_Left] = deque()  # all of it stands before what waits
+        self._abandoned = 0  # how many of the first are answered: their deadline passed
+        self._shortest_ns = NEVER  # a timeout; no one that waits has a shorter one
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def wait(self, waiting: Waiting) -> None:
+        """Takes a request that was just published."""
+        self._waiting.append(waiting)
+        if waiting.timeout_ns < self._shortest_ns:
+            self._shortest_ns = waiting.timeout_ns
+
+    def inherit(self, requests: Iterable[RequestAt]) -> None:
+        """Takes what a dead predecessor published and is not committed, before ``wait``."""
+        for request in requests:
+            parts = tuple(((b.topic_id, b.partition), b.record_count) for b in request.batches)
+            self._left.append(_Left(request.position, parts))
+
+    def committed(self, commit: Commit) -> None:
+        """Answers this shard's requests in a commit."""
+        for source in commit.sources:
+            if source.shard == self._shard:
+                self._answer(source, commit)
+
+    def _answer(self, source: SourceRange, commit: Commit) -> None:
+        shard = self._shard
+        offsets = {
+            (r.topic_id, r.partition): r.first_offset for r in commit.runs if r.shard == shard
+        }
+        heads = {(h.topic_id, h.partition): h.head_seq for h in commit.heads}
+        verdicts = {v.position: v for v in commit.verdicts if v.shard == shard}
+        while self._left and self._left[0].position < source.end:
+            position, left = self._left.popleft()
+            # What was committed before this process followed the log is no part of this run.
+            if position < source.start or position in verdicts:
+                continue
+            for place, count in left:
+                if offsets[place]:
+                    offsets[place] += count
+        waiting = self._waiting
+        passed = len(waiting)
+        requests = records = sizes = 0
+        while waiting and waiting[0].position < source.end:
+            position, request, topic, parts, size, expected_seq, _ = waiting.popleft()
+            verdict = verdicts.get(position) if verdicts else None
+            if verdict is not None:
+                answer_verdict(request, topic, verdict, expected_seq)
+                continue
+            if len(parts) == 1:
+                partition, count = parts[0]
+                key = (topic.topic_id, partition)
+                first = offsets[key]
+                if not first:
+                    request.refuse(topic_deleted(topic))
+                    continue
+                offsets[key] = first + count
+                if not request.connection_closed:
+                    last = first + count - 1
+                    values = (partition, first, last, count, heads[key], b"false")
+                    request.respond_ok_json(topic.answer % values)
+                records += count
+            else:
+                if not offsets[topic.topic_id, parts[0][0]]:
+                    request.refuse(topic_deleted(topic))
+                    continue
+                answer: list[dict[str, int]] = []
+                for partition, count in parts:
+                    key = (topic.topic_id, partition)
+                    first = offsets[key]
+                    offsets[key] = first + count
+                    answer.append(_part(partition, first, first + count - 1, heads[key]))
+                    records += count
+                request.respond_ok_json(_spread(topic, answer, deduped=False))
+            requests += 1
+            sizes += size
+        if self._abandoned:
+            self._abandoned = max(0, self._abandoned - passed + len(waiting))
+        if not waiting:
+            self._shortest_ns = NEVER
+        words, base = self._words, self._counters
+        words[base + at.S_REQUESTS_ACKED] += requests
+        words[base + at.S_RECORDS_ACKED] += records
+        words[base + at.S_BYTES_ACKED] += sizes
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether some deadline may have passed: cheap, and never wrong when it says no."""
+        if len(self._waiting) <= self._abandoned:
+            return False
+        return now_ns - self._waiting[self._abandoned].request.arrival_ns >= self._shortest_ns
+
+    def expired(self, now_ns: int, pulled: int, head: int) -> Expired:
+        """What is past its deadline; looks no further than it can be, for arrivals are in order.
+
+        Runs are as long as they can be: from a request that is taken back to the next that is not.
+        """
+        found = Expired([], [], [])
+        start = -1
+        for waiting in islice(self._waiting, self._abandoned, None):
+            position, request = waiting.position, waiting.request
+            waited_ns = now_ns - request.arrival_ns
+            if waited_ns >= waiting.timeout_ns and position >= pulled:
+                found.void.append(waiting)
+                if start < 0:
+                    start = position
+                elif position - start >= RUN_BYTES:
+                    found.runs.append((start, position))
+                    start = position
+                continue
+            if start >= 0:
+                found.runs.append((start, position))
+                start = -1
+            if waited_ns < self._shortest_ns:
+                return found
+            if waited_ns >= waiting.timeout_ns and not request.answered:
+                found.unknown.append(waiting)
+        if start >= 0:
+            found.runs.append((start, head))
+        return found
+
+    def end(self, expired: Expired, refusal: Callable[[Waiting], ApiError]) -> None:
+        """Answers what has expired; ``expired.void`` is void in the ring by now."""
+        gone = {waiting.position for waiting in expired.void}
+        if gone:
+            self._waiting = deque(w for w in self._waiting if w.position not in gone)
+        rooms = {waiting.topic.room for waiting in expired.void}
+        for room in rooms:
+            if room is not None:
+                room.voided(gone)
+        for waiting in expired.void:
+            waiting.request.refuse(refusal(waiting))
+        for waiting in expired.unknown:
+            waiting.request.abandon()
+        for waiting in islice(self._waiting, self._abandoned, None):
+            if not waiting.request.answered:
+                break
+            self._abandoned += 1
+
+    def abandon(self) -> None:
+        """The process ends before these commits came: their outcome is unknown."""
+        while self._waiting:
+            self._waiting.popleft().request.abandon()
+
+
+def answer_verdict(
+    request: Request, topic: TopicEntry, verdict: Verdict, expected_seq: int | None
+) -> None:
+    """Tells a producer why its request was made void."""
+    if verdict.kind == "topic_deleted":
+        request.refuse(topic_deleted(topic))
+    elif verdict.kind == "sequence_mismatch":
+        request.refuse(
+            ApiError(
+                412,
+                "sequence_mismatch",
+                f"expected_seq is {expected_seq}, the head of the partition is"
+                f" {verdict.head_seq}; nothing was stored",
+                {"expected_seq": expected_seq, "head_seq": verdict.head_seq},
+            )
+        )
+    elif len(verdict.parts) == 1:
+        part = verdict.parts[0]
+        count = part.last_seq - part.first_seq + 1
+        request.respond_ok_json(
+            topic.answer
+            % (part.partition, part.first_seq, part.last_seq, count, verdict.head_seq, b"true")
+        )
+    else:
+        answer = [_part(p.partition, p.first_seq, p.last_seq, p.last_seq) for p in verdict.parts]
+        request.respond_ok_json(_spread(topic, answer, deduped=True))
+
+
+def _part(partition: int, first_seq: int, last_seq: int, head_seq: int) -> dict[str, int]:
+    return {
+        "partition": partition,
+        "first_seq": first_seq,
+        "last_seq": last_seq,
+        "count": last_seq - first_seq + 1,
+        "head_seq": head_seq,
+    }
+
+
+def _spread(topic: TopicEntry, parts: list[dict[str, int]], *, deduped: bool) -> bytes:
+    answer: dict[str, Any] = {
+        "topic": topic.name,
+        "partitions": parts,
+        "count": sum(part["count"] for part in parts),
+        "deduped": deduped,
+    }
+    return msgspec.json.encode(answer)
+
+
+def topic_deleted(topic: TopicEntry) -> ApiError:
+    """404 ``topic_deleted``: the topic went between the request and its commit."""
+    return ApiError(
+        404,
+        "topic_deleted",
+        f"topic {topic.name!r} was deleted before the request was committed; nothing was stored",
+        {"topic": topic.name},
+    )

@@ -1,0 +1,367 @@
+"""Producing: the gate before the body, then validate, frame, publish, and wait for the commit.
+
+``admit`` promises ring space for a body that is still to come (for its declared length, else for
+the body limit) or refuses with 429 before the body is taken in. Reserve, write and publish are
+one step of the loop without an await. A request that must wait for its topic to be made holds
+back what comes after it on the same connection, so that order per connection holds. What is held
+back has its deadline too: nobody knows for how long another process keeps the ledger. Bodies on
+their way and requests held back have a promise each; promises and what the ring holds already are
+never more than the ring, which bounds their memory too (daemon/memory.py).
+
+This module stores nothing durable and answers only refusals; ``daemon/intake/pending.py`` answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from daemon.api.errors import ApiError, too_large
+from daemon.http.head import Head
+from daemon.http.request import Request
+from daemon.intake import formats as bodies
+from daemon.intake.caps import LOOK_NS, Room, RoomFull
+from daemon.intake.door import Shut
+from daemon.intake.formats import BodyLimits, Produce
+from daemon.intake.pending import Answers, Waiting
+from daemon.intake.topic_cache import Catalog, TopicEntry, unknown_topic
+from ledger.errors import LedgerError
+from ledger.types import TopicConfig
+from shards import layout as at
+from shards.clock import monotonic_ns, wall_ms
+from shards.frame import CODEC_RECORDS, Part, encode_conditions
+from shards.ring import RingFull, RingWriter
+from shards.segment import Segment
+
+log = logging.getLogger("headgate.produce")
+
+FRAME_BYTES = 4096  # heads and pads that a body does not have: room that admission adds
+_new = tuple.__new__  # a NamedTuple's own constructor costs twice as much, once per request
+RETRY_AFTER_S = (1, 3)  # spread, so that refused producers do not come back together
+SHUT_RETRY_AFTER_S = (3, 10)  # an outage lasts longer than a ring takes to empty
+
+
+class Closed(NamedTuple):
+    """Why no request is taken in. ``close``: nor will any, on this connection."""
+
+    code: str
+    reason: str
+    close: bool
+
+
+SUPERSEDED = Closed("superseded", "another daemon has taken this store over; send it there", True)
+STOPPING = Closed("shutting_down", "the daemon is stopping", True)
+STORE_FAILING = Closed(
+    "store_failing", "the store takes nothing at the moment (GET /v0/status says why)", False
+)
+DISK_FULL = Closed(
+    "disk_full", "the disk of the ledger or of the store is almost full: free some space", False
+)
+
+
+class Producer:
+    """One shard's intake."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        shard: int,
+        catalog: Catalog,
+        ring: RingWriter,
+        answers: Answers,
+        limits: BodyLimits,
+        published: Callable[[], None],
+        rng: random.Random,
+        ack_timeout_ms: int,
+    ) -> None:
+        self._ack_timeout_ms = ack_timeout_ms
+        self._words = segment.words
+        self._rejected_at = segment.layout.shard(shard) + at.S_REJECTED
+        self._catalog = catalog
+        self._ring = ring
+        self._answers = answers
+        self._limits = limits
+        self._published = published
+        self._rng = rng
+        self._promised_bytes = 0
+        self._closed: Closed | None = None
+        # By connection: request, topic, and the promise that it keeps until it is worked off.
+        self._held_back: dict[object, deque[tuple[Request, str, int]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def admit(self, head: Head, body_bytes: int | None) -> int:
+        """Promises ring space; the token is its size. Raises ApiError 413, 429, 503."""
+        needed = FRAME_BYTES + (
+            self._limits.body_bytes_max
+            if body_bytes is None or head.content_encoding
+            else body_bytes
+        )
+        self._check_room(needed, body_bytes or 0)
+        self._promised_bytes += needed
+        return needed
+
+    def take(self, request: Request, name: str, body_bytes: int) -> None:
+        """``admit``, ``produce`` and ``release`` for a body that is whole already."""
+        if (
+            request.head.content_encoding
+            or self._closed is not None
+            or self._held_back
+            or body_bytes > self._limits.body_bytes_max
+            or self._ring.free_bytes - self._promised_bytes < FRAME_BYTES + body_bytes
+        ):
+            token = self.admit(request.head, body_bytes)
+            try:
+                self.produce(request, name, token)
+            finally:
+                self.release(token)
+            return
+        topic = self._catalog.known(name)
+        if topic is None or topic.room is not None:
+            self.produce(request, name, FRAME_BYTES + body_bytes)
+        else:
+            self._publish(request, topic)
+
+    def _check_room(self, needed: int, body_bytes: int) -> None:
+        limit = self._limits.body_bytes_max
+        if body_bytes > limit:
+            raise too_large(
+                f"the body has {body_bytes} bytes, the limit is {limit}; send less at once",
+                limit_bytes=limit,
+            )
+        if self._closed is not None:
+            raise self._refusal(self._closed)
+        if self._ring.free_bytes - self._promised_bytes < needed:
+            raise self._throttled()
+
+    def look_at_gate(self) -> None:
+        """Notes whether requests are refused altogether; called when the shard's bell was rung."""
+        words = self._words
+        shut = Shut(words[at.G_DOOR])
+        if words[at.G_SUPERSEDED]:
+            self._closed = SUPERSEDED
+        elif words[at.G_DRAINING]:
+            self._closed = STOPPING
+        elif shut:
+            self._closed = STORE_FAILING if shut & Shut.STORE_FAILING else DISK_FULL
+        else:
+            self._closed = None
+
+    def _refusal(self, closed: Closed) -> ApiError:
+        self._words[self._rejected_at] += 1
+        retry_after_s = self._rng.randint(*(RETRY_AFTER_S if closed.close else SHUT_RETRY_AFTER_S))
+        return ApiError(
+            503,
+            closed.code,
+            f"{closed.reason}; nothing of this request was stored",
+            {"retry_after_ms": retry_after_s * 1000},
+            retry_after_s=retry_after_s,
+            close=closed.close,
+        )
+
+    def overdue(self, waiting: Waiting) -> ApiError:
+        """What a producer is told whose request was taken back at its deadline."""
+        return self._overdue(waiting.timeout_ns // 1_000_000)
+
+    def _overdue(self, timeout_ms: int) -> ApiError:
+        self._words[self._rejected_at] += 1
+        retry_after_s = self._rng.randint(*SHUT_RETRY_AFTER_S)
+        return ApiError(
+            503,
+            "ack_timeout",
+            f"the request could not be stored within ack_timeout_ms = {timeout_ms}, and never will"
+            f" be; send it again in {retry_after_s} s",
+            {"ack_timeout_ms": timeout_ms, "retry_after_ms": retry_after_s * 1000},
+            retry_after_s=retry_after_s,
+        )
+
+    def release(self, token: int) -> None:
+        """Gives promised space back."""
+        self._promised_bytes -= token
+
+    def _throttled(self) -> ApiError:
+        self._words[self._rejected_at] += 1
+        retry_after_s = self._rng.randint(*RETRY_AFTER_S)
+        return ApiError(
+            429,
+            "throttled",
+            "the shard's ring is full of records that are not durable yet; nothing of this request"
+            f" was stored, send it again in {retry_after_s} s",
+            {"retry_after_ms": retry_after_s * 1000, "ring_bytes": self._ring.capacity},
+            retry_after_s=retry_after_s,
+        )
+
+    def produce(self, request: Request, name: str, promised: int) -> None:
+        """Takes a produce request with its whole body, for which ``promised`` bytes are free.
+
+        A request that is held back promises itself as much again: its caller releases its own.
+        """
+        if self._held_back:
+            behind = self._held_back.get(request.connection)
+            if behind is not None:
+                self._promised_bytes += promised
+                behind.append((request, name, promised))
+                return
+        topic = self._catalog.known(name)
+        if topic is not None:
+            if topic.room is None:
+                self._publish(request, topic)
+                return
+            if not self._catalog.rooms.is_stale(topic.room):
+                try:
+                    self._publish_if_room(request, topic, topic.room)
+                    return
+                except RoomFull as full:
+                    if full.idempotency_key is None:
+                        raise
+        self._promised_bytes += promised
+        self._held_back[request.connection] = deque([(request, name, promised)])
+        task = asyncio.get_running_loop().create_task(self._produce_held(request.connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _produce_held(self, connection: object) -> None:
+        """Works off a connection's requests in order, making topics as they are needed."""
+        held = self._held_back[connection]
+        while held:
+            request, name, promised = held[0]
+            try:
+                timeout_ms = self._timeout_ms(request)
+                left_ms = timeout_ms - (monotonic_ns() - request.arrival_ns) // 1_000_000
+                async with asyncio.timeout(left_ms / 1000):
+                    topic = self._catalog.known(name) or await self._topic_for(request, name)
+                    if topic.room is None:
+                        self._publish(request, topic)
+                    else:
+                        await self._publish_to_room(request, topic, topic.room)
+            except TimeoutError:  # publishing is the last step: it was not reached
+                request.refuse(self._overdue(timeout_ms))
+            except ApiError as error:
+                request.refuse(error)
+            except LedgerError as error:
+                request.refuse(ledger_unavailable(error))
+            except Exception as error:  # what comes behind must not wait for good
+                log.error("a produce request failed by a bug", exc_info=error)
+                request.refuse(ApiError(500, "internal", "this is a bug in headgate; see its log",
+                                        close=True))  # fmt: skip
+            held.popleft()
+            self.release(promised)
+        del self._held_back[connection]
+
+    def _timeout_ms(self, request: Request) -> int:
+        try:
+            asked = self._parse(request, wall_ms(), TopicConfig())
+        except ApiError:  # which it is told in its turn
+            return self._ack_timeout_ms
+        return asked.ack_timeout_ms or self._ack_timeout_ms
+
+    async def _topic_for(self, request: Request, name: str) -> TopicEntry:
+        try:
+            return await self._catalog.entry(name)
+        except ApiError:
+            if request.head.query.get("create", "true") != "true":
+                raise unknown_topic(name) from None
+        # A request that will be refused must not leave a topic behind.
+        config = TopicConfig()
+        bodies.payloads(self._parse(request, wall_ms(), config), config.partitions, lambda: 0)
+        topic, _ = await self._catalog.create(name, config)
+        return topic
+
+    async def _publish_to_room(self, request: Request, topic: TopicEntry, room: Room) -> None:
+        """For a room that must be looked up first, and a request that may be a repeat."""
+        if self._catalog.rooms.is_stale(room):
+            await self._catalog.load_room(room, request.arrival_ns)
+        try:
+            self._publish_if_room(request, topic, room)
+        except RoomFull as full:
+            key = full.idempotency_key
+            if key is None or not await self._catalog.answered(topic.topic_id, key):
+                raise
+            # It was stored before: its commit gives the first answer again, and no record more.
+            self._publish(request, topic)
+
+    def _publish_if_room(self, request: Request, topic: TopicEntry, room: Room) -> None:
+        """Raises RoomFull. Begins another look at the ledger when the last one is old."""
+        if request.arrival_ns - room.loaded_ns > LOOK_NS:
+            room.loaded_ns = request.arrival_ns
+            task = asyncio.get_running_loop().create_task(self._look_at(room, request.arrival_ns))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._publish(request, topic, room)
+
+    async def _look_at(self, room: Room, now_ns: int) -> None:
+        try:
+            await self._catalog.load_room(room, now_ns)
+        except LedgerError as error:
+            log.warning("the room of a topic cannot be looked up: %s", error)
+
+    def _parse(self, request: Request, arrival_ms: int, config: TopicConfig) -> Produce:
+        head = request.head
+        body = request.body
+        if head.content_encoding:
+            body = bodies.decompress(body, head.content_encoding, self._limits.body_bytes_max)
+        asked = bodies.parse(head.content_type, head.query, body, self._limits, arrival_ms)
+        if asked.disable_backpressure:
+            raise ApiError(
+                400,
+                "not_supported_yet",
+                "disable_backpressure is not supported yet; leave it out",
+                {"field": "disable_backpressure"},
+            )
+        if asked.idempotency_key is None and (asked.dedupe or config.dedupe) == "body":
+            key = bodies.body_key(head.content_type, head.query, body)
+            asked = msgspec.structs.replace(asked, idempotency_key=key)
+        return asked
+
+    def _publish(self, request: Request, topic: TopicEntry, room: Room | None = None) -> None:
+        arrival_ms = wall_ms()
+        asked = self._parse(request, arrival_ms, topic.topic.config)
+        topic_id = topic.topic_id
+        payloads = bodies.payloads(asked, topic.partitions, topic.take_partition)
+        if room is not None:
+            try:
+                room.check(payloads)
+            except RoomFull as full:
+                full.idempotency_key = asked.idempotency_key
+                raise
+        parts: Sequence[Part]
+        if len(payloads) == 1:
+            payload = payloads[0]
+            parts = (_new(Part, (topic_id, *payload, CODEC_RECORDS)),)
+            placed: tuple[tuple[int, int], ...] = (payload[:2],)
+        else:
+            parts = [_new(Part, (topic_id, *payload, CODEC_RECORDS)) for payload in payloads]
+            placed = tuple([payload[:2] for payload in payloads])
+        conditions = (
+            encode_conditions(asked.idempotency_key, asked.expected_seq)
+            if asked.idempotency_key is not None or asked.expected_seq is not None
+            else b""
+        )
+        try:
+            position = self._ring.append(request.arrival_ns, arrival_ms, conditions, parts)
+        except RingFull:
+            raise self._throttled() from None
+        except ValueError as error:
+            raise too_large(f"{error}; send fewer records at once") from error
+        if topic.room is not None:
+            topic.room.published(position, payloads)
+        self._answers.wait(
+            _new(
+                Waiting,
+                (
+                    position, request, topic, placed, len(request.body), asked.expected_seq,
+                    1_000_000 * (asked.ack_timeout_ms or self._ack_timeout_ms),
+                ),
+            )
+        )  # fmt: skip
+        self._published()
+
+
+def ledger_unavailable(error: LedgerError) -> ApiError:
+    """503 ``ledger_unavailable``: nothing was stored."""
+    return ApiError(503, "ledger_unavailable", str(error), retry_after_s=1)

@@ -1,0 +1,1 @@
+"""What a daemon does beside serving: ownership, retention, collection, and repair."""

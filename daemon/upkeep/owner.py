@@ -1,0 +1,252 @@
+"""The supervisor's owner thread: keeps the prefix ours by entries in the owner's log.
+
+Lifecycle: ``own`` (seal the former log, compare histories, first entry of the new incarnation)
+-> ``start`` -> an entry per period while there is news or an upload asks -> ``release`` (the last
+entry of a clean stop). When another daemon has taken our number, ``superseded`` is set for good:
+the shared word stops all commits, and the supervisor ends the process.
+
+It writes the owner's words of the segment and nothing else of it. It blocks on the store, which
+the supervisor's tick never does. Decisions are ``uploader/ownership/ownership.py``'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+from pathlib import Path
+from typing import Literal
+
+from ledger.errors import LedgerError
+from ledger.ledger import Ledger
+from ledger.log.backup import Mark
+from ledger.log.entry import Entry, EntryError, Image, Owner
+from shards import layout as at
+from shards.alarms import AlarmBoard, AlarmKind
+from shards.clock import boot_id, boottime_ns, monotonic_ns, wall_ns
+from shards.doorbell import Doorbells
+from shards.segment import Segment
+from uploader.ownership.ownerlog import OwnerLog, Taken
+from uploader.ownership.ownership import Do, Moment, Ownership, tell_sent
+from uploader.pipeline.outage import Outage
+from uploader.stores.base import StoreError
+
+log = logging.getLogger("headgate.owner")
+
+LOCK_NAME = "lock"  # in the data directory; held for as long as a daemon lives
+LOOK_S = 1.0  # how late news of topics, floors and commands is seen; commits ring nobody here
+
+
+class OtherHistory(RuntimeError):
+    """The ledger here and the log in the store do not tell the same story."""
+
+
+def this_owner(data_dir: str) -> Owner:
+    """Who we are, as entries tell it; the directory's lock is held."""
+    there = os.stat(Path(data_dir) / LOCK_NAME)
+    path = str(Path(data_dir).resolve())
+    return Owner(socket.gethostname(), os.getpid(), boot_id(), there.st_dev, there.st_ino, path)
+
+
+def check_history(ledger: Ledger, last: Entry | None, store_url: str) -> None:
+    """Raises OtherHistory unless the ledger holds all that ``last`` covers."""
+    here = ledger.mark()
+    if last is None:
+        if here.commit_number:
+            raise OtherHistory(
+                f"the ledger has {here.commit_number} commits, but {store_url} has never been"
+                " owned: the ledger is another store's; give its own --store, or another --data"
+                " directory"
+            )
+        return
+    there = last.mark
+    holds_all = (
+        here.commit_number >= there.commit_number
+        and here.catalog_version >= there.catalog_version
+        and here.epoch_floor >= there.epoch_floor
+        and here.history == there.history
+    )
+    number = there.commit_number
+    if not holds_all or (number and ledger.lease_of_commit(number) != there.lease):
+        raise OtherHistory(
+            f"the ledger has {here.commit_number} commits and does not hold all up to commit"
+            f" {number} of {store_url} (topics {here.catalog_version} of {there.catalog_version}):"
+            " it is an old copy, another store's, or from before a recovery; `headgate recover`"
+            " with the same --data and --store rebuilds it from the store and keeps this one aside"
+        )
+
+
+class OwnerThread:
+    """One incarnation's entries."""
+
+    def __init__(
+        self, segment: Segment, bells: Doorbells, owner_log: OwnerLog, ledger: Ledger
+    ) -> None:
+        self._words = segment.words
+        layout = segment.layout
+        self._wanted_at = [layout.shard(s) + at.S_ENTRY_WANTED_NS for s in range(layout.shards)]
+        self._bells = bells
+        self._bell = bells.owner
+        self._log = owner_log
+        self._ledger = ledger
+        self._ownership = Ownership()
+        self._alarms = AlarmBoard(segment, layout.shards)
+        self._outage = Outage(self._alarms)
+        self._incarnation = 0
+        self._told = Mark()
+        self._unsure: Entry | None = None  # sent, and its fate is not known
+        self._asked = False  # by a start that wants to know whether we live
+        self._to_name: Image | None = None
+        self.named: Image | None = None  # the last image that an accepted entry named
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs; it ends by itself only when superseded, or by a bug."""
+        return self._thread.is_alive()
+
+    @property
+    def superseded(self) -> bool:
+        """Another daemon owns the prefix."""
+        return self._ownership.superseded
+
+    def own(self, incarnation: int, taken: Taken) -> None:
+        """Writes the first entry of a new incarnation, before any shard runs.
+
+        Raises StoreError, and OtherHistory when another start was faster.
+        """
+        self._incarnation = incarnation
+        self._told = Mark() if taken.last is None else taken.last.mark
+        self._put("entry")
+        if self.superseded:
+            raise OtherHistory(
+                f"another daemon started on {self._log.store_url} at the same moment;"
+                " this one gives way"
+            )
+
+    def name(self, image: Image) -> None:
+        """Names an image of this incarnation in the next entry; ``named`` tells when that is
+        accepted. From another thread."""
+        self._to_name = image
+        self._bells.ring(self._bell)
+
+    def start(self) -> None:
+        """Begins the thread."""
+        self._thread.start()
+
+    def release(self) -> None:
+        """Ends the thread and, if we still own the prefix, says so in a last entry."""
+        self._stopping = True
+        self._bells.ring(self._bell)
+        self._thread.join()
+        if self.superseded:
+            return
+        try:
+            self._put("release")
+        except (StoreError, LedgerError, EntryError) as error:
+            log.warning("the prefix is not released, the next start may have to wait: %s", error)
+
+    def _run(self) -> None:
+        while not self._stopping and not self.superseded:
+            now_ns = boottime_ns()
+            step = self._ownership.decide(now_ns, self._has_news())
+            if step.do is Do.LISTEN:
+                self._listen()
+                continue
+            if step.do is Do.PUT:
+                try:
+                    self._put("entry")
+                except (StoreError, LedgerError, EntryError) as error:
+                    self._ownership.failed(boottime_ns())
+                    # The supervisor tells of the alarm, once for all that fails.
+                    log.debug("an entry of the owner's log failed: %s", error)
+                continue
+            wait_s = min(LOOK_S, max(0.0, (step.at_ns - now_ns) / 1e9))
+            select.select([self._bells.fds[self._bell]], [], [], wait_s)
+            self._bells.clear(self._bell)
+
+    def _listen(self) -> None:
+        try:
+            self._asked = self._log.is_asked(self._incarnation)
+        except StoreError as error:
+            log.debug("it is not known whether a start asks for this owner: %s", error)
+        self._ownership.listened(boottime_ns())
+
+    def _answered(self) -> None:
+        """An entry stands in the log since a start asked."""
+        self._asked = False
+        try:
+            self._log.forget_question(self._incarnation)
+        except StoreError as error:
+            log.debug("a question that was answered is not removed yet: %s", error)
+
+    def _has_news(self) -> bool:
+        if self._to_name is not None:
+            return True
+        sent_ns = self._ownership.sent.boot_ns
+        if self._asked:
+            return True
+        if any(self._words[index] > sent_ns for index in self._wanted_at):
+            return True
+        if self._words[at.G_COMMITS] > self._told.commit_number:
+            return True
+        try:
+            return self._ledger.mark() != self._told
+        except LedgerError as error:
+            log.debug("the ledger cannot be looked at: %s", error)
+            return True  # the entry that is due then raises the alarm
+
+    def _put(self, kind: Literal["entry", "release"]) -> None:
+        """Sends what is new; first what was sent before and may have been kept.
+
+        Raises StoreError, LedgerError, EntryError.
+        """
+        if self._unsure is not None:
+            self._send(self._unsure)
+            if kind == "entry" or self.superseded:
+                return
+        number = self._ownership.number
+        names = self._to_name
+        try:
+            mark, changes = self._ledger.changes_since(self._told)
+        except LedgerError as error:
+            self._alarms.raise_(AlarmKind.LEDGER_FAILING, str(error), monotonic_ns())
+            raise
+        self._alarms.clear(AlarmKind.LEDGER_FAILING)
+        self._send(self._log.entry(self._incarnation, number, kind, mark, changes, names))
+
+    def _send(self, entry: Entry) -> None:
+        """Puts an entry and learns its fate. Raises StoreError, EntryError."""
+        self._unsure = entry
+        self._ownership.putting(Moment(boottime_ns(), wall_ns()))
+        began_ns = monotonic_ns()
+        try:
+            if self._log.put(entry):
+                self._ownership.accepted()
+                if self._asked:
+                    self._answered()
+            else:
+                there = self._log.read(entry.incarnation, entry.number)
+                self._ownership.taken(there.nonce == entry.nonce)
+        except (StoreError, EntryError) as error:
+            self._ownership.failed(boottime_ns())
+            self._outage.failed(error, began_ns, monotonic_ns())
+            raise
+        self._outage.kept(monotonic_ns())
+        self._unsure = None
+        if self.superseded:
+            self._words[at.G_SUPERSEDED] = 1
+            self._bells.ring_all(range(self._bells.owner))
+            log.critical(
+                "%s (pid %d, %s) has taken the prefix over: nothing is committed any more",
+                there.owner.host, there.owner.pid, there.owner.data_dir,
+            )  # fmt: skip
+            return
+        self._told = entry.mark
+        tell_sent(self._words, self._ownership.sent)
+        self._words[at.G_ENTRY_NUMBER] = entry.number
+        if entry.names is not None:
+            self._to_name, self.named = None, entry.names

@@ -1,0 +1,229 @@
+"""``headgate quarantine``: what a compaction could not read, and its two ways out.
+
+*Retry* reads the objects again. An extent that is whole now goes into its topic's table as a
+compaction would have put it there, without Spark:
+
+    the tables are compared with the ledger -> per object: read -> write files
+    -> one Iceberg commit per table, which takes the holes out of the table's property
+    -> one ledger transaction: readers find the rows, the holes are gone, the object is free
+
+Exactly once, as a compaction is: one of both runs at a time (``compaction.lock``); a commit that
+restores is refused unless the table is as it was prepared after the comparison; and who was killed
+between commit and ledger is made up for by the next comparison, which looks into the files that
+the ledger does not know (``compaction/tables/reconcile.py``). Each object is a run of its own.
+
+*Accept* gives the records up. The hole stays declared, and the object is kept no longer.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from compaction.parquet.columns import ExtentBytes
+from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
+from compaction.place import Place
+from compaction.run.fetch import TaskExtent, TaskObject, fetch
+from compaction.run.groups import TopicWork, write_group
+from compaction.run.report import Report
+from compaction.tables.lake import TableCommit, switch_of
+from daemon.config import Config
+from daemon.upkeep.compact import Run, place_of, topics_of
+from daemon.upkeep.upkeep import clocks
+from ledger.lake.types import Hole, Quarantined
+from ledger.ledger import Ledger
+from ledger.types import Extent, Topic
+from shards.clock import wall_ms
+
+if TYPE_CHECKING:
+    from compaction.tables.lake import Lake, TopicTable
+
+EVICTED = "evicted"  # its offsets cannot be read any more, or its topic is deleted
+
+
+class Outcome(Struct, frozen=True):
+    """What became of one hole: ``restored``, ``evicted`` (nothing is to be brought back), or
+    ``kept``; with the ``problem``, if there is one."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    key: str
+    outcome: str
+    problem: str = ""
+
+
+class Retry:
+    """Reads objects of the quarantine again; the lock of compactions is held."""
+
+    def __init__(self, config: Config, ledger: Ledger, lake: Lake) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._lake = lake
+        self._place: Place = place_of(config)
+        self._refused: dict[str, str] = {}
+
+    def compare(self) -> None:
+        """Makes up for what was killed between tables and ledger."""
+        report = Report(False)
+        run = Run(self._config, self._ledger, 0, frozenset(), report, lambda: None)
+        run.begin()
+        run.reconcile(self._lake)
+        run.end()
+        self._refused = {failed.topic: failed.problem for failed in report.failed}
+
+    def retry(self, rows: Iterable[Quarantined]) -> list[Outcome]:
+        """What became of holes of one object."""
+        still_there = {_place(one.hole) for one in self._ledger.quarantine()}
+        outcomes: list[Outcome] = []
+        wanted: dict[str, list[Quarantined]] = {}
+        for one in rows:
+            if _place(one.hole) not in still_there:
+                outcomes.append(_outcome(one, "restored"))  # by the run that was made up for
+            elif not one.readable:
+                self._ledger.drop_holes([one.hole], self._age_ms())
+                outcomes.append(_outcome(one, EVICTED))
+            elif one.topic in self._refused:
+                outcomes.append(_outcome(one, "kept", self._refused[one.topic]))
+            else:
+                wanted.setdefault(one.topic, []).append(one)
+        return outcomes + self._restore(wanted)
+
+    def _age_ms(self) -> int:
+        """What a grace time is counted by."""
+        return self._ledger.age_ms(clocks())
+
+    def _restore(self, wanted: dict[str, list[Quarantined]]) -> list[Outcome]:
+        from compaction.tables.errors import LakeError
+
+        if not wanted:
+            return []
+        topics = {topic.name: topic for topic in topics_of(self._ledger, frozenset(wanted))}
+        outcomes: list[Outcome] = []
+        run = f"{wall_ms():013d}{secrets.token_hex(4)}"
+        owner = f"{socket.gethostname()} pid {os.getpid()}, quarantine"
+        self._ledger.begin_run(run, owner, self._age_ms())
+        for name, rows in sorted(wanted.items()):
+            try:
+                outcomes += self._restore_topic(run, topics[name], rows)
+            except LakeError as error:
+                problem = f"{error.problem}: {error.hint}"
+                outcomes += [_outcome(one, "kept", problem) for one in rows]
+        self._ledger.end_run(run, self._age_ms())
+        return outcomes
+
+    def _restore_topic(self, run: str, topic: Topic, rows: Sequence[Quarantined]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        whole: list[Quarantined] = []
+        extents: list[ExtentBytes] = []
+        for one, extent, data in self._read(rows):
+            if extent is None or isinstance(data, str):
+                outcomes.append(_outcome(one, "kept", str(data)))
+                continue
+            whole.append(one)
+            extents.append(
+                ExtentBytes(
+                    extent.partition, extent.first_offset, extent.last_offset, extent.voids,
+                    data, one.hole.key,
+                )
+            )  # fmt: skip
+        if not whole:
+            return outcomes
+        tables, failures = self._lake.prepare([topic], self._ledger)
+        for failure in failures:
+            raise failure.error
+        table = tables[topic.topic_id]
+        syncs = Syncs()
+        work = TopicWork(table.topic_id, table.location, table.columns)
+        try:
+            result = write_group(
+                self._place, syncs, work, extents, (), run, secrets.randbelow(10**8), 0,
+                ZSTD_LEVEL, FILE_BYTES_MAX,
+            )  # fmt: skip
+            syncs.wait()
+        finally:
+            syncs.close()
+        reasons = {(hole.partition, hole.first_offset): hole.reason for hole in result.holes}
+        back: list[Quarantined] = []
+        for one in whole:
+            problem = reasons.get((one.hole.partition, one.hole.first_offset))
+            if problem is None:
+                back.append(one)
+            else:
+                outcomes.append(_outcome(one, "kept", problem))
+        if back:
+            self._commit(run, table, [(w.file, w.footer) for w in result.files], back)
+        times = {(each.partition, each.first_offset): each.records for each in result.set_aside}
+        return outcomes + [_outcome(one, "restored", _aside(one.hole, times)) for one in back]
+
+    def _commit(
+        self, run: str, table: TopicTable, files: Sequence[Any], back: Sequence[Quarantined]
+    ) -> None:
+        commit = TableCommit(table, files, {}, restored=[one.hole for one in back])
+        location = self._lake.commit(run, commit)
+        self._ledger.switch_tables(run, [switch_of(commit, location)], self._age_ms())
+
+    def _read(
+        self, rows: Sequence[Quarantined]
+    ) -> list[tuple[Quarantined, TaskExtent | None, memoryview | str]]:
+        """The holes' extents of one object, each with its bytes or what is wrong with them."""
+        known = {_place(one.hole): self._extent(one.hole) for one in rows}
+        extents = sorted(
+            (_task_extent(extent) for extent in known.values() if extent is not None),
+            key=lambda extent: extent.byte_start,
+        )
+        first = rows[0]
+        found: dict[tuple[int, int], tuple[TaskExtent, memoryview | str]] = {}
+        if extents:
+            wanted = TaskObject(
+                first.hole.key, first.locator, first.size_bytes, tuple(extents), split=True
+            )
+            for extent, data in fetch(self._place.store(), wanted).extents:
+                found[extent.partition, extent.first_offset] = (extent, data)
+        unknown = (None, "the ledger has no extent of these offsets any more")
+        return [
+            (one, *found.get((one.hole.partition, one.hole.first_offset), unknown)) for one in rows
+        ]
+
+    def _extent(self, hole: Hole) -> Extent | None:
+        """The extent that is the hole."""
+        for extent in self._ledger.extents_from(
+            hole.topic_id, hole.partition, hole.first_offset, 1
+        ):
+            if (extent.first_offset, extent.last_offset) == (hole.first_offset, hole.last_offset):
+                return extent
+        return None
+
+
+def _task_extent(extent: Extent) -> TaskExtent:
+    return TaskExtent(
+        extent.topic_id, extent.partition, extent.first_offset, extent.last_offset,
+        extent.byte_start, extent.byte_length, extent.crc32c, extent.voids,
+    )  # fmt: skip
+
+
+def _aside(hole: Hole, times: dict[tuple[int, int], int]) -> str:
+    """What is to be said of records whose time is none that a table can have."""
+    count = sum(
+        records
+        for (partition, first), records in times.items()
+        if partition == hole.partition and hole.first_offset <= first <= hole.last_offset
+    )
+    return f"{count} times that no table can have are set aside" if count else ""
+
+
+def _place(hole: Hole) -> tuple[int, int, int]:
+    return (hole.topic_id, hole.partition, hole.first_offset)
+
+
+def _outcome(one: Quarantined, outcome: str, problem: str = "") -> Outcome:
+    hole = one.hole
+    return Outcome(
+        one.topic, hole.partition, hole.first_offset, hole.last_offset, hole.key, outcome, problem
+    )

@@ -1,0 +1,294 @@
+"""The supervisor's upkeep thread: evicts, marks objects that are free, and settles commits.
+
+Every ``retention_interval_ms`` it looks at the topics with limits (``daemon/upkeep/retention.py``
+says which and by what time) and evicts in short transactions; where no topic has a limit that is
+one read of the ledger. Once a second it looks whether a collection asks how far commits are
+*settled*: up to which commit every shard has followed the log, and below which epoch no lease is
+live. For that it raises the epoch, so that all that is committed now lies below the present one.
+The epoch also rises every ten minutes, so that an orphan can soon be told from a lease that lives.
+
+It writes its words of the segment, the ledger's partitions, marks and two notes. It waits for the
+ledger lock, which the supervisor's tick must not: a shard that was stopped while it holds the lock
+is killed by the tick meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from daemon.upkeep.retention import CLOCK_NOTE, Noted, Schedule, judge, note_of, noted_of
+from ledger.ages import NOTE as AGES_NOTE
+from ledger.ages import Aged, Clocks, is_due
+from ledger.ages import note_of as aged_note
+from ledger.errors import LedgerError
+from ledger.lake.types import Evicted
+from ledger.ledger import Ledger
+from ledger.space.retention import Eviction
+from ledger.space.settle import Settled
+from ledger.types import Topic
+from shards import layout as at
+from shards.alarms import AlarmBoard, AlarmKind
+from shards.clock import boot_id, boottime_ms, monotonic_ns, wall_ms
+from shards.layout import Layout
+from shards.leases import LIVE, ORPHAN, LeaseTable
+from shards.segment import Segment
+
+log = logging.getLogger("headgate.upkeep")
+
+LOOK_S = 1.0  # how late a collection's question is seen
+EPOCH_MS = 600_000
+RECLAIM_MS = 10_000
+CLEARINGS_AT_ONCE = 20  # 2,000 commits a second; more are made up for when there are fewer
+SETTLE_TRIES = 100  # of SETTLE_S: then the answer says less
+SETTLE_S = 0.05
+EVICTIONS_AT_ONCE = 64  # in one transaction: a few row updates each
+LOOKS_MAX = 1_000  # at one topic in one round: 20 million extents
+TOPICS_AT_ONCE = 1_000
+
+
+class UpkeepThread:
+    """One daemon's upkeep."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        ledger: Ledger,
+        interval_ms: Callable[[], int],
+        now: Callable[[], Noted],
+    ) -> None:
+        self._words = segment.words
+        self._layout = segment.layout
+        self._leases = LeaseTable(segment.words, segment.layout)
+        self._ledger = ledger
+        self._interval_ms = interval_ms
+        self._now = now
+        self._schedule = Schedule()
+        self._alarms = AlarmBoard(segment, segment.layout.shards)
+        self._aged: Aged | None = None
+        self._learned = (-1, 0)  # (catalog version, topic id) up to which topics are known
+        self._stopped = threading.Event()
+        self._cleared = 0  # results of commits up to here are cleared, or were looked at
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+
+    def start(self) -> None:
+        """Begins the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        passed_ms = self._interval_ms()
+        epoch_ms = reclaim_ms = 0
+        while not self._stopped.is_set() and not self._words[at.G_SUPERSEDED]:
+            try:
+                self.note_ages()
+                self.look_at_keys()
+                if passed_ms >= self._interval_ms():
+                    passed_ms = 0
+                    self.round()
+                if epoch_ms >= EPOCH_MS:
+                    epoch_ms = 0
+                    self._raise_epoch()
+                if reclaim_ms >= RECLAIM_MS:
+                    reclaim_ms = 0
+                    self.reclaim()
+                wanted = self._ledger.settle_wanted()
+                if wanted is not None:
+                    self.settle(wanted)
+            except LedgerError as error:
+                log.error("retention waits: %s", error)
+            except Exception as error:  # the last resort of a thread: said, and it goes on
+                log.error("retention failed by a bug", exc_info=error)
+            wait_ms = min(LOOK_S * 1000, self._interval_ms())
+            self._stopped.wait(wait_ms / 1000)
+            passed_ms += int(wait_ms)
+            epoch_ms += int(wait_ms)
+            reclaim_ms += int(wait_ms)
+
+    # Retention
+
+    def round(self) -> list[Evicted]:
+        """Looks at all topics with limits once. Raises LedgerError."""
+        news = self._learn()
+        if not len(self._schedule):
+            if news:
+                self._mark()
+            return []
+        now = self._now()
+        by_time = self._schedule.has_times and self._is_trusted(now)
+        done: list[Evicted] = []
+        looking = list(self._schedule.turn(now.boot_ms, by_time=by_time))
+        for _ in range(LOOKS_MAX):
+            gone = self._turn(looking, now)
+            done += gone
+            # What is more than one look walks over goes now.
+            topics = {one.topic_id for one in gone}
+            looking = [one for one in looking if one[0].topic_id in topics]
+            if not looking or self._stopped.is_set():
+                break
+        if done or news:
+            self._mark()
+        return done
+
+    def _learn(self) -> bool:
+        """Takes the topics that changed since the last time; whether there were any."""
+        learned = self._learned
+        while page := self._ledger.changed_topics(self._learned, TOPICS_AT_ONCE):
+            for changed, topic_id in page:
+                topic = self._ledger.topic_by_id(topic_id)
+                if topic is not None:
+                    self._schedule.changed(topic)
+                self._learned = (changed, topic_id)
+        return self._learned != learned
+
+    def _turn(self, looking: Sequence[tuple[Topic, bool]], now: Noted) -> list[Evicted]:
+        done: list[Evicted] = []
+        waiting: list[Eviction] = []
+        for topic, by_time in looking:
+            if self._stopped.is_set():
+                break
+            look = self._ledger.look_for_evictions(topic, now.wall_ms if by_time else None)
+            if by_time:
+                wait_ms = look.due_ms - now.wall_ms
+                self._schedule.looked(topic, now.boot_ms, wait_ms, self._interval_ms())
+            waiting += look.evictions
+            while len(waiting) >= EVICTIONS_AT_ONCE:
+                done += self._evict(waiting[:EVICTIONS_AT_ONCE])
+                waiting = waiting[EVICTIONS_AT_ONCE:]
+        return done + self._evict(waiting)
+
+    def _evict(self, evictions: Sequence[Eviction]) -> list[Evicted]:
+        done = self._ledger.carry_out(evictions) if evictions else []
+        if done:
+            self._ledger.tell_version(self._tell_evicted)
+            records = sum(one.records for one in done)
+            self._words[at.G_RECORDS_EVICTED] += records
+            log.debug("%d records of %d partitions evicted", records, len(done))
+        return done
+
+    def _tell_evicted(self, version: int) -> None:
+        self._words[at.G_EVICTED] = max(self._words[at.G_EVICTED], version)
+
+    def _mark(self) -> None:
+        now_ms = self._age_ms(self._now())
+        while self._ledger.mark_free(now_ms) and not self._stopped.is_set():
+            pass
+
+    def _is_trusted(self, now: Noted) -> bool:
+        """Whether records are evicted by the wall clock; notes the clocks, and says a jump."""
+        before = noted_of(self._ledger.meta(CLOCK_NOTE))
+        noted = judge(before, now)
+        if noted != before:
+            self._ledger.set_meta(CLOCK_NOTE, note_of(noted))
+            if noted.jump_ms:
+                hours = f"{abs(noted.jump_ms) / 3_600_000:.1f}"
+                log.error(
+                    "the wall clock went %s by %s hours: nothing is evicted by its time to live"
+                    " until an operator accepts the time, by `headgate gc --accept-clock`",
+                    "ahead" if noted.jump_ms > 0 else "back", hours,
+                )  # fmt: skip
+        jump_ms = noted.jump_ms
+        if before is not None and self._words[at.G_CLOCK_STOPPED] and not jump_ms:
+            log.warning("the time of the wall clock was accepted: time to live goes on")
+        self._words[at.G_CLOCK_JUMP_MS] = abs(jump_ms)
+        self._words[at.G_CLOCK_STOPPED] = 0 if not jump_ms else 1 if jump_ms > 0 else 2
+        return not jump_ms
+
+    # Ages
+
+    def note_ages(self) -> None:
+        """Notes the clock of ages now and then, and after a step of the wall clock."""
+        now = self._now()
+        if is_due(self._aged, now):
+            self._aged = Aged(now.boot_id, now.wall_ms, now.boot_ms, self._age_ms(now))
+            self._ledger.set_meta(AGES_NOTE, aged_note(self._aged))
+
+    def look_at_keys(self) -> None:
+        """Says when idempotency keys are too many for their window; one read."""
+        kept_ms = self._ledger.dedupe_kept_ms(self._age_ms(self._now()))
+        if kept_ms is None:
+            self._alarms.clear(AlarmKind.DEDUPE_WINDOW_SHORT)
+            return
+        said = f"the newest are known for {kept_ms / 1000:.0f} s; raise dedupe_entries_max"
+        self._alarms.raise_(AlarmKind.DEDUPE_WINDOW_SHORT, said, monotonic_ns())
+
+    def _age_ms(self, now: Clocks) -> int:
+        return now.boot_ms + int(self._words[at.G_AGE_OFFSET_MS])
+
+    # Space
+
+    def reclaim(self) -> None:
+        """Clears results of commits that nobody asks for any more, and gives free pages back."""
+        to = settled_commits(self._words, self._layout, self._leases, self._ledger)
+        for _ in range(CLEARINGS_AT_ONCE):
+            if self._cleared >= to or self._stopped.is_set():
+                break
+            self._cleared = self._ledger.clear_results(self._cleared, to)
+        self._ledger.give_pages_back()
+
+    # Settling
+
+    def settle(self, asked: int) -> Settled:
+        """Answers a collection: what of the commits of now nobody asks for any more.
+
+        The order matters. A lease that is filled behind the look at leases has an id that no
+        commit of before has; one that commits meanwhile has a higher number than ``commits``.
+        """
+        epoch = self._raise_epoch()
+        commits = int(self._words[at.G_COMMITS])
+        self._wait(lambda: self._oldest_epoch(epoch) >= epoch)
+        floor = self._oldest_epoch(epoch)
+        self._wait(lambda: self._followed(commits) >= commits)
+        settled = Settled(asked, floor, self._followed(commits))
+        self._ledger.set_settled(settled)
+        return settled
+
+    def _raise_epoch(self) -> int:
+        epoch = self._words[at.G_EPOCH] = self._ledger.raise_epoch()
+        return epoch
+
+    def _oldest_epoch(self, epoch: int) -> int:
+        """The lowest epoch of a lease that is not over; ``epoch`` without one."""
+        live = self._leases.in_state(LIVE, ORPHAN)
+        # A lease that is being renamed has half an id: it may be of any epoch.
+        epochs = (lease.lease_id.epoch if lease.lease_id.incarnation else 0 for lease in live)
+        return min(epochs, default=epoch)
+
+    def _followed(self, commits: int) -> int:
+        """Up to which commit every shard has followed the log."""
+        return followed(self._words, self._layout, commits)
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        for _ in range(SETTLE_TRIES):
+            if holds() or self._stopped.wait(SETTLE_S):
+                return
+
+
+def clocks() -> Noted:
+    """Both clocks of this machine."""
+    return Noted(boot_id(), wall_ms(), boottime_ms())
+
+
+def followed(words: memoryview, layout: Layout, commits: int) -> int:
+    """Up to which of ``commits`` every shard has followed the log."""
+    seen = (int(words[layout.shard(shard) + at.S_SEEN]) for shard in range(layout.shards))
+    return min(commits, *seen)
+
+
+def settled_commits(words: memoryview, layout: Layout, leases: LeaseTable, ledger: Ledger) -> int:
+    """Up to which commit nobody asks for one: all shards have followed it, its lease is over.
+
+    The order matters: a lease that is filled after the look at leases commits with a higher
+    number than these.
+    """
+    to = followed(words, layout, int(words[at.G_COMMITS]))
+    for lease in leases.in_state(LIVE, ORPHAN):
+        number = ledger.number_of_lease(lease.lease_id)
+        if number is not None:
+            to = min(to, number - 1)
+    return to

@@ -1,0 +1,1 @@
+"""What must hold in a ledger, and how a breach is named."""

@@ -1,0 +1,246 @@
+"""What must hold in a ledger at any time, as one pass over its tables. For tests and `check`.
+
+Rows of collected objects are gone, and with them their extents. So below a partition's *bound*
+(compacted or evicted up to there, or all of a deleted topic's) extents may be missing; above it
+none may, and what is there is held to the same rules everywhere. ``coverage.py`` says what L1
+must hold.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Struct
+
+from ledger import results
+from ledger.decide import PartitionKey
+from ledger.errors import ResultCleared
+from ledger.lake import rules as lake_rules
+from ledger.lake.coverage import Spans
+from ledger.lake.rules import InvariantBroken, require, require_none, spans_of
+from ledger.lake.statements import BOUND
+
+__all__ = ["InvariantBroken", "check_invariants"]
+
+
+def check_invariants(connection: sqlite3.Connection) -> None:
+    """Raises InvariantBroken. The caller has a read transaction open."""
+    _check_commit_numbers(connection)
+    _check_objects(connection)
+    gaps = spans_of(connection, "SELECT topic_id, partition, gap_from, gap_to FROM gaps")
+    _check_partitions(connection, gaps)
+    _check_results(connection, gaps)
+    lake_rules.check_lake(connection)
+    require_none(
+        connection,
+        "of topics that live, no two have one table",
+        "SELECT table_name, count(*) FROM topics WHERE deleted_ms IS NULL"
+        " AND table_name IS NOT NULL GROUP BY table_name HAVING count(*) > 1",
+    )
+
+
+def _check_commit_numbers(connection: sqlite3.Connection) -> None:
+    latest = results.latest_commit_number(connection)
+    count, first, last = connection.execute(
+        "SELECT count(*), min(commit_number), max(commit_number) FROM objects"
+    ).fetchone()
+    if latest:
+        require(last == latest and first >= 1, "the last commit's object stays", latest, last)
+    else:
+        require(count == 0, "an object needs a commit", count)
+
+
+def _check_objects(connection: sqlite3.Connection) -> None:
+    for table in ("extents", "void_extents"):
+        require_none(
+            connection,
+            "each extent has its object",
+            f"SELECT * FROM {table}"
+            " WHERE NOT EXISTS (SELECT 1 FROM objects AS o WHERE o.commit_number ="
+            f" {table}.commit_number)",
+        )
+    require_none(
+        connection,
+        "an object has all its extents",
+        "SELECT commit_number, extents FROM objects AS o WHERE extents <>"
+        " (SELECT count(*) FROM extents AS e WHERE e.commit_number = o.commit_number)"
+        " + (SELECT count(*) FROM void_extents AS v WHERE v.commit_number = o.commit_number)",
+    )
+    needed = (
+        "SELECT 1 FROM extents AS e JOIN partitions AS p"
+        " ON p.topic_id = e.topic_id AND p.partition = e.partition"
+        " WHERE e.commit_number = o.commit_number AND e.last_offset >"
+    )
+    require_none(
+        connection,
+        "nothing in a free object is needed",
+        "SELECT commit_number, key FROM objects AS o WHERE free_ms IS NOT NULL"
+        f" AND (EXISTS ({needed} {BOUND}) OR key IN (SELECT key FROM quarantine))",
+    )
+    require_none(
+        connection,
+        "an object without needed extents is marked free",
+        "SELECT commit_number, key FROM objects AS o WHERE free_ms IS NULL"
+        f" AND NOT EXISTS ({needed} p.freed_seq) AND key NOT IN (SELECT key FROM quarantine)"
+        " AND EXISTS (SELECT 1 FROM extents AS e WHERE e.commit_number = o.commit_number)",
+    )
+
+
+class _Partition(Struct, frozen=True, array_like=True):
+    topic_id: int
+    partition: int
+    next_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    max_timestamp_ms: int
+    compacted_seq: int
+    lost_seq: int
+    lost_reason: str
+    freed_seq: int
+    deleted: int
+    bound: int
+
+    @property
+    def name(self) -> PartitionKey:
+        return self.topic_id, self.partition
+
+
+def _partitions(connection: sqlite3.Connection) -> Iterator[_Partition]:
+    rows = connection.execute(
+        "SELECT topic_id, partition, next_seq, earliest_seq, count, bytes, max_timestamp_ms,"
+        f" compacted_seq, lost_seq, lost_reason, freed_seq, deleted, {BOUND} FROM partitions AS p"
+    ).fetchall()
+    return (_Partition(*row) for row in rows)
+
+
+def _check_partitions(connection: sqlite3.Connection, gaps: dict[PartitionKey, Spans]) -> None:
+    seen = 0
+    for one in _partitions(connection):
+        name, without = one.name, gaps.get(one.name, Spans(()))
+        require(without.overlapping() is None, "gaps do not overlap", name, without.overlapping())
+        require(1 <= one.earliest_seq <= one.next_seq, "the earliest is within", name, one)
+        require(0 <= one.compacted_seq < one.next_seq, "what is compacted was given", name, one)
+        require(0 <= one.lost_seq < one.earliest_seq, "what was lost is evicted", name, one)
+        require(
+            (one.lost_reason in ("cap", "ttl")) if one.lost_seq else not one.lost_reason,
+            "a loss has its reason", name, one,
+        )  # fmt: skip
+        require(0 <= one.freed_seq <= one.bound, "the marking stands at a bound", name, one)
+        seen += _check_extents(connection, one, without)
+        readable = without.outside(one.earliest_seq, one.next_seq - 1)
+        require(one.count == readable, "the count is of what can be read", name, one, readable)
+        require(one.count > 0 or one.bytes == 0, "without records there are no bytes", name, one)
+    total = connection.execute("SELECT count(*) FROM extents").fetchone()[0]
+    require(total == seen, "each extent has its partition", total, seen)
+
+
+def _check_extents(connection: sqlite3.Connection, one: _Partition, gaps: Spans) -> int:
+    name, bound = one.name, one.bound
+    seen = bytes_needed = 0
+    running_ms: int | None = None
+    offset = gaps.behind(1)
+
+    def missing(behind: int, rule: str) -> bool:
+        """Whether offsets before ``behind`` are in no extent; all of them must be unneeded."""
+        require(offset <= behind, rule, name, offset, behind)
+        if offset == behind:
+            return False
+        require(gaps.before(behind - 1) <= bound, rule, name, offset, behind)
+        return True
+
+    for first, last, records, length, last_ms, max_so_far, blob in connection.execute(
+        "SELECT first_offset, last_offset, record_count, byte_length, last_timestamp_ms,"
+        " running_max_ms, voids FROM extents WHERE topic_id = ? AND partition = ?"
+        " ORDER BY last_offset",
+        name,
+    ):
+        seen += 1
+        lacking = missing(first, "offsets are dense")
+        require(gaps.outside(first, last) == last - first + 1, "no record is in a gap", name,
+                 first)  # fmt: skip
+        require(not first <= one.compacted_seq < last, "an extent is compacted whole", name,
+                 first, last, one.compacted_seq)  # fmt: skip
+        end = void = 0
+        for start, length_void in [] if blob is None else msgspec.msgpack.decode(blob):
+            require(start >= end and length_void > 0, "voids ascend", name, first, start)
+            end, void = start + length_void, void + length_void
+        require(end <= records, "voids lie in their extent", name, first, end, records)
+        require(last - first + 1 == records - void, "live records get offsets", name, first)
+        least_ms = last_ms if running_ms is None else max(running_ms, last_ms)
+        # An extent that is gone may have held a later time.
+        holds = max_so_far >= least_ms if lacking else max_so_far == least_ms
+        require(holds, "the running maximum is one", name, first)
+        running_ms = max_so_far
+        offset = gaps.behind(last + 1)
+        bytes_needed += length if last > bound else 0
+    if not missing(one.next_seq, "the head agrees with the extents") and running_ms is not None:
+        require(running_ms == one.max_timestamp_ms, "the greatest timestamp agrees", name)
+    if not one.deleted:
+        readable = bytes_needed + _bytes_of_l1(connection, one)
+        require(one.bytes == readable, "the bytes are of what can be read", name, one, readable)
+    return seen
+
+
+def _bytes_of_l1(connection: sqlite3.Connection, one: _Partition) -> int:
+    """Bytes up to ``compacted_seq``: of files' ranges, and of extents in quarantine."""
+    (ranges,) = connection.execute(
+        "SELECT COALESCE(sum(r.bytes), 0) FROM lake_ranges AS r JOIN lake_files AS f"
+        " ON f.file_id = r.file_id WHERE r.topic_id = ? AND r.partition = ?"
+        " AND r.last_offset >= ? AND f.dropped_ms IS NULL",
+        (*one.name, one.earliest_seq),
+    ).fetchone()
+    (holes,) = connection.execute(
+        "SELECT COALESCE(sum(e.byte_length), 0) FROM extents AS e WHERE e.topic_id = ?"
+        " AND e.partition = ? AND e.last_offset >= ? AND e.last_offset <= ?"
+        " AND (e.topic_id, e.partition, e.last_offset) IN"
+        " (SELECT topic_id, partition, last_offset FROM quarantine)",
+        (*one.name, one.earliest_seq, one.compacted_seq),
+    ).fetchone()
+    return int(ranges) + int(holes)
+
+
+def _check_results(connection: sqlite3.Connection, gaps: dict[PartitionKey, Spans]) -> None:
+    heads: dict[PartitionKey, tuple[int, int]] = {}  # the last head, and the commit that gave it
+    missing = number = 0  # the last commit whose object is gone
+    for (there,) in connection.execute("SELECT commit_number FROM objects ORDER BY 1").fetchall():
+        missing = there - 1 if there > number + 1 else missing
+        number = there
+        try:
+            commit = results.commit_by_number(connection, number)
+        except ResultCleared:
+            missing = number  # what it gave is checked by its extents alone
+            continue
+        assert commit is not None
+        for head in commit.heads:
+            key = (head.topic_id, head.partition)
+            before, at = heads.get(key, (0, 0))
+            # A commit without live records may stand on either side of a gap.
+            first = before + 1
+            if head.head_seq >= first:
+                first = gaps[key].behind(first) if key in gaps else first
+            heads[key] = (head.head_seq, number)
+            given = connection.execute(
+                "SELECT first_offset, last_offset FROM extents WHERE topic_id = ? AND partition = ?"
+                " AND commit_number = ?",
+                (*key, number),
+            ).fetchall()
+            if missing > at:
+                # Commits between gave offsets that nobody needs any more.
+                holds = not given or (given[0][0] >= first and given[0][1] == head.head_seq)
+                holds = holds and head.head_seq >= before
+            else:
+                holds = given == ([(first, head.head_seq)] if head.head_seq >= first else [])
+            require(holds, "a commit's heads are its extents' ends", number, given, head, before)
+    for topic_id, partition, next_seq in connection.execute(
+        "SELECT topic_id, partition, next_seq FROM partitions"
+    ):
+        key = (topic_id, partition)
+        head_seq, at = heads.get(key, (0, 0))
+        behind = gaps[key].behind(head_seq + 1) if key in gaps else head_seq + 1
+        require(
+            behind <= next_seq if missing > at else behind == next_seq,
+            "the last commit gave the head", topic_id, partition, next_seq,
+        )  # fmt: skip

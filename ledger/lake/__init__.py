@@ -1,0 +1,1 @@
+"""What the ledger knows of the lake: tables, files, quarantine, read leases."""

@@ -1,0 +1,54 @@
+"""The quarantine: offsets whose object could not be read, and their two ways out.
+
+Vocabulary: a hole is *restored* when its object was read after all and its rows are in the table
+(a switch, ``lake.py``). It is *accepted* when an operator gives the records up: it stays declared,
+in ``lost``, and its object is kept no longer. A hole that nobody could read anyway (its topic is
+deleted, its offsets are evicted) is *dropped*.
+
+Called inside a transaction; writing functions inside a write transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from ledger import topics
+from ledger.lake import statements as lake
+from ledger.lake.types import Hole, Quarantined
+from ledger.space import retention
+
+_ROWS_SQL = """SELECT q.topic_id, q.partition, q.first_offset, q.last_offset, q.key, q.reason,
+    CASE WHEN t.deleted_ms IS NULL THEN t.name ELSE '' END, COALESCE(o.locator, ''),
+    COALESCE(o.size_bytes, 0), q.found_ms, p.deleted = 0 AND q.last_offset >= p.earliest_seq
+    FROM quarantine AS q JOIN topics AS t ON t.topic_id = q.topic_id
+    JOIN partitions AS p ON p.topic_id = q.topic_id AND p.partition = q.partition
+    LEFT JOIN objects AS o ON o.key = q.key
+    ORDER BY q.key, q.topic_id, q.partition, q.first_offset"""
+
+
+def rows(connection: sqlite3.Connection) -> list[Quarantined]:
+    """All holes of the quarantine, by object."""
+    return [
+        Quarantined(Hole(*hole), topic, locator, size_bytes, found_ms, bool(readable))
+        for *hole, topic, locator, size_bytes, found_ms, readable in connection.execute(_ROWS_SQL)
+    ]
+
+
+def accept(connection: sqlite3.Connection, holes: Sequence[Hole], now_ms: int) -> None:
+    """The holes' records are given up."""
+    connection.executemany(
+        "INSERT INTO lost SELECT topic_id, partition, first_offset, last_offset, key, reason,"
+        " found_ms, ? FROM quarantine WHERE topic_id = ? AND partition = ? AND first_offset = ?"
+        " ON CONFLICT (topic_id, partition, first_offset) DO NOTHING",
+        [(now_ms, hole.topic_id, hole.partition, hole.first_offset) for hole in holes],
+    )
+    drop(connection, holes, now_ms)
+
+
+def drop(connection: sqlite3.Connection, holes: Sequence[Hole], now_ms: int) -> None:
+    """The holes leave the quarantine."""
+    lake.release(connection, holes, now_ms)
+    for topic_id in sorted({hole.topic_id for hole in holes}):
+        topics.touch(connection, topic_id)
+        retention.recount_bytes(connection, topic_id)

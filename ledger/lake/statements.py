@@ -1,0 +1,350 @@
+"""Statements on the lake: tables, files and their ranges, quarantine, planning, the switch.
+
+Vocabulary: ``lake_types.py``. A *plan* is what a bulk reader or a compaction reads: in commit
+order, objects with those of their extents that nobody reads from L1 yet. The *bound* of a
+partition is the offset up to which L0 is not needed: compacted, or evicted, or all of a deleted
+topic's. An object is *free* when each of its extents lies at or below its partition's bound, and
+no hole of the quarantine is its.
+
+What the switch keeps: ``compacted_seq`` never falls, and stays below ``next_seq``; a file is
+taken once, by its path; all of it is one transaction with what readers look at.
+
+Called inside a transaction; writing functions inside a write transaction. Files and objects
+themselves are others': nothing is read or deleted in a store here.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import closing
+
+from ledger import topics
+from ledger.errors import SwitchRefused
+from ledger.lake import readlease
+from ledger.lake.types import (
+    FileRange,
+    Hole,
+    LakeFile,
+    LakeRange,
+    LakeTable,
+    NewFile,
+    PlannedObject,
+    TableSwitch,
+)
+from ledger.reads import extent_of
+from ledger.space import retention
+from ledger.types import Extent
+
+# Of partition p; kept out of a view, which no other statement here needs.
+BOUND = (
+    "CASE WHEN p.deleted = 1 THEN p.next_seq - 1"
+    " WHEN p.compacted_seq >= p.earliest_seq THEN p.compacted_seq ELSE p.earliest_seq - 1 END"
+)
+
+# CROSS JOIN is a join whose order SQLite keeps: objects one by one, so that a page ends early.
+_PLAN_SQL = """SELECT o.commit_number, o.key, e.topic_id, e.partition, e.first_offset,
+    e.last_offset, e.record_count, o.locator, o.size_bytes, e.byte_start, e.byte_length,
+    e.crc32c, e.codec, e.first_timestamp_ms, e.last_timestamp_ms, e.voids
+    FROM objects AS o CROSS JOIN extents AS e CROSS JOIN partitions AS p
+    WHERE o.commit_number > ? AND o.commit_number <= ? AND o.free_ms IS NULL
+    AND e.commit_number = o.commit_number
+    AND p.topic_id = e.topic_id AND p.partition = e.partition AND p.deleted = 0
+    AND e.last_offset > p.compacted_seq AND e.last_offset >= p.earliest_seq
+    AND NOT EXISTS (SELECT 1 FROM quarantine AS q WHERE q.topic_id = e.topic_id
+        AND q.partition = e.partition AND q.first_offset <= e.last_offset
+        AND q.last_offset >= e.first_offset)
+    AND NOT EXISTS (SELECT 1 FROM lost AS q WHERE q.topic_id = e.topic_id
+        AND q.partition = e.partition AND q.first_offset <= e.last_offset
+        AND q.last_offset >= e.first_offset)
+    ORDER BY o.commit_number, e.topic_id, e.partition"""
+
+_FILE_RANGES_SQL = """SELECT f.file_id, f.path, f.size_bytes, r.partition, r.first_offset,
+    r.last_offset, r.rows, r.bytes, r.first_timestamp_ms, r.last_timestamp_ms
+    FROM lake_ranges AS r JOIN lake_files AS f ON f.file_id = r.file_id
+    WHERE r.topic_id = ? AND r.partition = ? AND r.last_offset >= ? AND f.dropped_ms IS NULL
+    ORDER BY r.first_offset, r.last_offset, f.file_id LIMIT ?"""
+
+# Partitions whose bound moved since the last marking say which extents are not needed any more;
+# only objects of those can have become free. (Objects without a live extent: ``marking.py``.)
+_IS_FREE = f"""key NOT IN (SELECT key FROM quarantine)
+    AND NOT EXISTS (SELECT 1 FROM extents AS e JOIN partitions AS p
+        ON p.topic_id = e.topic_id AND p.partition = e.partition
+        WHERE e.commit_number = objects.commit_number AND e.last_offset > {BOUND})"""
+_MARK_SQL = f"""UPDATE objects SET free_ms = ? WHERE free_ms IS NULL
+    AND commit_number IN (
+        SELECT e.commit_number FROM partitions AS p CROSS JOIN extents AS e
+            WHERE p.freed_seq < {BOUND} AND e.topic_id = p.topic_id AND e.partition = p.partition
+            AND e.last_offset > p.freed_seq AND e.last_offset <= {BOUND})
+    AND {_IS_FREE}"""
+_MARKED_SQL = f"UPDATE partitions AS p SET freed_seq = {BOUND} WHERE p.freed_seq < {BOUND}"
+
+
+def plan_objects(
+    connection: sqlite3.Connection,
+    after_commit: int,
+    to_commit: int,
+    limit: int,
+    topic_ids: AbstractSet[int] | None,
+) -> list[PlannedObject]:
+    """At most ``limit`` objects of commits (after_commit, to_commit] that hold what is needed."""
+    planned: list[PlannedObject] = []
+    extents: list[Extent] = []
+    head: tuple[int, str, str, int] | None = None
+
+    def close() -> None:
+        if head is not None:
+            planned.append(PlannedObject(*head, tuple(extents)))
+
+    # Closed early: a statement that is left in the middle holds its view of the ledger.
+    with closing(connection.execute(_PLAN_SQL, (after_commit, to_commit))) as rows:
+        for number, key, *columns in rows:
+            extent = extent_of(columns, key)
+            if topic_ids is not None and extent.topic_id not in topic_ids:
+                continue
+            if head is None or head[0] != number:
+                close()
+                head = None
+                if len(planned) >= limit:
+                    break
+                head = (number, key, extent.locator, extent.object_size_bytes)
+                extents = []
+            extents.append(extent)
+    close()
+    return planned
+
+
+def compacted_seqs(connection: sqlite3.Connection, topic_id: int) -> dict[int, int]:
+    """Up to where each partition of a topic is read from L1."""
+    return dict(
+        connection.execute(
+            "SELECT partition, compacted_seq FROM partitions WHERE topic_id = ? ORDER BY partition",
+            (topic_id,),
+        )
+    )
+
+
+def switch_tables(
+    connection: sqlite3.Connection, run: str, switches: Sequence[TableSwitch], now_ms: int
+) -> None:
+    """Readers read from the tables what the switches say. Raises RunLost and SwitchRefused."""
+    readlease.check_run(connection, run)
+    for switch in switches:
+        _switch(connection, run, switch, now_ms)
+    mark_free(connection, now_ms)
+
+
+def _switch(connection: sqlite3.Connection, run: str, switch: TableSwitch, now_ms: int) -> None:
+    topic_id = switch.topic_id
+    _check(connection, switch)
+    topics.touch(connection, topic_id)
+    (version,) = connection.execute("SELECT catalog_version FROM state WHERE id = 1").fetchone()
+    connection.executemany(
+        "UPDATE partitions SET compacted_seq = ?"
+        " WHERE topic_id = ? AND partition = ? AND compacted_seq < ?",
+        [(seq, topic_id, partition, seq) for partition, seq in switch.watermarks.items()],
+    )
+    for file in switch.added:
+        _add_file(connection, run, topic_id, file, version)
+    connection.executemany(
+        "UPDATE lake_files SET dropped_ms = ?, changed = ? WHERE path = ? AND topic_id = ?"
+        " AND dropped_ms IS NULL",
+        [(now_ms, version, path, topic_id) for path in switch.dropped],
+    )
+    connection.executemany(
+        "INSERT INTO quarantine (topic_id, partition, first_offset, last_offset, key, reason,"
+        " found_ms) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (topic_id, partition, first_offset) DO NOTHING",
+        [
+            (hole.topic_id, hole.partition, hole.first_offset, hole.last_offset, hole.key,
+             hole.reason, now_ms)
+            for hole in switch.holes
+        ],
+    )  # fmt: skip
+    keep_quarantined(connection, {hole.key for hole in switch.holes})
+    release(connection, switch.restored, now_ms)
+    connection.execute(
+        "INSERT INTO lake_tables (topic_id, name, metadata_location, switched_ms, changed)"
+        " VALUES (?, ?, ?, ?, ?) ON CONFLICT (topic_id) DO UPDATE SET name = excluded.name,"
+        " metadata_location = excluded.metadata_location, switched_ms = excluded.switched_ms,"
+        " changed = excluded.changed",
+        (topic_id, switch.table, switch.metadata_location, now_ms, version),
+    )
+    retention.recount_bytes(connection, topic_id)
+
+
+def keep_quarantined(connection: sqlite3.Connection, keys: AbstractSet[str]) -> None:
+    """Objects in quarantine are not free: evicted before it was known, they may be marked."""
+    connection.executemany(
+        "UPDATE objects SET free_ms = NULL WHERE key = ? AND free_ms IS NOT NULL",
+        [(key,) for key in sorted(keys)],
+    )
+
+
+def release(connection: sqlite3.Connection, holes: Sequence[Hole], now_ms: int) -> None:
+    """Holes leave the quarantine; their objects are free where nothing else needs them."""
+    connection.executemany(
+        "DELETE FROM quarantine WHERE topic_id = ? AND partition = ? AND first_offset = ?",
+        [(hole.topic_id, hole.partition, hole.first_offset) for hole in holes],
+    )
+    connection.executemany(
+        f"UPDATE objects SET free_ms = ? WHERE key = ? AND free_ms IS NULL AND {_IS_FREE}",
+        [(now_ms, key) for key in sorted({hole.key for hole in holes})],
+    )
+
+
+def _check(connection: sqlite3.Connection, switch: TableSwitch) -> None:
+    compacted: dict[int, int] = {}
+    nexts: dict[int, int] = {}
+    for partition, compacted_seq, next_seq in connection.execute(
+        "SELECT partition, compacted_seq, next_seq FROM partitions WHERE topic_id = ?",
+        (switch.topic_id,),
+    ):
+        compacted[partition] = max(compacted_seq, switch.watermarks.get(partition, 0))
+        nexts[partition] = next_seq
+    for partition, seq in switch.watermarks.items():
+        next_seq = nexts.get(partition, 0)
+        if not next_seq:
+            raise SwitchRefused(
+                switch.table, f"topic {switch.topic_id} never had a partition {partition}"
+            )
+        if seq >= next_seq:
+            raise SwitchRefused(
+                switch.table,
+                f"its watermark of partition {partition} is {seq}, but the next offset of topic"
+                f" {switch.topic_id} there is {next_seq}",
+            )
+    for path, one in [(file.path, one) for file in switch.added for one in file.ranges]:
+        if one.last_offset > compacted.get(one.partition, 0):
+            raise SwitchRefused(
+                switch.table,
+                f"its file {path} holds offset {one.last_offset} of partition {one.partition},"
+                f" its watermark there is {compacted.get(one.partition, 0)}",
+            )
+    for hole in (*switch.holes, *switch.restored):
+        if hole.topic_id != switch.topic_id:
+            raise SwitchRefused(
+                switch.table, f"it names a hole of topic {hole.topic_id}, not {switch.topic_id}"
+            )
+
+
+def _add_file(
+    connection: sqlite3.Connection, run: str, topic_id: int, file: NewFile, version: int
+) -> None:
+    made = connection.execute(
+        "INSERT INTO lake_files (topic_id, path, size_bytes, rows, run, changed)"
+        " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (path) DO NOTHING",
+        (topic_id, file.path, file.size_bytes, file.rows, run, version),
+    )
+    if made.rowcount != 1:
+        return
+    (file_id,) = connection.execute(
+        "SELECT file_id FROM lake_files WHERE path = ?", (file.path,)
+    ).fetchone()
+    connection.executemany(
+        "INSERT INTO lake_ranges (topic_id, partition, last_offset, file_id, first_offset, rows,"
+        " bytes, first_timestamp_ms, last_timestamp_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (topic_id, one.partition, one.last_offset, file_id, one.first_offset, one.rows,
+             one.bytes, one.first_timestamp_ms, one.last_timestamp_ms)
+            for one in file.ranges
+        ],
+    )  # fmt: skip
+
+
+def mark_free(connection: sqlite3.Connection, now_ms: int) -> int:
+    """Notes since when objects are free; returns how many became so since the last marking.
+
+    After whatever moves a bound: a switch, an eviction, the deletion of a topic.
+    """
+    marked = connection.execute(_MARK_SQL, (now_ms,)).rowcount
+    connection.execute(_MARKED_SQL)
+    return marked
+
+
+def remove_objects(connection: sqlite3.Connection, keys: Sequence[str]) -> None:
+    """The rows of collected objects and of their extents go."""
+    for key in keys:
+        row = connection.execute(
+            "SELECT commit_number FROM objects WHERE key = ?", (key,)
+        ).fetchone()
+        if row is not None:
+            for table in ("extents", "void_extents", "objects"):
+                connection.execute(f"DELETE FROM {table} WHERE commit_number = ?", row)
+
+
+def remove_files(connection: sqlite3.Connection, paths: Sequence[str]) -> None:
+    """The rows of Parquet files that were removed, and of their ranges, go."""
+    for path in paths:
+        row = connection.execute(
+            "SELECT file_id FROM lake_files WHERE path = ?", (path,)
+        ).fetchone()
+        if row is not None:
+            for table in ("lake_ranges", "lake_files"):
+                connection.execute(f"DELETE FROM {table} WHERE file_id = ?", row)
+
+
+_TABLE_SQL = "SELECT topic_id, name, metadata_location, switched_ms FROM lake_tables"
+
+
+def lake_table(connection: sqlite3.Connection, topic_id: int) -> LakeTable | None:
+    """A topic's table as of the last switch."""
+    row = connection.execute(f"{_TABLE_SQL} WHERE topic_id = ?", (topic_id,)).fetchone()
+    return None if row is None else LakeTable(*row)
+
+
+def lake_tables(connection: sqlite3.Connection) -> list[LakeTable]:
+    """All tables, those of deleted topics too, by topic id."""
+    return [LakeTable(*row) for row in connection.execute(f"{_TABLE_SQL} ORDER BY topic_id")]
+
+
+def lake_files(connection: sqlite3.Connection, topic_id: int, with_dropped: bool) -> list[LakeFile]:
+    """The files of a topic's table, by number."""
+    live = "" if with_dropped else " AND dropped_ms IS NULL"
+    rows = connection.execute(
+        "SELECT file_id, topic_id, path, size_bytes, rows, run, dropped_ms FROM lake_files"
+        f" WHERE topic_id = ?{live} ORDER BY file_id",
+        (topic_id,),
+    )
+    return [LakeFile(*row) for row in rows]
+
+
+def ranges_of_files(
+    connection: sqlite3.Connection, topic_id: int
+) -> dict[int, tuple[LakeRange, ...]]:
+    """The ranges of each live file of a topic, by partition."""
+    found: dict[int, list[LakeRange]] = {}
+    for file_id, *columns in connection.execute(
+        "SELECT r.file_id, r.partition, r.first_offset, r.last_offset, r.rows, r.bytes,"
+        " r.first_timestamp_ms, r.last_timestamp_ms"
+        " FROM lake_ranges AS r JOIN lake_files AS f ON f.file_id = r.file_id"
+        " WHERE r.topic_id = ? AND f.dropped_ms IS NULL"
+        " ORDER BY r.partition, r.first_offset",
+        (topic_id,),
+    ):
+        found.setdefault(file_id, []).append(LakeRange(*columns))
+    return {file_id: tuple(ranges) for file_id, ranges in found.items()}
+
+
+def file_ranges(
+    connection: sqlite3.Connection, topic_id: int, partition: int, from_offset: int, limit: int
+) -> list[FileRange]:
+    """A partition's ranges in live files that end at or behind ``from_offset``, by their begin."""
+    rows = connection.execute(_FILE_RANGES_SQL, (topic_id, partition, from_offset, limit))
+    return [
+        FileRange(file_id, path, size_bytes, LakeRange(*columns))
+        for file_id, path, size_bytes, *columns in rows
+    ]
+
+
+def holes(connection: sqlite3.Connection, topic_id: int) -> list[Hole]:
+    """What of a topic is in quarantine or was given up, in order."""
+    rows = connection.execute(
+        "SELECT topic_id, partition, first_offset, last_offset, key, reason FROM quarantine"
+        " WHERE topic_id = ?1 UNION ALL"
+        " SELECT topic_id, partition, first_offset, last_offset, key, reason FROM lost"
+        " WHERE topic_id = ?1 ORDER BY 2, 3",
+        (topic_id,),
+    )
+    return [Hole(*row) for row in rows]

@@ -1,0 +1,268 @@
+"""What the owner's log carries of a ledger: changes since a mark, and whole images.
+
+Vocabulary: a *mark* says up to where a ledger was told: commit number, catalog version, dedupe
+id, and the lease of that last commit. A *history* is what one line of ledgers has told; each
+recovery begins another, with a name of its own, since it gives offsets anew. *Changes* are rows
+as they stand, so applying them twice is harmless; an *image* is the database itself, copied by
+SQLite's backup API as of one moment.
+
+Changes carry the rows of a table for which something new is to be told: topics that changed with
+their partitions, tables and files of the lake that did with the files' ranges, objects and extents
+of new commits with the partitions they moved, new dedupe entries, and the small tables whole. What
+is named for deletion is gone for who applies it (protocol 7): rows of collected objects and of
+removed Parquet files go. Not told are runs, which end with their ledger, and since when objects
+are free: that is found again, and their grace begins anew.
+
+This module does no I/O but on the connections given to it and the file of a copy.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from ledger import results
+from ledger.lake import statements as lake
+from ledger.space.collection import COLLECTED, LAKE
+from ledger.types import LeaseId
+
+Row = list[Any]
+
+COPY_PAGES = 4_096  # 16 MiB between two looks at whether to go on
+
+# Table: (columns, how many of them are the key). Columns are added at the end only: a row of an
+# older entry is shorter, and what it does not know keeps its default.
+TABLES: dict[str, tuple[tuple[str, ...], int]] = {
+    "incarnations": (("incarnation", "epoch", "started_ms"), 1),
+    "meta": (("name", "value"), 1),
+    "topics": (
+        ("topic_id", "name", "config", "created_ms", "deleted_ms", "changed", "table_name"),
+        1,
+    ),
+    "partitions": (
+        ("topic_id", "partition", "next_seq", "earliest_seq", "count", "bytes",
+         "max_timestamp_ms", "deleted", "compacted_seq", "lost_seq", "lost_reason"),
+        2,
+    ),
+    "objects": (
+        ("commit_number", "key", "locator", "size_bytes", "created_ms", "incarnation", "epoch",
+         "shard", "counter", "extents", "records", "result"),
+        1,
+    ),
+    "extents": (
+        ("topic_id", "partition", "last_offset", "first_offset", "commit_number", "byte_start",
+         "byte_length", "record_count", "first_timestamp_ms", "last_timestamp_ms",
+         "running_max_ms", "codec", "crc32c", "voids"),
+        3,
+    ),
+    "void_extents": (
+        ("commit_number", "topic_id", "partition", "byte_start", "byte_length", "record_count"),
+        3,
+    ),
+    "gaps": (("topic_id", "partition", "gap_from", "gap_to", "reason"), 3),
+    "lake_tables": (("topic_id", "name", "metadata_location", "switched_ms", "changed"), 1),
+    "lake_files": (
+        ("file_id", "topic_id", "path", "size_bytes", "rows", "run", "dropped_ms", "changed"),
+        1,
+    ),
+    "lake_ranges": (
+        ("topic_id", "partition", "last_offset", "file_id", "first_offset", "rows", "bytes",
+         "first_timestamp_ms", "last_timestamp_ms"),
+        4,
+    ),
+    "quarantine": (
+        ("topic_id", "partition", "first_offset", "last_offset", "key", "reason", "found_ms"),
+        3,
+    ),
+    "lost": (
+        ("topic_id", "partition", "first_offset", "last_offset", "key", "reason", "found_ms",
+         "accepted_ms"),
+        3,
+    ),
+    "read_leases": (("lease", "created_ms", "expires_ms", "what"), 1),
+    "deletions": (("id", "key", "locator", "reason"), 1),
+    "dedupe": (("id", "topic_id", "key", "created_ms", "answer"), 1),
+}  # fmt: skip
+
+_STATE = ("incarnation", "epoch", "epoch_floor", "commit_number", "catalog_version",
+          "last_topic_id")  # fmt: skip
+
+
+_MOVED_PARTITIONS = (
+    "topic_id IN (SELECT topic_id FROM topics WHERE changed > ?)"
+    " OR (topic_id, partition) IN"
+    " (SELECT topic_id, partition FROM extents WHERE commit_number > ?)"
+)
+
+
+class Mark(Struct, frozen=True):
+    """Up to where a ledger was told; ``lease`` is that of commit ``commit_number``."""
+
+    commit_number: int = 0
+    catalog_version: int = 0
+    dedupe_id: int = 0
+    deletion_id: int = 0
+    epoch_floor: int = 0
+    wanted: int = 0
+    lease: LeaseId | None = None
+    history: str = ""
+
+
+class Changes(Struct, frozen=True):
+    """Rows since a mark. ``state`` holds the one row of that table."""
+
+    state: dict[str, int]
+    rows: dict[str, list[Row]]
+
+
+def mark_of(connection: sqlite3.Connection) -> Mark:
+    """Where the ledger stands now; call it inside a snapshot."""
+    number, version, floor = connection.execute(
+        "SELECT commit_number, catalog_version, epoch_floor FROM state WHERE id = 1"
+    ).fetchone()
+    lease = results.lease_by_number(connection, number) if number else None
+    return Mark(
+        commit_number=number,
+        catalog_version=version,
+        dedupe_id=_last_id(connection, "dedupe"),
+        deletion_id=_last_id(connection, "deletions"),
+        epoch_floor=floor,
+        wanted=wanted(connection),
+        lease=lease,
+        history=history(connection),
+    )
+
+
+def wanted(connection: sqlite3.Connection) -> int:
+    """How often an entry was asked for beside the daemon (``Ledger.want_entry``)."""
+    return int(meta(connection, "entry_wanted") or 0)
+
+
+def history(connection: sqlite3.Connection) -> str:
+    """The name that the last recovery gave this history; empty before the first."""
+    return meta(connection, "history") or ""
+
+
+def meta(connection: sqlite3.Connection, name: str) -> str | None:
+    """A note by name."""
+    row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _last_id(connection: sqlite3.Connection, table: str) -> int:
+    # Not max(id): rows at the end may be gone again.
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def keep_ids_above(connection: sqlite3.Connection, mark: Mark) -> None:
+    """After applying entries: ids that ``mark`` covers are not given again."""
+    for table, last in (("dedupe", mark.dedupe_id), ("deletions", mark.deletion_id)):
+        if _last_id(connection, table) < last:
+            connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+            connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)",
+                               (table, last))  # fmt: skip
+
+
+def changes_since(connection: sqlite3.Connection, mark: Mark) -> Changes:
+    """What a ledger has to tell behind ``mark``; call it inside a snapshot."""
+    state = connection.execute(f"SELECT {', '.join(_STATE)} FROM state WHERE id = 1").fetchone()
+    after_commit = ("commit_number > ?", (mark.commit_number,))
+    after_version = ("changed > ?", (mark.catalog_version,))
+    wheres: dict[str, tuple[str, tuple[int, ...]]] = {
+        "topics": after_version,
+        "partitions": (
+            _MOVED_PARTITIONS,
+            (mark.catalog_version, mark.commit_number),
+        ),
+        "objects": after_commit,
+        "extents": after_commit,
+        "void_extents": after_commit,
+        "lake_tables": after_version,
+        "lake_files": after_version,
+        "lake_ranges": (
+            "file_id IN (SELECT file_id FROM lake_files WHERE changed > ?)",
+            (mark.catalog_version,),
+        ),
+        "deletions": ("id > ?", (mark.deletion_id,)),
+        "dedupe": ("id > ?", (mark.dedupe_id,)),
+    }
+    rows: dict[str, list[Row]] = {}
+    for table, (columns, _) in TABLES.items():
+        where, values = wheres.get(table, ("1 = 1", ()))
+        found = connection.execute(
+            f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", values
+        ).fetchall()
+        if found:
+            rows[table] = [list(row) for row in found]
+    return Changes(dict(zip(_STATE, state, strict=True)), rows)
+
+
+def apply(connection: sqlite3.Connection, changes: Changes) -> None:
+    """Writes changes into a ledger; inside a write transaction."""
+    # A name may have gone from a deleted topic to a new one: the deletion is seen first.
+    for row in sorted(changes.rows.get("topics", []), key=lambda row: row[4] is None):
+        _upsert(connection, "topics", [row])
+    # Told whole, and none is as much news as some.
+    connection.execute("DELETE FROM read_leases")
+    connection.execute("DELETE FROM quarantine")
+    for table, rows in changes.rows.items():
+        if table in TABLES and table != "topics":
+            _upsert(connection, table, rows)
+    lake.keep_quarantined(connection, {row[4] for row in changes.rows.get("quarantine", [])})
+    _forget(connection, [(row[1], row[3]) for row in changes.rows.get("deletions", [])])
+    state = changes.state
+    connection.execute(
+        f"UPDATE state SET {', '.join(f'{name} = max({name}, ?)' for name in _STATE)} WHERE id = 1",
+        [state[name] for name in _STATE],
+    )
+
+
+def forget_named(connection: sqlite3.Connection) -> None:
+    """After an image and entries: what either names for deletion is gone."""
+    _forget(connection, connection.execute("SELECT key, reason FROM deletions").fetchall())
+
+
+def _forget(connection: sqlite3.Connection, named: list[tuple[str, str]]) -> None:
+    lake.remove_objects(connection, [key for key, reason in named if reason == COLLECTED])
+    lake.remove_files(connection, [key for key, reason in named if reason == LAKE])
+
+
+def _upsert(connection: sqlite3.Connection, table: str, rows: list[Row]) -> None:
+    columns, keys = TABLES[table]
+    if rows:
+        columns = columns[: len(rows[0])]
+    if table == "dedupe":
+        # A key may have been answered again behind its window.
+        connection.executemany(
+            "DELETE FROM dedupe WHERE topic_id = ? AND key = ?", [row[1:3] for row in rows]
+        )
+    if table == "deletions":
+        # An object that was put again behind its deletion is named again.
+        connection.executemany("DELETE FROM deletions WHERE key = ?", [row[1:2] for row in rows])
+    updates = ", ".join(f"{column} = excluded.{column}" for column in columns[keys:])
+    action = f"DO UPDATE SET {updates}" if updates else "DO NOTHING"
+    connection.executemany(
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        f" ON CONFLICT ({', '.join(columns[:keys])}) {action}",
+        rows,
+    )
+
+
+def copy_to(connection: sqlite3.Connection, path: Path, between: Callable[[], None]) -> None:
+    """Copies the database as of the snapshot that the caller is inside to a new file.
+
+    The ledger is not locked meanwhile; its WAL cannot be begun anew before the snapshot ends.
+    ``between`` is called after each step and may raise to break off. The copy is not durable.
+    """
+    target = sqlite3.connect(path, isolation_level=None)
+    try:
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096"):
+            target.execute(f"PRAGMA {pragma}")
+        connection.backup(target, pages=COPY_PAGES, progress=lambda *_: between())
+    finally:
+        target.close()

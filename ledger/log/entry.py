@@ -1,0 +1,152 @@
+"""An entry of the owner's log: what is told to the bucket, so that another machine can go on.
+
+One msgpack map with named fields, so that later versions may add some. ``kind``:
+
+- ``entry``: changes since the entry before;
+- ``snapshot``: of versions up to 3, a whole image; entries before it are not needed any more;
+- ``seal``: written by the next start into the log of the one before, which then can add nothing;
+- ``release``: a clean stop, with the last changes; the next start need not wait.
+
+The log of one incarnation is numbered from 1 without gaps; the first one to write a number has
+it.
+
+An *image* of the whole ledger is an object of its own beside the log. It counts once an entry, of
+any kind with changes, *names* it: then entries up to the one that the image is taken *after* are
+not needed any more. So whatever an image weighs, an entry is small.
+
+This module only encodes and decodes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from ledger.log.backup import Changes, Mark
+
+# 2: what is told of the lake. 3: what is set aside in it, and tables' names. 4: images beside the
+# log. A program that does not know them would pass them over.
+VERSION = 4
+PREFIX = "ledger/"
+
+
+class EntryError(ValueError):
+    """Bytes that are no entry of a version this program knows."""
+
+
+class Owner(Struct, frozen=True):
+    """Which daemon wrote an entry. ``device`` and ``inode`` are those of its directory's lock
+    file: as long as one of its processes lives, no other file has that inode."""
+
+    host: str
+    pid: int
+    boot_id: str
+    device: int
+    inode: int
+    data_dir: str
+
+    def same_directory(self, other: Owner) -> bool:
+        """Whether both are runs on one directory of one machine since its last boot."""
+        mine = (self.boot_id, self.device, self.inode)
+        return mine == (other.boot_id, other.device, other.inode)
+
+    def before_a_boot(self, other: Owner) -> bool:
+        """Whether ``other`` seems to be a run on our directory before the machine's last boot.
+
+        A copy of the whole machine looks the same. Devices may be numbered anew.
+        """
+        mine = (self.host, self.inode, self.data_dir)
+        there = (other.host, other.inode, other.data_dir)
+        return mine == there and self.boot_id != other.boot_id
+
+
+class Image(Struct, frozen=True):
+    """An image that an entry of its incarnation names.
+
+    It holds all that entries up to number ``after`` told, and what the ledger had beyond that when
+    it was taken, up to commit ``commit_number``. Entries after number ``after`` go on top of it.
+    """
+
+    key: str
+    size_bytes: int
+    crc32c: int
+    after: int
+    commit_number: int
+
+
+class Entry(Struct, frozen=True):
+    """One entry. ``mark`` says what it and all before it cover."""
+
+    version: int
+    nonce: bytes
+    incarnation: int
+    number: int
+    kind: Literal["entry", "snapshot", "seal", "release"]
+    owner: Owner
+    created_ms: int
+    mark: Mark
+    changes: Changes | None = None
+    image: bytes | None = None  # of a snapshot
+    names: Image | None = None
+
+
+class _Version(Struct):
+    version: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+_version_decoder = msgspec.msgpack.Decoder(_Version)
+
+
+def entry_key(incarnation: int, number: int) -> str:
+    """The key of an entry; sorts by incarnation, then number."""
+    return f"{PREFIX}{incarnation:012d}/{number:012d}"
+
+
+def parse_entry_key(key: str) -> tuple[int, int]:
+    """The inverse of entry_key. Raises EntryError."""
+    parts = key.removeprefix(PREFIX).split("/")
+    if len(parts) != 2 or not all(len(p) == 12 and p.isdigit() for p in parts):
+        raise EntryError(
+            f"{key!r} is no key of an entry: ledger/INCARNATION/NUMBER, 12 digits each"
+        )
+    return int(parts[0]), int(parts[1])
+
+
+_IMAGE_KEY = re.compile(rf"{PREFIX}(\d{{12}})/image-(\d{{12}})-[0-9a-f]{{16}}")
+
+
+def image_key(incarnation: int, after: int, nonce: bytes) -> str:
+    """The key of an image; ``nonce``, 8 random bytes, makes it nobody else's."""
+    return f"{PREFIX}{incarnation:012d}/image-{after:012d}-{nonce.hex()}"
+
+
+def parse_image_key(key: str) -> tuple[int, int] | None:
+    """(incarnation, number of the entry it is taken after); None if it is not an image's key."""
+    found = _IMAGE_KEY.fullmatch(key)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def encode(entry: Entry) -> bytes:
+    """The bytes of an entry."""
+    return _encoder.encode(entry)
+
+
+def decode(data: bytes, key: str) -> Entry:
+    """The entry in ``data``. Raises EntryError, naming ``key``."""
+    try:
+        version = _version_decoder.decode(data).version
+        if not 1 <= version <= VERSION:
+            raise EntryError(
+                f"{key} has version {version}, this headgate knows {VERSION}; use the newer one"
+            )
+        entry = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EntryError(f"{key} is no entry of the owner's log: {error}") from error
+    if entry_key(entry.incarnation, entry.number) != key:
+        raise EntryError(f"{key} holds the entry {entry.incarnation}/{entry.number}")
+    return entry

@@ -1,0 +1,1 @@
+"""What can be forgotten: retention, collection, and space given back."""

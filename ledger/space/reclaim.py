@@ -1,0 +1,56 @@
+"""Space of the ledger that nothing needs any more: results of old commits, and free pages.
+
+``objects.result`` repeats what the extents say, and is read only until every shard has followed its
+commit and the lease is over. Then it is *cleared*: empty. Which commits those are, the daemon knows
+(``daemon/upkeep/upkeep.py``). One that is asked for all the same is an error, never an answer.
+
+Pages that are free are given back to the file system from the file's end, some at a time; a share
+of them stays for what comes next. Ledgers of former versions have no map of their pages: their free
+pages are used again, and their files do not shrink.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+RESULTS_AT_ONCE = 1_000  # in one transaction: some hundred pages
+PAGES_AT_ONCE = 1_024  # 4 MiB, moved in one transaction of some tens of milliseconds
+PAGES_KEPT_MIN = 1_024
+PAGES_KEPT_SHARE = 16
+
+_INCREMENTAL = 2  # PRAGMA auto_vacuum
+
+
+def uncleared(connection: sqlite3.Connection, after: int, to: int) -> tuple[list[int], int]:
+    """Commits after ``after`` with a result, and up to where was looked: ``to`` at the end."""
+    rows = connection.execute(
+        "SELECT commit_number, length(result) FROM objects WHERE commit_number > ?"
+        " AND commit_number <= ? ORDER BY commit_number LIMIT ?",
+        (after, to, RESULTS_AT_ONCE),
+    ).fetchall()
+    looked = rows[-1][0] if len(rows) == RESULTS_AT_ONCE else to
+    return [number for number, length in rows if length], looked
+
+
+def clear(connection: sqlite3.Connection, numbers: list[int]) -> None:
+    """Clears the results of these commits."""
+    connection.executemany(
+        "UPDATE objects SET result = x'' WHERE commit_number = ?", [(number,) for number in numbers]
+    )
+
+
+def has_spare_pages(connection: sqlite3.Connection) -> bool:
+    """Whether more pages are free than are kept."""
+    (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    return bool(mode == _INCREMENTAL and free > max(PAGES_KEPT_MIN, pages // PAGES_KEPT_SHARE))
+
+
+def give_pages_back(connection: sqlite3.Connection) -> None:
+    """Gives some free pages back, in a transaction of its own; the ledger lock is held.
+
+    The file is shorter after the next checkpoint.
+    """
+    # A script, since `execute` takes one step of a statement without columns: one page.
+    connection.executescript(f"PRAGMA incremental_vacuum ({PAGES_AT_ONCE})")

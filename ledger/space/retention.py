@@ -1,0 +1,389 @@
+"""Evictions and trims: from which offset on a partition can still be read.
+
+Vocabulary: the *limits* of a topic are its caps and its time to live, per partition, as Kafka's
+retention. A *piece* is what goes as a whole: an extent, or behind the switch a range of a Parquet
+file (and an extent in quarantine). An *eviction* raises ``earliest_seq`` to an offset; nothing is
+deleted by it, neither an object nor a row of a table.
+
+What is kept, in this order:
+
+- ``earliest_seq`` never falls;
+- ``cap_records`` keeps exactly the newest records, as many as it says;
+- ``cap_bytes`` and ``ttl_ms`` evict only what is wholly outside: pieces from the oldest on, up to
+  the first that must stay. So at most one piece more is kept than the limit says (a little more
+  where Parquet files of two days overlap in offsets);
+- time is the records' own: a piece is old when its greatest timestamp is, and those of all pieces
+  before it. A record from the future holds what is behind it until its time has come.
+
+Gaps hold no records and are never counted. A hole of the quarantine is counted until it is
+evicted: its records have offsets. ``bytes`` of a partition are those of the pieces that hold a
+readable offset.
+
+An eviction is decided on a view of the ledger without the lock, and carried out only if the topic
+has not changed since (``topics.changed``: another eviction, a trim, a switch, new settings), so
+the lock is held for a few row updates, however much goes.
+
+``kept_from``, ``first_kept`` and ``limits_of`` are pure. ``evict`` and ``recount_bytes`` are called
+inside a write transaction, the others in any.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from ledger import reads, topics
+from ledger.errors import PartitionMissing, TopicMissing, TrimBeyondHead
+from ledger.lake.types import Evicted
+from ledger.types import PartitionState, Topic, TopicConfig
+
+# Pieces that one look walks over; what is left goes at the next.
+PIECES_MAX = 20_000
+NEVER_MS = (1 << 63) - 1
+
+CAP = "cap"
+TTL = "ttl"
+TRIM = "trim"
+
+
+class Limits(Struct, frozen=True):
+    """What a partition of a topic keeps; None: everything."""
+
+    cap_records: int | None = None
+    cap_bytes: int | None = None
+    ttl_ms: int | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit at all."""
+        return self != Limits()
+
+
+class Piece(NamedTuple):
+    """Offsets that go together. ``last_timestamp_ms`` is the greatest of its records'."""
+
+    first_offset: int
+    last_offset: int
+    bytes: int
+    last_timestamp_ms: int
+
+
+class Eviction(Struct, frozen=True):
+    """A decision on a view: ``version`` is the topic's last change as it was seen."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    version: int
+    earliest_seq: int
+    bytes: int
+    reason: str
+
+
+class Look(Struct, frozen=True):
+    """What is to be evicted, and from when on there may be more by time to live alone."""
+
+    evictions: list[Eviction]
+    due_ms: int
+
+
+class _View(NamedTuple):
+    partition: int
+    next_seq: int
+    earliest_seq: int
+    compacted_seq: int
+    records: int
+    bytes: int
+
+
+_VIEW_SQL = """SELECT partition, next_seq, earliest_seq, compacted_seq, count, bytes
+    FROM partitions WHERE topic_id = ? AND deleted = 0"""
+_RANGES_SQL = """SELECT r.first_offset, r.last_offset, r.bytes, r.last_timestamp_ms
+    FROM lake_ranges AS r JOIN lake_files AS f ON f.file_id = r.file_id
+    WHERE r.topic_id = ? AND r.partition = ? AND r.last_offset >= ? AND f.dropped_ms IS NULL"""
+# Extents that are readable by number, though not by their object.
+_QUARANTINED_SQL = """SELECT e.first_offset, e.last_offset, e.byte_length, e.last_timestamp_ms
+    FROM quarantine AS q JOIN extents AS e ON e.topic_id = q.topic_id
+        AND e.partition = q.partition AND e.last_offset = q.last_offset
+    WHERE q.topic_id = ? AND q.partition = ? AND q.last_offset >= ? AND q.last_offset <= ?"""
+_EXTENTS_SQL = """SELECT first_offset, last_offset, byte_length, last_timestamp_ms
+    FROM extents WHERE topic_id = ? AND partition = ? AND last_offset >= ?
+    ORDER BY last_offset"""
+
+
+def limits_of(config: TopicConfig) -> Limits:
+    """The limits that evict. A topic that rejects what is over its caps loses nothing by them."""
+    if config.discard == "reject":
+        return Limits(ttl_ms=config.ttl_ms)
+    return Limits(config.cap_records, config.cap_bytes, config.ttl_ms)
+
+
+def kept_from(next_seq: int, keep: int, gaps: Sequence[tuple[int, int]]) -> int:
+    """The offset from which on there are ``keep`` records, at least 1; 1 if there are fewer.
+
+    ``gaps`` are (first, last), ascending: offsets without records.
+    """
+    end = next_seq
+    for gap_from, gap_to in reversed(gaps):
+        behind = end - 1 - gap_to
+        if behind >= keep:
+            break
+        keep -= behind
+        end = gap_from
+    return max(1, end - keep)
+
+
+class Stay(NamedTuple):
+    """Where a walk over pieces ended: offsets below ``from_offset`` go, and why the next stays."""
+
+    from_offset: int
+    until_ms: int
+
+
+def first_kept(
+    pieces: Iterable[Piece], spare_bytes: int | None, older_than_ms: int | None
+) -> tuple[Stay, Stay]:
+    """From which offset on records stay, by bytes and by time. ``pieces`` by first offset.
+
+    ``spare_bytes`` is how much is there beyond the cap, None without one; ``older_than_ms`` the
+    time from which on records stay. Overlapping pieces: all that begin below the offset are
+    outside the limit, so each record that goes is. ``until_ms`` is the timestamp of the first
+    piece that is too young.
+    """
+    reached = 1
+    by_bytes = None if spare_bytes is not None else Stay(1, 0)
+    by_time = None if older_than_ms is not None else Stay(1, 0)
+    left = spare_bytes or 0
+    for piece in pieces:
+        if by_bytes is None:
+            left -= piece.bytes
+            if left < 0:
+                by_bytes = Stay(piece.first_offset, 0)
+        if (
+            by_time is None
+            and older_than_ms is not None
+            and piece.last_timestamp_ms >= older_than_ms
+        ):
+            by_time = Stay(piece.first_offset, piece.last_timestamp_ms)
+        if by_bytes is not None and by_time is not None:
+            return by_bytes, by_time
+        reached = max(reached, piece.last_offset + 1)
+    end = Stay(reached, NEVER_MS)
+    return by_bytes or end, by_time or end
+
+
+def look(connection: sqlite3.Connection, topic: Topic, now_ms: int | None) -> Look:
+    """What the topic's limits evict at ``now_ms``; None: time to live evicts nothing."""
+    limits = limits_of(topic.config)
+    row = connection.execute(
+        "SELECT changed FROM topics WHERE topic_id = ? AND deleted_ms IS NULL", (topic.topic_id,)
+    ).fetchone()
+    if row is None or not limits.any:
+        return Look([], NEVER_MS)
+    found: list[Eviction] = []
+    due_ms = NEVER_MS
+    older_than_ms = None
+    if now_ms is not None and limits.ttl_ms is not None:
+        older_than_ms = now_ms - limits.ttl_ms
+    views = [_View(*columns) for columns in connection.execute(_VIEW_SQL, (topic.topic_id,))]
+    for view in views:
+        target, reason, until_ms = _target(connection, topic.topic_id, view, limits, older_than_ms)
+        if limits.ttl_ms is not None and until_ms < NEVER_MS - limits.ttl_ms:
+            due_ms = min(due_ms, until_ms + limits.ttl_ms + 1)
+        if target > view.earliest_seq:
+            found.append(_eviction(connection, topic, int(row[0]), view, target, reason))
+    return Look(found, due_ms)
+
+
+def _target(
+    connection: sqlite3.Connection,
+    topic_id: int,
+    view: _View,
+    limits: Limits,
+    older_than_ms: int | None,
+) -> tuple[int, str, int]:
+    """(earliest offset to be, reason, timestamp of the first piece that is too young)."""
+    by_records = 1
+    if limits.cap_records is not None and view.records > limits.cap_records:
+        gaps = _gaps(connection, topic_id, view)
+        by_records = kept_from(view.next_seq, limits.cap_records, gaps)
+    spare_bytes = None
+    if limits.cap_bytes is not None and view.bytes > limits.cap_bytes:
+        spare_bytes = view.bytes - limits.cap_bytes
+    by_bytes, by_time = Stay(1, 0), Stay(1, NEVER_MS)
+    if spare_bytes is not None or older_than_ms is not None:
+        pieces = _pieces(connection, topic_id, view)
+        by_bytes, by_time = first_kept(pieces, spare_bytes, older_than_ms)
+    by_cap = max(by_records, by_bytes.from_offset)
+    until_ms = by_time.until_ms if older_than_ms is not None else NEVER_MS
+    if by_time.from_offset > by_cap:
+        return by_time.from_offset, TTL, until_ms
+    return by_cap, CAP, until_ms
+
+
+def _pieces(connection: sqlite3.Connection, topic_id: int, view: _View) -> Iterator[Piece]:
+    """The partition's pieces with a readable offset, by first offset."""
+    where = (topic_id, view.partition, view.earliest_seq)
+    compacted = [Piece(*row) for row in connection.execute(_RANGES_SQL, where)]
+    if view.compacted_seq >= view.earliest_seq:
+        rows = connection.execute(_QUARANTINED_SQL, (*where, view.compacted_seq))
+        compacted += [Piece(*row) for row in rows]
+    yield from sorted(compacted)
+    offset = max(view.earliest_seq, view.compacted_seq + 1)
+    rows = connection.execute(f"{_EXTENTS_SQL} LIMIT ?", (*where[:2], offset, PIECES_MAX))
+    for count, row in enumerate(rows, 1):
+        piece = Piece(*row)
+        if count == PIECES_MAX:
+            # Not the end of the partition: this one stays for now.
+            piece = piece._replace(bytes=1 << 62, last_timestamp_ms=NEVER_MS)
+        yield piece
+
+
+def _gaps(connection: sqlite3.Connection, topic_id: int, view: _View) -> list[tuple[int, int]]:
+    return connection.execute(
+        "SELECT gap_from, gap_to FROM gaps WHERE topic_id = ? AND partition = ? AND gap_to >= ?"
+        " ORDER BY gap_from",
+        (topic_id, view.partition, view.earliest_seq),
+    ).fetchall()
+
+
+def _eviction(
+    connection: sqlite3.Connection,
+    topic: Topic,
+    version: int,
+    view: _View,
+    target: int,
+    reason: str,
+) -> Eviction:
+    going = _bytes_before(connection, topic.topic_id, view, target)
+    return Eviction(topic.name, topic.topic_id, view.partition, version, target, going, reason)
+
+
+def _bytes_before(connection: sqlite3.Connection, topic_id: int, view: _View, target: int) -> int:
+    """Bytes of the pieces that hold a readable offset, and none from ``target`` on."""
+    key = (topic_id, view.partition)
+    (ranges,) = connection.execute(
+        f"SELECT COALESCE(SUM(bytes), 0) FROM ({_RANGES_SQL} AND r.last_offset < ?)",
+        (*key, view.earliest_seq, target),
+    ).fetchone()
+    (quarantined,) = connection.execute(
+        f"SELECT COALESCE(SUM(byte_length), 0) FROM ({_QUARANTINED_SQL})",
+        (*key, view.earliest_seq, min(view.compacted_seq, target - 1)),
+    ).fetchone()
+    (extents,) = connection.execute(
+        "SELECT COALESCE(SUM(byte_length), 0) FROM extents WHERE topic_id = ? AND partition = ?"
+        " AND last_offset >= ? AND last_offset < ?",
+        (*key, max(view.earliest_seq, view.compacted_seq + 1), target),
+    ).fetchone()
+    return int(ranges) + int(quarantined) + int(extents)
+
+
+def trim_to(
+    connection: sqlite3.Connection, name: str, partition: int, before_seq: int
+) -> Eviction | None:
+    """The trim of a partition to ``before_seq``, None when it begins there or later already.
+
+    Raises TopicMissing, PartitionMissing, TrimBeyondHead.
+    """
+    topic = topics.topic(connection, name)
+    if topic is None:
+        raise TopicMissing(name)
+    views = connection.execute(f"{_VIEW_SQL} AND partition = ?", (topic.topic_id, partition))
+    view = next((_View(*row) for row in views), None)
+    if view is None:
+        raise PartitionMissing(name, partition, topic.config.partitions)
+    if before_seq > view.next_seq:
+        raise TrimBeyondHead(name, partition, before_seq, view.next_seq)
+    if before_seq <= view.earliest_seq:
+        return None
+    (version,) = connection.execute(
+        "SELECT changed FROM topics WHERE topic_id = ?", (topic.topic_id,)
+    ).fetchone()
+    return _eviction(connection, topic, int(version), view, before_seq, TRIM)
+
+
+def state_of(connection: sqlite3.Connection, name: str, partition: int) -> PartitionState:
+    """A live topic's partition. Raises TopicMissing."""
+    topic = topics.topic(connection, name)
+    if topic is None:
+        raise TopicMissing(name)
+    states = reads.partition_states(connection, topic.topic_id)
+    return next(state for state in states if state.partition == partition)
+
+
+def evict(connection: sqlite3.Connection, evictions: Sequence[Eviction]) -> list[Evicted]:
+    """Carries out what was decided; what was decided on an older view is passed over."""
+    done: list[Evicted] = []
+    touched: set[int] = set()
+    for one in evictions:
+        row = connection.execute(
+            "SELECT p.earliest_seq, p.next_seq, p.count FROM partitions AS p JOIN topics AS t"
+            " ON t.topic_id = p.topic_id WHERE p.topic_id = ? AND p.partition = ?"
+            " AND p.deleted = 0 AND t.changed = ?",
+            (one.topic_id, one.partition, one.version),
+        ).fetchone()
+        if row is None or row[0] >= one.earliest_seq or row[1] < one.earliest_seq:
+            continue
+        _, next_seq, before = row
+        count = _records_from(connection, one, next_seq)
+        involuntary = one.reason != TRIM
+        connection.execute(
+            "UPDATE partitions SET earliest_seq = ?, count = ?,"
+            " bytes = CASE WHEN ? THEN max(0, bytes - ?) ELSE 0 END,"
+            " lost_seq = CASE WHEN ? THEN ? ELSE lost_seq END,"
+            " lost_reason = CASE WHEN ? THEN ? ELSE lost_reason END"
+            " WHERE topic_id = ? AND partition = ?",
+            (one.earliest_seq, count, count > 0, one.bytes, involuntary, one.earliest_seq - 1,
+             involuntary, one.reason, one.topic_id, one.partition),
+        )  # fmt: skip
+        touched.add(one.topic_id)
+        done.append(
+            Evicted(one.topic, one.topic_id, one.partition, one.earliest_seq, before - count,
+                    one.reason)
+        )  # fmt: skip
+    for topic_id in sorted(touched):
+        topics.touch(connection, topic_id)
+    return done
+
+
+def _records_from(connection: sqlite3.Connection, one: Eviction, next_seq: int) -> int:
+    """Records from the new ``earliest_seq`` on: all offsets but those of gaps."""
+    (gaps,) = connection.execute(
+        "SELECT COALESCE(SUM(gap_to + 1 - max(gap_from, ?)), 0) FROM gaps"
+        " WHERE topic_id = ? AND partition = ? AND gap_to >= ?",
+        (one.earliest_seq, one.topic_id, one.partition, one.earliest_seq),
+    ).fetchone()
+    return next_seq - one.earliest_seq - int(gaps)
+
+
+def recount_bytes(connection: sqlite3.Connection, topic_id: int) -> None:
+    """``bytes`` of a topic's partitions anew, after a switch: L1 counts its own.
+
+    Reads the ranges of the topic and what is not compacted yet, which is little then.
+    """
+    for row in connection.execute(_VIEW_SQL, (topic_id,)).fetchall():
+        view = _View(*row)
+        connection.execute(
+            "UPDATE partitions SET bytes = ? WHERE topic_id = ? AND partition = ?",
+            (_bytes_before(connection, topic_id, view, NEVER_MS), topic_id, view.partition),
+        )
+
+
+def catalog_version(connection: sqlite3.Connection) -> int:
+    """Another number after each change of topics."""
+    row = connection.execute("SELECT catalog_version FROM state WHERE id = 1").fetchone()
+    return int(row[0])
+
+
+def changed_topics(
+    connection: sqlite3.Connection, after_version: int, after_id: int, limit: int
+) -> list[tuple[int, int]]:
+    """(changed, topic id) of topics that changed behind a catalog version, in that order."""
+    return connection.execute(
+        "SELECT changed, topic_id FROM topics WHERE (changed, topic_id) > (?, ?)"
+        " ORDER BY changed, topic_id LIMIT ?",
+        (after_version, after_id, limit),
+    ).fetchall()

@@ -1,0 +1,294 @@
+"""The HTTP client: keep-alive, errors by kind, repeating within its patience."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from commands.client import Client, Refused, UnknownAnswer, Unreachable, topic_path
+from tests.scripted import Answer, Call, Script, refusal, scripted
+
+
+class Clock:
+    """A clock that only waiting moves, and an attempt that hangs by as much as it may."""
+
+    def __init__(self) -> None:
+        self.ms = 0.0
+        self.waits: list[float] = []
+
+    def now_ms(self) -> float:
+        return self.ms
+
+    def sleep_ms(self, wait_ms: float) -> None:
+        self.waits.append(wait_ms)
+        self.ms += wait_ms
+
+
+def in_turn(*answers: Answer) -> Script:
+    """Gives the answers one after the other."""
+    left: Iterator[Answer] = iter(answers)
+    return lambda call: next(left)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def test_calls_share_one_connection() -> None:
+    with (
+        scripted(lambda call: Answer(200, {"path": call.path})) as server,
+        Client(server.url) as client,
+    ):
+        assert client.call("GET", "/a", query={"cursor": "x y"}) == b'{"path": "/a?cursor=x+y"}'
+        assert client.call("POST", "/b", b'{"n":1}') == b'{"path": "/b"}'
+        assert server.connections == 1
+        assert server.calls[1] == Call("POST", "/b", {"n": 1})
+
+
+def test_a_base_path_goes_before_every_path() -> None:
+    with scripted(lambda call: Answer(200, {})) as server, Client(server.url + "/hg/") as client:
+        client.call("GET", "/v0/status")
+        assert server.calls[0].path == "/hg/v0/status"
+
+
+def test_a_refusal_carries_status_code_message_and_detail() -> None:
+    answer = refusal(400, "invalid", "too many", limit=5)
+    with (
+        scripted(lambda call: answer) as server,
+        Client(server.url) as client,
+        pytest.raises(Refused) as caught,
+    ):
+        client.call("GET", "/")
+    error = caught.value
+    assert (error.status, error.code, error.message) == (400, "invalid", "too many")
+    assert error.detail == {"limit": 5}
+
+
+def test_an_error_in_another_form_is_no_headgate() -> None:
+    answer = Answer(404, b"<html>", {"Content-Type": "text/html"})
+    with (
+        scripted(lambda call: answer) as server,
+        Client(server.url) as client,
+        pytest.raises(UnknownAnswer, match="answered 404 without an error"),
+    ):
+        client.call("GET", "/")
+
+
+def test_nobody_listening_is_unreachable() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with Client(url) as client, pytest.raises(Unreachable, match="refused") as caught:
+        client.call("GET", "/")
+    assert not caught.value.sent and caught.value.url == url
+
+
+def test_silence_is_unreachable_after_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with (
+            Client(url, timeout_s=0.05) as client,
+            pytest.raises(Unreachable, match=r"timed out after 0\.05 s") as caught,
+        ):
+            client.call("GET", "/")
+        assert caught.value.sent
+
+
+def test_a_kept_connection_that_was_closed_is_opened_again_without_patience() -> None:
+    script = in_turn(Answer(200, 1), Answer(0), Answer(200, 2))
+    with scripted(script) as server, Client(server.url) as client:
+        assert client.call("GET", "/") == b"1"
+        assert client.call("GET", "/") == b"2"
+        assert server.connections == 2
+
+
+def test_a_fresh_connection_that_ends_without_answer_is_unreachable() -> None:
+    with (
+        scripted(in_turn(Answer(0))) as server,
+        Client(server.url) as client,
+        pytest.raises(Unreachable) as caught,
+    ):
+        client.call("GET", "/")
+    assert caught.value.sent and len(server.calls) == 1
+
+
+def test_lost_connections_are_repeated_with_growing_waits_within_the_patience() -> None:
+    clock = Clock()
+    script = in_turn(Answer(0), Answer(0), Answer(0), Answer(200, 1))
+    with (
+        scripted(script) as server,
+        Client(server.url, sleep_ms=clock.sleep_ms, now_ms=clock.now_ms) as client,
+    ):
+        assert client.call("POST", "/", b"{}", patience_ms=1_000) == b"1"
+    assert clock.waits == [100, 200, 400] and client.retries == 3
+
+
+def test_patience_ends() -> None:
+    clock = Clock()
+    with (
+        scripted(lambda call: Answer(0)) as server,
+        Client(server.url, sleep_ms=clock.sleep_ms, now_ms=clock.now_ms) as client,
+        pytest.raises(Unreachable),
+    ):
+        client.call("POST", "/", b"{}", patience_ms=500)
+    assert clock.waits == [100, 200]
+
+
+@pytest.mark.parametrize(
+    ("answer", "wait_ms"),
+    [
+        (refusal(429, "throttled", retry_after_ms=250)._replace(headers={"Retry-After": "1"}), 250),
+        (refusal(503, "busy")._replace(headers={"Retry-After": "2"}), 2_000),
+        (refusal(429, "throttled"), 1_000),
+        (refusal(429, "throttled")._replace(headers={"Retry-After": "soon"}), 1_000),
+    ],
+)
+def test_429_and_503_are_repeated_as_retry_after_asks(answer: Answer, wait_ms: float) -> None:
+    clock = Clock()
+    script = in_turn(answer, Answer(200, 1))
+    with (
+        scripted(script) as server,
+        Client(server.url, sleep_ms=clock.sleep_ms, now_ms=clock.now_ms) as client,
+    ):
+        assert client.call("POST", "/", b"{}", patience_ms=10_000) == b"1"
+    assert clock.waits == [wait_ms]
+
+
+def test_without_patience_a_429_is_a_refusal_at_once() -> None:
+    waits: list[float] = []
+    with (
+        scripted(lambda call: refusal(429, "throttled")) as server,
+        Client(server.url, sleep_ms=waits.append) as client,
+        pytest.raises(Refused),
+    ):
+        client.call("GET", "/")
+    assert waits == []
+
+
+def test_a_wait_longer_than_the_patience_is_not_begun() -> None:
+    clock = Clock()
+    with (
+        scripted(lambda call: refusal(429, "throttled", retry_after_ms=400)) as server,
+        Client(server.url, sleep_ms=clock.sleep_ms, now_ms=clock.now_ms) as client,
+        pytest.raises(Refused),
+    ):
+        client.call("POST", "/", b"{}", patience_ms=1_000)
+    assert clock.waits == [400, 400]
+
+
+def test_other_refusals_are_not_repeated() -> None:
+    with (
+        scripted(lambda call: refusal(422, "topic_full")) as server,
+        Client(server.url) as client,
+        pytest.raises(Refused),
+    ):
+        client.call("POST", "/", b"{}", patience_ms=10_000)
+    assert len(server.calls) == 1
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:7440", "ftp://host", "http://", "http://h:x", ""])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="is no URL"):
+        Client(url)
+
+
+def test_a_topic_is_quoted_in_a_path() -> None:
+    assert topic_path("a:b.c-d_e", "diff") == "/v0/topics/a:b.c-d_e/diff"
+    assert topic_path("a/b?c") == "/v0/topics/a%2Fb%3Fc"
+
+
+def test_time_that_attempts_take_counts_as_waiting() -> None:
+    """A minute of patience is a minute, not a minute of pauses between attempts of 30 s."""
+    clock = Clock()
+
+    def script(call: Call) -> Answer:
+        clock.ms += 25_000  # then the connection ends
+        return Answer(0)
+
+    with (
+        scripted(script) as server,
+        Client(server.url, sleep_ms=clock.sleep_ms, now_ms=clock.now_ms) as client,
+        pytest.raises(Unreachable),
+    ):
+        client.call("POST", "/", b"{}", patience_ms=60_000)
+    assert len(server.calls) == 3 and clock.ms < 76_000
+
+
+def test_an_attempt_gets_no_more_time_than_is_left() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with (
+            Client(url, now_ms=lambda: 0.0) as client,
+            pytest.raises(Unreachable, match=r"timed out after 0\.15 s"),
+        ):
+            client.call("GET", "/", patience_ms=150, timeout_s=30)
+
+
+def test_after_two_seconds_it_is_said_once_what_is_waited_for_and_then_that_it_is_over() -> None:
+    clock = Clock()
+    said: list[str] = []
+    answers = iter([*[refusal(503, "not_ready", "shards start")] * 5, Answer(200, 1)])
+    with (
+        scripted(lambda call: next(answers)) as server,
+        Client(server.url, sleep_ms=clock.sleep_ms, now_ms=clock.now_ms, say=said.append) as client,
+    ):
+        assert client.call("GET", "/", patience_ms=60_000) == b"1"
+    assert clock.waits == [1_000] * 5
+    assert said == [
+        f"waiting for {server.url} for 60 s at most: shards start (not_ready)",
+        f"{server.url} answers again",
+    ]
+
+
+def test_a_short_wait_is_not_worth_a_word() -> None:
+    clock = Clock()
+    said: list[str] = []
+    answers = iter([*[Answer(0)] * 4, Answer(200, 1)])
+    with (
+        scripted(lambda call: next(answers)) as server,
+        Client(server.url, sleep_ms=clock.sleep_ms, now_ms=clock.now_ms, say=said.append) as client,
+    ):
+        assert client.call("GET", "/", patience_ms=60_000) == b"1"
+    assert clock.waits == [100, 200, 400, 800] and said == []
+
+
+def test_an_answer_that_does_not_come_is_waited_for_aloud() -> None:
+    """The attempt is still under way when it is said."""
+    said: list[str] = []
+    told = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    def script(call: Call) -> Answer:
+        told.wait()
+        return Answer(200, 1)
+
+    with scripted(script) as server, Client(server.url, notice_ms=1, say=say) as client:
+        assert client.call("GET", "/", patience_ms=60_000) == b"1"
+    assert said == [
+        f"waiting for {server.url} for 60 s at most: no answer so far",
+        f"{server.url} answers again",
+    ]
+
+
+def test_a_long_poll_is_silent_for_as_long_as_it_should_be() -> None:
+    """Its time is neither patience nor silence."""
+    clock = Clock()
+    said: list[str] = []
+
+    def script(call: Call) -> Answer:
+        clock.ms += 20_000
+        return Answer(0) if len(server.calls) == 1 else Answer(200, 1)
+
+    with (
+        scripted(script) as server,
+        Client(server.url, sleep_ms=clock.sleep_ms, now_ms=clock.now_ms, say=said.append) as client,
+    ):
+        assert client.call("GET", "/", patience_ms=1_000, silent_ms=20_000) == b"1"
+    assert said == []

@@ -1,0 +1,148 @@
+"""The commands against a daemon that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import cli
+from tests.e2e.daemon import Daemon, running
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Three shards, so that the buddy tree is one that is cut off."""
+    with running(tmp_path_factory.mktemp("data"), shards=3) as daemon:
+        yield daemon
+
+
+def run(daemon: Daemon, *arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(
+        cli.headgate, arguments, input=stdin, env={"HEADGATE_URL": daemon.url}
+    )
+
+
+def parsed(result: Result) -> Any:
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_what_produce_sends_read_prints(daemon: Daemon) -> None:
+    text = "".join(f'{{"n": {n}, "who": "user-{n % 7}"}}\n' for n in range(2_500))
+    assert run(daemon, "topics", "create", "orders", "--partitions", "3").exit_code == 0
+    summary = parsed(run(daemon, "produce", "orders", "--key", "who", "-o", "json", stdin=text))
+    assert (summary["records"], summary["requests"], summary["deduped"]) == (2_500, 3, 0)
+    assert sum(span["count"] for span in summary["partitions"]) == 2_500
+    whole = run(daemon, "read", "orders")
+    assert sorted(whole.stdout.splitlines()) == sorted(text.splitlines())
+    last = run(daemon, "read", "orders", "--tail", "500").stdout.splitlines()
+    assert sorted(last) == sorted(text.splitlines()[-500:])
+    assert len(run(daemon, "read", "orders", "--since", "1h").stdout.splitlines()) == 2_500
+    assert len(run(daemon, "read", "orders", "-n", "11").stdout.splitlines()) == 11
+    state = parsed(run(daemon, "topics", "show", "orders", "-o", "json"))
+    behind = str(state["partitions"][1]["head_seq"] - 2)
+    lines = run(
+        daemon, "read", "orders", "--partition", "1", "--from-seq", behind, "--with-meta"
+    ).stdout.splitlines()
+    assert [json.loads(line)["partition"] for line in lines] == [1, 1]
+
+
+def test_a_refused_record_is_named_by_its_line(daemon: Daemon) -> None:
+    text = "1\n2\n\n" + json.dumps("x" * 1_100_000) + "\n5\n"
+    result = run(daemon, "produce", "lines", "--batch-bytes", "4000000", stdin=text)
+    assert result.exit_code == 1 and "line 4: " in result.stderr
+    result = run(daemon, "produce", "lines", "--batch", "1", "-o", "json", stdin=text)
+    assert result.exit_code == 1 and json.loads(result.stdout)["records"] == 2
+    assert run(daemon, "read", "lines").stdout == "1\n2\n"
+
+
+def test_follow_shows_a_record_that_comes_later(daemon: Daemon) -> None:
+    run(daemon, "produce", "later", stdin="1\n")
+    with subprocess.Popen(
+        [sys.executable, str(CHECKOUT / "cli.py"), "read", "later", "-f", "-n", "2"],
+        env=os.environ | {"HEADGATE_URL": daemon.url, "PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+        assert run(daemon, "produce", "later", stdin="2\n").exit_code == 0
+        assert process.stdout.readline() == b"2\n"
+        assert process.wait(30) == 0
+
+
+def test_objects_are_listed_printed_and_verified_beside_the_daemon(daemon: Daemon) -> None:
+    parsed(run(daemon, "produce", "seen", "-o", "json", stdin='"first"\n"second"\n'))
+    place = ("--data", str(daemon.data))
+    listed = parsed(run(daemon, "objects", "ls", *place, "-o", "json"))
+    printed = run(daemon, "objects", "cat", listed[-1]["key"], *place).stdout.splitlines()
+    found = [(line["topic"], line["seq"], line["data"]) for line in map(json.loads, printed)]
+    assert found == [("seen", 1, "first"), ("seen", 2, "second")]
+    assert parsed(run(daemon, "objects", "verify", *place, "-o", "json"))["bad"] == []
+
+
+def test_status_and_groups_keep_to_their_documented_shapes(daemon: Daemon) -> None:
+    status = parsed(run(daemon, "status", "-o", "json"))
+    documented = {
+        "version", "uptime_s", "ready", "store", "window_ms", "pressure", "memory_bound_bytes",
+        "shards", "groups", "totals",
+    }  # fmt: skip
+    assert documented <= set(status)
+    shard = {
+        "shard", "pid", "cpu", "group", "restarts", "heartbeat_age_ms", "ring_bytes",
+        "ring_used_bytes", "requests_acked", "records_acked", "bytes_acked",
+    }  # fmt: skip
+    assert all(shard <= set(each) for each in status["shards"])
+    groups = parsed(run(daemon, "groups", "-o", "json"))
+    group = {
+        "group", "shards", "turn", "backlog_bytes", "last_upload_age_ms", "last_change_age_ms",
+        "splits", "merges",
+    }  # fmt: skip
+    assert all(group <= set(each) for each in groups)
+    assert sorted(shard for each in groups for shard in each["shards"]) == [0, 1, 2]
+    assert "shards 0-2" in run(daemon, "groups").stdout
+    assert "  ready  " in run(daemon, "status").stdout
+
+
+def test_topics_live_and_die(daemon: Daemon) -> None:
+    assert parsed(run(daemon, "topics", "create", "brief", "-o", "json"))["topic"] == "brief"
+    assert run(daemon, "topics", "create", "brief").exit_code == 0
+    assert run(daemon, "topics", "create", "brief", "--partitions", "2").exit_code == 1
+    altered = parsed(run(daemon, "topics", "alter", "brief", "--partitions", "2", "-o", "json"))
+    assert len(altered["partitions"]) == 2
+    names = [state["topic"] for state in parsed(run(daemon, "topics", "ls", "-o", "json"))]
+    assert "brief" in names
+    assert run(daemon, "topics", "delete", "brief").exit_code == 0
+    gone = run(daemon, "topics", "show", "brief")
+    assert gone.exit_code == 1 and "hint: `headgate topics ls`" in gone.stderr
+
+
+@pytest.mark.slow
+def test_a_follow_outlives_a_restart_and_prints_each_record_once(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as first:
+        first.produce("kept", 1, 2)
+        follow = subprocess.Popen(
+            [sys.executable, "-c", "import cli; cli.main()", "read", "kept", "--follow",
+             "-n", "4", "--url", first.url],
+            cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert follow.stdout is not None
+            assert [follow.stdout.readline() for _ in range(2)] == [b"1\n", b"2\n"]
+            assert first.stop() == 0
+            with running(tmp_path / "data", listen=f"127.0.0.1:{first.port}") as second:
+                second.produce("kept", 3, 4)
+                rest, said = follow.communicate(timeout=120)
+        finally:
+            follow.kill()
+            follow.wait()
+    assert (follow.returncode, rest) == (0, b"3\n4\n"), said

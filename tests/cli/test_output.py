@@ -1,0 +1,139 @@
+"""What people see: units, tables, the buddy tree."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commands.output import bytes_text, count_text, duration_text, table
+from commands.tree import Group, draw
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "-"), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"),
+        (100 << 10, "100 KiB"), (1024 * 1024 - 1, "1.0 MiB"), (64 << 20, "64.0 MiB"),
+        (5 << 40, "5.0 TiB"),
+    ],
+)  # fmt: skip
+def test_bytes_in_binary_units(count: int | None, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (None, "-"), (0, "0 ms"), (0.5, "0.5 ms"), (9.999, "10 ms"), (999, "999 ms"),
+        (1_000, "1.0 s"), (59_900, "59.9 s"), (61_000, "1 min 1 s"), (3_600_000, "1 h 0 min"),
+        (90_000_000, "1 d 1 h"),
+    ],
+)  # fmt: skip
+def test_durations_in_two_units_at_most(milliseconds: float | None, text: str) -> None:
+    assert duration_text(milliseconds) == text
+
+
+def test_counts_in_groups_of_three() -> None:
+    assert (count_text(1234567), count_text(0), count_text(None)) == ("1,234,567", "0", "-")
+
+
+def test_a_table_aligns_numbers_to_the_right_and_texts_to_the_left() -> None:
+    rows = [("orders", 12, None), ("a", 1234, "x")]
+    assert table(("topic", "records", "note"), rows) == (
+        "topic   records  note\n"  #
+        "orders       12  -\n"
+        "a          1234  x"
+    )
+
+
+def test_a_table_without_rows_is_its_head() -> None:
+    assert table(("a", "b"), []) == "a  b"
+
+
+def test_the_tree_of_one_group_is_one_line() -> None:
+    group = Group(0, [0, 1, 2, 3], 2, 0, 1_500, None, 0, 0)
+    assert draw([group], 4) == (
+        "shards 0-3  group 0  [0 1 2* 3]  backlog 0 B  uploaded 1.5 s ago  changed never"
+        "  splits 0  merges 0"
+    )
+
+
+def test_the_tree_shows_splits_members_turns_and_backlogs() -> None:
+    groups = [
+        Group(0, [0, 1], 1, 9 << 20, 40, 8_000, 2, 1),
+        Group(2, [2], 2, 512, None, 8_000, 1, 0),
+        Group(3, [3], 3),
+    ]
+    assert draw(groups, 4).split("\n") == [
+        "shards 0-3     split",
+        (
+            "├─ shards 0-1  group 0  [0 1*]  backlog 9.0 MiB  uploaded 40 ms ago"
+            "  changed 8.0 s ago  splits 2  merges 1"
+        ),
+        "└─ shards 2-3  split",
+        (
+            "   ├─ shard 2  group 2  [2*]  backlog 512 B  uploaded never"
+            "  changed 8.0 s ago  splits 1  merges 0"
+        ),
+        (
+            "   └─ shard 3  group 3  [3*]  backlog -  uploaded never  changed never"
+            "  splits 0  merges 0"
+        ),
+    ]
+
+
+def test_with_three_shards_the_tree_is_the_one_of_four_cut_off() -> None:
+    nodes = [line.split("  ")[0] for line in draw([Group(0, [0, 1]), Group(2, [2])], 3).split("\n")]
+    assert nodes == ["shards 0-2", "├─ shards 0-1", "└─ shard 2"]
+    assert draw([Group(0, [0, 1, 2], 1)], 3).startswith("shards 0-2  group 0  [0 1* 2]")
+
+
+def test_a_half_without_shards_is_not_drawn() -> None:
+    groups = [Group(0, [0, 1, 2, 3]), Group(4, [4, 5])]
+    nodes = [line.split("  ")[0] for line in draw(groups, 6).split("\n")]
+    assert nodes == ["shards 0-5", "├─ shards 0-3", "└─ shards 4-5"]
+
+
+def test_a_large_group_shows_its_range_and_turn() -> None:
+    assert "[0..31, turn 7*]" in draw([Group(0, list(range(32)), 7)], 32)
+
+
+def test_a_group_that_is_missing_from_the_snapshot_is_drawn_as_changing() -> None:
+    lines = draw([Group(0, [0, 1])], 4).split("\n")
+    assert lines[2] == "└─ shards 2-3  changing"
+
+
+@st.composite
+def maps(draw_: st.DrawFn) -> tuple[int, list[Group]]:
+    """A number of shards and a legal map over it."""
+    shard_count = draw_(st.integers(1, 40))
+    groups: list[Group] = []
+
+    def cover(low: int, size: int) -> None:
+        if low >= shard_count:
+            return
+        while size > 1 and low + size // 2 >= shard_count:
+            size //= 2  # the same shards without an upper half that has none
+        if size > 1 and draw_(st.booleans()):
+            cover(low, size // 2)
+            cover(low + size // 2, size // 2)
+        else:
+            groups.append(Group(low, list(range(low, min(low + size, shard_count))), low))
+
+    cover(0, 1 << math.ceil(math.log2(shard_count)) if shard_count > 1 else 1)
+    return shard_count, groups
+
+
+@given(maps())
+def test_every_group_of_a_legal_map_is_drawn_once_and_nothing_is_changing(
+    case: tuple[int, list[Group]],
+) -> None:
+    shard_count, groups = case
+    lines = draw(groups, shard_count).split("\n")
+    drawn = [line for line in lines if "  group " in line]
+    assert [f"  group {group.group}  [" in line for group, line in zip(groups, drawn, strict=True)]
+    assert not any("changing" in line for line in lines)
+    assert len(lines) == 2 * len(groups) - 1

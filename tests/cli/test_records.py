@@ -1,0 +1,157 @@
+"""Records out of files and pipes: lines, keys, batches, and what is refused by its line."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commands.records_in import (
+    BadLine,
+    Format,
+    InputRecord,
+    Numbered,
+    batched,
+    lines,
+    records,
+    size_of,
+)
+
+
+def found(text: bytes, form: Format = "ndjson", key: str | None = None) -> list[Numbered]:
+    return [item for item in records(io.BytesIO(text), form, key) if item is not None]
+
+
+def data_of(items: list[Numbered]) -> list[tuple[int, bytes]]:
+    return [(item.line, bytes(item.record.data)) for item in items]
+
+
+@given(
+    st.lists(st.binary(max_size=20).filter(lambda line: not {10, 13} & set(line))), st.booleans()
+)
+def test_lines_come_out_as_they_went_in_whatever_the_line_end(
+    written: list[bytes], with_returns: bool
+) -> None:
+    end = b"\r\n" if with_returns else b"\n"
+    source = io.BytesIO(b"".join(line + end for line in written))
+    assert list(lines(source)) == list(enumerate(written, 1))
+
+
+def test_a_last_line_without_its_end_counts() -> None:
+    assert list(lines(io.BytesIO(b"a\nb"))) == [(1, b"a"), (2, b"b")]
+
+
+def test_json_text_is_kept_as_it_was_written() -> None:
+    assert data_of(found(b'{"a": 1.0}\n\n [1,\t2]\n"x"\n')) == [
+        (1, b'{"a": 1.0}'), (3, b"[1,\t2]"), (4, b'"x"'),
+    ]  # fmt: skip
+
+
+def test_text_lines_become_json_strings_and_empty_lines_count() -> None:
+    assert data_of(found('a "b"\n\nü\n'.encode(), "lines")) == [
+        (1, b'"a \\"b\\""'), (2, b'""'), (3, '"ü"'.encode()),
+    ]  # fmt: skip
+
+
+def test_a_json_document_is_an_array_of_records_or_one_record() -> None:
+    assert data_of(found(b'[{"a": 1},\n 2]', "json")) == [(1, b'{"a": 1}'), (2, b"2")]
+    assert data_of(found(b'\n{"a":\n 1}\n', "json")) == [(1, b'{"a":\n 1}')]
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "line", "problem"),
+    [
+        (b'{"a":1}\n{"a":}\n', "ndjson", 2, "is no JSON"),
+        (b"1\n\n\nNaN\n", "ndjson", 4, "is no JSON"),
+        (b'"\xff"\n', "ndjson", 1, "is no JSON"),
+        (b"ok\n\xff\n", "lines", 2, "is no UTF-8 at its byte 1"),
+        (b"[1, 2", "json", 1, "is no JSON document"),
+        (b"", "json", 1, "is no JSON"),
+        (b"[" * 100_000, "ndjson", 1, "is no JSON"),
+    ],
+)
+def test_what_is_no_record_is_refused_with_its_line(
+    text: bytes, form: Format, line: int, problem: str
+) -> None:
+    with pytest.raises(BadLine, match=problem) as caught:
+        found(text, form)
+    assert caught.value.line == line
+
+
+def test_a_line_without_an_end_in_sight_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commands.records_in.LINE_BYTES_MAX", 100)
+    with pytest.raises(BadLine, match="line 2: is longer than 100 bytes"):
+        found(b"1\n" + b"2" * 101)
+
+
+def test_a_document_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commands.records_in.DOCUMENT_BYTES_MAX", 10)
+    with pytest.raises(BadLine, match="send NDJSON"):
+        found(b"[1,2,3,4,5,6]", "json")
+
+
+def test_keys_are_texts_or_whole_numbers_of_a_field() -> None:
+    text = b'{"k":"a"}\n{"k":7}\n{"k":null}\n{}\n[1]\n{"k":""}\n'
+    assert [item.record.key for item in found(text, key="k")] == ["a", "7", None, None, None, ""]
+    for value in (b"true", b"1.5", b"[]", b"{}"):
+        with pytest.raises(BadLine, match="'k' that is no key"):
+            found(b'{"k":' + value + b"}", key="k")
+
+
+def numbered(count: int, size: int = 1) -> list[Numbered]:
+    data = b"1" * size
+    return [Numbered(line, InputRecord(data)) for line in range(1, count + 1)]  # type: ignore[arg-type]  # bytes do
+
+
+def test_a_batch_ends_at_its_number_of_records() -> None:
+    assert [len(batch) for batch in batched(numbered(7), 3, 1_000)] == [3, 3, 1]
+
+
+def test_a_batch_ends_before_its_bytes_are_exceeded() -> None:
+    assert [len(batch) for batch in batched(numbered(5, 10), 100, 20)] == [2, 2, 1]
+
+
+def test_a_record_larger_than_a_batch_goes_alone() -> None:
+    items = [*numbered(1, 5), *numbered(1, 50), *numbered(1, 5)]
+    assert [len(batch) for batch in batched(items, 100, 20)] == [1, 1, 1]
+
+
+def test_a_pause_ends_a_batch_and_an_empty_one_is_never_sent() -> None:
+    first, second = numbered(2)
+    assert list(batched([None, first, None, None, second], 9, 99)) == [[first], [second]]
+
+
+def test_what_stands_before_a_bad_line_is_sent_first() -> None:
+    def source() -> Iterator[Numbered]:
+        yield from numbered(2)
+        raise BadLine(3, "is no JSON")
+
+    batches = batched(source(), 10, 1_000)
+    assert len(next(batches)) == 2
+    with pytest.raises(BadLine):
+        next(batches)
+
+
+def test_a_slow_pipe_is_not_held_back() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb", buffering=0) as sink:
+        sink.write(b'{"n":1}\n{"n":')
+        items = records(source, "ndjson", None, linger_ms=1)
+        first = next(items)
+        assert first is not None and bytes(first.record.data) == b'{"n":1}'
+        assert next(items) is None
+        sink.write(b"2}\n")
+        second = next(items)
+        assert second is not None and (second.line, bytes(second.record.data)) == (2, b'{"n":2}')
+        sink.close()
+        assert all(item is None for item in items)
+
+
+def test_only_files_have_a_size() -> None:
+    assert size_of(io.BytesIO(b"abc")) == 0
+    with open(__file__, "rb") as file:
+        assert size_of(file) == os.path.getsize(__file__)

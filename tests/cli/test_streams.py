@@ -1,0 +1,432 @@
+"""``headgate produce`` and ``headgate read``, against answers in the shapes of the HTTP API.
+
+That the daemon answers so is tested with the daemon (tests/cli/test_e2e.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from commands import read as read_
+from tests.scripted import Answer, Call, Script, Scripted, refusal, run, says, scripted, state
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def accepted(call: Call) -> Answer:
+    """An acknowledgement of a produce request for one partition."""
+    count = len(call.body["records"])
+    return Answer(
+        200,
+        {
+            "topic": "t", "partition": 0, "first_seq": 1, "last_seq": count, "count": count,
+            "head_seq": count, "deduped": False,
+        },
+    )  # fmt: skip
+
+
+def test_produce_sends_lines_of_json_in_batches() -> None:
+    with scripted(accepted) as server:
+        result = run(
+            server, "produce", "t", "--batch", "2", "--key", "k", "--partition", "0",
+            stdin='{"k":"a"}\n{"k": 1}\n\n"x"\n',
+        )  # fmt: skip
+    assert result.exit_code == 0
+    assert result.stdout == "3 records (20 B) to t in 2 requests; partition 0: 1-1\n"
+    first, second = (call.body for call in server.calls)
+    assert first["records"] == [{"data": {"k": "a"}, "key": "a"}, {"data": {"k": 1}, "key": "1"}]
+    assert second["records"] == [{"data": "x"}]
+    assert first["partition"] == second["partition"] == 0
+    assert first["idempotency_key"] != second["idempotency_key"]
+
+
+def test_produce_summary_as_json_adds_up_the_partitions() -> None:
+    def script(call: Call) -> Answer:
+        n = len(server.calls)
+        part = {"partition": n % 2, "first_seq": n, "last_seq": n, "count": 1}
+        return Answer(200, {"topic": "t", "partitions": [part], "deduped": n == 3})
+
+    with scripted(script) as server:
+        result = run(server, "produce", "t", "--batch", "1", "-o", "json", stdin="1\n2\n3\n")
+    assert json.loads(result.stdout) == {
+        "topic": "t", "records": 3, "requests": 3, "bytes": 3, "retries": 0, "deduped": 1,
+        "partitions": [
+            {"partition": 0, "first_seq": 2, "last_seq": 2, "count": 1},
+            {"partition": 1, "first_seq": 1, "last_seq": 3, "count": 2},
+        ],
+        "error": None,
+    }  # fmt: skip
+
+
+def test_produce_stops_at_the_refused_batch_and_names_the_line() -> None:
+    def script(call: Call) -> Answer:
+        if len(server.calls) == 2:
+            return refusal(413, "too_large", "the record has 9 bytes, the limit is 8", record=1)
+        return accepted(call)
+
+    with scripted(script) as server:
+        text = "1\n\n2\n3\n4\n5\n6\n"
+        result = run(server, "produce", "t", "--batch", "2", "-o", "json", stdin=text)
+    assert result.exit_code == 1 and len(server.calls) == 2
+    assert "line 5: the record has 9 bytes" in result.stderr
+    assert "the 2 records before it are stored" in result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["records"] == 2
+    assert (summary["error"]["line"], summary["error"]["code"]) == (5, "too_large")
+
+
+def test_produce_names_all_lines_of_a_batch_that_is_refused_as_a_whole() -> None:
+    with says(refusal(422, "topic_full")) as server:
+        result = run(server, "produce", "t", stdin="1\n2\n3\n")
+    assert result.exit_code == 1 and "lines 1 to 3: no (topic_full)" in result.stderr
+    assert result.stdout == ""
+
+
+def test_produce_sends_what_stands_before_a_line_that_is_no_record() -> None:
+    with scripted(accepted) as server:
+        result = run(server, "produce", "t", stdin="1\n2\n{\n4\n")
+    assert result.exit_code == 1
+    assert "line 3: is no JSON" in result.stderr
+    assert [len(call.body["records"]) for call in server.calls] == [2]
+
+
+def test_produce_repeats_a_lost_batch_with_the_same_key() -> None:
+    def script(call: Call) -> Answer:
+        return Answer(0) if len(server.calls) == 1 else accepted(call)
+
+    with scripted(script) as server:
+        result = run(server, "produce", "t", "-o", "json", stdin="1\n")
+    first, second = server.calls
+    assert first == second and json.loads(result.stdout)["retries"] == 1
+
+
+def test_produce_of_nothing_is_fine_and_sends_nothing() -> None:
+    with scripted(accepted) as server:
+        result = run(server, "produce", "t", stdin="")
+    assert result.exit_code == 0 and server.calls == []
+    assert result.stdout == "0 records (0 B) to t in 0 requests\n"
+
+
+def test_produce_reads_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "records.json"
+    file.write_text('[{"a": 1}, {"a": 2}]')
+    with scripted(accepted) as server:
+        assert run(server, "produce", "t", str(file), "--format", "json").exit_code == 0
+    assert [each["data"] for each in server.calls[0].body["records"]] == [{"a": 1}, {"a": 2}]
+
+
+class Log:
+    """Records of partitions in memory, behind a diff as docs/http-api.md has it."""
+
+    def __init__(self, *partitions: list[dict[str, Any]]) -> None:
+        self.partitions = partitions
+        self.page = 1_000
+
+    def __call__(self, call: Call) -> Answer:
+        if call.method == "GET":
+            topic = state("t", len(self.partitions))
+            for row, records in zip(topic["partitions"], self.partitions, strict=True):
+                row["head_seq"] = len(records)
+            return Answer(200, topic)
+        records = self.partitions[call.body["partition"]]
+        if "from_ts" in call.body:
+            left = [each for each in records if each["ts"] >= call.body["from_ts"]]
+        else:
+            left = [each for each in records if each["seq"] > call.body["from_seq"]]
+        shown = left[: min(call.body["limit"], self.page)]
+        head = records[-1]["seq"] if records else 0
+        after = shown[-1]["seq"] if shown else max(head, call.body.get("from_seq", 0))
+        return Answer(
+            200,
+            {
+                "records": shown, "next_from_seq": after, "head_seq": head, "earliest_seq": 1,
+                "caught_up": after >= head, "lag": head - after, "topic_id": 7,
+                "tombstone": None,
+            },
+        )  # fmt: skip
+
+
+def log_of(count: int, ts: int = 0, step: int = 1) -> list[dict[str, Any]]:
+    return [{"seq": n, "ts": ts + n * step, "data": {"n": n}} for n in range(1, count + 1)]
+
+
+def numbers(result: Result) -> list[int]:
+    return [json.loads(line)["n"] for line in result.stdout.splitlines()]
+
+
+def test_read_prints_the_data_of_all_records_page_by_page() -> None:
+    log = Log(log_of(7))
+    log.page = 3
+    with scripted(log) as server:
+        result = run(server, "read", "t")
+    assert result.exit_code == 0 and numbers(result) == [1, 2, 3, 4, 5, 6, 7]
+    assert [call.body["from_seq"] for call in server.calls[1:]] == [0, 3, 6]
+    assert all(call.body["limit"] == 1_000 for call in server.calls[1:])
+
+
+def test_read_prints_whole_records_with_their_partition() -> None:
+    record = {"seq": 1, "ts": 5, "data": [1], "key": "k", "meta": {"a": "b"}}
+    with scripted(Log([record])) as server:
+        result = run(server, "read", "t", "--with-meta")
+    assert json.loads(result.stdout) == {"partition": 0, **record}
+
+
+def test_read_keeps_the_spelling_of_data_and_makes_it_one_line() -> None:
+    answers = {
+        "records": "@", "next_from_seq": 3, "head_seq": 3, "earliest_seq": 1, "caught_up": True,
+        "lag": 0, "topic_id": 7, "tombstone": None,
+    }  # fmt: skip
+    records = (
+        b'[{"seq":1,"ts":1,"data":{"a": 1.50}},{"seq":2,"ts":1,"data":{"b":\n 2}},'
+        b'{"seq":3,"ts":1,"data_b64":"AAE="}]'
+    )
+    body = json.dumps(answers).encode().replace(b'"@"', records)
+    with says(Answer(200, body)) as server:
+        result = run(server, "read", "t", "--partition", "0")
+    assert result.stdout.splitlines() == ['{"a": 1.50}', '{"b":2}', '{"data_b64":"AAE="}']
+
+
+def test_read_ends_after_n_records() -> None:
+    with scripted(Log(log_of(5), log_of(5))) as server:
+        assert numbers(run(server, "read", "t", "-n", "7")) == [1, 2, 3, 4, 5, 1, 2]
+        assert numbers(run(server, "read", "t", "-n", "2", "--follow")) == [1, 2]
+    assert [call.body["limit"] for call in server.calls if call.body] == [7, 2, 2]
+
+
+def test_read_from_an_offset_is_exclusive_and_one_partition_is_enough() -> None:
+    with scripted(Log(log_of(5), log_of(3))) as server:
+        result = run(server, "read", "t", "--from-seq", "2", "--partition", "1")
+    assert numbers(result) == [3]
+    assert len(server.calls) == 1
+
+
+def test_read_since_asks_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_, "wall_ms", lambda: 3_600_000 + 4)
+    with scripted(Log(log_of(5))) as server:
+        assert numbers(run(server, "read", "t", "--since", "1h")) == [4, 5]
+        for time in ("1970-01-01T00:00:00.003Z", "1970-01-01T00:00:00.003"):
+            assert numbers(run(server, "read", "t", "--since", time)) == [3, 4, 5]
+
+
+def test_the_tail_of_several_partitions_is_the_newest_of_all() -> None:
+    with scripted(Log(log_of(9, ts=0, step=10), log_of(9, ts=50, step=1))) as server:
+        result = run(server, "read", "t", "--tail", "4", "--with-meta")
+    found = [
+        (line["partition"], line["seq"]) for line in map(json.loads, result.stdout.split("\n")[:-1])
+    ]
+    assert found == [(0, 6), (0, 7), (0, 8), (0, 9)]
+
+
+def test_the_tail_of_one_partition_may_be_longer_than_a_page() -> None:
+    log = Log(log_of(20))
+    log.page = 3
+    with scripted(log) as server:
+        assert numbers(run(server, "read", "t", "--tail", "8")) == list(range(13, 21))
+
+
+def test_reading_ends_at_the_head_that_it_met_though_a_writer_is_faster() -> None:
+    log = Log(log_of(4))
+    log.page = 2
+
+    def script(call: Call) -> Answer:
+        answer = log(call)
+        log.partitions[0].extend(
+            {"seq": len(log.partitions[0]) + n, "ts": 9, "data": {"n": 0}} for n in (1, 2)
+        )
+        return answer
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--partition", "0")
+    assert numbers(result) == [1, 2, 3, 4]
+
+
+def test_a_gap_is_named_on_stderr() -> None:
+    gap = {"gap_from": 1, "gap_to": 4, "reason": "cap_records"}
+
+    def script(call: Call) -> Answer:
+        answer = Log(log_of(1))(call)
+        return answer._replace(body=answer.body | {"tombstone": gap})
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--partition", "0")
+    assert result.exit_code == 0
+    assert "records 1 to 4 of partition 0 of t are gone: cap_records" in result.stderr
+
+
+def test_following_polls_all_partitions_from_where_they_stand() -> None:
+    log = Log(log_of(2), log_of(1))
+
+    def script(call: Call) -> Answer:
+        if call.body and call.body["wait_ms"] and call.body["partition"] == 1:
+            log.partitions[1].append({"seq": 2, "ts": 9, "data": {"n": 99}})
+        return log(call)
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--follow", "-n", "4")
+    assert numbers(result) == [1, 2, 1, 99]
+    waits = {call.body["wait_ms"] for call in server.calls[1:]}
+    assert waits == {0, 250}
+
+
+def started(server: Scripted, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """The command as a process of its own, its stdout buffered as a user's is."""
+    environ = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.Popen(
+        [sys.executable, str(CHECKOUT / "cli.py"), *arguments],
+        env=environ | {"HEADGATE_URL": server.url, "PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def test_ctrl_c_ends_a_follow_without_complaint() -> None:
+    with scripted(Log(log_of(1))) as server, started(server, "read", "t", "-f") as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b'{"n": 1}\n'
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert process.stderr.read() == b""
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
+    log = Log(log_of(1))
+    with scripted(log) as server, started(server, "read", "t", "-f") as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        log.partitions[0].append({"seq": 2, "ts": 2, "data": {"n": 2}})
+        assert process.wait(30) == 0
+        assert process.stderr.read() == b""
+
+
+def test_read_follows_a_topic_that_is_made_anew_from_its_start_and_says_so() -> None:
+    """The new topic has a second partition, which is followed too."""
+    old, new = Log(log_of(3)), Log(log_of(2), [{"seq": 1, "ts": 0, "data": {"n": 77}}])
+
+    def script(call: Call) -> Answer:
+        if len(server.calls) <= 2:
+            return old(call)
+        answer = new(call)
+        if call.method == "GET":
+            return answer
+        answer.body["topic_id"] = 8
+        if call.body.get("topic_id") == 7:
+            call.body["from_seq"] = 0
+            answer = new(call)
+            answer.body["topic_id"] = 8
+            answer.body["tombstone"] = {"gap_from": 4, "gap_to": 5, "reason": "recreated"}
+        return answer
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--follow", "-n", "6")
+    assert numbers(result) == [1, 2, 3, 1, 2, 77]
+    assert "t was deleted and made anew" in result.stderr
+    assert "records 4 to 5 of it are gone" in result.stderr
+    assert server.calls[2].body["topic_id"] == 7, "the cursor goes with the topic that it is of"
+
+
+def test_read_ends_with_the_last_offset_when_it_is_to_begin_past_it() -> None:
+    refused = refusal(416, "offset_out_of_range", "from_seq is 9, ... is 3", head_seq=3)
+    with says(refused) as server:
+        result = run(server, "read", "t", "--partition", "0", "--from-seq", "9")
+    assert result.exit_code == 1
+    assert "from_seq is 9, ... is 3 (offset_out_of_range, status 416)" in result.stderr
+
+
+def test_produce_ends_with_a_resume_point_that_goes_on_with_the_same_keys() -> None:
+    lost = scripted(lambda call: accepted(call) if len(server.calls) == 1 else Answer(0))
+    with lost as server:
+        text = "".join(f"{n}\n" for n in range(1, 8))
+        result = run(server, "produce", "t", "--batch", "3", "--wait", "0", "-o", "json",
+                     stdin=text)  # fmt: skip
+        first = server.calls[1].body
+    assert result.exit_code == 3
+    assert "lines 4 to 6: no answer from" in result.stderr
+    assert "the 3 records before it are stored" in result.stderr
+    error = json.loads(result.stdout)["error"]
+    assert (error["line"], error["code"]) == (4, "unreachable")
+    point = error["resume"]
+    assert point.endswith(":4") and f"--resume {point}" in result.stderr
+    with scripted(accepted) as server:
+        result = run(server, "produce", "t", "--batch", "3", "--resume", point, stdin=text)
+    assert result.exit_code == 0
+    again, rest = (call.body for call in server.calls)
+    assert again == first, "the batch that may be stored has the key that it had"
+    assert [each["data"] for each in rest["records"]] == [7]
+
+
+def test_batches_that_are_cut_elsewhere_are_never_taken_for_others() -> None:
+    with scripted(accepted) as server:
+        for size in ("2", "3"):
+            run(server, "produce", "t", "--batch", size, "--resume", "ab:1", stdin="1\n2\n3\n4\n")
+    keys = [call.body["idempotency_key"] for call in server.calls]
+    assert keys == ["ab-1-2", "ab-3-4", "ab-1-3", "ab-4-4"]
+
+
+def test_a_refused_batch_is_resumed_from_its_first_line() -> None:
+    with says(refusal(422, "invalid", "bad", record=1)) as server:
+        result = run(server, "produce", "t", "-o", "json", stdin="1\n2\n3\n")
+    error = json.loads(result.stdout)["error"]
+    assert error["line"] == 2 and error["resume"].endswith(":1")
+
+
+def test_read_outlives_lost_connections_and_gives_each_record_once() -> None:
+    log = Log(log_of(3))
+
+    def script(call: Call) -> Answer:
+        if len(server.calls) in (2, 3, 5):
+            return Answer(0)
+        if len(server.calls) == 6:
+            log.partitions[0].extend(log_of(5)[3:])
+        return log(call)
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--follow", "-n", "5")
+    assert result.exit_code == 0 and numbers(result) == [1, 2, 3, 4, 5]
+    assert result.stderr == "", "that is no word worth"
+
+
+def test_read_ends_with_a_resume_point_for_every_partition() -> None:
+    log = Log(log_of(3), log_of(2))
+
+    def script(call: Call) -> Answer:
+        return log(call) if len(server.calls) <= 3 else Answer(0)
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--follow", "--wait", "0")
+    assert result.exit_code == 3 and numbers(result) == [1, 2, 3, 1, 2]
+    assert "the same command with --resume 7:0=3,1=2 goes on there" in result.stderr
+    log.partitions[1].append({"seq": 3, "ts": 9, "data": {"n": 33}})
+    with scripted(log) as server:
+        result = run(server, "read", "t", "--follow", "-n", "1", "--resume", "7:0=3,1=2")
+    assert numbers(result) == [33]
+    assert all(call.body["topic_id"] == 7 for call in server.calls)
+
+
+def test_a_resume_point_keeps_the_time_of_partitions_that_were_not_begun() -> None:
+    log = Log(log_of(3), log_of(3))
+    script: Script = lambda call: log(call) if len(server.calls) <= 2 else Answer(0)  # noqa: E731
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--since", "1970-01-01T00:00:00.002", "--wait", "0")
+    assert numbers(result) == [2, 3] and "--resume 7:0=3,1@2 " in result.stderr
+    with scripted(log) as server:
+        assert numbers(run(server, "read", "t", "--resume", "7:0=3,1@2")) == [2, 3]
+
+
+@pytest.mark.parametrize("command", ["read", "produce"])
+@pytest.mark.parametrize("point", ["", "7", "7:", "x:0=1", "7:0", "ab:0", "7:0=1,"])
+def test_a_resume_point_that_is_none_is_a_usage_error(command: str, point: str) -> None:
+    with says(Answer(200, state())) as server:
+        result = run(server, command, "t", "--resume", point, stdin="")
+    assert result.exit_code == 2 and "is not a resume point" in result.stderr
+    assert server.calls == []

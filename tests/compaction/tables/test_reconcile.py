@@ -1,0 +1,192 @@
+"""What a killed run left between its Iceberg commit and the ledger is found, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compaction.tables.errors import TableChanged
+from compaction.tables.lake import Lake, TableCommit, switch_of
+from compaction.tables.reconcile import covered, reconcile
+from ledger.lake.types import Hole, LakeFile, LakeRange, NewFile
+from ledger.ledger import Ledger
+from ledger.types import Topic, TopicConfig
+from tests.compaction.lakes import (
+    Book,
+    commit_of,
+    compacted,
+    data_files,
+    duckdb_rows,
+    prepared,
+    rows,
+    topic,
+    written,
+)
+from tests.ledger.lakes import commit as ingest
+from tests.ledger.requests import Request
+
+ORDERS = topic()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path / "ledger.db", nullcontext())
+    ledger.begin_incarnation(1)
+    yield ledger
+    ledger.check_invariants()
+    ledger.close()
+
+
+def test_a_real_ledger_takes_what_was_made_up_for(lake: Lake, ledger: Ledger) -> None:
+    orders, _ = ledger.create_topic("orders", TopicConfig(partitions=2), 1)
+    counter = itertools.count(1)
+    for count in (4, 3):
+        ingest(ledger, next(counter), Request(orders.topic_id, ((0, count), (1, 2))))
+    ledger.begin_run("run1", "test", 10)
+    table = lake.prepare([orders], ledger)[0][orders.topic_id]
+    first = commit_of(lake.place, table, "run1", rows(0, 1, 4) + rows(1, 1, 2))
+    ledger.switch_tables("run1", [switch_of(first, lake.commit("run1", first))], 20)
+    # The next run is killed before its switch.
+    table = lake.prepare([orders], ledger)[0][orders.topic_id]
+    (old,) = ledger.lake_files(orders.topic_id)
+    files = written(lake.place, table, "run2", rows(0, 1, 7) + rows(1, 1, 4))
+    location = lake.commit("run2", TableCommit(table, files, {0: 7, 1: 4}, [old.path]))
+
+    switches, failures = reconcile(lake, [orders], ledger)
+    assert not failures
+    ledger.end_run("run1", 30)
+    ledger.begin_run("run3", "test", 30)
+    ledger.switch_tables("run3", switches, 40)
+    assert ledger.compacted_seqs(orders.topic_id) == {0: 7, 1: 4}
+    assert [file.path for file in ledger.lake_files(orders.topic_id)] == [files[0][0].path]
+    found = ledger.lake_table(orders.topic_id)
+    assert found is not None and found.metadata_location == location
+    assert reconcile(lake, [orders], ledger) == ([], [])
+
+
+def test_a_first_run_that_was_killed_is_made_up_for_with_its_holes(lake: Lake, book: Book) -> None:
+    table = prepared(lake, ORDERS)
+    hole = Hole(1, 0, 5, 6, "l0/1/1-0-1", "torn")
+    commit = TableCommit(
+        table, written(lake.place, table, "run1", rows(0, 1, 4)), {0: 6}, (), [hole]
+    )
+    location = lake.commit("run1", commit)
+    assert reconcile(lake, [ORDERS], book) == ([switch_of(commit, location)], [])
+
+
+def test_only_the_holes_that_the_ledger_lacks_are_told(lake: Lake, book: Book) -> None:
+    old, new = (Hole(1, 0, n, n, f"l0/1/1-0-{n}", "torn") for n in (3, 6))
+    table = prepared(lake, ORDERS)
+    commit = TableCommit(table, [], {0: 3}, (), [old])
+    book.switch(switch_of(commit, lake.commit("run1", commit)), "run1")
+    table = prepared(lake, ORDERS, book)
+    lake.commit("run2", TableCommit(table, [], {0: 6}, (), [new]))
+    ((switch,), _) = reconcile(lake, [ORDERS], book)
+    assert switch.holes == (new,)
+
+
+def test_tables_that_are_where_the_ledger_left_them_are_not_read(
+    lake: Lake, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
+    prepared(lake, topic("others", 2))
+    monkeypatch.setattr(lake.catalog, "load_table", lambda name: pytest.fail(f"{name} is read"))
+    assert reconcile(lake, [ORDERS], book) == ([], [])
+
+
+def test_a_table_that_is_only_made_tells_nothing(lake: Lake, book: Book) -> None:
+    prepared(lake, ORDERS)
+    assert reconcile(lake, [ORDERS], book) == ([], [])
+
+
+def test_somebody_elses_commit_only_moves_the_location(lake: Lake, book: Book) -> None:
+    compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
+    compacted(lake, book, ORDERS, "run2", rows(0, 5, 6))
+    lake.catalog.load_table("headgate.orders").delete('"offset" <= 4')
+    ((switch,), _) = reconcile(lake, [ORDERS], book)
+    assert not switch.added and not switch.dropped
+    assert switch.metadata_location == lake.locations()["headgate.orders"]
+    book.switch(switch, "run3")
+    location = compacted(lake, book, ORDERS, "run4", rows(0, 7, 7))
+    assert duckdb_rows(location) == rows(0, 5, 7)
+
+
+def test_a_table_that_somebody_broke_is_named_and_the_rest_is_done(lake: Lake, book: Book) -> None:
+    compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
+    with lake.catalog.load_table("headgate.orders").transaction() as change:
+        change.set_properties({"headgate.watermarks": "gone"})
+    others = topic("others", 2)
+    commit = commit_of(lake.place, prepared(lake, others), "run2", rows(0, 1, 2))
+    lake.commit("run2", commit)
+    switches, failures = reconcile(lake, [ORDERS, others], book)
+    assert [one.topic for one in failures] == ["orders"]
+    assert isinstance(failures[0].error, TableChanged)
+    assert [one.topic_id for one in switches] == [2]
+
+
+def test_a_table_that_is_behind_the_ledger_is_named(lake: Lake, book: Book) -> None:
+    """As when somebody registers an older version of its metadata."""
+    older = compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
+    compacted(lake, book, ORDERS, "run2", rows(0, 5, 6))
+    lake.catalog.drop_table("headgate.orders")
+    lake.catalog.register_table("headgate.orders", older)
+    switches, (failure,) = reconcile(lake, [ORDERS], book)
+    assert not switches and "its watermark of partition 0 is 4" in str(failure.error)
+
+
+def test_tables_of_others_are_passed_over(lake: Lake, book: Book) -> None:
+    from pyiceberg.schema import Schema
+
+    compacted(lake, Book(), topic(topic_id=9), "run1", rows(0, 1, 4))
+    lake.catalog.create_table("headgate.theirs", Schema())
+    topics: list[Topic] = [ORDERS, topic("theirs", 2), topic("none", 3)]
+    assert reconcile(lake, topics, book) == ([], [])
+
+
+def test_files_that_a_killed_run_rewrote_are_dropped_and_no_others(lake: Lake, book: Book) -> None:
+    for n in range(1, 5):
+        compacted(lake, book, ORDERS, f"run{n}", rows(0, n, n) + rows(1, n, n))
+    small = sorted(data_files(lake, "headgate.orders"))
+    table = prepared(lake, ORDERS, book)
+    files = written(lake.place, table, "run5", rows(0, 1, 3) + rows(1, 1, 3) + rows(0, 5, 6))
+    lake.commit("run5", TableCommit(table, files, {0: 6, 1: 4}, small[:3]))
+    ((switch,), _) = reconcile(lake, [ORDERS], book)
+    assert sorted(switch.dropped) == small[:3]
+    assert switch.added == (files[0][0],)
+
+
+days = st.sampled_from(["2023-11-14", "2023-11-15"])
+ranges = st.builds(
+    lambda partition, first, count: LakeRange(
+        partition, first, first + count, count + 1, 1, 0, 0
+    ),
+    st.integers(0, 1), st.integers(1, 30), st.integers(0, 8),
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(days, ranges), max_size=8), st.lists(st.tuples(days, ranges), max_size=4))
+def test_a_file_is_covered_when_files_of_its_day_reach_around_it(
+    known: list[tuple[str, LakeRange]], added: list[tuple[str, LakeRange]]
+) -> None:
+    files = [
+        LakeFile(number, 1, f"file:///t/data/timestamp_day={day}/r-0-{number}.parquet", 1, 1, "r")
+        for number, (day, _) in enumerate(known)
+    ]
+    new = [
+        NewFile(f"file:///t/data/timestamp_day={day}/s-0-{number}.parquet", 1, 1, (one,))
+        for number, (day, one) in enumerate(added)
+    ]
+    found = covered(files, {n: (one,) for n, (_, one) in enumerate(known)}, new)
+    for file, (day, one) in zip(files, known, strict=True):
+        around = [each for other, each in added if other == day and each.partition == one.partition]
+        reaches = bool(around) and (
+            min(each.first_offset for each in around) <= one.first_offset
+            and one.last_offset <= max(each.last_offset for each in around)
+        )
+        assert (file.path in found) == reaches

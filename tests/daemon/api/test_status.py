@@ -1,0 +1,151 @@
+"""The status document: its shape is a contract, its numbers are the shared words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from daemon import memory
+from daemon.api.status import Status
+from daemon.config import load
+from shards import layout as at
+from shards.layout import Layout
+from shards.segment import Segment
+from uploader.groups.puller import GroupTable
+
+NOW_NS = 100_000_000_000
+SHARDS = 4
+
+
+class Daemon:
+    """A segment as a running daemon would have it."""
+
+    def __init__(self) -> None:
+        self.config = load(None, {}, [])
+        self.segment = Segment.create(Layout(SHARDS, 4096))
+        self.words = self.segment.words
+        self.groups = GroupTable(self.segment)
+        self.groups.start()
+        self.words[at.G_STARTED_NS] = NOW_NS - 12_900_000_000
+        for shard in range(SHARDS):
+            self.store(shard, at.S_READY, 1)
+            self.store(shard, at.S_PID, 1000 + shard)
+
+    def store(self, shard: int, word: int, value: int) -> None:
+        self.words[self.segment.layout.shard(shard) + word] = value
+
+    def status(self) -> Status:
+        return Status(self.segment, self.config)
+
+    def document(self) -> Any:
+        return self.status().document(NOW_NS)
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """A fresh one."""
+    made = Daemon()
+    yield made
+    made.segment.close()
+
+
+def test_every_promised_field_is_there(daemon: Daemon) -> None:
+    document = daemon.document()
+    assert set(document) >= {
+        "version", "uptime_s", "ready", "store", "window_ms", "pressure", "memory_bound_bytes",
+        "shards", "groups", "totals",
+    }  # fmt: skip
+    assert set(document["store"]) >= {
+        "url", "puts", "put_bytes", "put_failures", "gets", "get_bytes", "lists",
+    }  # fmt: skip
+    assert set(document["pressure"]) >= {"level", "rung", "inputs"}
+    assert set(document["totals"]) >= {
+        "requests_acked", "records_acked", "bytes_acked", "rejected", "objects_committed",
+        "orphans_adopted",
+    }  # fmt: skip
+    for shard in document["shards"]:
+        assert set(shard) >= {
+            "shard", "pid", "cpu", "group", "restarts", "heartbeat_age_ms", "ring_bytes",
+            "ring_used_bytes", "requests_acked", "records_acked", "bytes_acked",
+        }  # fmt: skip
+    for group in document["groups"]:
+        assert set(group) >= {
+            "group", "shards", "turn", "backlog_bytes", "last_upload_age_ms",
+            "last_change_age_ms", "splits", "merges",
+        }  # fmt: skip
+    assert document["uptime_s"] == 12
+    assert document["store"]["url"] == daemon.config.store_url
+    assert document["memory_bound_bytes"] == sum(memory.bounds(daemon.config).values())
+
+
+def test_totals_and_store_are_sums_over_the_shards(daemon: Daemon) -> None:
+    words = {
+        "requests_acked": at.S_REQUESTS_ACKED, "records_acked": at.S_RECORDS_ACKED,
+        "bytes_acked": at.S_BYTES_ACKED, "rejected": at.S_REJECTED,
+        "objects_committed": at.S_OBJECTS_COMMITTED, "orphans_adopted": at.S_ORPHANS_ADOPTED,
+        "puts": at.S_PUTS, "put_bytes": at.S_PUT_BYTES, "put_failures": at.S_PUT_FAILURES,
+        "gets": at.S_GETS, "get_bytes": at.S_GET_BYTES, "lists": at.S_LISTS,
+    }  # fmt: skip
+    for number, word in enumerate(words.values()):
+        for shard in range(SHARDS):
+            daemon.store(shard, word, 10**number * (shard + 1))
+    document = daemon.document()
+    sums = document["totals"] | document["store"]
+    assert [sums[name] for name in words] == [10 * 10**number for number in range(len(words))]
+    assert [shard["records_acked"] for shard in document["shards"]] == [10, 20, 30, 40]
+
+
+def test_a_shards_row_says_how_it_is(daemon: Daemon) -> None:
+    daemon.store(2, at.S_HEAD, 5000)
+    daemon.store(2, at.S_COMMITTED, 3000)
+    daemon.store(2, at.S_HEARTBEAT_NS, NOW_NS - 250_000_000)
+    daemon.store(2, at.S_CPU, 7)
+    daemon.store(2, at.S_RESTARTS, 3)
+    daemon.store(3, at.S_PID, 0)
+    shards = daemon.document()["shards"]
+    assert [shard["shard"] for shard in shards] == [0, 1, 2, 3]
+    assert [shard["pid"] for shard in shards] == [1000, 1001, 1002, None]
+    row = shards[2]
+    assert (row["ring_used_bytes"], row["ring_bytes"]) == (2000, 4096)
+    assert (row["heartbeat_age_ms"], row["cpu"], row["restarts"]) == (250, 7, 3)
+    assert shards[1]["heartbeat_age_ms"] is None
+
+
+def test_groups_are_the_map_with_ages_and_backlog(daemon: Daemon) -> None:
+    lower, upper = daemon.groups.map.split(daemon.groups.map.group_of(0))
+    daemon.groups.store(upper.group, at.P_TURN, 3)
+    daemon.groups.store(lower.group, at.P_SPLITS, 1)
+    daemon.groups.store(upper.group, at.P_LAST_CHANGE_NS, NOW_NS - 8_000_000)
+    daemon.store(3, at.S_HEAD, 700)
+    daemon.store(3, at.S_PULLED, 200)
+    first, second = daemon.document()["groups"]
+    assert (first["group"], first["shards"], first["turn"]) == (0, [0, 1], 0)
+    assert (second["group"], second["shards"], second["turn"]) == (2, [2, 3], 3)
+    assert (first["backlog_bytes"], second["backlog_bytes"]) == (0, 500)
+    assert (first["splits"], second["splits"]) == (1, 0)
+    assert (second["last_change_age_ms"], second["last_upload_age_ms"]) == (8, None)
+    assert [shard["group"] for shard in daemon.document()["shards"]] == [0, 0, 2, 2]
+
+
+def test_it_is_ready_when_all_shards_are_and_it_is_not_stopping(daemon: Daemon) -> None:
+    assert daemon.document()["ready"] is True and daemon.document()["alarms"] == []
+    daemon.store(1, at.S_READY, 0)
+    assert daemon.status().obstacles(NOW_NS) == ["shards that do not serve yet: 1"]
+    daemon.store(1, at.S_READY, 1)
+    daemon.words[at.G_DRAINING] = 1
+    assert daemon.document()["ready"] is False
+
+
+def test_pressure_and_window_are_those_in_force(daemon: Daemon) -> None:
+    daemon.words[at.G_PRESSURE_PPM] = 550_000
+    daemon.words[at.G_BUSY_PPM] = 550_000
+    daemon.words[at.G_RING_PPM] = 125_000
+    daemon.words[at.G_WINDOW_NS] = 2_500_000
+    document = daemon.document()
+    assert document["window_ms"] == 2.5
+    assert document["pressure"]["level"] == 0.55
+    assert document["pressure"]["rung"] == "widen"
+    inputs = document["pressure"]["inputs"]
+    assert (inputs["busy"], inputs["ring"]) == (0.55, 0.125)

@@ -1,0 +1,590 @@
+"""Produce bodies become rows, and payloads that decode to what was sent."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from daemon.api.errors import ApiError
+from daemon.intake.formats import BodyLimits, Produce, parse, payloads
+from daemon.intake.partitioner import partition_of
+from tests.long import examples
+from uploader.l0.records import TIMESTAMP_MS_MAX, Record, decode
+
+LIMITS = BodyLimits()
+NOW_MS = 1_700_000_000_000
+NDJSON = "application/x-ndjson"
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+BYTES = "application/octet-stream"
+
+
+def stored(produce: Produce) -> list[Record]:
+    ((_, count, payload, _, _),) = payloads(produce, 1, lambda: 0)
+    records = decode(payload)
+    assert count == len(records) == produce.record_count
+    return records
+
+
+def parsed(content_type: str, body: bytes, limits: BodyLimits = LIMITS, /, **query: str) -> Produce:
+    return parse(content_type, query, body, limits, NOW_MS)
+
+
+def refused(
+    content_type: str, body: bytes, limits: BodyLimits = LIMITS, /, **query: str
+) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parsed(content_type, body, limits, **query)
+    return caught.value
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+maybe_text = st.none() | texts
+
+
+@st.composite
+def spelled(draw: st.DrawFn, value: Any) -> str:
+    """JSON text of ``value`` in one of the ways that producers spell it."""
+    return json.dumps(
+        value,
+        ensure_ascii=draw(st.booleans()),
+        separators=draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,\t", " :  ")])),
+    )
+
+
+class TestLines:
+    @given(st.lists(json_values.flatmap(spelled), min_size=1, max_size=20), st.data())
+    def test_each_line_is_kept_as_it_was_sent(self, lines: list[str], data: st.DataObject) -> None:
+        pieces = []
+        for line in lines:
+            pieces.append(data.draw(st.sampled_from(["", "", "\n", "\r\n", " \t\n"])))
+            pieces.append(line)
+            pieces.append(data.draw(st.sampled_from(["\n", "\n", "\r\n", " \n"])))
+        body = "".join(pieces)
+        if data.draw(st.booleans()):
+            body = body.rstrip("\r\n")
+        assert [r.data for r in stored(parsed(NDJSON, body.encode()))] == lines
+
+    @given(st.text(alphabet='12 \t\r\n[]{},:"a\\\x0c\u2028é', max_size=12))
+    @example("1 2\n[1\n]")
+    @example("1\r2")
+    @example("[1\n,2]\n3 4")
+    @example('1 ""\n2')
+    @settings(max_examples=examples(400))
+    def test_a_body_is_taken_exactly_when_every_line_is_one_value(self, text: str) -> None:
+        wanted: list[str] | None = []
+        for line in text.split("\n"):
+            stripped = line.strip(" \t\r")
+            if stripped and wanted is not None:
+                try:
+                    json.loads(stripped)
+                    wanted.append(stripped)
+                except ValueError:
+                    wanted = None
+        if wanted:
+            got = [r.data.strip(" \t\r") for r in stored(parsed(NDJSON, text.encode()))]
+            assert got == wanted
+        else:
+            assert refused(NDJSON, text.encode()).status == 400
+
+    @pytest.mark.parametrize(
+        ("body", "line"),
+        [
+            (b'{"a":1}\n{"a":}\n{"a":2}\n', 2),
+            (b'{"a":1}\r\n\r\n{"a":}\r\n', 3),
+            (b"1\n2 3\n", 2),
+            (b'1\n{"a":\n1}\n', 2),
+            (b"1\n\xff\n", 2),
+            (b'1\n"\xc3\x28"\n', 2),
+            (b"1\nNaN\n", 2),
+            (b"1\n\n\n0x1", 4),
+            (b"\xef\xbb\xbf1\n", 1),
+            (b"1\r2", 1),
+        ],
+    )
+    def test_the_line_at_fault_is_named(self, body: bytes, line: int) -> None:
+        error = refused(NDJSON, body)
+        assert (error.status, error.detail["line"]) == (400, line)
+        assert f"line {line}" in error.message
+
+    def test_lines_behind_the_first_block_keep_their_numbers(self) -> None:
+        good = b'{"text":"' + b"x" * 1000 + b'"}\n'
+        body = good * 3000 + b"nope\n" + good * 10
+        assert refused(NDJSON, body).detail["line"] == 3001
+
+    def test_a_body_of_many_blocks_keeps_all_lines_in_order(self) -> None:
+        lines = [f'{{"n":{n},"pad":"{"y" * 900}"}}' for n in range(5000)]
+        got = stored(parsed(NDJSON, "\n".join(lines).encode()))
+        assert [r.data for r in got] == lines
+
+    def test_the_key_is_taken_from_a_field(self) -> None:
+        body = b'{"k":"a","v":1}\n{"v":2}\n{"k":null}\n{"k":7.50}\n[1]\n{"k":"\\u00e9"}\n{"k":""}'
+        records = stored(parsed(NDJSON, body, key="k"))
+        assert [r.key for r in records] == ["a", None, None, "7.50", None, "é", ""]
+
+    def test_a_key_field_that_is_no_string_or_number_is_refused_with_its_line(self) -> None:
+        error = refused(NDJSON, b'\n{"k":"a"}\n{"k":[1]}', key="k")
+        assert (error.status, error.detail) == (400, {"field": "k", "line": 3})
+
+    def test_a_line_over_the_record_limit_is_refused_with_its_line(self) -> None:
+        limits = BodyLimits(record_bytes_max=2000)
+        fits = b'"' + b"x" * 1998 + b'"'
+        assert len(stored(parsed(NDJSON, fits + b"\n" + fits, limits))) == 2
+        error = refused(NDJSON, b"\n1\n" + fits[:-1] + b'x"', limits)
+        assert (error.status, error.code, error.detail["line"]) == (413, "too_large", 3)
+
+    def test_a_line_longer_than_a_block_is_taken_when_the_limit_allows_and_named_when_not(
+        self,
+    ) -> None:
+        long = b'"' + b"x" * (3 << 20) + b'"'
+        body = b"1\n" * 10 + long + b"\n2\n"
+        assert len(stored(parsed(NDJSON, body, BodyLimits(record_bytes_max=4 << 20)))) == 12
+        error = refused(NDJSON, body)
+        assert (error.status, error.detail["line"]) == (413, 11)
+
+    def test_the_record_limit_counts_bytes_and_not_characters(self) -> None:
+        limits = BodyLimits(record_bytes_max=100)
+        assert refused(NDJSON, ('"' + "é" * 50 + '"').encode(), limits).status == 413
+        assert refused(NDJSON, ('"' + "\U0001f600" * 25 + '"').encode(), limits).status == 413
+        assert len(stored(parsed(NDJSON, ('"' + "é" * 49 + '"').encode(), limits))) == 1
+
+
+class TestObject:
+    fields = st.fixed_dictionaries(
+        {},
+        optional={
+            "key": maybe_text,
+            "tag": maybe_text,
+            "node": maybe_text,
+            "meta": st.none() | st.dictionaries(texts, json_values, max_size=3),
+            "ts": st.none() | st.integers(0, TIMESTAMP_MS_MAX),
+        },
+    )
+
+    @given(
+        st.lists(st.tuples(json_values | st.binary(max_size=20), fields), min_size=1, max_size=8),
+        st.data(),
+    )
+    def test_what_is_sent_is_what_is_stored(
+        self, sent: list[tuple[Any, dict[str, Any]]], data: st.DataObject
+    ) -> None:
+        parts, wanted = [], []
+        for value, fields in sent:
+            body = {name: json.dumps(each) for name, each in fields.items()}
+            meta = fields.get("meta")
+            if meta is not None:
+                body["meta"] = data.draw(spelled(meta))
+            if isinstance(value, bytes):
+                body["data_b64"] = json.dumps(base64.b64encode(value).decode())
+                kept: str | bytes = value
+            else:
+                kept = body["data"] = data.draw(spelled(value))
+            names = data.draw(st.permutations(list(body)))
+            parts.append("{" + ", ".join(f'"{name}" : {body[name]}' for name in names) + "}")
+            wanted.append(
+                Record(
+                    kept,
+                    fields.get("ts"),
+                    fields.get("key"),
+                    fields.get("tag"),
+                    fields.get("node"),
+                    None if meta is None else body["meta"],
+                )
+            )
+        text = '\n{"records": [' + ",".join(parts) + "]}\n"
+        produce = parsed(JSON, text.encode())
+        assert stored(produce) == wanted
+        assert produce.keyed == any(r.key is not None for r in wanted)
+        ((_, _, _, first, last),) = payloads(produce, 1, lambda: 0)
+        stamps = [NOW_MS if r.ts is None else r.ts for r in wanted]
+        assert (first, last) == (min(stamps), max(stamps))
+
+    def test_repeated_keys_and_number_spellings_inside_data_stay(self) -> None:
+        data = '{"a":1,"a":2.50,"b":1e400,"c":"\\u0041"}'
+        records = stored(parsed(JSON, f'{{"records":[{{"data":{data}}}]}}'.encode()))
+        assert records == [Record(data)]
+
+    def test_null_is_data_and_an_empty_key_is_a_key(self) -> None:
+        produce = parsed(JSON, b'{"records":[{"data":null,"key":""}]}')
+        assert stored(produce) == [Record("null", key="")]
+        assert produce.keyed
+
+    def test_the_envelope_says_the_rest(self) -> None:
+        body = (
+            b'{"records":[{"data":1}],"partition":3,"idempotency_key":"k","expected_seq":9,'
+            b'"disable_backpressure":true,"ack_timeout_ms":100,"dedupe":"none"}'
+        )
+        produce = parsed(JSON, body)
+        assert produce.dedupe == "none"
+        assert produce.ack_timeout_ms == 100
+        asked = (produce.partition, produce.idempotency_key, produce.expected_seq)
+        assert asked == (3, "k", 9)
+        assert produce.disable_backpressure
+
+    @pytest.mark.parametrize(
+        ("record", "words"),
+        [
+            ('{"foo":1}', "unknown field `foo`"),
+            ('{"key":"a"}', "neither data nor data_b64"),
+            ('{"data":1,"data_b64":"AA=="}', "both data and data_b64"),
+            ('{"data_b64":"A"}', "no base64"),
+            ('{"data_b64":"A\\n=="}', "no base64"),
+            ('{"data_b64":"YWJj$ZGVm"}', "no base64"),
+            ('{"data_b64":"YWJj\\n"}', "no base64"),
+            ('{"data":1,"meta":[1]}', "meta of record 1 must be a JSON object"),
+            ('{"data":1,"meta":"x"}', "meta of record 1 must be a JSON object"),
+            ('{"data":1,"ts":-1}', "ts"),
+            ('{"data":1,"ts":1.5}', "ts"),
+            ('{"data":1,"ts":"1"}', "ts"),
+            ('{"data":1,"ts":9007199254740993}', "ts"),
+            ('{"data":1,"key":7}', "key"),
+            ("7", "records[1]"),
+        ],
+    )
+    def test_a_bad_record_is_named_by_its_index(self, record: str, words: str) -> None:
+        error = refused(JSON, f'{{"records":[{{"data":1}},{record}]}}'.encode())
+        assert (error.status, error.detail["record"]) == (400, 1)
+        assert words in error.message
+
+    @pytest.mark.parametrize(
+        ("body", "words"),
+        [
+            (b"", "ends too early"),
+            (b"{}", "missing required field `records`"),
+            (b'{"records":[]}', "no records"),
+            (b'{"records":{}}', "Expected `array`"),
+            (b'{"records":[{"data":1}],"partitoin":1}', "unknown field `partitoin`"),
+            (b'{"records":[{"data":1}],"partition":-1}', "partition"),
+            (b'{"records":[{"data":1}],"partition":1000}', "partition"),
+            (b'{"records":[{"data":1}],"idempotency_key":""}', "idempotency_key"),
+            (b'{"records":[{"data":1}],"expected_seq":-1}', "expected_seq"),
+            (b'{"records":[{"data":1}]', "ends too early"),
+            (b'{"records":[{"data":1}]}{}', "trailing characters"),
+            (b'{"records":[{"data":NaN}]}', "invalid character"),
+            (b'{"records":[{"data":"\\ud800"}]}', "surrogate"),
+            (b'{"log":"a"}\n{"log":"b"}\n', "application/x-ndjson"),
+            (b"7", "Expected `object`"),
+            (b"\xff\xfe", "invalid character"),
+        ],
+    )
+    def test_a_bad_body_is_refused_with_a_sentence(self, body: bytes, words: str) -> None:
+        error = refused(JSON, body)
+        assert error.status == 400
+        assert words in error.message
+
+    @pytest.mark.parametrize(
+        "record",
+        [b'{"data":"\xff"}', b'{"data":1,"key":"\xff"}', b'{"data":1,"meta":{"a":"\xc3"}}'],
+    )
+    def test_text_that_is_not_utf8_is_refused_wherever_it_stands(self, record: bytes) -> None:
+        error = refused(JSON, b'{"records":[' + record + b"]}")
+        assert error.status == 400
+        assert "not UTF-8" in error.message
+
+    def test_the_byte_and_line_of_a_syntax_error_are_named(self) -> None:
+        error = refused(JSON, b'{\n"records":[\n{"data":1,}]}')
+        assert error.detail == {"byte": 24, "line": 3}
+
+    def test_parameters_of_batches_are_refused_by_name(self) -> None:
+        error = refused(JSON, b'{"records":[{"data":1}]}', partition="1")
+        assert error.detail == {"parameter": "partition"}
+        assert "say it in the body" in error.message
+
+
+class TestArray:
+    @given(st.lists(json_values.flatmap(spelled), min_size=1, max_size=20))
+    def test_each_element_is_kept_as_it_was_sent(self, elements: list[str]) -> None:
+        body = " \n[" + " , ".join(elements) + "]\n"
+        assert [r.data for r in stored(parsed(JSON, body.encode()))] == elements
+
+    def test_the_query_says_the_rest(self) -> None:
+        produce = parsed(
+            JSON,
+            b'[{"host":"a"},{"host":"b"}]',
+            key="host",
+            partition="2",
+            idempotency_key="i",
+            expected_seq="0",
+            create="false",
+            disable_backpressure="true",
+            ack_timeout_ms="600000",
+            dedupe="body",
+        )
+        assert produce.dedupe == "body"
+        assert produce.ack_timeout_ms == 600_000
+        assert [r[2] for r in produce.rows] == ["a", "b"]
+        assert (produce.partition, produce.idempotency_key, produce.expected_seq) == (2, "i", 0)
+        assert produce.disable_backpressure
+
+    @pytest.mark.parametrize(
+        ("query", "words"),
+        [
+            ({"partition": "x"}, "whole number from 0 to 999"),
+            ({"partition": "-1"}, "whole number from 0 to 999"),
+            ({"partition": "1000"}, "whole number from 0 to 999"),
+            ({"partition": "\u0661"}, "whole number from 0 to 999"),
+            ({"expected_seq": "1.0"}, "whole number"),
+            ({"idempotency_key": ""}, "1 to 256 characters"),
+            ({"idempotency_key": "x" * 257}, "1 to 256 characters"),
+            ({"disable_backpressure": "yes"}, "true or false"),
+            ({"dedupe": "yes"}, "body or none"),
+            ({"ack_timeout_ms": "99"}, "whole number from 100 to 600000"),
+            ({"ack_timeout_ms": "600001"}, "whole number from 100 to 600000"),
+            ({"parttion": "1"}, "not known"),
+        ],
+    )
+    def test_a_bad_parameter_is_refused_by_name(self, query: dict[str, str], words: str) -> None:
+        error = refused(JSON, b"[1]", **query)
+        assert (error.status, error.detail) == (400, {"parameter": next(iter(query))})
+        assert words in error.message
+
+    @pytest.mark.parametrize("body", [b"[]", b"[1", b"[1,]", b"[1]]", b"[1] 2", b'["\xff"]'])
+    def test_a_bad_array_is_refused(self, body: bytes) -> None:
+        assert refused(JSON, body).status == 400
+
+
+class TestMsgpack:
+    @given(
+        st.lists(
+            st.fixed_dictionaries(
+                {"data": json_values.filter(lambda v: not _holds_big_integer(v)) | st.binary()},
+                optional={
+                    "key": maybe_text,
+                    "tag": maybe_text,
+                    "node": maybe_text,
+                    "meta": st.none() | st.dictionaries(texts, texts, max_size=3),
+                    "ts": st.none() | st.integers(0, TIMESTAMP_MS_MAX),
+                },
+            ),
+            min_size=1,
+            max_size=8,
+        )
+    )
+    def test_values_come_back_as_json_and_bin_as_bytes(self, records: list[dict[str, Any]]) -> None:
+        got = stored(parsed(MSGPACK, msgspec.msgpack.encode({"records": records})))
+        for record, sent in zip(got, records, strict=True):
+            data = sent["data"]
+            if isinstance(data, bytes):
+                assert record.data == data
+            else:
+                assert isinstance(record.data, str)
+                assert json.loads(record.data) == data
+            meta = None if record.meta is None else json.loads(record.meta)
+            assert meta == sent.get("meta")
+            assert (record.ts, record.key) == (sent.get("ts"), sent.get("key"))
+            assert (record.tag, record.node) == (sent.get("tag"), sent.get("node"))
+
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            (float("nan"), "NaN"),
+            ({"a": [None, {"b": float("inf")}]}, "NaN or an infinity"),
+            (msgspec.msgpack.Ext(5, b"x"), "cannot be kept as JSON"),
+            ({None: 1}, "cannot be kept as JSON"),
+        ],
+    )
+    def test_what_json_cannot_say_is_refused(self, value: object, words: str) -> None:
+        body = msgspec.msgpack.encode({"records": [{"data": 1}, {"data": value}]})
+        error = refused(MSGPACK, body)
+        assert (error.status, error.detail["record"]) == (400, 1)
+        assert words in error.message
+
+    def test_null_beside_finite_numbers_is_taken(self) -> None:
+        body = msgspec.msgpack.encode({"records": [{"data": [None, 1.5, {"a": None}]}]})
+        assert stored(parsed(MSGPACK, body)) == [Record('[null,1.5,{"a":null}]')]
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"",
+            b"\xc1",
+            b"\x80",
+            b"\x93\x01\x02\x03",
+            msgspec.msgpack.encode({"records": 1}),
+            msgspec.msgpack.encode({"records": []}),
+            msgspec.msgpack.encode({"records": [1]}),
+            msgspec.msgpack.encode({"records": [{"dat": 1}]}),
+            msgspec.msgpack.encode({"records": [{"data": 1, "meta": [1]}]}),
+            msgspec.msgpack.encode({"records": [{"data": 1, "data_b64": "AA=="}]}),
+            msgspec.msgpack.encode({"records": [{"data": 1}]}) + b"\x01",
+            msgspec.msgpack.encode({"records": [{"data": 1}]})[:-1],
+            b"\x81\xa7records\xdd\xff\xff\xff\xff",
+            b"\x81\xa7records\x91\x81\xa4data\xa1\xff",
+            b"\x81\xa7records\x91\x81\xa4data\x81\x80\x01",
+        ],
+    )
+    def test_a_bad_body_is_refused(self, body: bytes) -> None:
+        assert refused(MSGPACK, body).status == 400
+
+    def test_a_value_that_grows_over_the_record_limit_as_json_is_refused(self) -> None:
+        limits = BodyLimits(record_bytes_max=1000)
+        body = msgspec.msgpack.encode({"records": [{"data": [None] * 300}]})
+        assert len(body) < 1000
+        assert refused(MSGPACK, body, limits).status == 413
+
+    def test_records_that_grow_over_the_body_limit_as_json_are_refused(self) -> None:
+        limits = BodyLimits(record_bytes_max=1000, body_bytes_max=4000)
+        body = msgspec.msgpack.encode({"records": [{"data": [None] * 150}] * 10})
+        assert len(body) < 4000
+        assert refused(MSGPACK, body, limits).status == 413
+
+
+class TestBytes:
+    @given(st.binary(min_size=1), st.data())
+    def test_the_body_is_one_record(self, body: bytes, data: st.DataObject) -> None:
+        query = data.draw(
+            st.fixed_dictionaries({}, optional={"key": texts, "tag": texts, "node": texts})
+        )
+        (record,) = stored(parsed(BYTES, body, **query))
+        assert record == Record(body, None, query.get("key"), query.get("tag"), query.get("node"))
+
+    def test_its_time_stands_in_the_query(self) -> None:
+        assert stored(parsed(BYTES, b"x", ts="12")) == [Record(b"x", 12)]
+
+    def test_an_empty_body_is_refused(self) -> None:
+        assert refused(BYTES, b"").status == 400
+
+
+class TestLimits:
+    @pytest.mark.parametrize("content_type", ["", "text/plain", "application/xml"])
+    def test_a_missing_or_unknown_content_type_is_415_and_lists_the_known(
+        self, content_type: str
+    ) -> None:
+        error = refused(content_type, b"{}")
+        assert error.status == 415
+        assert NDJSON in error.detail["supported"]
+
+    @pytest.mark.parametrize(
+        ("content_type", "body"),
+        [
+            (JSON, b'{"records":[' + b",".join([b'{"data":1}'] * 11) + b"]}"),
+            (JSON, b"[" + b",".join([b"1"] * 11) + b"]"),
+            (NDJSON, b"1\n" * 11),
+            (MSGPACK, msgspec.msgpack.encode({"records": [{"data": 1}] * 11})),
+        ],
+    )
+    def test_one_record_over_the_count_is_413(self, content_type: str, body: bytes) -> None:
+        eleven = BodyLimits(records_max=11)
+        assert parsed(content_type, body, eleven).record_count == 11
+        error = refused(content_type, body, BodyLimits(records_max=10))
+        assert (error.status, error.code) == (413, "too_large")
+        assert "10 records" in error.message
+
+    @pytest.mark.parametrize("content_type", [JSON, NDJSON, MSGPACK, BYTES])
+    def test_a_body_over_its_limit_is_413(self, content_type: str) -> None:
+        error = refused(content_type, b"x" * 11, BodyLimits(body_bytes_max=10))
+        assert (error.status, error.detail) == (413, {"limit_bytes": 10})
+
+    @pytest.mark.parametrize(
+        ("content_type", "template"),
+        [
+            (JSON, '{"records":[{"data":1},{"data":%s}]}'),
+            (JSON, '{"records":[{"data":1},{"data":1,"meta":{"a":%s}}]}'),
+            (JSON, "[1,%s]"),
+            (NDJSON, "1\n%s\n"),
+        ],
+    )
+    def test_512_levels_are_taken_and_more_are_refused(
+        self, content_type: str, template: str
+    ) -> None:
+        meta = 1 if '"meta"' in template else 0
+        noise = '"]]]]\\"\\\\",' + '"[{",'
+        deepest = 512 - meta
+        nested = "[" * (deepest - 1) + "[" + noise + "1]" + "]" * (deepest - 1)
+        assert parsed(content_type, (template % nested).encode()).record_count == 2
+        error = refused(content_type, (template % f"[{nested}]").encode())
+        assert error.status == 400
+        assert "nested deeper than 512" in error.message
+        assert error.detail.get("record", error.detail.get("line", 0) - 1) == 1
+
+    @pytest.mark.parametrize("depth", [600, 2000, 200_000])
+    def test_any_depth_is_refused_without_harm(self, depth: int) -> None:
+        nested = b"[" * depth + b"]" * depth
+        for content_type, body in (
+            (JSON, b'{"records":[{"data":' + nested + b"}]}"),
+            (JSON, nested),
+            (NDJSON, nested),
+            (MSGPACK, b"\x81\xa7records\x91\x81\xa4data" + b"\x91" * depth + b"\x01"),
+        ):
+            error = refused(content_type, body)
+            assert error.status == 400
+            assert "nested deeper" in error.message
+
+
+class TestPayloads:
+    def test_records_with_keys_go_by_key_and_the_others_together(self) -> None:
+        body = b'{"k":"a"}\n{"n":1}\n{"k":"b"}\n{"k":"a"}\n{"n":2}'
+        turns = iter([5])
+        got = payloads(parsed(NDJSON, body, key="k"), 8, lambda: next(turns))
+        keys = {
+            partition: [(r.data, r.key) for r in decode(payload)]
+            for partition, _, payload, _, _ in got
+        }
+        wanted: dict[int, list[tuple[str, str | None]]] = {}
+        for text, key in (
+            ('{"k":"a"}', "a"),
+            ('{"n":1}', None),
+            ('{"k":"b"}', "b"),
+            ('{"k":"a"}', "a"),
+            ('{"n":2}', None),
+        ):
+            wanted.setdefault(5 if key is None else partition_of(key, 8), []).append((text, key))
+        assert keys == wanted
+        assert [each[0] for each in got] == sorted(keys)
+
+    def test_a_request_without_keys_goes_whole_to_the_next_partition(self) -> None:
+        got = payloads(parsed(NDJSON, b"1\n2\n3"), 8, lambda: 6)
+        assert [(partition, count) for partition, count, *_ in got] == [(6, 3)]
+
+    def test_a_named_partition_takes_all_keys_notwithstanding(self) -> None:
+        produce = parsed(NDJSON, b'{"k":"a"}\n{"k":"b"}', key="k", partition="3")
+        assert [each[:2] for each in payloads(produce, 4, lambda: 0)] == [(3, 2)]
+
+    def test_a_partition_that_is_not_there_is_400(self) -> None:
+        with pytest.raises(ApiError) as caught:
+            payloads(parsed(JSON, b"[1]", partition="4"), 4, lambda: 0)
+        assert (caught.value.status, caught.value.detail["partitions"]) == (400, 4)
+
+    @pytest.mark.parametrize("body", [b"1", b'{"k":"a"}\n{"k":"b"}\n{"k":"c"}\n{"k":"d"}'])
+    def test_an_expectation_needs_one_partition(self, body: bytes) -> None:
+        with pytest.raises(ApiError) as caught:
+            payloads(parsed(NDJSON, body, key="k", expected_seq="1"), 8, lambda: 0)
+        assert caught.value.status == 400
+        one = payloads(parsed(NDJSON, body, key="k", expected_seq="1"), 1, lambda: 0)
+        assert len(one) == 1
+
+
+def _holds_big_integer(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_holds_big_integer(each) for each in value.values())
+    if isinstance(value, list):
+        return any(_holds_big_integer(each) for each in value)
+    return isinstance(value, int) and not -(2**63) <= value < 2**64
+
+
+@pytest.mark.parametrize("name", ["\\", 'a"b', '"', "\\=\\", "", "é", "a.b", "key"])
+def test_a_field_of_any_name_can_be_the_key(name: str) -> None:
+    lines = [{name: "k", "other": 1}, {"other": 2}, {name: 7}, {"other": name, name: None}]
+    body = "\n".join(json.dumps(line) for line in lines).encode()
+    keys = [record.key for record in stored(parsed(NDJSON, body, key=name))]
+    assert keys == ["k", None, "7", None]
+    error = refused(NDJSON, json.dumps({name: {}}).encode(), key=name)
+    assert (error.status, error.detail["line"]) == (400, 1)

@@ -1,0 +1,143 @@
+"""Following the commits: from the log, and from the ledger where the log does not hold one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from daemon.intake.catchup import CommitFollower
+from ledger.errors import LedgerBusy, LedgerCorrupt
+from ledger.ledger import Ledger
+from ledger.types import Commit, TopicConfig
+from shards.alarms import AlarmBoard, AlarmKind, raised
+from shards.commitlog import CommitLog
+from shards.layout import Layout
+from shards.segment import Segment
+from tests.ledger.lakes import commit
+from tests.ledger.requests import Request
+
+HANG_S = 30.0
+
+
+class FailingLedger(Ledger):
+    """A ledger whose read of a commit goes through what a test wants to happen before it."""
+
+    before_read: Callable[[], None] = staticmethod(lambda: None)
+
+    def commit_by_number(self, number: int) -> Commit:
+        self.before_read()
+        return super().commit_by_number(number)
+
+
+class Immediately(random.Random):
+    """Delays of no length."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+class Following:
+    """A ledger of five commits whose log holds all of them but the third, and its follower."""
+
+    def __init__(self, directory: Path) -> None:
+        self.segment = Segment.create(Layout(1, 4096, commit_slots=8, commit_slot_bytes=1024))
+        self.ledger = FailingLedger(directory / "ledger.db", nullcontext())
+        self.ledger.begin_incarnation(1)
+        self.log = CommitLog(self.segment)
+        self.thread = ThreadPoolExecutor(1)
+        self.taken: list[int] = []
+        self.changed = asyncio.Event()
+        self.ends = 0
+        self.follower = CommitFollower(
+            self.log, self.ledger, self.thread, AlarmBoard(self.segment, 0), Immediately(),
+            lambda found: self.taken.append(found.number), self.changed.set, self._ended,
+        )  # fmt: skip
+        topic, _ = self.ledger.create_topic("t", TopicConfig(partitions=300), 1)
+        for number in range(1, 6):
+            # A commit of so many partitions is larger than a slot of the log.
+            partitions = 300 if number == 3 else 1
+            parts = tuple((partition, 1) for partition in range(partitions))
+            commit(self.ledger, number, Request(topic.topic_id, parts))
+            self.log.publish(self.ledger.commit_by_number(number))
+        assert [bool(self.log.read(n)) for n in range(1, 6)] == [True, True, False, True, True]
+
+    def _ended(self) -> None:
+        self.ends += 1
+        self.changed.set()
+
+    async def follow(self) -> None:
+        """Follows until it is at the end of the log, or the process would end."""
+        self.follower.follow()
+        assert self.taken == [1, 2]
+        async with asyncio.timeout(HANG_S):
+            await self.changed.wait()
+
+    def close(self) -> None:
+        self.thread.shutdown()
+        self.ledger.close()
+        self.segment.close()
+        os.close(self.segment.fd)
+
+
+@pytest.fixture
+def following(tmp_path: Path) -> Iterator[Following]:
+    made = Following(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_commit_that_the_log_does_not_hold_is_read_from_the_ledger_in_order(
+    following: Following,
+) -> None:
+    asyncio.run(following.follow())
+    assert following.taken == [1, 2, 3, 4, 5]
+    assert following.follower.seen == 5
+
+
+def test_a_read_that_fails_for_a_moment_is_made_again_and_answers_go_on(
+    following: Following,
+) -> None:
+    errors = iter([LedgerBusy(following.ledger.path, 5_000)] * 3)
+    alarms: list[AlarmKind] = []
+
+    def fails() -> None:
+        alarms.extend(alarm.kind for alarm in raised(following.segment))
+        for error in errors:
+            raise error
+
+    following.ledger.before_read = fails
+    asyncio.run(following.follow())
+    assert following.taken == [1, 2, 3, 4, 5]
+    assert alarms == [AlarmKind.LEDGER_FAILING] * 3
+    assert list(raised(following.segment)) == []
+    assert following.ends == 0
+
+
+def test_a_read_that_fails_for_good_ends_the_process(
+    following: Following, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        raise LedgerCorrupt(following.ledger.path, "malformed")
+
+    following.ledger.before_read = fails
+    asyncio.run(following.follow())
+    assert following.ends == 1
+    assert following.taken == [1, 2]
+    assert "cannot follow the commits after 2 and ends" in caplog.text
+
+
+def test_nothing_is_followed_twice_while_the_ledger_is_read(following: Following) -> None:
+    async def rung_meanwhile() -> None:
+        following.follower.follow()
+        following.follower.follow()
+        await following.follow()
+
+    asyncio.run(rung_meanwhile())
+    assert following.taken == [1, 2, 3, 4, 5]

@@ -1,0 +1,430 @@
+"""What producers are told when a commit comes: hand-made commits, real requests and connections."""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from daemon.api.errors import ApiError
+from daemon.http.limits import HttpLimits
+from daemon.http.request import Request
+from daemon.http.server import Server
+from daemon.intake.caps import Room
+from daemon.intake.pending import Answers, Expired, Waiting
+from daemon.intake.topic_cache import TopicEntry
+from ledger.types import (
+    AnswerPart,
+    Commit,
+    Head,
+    LeaseId,
+    Run,
+    SourceRange,
+    Topic,
+    TopicConfig,
+    Verdict,
+    VerdictKind,
+)
+from shards import layout as at
+from shards.frame import Part, encode_conditions
+from shards.layout import Layout
+from shards.ring import RingReader, RingWriter
+from shards.segment import Segment
+from tests.daemon.http.front import Script, post
+from tests.daemon.http.memory_transport import MemoryTransport, connect
+from tests.e2e.load import read_answer
+
+ME, OTHER = 1, 0
+S = 1_000_000_000
+LEASE = LeaseId(1, 1, OTHER, 1)
+
+
+def topic(topic_id: int, partitions: int = 1) -> TopicEntry:
+    """A topic named after its id."""
+    return TopicEntry(Topic(topic_id, f"t{topic_id}", TopicConfig(partitions=partitions), 0))
+
+
+class Shard:
+    """A shard's answers, with producers on one connection."""
+
+    def __init__(self) -> None:
+        self.segment = Segment.create(Layout(shards=2, ring_bytes=4096))
+        self.answers = Answers(self.segment, ME)
+        self.server = Server()
+        self.script = Script()
+        self.server.application = self.script
+        self.server.limits = HttpLimits()
+        self._connection, self.transport = connect(self.server)
+        self.position = 0
+
+    def waits(
+        self, topic: TopicEntry, *parts: tuple[int, int], expected_seq: int | None = None
+    ) -> int:
+        """A request with (partition, records) parts; the position that it was given."""
+        self._connection.data_received(post("/later", b"x" * 10))
+        return self.hands_in(self.script.later[-1], topic, parts, expected_seq)
+
+    def hands_in(
+        self,
+        request: Request,
+        topic: TopicEntry,
+        parts: tuple[tuple[int, int], ...],
+        expected_seq: int | None = None,
+        timeout_ns: int = 20 * S,
+    ) -> int:
+        """The request is published behind those before it."""
+        position = self.position
+        self.position += 100
+        self.answers.wait(
+            Waiting(position, request, topic, parts, len(request.body), expected_seq, timeout_ns)
+        )
+        return position
+
+    def said(self) -> list[tuple[int, Any]]:
+        """(status, document) of all answers since the last call."""
+        stream = io.BytesIO(bytes(self.transport.written))
+        self.transport.written.clear()
+        found = []
+        while (answer := read_answer(stream)) is not None:
+            found.append((answer.status, answer.json))
+        return found
+
+    def word(self, word: int) -> int:
+        return int(self.segment.words[self.segment.layout.shard(ME) + word])
+
+    def another_connection(self) -> tuple[Request, MemoryTransport, Any]:
+        """A request on a connection of its own."""
+        connection, transport = connect(self.server)
+        connection.data_received(post("/later", b"x"))
+        return self.script.later[-1], transport, connection
+
+
+@pytest.fixture
+def shard() -> Iterator[Shard]:
+    """A fresh shard."""
+    made = Shard()
+    yield made
+    made.segment.close()
+
+
+def commit(
+    shard: Shard, *runs: Run, heads: tuple[Head, ...] = (), verdicts: tuple[Verdict, ...] = (),
+    end: int | None = None,
+) -> Commit:  # fmt: skip
+    """A commit of all that waits (or of what ends at ``end``)."""
+    sources = (
+        SourceRange(OTHER, 0, 50),
+        SourceRange(ME, 0, shard.position if end is None else end),
+    )
+    return Commit(1, LEASE, sources, runs, heads, verdicts)
+
+
+def one(
+    first: int, last: int, head: int, topic_id: int = 7, partition: int = 0, **more: Any
+) -> Any:
+    """The answer for one partition."""
+    return {
+        "topic": f"t{topic_id}", "partition": partition, "first_seq": first, "last_seq": last,
+        "count": last - first + 1, "head_seq": head, "deduped": False, **more,
+    }  # fmt: skip
+
+
+def test_requests_of_a_run_get_its_offsets_one_after_the_other(shard: Shard) -> None:
+    shard.waits(topic(7), (0, 2))
+    shard.waits(topic(7), (0, 3))
+    shard.answers.committed(commit(shard, Run(ME, 7, 0, 11, 5), heads=(Head(7, 0, 20),)))
+    assert shard.said() == [(200, one(11, 12, 20)), (200, one(13, 15, 20))]
+    assert len(shard.answers) == 0
+    counters = (at.S_REQUESTS_ACKED, at.S_RECORDS_ACKED, at.S_BYTES_ACKED)
+    assert [shard.word(word) for word in counters] == [2, 5, 20]
+
+
+@pytest.mark.parametrize("first", [ME, OTHER])
+def test_another_shards_run_in_the_same_commit_is_not_ours(shard: Shard, first: int) -> None:
+    shard.waits(topic(7), (0, 1))
+    ours, others = (1, 2) if first == ME else (5, 1)
+    runs = [Run(ME, 7, 0, ours, 1), Run(OTHER, 7, 0, others, 4)]
+    shard.answers.committed(
+        commit(shard, *(runs if first == ME else runs[::-1]), heads=(Head(7, 0, 5),))
+    )
+    assert shard.said() == [(200, one(ours, ours, 5))]
+
+
+def test_a_commit_of_other_shards_only_answers_nobody(shard: Shard) -> None:
+    shard.waits(topic(7), (0, 1))
+    foreign = Commit(1, LEASE, (SourceRange(OTHER, 0, 1000),), (Run(OTHER, 7, 0, 1, 4),), ())
+    shard.answers.committed(foreign)
+    assert shard.said() == [] and len(shard.answers) == 1
+
+
+def test_what_lies_behind_the_commits_range_goes_on_waiting(shard: Shard) -> None:
+    shard.waits(topic(7), (0, 1))
+    later = shard.waits(topic(7), (0, 1))
+    shard.answers.committed(commit(shard, Run(ME, 7, 0, 1, 1), heads=(Head(7, 0, 1),), end=later))
+    assert shard.said() == [(200, one(1, 1, 1))]
+    assert len(shard.answers) == 1
+
+
+def test_what_a_dead_predecessor_left_in_the_ring_is_passed_over(shard: Shard) -> None:
+    shard.position = 300  # three requests of the predecessor
+    shard.answers.committed(commit(shard, Run(ME, 7, 0, 1, 3), heads=(Head(7, 0, 3),)))
+    assert shard.said() == []
+    shard.waits(topic(7), (0, 1))
+    shard.answers.committed(commit(shard, Run(ME, 7, 0, 4, 1), heads=(Head(7, 0, 4),)))
+    assert shard.said() == [(200, one(4, 4, 4))]
+
+
+def test_a_request_that_keys_spread_is_told_of_each_partition(shard: Shard) -> None:
+    wide = topic(7, partitions=3)
+    shard.waits(wide, (0, 2), (2, 1))
+    shard.waits(wide, (2, 4))
+    runs = (Run(ME, 7, 0, 10, 2), Run(ME, 7, 2, 30, 5))
+    shard.answers.committed(commit(shard, *runs, heads=(Head(7, 0, 11), Head(7, 2, 40))))
+    spread = {
+        "topic": "t7", "count": 3, "deduped": False,
+        "partitions": [
+            {"partition": 0, "first_seq": 10, "last_seq": 11, "count": 2, "head_seq": 11},
+            {"partition": 2, "first_seq": 30, "last_seq": 30, "count": 1, "head_seq": 40},
+        ],
+    }  # fmt: skip
+    assert shard.said() == [(200, spread), (200, one(31, 34, 40, partition=2))]
+    assert shard.word(at.S_RECORDS_ACKED) == 7
+
+
+def verdict(position: int, kind: VerdictKind, *parts: AnswerPart, head_seq: int = 0) -> Verdict:
+    """A verdict on this shard's request."""
+    return Verdict(ME, position, kind, parts, head_seq)
+
+
+def test_a_void_request_takes_no_offsets_from_those_behind_it(shard: Shard) -> None:
+    shard.waits(topic(7), (0, 2))
+    void = shard.waits(topic(7), (0, 5), expected_seq=3)
+    shard.waits(topic(7), (0, 1))
+    mismatch = verdict(void, "sequence_mismatch", head_seq=9)
+    shard.answers.committed(
+        commit(shard, Run(ME, 7, 0, 10, 8), heads=(Head(7, 0, 12),), verdicts=(mismatch,))
+    )
+    first, refused, last = shard.said()
+    assert first == (200, one(10, 11, 12)) and last == (200, one(12, 12, 12))
+    assert refused[0] == 412 and refused[1]["error"]["code"] == "sequence_mismatch"
+    assert refused[1]["error"]["detail"] == {"expected_seq": 3, "head_seq": 9}
+    assert shard.word(at.S_RECORDS_ACKED) == 3
+
+
+def test_a_repeat_gets_the_first_answer_and_deduped(shard: Shard) -> None:
+    wide = topic(7, partitions=2)
+    single = shard.waits(wide, (0, 3))
+    spread = shard.waits(wide, (0, 1), (1, 2))
+    verdicts = (
+        verdict(single, "deduped", AnswerPart(0, 4, 6), head_seq=6),
+        verdict(spread, "deduped", AnswerPart(0, 7, 7), AnswerPart(1, 1, 2)),
+    )
+    runs = (Run(ME, 7, 0, 50, 4), Run(ME, 7, 1, 60, 2))
+    shard.answers.committed(commit(shard, *runs, verdicts=verdicts))
+    first, second = shard.said()
+    assert first == (200, one(4, 6, 6) | {"deduped": True})
+    assert second[0] == 200 and second[1]["deduped"] is True and second[1]["count"] == 3
+    assert [(p["first_seq"], p["last_seq"]) for p in second[1]["partitions"]] == [(7, 7), (1, 2)]
+    assert shard.word(at.S_REQUESTS_ACKED) == 0
+
+
+def test_all_requests_to_a_topic_that_was_deleted_are_refused(shard: Shard) -> None:
+    wide = topic(7, partitions=2)
+    shard.waits(wide, (0, 1), (1, 1))
+    shard.waits(wide, (0, 2))
+    shard.waits(wide, (0, 1), (1, 1))
+    conditional = shard.waits(wide, (1, 1))
+    shard.waits(topic(8), (0, 1))
+    runs = (Run(ME, 7, 0, 0, 4), Run(ME, 7, 1, 0, 3), Run(ME, 8, 0, 1, 1))
+    shard.answers.committed(
+        commit(
+            shard, *runs, heads=(Head(8, 0, 1),),
+            verdicts=(verdict(conditional, "topic_deleted"),),
+        )
+    )  # fmt: skip
+    *refused, kept = shard.said()
+    assert [(status, body["error"]["code"]) for status, body in refused] == 4 * [
+        (404, "topic_deleted")
+    ]
+    assert kept == (200, one(1, 1, 1, topic_id=8))
+    assert (shard.word(at.S_REQUESTS_ACKED), shard.word(at.S_RECORDS_ACKED)) == (1, 1)
+
+
+def test_an_answer_to_a_connection_that_is_gone_goes_nowhere_and_keeps_the_count(
+    shard: Shard,
+) -> None:
+    request, transport, connection = shard.another_connection()
+    shard.hands_in(request, topic(7), ((0, 2),))
+    connection.connection_lost(None)
+    shard.waits(topic(7), (0, 1))
+    shard.answers.committed(commit(shard, Run(ME, 7, 0, 1, 3), heads=(Head(7, 0, 3),)))
+    assert not transport.written
+    assert shard.said() == [(200, one(3, 3, 3))]
+
+
+def test_abandoned_requests_have_no_answer_and_their_connection_ends(shard: Shard) -> None:
+    shard.waits(topic(7), (0, 1))
+    shard.waits(topic(7), (0, 1))
+    shard.answers.abandon()
+    assert len(shard.answers) == 0
+    assert shard.transport.written == b"" and shard.transport.ended
+
+
+def left_behind(shard: Shard, *requests: tuple[tuple[int, int, int], ...], key: int = -1) -> int:
+    """A predecessor publishes requests of (topic id, partition, records) parts and dies; the one
+    at index ``key`` has an idempotency key. Where its ring ends, the successor goes on."""
+    ring = RingWriter(shard.segment, ME)
+    for index, parts in enumerate(requests):
+        conditions = encode_conditions("k", None) if index == key else b""
+        ring.append(1, 1, conditions, [Part(t, p, count, b"", 1, 1) for t, p, count in parts])
+    shard.position = ring.head
+    shard.answers.inherit(RingReader(shard.segment, ME).requests(0, ring.head))
+    return ring.head
+
+
+def test_what_a_dead_predecessor_left_in_the_same_commit_has_its_offsets_before_ours(
+    shard: Shard,
+) -> None:
+    left_behind(shard, ((7, 0, 2),), ((7, 0, 1), (7, 1, 4)))
+    shard.waits(topic(7), (0, 3))
+    shard.waits(topic(7), (1, 1))
+    runs = Run(ME, 7, 0, 11, 6), Run(ME, 7, 1, 21, 5)
+    shard.answers.committed(commit(shard, *runs, heads=(Head(7, 0, 16), Head(7, 1, 25))))
+    assert shard.said() == [(200, one(14, 16, 16)), (200, one(25, 25, 25, partition=1))]
+
+
+def test_a_void_request_of_a_predecessor_takes_no_offsets(shard: Shard) -> None:
+    left_behind(shard, ((7, 0, 2),), ((7, 0, 1),), key=0)
+    shard.waits(topic(7), (0, 3))
+    void = Verdict(ME, 0, "deduped", (AnswerPart(0, 1, 2),), 9)
+    made = commit(shard, Run(ME, 7, 0, 11, 6), heads=(Head(7, 0, 14),), verdicts=(void,))
+    shard.answers.committed(made)
+    assert shard.said() == [(200, one(12, 14, 14))]
+
+
+def test_a_run_of_a_predecessor_whose_topic_is_deleted_moves_no_offsets(shard: Shard) -> None:
+    left_behind(shard, ((8, 0, 2),))
+    shard.waits(topic(8), (0, 1))
+    shard.waits(topic(7), (0, 1))
+    runs = Run(ME, 7, 0, 11, 1), Run(ME, 8, 0, 0, 3)
+    shard.answers.committed(commit(shard, *runs, heads=(Head(7, 0, 11),)))
+    (status, _), ours = shard.said()
+    assert (status, ours) == (404, (200, one(11, 11, 11)))
+
+
+def test_what_was_committed_before_the_successor_followed_the_log_is_no_part_of_its_runs(
+    shard: Shard,
+) -> None:
+    begins = left_behind(shard, ((7, 0, 2),))
+    shard.waits(topic(7), (0, 3))
+    sources = (SourceRange(ME, begins, shard.position),)
+    shard.answers.committed(Commit(2, LEASE, sources, (Run(ME, 7, 0, 3, 3),), (Head(7, 0, 5),)))
+    assert shard.said() == [(200, one(3, 5, 5))]
+
+
+def test_a_predecessors_requests_may_be_committed_in_several_parts(shard: Shard) -> None:
+    left_behind(shard, ((7, 0, 2),), ((7, 0, 1),))
+    second = RingReader(shard.segment, ME).requests(0, shard.position)
+    next(iter(second))
+    middle = next(iter(second)).position
+    shard.waits(topic(7), (0, 3))
+    shard.answers.committed(commit(shard, Run(ME, 7, 0, 1, 2), heads=(Head(7, 0, 2),), end=middle))
+    sources = (SourceRange(ME, middle, shard.position),)
+    shard.answers.committed(Commit(2, LEASE, sources, (Run(ME, 7, 0, 3, 4),), (Head(7, 0, 6),)))
+    assert shard.said() == [(200, one(4, 6, 6))]
+
+
+# Deadlines
+
+
+def expire(shard: Shard, now_ns: int, pulled: int) -> Expired:
+    """What a heartbeat does; the ring is not asked."""
+    assert shard.answers.is_due(now_ns)
+    expired = shard.answers.expired(now_ns, pulled, shard.position)
+    shard.answers.end(expired, lambda _: ApiError(503, "ack_timeout", "too late"))
+    return expired
+
+
+def arrives(shard: Shard, at_ns: int, timeout_ns: int = 20 * S) -> int:
+    """A request on a connection of its own; its position."""
+    connection, shard.transport = connect(shard.server)
+    connection.data_received(post("/later", b"x" * 10))
+    request = shard.script.later[-1]
+    request.arrival_ns = at_ns
+    return shard.hands_in(request, topic(7), ((0, 1),), timeout_ns=timeout_ns)
+
+
+def test_what_nobody_pulled_in_time_is_answered_503_and_takes_no_offsets(shard: Shard) -> None:
+    first = arrives(shard, 1 * S)
+    gone, second = shard.transport, arrives(shard, 2 * S)
+    third = arrives(shard, 10 * S)
+    assert not shard.answers.is_due(21 * S - 1)
+    expired = expire(shard, 22 * S, pulled=0)
+    assert expired.runs == [(first, third)] and not expired.unknown
+    assert b"HTTP/1.1 503 " in gone.written and b"ack_timeout" in gone.written
+    shard.answers.committed(
+        commit(shard, Run(ME, 7, 0, 11, 1), heads=(Head(7, 0, 11),), end=shard.position)
+    )
+    assert shard.said() == [(200, one(11, 11, 11))]
+    assert second and len(shard.answers) == 0
+
+
+class Walked(deque[Any]):
+    """Counts how often it was walked through."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        Walked.walks += 1
+        return super().__iter__()
+
+
+def test_what_a_room_has_in_flight_is_walked_once_however_much_is_taken_back(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.intake.caps.deque", Walked)
+    room = Room(Topic(7, "t7", TopicConfig(cap_records=1_000, discard="reject"), 0))
+    entry = TopicEntry(room.topic, room)
+    for _ in range(100):
+        request, *_ = shard.another_connection()
+        request.arrival_ns = 1 * S
+        room.published(shard.hands_in(request, entry, ((0, 1),)), [(0, 1, b"x", 1, 1)])
+    Walked.walks = 0
+    expired = expire(shard, 22 * S, pulled=0)
+    assert len(expired.void) == 100 and room.idle and Walked.walks == 1
+
+
+def test_what_is_pulled_ends_without_an_answer_at_its_deadline_and_keeps_its_offsets(
+    shard: Shard,
+) -> None:
+    arrives(shard, 1 * S)
+    pulled, second = shard.transport, arrives(shard, 1 * S)
+    back, third = shard.transport, arrives(shard, 10 * S)
+    expired = expire(shard, 22 * S, pulled=second)
+    assert expired.runs == [(second, third)] and len(expired.unknown) == 1
+    assert pulled.written == b"" and pulled.ended
+    assert b"HTTP/1.1 503 " in back.written
+    assert not shard.answers.is_due(29 * S)  # what ended is not looked at again
+    shard.answers.committed(
+        commit(shard, Run(ME, 7, 0, 11, 2), heads=(Head(7, 0, 12),), end=shard.position)
+    )
+    assert shard.said() == [(200, one(12, 12, 12))]
+    assert pulled.written == b""
+    later = arrives(shard, 40 * S)
+    assert expire(shard, 60 * S, pulled=later).runs == [(later, shard.position)]
+
+
+def test_each_request_has_a_deadline_of_its_own_and_runs_are_as_long_as_they_can_be(
+    shard: Shard,
+) -> None:
+    positions = [arrives(shard, 1 * S, timeout * S) for timeout in (20, 1, 1, 30, 1)]
+    expired = expire(shard, 3 * S, pulled=0)
+    assert expired.runs == [(positions[1], positions[3]), (positions[4], shard.position)]
+    expired = expire(shard, 21 * S, pulled=0)
+    assert expired.runs == [(positions[0], positions[3])]
+    expired = expire(shard, 31 * S, pulled=0)
+    assert expired.runs == [(positions[3], shard.position)]
+    assert len(shard.answers) == 0

@@ -1,0 +1,271 @@
+"""Admission: what is promised to bodies, beside what the ring holds, is never more than the ring.
+
+A model of a few lines says of each request whether there is room. No request comes near the ring's
+end here: a pad is promised to nobody, so the request that makes one may be refused late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.api.errors import ApiError
+from daemon.http.head import Head, parse_head
+from daemon.http.limits import HttpLimits
+from daemon.http.request import Request
+from daemon.http.server import Server
+from daemon.intake.formats import BodyLimits
+from daemon.intake.pending import Answers
+from daemon.intake.producer import FRAME_BYTES, Producer
+from daemon.intake.topic_cache import Catalog
+from ledger.ledger import Ledger
+from ledger.types import TopicConfig
+from shards import layout as at
+from shards.clock import monotonic_ns
+from shards.layout import Layout
+from shards.ring import RingWriter
+from shards.segment import Segment
+from tests.daemon.http.front import Script
+from tests.daemon.http.memory_transport import connect
+from tests.e2e.daemon import HANG_S
+from tests.e2e.load import read_answer
+
+RING_BYTES = 1 << 20
+BODY_BYTES_MAX = 200_000
+
+
+@contextmanager
+def catalog_in(directory: Path) -> Iterator[Catalog]:
+    """Topics over a real ledger, of which ``t`` is known."""
+    segment = Segment.create(Layout(shards=1, ring_bytes=4096))
+    with (
+        closing(Ledger(directory / "ledger.db", nullcontext())) as ledger,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        made = Catalog(segment, ledger, nullcontext(), thread)
+        asyncio.run(made.create("t", TopicConfig()))
+        asyncio.run(made.entry("t"))
+        yield made
+    segment.close()
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    """Shared by the examples, none of which changes a topic."""
+    with catalog_in(tmp_path_factory.mktemp("produce")) as made:
+        yield made
+
+
+class Intake:
+    """One shard's intake beside a model of its room: ``promises`` and what the ring holds."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._segment = Segment.create(Layout(1, RING_BYTES))
+        self._words = self._segment.words
+        self._base = self._segment.layout.shard(0)
+        self._ring = RingWriter(self._segment, 0)
+        limits = BodyLimits(body_bytes_max=BODY_BYTES_MAX)
+        self.publications = 0
+        self.producer = Producer(
+            self._segment, 0, catalog, self._ring, Answers(self._segment, 0), limits,
+            self._published, random.Random(1), 20_000,
+        )  # fmt: skip
+        server = Server()
+        server.application, server.limits = Script(), HttpLimits()
+        self.connection, self.transport = connect(server)
+        self.promises: list[tuple[Head, int, int]] = []  # head, body, what it was promised
+
+    def _published(self) -> None:
+        self.publications += 1
+
+    @property
+    def free_bytes(self) -> int:
+        used = self._words[self._base + at.S_HEAD] - self._words[self._base + at.S_COMMITTED]
+        return int(RING_BYTES - used - sum(promised for *_, promised in self.promises))
+
+    def head(self, length: int | None, encoding: str = "", path: str = "/v0/topics/t") -> Head:
+        framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+        lines = [f"POST {path} HTTP/1.1", "Host: h", "Content-Type: application/octet-stream"]
+        lines += [framing, *([f"Content-Encoding: {encoding}"] if encoding else [])]
+        return parse_head("\r\n".join(lines).encode() + b"\r\n\r\n", HttpLimits())
+
+    def request(self, head: Head, body: bytes) -> Request:
+        made = Request(head, body, monotonic_ns(), self.connection)
+        self.connection.queue.append(made)
+        return made
+
+    def announce(self, length: int | None, encoding: str, body_bytes: int) -> None:
+        """A head comes; its body is still on its way."""
+        head = self.head(length, encoding)
+        most = BODY_BYTES_MAX if length is None or encoding else length
+        if self.free_bytes < FRAME_BYTES + most:
+            with refused(429):
+                self.producer.admit(head, length)
+            return
+        token = self.producer.admit(head, length)
+        self.promises.append((head, body_bytes, FRAME_BYTES + most))
+        assert token == FRAME_BYTES + most
+
+    def complete(self, which: int) -> None:
+        """The body of a request that was admitted is there."""
+        head, body_bytes, promised = self.promises[which]
+        self.producer.produce(self.request(head, body(head, body_bytes)), "t", promised)
+        self.give_back(which)
+
+    def give_back(self, which: int) -> None:
+        """A request that was admitted is over."""
+        *_, promised = self.promises.pop(which)
+        self.producer.release(promised)
+
+    def whole(self, encoding: str, body_bytes: int) -> None:
+        """A request comes in one piece."""
+        head = self.head(body_bytes, encoding)
+        request = self.request(head, body(head, body_bytes))
+        most = BODY_BYTES_MAX if encoding else body_bytes
+        if self.free_bytes < FRAME_BYTES + most:
+            with refused(429):
+                self.producer.take(request, "t", body_bytes)
+        else:
+            before = self.publications
+            self.producer.take(request, "t", body_bytes)
+            assert self.publications == before + 1
+
+    def commit(self) -> None:
+        """What the ring holds becomes durable."""
+        self._words[self._base + at.S_COMMITTED] = self._words[self._base + at.S_HEAD]
+
+    def check(self) -> None:
+        """Just what the model says is free can be promised, to the byte."""
+        assert self.free_bytes >= 0
+        before = len(self.promises)
+        while self.free_bytes >= FRAME_BYTES:
+            self.announce(min(self.free_bytes - FRAME_BYTES, BODY_BYTES_MAX), "", 0)
+        self.announce(0, "", 0)  # refused
+        self.whole("", 1)  # refused
+        while len(self.promises) > before:
+            self.give_back(-1)
+
+    def close(self) -> None:
+        self._segment.close()
+
+
+def body(head: Head, body_bytes: int) -> bytes:
+    """One record of that many bytes, as the head says that it comes."""
+    record = b"x" * body_bytes
+    return gzip.compress(record) if head.content_encoding else record
+
+
+def refused(status: int) -> pytest.RaisesExc[ApiError]:
+    return pytest.raises(ApiError, check=lambda error: error.status == status)
+
+
+sizes = st.integers(1, 20_000)
+steps_strategy = st.lists(
+    st.one_of(
+        st.tuples(st.just("announce"), sizes),
+        st.tuples(st.just("announce chunked"), sizes),
+        st.tuples(st.just("announce gzip"), sizes),
+        st.tuples(st.just("complete"), st.integers(0, 20)),
+        st.tuples(st.just("give back"), st.integers(0, 20)),
+        st.tuples(st.just("whole"), sizes),
+        st.tuples(st.just("whole gzip"), sizes),
+        st.tuples(st.just("commit"), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@given(steps=steps_strategy)
+def test_promises_and_used_bytes_are_never_more_than_the_ring_and_each_is_given_back_whole(
+    catalog: Catalog, steps: list[tuple[str, int]]
+) -> None:
+    with closing(Intake(catalog)) as intake:
+        for what, number in steps:
+            if what == "announce":
+                intake.announce(number, "", number)
+            elif what == "announce chunked":
+                intake.announce(None, "", number)
+            elif what == "announce gzip":
+                intake.announce(number, "gzip", number)
+            elif what == "whole":
+                intake.whole("", number)
+            elif what == "whole gzip":
+                intake.whole("gzip", number)
+            elif what == "commit":
+                intake.commit()
+            elif intake.promises and what == "complete":
+                intake.complete(number % len(intake.promises))
+            elif intake.promises:
+                intake.give_back(number % len(intake.promises))
+            intake.check()
+
+
+@pytest.mark.parametrize(("create", "status"), [("true", 200), ("false", 404)])
+def test_requests_that_wait_for_their_topic_keep_their_promises_until_they_are_worked_off(
+    tmp_path: Path, create: str, status: int
+) -> None:
+    async def go(intake: Intake) -> None:
+        head = intake.head(BODY_BYTES_MAX, path=f"/v0/topics/new?create={create}")
+        room = RING_BYTES // (FRAME_BYTES + BODY_BYTES_MAX)
+        for _ in range(room):
+            request = intake.request(head, body(head, BODY_BYTES_MAX))
+            intake.producer.take(request, "new", BODY_BYTES_MAX)
+        request = intake.request(head, body(head, BODY_BYTES_MAX))
+        with refused(429):
+            intake.producer.take(request, "new", BODY_BYTES_MAX)
+        with refused(429):
+            intake.producer.admit(head, BODY_BYTES_MAX)
+        assert intake.publications == 0
+        await asyncio.gather(*intake.producer._tasks)
+        if status == 200:
+            assert intake.publications == room
+        else:
+            stream = io.BytesIO(bytes(intake.transport.written))
+            answers = [read_answer(stream) for _ in range(room)]
+            assert [answer and answer.status for answer in answers] == [status] * room
+        intake.check()
+        intake.commit()
+        intake.check()
+
+    with catalog_in(tmp_path) as catalog, closing(Intake(catalog)) as intake:
+        asyncio.run(go(intake))
+
+
+def test_a_request_that_waits_for_its_topic_ends_at_its_deadline_though_the_ledger_is_held(
+    tmp_path: Path,
+) -> None:
+    async def go(intake: Intake, catalog: Catalog) -> None:
+        is_free = threading.Event()
+        catalog._thread.submit(is_free.wait)  # as while another process holds the ledger's lock
+        head = intake.head(10, path="/v0/topics/new?ack_timeout_ms=1000")
+        late = intake.request(head, b"0123456789")
+        late.arrival_ns -= 1_000_000_000
+        try:
+            intake.producer.take(late, "new", 10)
+            async with asyncio.timeout(HANG_S):
+                await asyncio.gather(*intake.producer._tasks)
+        finally:
+            is_free.set()
+        in_time = intake.request(head, b"0123456789")
+        in_time.arrival_ns += 60_000_000_000
+        intake.producer.take(in_time, "new", 10)
+        await asyncio.gather(*intake.producer._tasks)
+        answer = read_answer(io.BytesIO(bytes(intake.transport.written)))
+        assert answer is not None and answer.status == 503
+        assert answer.json["error"]["code"] == "ack_timeout"
+        assert intake.publications == 1 and not in_time.answered
+        intake.check()
+
+    with catalog_in(tmp_path) as catalog, closing(Intake(catalog)) as intake:
+        asyncio.run(go(intake, catalog))

@@ -1,0 +1,115 @@
+"""A shard's cache of topics: never older than the last change that it could have heard of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from daemon.api.errors import ApiError
+from daemon.intake.topic_cache import Catalog
+from ledger.ledger import Ledger
+from ledger.types import TopicConfig
+from shards import layout as at
+from shards.layout import Layout
+from shards.segment import Segment
+
+
+class Shards:
+    """Two shards' catalogs over one ledger, each with a connection and a thread of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.segment = Segment.create(Layout(shards=2, ring_bytes=4096))
+        self.threads = [ThreadPoolExecutor(1) for _ in range(2)]
+        self.ledgers = [Ledger(directory / "ledger.db", nullcontext()) for _ in range(2)]
+        self.first, self.second = (
+            Catalog(self.segment, ledger, nullcontext(), thread)
+            for ledger, thread in zip(self.ledgers, self.threads, strict=True)
+        )
+
+
+@contextmanager
+def shards_in(directory: Path) -> Iterator[Shards]:
+    shards = Shards(directory)
+    try:
+        yield shards
+    finally:
+        for thread in shards.threads:
+            thread.shutdown()
+        for ledger in shards.ledgers:
+            ledger.close()
+        shards.segment.close()
+
+
+def run(directory: Path, go: Callable[[Shards], Coroutine[None, None, None]]) -> None:
+    with shards_in(directory) as shards:
+        asyncio.run(go(shards))
+
+
+def test_a_topic_is_asked_for_once(tmp_path: Path) -> None:
+    async def go(shards: Shards) -> None:
+        await shards.first.create("t", TopicConfig())
+        assert shards.second.known("t") is None
+        entry = await shards.second.entry("t")
+        assert shards.second.known("t") is entry
+        assert await shards.second.entry("t") is entry
+
+    run(tmp_path, go)
+
+
+def test_a_change_on_one_shard_is_known_to_the_other(tmp_path: Path) -> None:
+    async def go(shards: Shards) -> None:
+        await shards.first.create("t", TopicConfig())
+        assert (await shards.second.entry("t")).partitions == 1
+        await shards.first.alter("t", TopicConfig(partitions=3))
+        assert shards.second.known("t") is None
+        assert (await shards.second.entry("t")).partitions == 3
+        await shards.first.delete("t")
+        assert shards.second.known("t") is None
+        with pytest.raises(ApiError, match="no topic"):
+            await shards.second.entry("t")
+
+    run(tmp_path, go)
+
+
+def test_a_change_that_a_dead_shard_could_not_tell_of_is_found(tmp_path: Path) -> None:
+    async def go(shards: Shards) -> None:
+        await shards.first.create("t", TopicConfig())
+        await shards.second.entry("t")
+        shards.ledgers[0].delete_topic("t", 1)
+        shards.segment.words[at.G_DEATHS] += 1  # as the supervisor does
+        assert shards.second.known("t") is None
+
+    run(tmp_path, go)
+
+
+def test_what_the_ledger_said_before_a_change_is_not_kept_after_it(tmp_path: Path) -> None:
+    """Else a deleted topic would stay in the cache until the next change."""
+
+    async def go(shards: Shards) -> None:
+        await shards.first.create("t", TopicConfig())
+        asking = asyncio.create_task(shards.second.entry("t"))
+        await asyncio.sleep(0)
+        shards.threads[1].submit(lambda: None).result()  # the answer is there, and not yet taken
+        shards.ledgers[0].delete_topic("t", 1)
+        shards.segment.words[at.G_CATALOG] = shards.ledgers[0].catalog_version()
+        assert shards.second.known("something else") is None
+        assert (await asking).name == "t"
+        assert shards.second.known("t") is None
+
+    run(tmp_path, go)
+
+
+def test_names_of_deleted_topics_are_still_known_by_their_id(tmp_path: Path) -> None:
+    async def go(shards: Shards) -> None:
+        entry, _ = await shards.first.create("t", TopicConfig())
+        await shards.first.delete("t")
+        assert await asyncio.to_thread(shards.second.name_of, entry.topic_id) == "t"
+        with pytest.raises(LookupError):
+            await asyncio.to_thread(shards.second.name_of, entry.topic_id + 1)
+
+    run(tmp_path, go)

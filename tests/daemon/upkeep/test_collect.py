@@ -1,0 +1,315 @@
+"""Collections on random ledgers and stores: all orphans go, nothing else ever does.
+
+Real ledger, real decisions; the store is a dict, so that it can be looked into. Entries of the
+owner's log are applied to a second ledger, as a recovery would: only what it names may go. While
+a collection waits for an entry, leases go on: they put, commit, or find the floor above them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from daemon.upkeep.collect import Collection, Report
+from ledger.errors import LeaseBelowFloor
+from ledger.ledger import Ledger
+from ledger.log.backup import Mark
+from ledger.space.settle import Settled
+from ledger.types import LeaseId, TopicConfig
+from tests.ledger.requests import Request, draft_of, key_of
+from tests.long import examples
+from uploader.l0 import L0Error, parse_key
+from uploader.ownership.collect import collectable_floor
+from uploader.stores.base import ObjectHead, StoreError
+
+NOW_MS = 1_000_000
+GRACE_MS = 1_000
+STRANGERS = ("l0/readme", "l0/000000000000000000/x", "l0/000000000000000001/01-0-1", "lake/a")
+
+
+class Killed(BaseException):
+    """The process of the collection ends here."""
+
+
+class Shelf:
+    """A store in memory. Equal copies of a key have locators of their own, as on file://."""
+
+    url = "file:///shelf"
+
+    def __init__(self) -> None:
+        self.heads: dict[str, ObjectHead] = {}
+        self.world: World | None = None
+        self.failures = 0
+
+    def keep(self, key: str, age_ms: int, copies: int = 1) -> None:
+        for _ in range(copies):
+            locator = f"{key}#{len(self.heads)}"
+            self.heads[locator] = ObjectHead(key, locator, 10, NOW_MS - age_ms)
+
+    def present(self) -> set[str]:
+        return {head.key for head in self.heads.values()}
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
+        found = sorted(self.heads.values(), key=lambda head: (head.key, head.locator))
+        for count, head in enumerate(found):
+            if head.key.startswith(prefix) and head.key > start_after:
+                if self.failures and count % 3 == 2:
+                    self.failures -= 1
+                    raise StoreError("a reset in the middle of a LIST", retryable=True)
+                yield head
+
+    def delete(self, locators: Sequence[str]) -> None:
+        assert self.world is not None
+        for locator in locators:
+            self.world.step()
+            if locator in self.heads:
+                self.world.check_deletable(self.heads[locator])
+                del self.heads[locator]
+
+    def put(self, key: str, body: bytes, crc32c: int) -> str:
+        raise AssertionError("a collection puts nothing")
+
+    def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
+        raise AssertionError("a collection reads no object")
+
+    def put_if_absent(self, key: str, body: bytes) -> bool:
+        raise AssertionError("entries are the cover's")
+
+    def check(self) -> None:
+        """Nothing to check."""
+
+    def reconnect(self) -> None:
+        """Nothing to connect to."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class World:
+    """A ledger, its store, and what an accepted entry has told; also the collection's cover."""
+
+    daemon_pid: int | None = 1
+
+    def __init__(self, directory: Path) -> None:
+        self.ledger = Ledger(directory / "ledger.db", nullcontext())
+        self.told = Ledger(directory / "told.db", nullcontext())
+        self.mark = Mark()
+        self.shelf = Shelf()
+        self.shelf.world = self
+        self.counter = 0
+        self.live: list[LeaseId] = []  # put, or about to be; their holders go on
+        self.steps_left: int | None = None
+        self.ledger.begin_incarnation(1)
+        self.topic_id = self.ledger.create_topic("t", TopicConfig(), 1)[0].topic_id
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.told.close()
+
+    def lease(self, back: int = 0, incarnation: int | None = None) -> LeaseId:
+        """A new lease of an epoch ``back`` before the present one."""
+        self.counter += 1
+        epoch = max(0, self.ledger.epoch() - back)
+        mine = self.ledger.incarnations()[-1]
+        return LeaseId(mine if incarnation is None else incarnation, epoch, 0, self.counter)
+
+    def do(self, action: str, number: int) -> None:
+        """One thing that happens to the store or the ledger before or during a collection."""
+        age_ms = GRACE_MS + number - 2  # of 0 to 3: some are too young
+        if action == "commit":
+            lease_id = self.lease()
+            self.shelf.keep(key_of(lease_id), age_ms, copies=1 + number % 2)
+            self.commit(lease_id)
+        elif action == "orphan":
+            self.shelf.keep(key_of(self.lease(back=number)), age_ms, copies=1 + number % 2)
+        elif action == "foreign":
+            self.shelf.keep(key_of(self.lease(back=number, incarnation=900 + number)), age_ms)
+        elif action == "stranger":
+            self.shelf.keep(STRANGERS[number], age_ms)
+        elif action == "live":
+            self.live.append(self.lease())
+            if number:
+                self.shelf.keep(key_of(self.live[-1]), age_ms)
+        elif action == "epoch":
+            self.ledger.raise_epoch()
+        elif action == "restart":
+            self.live.clear()  # their holders are dead: what was put is orphan now
+            self.ledger.begin_incarnation(1)
+        elif action == "go on":
+            self.go_on()
+
+    def go_on(self) -> None:
+        """The oldest live lease puts and commits, or is leased again above the floor."""
+        if not self.live:
+            return
+        lease_id = self.live.pop(0)
+        if key_of(lease_id) not in self.shelf.present():
+            self.shelf.keep(key_of(lease_id), GRACE_MS)
+        try:
+            self.commit(lease_id)
+        except LeaseBelowFloor:
+            again = self.lease()
+            self.shelf.keep(key_of(again), 0)
+            self.commit(again)
+
+    def commit(self, lease_id: LeaseId) -> None:
+        self.ledger.commit(draft_of(lease_id, [Request(self.topic_id)]), 1, lambda _: None)
+
+    def step(self) -> None:
+        """A point at which the collection may be killed."""
+        if self.steps_left is not None:
+            self.steps_left -= 1
+            if self.steps_left < 0:
+                raise Killed
+
+    def raise_floor(self) -> int:
+        self.step()
+        wanted = collectable_floor(self.ledger.epoch(), self.ledger.epoch_floor())
+        floor = self.ledger.raise_epoch_floor(wanted)
+        self.cover()
+        return floor
+
+    def settle(self) -> Settled:
+        return Settled(0, self.ledger.epoch_floor(), self.ledger.latest_commit_number())
+
+    def cover(self) -> None:
+        self.step()
+        self.go_on()
+        self.mark, changes = self.ledger.changes_since(self.mark)
+        self.told.apply_changes(changes)
+        self.step()
+        self.go_on()
+
+    def check_deletable(self, head: ObjectHead) -> None:
+        """What may be deleted at this moment."""
+        assert head.key in self.told.deletions(), "no accepted entry names it"
+        lease_id = parse_key(head.key)
+        assert lease_id.epoch < self.told.epoch_floor()
+        assert lease_id.incarnation in self.ledger.incarnations()
+        assert self.ledger.object_by_key(head.key) is None, "it is committed"
+        assert NOW_MS - head.modified_ms >= GRACE_MS
+
+    def is_orphan(self, head: ObjectHead) -> bool:
+        """Whether a complete collection must have removed it."""
+        try:
+            lease_id = parse_key(head.key)
+        except L0Error:
+            return False
+        return (
+            lease_id.epoch < self.ledger.epoch_floor()
+            and lease_id.incarnation in self.ledger.incarnations()
+            and self.ledger.object_by_key(head.key) is None
+            and NOW_MS - head.modified_ms >= GRACE_MS
+        )
+
+    def collection(self, report: Report) -> Collection:
+        return Collection(
+            self.ledger, self.shelf, report, GRACE_MS, lambda: NOW_MS, lambda _: None
+        )  # fmt: skip
+
+    def collect(self) -> Report:
+        report = Report(dry_run=False)
+        self.collection(report).collect(self, self.raise_floor())
+        return report
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with contextlib.closing(World(tmp_path)) as made:
+        yield made
+
+
+ACTIONS = ("commit", "orphan", "foreign", "stranger", "live", "epoch", "restart", "go on")
+HISTORY = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3)), max_size=25)
+
+
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(history=HISTORY, kills=st.lists(st.integers(0, 8), max_size=3), failures=st.integers(0, 2))
+def test_all_orphans_go_and_nothing_else_whatever_is_killed(
+    history: list[tuple[str, int]], kills: list[int], failures: int
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        world = World(Path(directory))
+        with contextlib.closing(world):
+            for action, number in history:
+                world.do(action, number)
+            world.shelf.failures = failures
+            for steps in kills:
+                world.steps_left = steps
+                with contextlib.suppress(Killed):
+                    world.collect()
+            world.steps_left = None
+            world.collect()
+            world.live.clear()
+            before = dict(world.shelf.heads)
+            report = world.collect()
+
+            left = set(before) - set(world.shelf.heads)
+            assert all(world.is_orphan(before[locator]) for locator in left)
+            assert not [head for head in world.shelf.heads.values() if world.is_orphan(head)]
+            committed = {row.key for row in world.ledger.objects(limit=10_000)}
+            assert committed <= world.shelf.present()
+            assert set(STRANGERS) & world.shelf.present() == {
+                STRANGERS[number] for action, number in history if action == "stranger"
+            }
+            young = report.orphans - report.deleted
+            assert report.young == young
+            assert set(world.ledger.named_orphans()) <= world.shelf.present()
+            world.ledger.check_invariants()
+
+
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(history=HISTORY)
+def test_a_look_changes_nothing_and_says_what_a_collection_does(
+    history: list[tuple[str, int]],
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        world = World(Path(directory))
+        with contextlib.closing(world):
+            for action, number in history:
+                world.do(action, number)
+            world.live.clear()
+            before, mark = dict(world.shelf.heads), world.ledger.mark()
+            look = Report(dry_run=True)
+            floor = collectable_floor(world.ledger.epoch(), world.ledger.epoch_floor())
+            world.collection(look).look(floor)
+            assert (world.shelf.heads, world.ledger.mark()) == (before, mark)
+
+            done = world.collect()
+            assert (look.keys, look.orphans, look.young, look.foreign, look.objects) == (
+                done.keys, done.orphans, done.young, done.foreign, done.objects,
+            )  # fmt: skip
+
+
+def test_a_name_whose_object_is_gone_is_forgotten(world: World) -> None:
+    world.do("orphan", 2)
+    world.do("restart", 0)
+    world.shelf.keep("l0/000000000000000000/1-0-77", GRACE_MS)
+    world.steps_left = 6  # floor, two of its entry, two of the names', one DELETE
+    with pytest.raises(Killed):
+        world.collect()
+    world.steps_left = None
+    named = set(world.ledger.named_orphans())
+    assert named > named & world.shelf.present(), "the kill came before the first DELETE"
+    world.collect()
+    assert world.ledger.named_orphans() == []
+
+
+def test_orphans_of_many_rounds_all_go(world: World, monkeypatch: Any) -> None:
+    monkeypatch.setattr("daemon.upkeep.collect.PAGE_OBJECTS", 3)
+    monkeypatch.setattr("daemon.upkeep.collect.ROUND_ORPHANS", 4)
+    for number in range(40):
+        world.do("orphan", 2 + number % 2)
+        world.do("commit", number % 4)
+    world.do("restart", 0)
+    report = world.collect()
+    assert (report.orphans, report.deleted, report.objects) == (40, 40, 80)
+    assert world.shelf.present() == {row.key for row in world.ledger.objects()}

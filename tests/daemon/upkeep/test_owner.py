@@ -1,0 +1,286 @@
+"""The owner's entries on a store whose answers get lost, or whose numbers another one takes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from daemon.upkeep.owner import LOCK_NAME, OtherHistory, OwnerThread, check_history, this_owner
+from ledger.errors import LedgerError
+from ledger.ledger import Ledger
+from ledger.log.backup import Changes, Mark
+from ledger.log.entry import Entry, Owner, entry_key
+from ledger.types import TopicConfig
+from shards import layout as at
+from shards.alarms import AlarmKind, raised
+from shards.doorbell import Doorbells
+from shards.layout import Layout
+from shards.segment import Segment
+from tests.e2e.daemon import wait_until
+from tests.ledger.requests import Request, draft_of, lease
+from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog, Taken, question_key
+from uploader.ownership.ownership import PERIOD_NS, RETRY_NS
+from uploader.stores.base import StoreError
+from uploader.stores.file import FileStore
+
+OWNER = Owner("host", 1, "boot", 1, 1, "/data")
+
+
+class FailingStore(FileStore):
+    """The real store; the next puts of entries fail, behind or in front of being kept."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory)
+        self.fail_kept = 0
+        self.fail_lost = 0
+        self.asks_when_kept = False
+
+    def put_if_absent(self, key: str, body: bytes) -> bool:
+        if self.fail_lost:
+            self.fail_lost -= 1
+            raise StoreError("lost", retryable=True, outcome_unknown=True)
+        made = super().put_if_absent(key, body)
+        if self.fail_kept:
+            self.fail_kept -= 1
+            if self.asks_when_kept:
+                super().put_if_absent(question_key(1), b"?")
+            raise StoreError("kept, but nobody says so", retryable=True, outcome_unknown=True)
+        return made
+
+
+class FailingLedger(Ledger):
+    """The real ledger; while told so, it cannot say what an entry must tell."""
+
+    error: LedgerError | None = None
+
+    def changes_since(self, mark: Mark) -> tuple[Mark, Changes]:
+        if self.error is not None:
+            raise self.error
+        return super().changes_since(mark)
+
+
+class Rig:
+    """An owner's thread that owns an incarnation, without a daemon around it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.segment = Segment.create(Layout(shards=1, ring_bytes=4096))
+        self.bells = Doorbells.create(1)
+        self.store = FailingStore(str(directory / "store"))
+        self.log = OwnerLog(self.store, OWNER, lambda _: None)
+        self.ledger = Ledger(directory / "ledger.db", nullcontext())
+        self.told = FailingLedger(directory / "ledger.db", nullcontext())
+        self.owner = OwnerThread(self.segment, self.bells, self.log, self.told)
+        self.words = self.segment.words
+
+    def own(self) -> None:
+        incarnation, _ = self.ledger.begin_incarnation(1, 0)
+        self.owner.own(incarnation, Taken(0, None))
+        self.owner.start()
+
+    def news(self, name: str) -> Mark:
+        """Something that an entry must tell; the bell spares a second of looking."""
+        self.ledger.create_topic(name, TopicConfig(), 1)
+        self.bells.ring(self.bells.owner)
+        return self.ledger.mark()
+
+    def entries(self) -> list[Entry]:
+        return list(self.log.chain())
+
+    def alarms(self) -> list[tuple[AlarmKind, str]]:
+        return [(alarm.kind, alarm.text) for alarm in raised(self.segment)]
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.told.close()
+        self.store.close()
+        self.bells.close()
+        self.segment.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """Periods of an entry are short here: what is tested is their order."""
+    monkeypatch.setattr("uploader.ownership.ownership.PERIOD_NS", PERIOD_NS // 100)
+    monkeypatch.setattr("uploader.ownership.ownership.RETRY_NS", RETRY_NS // 100)
+    with contextlib.closing(Rig(tmp_path)) as made:
+        yield made
+
+
+def test_an_entry_whose_answer_was_lost_is_ours_and_its_age_counts_from_the_first_sending(
+    rig: Rig,
+) -> None:
+    rig.own()
+    sent_ns = rig.words[at.G_OWNED_SENT_NS]
+    rig.store.fail_kept = 1
+    mark = rig.news("a")
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 2, "the lost answer to be found out")
+    assert not rig.owner.superseded and rig.words[at.G_SUPERSEDED] == 0
+    assert rig.words[at.G_OWNED_SENT_NS] > sent_ns
+    assert rig.entries()[-1].mark == mark
+    last = rig.news("b")
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 3, "the next entry")
+    rig.owner.release()
+    kinds = [(e.number, e.kind) for e in rig.entries()]
+    assert kinds == [(1, "entry"), (2, "entry"), (3, "entry"), (4, "release")]
+    assert rig.entries()[2].mark == last
+
+
+def test_an_idle_owner_answers_a_start_that_asks_whether_it_lives(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uploader.ownership.ownership.LISTEN_NS", PERIOD_NS // 100)
+    rig.own()
+    asker = msgspec.structs.replace(OWNER, boot_id="a later boot")
+
+    def wait(_: float) -> None:
+        wait_until(lambda: len(rig.log.keys()) > 1, "the answer of the owner")
+
+    with pytest.raises(OwnedByAnother, match="its log goes on"):
+        OwnerLog(rig.store, asker, wait).take(take_over=False)
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 2, "the owner to know of its answer")
+    assert not rig.owner.superseded and not list(rig.store.list("probe"))
+    rig.owner.release()
+    assert [(e.number, e.kind) for e in rig.entries()] == [
+        (1, "entry"), (2, "entry"), (3, "release"),
+    ]  # fmt: skip
+
+
+def test_an_entry_that_was_sent_before_a_start_asked_does_not_answer_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uploader.ownership.ownership.LISTEN_NS", PERIOD_NS // 100)
+    rig.own()
+    rig.store.fail_kept = 1
+    rig.store.asks_when_kept = True
+    rig.news("a")  # kept as number 2, with the question right after it
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 3, "an entry of its own for the answer")
+    wait_until(lambda: not rig.log.is_asked(1), "the question to be removed")
+    rig.owner.release()
+
+
+def test_an_entry_that_never_arrived_is_sent_again_until_it_does(rig: Rig) -> None:
+    rig.own()
+    rig.store.fail_lost = 3
+    mark = rig.news("a")
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 2, "the entry to arrive")
+    assert rig.store.fail_lost == 0
+    assert rig.entries()[-1].mark == mark
+    rig.owner.release()
+
+
+def test_a_ledger_that_cannot_be_told_of_is_an_alarm_as_nothing_is_committed_without_entries(
+    rig: Rig,
+) -> None:
+    rig.own()
+    rig.told.error = LedgerError("page 7 is damaged")
+    rig.news("a")
+    wait_until(rig.alarms, "the alarm")
+    assert rig.alarms() == [(AlarmKind.LEDGER_FAILING, str(rig.told.error))]
+    rig.told.error = None
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 2, "the entry")
+    assert rig.alarms() == []
+    rig.owner.release()
+
+
+def test_a_foreign_object_in_place_of_the_next_entry_is_an_alarm_until_it_is_gone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uploader.pipeline.outage.DOWN_AFTER_NS", RETRY_NS // 10)
+    rig.own()
+    rig.store.put_if_absent(entry_key(1, 2), b"no entry")
+    rig.news("a")
+    wait_until(rig.alarms, "the alarm")
+    ((kind, text),) = rig.alarms()
+    assert kind is AlarmKind.STORE_FAILING and entry_key(1, 2) in text
+    rig.store.delete([entry_key(1, 2)])
+    wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 2, "the entry")
+    wait_until(lambda: not rig.alarms(), "the alarm to end")
+    rig.owner.release()
+
+
+def test_a_release_stands_behind_an_entry_whose_fate_was_unknown(rig: Rig) -> None:
+    rig.own()
+    rig.store.fail_lost = 10**9
+    rig.news("a")
+    wait_until(lambda: rig.store.fail_lost < 10**9, "an entry to fail")
+    rig.store.fail_lost = 0
+    rig.owner.release()
+    last = rig.entries()[-1]
+    assert last.kind == "release" and last.mark == rig.ledger.mark()
+
+
+def test_a_number_that_another_took_ends_the_ownership_for_good(rig: Rig) -> None:
+    rig.own()
+    other = OwnerLog(rig.store, msgspec.structs.replace(OWNER, inode=2), lambda _: None)
+    taken = other.take(take_over=True)
+    assert taken.last is not None
+    rig.news("a")
+    wait_until(lambda: rig.words[at.G_SUPERSEDED], "the take-over to be noticed")
+    wait_until(lambda: not rig.owner.alive, "the owner's thread to end")
+    rig.owner.release()
+    assert [e.kind for e in rig.entries()] == ["entry", "seal"]
+
+
+def test_a_start_whose_first_number_another_took_gives_way(rig: Rig) -> None:
+    faster = rig.log.entry(1, 1, "entry", Mark())
+    assert rig.log.put(faster)
+    with pytest.raises(OtherHistory, match="at the same moment"):
+        rig.owner.own(1, Taken(0, None))
+
+
+def test_a_release_stands_behind_an_entry_that_was_kept_though_nobody_said_so(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "uploader.ownership.ownership.RETRY_NS", 3600 * RETRY_NS
+    )  # it is not sent again
+    rig.own()
+    rig.store.fail_kept = 1
+    rig.news("a")
+    wait_until(lambda: not rig.store.fail_kept, "an entry to be kept and its answer lost")
+    rig.owner.release()
+    assert not rig.owner.superseded
+    kinds = [(e.number, e.kind) for e in rig.entries()]
+    assert kinds == [(1, "entry"), (2, "entry"), (3, "release")]
+
+
+def test_histories_are_told_apart(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db", nullcontext())
+    topic, _ = ledger.create_topic("t", TopicConfig(), 1)
+    ledger.commit(draft_of(lease(1, epoch=0), [Request(topic.topic_id)]), 1, lambda _: None)
+    there = ledger.mark()
+    log = OwnerLog(FileStore(str(tmp_path / "store")), OWNER, lambda _: None)
+
+    def check(mark: Mark) -> None:
+        check_history(ledger, log.entry(1, 1, "entry", mark), "file:///s")
+
+    check(Mark())
+    check(there)
+    assert there.lease is not None
+    for other in (
+        msgspec.structs.replace(there, commit_number=2),
+        msgspec.structs.replace(there, catalog_version=there.catalog_version + 1),
+        msgspec.structs.replace(there, epoch_floor=1),
+        msgspec.structs.replace(there, history="recovered"),
+        msgspec.structs.replace(there, lease=msgspec.structs.replace(there.lease, counter=2)),
+    ):
+        with pytest.raises(OtherHistory, match="headgate recover"):
+            check(other)
+    with pytest.raises(OtherHistory, match="has never been owned"):
+        check_history(ledger, None, "file:///s")
+    ledger.close()
+
+
+def test_a_copy_of_a_directory_is_another_owner(tmp_path: Path) -> None:
+    for name in ("data", "copy"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / LOCK_NAME).touch()
+    mine = this_owner(str(tmp_path / "data"))
+    assert this_owner(str(tmp_path / "data")).same_directory(mine)
+    copy = this_owner(str(tmp_path / "copy"))
+    assert not copy.same_directory(mine) and not copy.before_a_boot(mine)

@@ -1,0 +1,424 @@
+"""Recovery without daemons: random histories of a node that is killed, recovered and goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+import msgspec
+import pytest
+from crc32c import crc32c
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from daemon.upkeep.owner import OtherHistory
+from daemon.upkeep.recover import lives, rebuild, settle, tell
+from ledger.ledger import Ledger
+from ledger.log.backup import Changes, Mark
+from ledger.types import LeaseId, TopicConfig
+from tests.daemon.upkeep.recovery_world import Request, World
+from tests.ledger.images import image_of
+from tests.long import examples
+from uploader import l0
+from uploader.ownership.ownerlog import Former
+
+NAMES = ("a", "b")
+requests_ = st.lists(
+    st.builds(Request, st.sampled_from(NAMES), st.integers(0, 1), st.integers(1, 3),
+              st.sampled_from([None, None, "k", "l"]), st.none()),
+    min_size=1, max_size=4,
+)  # fmt: skip
+
+
+class RecoveryMachine(RuleBasedStateMachine):
+    """No offset ever names two records, whatever is killed, recovered and made again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.world = World(Path(self.directory.name))
+
+    @initialize()
+    def topics(self) -> None:
+        for name in NAMES:
+            self.create(name)
+
+    def create(self, name: str) -> None:
+        self.world.node.ledger.create_topic(name, TopicConfig(partitions=2), 1)
+
+    @rule(requests=requests_)
+    def produce(self, requests: list[Request]) -> None:
+        self.world.produce(requests)
+
+    @rule(
+        name=st.sampled_from(NAMES), partition=st.integers(0, 1),
+        behind=st.lists(st.integers(0, 1), min_size=1, max_size=3),
+    )  # fmt: skip
+    def append_if(self, name: str, partition: int, behind: list[int]) -> None:
+        """Expectations of the head as it is before the lease, or as it was: some are void."""
+        topic = self.world.node.ledger.topic(name)
+        assert topic is not None
+        head = self.world.node.ledger.partition_states(topic.topic_id)[partition].head_seq
+        self.world.produce([Request(name, partition, 1, None, max(0, head - b)) for b in behind])
+
+    @rule(requests=requests_)
+    def put_without_commit(self, requests: list[Request]) -> None:
+        """Whoever held this lease was killed before the transaction."""
+        self.world.build(
+            [msgspec.structs.replace(request, key=None) for request in requests], shard=1
+        )
+
+    @rule(naming=st.booleans())
+    def tell(self, naming: bool) -> None:
+        self.world.node.tell(naming=naming)
+
+    @rule()
+    def take_an_image(self) -> None:
+        """Entries may come before the one that names it, or none ever does."""
+        self.world.node.put_image(self.world.store)
+
+    @rule(name=st.sampled_from(NAMES))
+    def make_again(self, name: str) -> None:
+        self.world.node.ledger.delete_topic(name, 2)
+        self.create(name)
+
+    @rule()
+    def raise_epoch(self) -> None:
+        self.world.node.epoch = self.world.node.ledger.raise_epoch()
+
+    @rule()
+    def kill_and_restart(self) -> None:
+        self.world.restart()
+
+    @rule(last=st.lists(requests_, max_size=2))
+    def lose_the_directory(self, last: list[list[Request]]) -> None:
+        for requests in last:
+            self.world.produce(requests)  # no entry will list these
+        report = self.world.recover()
+        assert report.sound
+        for name in NAMES:
+            self.create(name)  # one that was not listed and has no object is unknown
+            topic = self.world.node.ledger.topic(name)
+            assert topic is not None
+            if topic.config.partitions < 2:
+                self.world.node.ledger.alter_topic(name, TopicConfig(partitions=2))
+        self.world.check()
+
+    @precondition(lambda self: self.world.node.number)
+    @rule()
+    def stop_and_lose_the_directory(self) -> None:
+        self.world.node.tell("release")
+        before = self.world.node.ledger.latest_commit_number()
+        report = self.world.recover()
+        # What was put and never committed is the only thing that no entry lists.
+        assert self.world.node.ledger.latest_commit_number() == before + report.objects_taken
+
+    def teardown(self) -> None:
+        try:
+            self.world.check()
+        finally:
+            self.world.close()
+            self.directory.cleanup()
+
+
+TestRecoveryOfHistories = RecoveryMachine.TestCase
+TestRecoveryOfHistories.settings = settings(
+    max_examples=examples(25), stateful_step_count=20, deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A node with the topic ``a`` of two partitions, which its first entry lists."""
+    made = World(tmp_path)
+    made.node.ledger.create_topic("a", TopicConfig(partitions=2), 1)
+    made.node.tell()
+    yield made
+    made.check()
+    made.close()
+
+
+def test_the_gap_is_as_long_as_all_that_could_have_got_offsets(world: World) -> None:
+    world.produce([Request("a", 0, 4)])
+    world.node.tell()
+    world.produce([Request("a", 0, 2)])
+    world.build([Request("a", 0, 3), Request("a", 1, 1)], shard=1)
+    report = world.recover()
+    assert [(g.topic, g.partition, g.gap_from, g.gap_to) for g in report.gaps] == [
+        ("a", 0, 5, 9),
+        ("a", 1, 1, 1),
+    ]
+    assert (report.objects_listed, report.objects_taken, report.records_taken) == (1, 2, 6)
+    assert report.records_may_be_doubled == 6
+    state = world.node.ledger.partition_states(1)[0]
+    assert (state.earliest_seq, state.count, state.head_seq) == (1, 9, 14)
+
+
+def test_no_offset_that_a_reader_was_given_is_past_the_end_after_a_recovery(world: World) -> None:
+    """A cursor at the head stays at or before it, so no reader is refused for what it was told."""
+
+    def heads() -> list[int]:
+        return [state.head_seq for state in world.node.ledger.partition_states(1)]
+
+    world.produce([Request("a", 0, 4), Request("a", 1, 2, "k")])
+    world.node.tell()
+    before = heads()
+    world.recover()
+    assert heads() == before == [4, 2], "nothing was unlisted: nothing moves"
+    world.node.tell()
+    world.produce([Request("a", 0, 3), Request("a", 1, 1, "k"), Request("a", 1, 1, None, 0)])
+    before = heads()
+    world.recover()
+    assert all(now >= then for now, then in zip(heads(), before, strict=True))
+    assert before == [7, 2] and heads() == [10, 4]
+
+
+def test_keys_that_are_listed_win(world: World) -> None:
+    world.produce([Request("a", 0, 1, "listed")])
+    world.node.tell()
+    world.build([Request("a", 0, 1, "listed")], shard=1)  # the repeat, void before and now
+    world.produce([Request("a", 0, 2, "unlisted")])
+    report = world.recover()
+    assert (world.node.ledger.partition_states(1)[0].count, report.records_taken) == (3, 2)
+    assert report.records_may_be_doubled == 0
+    # The key of the unlisted one is known again.
+    draft, _ = world.build([Request("a", 0, 2, "unlisted")])
+    commit = world.node.ledger.commit(draft, draft.created_ms, lambda _: None)
+    assert [verdict.kind for verdict in commit.verdicts] == ["deduped"]
+
+
+def test_of_two_appends_in_flight_with_the_same_expectation_a_recovery_stores_one(
+    world: World,
+) -> None:
+    world.produce([Request("a", 0, 2)])
+    world.node.tell()
+    for shard in (0, 1):
+        world.build([Request("a", 0, 1, None, 2)], shard=shard)
+    report = world.recover()
+    assert (report.objects_taken, report.records_taken, report.records_void) == (2, 1, 1)
+    assert report.records_may_be_doubled == 0
+    assert world.node.ledger.partition_states(1)[0].count == 3
+
+
+def test_an_append_that_was_answered_412_is_void_after_a_rebuild(world: World) -> None:
+    world.node.tell()
+    world.produce([Request("a", 0, 1)], shard=1)
+    world.produce([Request("a", 0, 1, None, 0)])  # 412: somebody was faster
+    world.produce([Request("a", 0, 1, "k", 1), Request("a", 0, 1, None, 2)])
+    report = world.recover()
+    assert (report.records_taken, report.records_void) == (3, 1)
+
+
+def test_an_expectation_counts_what_was_listed_and_not_the_gap(world: World) -> None:
+    world.produce([Request("a", 0, 5)])
+    world.node.tell()
+    world.build([Request("a", 0, 1, None, 4), Request("a", 0, 1, None, 5)])
+    report = world.recover()
+    assert (report.records_taken, report.records_void) == (1, 1)
+    assert [(gap.gap_from, gap.gap_to) for gap in report.gaps] == [(6, 7)]
+    assert world.node.ledger.partition_states(1)[0].head_seq == 8
+
+
+def test_beside_a_damaged_object_expectations_hold_once(world: World) -> None:
+    world.node.tell()
+    damaged, _ = world.build([Request("a", 0, 1)], shard=1)
+    world.store.delete([damaged.locator])
+    world.store.put(damaged.key, b"torn", crc32c(b"torn"))
+    world.build([Request("a", 0, 1, None, 1)])
+    world.build([Request("a", 0, 1, None, 1)])
+    report = world.recover()
+    assert [problem.key for problem in report.corrupt] == [damaged.key]
+    assert (report.records_taken, report.records_void) == (1, 1)
+
+
+def test_topics_that_no_entry_lists_come_from_footers_and_a_newer_id_wins_the_name(
+    world: World,
+) -> None:
+    ledger = world.node.ledger
+    ledger.create_topic("new", TopicConfig(partitions=3), 1)
+    world.produce([Request("new", 2, 1)])
+    ledger.delete_topic("a", 2)
+    ledger.create_topic("a", TopicConfig(partitions=2), 2)
+    world.produce([Request("a", 1, 1)])
+    report = world.recover()
+    assert sorted(report.topics_restored) == ["a", "new"]
+    ledger = world.node.ledger
+    found = {topic.name: (topic.topic_id, topic.config.partitions) for topic in ledger.topics()}
+    assert found == {"a": (3, 2), "new": (2, 3)}
+    old = ledger.topic_by_id(1)
+    assert old is not None and old.deleted_ms is not None
+    assert ledger.create_topic("later", TopicConfig(), 3)[0].topic_id == 4
+
+
+def test_what_a_former_owner_puts_behind_the_take_over_is_never_taken(world: World) -> None:
+    """It wakes with the epoch that its successor also has, and its PUT was under way."""
+    old = world.node
+    old_epoch, old_incarnation = old.epoch + 5, old.incarnation
+    world.recover()
+    world.node.epoch, world.node.incarnation, kept = (
+        old_epoch, old_incarnation, (world.node.epoch, world.node.incarnation),
+    )  # fmt: skip
+    world.build([Request("a", 0, 1)])
+    world.node.epoch, world.node.incarnation = kept
+    report = world.recover()
+    assert (report.objects_taken, report.objects_orphan) == (0, 1)
+
+
+def test_an_object_that_is_named_for_deletion_is_gone(world: World) -> None:
+    draft, _ = world.build([Request("a", 0, 1)], shard=1)
+    with closing(sqlite3.connect(world.node.path)) as connection, connection:
+        connection.execute(
+            "INSERT INTO deletions (key, locator, reason) VALUES (?, ?, 'orphan')",
+            (draft.key, draft.locator),
+        )
+    world.node.tell()
+    report = world.recover()
+    assert (report.objects_taken, report.objects_named_for_deletion) == (0, 1)
+
+
+def test_an_object_that_the_log_lists_and_the_store_has_not_is_named(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.node.ledger.create_topic("a", TopicConfig(partitions=2), 1)
+    world.produce([Request("a", 0, 1)])
+    world.node.tell()
+    (head,) = world.store.list("l0/")
+    world.store.delete([head.locator])
+    report = world.recover()
+    assert report.missing == [head.key] and not report.sound
+    world.close()
+
+
+def test_without_a_log_everything_comes_from_the_objects(world: World) -> None:
+    for number in range(5):
+        world.produce([Request("a", number % 2, 2)])
+    world.node.tell()
+    world.store.delete([head.locator for head in world.store.list("ledger/")])
+    report = world.recover()
+    assert (report.entries, report.objects_listed, report.objects_taken) == (0, 0, 5)
+    assert report.topics_restored == ["a"]
+
+
+def test_a_log_whose_entries_do_not_add_up_is_not_believed(world: World) -> None:
+    """Somebody put an older snapshot's log back: no entry is missing, but commits are."""
+    world.produce([Request("a", 0, 2)])
+    world.node.tell()
+    world.produce([Request("a", 0, 1)])
+    mark = world.node.ledger.mark()
+    empty = Changes(dict.fromkeys(world.node.ledger.changes_since(mark)[1].state, 0), {})
+    node = world.node
+    assert world.node.log.put(
+        node.log.entry(node.incarnation, node.number + 1, "entry", mark, empty)
+    )
+    log = world.log()
+    taken = log.take(take_over=True)
+    path = world.root / f"data-{world.starts}" / "ledger.db"
+    with pytest.raises(OtherHistory, match="hold 1 commits, but the last one says 2"):
+        rebuild(path, nullcontext(), world.store, taken, log)
+    assert not path.exists()
+
+
+def test_an_object_under_the_key_of_another_is_named_and_not_taken(world: World) -> None:
+    draft, _ = world.build([Request("a", 0, 1)])
+    body = world.store.get(draft.locator)
+    other = l0.object_key(LeaseId(world.node.incarnation, world.node.epoch, 0, 99))
+    world.store.put(other, body, crc32c(body))
+    report = world.recover()
+    assert [problem.key for problem in report.corrupt] == [other]
+    assert (report.objects_taken, report.records_taken) == (1, 1)
+
+
+def test_a_recovery_that_was_broken_off_is_begun_again(world: World) -> None:
+    world.produce([Request("a", 0, 2)])
+    log = world.log()
+    taken = log.take(take_over=True)
+    path = world.root / f"data-{world.starts}" / "ledger.db"
+    aside = path.with_name("ledger.db.recovering")
+    aside.write_bytes(b"half of it")
+    aside.with_name(aside.name + "-wal").write_bytes(b"and its log")
+    report = rebuild(path, nullcontext(), world.store, taken, log)
+    assert report.objects_taken == 1 and path.exists() and not aside.exists()
+
+
+def test_the_former_ledger_is_kept_with_what_only_its_wal_has(world: World) -> None:
+    # A killed daemon leaves a WAL: what was committed last stands there alone.
+    world.produce([Request("a", 0, 2)])
+    log = world.log()
+    taken = log.take(take_over=True)
+    path = world.root / f"data-{world.starts}" / "ledger.db"
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{world.node.path}{suffix}", f"{path}{suffix}")
+    report = rebuild(path, nullcontext(), world.store, taken, log)
+    assert report.kept_ledger is not None
+    with closing(Ledger(Path(report.kept_ledger), nullcontext())) as kept:
+        assert kept.latest_commit_number() == 1
+        kept.check_invariants()
+
+
+def test_a_start_trusts_its_own_ledger_only_where_nobody_else_can_have_written(
+    world: World, tmp_path: Path
+) -> None:
+    world.produce([Request("a", 0, 1)])
+    world.node.tell()
+    log = world.node.log
+    copy = tmp_path / "copy.db"
+    copy.write_bytes(image_of(world.node.ledger))
+    world.produce([Request("a", 0, 2)])  # the copy has not got this one, and no entry lists it
+    own = log.take(take_over=False)
+    path = str(world.node.path)
+    assert own.former is Former.OURS
+    assert settle(path, nullcontext(), world.store, own, log, take_over=False) is None
+    # After another boot it may be another disk: what the store has and it has not is taken.
+    rebooted = msgspec.structs.replace(own, former=Former.REBOOTED)
+    report = settle(str(copy), nullcontext(), world.store, rebooted, log, take_over=False)
+    assert report is not None and report.objects_taken == 1 and report.gaps
+    again = settle(str(copy), nullcontext(), world.store, rebooted, log, take_over=False)
+    assert again is not None and again.objects_taken == 0 and not again.gaps
+    # After another owner it is not even looked at.
+    another = msgspec.structs.replace(own, former=Former.ANOTHER)
+    report = settle(str(copy), nullcontext(), world.store, another, log, take_over=True)
+    assert report is not None and report.kept_ledger is not None
+
+
+def test_a_recovery_that_another_start_was_faster_than_is_not_believed(world: World) -> None:
+    world.produce([Request("a", 0, 1)])
+    log = world.log()
+    taken = log.take(take_over=True)
+    path = world.root / f"data-{world.starts}" / "ledger.db"
+    rebuild(path, nullcontext(), world.store, taken, log)
+    faster = world.log()
+    assert faster.put(faster.entry(taken.incarnation + 1, 1, "entry", Mark()))
+    with (
+        closing(Ledger(path, nullcontext())) as ledger,
+        pytest.raises(OtherHistory, match="at the same moment"),
+    ):
+        tell(ledger, log, taken)
+
+
+def test_each_recovery_begins_a_history_of_its_own(world: World) -> None:
+    # Else a ledger from before it, with as many commits, would pass for this one.
+    world.produce([Request("a", 0, 1)])
+    names = {world.node.ledger.mark().history}
+    for _ in range(2):
+        world.recover()
+        world.node.tell()
+        names.add(world.node.ledger.mark().history)
+    assert len(names) == 3
+    last = world.node.log.last()
+    assert last is not None and last.mark.history == world.node.ledger.mark().history
+
+
+def test_who_lives_is_asked_of_the_kernel() -> None:
+    assert lives(os.getpid())
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not lives(child.pid), "it has ended, though nobody has asked for its exit code"
+    child.wait()
+    assert not lives(child.pid)

@@ -1,0 +1,377 @@
+"""The upkeep thread's rounds and answers, step by step, on a real ledger and segment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+import pytest
+
+from daemon.upkeep.retention import Noted
+from daemon.upkeep.upkeep import UpkeepThread
+from ledger.dedupe import DedupeLimits
+from ledger.errors import ResultCleared
+from ledger.ledger import Ledger
+from ledger.space.settle import Settled
+from ledger.types import LeaseId, PartitionState, SourceRange, Topic, TopicConfig
+from shards import layout as at
+from shards.alarms import raised
+from shards.layout import Layout
+from shards.leases import DONE, LeaseTable
+from shards.segment import Segment
+from tests.ledger.lakes import commit
+from tests.ledger.requests import Request, draft_of
+from tests.ledger.requests import lease as lease_id
+
+HOUR_MS = 3_600_000
+SHARDS = 2
+
+
+class Place:
+    """A ledger, a segment of two shards, and a clock that is set by hand."""
+
+    def __init__(self, directory: Path, limits: DedupeLimits | None = None) -> None:
+        self.ledger = Ledger(directory / "ledger.db", nullcontext(), dedupe_limits=limits)
+        self.ledger.begin_incarnation(1)
+        self.segment = Segment.create(Layout(SHARDS, 4096))
+        self.words = self.segment.words
+        self.words[at.G_EPOCH] = self.ledger.epoch()
+        self.wall_ms = self.boot_ms = 1_000_000
+        self.upkeep = UpkeepThread(self.segment, self.ledger, lambda: 1_000, self.now)
+
+    def now(self) -> Noted:
+        return Noted("boot", self.wall_ms, self.boot_ms)
+
+    def topic(self, name: str, **settings: object) -> Topic:
+        config = TopicConfig(**settings)  # type: ignore[arg-type]
+        return self.ledger.create_topic(name, config, 1)[0]
+
+    def write(self, topic: Topic, *counts: int, timestamp_ms: int = 0) -> None:
+        for count in counts:
+            number = self.ledger.latest_commit_number() + 1
+            request = Request(topic.topic_id, ((0, count),), timestamp_ms=timestamp_ms)
+            commit(self.ledger, number, request)
+
+    def state(self, topic: Topic) -> PartitionState:
+        return self.ledger.partition_states(topic.topic_id)[0]
+
+    def passed(self, passed_ms: int) -> None:
+        self.wall_ms += passed_ms
+        self.boot_ms += passed_ms
+
+    def seen(self, *commits: int) -> None:
+        """Up to where each shard has followed the log, whose end is the ledger's."""
+        self.words[at.G_COMMITS] = self.ledger.latest_commit_number()
+        for shard, number in enumerate(commits):
+            self.words[self.segment.layout.shard(shard) + at.S_SEEN] = number
+
+    def close(self) -> None:
+        self.ledger.check_invariants()
+        self.ledger.close()
+        self.segment.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setattr("daemon.upkeep.upkeep.SETTLE_TRIES", 2)
+    monkeypatch.setattr("daemon.upkeep.upkeep.SETTLE_S", 0.001)
+    with closing(Place(tmp_path)) as made:
+        yield made
+
+
+def test_a_round_evicts_what_is_over_the_limits_and_tells_the_shards(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.upkeep.upkeep.EVICTIONS_AT_ONCE", 2)
+    topics = [place.topic(f"t{number}", cap_records=2) for number in range(5)]
+    other = place.topic("other")
+    for topic in (*topics, other):
+        place.write(topic, 5)
+    done = place.upkeep.round()
+    assert {one.topic for one in done} == {topic.name for topic in topics}
+    assert {place.state(topic).count for topic in topics} == {2}
+    assert place.state(other).count == 5
+    assert place.words[at.G_EVICTED] == place.ledger.catalog_version()
+    assert place.words[at.G_RECORDS_EVICTED] == 15
+    assert place.upkeep.round() == []
+    place.write(topics[0], 1)
+    assert [one.records for one in place.upkeep.round()] == [1]
+
+
+def test_what_one_look_does_not_reach_goes_in_the_same_round(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledger.space.retention.PIECES_MAX", 3)
+    topic = place.topic("t", ttl_ms=10)
+    place.write(topic, *([1] * 20))
+    place.upkeep.round()
+    assert place.state(topic).count == 0
+
+
+def test_settings_hold_from_the_next_round_on(place: Place) -> None:
+    topic = place.topic("t")
+    place.write(topic, 5)
+    assert place.upkeep.round() == []
+    place.ledger.alter_topic("t", TopicConfig(cap_records=3))
+    assert [one.earliest_seq for one in place.upkeep.round()] == [3]
+    place.ledger.alter_topic("t", TopicConfig())
+    place.write(topic, 5)
+    assert place.upkeep.round() == []
+    place.ledger.alter_topic("t", TopicConfig(cap_records=1))
+    place.ledger.delete_topic("t", 5)
+    assert place.upkeep.round() == []
+
+
+def test_without_limits_no_topic_is_looked_at(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.topic("t")
+    place.upkeep.round()
+
+    def looked(*_: object) -> None:
+        raise AssertionError("a look costs more than it may where nothing has a limit")
+
+    for name in ("look_for_evictions", "carry_out", "mark_free", "topic_by_id", "meta"):
+        monkeypatch.setattr(place.ledger, name, looked)
+    assert place.upkeep.round() == []
+
+
+def test_what_is_evicted_or_deleted_is_marked_as_free(place: Place) -> None:
+    topic, gone = place.topic("t", cap_records=1), place.topic("gone")
+    place.write(topic, 1, 1)
+    place.write(gone, 1)
+    place.write(topic, 1)
+    place.upkeep.round()
+    place.ledger.delete_topic("gone", 5)
+    place.passed(2_000)
+    place.upkeep.round()
+    rule = place.ledger.collection_rule(place.wall_ms, 0, 1 << 60, 1 << 60)
+    spent = place.ledger.spent_after(rule, (0, 0))
+    assert [(one.commit_number, one.free_ms) for one in spent] == [
+        (1, 1_000_000), (2, 1_000_000), (3, 1_002_000),
+    ]  # fmt: skip
+
+
+def test_what_retention_evicts_is_marked_as_free_in_a_round_without_news_of_topics(
+    place: Place,
+) -> None:
+    topic = place.topic("t", cap_records=1)
+    place.upkeep.round()  # learns the topic; from here on nothing of it changes but its records
+    place.write(topic, 1, 1, 1)
+    place.passed(1_000)
+    assert [one.records for one in place.upkeep.round()] == [2]
+    rule = place.ledger.collection_rule(place.wall_ms, 0, 1 << 60, 1 << 60)
+    spent = place.ledger.spent_after(rule, (0, 0))
+    assert [(one.commit_number, one.free_ms) for one in spent] == [(1, 1_001_000), (2, 1_001_000)]
+
+
+def test_a_deleted_topic_frees_its_objects_where_no_topic_has_a_limit(place: Place) -> None:
+    gone = place.topic("gone")
+    place.write(gone, 1, 1)
+    place.upkeep.round()
+    place.ledger.delete_topic("gone", 5)
+    place.upkeep.round()
+    assert place.ledger.spent_count() == 1  # and the last commit's
+
+
+def test_records_go_when_their_time_has_come(place: Place) -> None:
+    topic = place.topic("t", ttl_ms=5_000)
+    place.write(topic, 2, timestamp_ms=place.wall_ms)
+    place.passed(5_000)
+    assert place.upkeep.round() == []
+    place.passed(1)
+    assert [one.reason for one in place.upkeep.round()] == ["ttl"]
+
+
+@pytest.mark.parametrize(("hours", "stopped"), [(2, 1), (-2, 2)])
+def test_a_clock_that_jumped_evicts_nothing_by_time_until_it_is_accepted(
+    place: Place, hours: int, stopped: int
+) -> None:
+    old = place.topic("old", ttl_ms=1_000)
+    capped = place.topic("capped", cap_records=1)
+    assert place.upkeep.round() == []
+    place.write(old, 1, timestamp_ms=place.wall_ms - 10 * HOUR_MS)
+    place.write(capped, 2)
+    place.wall_ms += hours * HOUR_MS
+    assert [one.topic for one in place.upkeep.round()] == ["capped"]
+    words = place.words
+    assert (words[at.G_CLOCK_STOPPED], words[at.G_CLOCK_JUMP_MS]) == (stopped, 2 * HOUR_MS)
+
+    # A restart of the daemon does not accept it.
+    again = UpkeepThread(place.segment, place.ledger, lambda: 1_000, place.now)
+    assert again.round() == [] and words[at.G_CLOCK_STOPPED] == stopped
+
+    place.ledger.set_meta("clock", "")
+    place.passed(10_000)
+    assert [one.topic for one in place.upkeep.round()] == ["old"]
+    assert (words[at.G_CLOCK_STOPPED], words[at.G_CLOCK_JUMP_MS]) == (0, 0)
+
+
+# Settling
+
+
+def lease(place: Place, shard: int, epoch: int) -> tuple[LeaseTable, int]:
+    """A live lease in a slot of the shard; the table, and its state word."""
+    leases = LeaseTable(place.words, place.segment.layout)
+    slot = leases.free_slots(shard)[0]
+    leases.fill(shard, slot, LeaseId(1, epoch, shard, slot + 1), 1, [SourceRange(shard, 0, 8)])
+    return leases, place.segment.layout.lease(shard, slot)
+
+
+def test_all_commits_are_settled_when_every_shard_followed_and_no_lease_lives(
+    place: Place,
+) -> None:
+    topic = place.topic("t")
+    place.write(topic, 1, 1, 1)
+    place.seen(3, 3)
+    asked = place.ledger.ask_settled()
+    assert place.ledger.settle_wanted() == asked
+    settled = place.upkeep.settle(asked)
+    assert settled == Settled(asked, place.ledger.epoch(), 3) == place.ledger.settled()
+    assert place.words[at.G_EPOCH] == place.ledger.epoch() == 2
+    assert place.ledger.settle_wanted() is None
+    assert place.ledger.ask_settled() == asked + 1 == place.ledger.settle_wanted()
+
+
+def test_a_lease_that_lives_holds_the_floor_at_its_epoch(place: Place) -> None:
+    place.ledger.raise_epoch()
+    place.words[at.G_EPOCH] = place.ledger.raise_epoch()
+    lease(place, 0, 3)
+    leases, state = lease(place, 1, 2)
+    place.seen(0, 0)
+    assert place.upkeep.settle(1).epoch_floor == 2
+    place.words[state] = DONE
+    assert place.upkeep.settle(2).epoch_floor == 3
+    # Half an id may be of any epoch.
+    place.words[place.segment.layout.lease(0, 0) + at.L_INCARNATION] = 0
+    assert place.upkeep.settle(3).epoch_floor == 0
+    assert list(leases.in_state(DONE))
+
+
+def test_a_shard_that_is_behind_holds_what_it_has_not_followed(place: Place) -> None:
+    topic = place.topic("t")
+    place.write(topic, 1, 1, 1)
+    place.seen(3, 1)
+    assert place.upkeep.settle(1).commits_to == 1
+
+
+def test_an_answer_waits_for_a_lease_to_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.upkeep.upkeep.SETTLE_TRIES", 1_000)
+    _, state = lease(place, 0, 1)
+    place.seen(0, 0)
+    waits = 0
+
+    def wait(_: float) -> bool:
+        nonlocal waits
+        waits += 1
+        place.words[state] = DONE
+        return False
+
+    monkeypatch.setattr(place.upkeep._stopped, "wait", wait)
+    assert place.upkeep.settle(1).epoch_floor == 2 and waits == 1
+
+
+def test_the_epoch_rises_by_itself(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.upkeep.upkeep.EPOCH_MS", 3_000)
+    waits = 0
+
+    def wait(_: float) -> bool:
+        nonlocal waits
+        waits += 1
+        if waits == 7:
+            place.upkeep._stopped.set()
+        return False
+
+    monkeypatch.setattr(place.upkeep._stopped, "wait", wait)
+    place.upkeep._run()
+    assert place.words[at.G_EPOCH] == place.ledger.epoch() == 3
+
+
+# Ages
+
+
+def test_what_is_free_is_dated_by_the_clock_of_ages(place: Place) -> None:
+    place.upkeep.note_ages()
+    topic = place.topic("t", cap_records=1)
+    place.write(topic, 1, 1, 1)
+    place.wall_ms += HOUR_MS
+    place.upkeep.note_ages()
+    place.upkeep.round()
+    age_ms = place.ledger.age_ms(place.now())
+    assert age_ms == place.boot_ms
+    rule = place.ledger.collection_rule(age_ms, 1, 1 << 60, 1 << 60)
+    assert not place.ledger.spent_after(rule, (0, 0)), "its grace has only begun"
+    place.passed(1)
+    rule = place.ledger.collection_rule(place.ledger.age_ms(place.now()), 1, 1 << 60, 1 << 60)
+    assert len(place.ledger.spent_after(rule, (0, 0))) == 2
+
+
+def test_a_step_of_the_wall_clock_is_noted_so_that_a_boot_goes_on_from_there(place: Place) -> None:
+    place.upkeep.note_ages()
+    place.wall_ms += HOUR_MS
+    place.upkeep.note_ages()
+    after_boot = Noted("next", place.wall_ms + 5_000, 100)
+    assert place.ledger.age_ms(after_boot) == place.boot_ms + 5_000
+
+
+def test_keys_that_are_too_many_for_their_window_raise_an_alarm_until_they_are_not(
+    tmp_path: Path,
+) -> None:
+    with closing(Place(tmp_path, DedupeLimits(window_ms=1_000, entries_max=5))) as place:
+        topic = place.topic("t")
+
+        def send(first: int, count: int) -> list[str]:
+            number = place.ledger.latest_commit_number() + 1
+            requests = [Request(topic.topic_id, key=f"k{n}") for n in range(first, first + count)]
+            draft = draft_of(lease_id(number), requests)
+            place.ledger.commit(draft, place.boot_ms, lambda _: None)
+            place.upkeep.look_at_keys()
+            return [alarm.text for alarm in raised(place.segment)]
+
+        assert send(0, 4) == []
+        place.passed(300)
+        assert send(4, 4) == ["the newest are known for 0 s; raise dedupe_entries_max"]
+        place.passed(1_000)
+        assert send(9, 1) == []
+
+
+def results(place: Place) -> list[bool]:
+    """Of each commit: whether its result is there."""
+    found = []
+    for number in range(1, place.ledger.latest_commit_number() + 1):
+        try:
+            place.ledger.commit_by_number(number)
+            found.append(True)
+        except ResultCleared:
+            found.append(False)
+    return found
+
+
+def test_results_are_cleared_once_all_shards_followed_and_their_lease_is_over(
+    place: Place,
+) -> None:
+    topic = place.topic("t")
+    place.write(topic, 1, 1, 1, 1)
+    place.seen(4, 1)
+    place.upkeep.reclaim()
+    assert results(place) == [False, True, True, True]
+    # Its holder died between the commit and what comes behind it: an adopter asks for the result.
+    leases = LeaseTable(place.words, place.segment.layout)
+    leases.fill(0, 0, LeaseId(1, 1, 0, 3), 1, [SourceRange(0, 0, 8)])
+    place.seen(4, 4)
+    place.upkeep.reclaim()
+    assert results(place) == [False, False, True, True]
+    place.words[place.segment.layout.lease(0, 0)] = DONE
+    place.upkeep.reclaim()
+    assert results(place) == [False, False, False, False]
+    place.ledger.check_invariants()
+
+
+def test_a_commit_that_is_not_in_the_log_yet_keeps_its_result(place: Place) -> None:
+    topic = place.topic("t")
+    place.write(topic, 1)
+    place.seen(1, 1)
+    place.write(topic, 1)  # killed before it was published
+    place.upkeep.reclaim()
+    assert results(place) == [False, True]

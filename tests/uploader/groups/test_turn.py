@@ -1,0 +1,211 @@
+"""Decisions: when a group is due, what its members do, when it splits and merges."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uploader.groups.turn import (
+    GRACE_NS_MIN,
+    HYSTERESIS_NS_MIN,
+    NEVER,
+    BuddyView,
+    Decision,
+    Do,
+    GroupView,
+    Policy,
+    decide,
+    due_ns,
+    merge_at_ns,
+    wants_split,
+)
+
+MS = 1_000_000
+TARGET = 4 << 20
+WINDOW = 200 * MS
+POLICY = Policy()
+
+BASE = GroupView(
+    me=0,
+    leader=0,
+    members=4,
+    turn=0,
+    backlog_bytes=1000,
+    oldest_arrival_ns=10_000 * MS,
+    last_pull_ns=9_900 * MS,
+    last_change_ns=0,
+    window_ns=WINDOW,
+    free_slots=4,
+    can_split=True,
+)
+
+
+def view(**changes: int | bool) -> GroupView:
+    return msgspec.structs.replace(BASE, **changes)
+
+
+DUE = BASE.oldest_arrival_ns + WINDOW
+
+
+@pytest.mark.parametrize(
+    ("backlog", "last_pull_ms", "due_ms"),
+    [
+        (1, 9_900, 10_200),  # pulled 100 ms before it came: its own window
+        (1, 9_801, 10_200),
+        (1, 9_800, 10_000),  # idle for a whole window: at once
+        (1, 0, 10_000),
+        (1, 10_050, 10_200),  # a pull that left it behind
+        (TARGET - 1, 9_900, 10_200),
+        (TARGET, 9_900, 10_000),  # the size trigger
+        (TARGET * 9, 10_050, 10_000),
+    ],
+)
+def test_a_group_is_due_at_its_size_or_when_idle_at_once_else_a_window_after_its_oldest(
+    backlog: int, last_pull_ms: int, due_ms: int
+) -> None:
+    seen = view(backlog_bytes=backlog, last_pull_ns=last_pull_ms * MS)
+    assert due_ns(seen, POLICY) == due_ms * MS
+
+
+@pytest.mark.parametrize(
+    ("changes", "now_ns", "wanted"),
+    [
+        ({"backlog_bytes": 0}, DUE, Decision(Do.IDLE)),
+        ({"backlog_bytes": 0, "turn": 3}, DUE + WINDOW * 9, Decision(Do.IDLE)),
+        # It is my turn.
+        ({}, DUE - 1, Decision(Do.WAIT, DUE)),
+        ({}, DUE, Decision(Do.PULL)),
+        ({"free_slots": 0}, DUE - 1, Decision(Do.WAIT, DUE)),
+        ({"free_slots": 0}, DUE, Decision(Do.PASS_TURN)),
+        ({"free_slots": 1}, DUE, Decision(Do.PULL)),
+        ({"backlog_bytes": TARGET}, 10_000 * MS, Decision(Do.PULL)),
+        ({"backlog_bytes": 8 * TARGET + 1}, DUE, Decision(Do.SPLIT)),
+        ({"backlog_bytes": 8 * TARGET + 1, "free_slots": 0}, DUE, Decision(Do.PASS_TURN)),
+        # It is somebody else's.
+        ({"turn": 2}, DUE - 1, Decision(Do.WAIT, DUE)),
+        ({"turn": 2}, DUE, Decision(Do.RING, DUE + WINDOW)),
+        ({"turn": 2}, DUE + WINDOW - 1, Decision(Do.RING, DUE + WINDOW)),
+        ({"turn": 2}, DUE + WINDOW, Decision(Do.TAKE_TURN)),
+        (
+            {"turn": 2, "free_slots": 0},
+            DUE + WINDOW,
+            Decision(Do.WAIT, DUE + WINDOW + GRACE_NS_MIN),
+        ),
+        # A pull since then: the holder is alive, what is left waits for the next.
+        (
+            {"turn": 2, "last_pull_ns": DUE + 5 * MS},
+            DUE + WINDOW,
+            Decision(Do.RING, DUE + 5 * MS + WINDOW),
+        ),
+        ({"turn": 2, "last_pull_ns": DUE + 5 * MS}, DUE + 5 * MS + WINDOW, Decision(Do.TAKE_TURN)),
+        # Windows below the grace.
+        (
+            {"turn": 2, "window_ns": MS, "last_pull_ns": 0},
+            10_000 * MS,
+            Decision(Do.RING, 10_000 * MS + GRACE_NS_MIN),
+        ),
+    ],
+)
+def test_what_a_member_does(changes: dict[str, int | bool], now_ns: int, wanted: Decision) -> None:
+    assert decide(view(**changes), now_ns, POLICY) == wanted
+
+
+views = st.builds(
+    GroupView,
+    me=st.integers(0, 3),
+    leader=st.just(0),
+    members=st.integers(1, 4),
+    turn=st.integers(0, 3),
+    backlog_bytes=st.one_of(st.integers(0, 3), st.integers(TARGET - 1, 20 * TARGET)),
+    oldest_arrival_ns=st.integers(0, 2000 * MS),
+    last_pull_ns=st.integers(0, 2000 * MS),
+    last_change_ns=st.integers(0, 2000 * MS),
+    window_ns=st.integers(MS // 2, 1000 * MS),
+    free_slots=st.integers(0, 4),
+    can_split=st.booleans(),
+)
+
+
+@given(seen=views, now_ns=st.integers(0, 6000 * MS))
+def test_nothing_pending_is_forgotten_every_decision_acts_or_says_when_to_look_again(
+    seen: GroupView, now_ns: int
+) -> None:
+    decision = decide(seen, now_ns, POLICY)
+    if decision.do in (Do.WAIT, Do.RING):
+        assert now_ns < decision.at_ns < NEVER
+    if decision.do is Do.IDLE:
+        assert not seen.backlog_bytes
+    if decision.do in (Do.PULL, Do.SPLIT, Do.TAKE_TURN):
+        assert seen.free_slots
+        assert now_ns >= due_ns(seen, POLICY)
+        assert (seen.turn == seen.me) == (decision.do is not Do.TAKE_TURN)
+
+
+@given(seen=views)
+def test_a_stalled_turn_holder_is_skipped_within_a_window_and_a_grace_of_being_due(
+    seen: GroupView,
+) -> None:
+    seen = msgspec.structs.replace(seen, me=1, turn=0, free_slots=1, backlog_bytes=1)
+    last_sign_ns = max(due_ns(seen, POLICY), seen.last_pull_ns)
+    at_ns = last_sign_ns + max(seen.window_ns, GRACE_NS_MIN)
+    assert decide(seen, at_ns, POLICY) == Decision(Do.TAKE_TURN)
+    assert decide(seen, at_ns - 1, POLICY).do is not Do.TAKE_TURN
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 8])
+def test_a_group_splits_over_two_targets_a_member_and_not_at_them(members: int) -> None:
+    at_bytes = 2 * TARGET * members
+    for backlog, wanted in ((at_bytes, False), (at_bytes + 1, True)):
+        seen = view(backlog_bytes=backlog, members=members)
+        assert wants_split(seen, DUE, POLICY) is wanted
+
+
+def test_only_the_leader_splits_on_its_own_turn_where_both_halves_have_a_shard() -> None:
+    full = 8 * TARGET + 1
+    assert decide(view(backlog_bytes=full), DUE, POLICY).do is Do.SPLIT
+    assert decide(view(backlog_bytes=full, me=1, turn=1), DUE, POLICY).do is Do.PULL
+    arrived_ns = BASE.oldest_arrival_ns
+    assert decide(view(backlog_bytes=full, turn=1), arrived_ns, POLICY).do is Do.RING
+    # The leader that takes a stalled holder's turn only pulls.
+    assert decide(view(backlog_bytes=full, turn=1), DUE + 2 * WINDOW, POLICY).do is Do.TAKE_TURN
+    assert decide(view(backlog_bytes=full, can_split=False), DUE, POLICY).do is Do.PULL
+
+
+@pytest.mark.parametrize(
+    ("window_ns", "hysteresis_ns"),
+    [(200 * MS, 400 * MS), (1000 * MS, 2000 * MS), (50 * MS, 100 * MS), (MS, HYSTERESIS_NS_MIN)],
+)
+def test_two_changes_of_a_group_are_at_least_two_windows_apart(
+    window_ns: int, hysteresis_ns: int
+) -> None:
+    assert POLICY.hysteresis_ns(window_ns) == hysteresis_ns
+    changed_ns = 20_000 * MS
+    seen = view(backlog_bytes=8 * TARGET + 1, window_ns=window_ns, last_change_ns=changed_ns)
+    assert not wants_split(seen, changed_ns + hysteresis_ns - 1, POLICY)
+    assert wants_split(seen, changed_ns + hysteresis_ns, POLICY)
+    for low, high in ((changed_ns, 0), (0, changed_ns)):
+        views_ = BuddyView(0, 0, low), BuddyView(0, 0, high)
+        assert merge_at_ns(*views_, window_ns, POLICY) == changed_ns + hysteresis_ns
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "merges_at"),
+    [
+        (BuddyView(0, 0, 0), BuddyView(0, 0, 0), 400 * MS),
+        # A pull that found a whole object, in either one: not empty for the hysteresis.
+        (BuddyView(0, 1000 * MS, 0), BuddyView(0, 0, 0), 1400 * MS),
+        (BuddyView(0, 0, 0), BuddyView(0, 1000 * MS, 0), 1400 * MS),
+        (BuddyView(0, 1000 * MS, 1300 * MS), BuddyView(0, 900 * MS, 0), 1700 * MS),
+        # What goes out by age leaves a group empty.
+        (BuddyView(TARGET - 1, 0, 0), BuddyView(TARGET - 1, 0, 0), 400 * MS),
+        # A whole object is pending now.
+        (BuddyView(TARGET, 0, 0), BuddyView(0, 0, 0), NEVER),
+        (BuddyView(0, 0, 0), BuddyView(TARGET, 0, 0), NEVER),
+    ],
+)
+def test_buddies_merge_when_both_were_empty_for_the_whole_hysteresis(
+    low: BuddyView, high: BuddyView, merges_at: int
+) -> None:
+    assert merge_at_ns(low, high, WINDOW, POLICY) == merges_at

@@ -1,0 +1,115 @@
+"""When the store counts as failing: nothing kept for a while, whatever fails now and then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from shards.alarms import Alarm, AlarmBoard, AlarmKind, raised
+from shards.layout import Layout
+from shards.segment import Segment
+from tests.uploader.pipeline import key_of, pipeline
+from uploader.pipeline import upload
+from uploader.pipeline.outage import DOWN_AFTER_NS, Outage, reason_of
+from uploader.stores import open_store
+from uploader.stores.base import StoreBusy, StoreError
+
+S = 1_000_000_000
+BUSY = StoreBusy("503 SlowDown")
+
+
+@pytest.fixture
+def segment() -> Iterator[Segment]:
+    made = Segment.create(Layout(1, 4096))
+    yield made
+    made.close()
+    os.close(made.fd)
+
+
+@pytest.fixture
+def outage(segment: Segment) -> Outage:
+    return Outage(AlarmBoard(segment, 0))
+
+
+def alarm(segment: Segment) -> Alarm | None:
+    return next(raised(segment), None)
+
+
+def test_the_store_is_failing_when_nothing_was_kept_for_two_seconds(
+    segment: Segment, outage: Outage
+) -> None:
+    outage.failed(BUSY, 10 * S, 10 * S + 5)
+    outage.failed(BUSY, 11 * S, 10 * S + DOWN_AFTER_NS - 1)
+    assert alarm(segment) is None
+    outage.failed(BUSY, 11 * S, 10 * S + DOWN_AFTER_NS)
+    found = alarm(segment)
+    assert found is not None
+    assert (found.kind, found.since_ns) == (AlarmKind.STORE_FAILING, 10 * S)
+    outage.failed(StoreError("No space left", retryable=True), 12 * S, 13 * S)
+    found = alarm(segment)
+    assert found is not None
+    assert (found.since_ns, found.count, found.text) == (10 * S, 2, "No space left")
+
+
+def test_it_is_over_when_one_call_succeeds_and_begins_anew_from_there(
+    segment: Segment, outage: Outage
+) -> None:
+    outage.failed(BUSY, 10 * S, 15 * S)
+    outage.kept(16 * S)
+    assert alarm(segment) is None
+    # A call that began before that success tells nothing about the time before it.
+    outage.failed(BUSY, 10 * S, 16 * S + DOWN_AFTER_NS - 1)
+    assert alarm(segment) is None
+    outage.failed(BUSY, 17 * S, 16 * S + DOWN_AFTER_NS)
+    found = alarm(segment)
+    assert found is not None and found.since_ns == 16 * S
+
+
+def test_failures_between_successes_are_no_outage(segment: Segment, outage: Outage) -> None:
+    for second in range(100):
+        outage.failed(BUSY, second * S, second * S + S // 2)
+        outage.kept(second * S + S // 2 + 1)
+        assert alarm(segment) is None
+
+
+def test_one_call_that_hung_for_long_is_enough(segment: Segment, outage: Outage) -> None:
+    outage.failed(BUSY, 10 * S, 70 * S)
+    found = alarm(segment)
+    assert found is not None and found.since_ns == 10 * S
+
+
+def test_the_reason_of_a_disks_error_is_named_without_paths(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/store")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "segments").write_text("no directory")
+    with pytest.raises(StoreError) as refused:
+        store.put("l0/1", b"x", 1)
+    assert reason_of(refused.value) == "File exists"
+    assert reason_of(BUSY) == "503 SlowDown"
+
+
+def test_uploads_that_fail_raise_the_alarm_say_nothing_else_and_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds = count(100)
+    monkeypatch.setattr(upload, "monotonic_ns", lambda: next(seconds) * S)
+    with pipeline(tmp_path) as line:
+        pulled = line.lease_of(0, "a")
+        seen: list[Alarm | None] = []
+
+        def fails_three_times(real: Callable[[], str]) -> str:
+            seen.append(alarm(line.crew.segment))
+            if len(seen) < 4:
+                raise BUSY
+            return real()
+
+        line.store.around[key_of(pulled)] = fails_three_times
+        line.start(0, pulled)
+        line.turn_until_done(pulled)
+        assert [found is not None for found in seen] == [False, False, True, True]
+        assert alarm(line.crew.segment) is None
+    assert caplog.messages == []

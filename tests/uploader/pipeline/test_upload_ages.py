@@ -1,0 +1,33 @@
+"""Idempotency keys while the wall clock is set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shards.clock import boottime_ns, wall_ms, wall_ns
+from tests.uploader.pipeline import Pipeline, pipeline
+from uploader.ownership.ownership import Moment, tell_sent
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Iterator[Pipeline]:
+    with pipeline(tmp_path) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("step_s", [130, 3_600, -3_600])
+def test_a_step_of_the_wall_clock_forgets_no_idempotency_key(
+    line: Pipeline, monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    stepped_ns = (wall_ms() + step_s * 1_000) * 10**6
+    for _ in range(2):
+        line.publish(0, "a", key="k")
+        pulled = line.pull(0)
+        line.start(0, pulled)
+        line.turn_until_done(pulled)
+        monkeypatch.setattr("time.time_ns", lambda: stepped_ns)
+        tell_sent(line.words, Moment(boottime_ns(), wall_ns()))  # an entry after the gap in time
+    assert line.ledger.partition_states(line.topic.topic_id)[0].count == 1

@@ -1,0 +1,1 @@
+"""Which shards upload together, when, and what one pull takes."""

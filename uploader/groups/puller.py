@@ -1,0 +1,391 @@
+"""The shell around the decisions: groups over shared memory, pulled under their locks.
+
+One ``Puller`` per shard, used by its loop only. Everything here is loads and stores of shared
+words and tried locks; nothing waits, nothing touches a disk or the network.
+
+Under a group's lock its holder leaves its mark in the group's slot and takes it away last; who
+finds a predecessor's mark repairs the members' ``pulled`` words from the leases first, since that
+holder died between filling a lease and storing them.
+
+Writer of all group words and of the members' ``pulled``: who holds the group's lock (both groups'
+locks for a merge).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from shards import layout as at
+from shards import locks
+from shards.clock import wall_ms
+from shards.doorbell import Doorbells
+from shards.leases import Lease, LeaseTable
+from shards.locks import LockFile
+from shards.ring import RequestAt, RingReader
+from shards.segment import Segment
+from uploader.groups import turn
+from uploader.groups.buddy import BuddyMap, Group
+from uploader.groups.pull import LeaseRequests, Pending, cut
+from uploader.groups.turn import BuddyView, Do, GroupView, Policy
+
+LOCK_RETRY_NS = 5_000_000
+_TRIES_MAX = 3  # each start-over follows another shard's finished change; more is a later look
+
+
+class Pulled(NamedTuple):
+    """A lease that this shard just took, with the requests that it covers, in pull order."""
+
+    lease: Lease
+    requests: tuple[tuple[int, RequestAt], ...]
+
+
+class Look(NamedTuple):
+    """What a look at the group gave: leases to upload, and when to look again.
+
+    ``quiet_bytes``: as long as this shard publishes less than this, nothing of it can make the
+    group due earlier, so it need not look for that.
+    """
+
+    pulled: list[Pulled]
+    again_at_ns: int
+    quiet_bytes: int = 0
+
+
+class _Sizes:
+    """The size words of the group slots."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._words = segment.words
+        layout = segment.layout
+        self._at = [layout.group(slot) + at.P_SIZE for slot in range(layout.shards)]
+
+    def __getitem__(self, slot: int, /) -> int:
+        return int(self._words[self._at[slot]])
+
+    def __setitem__(self, slot: int, size: int, /) -> None:
+        self._words[self._at[slot]] = size
+
+
+class GroupTable:
+    """Reads of the group words: for members, for status, for the supervisor."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.words = segment.words
+        self.layout = segment.layout
+        self.map = BuddyMap(_Sizes(segment), segment.layout.shards)
+        self._shard_at = [segment.layout.shard(s) for s in range(segment.layout.shards)]
+
+    def start(self) -> None:
+        """One group of all shards, before any runs."""
+        self.map.start()
+
+    def word(self, group: int, word: int) -> int:
+        """A word of a group's slot."""
+        return int(self.words[self.layout.group(group) + word])
+
+    def store(self, group: int, word: int, value: int) -> None:
+        """Stores a word of a group's slot; the caller holds its lock."""
+        self.words[self.layout.group(group) + word] = value
+
+    def pending(self, members: range) -> list[tuple[int, int]]:
+        """For each member where its pending bytes begin, and how many there are.
+
+        Computed, never stored. A look reads this of every member, so it is a slice per word.
+        """
+        # A holder that died before it stored ``pulled`` leaves it behind ``committed``, where the
+        # ring may be another round's by now: nothing would be due there, and nobody would repair.
+        starts = map(max, self._column(at.S_PULLED, members), self._column(at.S_COMMITTED, members))
+        heads = self._column(at.S_HEAD, members)
+        return [(start, max(0, head - start)) for start, head in zip(starts, heads, strict=True)]
+
+    def _column(self, word: int, members: range) -> Iterable[int]:
+        """One word of each member."""
+        first, stop = self.layout.shard(members.start), self.layout.shard(members.stop)
+        return self.words[first + word : stop : at.SHARD_WORDS]
+
+    def backlog_bytes(self, group: Group) -> int:
+        """A group's backlog."""
+        return sum(size_bytes for _, size_bytes in self.pending(self.map.members(group)))
+
+    def inside(self) -> set[int]:
+        """The shards that are inside a group's lock, as the marks say."""
+        first, stop = self.layout.group(0), self.layout.group(self.layout.shards)
+        return {mark - 1 for mark in self.words[first + at.P_MARK : stop : at.GROUP_WORDS] if mark}
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless map and ring words are legal; for shards at rest."""
+        self.map.check_invariants()
+        for shard, base in enumerate(self._shard_at):
+            committed, pulled, head = (
+                self.words[base + word] for word in (at.S_COMMITTED, at.S_PULLED, at.S_HEAD)
+            )
+            order = f"shard {shard}: committed {committed}, pulled {pulled}, head {head}"
+            assert committed <= pulled <= head, order
+
+    def turn(self, group: Group) -> int:
+        """The member whose turn it is."""
+        found = self.word(group.group, at.P_TURN)
+        return found if found in self.map.members(group) else group.group
+
+
+class Puller:
+    """One shard's part in its group."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        shard: int,
+        lock_file: LockFile,
+        bells: Doorbells,
+        leases: LeaseTable,
+        policy: Policy,
+    ) -> None:
+        self.shard = shard
+        self.table = GroupTable(segment)
+        self._segment = segment
+        self._words = segment.words
+        self._locks = lock_file
+        self._bells = bells
+        self._leases = leases
+        self._policy = policy
+        self._readers = [RingReader(segment, s) for s in range(segment.layout.shards)]
+        self._oldest = [(-1, turn.NEVER)] * segment.layout.shards  # position and arrival
+
+    def _view(self, group: Group, members: range) -> GroupView:
+        table = self.table
+        backlog = 0
+        oldest_ns = turn.NEVER
+        for member, (start, size_bytes) in zip(members, table.pending(members), strict=True):
+            if size_bytes:
+                backlog += size_bytes
+                known = self._oldest[member]
+                arrival_ns = known[1] if known[0] == start else self._oldest_ns(member, start)
+                oldest_ns = min(oldest_ns, arrival_ns)
+        return GroupView(
+            me=self.shard,
+            leader=group.group,
+            members=len(members),
+            turn=table.turn(group),
+            backlog_bytes=backlog if oldest_ns < turn.NEVER else 0,
+            oldest_arrival_ns=oldest_ns,
+            last_pull_ns=table.word(group.group, at.P_LAST_PULL_NS),
+            last_change_ns=table.word(group.group, at.P_LAST_CHANGE_NS),
+            window_ns=int(self._words[at.G_WINDOW_NS]),
+            free_slots=len(self._leases.free_slots(self.shard)),
+            can_split=table.map.can_split(group),
+        )
+
+    def _oldest_ns(self, member: int, start: int) -> int:
+        """Arrival of a member's oldest pending request, read once per position."""
+        arrival_ns = self._readers[member].oldest_arrival_ns(start)
+        if arrival_ns is None:
+            return turn.NEVER
+        self._oldest[member] = (start, arrival_ns)
+        return arrival_ns
+
+    def look(self, now_ns: int) -> Look:
+        """Does what the group's state asks of this shard now."""
+        self._leases.free_done(self.shard)
+        for _ in range(_TRIES_MAX):
+            group = self.table.map.group_of(self.shard)
+            members = self.table.map.members(group)
+            view = self._view(group, members)
+            decision = turn.decide(view, now_ns, self._policy)
+            if decision.do is Do.IDLE:
+                return Look([], self._try_merge(group, now_ns))
+            if decision.do is Do.WAIT:
+                left = max(0, self._policy.object_bytes_target - view.backlog_bytes)
+                again_at_ns = min(decision.at_ns, self._try_merge(group, now_ns))
+                return Look([], again_at_ns, left // view.members)
+            if decision.do is Do.RING:
+                self._bells.ring(view.turn)
+                return Look([], decision.at_ns)
+            if decision.do is Do.PASS_TURN:
+                return Look([], self._pass_turn(group, view, now_ns))
+            if not self._locks.try_lock(locks.GROUP + group.group):
+                return Look([], now_ns + LOCK_RETRY_NS)
+            try:
+                if self._changed(group, view.turn):
+                    continue
+                self._enter(group)
+                if decision.do is Do.SPLIT:
+                    group = self._split(group, now_ns)
+                pulled = self._pull(group, now_ns)
+                next_turn = self._advance_turn(group)
+                self.table.store(view.leader, at.P_MARK, 0)
+            finally:
+                self._locks.unlock(locks.GROUP + view.leader)
+            # What was published between the scan and the hand-over would sleep until the next.
+            if next_turn != self.shard and self.table.backlog_bytes(group):
+                self._bells.ring(next_turn)
+            if decision.do is Do.SPLIT:
+                self._bells.ring(view.leader + group.size)
+            return Look(pulled, now_ns if self.table.backlog_bytes(group) else turn.NEVER)
+        return Look([], now_ns + LOCK_RETRY_NS)
+
+    def enter(self) -> Group | None:
+        """Locks this shard's group for something else than a pull, and repairs it as one would.
+
+        None where another one holds the lock, or the map has just changed: try again in 5 ms.
+        ``unmark``, when all is done, and ``unlock``, whatever happens, must follow.
+        """
+        group = self.table.map.group_of(self.shard)
+        if not self._locks.try_lock(locks.GROUP + group.group):
+            return None
+        if self.table.map.group_of(self.shard) != group:
+            self._locks.unlock(locks.GROUP + group.group)
+            return None
+        self._enter(group)
+        return group
+
+    def unmark(self, group: Group) -> None:
+        """What ``enter`` was for is done."""
+        self.table.store(group.group, at.P_MARK, 0)
+
+    def unlock(self, group: Group) -> None:
+        """Gives the lock of ``enter`` back."""
+        self._locks.unlock(locks.GROUP + group.group)
+
+    def _changed(self, group: Group, seen_turn: int) -> bool:
+        """Under the lock: whether map or turn are not what the decision was made on."""
+        table = self.table
+        return table.map.group_of(group.group) != group or table.turn(group) != seen_turn
+
+    def _enter(self, group: Group) -> None:
+        """Leaves this shard's mark; repairs what a predecessor that died here left behind."""
+        if self.table.word(group.group, at.P_MARK):
+            self._repair(group)
+        self.table.store(group.group, at.P_MARK, self.shard + 1)
+
+    def _repair(self, group: Group) -> None:
+        # Leases first: one that is committed in between is not seen there any more, and then
+        # ``committed`` has moved. The other way round its range would be pulled again.
+        ends = self._leases.leased_ends()
+        for member in self.table.map.members(group):
+            base = self._segment.layout.shard(member)
+            leased, committed = ends[member], int(self._words[base + at.S_COMMITTED])
+            self._words[base + at.S_PULLED] = max(leased, committed)
+
+    def _split(self, group: Group, now_ns: int) -> Group:
+        table = self.table
+        upper = table.map.halves(group)[1].group
+        table.store(upper, at.P_TURN, upper)
+        table.store(upper, at.P_LAST_CHANGE_NS, now_ns)
+        table.store(upper, at.P_LAST_PULL_NS, table.word(group.group, at.P_LAST_PULL_NS))
+        table.store(upper, at.P_MARK, 0)
+        lower, _ = table.map.split(group)
+        table.store(lower.group, at.P_LAST_CHANGE_NS, now_ns)
+        table.store(lower.group, at.P_SPLITS, table.word(lower.group, at.P_SPLITS) + 1)
+        return lower
+
+    def _pull(self, group: Group, now_ns: int) -> list[Pulled]:
+        slots = self._leases.free_slots(self.shard)
+        target = self._policy.object_bytes_target
+        if self.table.backlog_bytes(group) >= target:
+            self.table.store(group.group, at.P_LAST_FULL_NS, now_ns)
+        members = self.table.map.members(group)
+        in_order = [*range(self.shard, members.stop), *range(members.start, self.shard)]
+        leases = cut([self._pending(member) for member in in_order], len(slots), target)
+        pulled = [
+            self._take(slot, wanted)
+            for slot, wanted in zip(slots, leases, strict=False)
+            if wanted.sources
+        ]
+        for taken in pulled:
+            for source in taken.lease.sources:
+                self._words[self._segment.layout.shard(source.shard) + at.S_PULLED] = source.end
+        if pulled:
+            self.table.store(group.group, at.P_LAST_PULL_NS, now_ns)
+        else:  # what was known to wait is void by now; the next look must not come for it again
+            self._oldest = [(-1, turn.NEVER)] * len(self._oldest)
+        return pulled
+
+    def _take(self, slot: int, wanted: LeaseRequests) -> Pulled:
+        lease_id = self._segment.next_lease_id(self.shard)
+        seen = int(self._words[at.G_COMMITS])
+        lease = self._leases.fill(self.shard, slot, lease_id, wall_ms(), wanted.sources, seen)
+        return Pulled(lease, wanted.requests)
+
+    def _pending(self, member: int) -> Pending:
+        reader = self._readers[member]
+        start = int(self._words[self._segment.layout.shard(member) + at.S_PULLED])
+        return Pending(member, start, reader.requests(start, reader.head))
+
+    def _advance_turn(self, group: Group) -> int:
+        members = self.table.map.members(group)
+        following = self.shard + 1 if self.shard + 1 < members.stop else members.start
+        self.table.store(group.group, at.P_TURN, following)
+        return following
+
+    def _pass_turn(self, group: Group, view: GroupView, now_ns: int) -> int:
+        """Gives the turn to the next member with a free lease slot; waits when there is none."""
+        members = self.table.map.members(group)
+        after = [*range(self.shard + 1, members.stop), *range(members.start, self.shard)]
+        able = next((member for member in after if self._leases.free_slots(member)), None)
+        if able is None:
+            return turn.NEVER  # every slot's commit rings its shard's bell
+        if not self._locks.try_lock(locks.GROUP + group.group):
+            return now_ns + LOCK_RETRY_NS
+        try:
+            if not self._changed(group, view.turn):
+                self.table.store(group.group, at.P_TURN, able)
+        finally:
+            self._locks.unlock(locks.GROUP + group.group)
+        self._bells.ring(able)
+        return now_ns + LOCK_RETRY_NS
+
+    def _try_merge(self, low: Group, now_ns: int) -> int:
+        """Absorbs the upper buddy if this shard leads the lower one and both have been empty."""
+        if low.group != self.shard:
+            return turn.NEVER
+        high = self.table.map.upper_buddy(low)
+        if high is None:
+            # A split buddy may become whole again, and nobody rings for that.
+            is_lower = low.size < self.table.map.slots and not low.group % (2 * low.size)
+            pause = self._policy.hysteresis_ns(int(self._words[at.G_WINDOW_NS]))
+            return now_ns + pause if is_lower else turn.NEVER
+        when = self._merge_at_ns(low, high)
+        if when > now_ns:
+            pause = self._policy.hysteresis_ns(int(self._words[at.G_WINDOW_NS]))
+            return min(when, now_ns + pause)
+        if not self._locks.try_lock(locks.GROUP + low.group):
+            return now_ns + LOCK_RETRY_NS
+        try:
+            if not self._locks.try_lock(locks.GROUP + high.group):
+                return now_ns + LOCK_RETRY_NS
+            try:
+                self._merge(low, high, now_ns)
+            finally:
+                self._locks.unlock(locks.GROUP + high.group)
+        finally:
+            self._locks.unlock(locks.GROUP + low.group)
+        return now_ns + LOCK_RETRY_NS
+
+    def _merge(self, low: Group, high: Group, now_ns: int) -> None:
+        table = self.table
+        if table.map.upper_buddy(low) != high or self._merge_at_ns(low, high) > now_ns:
+            return
+        self._enter(low)
+        self._enter(high)
+        last_pulls = [table.word(group.group, at.P_LAST_PULL_NS) for group in (low, high)]
+        table.store(low.group, at.P_LAST_PULL_NS, max(last_pulls))
+        table.store(low.group, at.P_LAST_CHANGE_NS, now_ns)
+        table.store(low.group, at.P_TURN, low.group)
+        table.store(low.group, at.P_MERGES, table.word(low.group, at.P_MERGES) + 1)
+        table.map.merge(low, high)
+        table.store(high.group, at.P_MARK, 0)
+        table.store(low.group, at.P_MARK, 0)
+
+    def _merge_at_ns(self, low: Group, high: Group) -> int:
+        window_ns = int(self._words[at.G_WINDOW_NS])
+        return turn.merge_at_ns(
+            self._buddy_view(low), self._buddy_view(high), window_ns, self._policy
+        )
+
+    def _buddy_view(self, group: Group) -> BuddyView:
+        return BuddyView(
+            self.table.backlog_bytes(group),
+            self.table.word(group.group, at.P_LAST_FULL_NS),
+            self.table.word(group.group, at.P_LAST_CHANGE_NS),
+        )

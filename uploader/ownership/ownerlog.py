@@ -1,0 +1,329 @@
+"""The owner's log in the store: reading it, adding to it, and taking it over.
+
+Every start is this one path (protocol 5): find the last incarnation's last entry, seal its log
+by writing the next number, wait if the former owner may still hold it, go on. Who was refused,
+and why, is said by name.
+
+Blocking; called by the supervisor's owner thread and by commands, never by a loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import partial
+from itertools import groupby
+from typing import BinaryIO, Literal, TypeVar
+
+from msgspec import Struct
+
+from ledger.log import entry as entries
+from ledger.log.backup import Changes, Mark
+from ledger.log.entry import (
+    Entry,
+    EntryError,
+    Image,
+    Owner,
+    entry_key,
+    parse_entry_key,
+    parse_image_key,
+)
+from shards.clock import wall_ms
+from uploader.ownership.image import get_image
+from uploader.ownership.ownership import ANSWER_NS, TAKE_OVER_NS
+from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore, StoreError
+from uploader.stores.retry import RetryLimits, retry_delay_s
+
+log = logging.getLogger("headgate.owner")
+
+T = TypeVar("T")
+
+SEALS_MAX = 100  # a former owner that lives adds one entry per 5 s; more is somebody else's start
+LOOKS = 3  # for an answer, while a start waits
+READ_LIMITS = RetryLimits(base_s=0.05, cap_s=1.0, attempts_max=6)
+
+
+def question_key(incarnation: int) -> str:
+    """Where a start asks for an incarnation's owner; beside the log, which has entries only."""
+    return f"probe-owner-{incarnation:012d}"
+
+
+class OwnedByAnother(RuntimeError):
+    """The prefix belongs to another data directory, whose daemon did not stop cleanly."""
+
+    def __init__(self, last: Entry, now_ms: int, *, goes_on: bool = False) -> None:
+        owner = last.owner
+        age_s = max(0, now_ms - last.created_ms) // 1000
+        what = (
+            "; its log goes on, so that daemon lives and this machine or directory is a copy of"
+            " its: stop one of the two; if it must be that one, start this one with --take-over"
+            if goes_on
+            else "; if that daemon is gone for good, start with --take-over"
+        )
+        super().__init__(
+            f"the store belongs to the data directory {owner.data_dir} of host {owner.host}"
+            f" (pid {owner.pid}, its last entry {age_s} s ago){what}"
+        )
+        self.last = last
+
+
+class Former(Enum):
+    """What the former owner is to us, which decides the wait and what its ledger is worth."""
+
+    NONE = "none"  # a new prefix
+    RELEASED = "released"  # stopped cleanly
+    OURS = "ours"  # our directory, whose lock we hold: it is dead
+    REBOOTED = "rebooted"  # our directory before a boot, or a copy of the machine
+    ANOTHER = "another"  # may live
+
+
+class Taken(Struct, frozen=True):
+    """A log that was sealed for a new start: ``last`` is its last entry before the seal, None for
+    a new prefix; ``incarnation`` the greatest that is known."""
+
+    incarnation: int
+    last: Entry | None
+    former: Former = Former.NONE
+
+
+class OwnerLog:
+    """The log under one prefix."""
+
+    def __init__(
+        self, store: ObjectStore, owner: Owner, sleep_s: Callable[[float], object]
+    ) -> None:
+        self._store = store
+        self.store_url = store.url
+        self.owner = owner
+        self._sleep_s = sleep_s
+        self._rng = random.Random(f"{owner.pid} {owner.boot_id}")
+        # Entries that no image makes needless, and their bytes: what our start found (but for
+        # first entries and seals, which stay), and what was added since.
+        self.entries_behind = self.bytes_behind = 0
+
+    def entry(
+        self,
+        incarnation: int,
+        number: int,
+        kind: Literal["entry", "seal", "release"],
+        mark: Mark,
+        changes: Changes | None = None,
+        names: Image | None = None,
+    ) -> Entry:
+        """A new entry of ours, with a nonce of its own."""
+        nonce = os.urandom(16)
+        return Entry(
+            entries.VERSION, nonce, incarnation, number, kind, self.owner, wall_ms(), mark,
+            changes, names=names,
+        )  # fmt: skip
+
+    def put(self, entry: Entry) -> bool:
+        """Adds an entry; False when its number is taken. One attempt; raises StoreError."""
+        key = entry_key(entry.incarnation, entry.number)
+        data = entries.encode(entry)
+        made = self._store.put_if_absent(key, data)
+        if made and entry.names is not None:
+            self.entries_behind, self.bytes_behind = entry.number - entry.names.after, 0
+        elif made:
+            self.entries_behind += 1
+            self.bytes_behind += len(data)
+        return made
+
+    def read(self, incarnation: int, number: int) -> Entry:
+        """The entry of a number. Raises StoreError, EntryError."""
+        key = entry_key(incarnation, number)
+        return entries.decode(self._store.get(key), key)
+
+    def keys(self) -> list[tuple[int, int]]:
+        """All (incarnation, number) in the log, ascending."""
+        return [parse_entry_key(head.key) for head in self._heads()]
+
+    def _heads(self) -> list[ObjectHead]:
+        """The entries there are, in order. Raises EntryError for what is foreign here."""
+        heads = [h for h in self._store.list(entries.PREFIX) if parse_image_key(h.key) is None]
+        return sorted(heads, key=lambda head: parse_entry_key(head.key))
+
+    def image(self) -> Image | None:
+        """The newest image that an entry names; what was put and never named is passed over."""
+        listed = list(self._store.list(entries.PREFIX))
+        found = {head.key: place for head in listed if (place := parse_image_key(head.key))}
+        for key, (incarnation, after) in sorted(found.items(), key=lambda item: item[::-1])[::-1]:
+            log_of = f"{entries.PREFIX}{incarnation:012d}/"
+            for head in sorted(listed, key=lambda head: head.key):
+                if not head.key.startswith(log_of) or head.key in found:
+                    continue
+                if parse_entry_key(head.key)[1] > after:
+                    names = self._entry(head).names
+                    if names is not None and names.key == key:
+                        return names
+        return None
+
+    def get_image(self, image: Image, file: BinaryIO | None = None) -> None:
+        """Reads an image, into ``file`` if there is one. Raises StoreError, EntryError."""
+        get_image(self._store, image, self._repeat, file)
+
+    def _entry(self, head: ObjectHead) -> Entry:
+        return entries.decode(self._repeat(partial(self._store.get, head.locator)), head.key)
+
+    def chain(self, image: Image | None = None) -> Iterator[Entry]:
+        """The entries to apply in order, one in memory at a time: all, or those after an image.
+
+        A snapshot makes all before it needless; seals carry nothing. What stands after a hole is
+        left out up to the next snapshot. Raises EntryError at the end when an entry is missing and
+        there is none.
+        """
+        incarnation, number = 0, 0
+        heads = self._heads()
+        if image is not None:
+            place = parse_image_key(image.key)
+            assert place is not None
+            heads = [head for head in heads if parse_entry_key(head.key) > place]
+            incarnation, number = place
+        missing = lost = ""
+        for head in heads:
+            expected = ((incarnation, number + 1), (incarnation + 1, 1))
+            found = parse_entry_key(head.key)
+            entry = self._entry(head)
+            if entry.kind == "snapshot":
+                missing = ""
+            elif found not in expected and not missing:
+                missing = f"{entry_key(*expected[0])} or {entry_key(*expected[1])}"
+            if entry.names is not None and image is None:
+                lost = f", nor is the image {entry.names.key} that {head.key} names"
+            incarnation, number = found
+            if not missing:
+                yield entry
+        if missing:
+            raise EntryError(
+                f"the owner's log in {self.store_url} has a hole: {missing} is missing, and there"
+                f" is no image of the ledger behind it{lost}; put back what is missing, or move the"
+                " folder ledger/ aside to recover from the objects alone, without settings and"
+                " deletions of topics"
+            )
+
+    def _repeat(self, call: Callable[[], T]) -> T:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return call()
+            except StoreError as error:
+                pause_s = retry_delay_s(error, attempt, self._rng, READ_LIMITS)
+                if pause_s is None:
+                    raise
+                self._sleep_s(pause_s)
+
+    def last(self) -> Entry | None:
+        """The last entry of the last incarnation that is no seal; None for a new prefix."""
+        for incarnation, number in reversed(self.keys()):
+            entry = self.read(incarnation, number)
+            if entry.kind != "seal":
+                return entry
+        return None
+
+    def former(self, last: Entry | None) -> Former:
+        """What the writer of the last entry is to us; we hold our directory's lock."""
+        if last is None:
+            return Former.NONE
+        if last.kind == "release":
+            return Former.RELEASED
+        if last.owner.same_directory(self.owner):
+            return Former.OURS
+        return Former.REBOOTED if last.owner.before_a_boot(self.owner) else Former.ANOTHER
+
+    def take(self, *, take_over: bool) -> Taken:
+        """Seals the log for a new start of ours and waits as long as it must.
+
+        Who takes the next incarnation's first number then has the prefix; of two starts that
+        have both sealed this log it is one. Raises OwnedByAnother without ``take_over``,
+        StoreError, EntryError.
+        """
+        for _ in range(SEALS_MAX):
+            heads = self._heads()
+            if not heads:
+                return Taken(0, None)
+            keys = [parse_entry_key(head.key) for head in heads]
+            self.entries_behind = max(0, len(keys) - 2 * len({key[0] for key in keys}))
+            self.bytes_behind = sum(head.size_bytes for head in heads)
+            incarnation, number = keys[-1]
+            newest = self.read(incarnation, number)
+            last = newest if newest.kind != "seal" else self.last()
+            former = self.former(last)
+            if former is Former.ANOTHER and not take_over and last is not None:
+                raise OwnedByAnother(last, wall_ms())
+            if former is Former.REBOOTED and not take_over:
+                self.await_silence()
+            mark = Mark() if last is None else last.mark
+            if self.put(self.entry(incarnation, number + 1, "seal", mark)):
+                if former in (Former.ANOTHER, Former.REBOOTED):
+                    self._sleep_s(TAKE_OVER_NS / 1e9)
+                return Taken(incarnation, last, former)
+        raise OwnedByAnother(newest, wall_ms())
+
+    def await_silence(self) -> None:
+        """Asks whether the log's owner lives, and returns when nobody has answered in time.
+
+        A machine that rebooted asks nobody; a copy of a machine that lives is answered by an
+        entry. Raises OwnedByAnother when there is one, StoreError, EntryError.
+        """
+        newest = self.keys()[-1]
+        question = question_key(newest[0])
+        log.info(
+            "the machine was booted since: waiting %d s, in case a copy of it lives",
+            ANSWER_NS // 10**9,
+        )
+        self._store.put_if_absent(question, b"does the owner of this log live?")
+        for _ in range(LOOKS):
+            self._sleep_s(ANSWER_NS / LOOKS / 1e9)
+            if self.keys()[-1] != newest:
+                self.forget_question(newest[0])
+                last = self.last()
+                assert last is not None
+                raise OwnedByAnother(last, wall_ms(), goes_on=True)
+        self.forget_question(newest[0])
+
+    def is_asked(self, incarnation: int) -> bool:
+        """Whether a start asks for the owner of this incarnation: one GET. Raises StoreError."""
+        try:
+            self._store.get(question_key(incarnation))
+        except ObjectMissing:
+            return False
+        return True
+
+    def forget_question(self, incarnation: int) -> None:
+        """Removes the question: it was answered, or is not asked any more. Raises StoreError."""
+        self._store.delete([question_key(incarnation)])
+
+    def forget_before(self, image: Image) -> tuple[int, int]:
+        """Removes what a named image makes needless; returns how many entries and images.
+
+        The seals of former incarnations stay for ever: they take the number that a former owner,
+        stopped for however long, would write next. So does every first entry: it takes the number
+        that a start, stopped for however long after its seal, would write first. Whoever was
+        stopped before this call removes nothing that a later owner has put: not what is newer.
+        """
+        bound = parse_image_key(image.key)
+        assert bound is not None
+        listed = list(self._store.list(entries.PREFIX))
+        places = {head.key: parse_image_key(head.key) for head in listed}
+        images = [
+            head.locator
+            for head in listed
+            if (place := places[head.key]) and place <= bound and head.key != image.key
+        ]
+        heads = [h for h in listed if places[h.key] is None and parse_entry_key(h.key) <= bound]
+        heads.sort(key=lambda head: parse_entry_key(head.key))
+        gone: list[str] = []
+        for incarnation, group in groupby(heads, key=lambda h: parse_entry_key(h.key)[0]):
+            former = [head for head in group if parse_entry_key(head.key)[1] != 1]
+            if incarnation != bound[0]:
+                if len(former) == 1:
+                    continue  # its seal, which stayed at an earlier image
+                while former and self._entry(former[-1]).kind == "seal":
+                    former.pop()
+            gone += [head.locator for head in former]
+        self._store.delete([*gone, *images])
+        return len(gone), len(images)

@@ -1,0 +1,358 @@
+"""The commit pipeline: from a lease to its commit, in uploader threads.
+
+Lifecycle of a lease here, each arrow a step::
+
+    (adopted: looked up in the ledger) -> built -> PUT -> waits for its predecessors
+            -> ledger transaction and commit log -> committed words, bells, done
+
+Several leases are in flight per shard; an upload that finishes early waits until ``committed`` of
+each of its sources stands at its start, so commits of one source happen in pull order. The object
+is a function of the lease, so a PUT whose answer was lost is simply made again.
+
+**A lease that cannot commit stalls all that follow it.** So no error ends a lease silently. Each
+step can be made again, and ``_go_on`` is the one place that decides: what may be better later
+(``uploader/stores/retry.py``) is tried again, with backoff, until it succeeds or the process ends.
+Any other error ends the process (``ended``), and another one adopts the lease.
+
+A key that is taken by other bytes (ForeignObject) holds its lease up, with an alarm, until
+an operator has removed them: no other key is ever chosen, nothing after it in its sources commits.
+
+Threads: ``start``, ``committed_moved`` and ``stop`` belong to the loop, the rest to the pool. The
+ledger given here is used by one thread at a time, under its mutex.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Optional
+
+from msgspec import Struct
+
+from ledger.errors import LeaseBelowFloor, LedgerError
+from ledger.ledger import Ledger
+from ledger.types import Commit, CommitDraft, Condition
+from shards import layout as at
+from shards.alarms import AlarmBoard, AlarmKind
+from shards.clock import boottime_ms, boottime_ns, monotonic_ns, wall_ns
+from shards.commitlog import CommitLog
+from shards.doorbell import Doorbells
+from shards.leases import Lease, LeaseTable
+from shards.ring import RequestAt, RingReader
+from shards.segment import Segment
+from uploader import l0
+from uploader.ownership.ownership import Moment, may_commit, sent_of, should_ask
+from uploader.pipeline.assemble import assemble, requests_of
+from uploader.pipeline.hedge import HedgedPut
+from uploader.pipeline.outage import Outage
+from uploader.stores.base import ForeignObject, ObjectStore, StoreError
+from uploader.stores.retry import delay_s, may_be_better_later
+
+log = logging.getLogger("headgate.uploader")
+
+POLL_S = 0.002  # of words that another process is about to store
+
+Requests = Sequence[tuple[int, RequestAt]]
+
+
+class _Stopped(Exception):
+    """The process ends, or the prefix is another's; the lease stays as it is."""
+
+
+class _Work(Struct, eq=False):
+    """A lease on its way: what its steps have made so far, and the next ones need."""
+
+    lease: Lease
+    requests: Requests | None  # None: read from the rings again
+    built: l0.BuiltObject | None = None
+    conditions: Sequence[Condition] = ()
+    draft: CommitDraft | None = None
+
+
+_Step = Callable[[_Work], Optional["_Step"]]  # does its part, returns what comes next
+
+
+class Uploads:
+    """All leases that one shard holds."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        shard: int,
+        leases: LeaseTable,
+        bells: Doorbells,
+        store: ObjectStore,
+        ledger: Ledger,
+        topic_name: Callable[[int], str],
+        rng: random.Random,
+        alarms: AlarmBoard,
+        ended: Callable[[], None],
+        *,
+        hedge_puts: bool = False,
+    ) -> None:
+        self._segment = segment
+        self._words = segment.words
+        self._shard = shard
+        self._leases = leases
+        self._bells = bells
+        self._store = store
+        self._ledger = ledger
+        self._ledger_mutex = threading.Lock()
+        self._topic_name = topic_name
+        self._rng = rng
+        self._alarms = alarms
+        self._ended = ended
+        self._outage = Outage(alarms)
+        self._log = CommitLog(segment)
+        layout = segment.layout
+        self._readers = [RingReader(segment, source) for source in range(layout.shards)]
+        self._committed_at = [layout.shard(s) + at.S_COMMITTED for s in range(layout.shards)]
+        self._counters_at = layout.shard(shard)
+        self._mutex = threading.Lock()  # the waiting leases and the counters
+        self._waiting: list[_Work] = []  # at most as many as leases are held
+        self._stopping = threading.Event()
+        # One thread per lease slot: a PUT blocks its thread, and slots bound what is in flight.
+        self._pool = ThreadPoolExecutor(layout.lease_slots, thread_name_prefix="uploader")
+        slots = layout.lease_slots
+        self.hedged = HedgedPut(self._put_once, slots, monotonic_ns) if hedge_puts else None
+        self._put_object = self._put_once if self.hedged is None else self.hedged.put
+        self._foreign: set[str] = set()  # keys of ours that are taken; under the mutex
+
+    def start(self, lease: Lease, requests: Requests | None = None) -> None:
+        """Uploads and commits a lease that this shard holds; ``requests`` None: an adopted one."""
+        first = self._recognize if requests is None else self._build
+        self._pool.submit(self._go_on, _Work(lease, requests), first)
+
+    def committed_moved(self) -> None:
+        """Looks again at uploads that wait for their predecessors; after each commit."""
+        with self._mutex:
+            ready = [work for work in self._waiting if self._is_next(work.lease)]
+            self._waiting = [work for work in self._waiting if work not in ready]
+        for work in ready:
+            self._pool.submit(self._go_on, work, self._commit)
+
+    def stop(self) -> None:
+        """Ends the threads; leases that are not committed stay as they are."""
+        self._stopping.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _go_on(self, work: _Work, step: _Step | None) -> None:
+        """Takes a lease on from a step, by the rule in this module's head."""
+        attempt = 0
+        while step is not None:
+            try:
+                step = step(work)
+                attempt = 0
+            except _Stopped:
+                return
+            except Exception as error:
+                lease = work.lease
+                if not may_be_better_later(error):
+                    log.critical(
+                        "lease %s of shard %d, taken over %d times so far, cannot go on in this"
+                        " process, which ends: another one takes the lease over",
+                        lease.lease_id, lease.shard, lease.deaths, exc_info=error,
+                    )  # fmt: skip
+                    self._ended()
+                    return
+                attempt += 1
+                self._tell_failure(l0.object_key(lease.lease_id), error, attempt)
+                if self._stopping.wait(delay_s(attempt, self._rng)):
+                    return
+
+    def _tell_failure(self, key: str, error: Exception, attempt: int) -> None:
+        # The supervisor says it aloud, once for all that fails (daemon/alarms.py).
+        log.debug("the upload of %s waits (attempt %d failed): %s", key, attempt, error)
+        if isinstance(error, ForeignObject):
+            with self._mutex:
+                self._foreign.add(key)
+            self._alarms.raise_(AlarmKind.FOREIGN_OBJECT, str(error), monotonic_ns())
+        elif isinstance(error, LedgerError):
+            self._alarms.raise_(AlarmKind.LEDGER_FAILING, str(error), monotonic_ns())
+
+    # The steps
+
+    def _recognize(self, work: _Work) -> _Step | None:
+        """An adopted lease: the dead holder may have committed it."""
+        if not work.lease.lease_id.incarnation:
+            # Its holder died while it renamed it: nothing was committed under what stands
+            # there now, and that may stand in another such slot as well.
+            self._rename(work)
+        return self._tell(work) or self._build
+
+    def _build(self, work: _Work) -> _Step | None:
+        lease = work.lease
+        requests = work.requests
+        if requests is None:
+            requests = list(requests_of(lease, self._readers))
+        extents, work.conditions = assemble(requests, self._readers, self._topic_name)
+        work.built = l0.build(
+            lease.lease_id, lease.created_ms, extents, work.conditions, lease.commits_seen
+        )
+        work.requests = None
+        return self._put
+
+    def _put(self, work: _Work) -> _Step | None:
+        lease, built = work.lease, work.built
+        assert built is not None
+        key = l0.object_key(lease.lease_id)
+        self._ask_for_entry()
+        # By the outcome for the lease: what fails is made again until it ends the alarm. A single
+        # attempt, a hedge's loser, may fail when nothing is left to put.
+        began_ns = monotonic_ns()
+        try:
+            locator = self._put_object(key, built.body, built.crc32c)
+        except ForeignObject:
+            self._outage.kept(monotonic_ns())  # the store works; that is an alarm of its own
+            raise
+        except StoreError as error:
+            self._outage.failed(error, began_ns, monotonic_ns())
+            raise
+        self._outage.kept(monotonic_ns())
+        with self._mutex:
+            self._foreign.discard(key)
+            foreign = bool(self._foreign)
+        if not foreign:
+            self._alarms.clear(AlarmKind.FOREIGN_OBJECT)
+        work.draft = CommitDraft(
+            lease_id=lease.lease_id,
+            key=key,
+            locator=locator,
+            size_bytes=len(built.body),
+            created_ms=lease.created_ms,
+            sources=lease.sources,
+            extents=built.drafts,
+            conditions=tuple(work.conditions),
+        )
+        work.built = None
+        return self._wait_for_predecessors
+
+    def _wait_for_predecessors(self, work: _Work) -> _Step | None:
+        with self._mutex:
+            if self._is_next(work.lease):
+                return self._commit
+            self._waiting.append(work)
+        # A predecessor may have committed between the look and the append.
+        self._bells.ring(self._shard)
+        return None
+
+    def _commit(self, work: _Work) -> _Step | None:
+        assert work.draft is not None
+        self._await_ownership()
+        try:
+            with self._ledger_mutex:
+                commit = self._ledger.commit(work.draft, self._age_ms(), self._publish)
+        except LeaseBelowFloor as error:
+            # The floor passed this epoch before the commit: the same range, a new name.
+            log.warning("%s; its requests are leased again", error)
+            self._await_epoch(error.epoch_floor)
+            self._rename(work)
+            return self._build
+        self._alarms.clear(AlarmKind.LEDGER_FAILING)
+        return self._finish if self._log.end >= commit.number else self._tell
+
+    def _tell(self, work: _Work) -> _Step | None:
+        """Tells the log of a commit that is in the ledger; None when it is not."""
+        while True:
+            self._await_ownership()
+            with self._ledger_mutex:
+                commit = self._ledger.publish_again(work.lease.lease_id, self._publish)
+            self._alarms.clear(AlarmKind.LEDGER_FAILING)
+            if commit is None:
+                return None
+            if self._log.end >= commit.number:
+                return self._finish
+
+    def _finish(self, work: _Work) -> _Step | None:
+        lease = work.lease
+        for source in lease.sources:
+            index = self._committed_at[source.shard]
+            if self._words[index] == source.start:
+                self._words[index] = source.end
+        shards = range(self._segment.layout.shards)
+        self._bells.ring_all(shard for shard in shards if shard != self._shard)
+        self._count(at.S_OBJECTS_COMMITTED, 1)
+        self._count(at.S_ORPHANS_ADOPTED, 0 if lease.shard == self._shard else 1)
+        self._leases.finish(lease)
+        self._bells.ring(lease.shard)
+        self._bells.ring(self._shard)
+        return None
+
+    # What they need
+
+    def _is_next(self, lease: Lease) -> bool:
+        return all(self._words[self._committed_at[s.shard]] == s.start for s in lease.sources)
+
+    def _put_once(self, key: str, body: bytes, crc32c: int) -> str:
+        """One attempt, counted."""
+        self._count(at.S_PUTS, 1)
+        self._count(at.S_PUT_BYTES, len(body))
+        try:
+            return self._store.put(key, body, crc32c)
+        except StoreError as error:
+            self._count(at.S_PUT_FAILURES, not isinstance(error, ForeignObject))
+            raise
+
+    def _rename(self, work: _Work) -> None:
+        """The range under a new id: all that was made under the old one is made again."""
+        work.lease = self._leases.rename(work.lease, self._segment.next_lease_id(self._shard))
+        work.draft = None
+
+    def _ask_for_entry(self) -> None:
+        """Has the owner's thread send an entry beside our object if ownership is growing old."""
+        now = Moment(boottime_ns(), wall_ns())
+        if should_ask(now, sent_of(self._words)):
+            with self._mutex:
+                self._words[self._counters_at + at.S_ENTRY_WANTED_NS] = now.boot_ns
+            self._bells.ring(self._bells.owner)
+
+    def _await_ownership(self) -> None:
+        """Returns while the prefix is surely ours: after the PUT, before the transaction.
+
+        Never under the ledger's lock: only a store that does not take entries makes it wait, and
+        everybody who needs the ledger would wait with it.
+        """
+        while not self._is_owned():
+            self._ask_for_entry()
+            self._poll()
+
+    def _is_owned(self) -> bool:
+        """Raises _Stopped when the prefix is another's."""
+        owned = may_commit(Moment(boottime_ns(), wall_ns()), sent_of(self._words))
+        if self._words[at.G_SUPERSEDED]:
+            raise _Stopped
+        return owned
+
+    def _await_epoch(self, epoch: int) -> None:
+        while self._words[at.G_EPOCH] < epoch:
+            self._poll()  # the supervisor is about to store it
+
+    def _poll(self) -> None:
+        if self._stopping.wait(POLL_S):
+            raise _Stopped
+
+    def _age_ms(self) -> int:
+        """By the clock of ages: a step of the wall clock forgets no idempotency key."""
+        return boottime_ms() + int(self._words[at.G_AGE_OFFSET_MS])
+
+    def _publish(self, commit: Commit) -> None:
+        """Under the ledger lock: the log follows the ledger without a gap.
+
+        A process may be stopped between the look at ownership and the transaction's end, and
+        another owner begin meanwhile. So commits are told only while the prefix is still ours;
+        then they were made before anybody else looked what there is. If it is not known to be
+        ours, the log lacks it: the holder tells it later, or whoever publishes next.
+        """
+        if not self._is_owned():
+            return
+        for number in range(self._log.end + 1, commit.number):
+            self._log.publish(self._ledger.commit_by_number(number))
+        self._log.publish(commit)
+
+    def _count(self, word: int, amount: int) -> None:
+        index = self._counters_at + word
+        with self._mutex:
+            self._words[index] += amount

@@ -1,0 +1,78 @@
+"""Taking back what was accepted and not pulled: requests become void, their space is given back.
+
+A request whose deadline has passed is answered 503 only if no pull has taken it, and then no pull
+ever may. So it is decided under the lock of the shard's group, as a pull is: a request at or above
+``pulled`` is in no lease, and one store makes it void (shards/ring.py). What is below is on its
+way to the store, and nobody can say what becomes of it.
+
+Voids that a later lease covers are passed with it. Where nothing of the shard is leased and voids
+stand first, there may be no later lease (the ring may be full of them), so ``pass_over`` moves
+``pulled`` and then ``committed`` past them: no lease starts there, whose holder would write
+``committed``, and none can begin while the lock is held. A death between the two stores leaves
+the mark, and whoever finds it computes ``pulled`` again.
+
+One per shard, used by its loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from shards import layout as at
+from shards.ring import RingReader, RingWriter
+from shards.segment import Segment
+from uploader.groups.puller import Puller
+
+Run = tuple[int, int]  # ring positions: where a request begins, where another one does, or head
+
+
+class Voids:
+    """One shard's requests that were taken back."""
+
+    def __init__(self, segment: Segment, puller: Puller, ring: RingWriter) -> None:
+        self._words = segment.words
+        base = segment.layout.shard(puller.shard)
+        self._pulled_at = base + at.S_PULLED
+        self._committed_at = base + at.S_COMMITTED
+        self._puller = puller
+        self._ring = ring
+        self._reader = RingReader(segment, puller.shard)
+        self._until = ring.head  # no void ends above it; a dead predecessor's may end there
+
+    def take_back(self, choose: Callable[[int], Iterable[Run]]) -> bool:
+        """Makes requests void; False, and nothing was done, where another one holds the lock.
+
+        ``choose`` is told up to where requests were pulled, and gives runs at or above that.
+        """
+        group = self._puller.enter()
+        if group is None:
+            return False
+        try:
+            pulled = int(self._words[self._pulled_at])
+            for start, end in choose(pulled):
+                if start < pulled:
+                    raise ValueError(f"the request at {start} is pulled: up to {pulled} all are")
+                self._ring.make_void(start, end)
+                self._until = max(self._until, end)
+            self._pass_over()
+            self._puller.unmark(group)
+        finally:
+            self._puller.unlock(group)
+        return True
+
+    def pass_over(self) -> bool:
+        """Gives the space of voids back when nothing before them is leased; False: try again."""
+        committed = self._words[self._committed_at]
+        if self._until <= committed or committed != self._words[self._pulled_at]:
+            return True
+        if self._reader.void_end(committed, self._ring.head) == committed:
+            return True
+        return self.take_back(lambda _: ())
+
+    def _pass_over(self) -> None:
+        pulled, committed = int(self._words[self._pulled_at]), self._words[self._committed_at]
+        if pulled == committed:
+            end = self._reader.void_end(pulled, self._ring.head)
+            if end > pulled:
+                self._words[self._pulled_at] = end
+                self._words[self._committed_at] = end
