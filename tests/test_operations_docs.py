@@ -15,7 +15,7 @@ from daemon.memory import bounds
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 ALARMS = {meaning.name for meaning in MEANINGS.values()}
-PRODUCT = ("ledger", "shards", "uploader", "delivery", "daemon")
+PRODUCT = ("ledger", "shards", "uploader", "delivery", "daemon", "commands")
 WORDS_MIN = 4  # of a quotation; a shorter code span is a name
 LETTERS_MIN = 12  # of a message's own text; a pattern of nearly only operands fits everything
 
@@ -77,7 +77,7 @@ def test_a_message_that_is_not_the_codes_would_be_noticed() -> None:
 
 
 def test_the_fields_to_watch_are_fields_of_the_status() -> None:
-    document = (ROOT / "daemon" / "status.py").read_text()
+    document = (ROOT / "daemon" / "api" / "status.py").read_text()
     for row in re.findall(r"^\| `([a-z_.\[\]]+)` \|", section("Monitoring"), re.MULTILINE):
         if row in ALARMS:
             continue

@@ -25,7 +25,7 @@ def test_the_archive_is_the_python_of_four_packages(tmp_path: Path) -> None:
         assert file.testzip() is None
         assert (
             file.read("compaction/source/data_source.py")
-            == (ROOT / "compaction" / "source.py").read_bytes()
+            == (ROOT / "compaction" / "source" / "data_source.py").read_bytes()
         )
     assert {name.partition("/")[0] for name in names} == set(PACKAGES)
     assert all(name.endswith(".py") for name in names)
@@ -58,7 +58,7 @@ sys.meta_path.insert(0, Refuse())
 sys.path = [{str(archive)!r}] + [p for p in sys.path if p != {str(ROOT)!r}]
 import compaction
 assert "pyspark" not in sys.modules and "pyarrow" not in sys.modules
-import compaction.tasks, compaction.source, compaction.source_stream
+import compaction.run.tasks, compaction.source.data_source, compaction.source.stream
 from compaction import HeadgateDataSource
 for module in ("compaction", "uploader.l0", "shards.frame", "ledger.types"):
     assert sys.modules[module].__file__.startswith({str(archive)!r}), sys.modules[module].__file__

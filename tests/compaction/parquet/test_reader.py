@@ -573,7 +573,7 @@ def test_a_file_without_statistics_is_read_all_the_same(place: Place, tmp_path: 
 
 def test_nothing_of_pyarrow_is_loaded_before_the_first_read() -> None:
     program = (
-        "import sys, compaction.l1_merge, delivery.diff, delivery.lake, daemon.shard\n"
+        "import sys, compaction.parquet.merge, delivery.diff, delivery.lake, daemon.shard\n"
         "print('pyarrow' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -582,7 +582,7 @@ def test_nothing_of_pyarrow_is_loaded_before_the_first_read() -> None:
 
 def test_a_daemon_gives_pyarrow_one_thread_of_each_kind() -> None:
     program = (
-        "import pyarrow as pa; from compaction.l1_fetch import keep_pyarrow_small\n"
+        "import pyarrow as pa; from compaction.parquet.fetch import keep_pyarrow_small\n"
         "keep_pyarrow_small(); print(pa.cpu_count(), pa.io_thread_count())"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

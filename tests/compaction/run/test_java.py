@@ -154,7 +154,7 @@ def test_the_script_runs_with_nothing_but_the_standard_library(
     home = a_java(tmp_path / "home", version)
     script = (
         "import runpy, pathlib, sys\n"
-        f"sys.path[0:0] = [{str(ROOT / 'compaction')!r}]\n"
+        f"sys.path[0:0] = [{str(ROOT / 'compaction' / 'run')!r}]\n"
         "import java\n"
         "java.system_java.__defaults__ = (java.os.environ, pathlib.Path('/none'))\n"
         "sys.exit(java.main())\n"
@@ -169,7 +169,7 @@ def test_the_script_runs_with_nothing_but_the_standard_library(
 
 
 def test_the_script_of_setup_answers_for_this_machine() -> None:
-    command = [sys.executable, "-I", "-S", str(ROOT / "compaction" / "java.py")]
+    command = [sys.executable, "-I", "-S", str(ROOT / "compaction" / "run" / "java.py")]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode in (0, 1)
     assert ("passed over" in answer.stdout or "Java" in answer.stdout) and answer.stderr == ""

@@ -15,7 +15,7 @@ from shards import layout as at
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import wait_until
 from tests.minio import Bucket
-from tests.uploader.pipeline import Pipeline, key_of, pipeline
+from tests.uploader.upload_world import Pipeline, key_of, pipeline
 from uploader.pipeline import upload
 from uploader.pipeline.hedge import SAMPLES_MAX, SAMPLES_MIN, HedgedPut, Hedging
 from uploader.pipeline.outage import DOWN_AFTER_NS

@@ -12,7 +12,7 @@ import pytest
 from shards.alarms import Alarm, AlarmBoard, AlarmKind, raised
 from shards.layout import Layout
 from shards.segment import Segment
-from tests.uploader.pipeline import key_of, pipeline
+from tests.uploader.upload_world import key_of, pipeline
 from uploader.pipeline import upload
 from uploader.pipeline.outage import DOWN_AFTER_NS, Outage, reason_of
 from uploader.stores import open_store

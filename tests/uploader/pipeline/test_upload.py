@@ -15,7 +15,7 @@ from shards import layout as at
 from shards.alarms import AlarmKind
 from shards.leases import LIVE, Lease
 from shards.ring import RingReader
-from tests.uploader.pipeline import Pipeline, held_until, key_of, pipeline
+from tests.uploader.upload_world import Pipeline, held_until, key_of, pipeline
 from uploader import l0
 from uploader.groups.adopt import adopt_orphans
 from uploader.groups.puller import Pulled

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shards.clock import boottime_ns, wall_ms, wall_ns
-from tests.uploader.pipeline import Pipeline, pipeline
+from tests.uploader.upload_world import Pipeline, pipeline
 from uploader.ownership.ownership import Moment, tell_sent
 
 

@@ -12,7 +12,7 @@ from shards import layout as at
 from shards.clock import boottime_ns, wall_ns
 from shards.leases import LIVE
 from tests.e2e.daemon import wait_until
-from tests.uploader.pipeline import GIVES_UP_S, Pipeline, pipeline
+from tests.uploader.upload_world import GIVES_UP_S, Pipeline, pipeline
 from uploader.groups.puller import Pulled
 from uploader.ownership.ownership import ASK_NS, OWNED_NS, SECOND_NS, Moment, tell_sent
 
