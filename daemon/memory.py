@@ -6,9 +6,9 @@ Printed at start and shown in ``status``; each line is a limit that some module 
 from __future__ import annotations
 
 from daemon.config import Config
-from delivery import lake
-from delivery.cold import CACHE_BYTES_MAX
+from delivery import lake_reader
 from delivery.diff import BYTES_MAX
+from delivery.l0_reader import CACHE_BYTES_MAX
 from shards.layout import Layout
 from uploader.ownership.image import PART_BYTES
 
@@ -33,11 +33,11 @@ def bounds(config: Config) -> dict[str, int]:
     reads = CACHE_BYTES_MAX + READERS_AT_ONCE * (2 * config.object_bytes_target + 2 * BYTES_MAX)
     # Nothing of it is taken before the first read of compacted records.
     lake_reads = (
-        lake.LIBRARY_BYTES
-        + lake.ROWS_BYTES_MAX
-        + lake.BLOCKS_BYTES_MAX
-        + lake.FOOTERS_BYTES_MAX
-        + lake.FETCHES_AT_ONCE * lake.FETCH_BYTES
+        lake_reader.LIBRARY_BYTES
+        + lake_reader.ROWS_BYTES_MAX
+        + lake_reader.BLOCKS_BYTES_MAX
+        + lake_reader.FOOTERS_BYTES_MAX
+        + lake_reader.FETCHES_AT_ONCE * lake_reader.FETCH_BYTES
     )
     # Bodies on their way and requests held back have promises of ring space
     # (daemon/intake/producer.py).

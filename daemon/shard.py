@@ -45,12 +45,12 @@ from daemon.intake.pending import Answers, Expired
 from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import Catalog
 from daemon.memory import READERS_AT_ONCE
-from delivery.cold import ColdReader
 from delivery.diff import DiffReader
-from delivery.follow import Follower
-from delivery.lake import LakeReader
-from delivery.past import Past
-from delivery.tail import TailReader
+from delivery.followed import FollowedPartitions
+from delivery.l0_reader import L0Reader
+from delivery.lake_reader import LakeReader
+from delivery.stored_reader import StoredReader
+from delivery.tail_reader import TailReader
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.types import Commit
@@ -179,14 +179,14 @@ class Shard:
             _end,
             hedge_puts=config.hedge_puts,
         )
-        cold = ColdReader(
+        l0 = L0Reader(
             self._read_ledger, self._store, self._ledger_thread, self._store_threads,
             self._count_get, rng,
         )  # fmt: skip
         lake = LakeReader(partial(_place_of, config), self._store_threads, self._count_get, rng)
         self.reader = DiffReader(
-            Follower(), TailReader(self.segment), cold, Past(cold, lake, rng), self._recent,
-            self.catalog.rooms.evicted,
+            FollowedPartitions(), TailReader(self.segment), l0, StoredReader(l0, lake, rng),
+            self._recent, self.catalog.rooms.evicted,
         )  # fmt: skip
         limits = BodyLimits(
             body_bytes_max=config.body_bytes_max,
@@ -199,7 +199,7 @@ class Shard:
         )  # fmt: skip
         self.api = Api(
             self.catalog, self._producer, self.reader, Status(self.segment, config),
-            PlanRoutes(self.catalog, cold, config),
+            PlanRoutes(self.catalog, l0, config),
         )  # fmt: skip
         self._http_limits = HttpLimits(body_bytes_max=config.body_bytes_max)
         self._server = Server()

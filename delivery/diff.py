@@ -6,7 +6,7 @@ range reads of L0 objects and, once they are compacted, of L1 files; a reader ca
 
 Offsets: ``from_seq`` is exclusive, ``next_from_seq`` is what to ask with next, ``head_seq`` is
 the last committed. Void records have no offset and are never seen here. What a reader misses is
-told once, as its tombstone (standing.py): an answer ends in front of a gap, the next one names it
+told once, as its tombstone (readable.py): an answer ends in front of a gap, the next one names it
 and goes on behind it.
 
 ``from_ts`` begins with the first record, by offset, that is not before this time.
@@ -27,12 +27,12 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from compaction.parquet.merge import EVER_MS
-from delivery.cold import ColdReader
-from delivery.follow import Follower, Key
-from delivery.lake import Item
-from delivery.past import Overtaken, Past
-from delivery.standing import Standings, Tombstone
-from delivery.tail import TailReader
+from delivery.followed import FollowedPartitions, Key
+from delivery.l0_reader import L0Reader
+from delivery.lake_reader import Item
+from delivery.readable import ReadableRanges, Tombstone
+from delivery.stored_reader import Overtaken, StoredReader
+from delivery.tail_reader import TailReader
 from delivery.waiters import Waiters
 from ledger.types import Commit
 from uploader.l0.records import Record
@@ -118,38 +118,38 @@ def diff_record(offset: int, ts_ms: int, record: Record) -> DiffRecord:
 class DiffReader:
     """Reads of one shard: follows commits, answers from rings, objects and files.
 
-    ``version`` is another number after each eviction and trim (delivery/standing.py).
+    ``version`` is another number after each eviction and trim (delivery/readable.py).
     """
 
     def __init__(
         self,
-        follower: Follower,
+        followed: FollowedPartitions,
         tail: TailReader,
-        cold: ColdReader,
-        past: Past,
+        l0: L0Reader,
+        stored: StoredReader,
         recent: Callable[[], Iterable[Commit]],
         version: Callable[[], int],
     ) -> None:
-        self.follower = follower
+        self.followed = followed
         self._recent = recent
         self.waiters = Waiters()
         self._tail = tail
-        self._cold = cold
-        self._past = past
-        self._standings = Standings(cold.ask, version)
+        self._l0 = l0
+        self._stored = stored
+        self._ranges = ReadableRanges(l0.ask, version)
 
     def committed(self, commit: Commit) -> None:
         """Takes a commit from the log, in order."""
-        self.waiters.wake(self.follower.apply(commit))
+        self.waiters.wake(self.followed.apply(commit))
 
     async def head(self, key: Key) -> int:
         """The last committed offset of a partition."""
-        head = self.follower.head(key)
+        head = self.followed.head(key)
         if head is None:
-            self.follower.follow(key, self._recent)
-            state = await self._cold.ask(lambda ledger: ledger.partition_state(*key))
-            self.follower.head_loaded(key, 0 if state is None else state.head_seq)
-            head = self.follower.head(key)
+            self.followed.follow(key, self._recent)
+            state = await self._l0.ask(lambda ledger: ledger.partition_state(*key))
+            self.followed.head_loaded(key, 0 if state is None else state.head_seq)
+            head = self.followed.head(key)
         return head or 0
 
     async def answer(self, topic_id: int, asked: DiffRequest) -> DiffAnswer:
@@ -159,15 +159,15 @@ class DiffReader:
         if asked.topic_id is not UNSET and asked.topic_id != topic_id:
             return await self._from_the_start(topic_id, asked, asked.topic_id)
         key = (topic_id, asked.partition)
-        self.follower.follow(key, self._recent)
+        self.followed.follow(key, self._recent)
         cursor, head = await self._cursor(key, asked)
         for _ in range(OVERTAKEN_MAX):
-            standing = await self._standings.of(key)
-            from_seq, tombstone = standing.enter(cursor)
+            readable = await self._ranges.of(key)
+            from_seq, tombstone = readable.enter(cursor)
             if tombstone is not None and tombstone.reason == QUARANTINED:
                 # Nothing tells this shard of holes that were brought back.
-                standing = await self._standings.again(key)
-                from_seq, tombstone = standing.enter(cursor)
+                readable = await self._ranges.again(key)
+                from_seq, tombstone = readable.enter(cursor)
             found: list[DiffRecord] = []
             reached = from_seq
             if from_seq > cursor:
@@ -176,14 +176,14 @@ class DiffReader:
                 try:
                     reached = await self._gather(key, from_seq, asked, found)
                 except Overtaken:
-                    await self._standings.again(key)
+                    await self._ranges.again(key)
                     continue
                 head = max(head, reached)
             return DiffAnswer(
                 records=found,
                 next_from_seq=reached,
                 head_seq=head,
-                earliest_seq=standing.earliest_seq,
+                earliest_seq=readable.earliest_seq,
                 caught_up=reached >= head,
                 lag=max(0, head - reached),
                 topic_id=topic_id,
@@ -194,7 +194,7 @@ class DiffReader:
     async def _from_the_start(self, topic_id: int, asked: DiffRequest, former: int) -> DiffAnswer:
         """The answer to a cursor of a former topic, which is told what it missed of that one."""
         cursor = 0 if asked.from_seq is UNSET else asked.from_seq
-        gone = await self._cold.ask(lambda ledger: ledger.partition_state(former, asked.partition))
+        gone = await self._l0.ask(lambda ledger: ledger.partition_state(former, asked.partition))
         last = cursor if gone is None else max(cursor, gone.head_seq)
         told = Tombstone(cursor + 1, last, RECREATED)
         start = msgspec.structs.replace(asked, from_seq=0, topic_id=UNSET, wait_ms=0)
@@ -214,7 +214,7 @@ class DiffReader:
         if asked.tail:
             cursor = head
         elif from_ts is not None:
-            first = await self._cold.ask(lambda ledger: ledger.offset_at_time(*key, from_ts))
+            first = await self._l0.ask(lambda ledger: ledger.offset_at_time(*key, from_ts))
             cursor = await self._before(key, first, from_ts)
             # Commits came while the ledger was asked, which knows them earlier than the log.
             head = max(await self.head(key), cursor)
@@ -222,7 +222,7 @@ class DiffReader:
             cursor = 0 if asked.from_seq is UNSET else asked.from_seq
             if cursor > head:
                 # The log of all commits may be late; the ledger never is.
-                state = await self._cold.ask(lambda ledger: ledger.partition_state(*key))
+                state = await self._l0.ask(lambda ledger: ledger.partition_state(*key))
                 head = max(head, 0 if state is None else state.head_seq)
                 if cursor > head:
                     raise OffsetPastEnd(cursor, head)
@@ -239,7 +239,7 @@ class DiffReader:
         the head when there is none."""
         head = await self.head(key)
         for _ in range(OVERTAKEN_MAX):
-            offset = max(offset, (await self._standings.of(key)).earliest_seq)
+            offset = max(offset, (await self._ranges.of(key)).earliest_seq)
             try:
                 async with aclosing(self._chunks(key, offset, from_ts)) as chunks:
                     async for chunk in chunks:
@@ -247,7 +247,7 @@ class DiffReader:
                             return found - 1
                 return max(head, offset - 1)
             except Overtaken:
-                await self._standings.again(key)
+                await self._ranges.again(key)
         raise _overtaken(key)
 
     async def _gather(
@@ -285,10 +285,10 @@ class DiffReader:
     async def _is_told(self, key: Key, offset: int, following: int) -> bool:
         """Whether a reader is told of the offsets from ``offset`` to ``following``, which are not
         there. Raises Overtaken when only now it turns out why."""
-        known = self._standings.known(key)
+        known = self._ranges.known(key)
         if known is not None and not known.can_be_read(offset):
             return True
-        now = await self._standings.again(key)
+        now = await self._ranges.again(key)
         if not now.can_be_read(offset):
             raise Overtaken
         log.warning(
@@ -302,13 +302,13 @@ class DiffReader:
     ) -> AsyncGenerator[Iterable[Item], None]:
         """The live records of a partition from ``offset`` on that are not before a time."""
         while True:
-            extents = self.follower.tail(key, offset)
+            extents = self.followed.tail(key, offset)
             if not extents:
                 break
             for extent in extents:
                 for batch in self._tail.batches(key, extent, offset):
                     if batch is None:
-                        self.follower.forget_tail(key)
+                        self.followed.forget_tail(key)
                         break
                     first, arrival_ms, decoded = batch
                     items = (
@@ -322,7 +322,7 @@ class DiffReader:
                 break
             else:
                 return
-        async with aclosing(self._past.chunks(key, offset, since_ms)) as chunks:
+        async with aclosing(self._stored.chunks(key, offset, since_ms)) as chunks:
             async for chunk in chunks:
                 yield chunk
 

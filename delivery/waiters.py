@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from delivery.follow import Key
+from delivery.followed import Key
 
 
 class Waiters:

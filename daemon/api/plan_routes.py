@@ -24,7 +24,7 @@ from daemon.api.topic_routes import checked_name
 from daemon.config import Config
 from daemon.http.request import Request
 from daemon.intake.topic_cache import Catalog
-from delivery.cold import ColdReader
+from delivery.l0_reader import L0Reader
 from ledger.errors import ReadLeasesFull
 from shards.clock import wall_ms
 
@@ -38,9 +38,9 @@ _decoder = msgspec.json.Decoder(PlanRequest)
 class PlanRoutes:
     """Handlers; each returns (status, document)."""
 
-    def __init__(self, catalog: Catalog, cold: ColdReader, config: Config) -> None:
+    def __init__(self, catalog: Catalog, l0: L0Reader, config: Config) -> None:
         self._catalog = catalog
-        self._cold = cold
+        self._l0 = l0
         self._store = PlanStore(
             config.store_url, config.s3_endpoint_url, config.s3_region, config.lake_url
         )
@@ -60,15 +60,15 @@ class PlanRoutes:
         lease, expires_ms = await self._lease(asked)
         try:
             page = Page(asked.limit)
-            gaps = await self._cold.ask(lambda ledger: ledger.gaps())
+            gaps = await self._l0.ask(lambda ledger: ledger.gaps())
             for topic in topics:
                 states = await self._catalog.states(topic.topic_id)
                 starts = asked.from_.get(topic.name, {})
                 for part in source_plan.wanted(topic, states, starts, asked.to.get(topic.name, {})):
-                    await self._cold.ask(partial(source_plan.fill, page, asked=part, gaps=gaps))
+                    await self._l0.ask(partial(source_plan.fill, page, asked=part, gaps=gaps))
         except PlanInvalid as error:
             if asked.plan is None:
-                await self._cold.ask(lambda ledger: ledger.end_read_lease(lease))
+                await self._l0.ask(lambda ledger: ledger.end_read_lease(lease))
             raise invalid(str(error), field=error.field) from error
         return 200, source_plan.finished(page, lease, expires_ms, self._store)
 
@@ -78,7 +78,7 @@ class PlanRoutes:
 
     async def delete(self, request: Request, plan: str) -> tuple[int, Any]:
         """Ends the lease. Raises ApiError 404 ``plan_expired``."""
-        if not await self._cold.ask(lambda ledger: ledger.end_read_lease(plan)):
+        if not await self._l0.ask(lambda ledger: ledger.end_read_lease(plan)):
             raise _expired(plan)
         return 200, {"plan": plan, "ended": True}
 
@@ -89,7 +89,7 @@ class PlanRoutes:
         now_ms = self._catalog.age_ms()
         what = f"plan of {', '.join(asked.topics)}"[:WHAT_CHARACTERS_MAX]
         try:
-            await self._cold.ask(
+            await self._l0.ask(
                 lambda ledger: ledger.take_read_lease(lease, what, now_ms, now_ms + LEASE_MS)
             )
         except ReadLeasesFull as error:
@@ -98,7 +98,7 @@ class PlanRoutes:
 
     async def _renew(self, plan: str) -> int:
         now_ms = self._catalog.age_ms()
-        if not await self._cold.ask(
+        if not await self._l0.ask(
             lambda ledger: ledger.renew_read_lease(plan, now_ms, now_ms + LEASE_MS)
         ):
             raise _expired(plan)

@@ -54,14 +54,14 @@ class RoomFull(ApiError):
 
 
 class _Partition:
-    __slots__ = ("bytes", "flying_bytes", "flying_records", "head_seq", "records")
+    __slots__ = ("bytes", "in_flight_bytes", "in_flight_records", "head_seq", "records")
 
     def __init__(self) -> None:
         self.records = 0
         self.bytes = 0
         self.head_seq = 0
-        self.flying_records = 0
-        self.flying_bytes = 0
+        self.in_flight_records = 0
+        self.in_flight_bytes = 0
 
 
 class Room:
@@ -73,24 +73,24 @@ class Room:
         self.loads = 0  # under way
         self.version = -1  # of the word ``evicted`` when it was loaded
         self._partitions: dict[int, _Partition] = {}
-        self._flying: deque[tuple[int, int, int, int]] = deque()  # position, partition, sizes
+        self._in_flight: deque[tuple[int, int, int, int]] = deque()  # position, partition, sizes
         self._since: list[tuple[int, int, int]] = []  # commit, partition, bytes: while loading
 
     @property
     def idle(self) -> bool:
         """Nothing is in flight."""
-        return not self._flying
+        return not self._in_flight
 
     def check(self, payloads: Sequence[Payload]) -> None:
         """Raises RoomFull when a request would pass a cap."""
         config = self.topic.config
         for partition, records, data, *_ in payloads:
             there = self._partition(partition)
-            held = there.records + there.flying_records
+            held = there.records + there.in_flight_records
             if config.cap_records is not None and held + records > config.cap_records:
                 raise RoomFull(self.topic.name, partition, "cap_records", config.cap_records, held,
                                records)  # fmt: skip
-            held = there.bytes + there.flying_bytes
+            held = there.bytes + there.in_flight_bytes
             if config.cap_bytes is not None and held + len(data) > config.cap_bytes:
                 raise RoomFull(self.topic.name, partition, "cap_bytes", config.cap_bytes, held,
                                len(data))  # fmt: skip
@@ -99,9 +99,9 @@ class Room:
         """A request of this topic stands in the ring."""
         for partition, records, data, *_ in payloads:
             there = self._partition(partition)
-            there.flying_records += records
-            there.flying_bytes += len(data)
-            self._flying.append((position, partition, records, len(data)))
+            there.in_flight_records += records
+            there.in_flight_bytes += len(data)
+            self._in_flight.append((position, partition, records, len(data)))
 
     def voided(self, positions: Container[int]) -> None:
         """The requests there were taken back: they are not in flight any more.
@@ -109,23 +109,23 @@ class Room:
         One pass for all of them: a ring may hold very many of one topic.
         """
         left: deque[tuple[int, int, int, int]] = deque()
-        for each in self._flying:
+        for each in self._in_flight:
             position, partition, records, size = each
             if position not in positions:
                 left.append(each)
                 continue
             there = self._partition(partition)
-            there.flying_records -= records
-            there.flying_bytes -= size
-        self._flying = left
+            there.in_flight_records -= records
+            there.in_flight_bytes -= size
+        self._in_flight = left
 
     def committed(self, commit: Commit, end: int) -> None:
         """A commit that holds this shard's ring up to ``end``, 0 for none of it."""
-        while self._flying and self._flying[0][0] < end:
-            _, partition, records, size = self._flying.popleft()
+        while self._in_flight and self._in_flight[0][0] < end:
+            _, partition, records, size = self._in_flight.popleft()
             there = self._partition(partition)
-            there.flying_records -= records
-            there.flying_bytes -= size
+            there.in_flight_records -= records
+            there.in_flight_bytes -= size
             there.bytes += size
             if self.loads:
                 self._since.append((commit.number, partition, size))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from daemon import memory
 from daemon.config import Config, Override, load
-from delivery import lake
-from delivery.cold import CACHE_BYTES_MAX
+from delivery import lake_reader
+from delivery.l0_reader import CACHE_BYTES_MAX
 
 MIB = 1 << 20
 
@@ -43,10 +43,10 @@ def test_the_parts_follow_their_keys() -> None:
 
 
 def test_what_reading_compacted_records_keeps_is_counted() -> None:
-    kept = lake.ROWS_BYTES_MAX + lake.BLOCKS_BYTES_MAX + lake.FOOTERS_BYTES_MAX
-    fetched = lake.FETCHES_AT_ONCE * lake.FETCH_BYTES
+    kept = lake_reader.ROWS_BYTES_MAX + lake_reader.BLOCKS_BYTES_MAX + lake_reader.FOOTERS_BYTES_MAX
+    fetched = lake_reader.FETCHES_AT_ONCE * lake_reader.FETCH_BYTES
     bound = memory.bounds(config(shards=1))["lake"]
-    assert bound == kept + fetched + lake.LIBRARY_BYTES
+    assert bound == kept + fetched + lake_reader.LIBRARY_BYTES
 
 
 def test_the_losers_of_hedged_puts_are_counted() -> None:

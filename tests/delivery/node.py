@@ -16,10 +16,10 @@ from pathlib import Path
 from random import Random
 
 from compaction.place import Place
-from delivery.cold import CACHE_BYTES_MAX, ColdReader
-from delivery.follow import Key
-from delivery.lake import ROWS_BYTES_MAX, LakeReader
-from delivery.past import Past
+from delivery.followed import Key
+from delivery.l0_reader import CACHE_BYTES_MAX, L0Reader
+from delivery.lake_reader import ROWS_BYTES_MAX, LakeReader
+from delivery.stored_reader import StoredReader
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, LeaseId, SourceRange, Topic, TopicConfig
 from shards import layout as at
@@ -163,14 +163,14 @@ class Node:
 
 
 @contextmanager
-def cold_reader(
+def l0_reader(
     node: Node, *, cache_bytes_max: int = CACHE_BYTES_MAX
-) -> Iterator[tuple[ColdReader, list[int]]]:
+) -> Iterator[tuple[L0Reader, list[int]]]:
     """A reader over the node's ledger and store, and the sizes of the GETs that it counted."""
     counted: list[int] = []
     with ThreadPoolExecutor(1) as ledger_thread, ThreadPoolExecutor(4) as store_threads:
         yield (
-            ColdReader(
+            L0Reader(
                 node.ledger, node.store, ledger_thread, store_threads, counted.append, Random(1),
                 cache_bytes_max,
             ),
@@ -178,12 +178,14 @@ def cold_reader(
         )  # fmt: skip
 
 
-def past_of(node: Node, cold: ColdReader, *, rows_bytes_max: int = ROWS_BYTES_MAX) -> Past:
-    """Reads of L0 and L1, sharing the threads of a cold reader."""
+def stored_reader(
+    node: Node, l0: L0Reader, *, rows_bytes_max: int = ROWS_BYTES_MAX
+) -> StoredReader:
+    """Reads of L0 and L1, sharing the threads of an L0 reader."""
     lake = LakeReader(
-        lambda: node.place, cold._store_threads, lambda _: None, Random(1), rows_bytes_max
+        lambda: node.place, l0._store_threads, lambda _: None, Random(1), rows_bytes_max
     )
-    return Past(cold, lake, Random(1))
+    return StoredReader(l0, lake, Random(1))
 
 
 @contextmanager

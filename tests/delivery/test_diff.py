@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from delivery import diff as diff_module
 from delivery.diff import DiffAnswer, DiffReader, DiffRequest, OffsetPastEnd
-from delivery.follow import Follower
-from delivery.tail import TailReader
+from delivery.followed import FollowedPartitions
+from delivery.tail_reader import TailReader
 from delivery.waiters import Waiters
 from ledger.types import Commit
 from shards.ring import RingFull
-from tests.delivery.node import ARRIVAL_MS, Node, cold_reader, node_in, past_of
+from tests.delivery.node import ARRIVAL_MS, Node, l0_reader, node_in, stored_reader
 from tests.long import examples
 from uploader.l0.records import Record
 
@@ -50,11 +50,11 @@ class Told:
 
 @contextmanager
 def told_reader(node: Node) -> Iterator[Told]:
-    with cold_reader(node) as (cold, _):
+    with l0_reader(node) as (l0, _):
         told: Told
         reader = DiffReader(
-            Follower(), TailReader(node.segment), cold, past_of(node, cold), lambda: told.recent(),
-            lambda: told.version,
+            FollowedPartitions(), TailReader(node.segment), l0, stored_reader(node, l0),
+            lambda: told.recent(), lambda: told.version,
         )  # fmt: skip
         told = Told(node, reader)
         yield told

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from delivery.diff import DiffAnswer
-from delivery.standing import Tombstone
+from delivery.readable import Tombstone
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
 from tests.delivery.test_diff import rec, told_reader
 

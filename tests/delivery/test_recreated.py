@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from delivery.diff import DiffAnswer, OffsetPastEnd
-from delivery.standing import Tombstone
+from delivery.readable import Tombstone
 from ledger.types import TopicConfig
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
 from tests.delivery.test_diff import data_of, rec, told_reader

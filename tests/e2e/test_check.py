@@ -47,7 +47,7 @@ def test_others_in_the_store_are_told_apart(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:
         write_some(daemon)
-        below, flying, foreign = place.put(1, 0, 91), place.put(1, 1, 92), place.put(7, 0, 93)
+        below, in_flight, foreign = place.put(1, 0, 91), place.put(1, 1, 92), place.put(7, 0, 93)
         keys = place.present()
         report = place.json("check", code=1)
         assert problems(report) == {("orphan", below), ("foreign", foreign)}
@@ -55,7 +55,7 @@ def test_others_in_the_store_are_told_apart(data: Path) -> None:
         assert place.present() == keys and place.named() == []
     # Without a daemon nobody will commit it.
     report = place.json("check", code=1)
-    assert problems(report) == {("orphan", below), ("orphan", flying), ("foreign", foreign)}
+    assert problems(report) == {("orphan", below), ("orphan", in_flight), ("foreign", foreign)}
 
 
 def test_an_object_that_is_gone_or_damaged_is_named(data: Path) -> None:

@@ -198,7 +198,7 @@ class Puller:
                 left = max(0, self._policy.object_bytes_target - view.backlog_bytes)
                 again_at_ns = min(decision.at_ns, self._try_merge(group, now_ns))
                 return Look([], again_at_ns, left // view.members)
-            if decision.do is Do.RING:
+            if decision.do is Do.WAKE:
                 self._bells.ring(view.turn)
                 return Look([], decision.at_ns)
             if decision.do is Do.PASS_TURN:

@@ -69,7 +69,7 @@ class Do(Enum):
     SPLIT = "split"  # halve the group, then pull
     TAKE_TURN = "take_turn"  # the holder let its time pass: take the turn and pull
     PASS_TURN = "pass_turn"  # due, but no lease slot is free here
-    RING = "ring"  # due, and somebody else's turn: wake the holder, look again at ``at_ns``
+    WAKE = "wake"  # due, and it is another member's turn: wake it, look again at ``at_ns``
 
 
 class Decision(Struct, frozen=True):
@@ -117,7 +117,7 @@ def decide(view: GroupView, now_ns: int, policy: Policy) -> Decision:
             return Decision(Do.TAKE_TURN)
         return Decision(Do.WAIT, now_ns + GRACE_NS_MIN)
     if now_ns >= due:
-        return Decision(Do.RING, stalled)
+        return Decision(Do.WAKE, stalled)
     return Decision(Do.WAIT, due)
 
 

@@ -44,7 +44,7 @@ class World:
     def __init__(self, shards: int, config: TopicConfig) -> None:
         self.rooms = [Room(Topic(TOPIC_ID, "t", config, 1)) for _ in range(shards)]
         self.cap = config.cap_records or (config.cap_bytes or 0) // RECORD_BYTES
-        self.flying: list[deque[tuple[int, int]]] = [deque() for _ in range(shards)]
+        self.in_flight: list[deque[tuple[int, int]]] = [deque() for _ in range(shards)]
         self.ends = [0] * shards
         self.head_seq = 0
         self.commits: list[Commit] = []
@@ -60,7 +60,7 @@ class World:
     def unseen(self, shard: int) -> int:
         """Records that this shard cannot know of: in flight elsewhere, or not followed yet."""
         others = sum(
-            count for one, some in enumerate(self.flying) if one != shard for _, count in some
+            count for one, some in enumerate(self.in_flight) if one != shard for _, count in some
         )
         head = (
             self.commits[self.followed[shard] - 1].heads[0].head_seq if self.followed[shard] else 0
@@ -68,22 +68,22 @@ class World:
         return others + self.head_seq - head
 
     def do(self, action: str, shard: int, number: int) -> None:
-        room, flying = self.rooms[shard], self.flying[shard]
+        room, in_flight = self.rooms[shard], self.in_flight[shard]
         if action == "produce":
             try:
                 room.check([payload(number)])
             except RoomFull:
                 if len(self.rooms) == 1:
-                    flown = sum(count for _, count in flying)
+                    flown = sum(count for _, count in in_flight)
                     assert self.stored + flown + number > self.cap, "there is room"
                 return
             position = self.ends[shard]
             self.ends[shard] += 8
             room.published(position, [payload(number)])
-            flying.append((position, number))
-        elif action == "commit" and flying:
+            in_flight.append((position, number))
+        elif action == "commit" and in_flight:
             # Up to `number` requests of the shard in one object, as a pull takes them.
-            some = [flying.popleft() for _ in range(min(number, len(flying)))]
+            some = [in_flight.popleft() for _ in range(min(number, len(in_flight)))]
             count = sum(records for _, records in some)
             run = Run(shard, TOPIC_ID, 0, self.head_seq + 1, count)
             self.head_seq += count
@@ -134,8 +134,8 @@ def test_one_shard_never_passes_a_cap(
     world = World(1, config)
     for action, _, number in actions:
         world.do(action, 0, number)
-        assert world.stored + sum(count for _, count in world.flying[0]) <= cap
-    while world.flying[0]:
+        assert world.stored + sum(count for _, count in world.in_flight[0]) <= cap
+    while world.in_flight[0]:
         world.do("commit", 0, 4)
     while world.followed[0] < len(world.commits):
         world.do("follow", 0, 1)
@@ -154,10 +154,10 @@ def test_two_shards_pass_a_cap_by_what_they_do_not_know_of_each_other_at_most(
 ) -> None:
     world = World(2, TopicConfig(discard="reject", cap_records=cap))
     for action, shard, number in actions:
-        before = sum(count for some in world.flying for _, count in some)
+        before = sum(count for some in world.in_flight for _, count in some)
         unseen = world.unseen(shard)
         world.do(action, shard, number)
-        now = sum(count for some in world.flying for _, count in some)
+        now = sum(count for some in world.in_flight for _, count in some)
         if action == "produce" and now > before:
             assert world.stored + now <= cap + unseen
 

@@ -85,8 +85,8 @@ def test_a_group_is_due_at_its_size_or_when_idle_at_once_else_a_window_after_its
         ({"backlog_bytes": 8 * TARGET + 1, "free_slots": 0}, DUE, Decision(Do.PASS_TURN)),
         # It is somebody else's.
         ({"turn": 2}, DUE - 1, Decision(Do.WAIT, DUE)),
-        ({"turn": 2}, DUE, Decision(Do.RING, DUE + WINDOW)),
-        ({"turn": 2}, DUE + WINDOW - 1, Decision(Do.RING, DUE + WINDOW)),
+        ({"turn": 2}, DUE, Decision(Do.WAKE, DUE + WINDOW)),
+        ({"turn": 2}, DUE + WINDOW - 1, Decision(Do.WAKE, DUE + WINDOW)),
         ({"turn": 2}, DUE + WINDOW, Decision(Do.TAKE_TURN)),
         (
             {"turn": 2, "free_slots": 0},
@@ -97,14 +97,14 @@ def test_a_group_is_due_at_its_size_or_when_idle_at_once_else_a_window_after_its
         (
             {"turn": 2, "last_pull_ns": DUE + 5 * MS},
             DUE + WINDOW,
-            Decision(Do.RING, DUE + 5 * MS + WINDOW),
+            Decision(Do.WAKE, DUE + 5 * MS + WINDOW),
         ),
         ({"turn": 2, "last_pull_ns": DUE + 5 * MS}, DUE + 5 * MS + WINDOW, Decision(Do.TAKE_TURN)),
         # Windows below the grace.
         (
             {"turn": 2, "window_ns": MS, "last_pull_ns": 0},
             10_000 * MS,
-            Decision(Do.RING, 10_000 * MS + GRACE_NS_MIN),
+            Decision(Do.WAKE, 10_000 * MS + GRACE_NS_MIN),
         ),
     ],
 )
@@ -133,7 +133,7 @@ def test_nothing_pending_is_forgotten_every_decision_acts_or_says_when_to_look_a
     seen: GroupView, now_ns: int
 ) -> None:
     decision = decide(seen, now_ns, POLICY)
-    if decision.do in (Do.WAIT, Do.RING):
+    if decision.do in (Do.WAIT, Do.WAKE):
         assert now_ns < decision.at_ns < NEVER
     if decision.do is Do.IDLE:
         assert not seen.backlog_bytes
@@ -167,7 +167,7 @@ def test_only_the_leader_splits_on_its_own_turn_where_both_halves_have_a_shard()
     assert decide(view(backlog_bytes=full), DUE, POLICY).do is Do.SPLIT
     assert decide(view(backlog_bytes=full, me=1, turn=1), DUE, POLICY).do is Do.PULL
     arrived_ns = BASE.oldest_arrival_ns
-    assert decide(view(backlog_bytes=full, turn=1), arrived_ns, POLICY).do is Do.RING
+    assert decide(view(backlog_bytes=full, turn=1), arrived_ns, POLICY).do is Do.WAKE
     # The leader that takes a stalled holder's turn only pulls.
     assert decide(view(backlog_bytes=full, turn=1), DUE + 2 * WINDOW, POLICY).do is Do.TAKE_TURN
     assert decide(view(backlog_bytes=full, can_split=False), DUE, POLICY).do is Do.PULL

@@ -17,9 +17,9 @@ from compaction.parquet import blocks as l1_blocks
 from compaction.parquet import reader as l1
 from compaction.parquet import writer as parquet
 from compaction.parquet.blocks import BlockRows
-from delivery import lake as lake_module
+from delivery import lake_reader
 from delivery.attempts import GET_LIMITS
-from delivery.lake import LakeReader
+from delivery.lake_reader import LakeReader
 from ledger.lake.types import FileRange
 from tests.delivery.lakes import compact
 from tests.delivery.node import Node, node_in
@@ -156,7 +156,7 @@ def test_a_bounded_number_is_fetched_at_a_time(tmp_path: Path, store: Store) -> 
             await asyncio.sleep(0)
         may_go.set()
         assert await asyncio.gather(*tasks) == [[11], [21], [31]]
-        assert store.under_way_max <= lake_module.FETCHES_AT_ONCE
+        assert store.under_way_max <= lake_reader.FETCHES_AT_ONCE
 
     may_go = threading.Event()
     with lake_of(tmp_path) as lake:
@@ -206,7 +206,7 @@ def test_a_row_group_larger_than_the_bound_is_read_and_not_kept(
 
 
 def test_what_is_too_large_to_be_kept_pushes_nothing_out() -> None:
-    kept: lake_module._Kept[Sized] = lake_module._Kept(10, 9)
+    kept: lake_reader._Kept[Sized] = lake_reader._Kept(10, 9)
     small = Sized(5)
     kept.keep("a", small)
     kept.keep("b", Sized(11))
@@ -214,7 +214,7 @@ def test_what_is_too_large_to_be_kept_pushes_nothing_out() -> None:
 
 
 def test_a_bounded_number_is_kept() -> None:
-    kept: lake_module._Kept[Sized] = lake_module._Kept(100, 2)
+    kept: lake_reader._Kept[Sized] = lake_reader._Kept(100, 2)
     for number in range(3):
         kept.keep(number, Sized(1))
     assert [kept.get(number) is None for number in range(3)] == [True, False, False]

@@ -31,7 +31,7 @@ CACHE_BYTES_MAX = 64 << 20
 T = TypeVar("T")
 
 
-class ColdReader:
+class L0Reader:
     """Extents by (topic id, partition, offset), from ledger and store."""
 
     def __init__(

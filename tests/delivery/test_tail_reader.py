@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from delivery import tail as tail_module
-from delivery.follow import Follower
-from delivery.tail import TailReader
+from delivery import tail_reader
+from delivery.followed import FollowedPartitions
+from delivery.tail_reader import TailReader
 from ledger.types import Commit
 from shards import frame
 from tests.delivery.node import Node, node_in
@@ -17,10 +17,10 @@ def read(
     node: Node, reader: TailReader, commits: list[Commit], offset: int = 1, partition: int = 0
 ) -> list[tuple[int, object]] | None:
     """(offset, data) of the partition's records from ``offset`` on; None when the ring moved on."""
-    follower = Follower()
-    follower.follow(node.key(partition), lambda: commits)
+    partitions = FollowedPartitions()
+    partitions.follow(node.key(partition), lambda: commits)
     found: list[tuple[int, object]] = []
-    for extent in follower.tail(node.key(partition), offset):
+    for extent in partitions.tail(node.key(partition), offset):
         for batch in reader.batches(node.key(partition), extent, offset):
             if batch is None:
                 return None
@@ -79,9 +79,9 @@ def test_every_field_and_the_arrival_time_come_along(tmp_path: Path) -> None:
         node.produce(0, {0: records})
         commit = node.commit()
         assert commit
-        follower = Follower()
-        follower.follow(node.key(), lambda: [commit])
-        (extent,) = follower.tail(node.key(), 1)
+        partitions = FollowedPartitions()
+        partitions.follow(node.key(), lambda: [commit])
+        (extent,) = partitions.tail(node.key(), 1)
         (batch,) = TailReader(node.segment).batches(node.key(), extent, 1)
         assert batch is not None
         assert batch[1] == 1_700_000_000_000
@@ -113,9 +113,9 @@ def test_a_ring_that_comes_round_between_two_batches_says_so_in_time(tmp_path: P
             node.produce(0, {0: rec(text)})
         commit = node.commit()
         assert commit
-        follower = Follower()
-        follower.follow(node.key(), lambda: [commit])
-        (extent,) = follower.tail(node.key(), 1)
+        partitions = FollowedPartitions()
+        partitions.follow(node.key(), lambda: [commit])
+        (extent,) = partitions.tail(node.key(), 1)
         batches = TailReader(node.segment).batches(node.key(), extent, 1)
         first = next(batches)
         assert first is not None and first[2] == rec("1")
@@ -146,7 +146,7 @@ def test_a_known_walk_reads_no_frame_again(tmp_path: Path) -> None:
 def test_the_number_of_known_walks_is_bounded(tmp_path: Path) -> None:
     with node_in(tmp_path, ring_bytes=1 << 16) as node:
         commits = []
-        for number in range(tail_module.WALKS_MAX + 5):
+        for number in range(tail_reader.WALKS_MAX + 5):
             node.produce(0, {0: rec(str(number))})
             commit = node.commit()
             assert commit
@@ -155,4 +155,4 @@ def test_the_number_of_known_walks_is_bounded(tmp_path: Path) -> None:
         for _ in range(2):
             found = read(node, reader, commits)
             assert found == [(n + 1, str(n)) for n in range(len(commits))]
-            assert len(reader._walks) == tail_module.WALKS_MAX
+            assert len(reader._walks) == tail_reader.WALKS_MAX

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from delivery.follow import Key, TailExtent
+from delivery.followed import Key, TailExtent
 from shards import frame
 from shards.ring import BatchAt, RingReader
 from shards.segment import Segment

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery import standing as standing_module
+from delivery import readable
 from delivery.diff import DiffAnswer
-from delivery.standing import Standing, Standings, Tombstone
+from delivery.readable import ReadableRange, ReadableRanges, Tombstone
 from ledger.types import Gap, TopicConfig
 from tests.delivery.lakes import collect, compact
-from tests.delivery.node import ARRIVAL_MS, Node, cold_reader, node_in
+from tests.delivery.node import ARRIVAL_MS, Node, l0_reader, node_in
 from tests.delivery.test_diff import Told, rec, told_reader
 
 CAP_5 = TopicConfig(partitions=3, cap_records=5)
@@ -42,7 +43,7 @@ def gap(first: int, last: int) -> Gap:
 )
 def test_where_a_cursor_goes_on(cursor: int, expected: tuple[int, Tombstone | None]) -> None:
     """Evicted up to 8, trimmed up to 10, a gap from 15 to 17."""
-    assert Standing(11, 8, "cap", (gap(15, 17),)).enter(cursor) == expected
+    assert ReadableRange(11, 8, "cap", (gap(15, 17),)).enter(cursor) == expected
 
 
 @pytest.mark.parametrize(
@@ -52,17 +53,17 @@ def test_where_a_cursor_goes_on(cursor: int, expected: tuple[int, Tombstone | No
 def test_the_last_offset_of_an_eviction_is_missed_by_whoever_had_not_read_it(
     cursor: int, expected: tuple[int, Tombstone | None]
 ) -> None:
-    assert Standing(11, 10, "ttl").enter(cursor) == expected
+    assert ReadableRange(11, 10, "ttl").enter(cursor) == expected
 
 
 def test_a_trim_into_a_gap_leaves_the_gap_to_be_told() -> None:
-    assert Standing(6, 0, "", (gap(5, 7),)).enter(0) == (7, Tombstone(5, 7, "recovery"))
+    assert ReadableRange(6, 0, "", (gap(5, 7),)).enter(0) == (7, Tombstone(5, 7, "recovery"))
 
 
 def test_an_eviction_into_a_gap_is_told_first() -> None:
-    standing = Standing(6, 5, "ttl", (gap(5, 7),))
-    assert standing.enter(0) == (5, Tombstone(1, 5, "ttl"))
-    assert standing.enter(5) == (7, Tombstone(5, 7, "recovery"))
+    readable = ReadableRange(6, 5, "ttl", (gap(5, 7),))
+    assert readable.enter(0) == (5, Tombstone(1, 5, "ttl"))
+    assert readable.enter(5) == (7, Tombstone(5, 7, "recovery"))
 
 
 @given(
@@ -76,21 +77,21 @@ def test_a_tombstone_names_what_was_lost_and_nothing_else(
         gap(a, b) for a, b in zip(ends[::2], ends[1::2], strict=False) if b >= earliest_seq
     )
     lost_seq = min(lost_seq, earliest_seq - 1)
-    standing = Standing(earliest_seq, lost_seq, "cap", gaps)
-    reached, tombstone = standing.enter(cursor)
+    readable = ReadableRange(earliest_seq, lost_seq, "cap", gaps)
+    reached, tombstone = readable.enter(cursor)
     assert reached >= max(cursor, earliest_seq - 1)
     if tombstone is None:
         assert reached == max(cursor, earliest_seq - 1)
-        assert cursor >= lost_seq and standing.can_be_read(reached + 1)
+        assert cursor >= lost_seq and readable.can_be_read(reached + 1)
     elif tombstone.reason == "cap":
         assert cursor < lost_seq
         assert tombstone == Tombstone(cursor + 1, earliest_seq - 1, "cap")
     else:
         assert cursor >= lost_seq
-        assert not standing.can_be_read(max(cursor, earliest_seq - 1) + 1)
+        assert not readable.can_be_read(max(cursor, earliest_seq - 1) + 1)
         assert tombstone.gap_to == reached
     # Told once: going on from there tells of the next thing, if any.
-    again = standing.enter(reached)[1]
+    again = readable.enter(reached)[1]
     assert again is None or again != tombstone
 
 
@@ -207,7 +208,7 @@ def test_an_eviction_that_comes_between_two_looks_ends_the_answer(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was found before it is given; the next answer tells of it."""
-    monkeypatch.setattr("delivery.past.EXTENTS_PER_LOOK", 2)
+    monkeypatch.setattr("delivery.stored_reader.EXTENTS_PER_LOOK", 2)
 
     async def go() -> None:
         with told_reader(node) as told:
@@ -230,16 +231,16 @@ def test_the_tail_is_read_without_the_ledger(node: Node) -> None:
             told.tell()
             await told.diff()
             questions = 0
-            ask = told.reader._cold.ask
+            ask = told.reader._l0.ask
 
-            async def counted(question: object) -> object:
+            async def counted(question: Any) -> object:
                 nonlocal questions
                 questions += 1
-                return await ask(question)  # type: ignore[arg-type]  # passed on as it is
+                return await ask(question)
 
             monkey = pytest.MonkeyPatch()
-            monkey.setattr(told.reader._cold, "ask", counted)
-            monkey.setattr(told.reader._standings, "_ask", counted)
+            monkey.setattr(told.reader._l0, "ask", counted)
+            monkey.setattr(told.reader._ranges, "_ask", counted)
             for _ in range(3):
                 assert seqs(await told.diff(from_seq=1)) == [2, 3]
             assert questions == 0
@@ -253,17 +254,17 @@ def test_the_tail_is_read_without_the_ledger(node: Node) -> None:
     asyncio.run(go())
 
 
-def test_standings_are_kept_for_a_bounded_number_of_partitions(
+def test_readable_ranges_are_kept_for_a_bounded_number_of_partitions(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standing_module, "KEPT_MAX", 2)
+    monkeypatch.setattr(readable, "KEPT_MAX", 2)
 
     async def go() -> None:
-        with cold_reader(node) as (cold, _):
-            standings = Standings(cold.ask, lambda: 0)
+        with l0_reader(node) as (l0, _):
+            ranges = ReadableRanges(l0.ask, lambda: 0)
             for partition in (0, 1, 2):
-                assert await standings.of(node.key(partition)) == Standing()
-            assert [standings.known(node.key(p)) is None for p in (0, 1, 2)] == [True, False, False]
+                assert await ranges.of(node.key(partition)) == ReadableRange()
+            assert [ranges.known(node.key(p)) is None for p in (0, 1, 2)] == [True, False, False]
 
     asyncio.run(go())
 

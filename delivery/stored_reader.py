@@ -19,9 +19,9 @@ from functools import partial
 from msgspec import Struct
 
 from compaction.parquet.merge import EVER_MS
-from delivery.cold import ColdReader
-from delivery.follow import Key
-from delivery.lake import Item, LakeReader
+from delivery.followed import Key
+from delivery.l0_reader import L0Reader
+from delivery.lake_reader import Item, LakeReader
 from ledger.lake.types import FileRange
 from ledger.ledger import Ledger
 from ledger.types import Extent
@@ -79,11 +79,11 @@ def look(ledger: Ledger, key: Key, offset: int) -> Look:
         limit *= 4  # as many files overlap here
 
 
-class Past:
+class StoredReader:
     """Records by (topic id, partition, offset), from ledger and store."""
 
-    def __init__(self, cold: ColdReader, lake: LakeReader, rng: random.Random) -> None:
-        self._cold = cold
+    def __init__(self, l0: L0Reader, lake: LakeReader, rng: random.Random) -> None:
+        self._l0 = l0
         self._lake = lake
         self._rng = rng
 
@@ -97,7 +97,7 @@ class Past:
         """
         misses = 0
         while True:
-            found = await self._cold.ask(partial(look, key=key, offset=offset))
+            found = await self._l0.ask(partial(look, key=key, offset=offset))
             if found.earliest_seq > offset:
                 raise Overtaken
             is_compacted = offset <= found.compacted_seq
@@ -106,11 +106,11 @@ class Past:
             try:
                 for extent in found.extents:
                     if is_compacted and not (
-                        extent.first_offset <= offset and self._cold.has(extent)
+                        extent.first_offset <= offset and self._l0.has(extent)
                     ):
                         break
                     if extent.last_timestamp_ms >= since_ms:
-                        data = await self._cold.bytes_of(extent)
+                        data = await self._l0.bytes_of(extent)
                         yield _since(since_ms, records_of(
                             data, extent.first_offset, extent.voids, offset, key=extent.locator
                         ))  # fmt: skip

@@ -1,6 +1,6 @@
 """Where a partition stands for its readers: what can be read, what is gone, and why.
 
-Vocabulary: a partition's *standing* is its earliest offset, what of its past was lost, and its
+Vocabulary: a partition's *readable* is its earliest offset, what of its past was lost, and its
 *gaps*: offsets that no reader gets, for no record has them (a recovery made them) or because
 their object is damaged (quarantined). A *cursor* is the last offset that a reader has seen.
 
@@ -11,7 +11,7 @@ A reader is told of what it misses by a *tombstone*, once:
 - a cursor behind a trim only: none. Somebody wanted these records gone; the reader goes on behind;
 - a cursor in front of a gap or in it: the whole gap.
 
-Standings are kept while a shared word stands still that every eviction and trim moves, so the
+ReadableRanges are kept while a shared word stands still that every eviction and trim moves, so the
 tail is read without the ledger. The word may be late, and does not move for a hole that a
 compaction leaves: whoever meets records further on than they should be asks again.
 """
@@ -24,7 +24,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from delivery.follow import FOLLOWED_MAX, Key
+from delivery.followed import FOLLOWED_MAX, Key
 from ledger.ledger import Ledger
 from ledger.types import Gap, PartitionState
 
@@ -40,7 +40,7 @@ class Tombstone(Struct, frozen=True):
     reason: str
 
 
-class Standing(Struct, frozen=True):
+class ReadableRange(Struct, frozen=True):
     """A partition for its readers. ``lost_seq`` is the last offset that was evicted without being
     asked for, ``gaps`` are in order and end at ``earliest_seq`` or behind it."""
 
@@ -70,46 +70,46 @@ class Standing(Struct, frozen=True):
         return offset >= self.earliest_seq and self.gap_at(offset) is None
 
 
-def standing_of(view: tuple[PartitionState, list[Gap]] | None) -> Standing:
+def readable_of(view: tuple[PartitionState, list[Gap]] | None) -> ReadableRange:
     """What the ledger's view of a partition is to readers."""
     if view is None:
-        return Standing()
+        return ReadableRange()
     state, gaps = view
-    return Standing(state.earliest_seq, state.lost_seq, state.lost_reason, tuple(gaps))
+    return ReadableRange(state.earliest_seq, state.lost_seq, state.lost_reason, tuple(gaps))
 
 
 class Ask(Protocol):
-    """A read of the ledger, in its thread (ColdReader.ask)."""
+    """A read of the ledger, in its thread (L0Reader.ask)."""
 
     def __call__(self, question: Callable[[Ledger], T], /) -> Awaitable[T]: ...
 
 
-class Standings:
-    """Standings of the partitions that were read last, as of the last eviction."""
+class ReadableRanges:
+    """ReadableRanges of the partitions that were read last, as of the last eviction."""
 
     def __init__(self, ask: Ask, version: Callable[[], int]) -> None:
         self._ask = ask
         self._version = version
-        self._kept: OrderedDict[Key, tuple[int, Standing]] = OrderedDict()
+        self._kept: OrderedDict[Key, tuple[int, ReadableRange]] = OrderedDict()
 
-    def known(self, key: Key) -> Standing | None:
-        """A standing that is kept, and no change was told of since."""
+    def known(self, key: Key) -> ReadableRange | None:
+        """The range as it is kept, or None if it may have changed since."""
         kept = self._kept.get(key)
         return kept[1] if kept is not None and kept[0] == self._version() else None
 
-    async def of(self, key: Key) -> Standing:
-        """A partition's standing; asks the ledger where it is not known."""
+    async def of(self, key: Key) -> ReadableRange:
+        """A partition's range; asks the ledger if it is not known."""
         return self.known(key) or await self.again(key)
 
-    async def again(self, key: Key) -> Standing:
-        """The standing of now."""
+    async def again(self, key: Key) -> ReadableRange:
+        """The range as the ledger has it now."""
         # Taken before the question: what changes meanwhile is asked for again.
         version = self._version()
         topic_id, partition = key
         view = await self._ask(lambda ledger: ledger.partition_view(topic_id, partition))
-        standing = standing_of(view)
-        self._kept[key] = (version, standing)
+        readable = readable_of(view)
+        self._kept[key] = (version, readable)
         self._kept.move_to_end(key)
         if len(self._kept) > KEPT_MAX:
             self._kept.popitem(last=False)
-        return standing
+        return readable

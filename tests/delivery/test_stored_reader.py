@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from compaction.parquet import blocks as l1_blocks
 from compaction.parquet import writer as parquet
 from compaction.parquet.fetch import LakeFileDamaged
-from delivery import past
+from delivery import stored_reader
 from delivery.diff import OffsetPastEnd
-from delivery.standing import Tombstone
+from delivery.readable import Tombstone
 from ledger.ledger import Ledger
 from tests.delivery.lakes import collect, compact, local, rewrite
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
@@ -162,8 +162,8 @@ def test_a_file_that_goes_while_it_is_wanted_is_read_where_its_rows_are_now(tmp_
     async def go() -> None:
         found = [await told.diff(limit=3)]
         rewrite(node)  # what was looked up is gone; footers and row groups are kept
-        told.reader._past._lake._rows._values.clear()
-        told.reader._past._lake._blocks._values.clear()
+        told.reader._stored._lake._rows._values.clear()
+        told.reader._stored._lake._blocks._values.clear()
         for _ in range(3):
             found.append(await told.diff(from_seq=found[-1].next_from_seq, limit=3))
         assert [text for answer in found for text in data_of(answer)] == numbers(12)
@@ -180,7 +180,7 @@ def test_files_that_go_again_and_again_are_followed(
     """Every fetch of a row group finds the files rewritten under it, a few times in a row."""
 
     async def go() -> None:
-        lake = told.reader._past._lake
+        lake = told.reader._stored._lake
         chunks = lake.chunks
 
         async def chunks_after_rewriting(*asked: Any) -> Any:
@@ -202,7 +202,7 @@ def test_files_that_go_again_and_again_are_followed(
 def test_what_is_missing_for_good_is_named_after_a_few_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(past, "MISSES", RetryLimits(0.001, 0.001))
+    monkeypatch.setattr(stored_reader, "MISSES", RetryLimits(0.001, 0.001))
     with node_in(tmp_path) as node:
         fill(node, 3)
         compact(node)
@@ -231,7 +231,7 @@ def test_what_is_in_the_cache_is_not_fetched_again_because_it_was_compacted(tmp_
         before = await told.diff()
         compact(node)
         assert await told.diff() == before
-        assert told.reader._past._lake._footers.size_bytes == 0
+        assert told.reader._stored._lake._footers.size_bytes == 0
         collect(node)
         assert await told.diff() == before, "all but the last extent's row is gone"
 
@@ -265,7 +265,7 @@ def test_a_hole_is_told_of_once_and_all_records_around_it_come(tmp_path: Path, l
         fill(node, 6)
         with told_reader(node) as told:
             asyncio.run(told.diff(from_seq=11))  # knows the partition from before
-            told.reader._cold._cache.clear()
+            told.reader._l0._cache.clear()
             compact(node, damaged={2, 5})
             asyncio.run(go())
 
@@ -315,6 +315,6 @@ def test_a_look_hides_nothing_that_is_compacted_and_collected_while_it_asks(
             collect(node)
 
         ledger = Interrupted(node.ledger, happens)
-        found = past.look(cast("Ledger", ledger), node.key(), 1)
+        found = stored_reader.look(cast("Ledger", ledger), node.key(), 1)
         assert (found.compacted_seq, found.ranges_last) == (2, 2)
         assert [one.range.first_offset for one in found.ranges] == [1]

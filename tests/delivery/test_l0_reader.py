@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from delivery.attempts import GET_LIMITS
-from delivery.cold import ColdReader
+from delivery.l0_reader import L0Reader
 from ledger.types import Extent
-from tests.delivery.node import Node, cold_reader, node_in
+from tests.delivery.node import Node, l0_reader, node_in
 from uploader.l0 import L0Error, records_of
 from uploader.l0.records import Record
 from uploader.stores.base import ObjectMissing, StoreError
@@ -32,19 +32,19 @@ def fill(node: Node, objects: int, partitions: int = 1, size: int = 400) -> list
     return extents
 
 
-async def read(reader: ColdReader, extent: Extent) -> list[object]:
+async def read(reader: L0Reader, extent: Extent) -> list[object]:
     data = await reader.bytes_of(extent)
     found = records_of(data, extent.first_offset, extent.voids, 1, key=extent.locator)
     return [record.data for _, _, record in found]
 
 
 def test_an_extent_is_fetched_once_and_then_kept(tmp_path: Path) -> None:
-    async def go(reader: ColdReader) -> None:
+    async def go(reader: L0Reader) -> None:
         for _ in range(3):
             for number, extent in enumerate(extents):
                 assert await read(reader, extent) == [f'"{number:0400}"']
 
-    with node_in(tmp_path) as node, cold_reader(node) as (reader, counted):
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, counted):
         extents = fill(node, 3)
         asyncio.run(go(reader))
         assert node.store.gets == [(e.locator, e.byte_start) for e in extents]
@@ -54,7 +54,7 @@ def test_an_extent_is_fetched_once_and_then_kept(tmp_path: Path) -> None:
 def test_readers_of_one_object_wait_for_one_fetch(tmp_path: Path) -> None:
     """All begin while the store holds the first fetch back."""
 
-    async def go(reader: ColdReader) -> None:
+    async def go(reader: L0Reader) -> None:
         tasks = [asyncio.create_task(read(reader, extent)) for extent in extents * 4]
         await asyncio.to_thread(node.store.asked.wait, 60)
         for _ in range(100):  # what could be fetched besides would be by now
@@ -65,7 +65,7 @@ def test_readers_of_one_object_wait_for_one_fetch(tmp_path: Path) -> None:
             assert found == [f'"{0:0400}"']
 
     may_go = threading.Event()
-    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
         extents = fill(node, 1, partitions=3)
         node.store.before = lambda: may_go.wait(60)
         asyncio.run(go(reader))
@@ -74,11 +74,11 @@ def test_readers_of_one_object_wait_for_one_fetch(tmp_path: Path) -> None:
 
 
 def test_different_objects_are_fetched_at_the_same_time(tmp_path: Path) -> None:
-    async def go(reader: ColdReader) -> None:
+    async def go(reader: L0Reader) -> None:
         await asyncio.gather(*(read(reader, extent) for extent in extents))
 
     together = threading.Barrier(3, timeout=60)
-    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
         extents = fill(node, 3)
         node.store.before = together.wait
         asyncio.run(go(reader))
@@ -86,7 +86,7 @@ def test_different_objects_are_fetched_at_the_same_time(tmp_path: Path) -> None:
 
 
 def test_the_cache_drops_what_was_read_longest_ago(tmp_path: Path) -> None:
-    async def go(reader: ColdReader) -> None:
+    async def go(reader: L0Reader) -> None:
         a, b, c = extents
         for extent in (a, b, a, c):  # c takes the place of b
             await read(reader, extent)
@@ -100,13 +100,13 @@ def test_the_cache_drops_what_was_read_longest_ago(tmp_path: Path) -> None:
     with node_in(tmp_path) as node:
         extents = fill(node, 3)
         room = 2 * extents[0].byte_length
-        with cold_reader(node, cache_bytes_max=room) as (reader, _):
+        with l0_reader(node, cache_bytes_max=room) as (reader, _):
             asyncio.run(go(reader))
             assert reader._cache_bytes == sum(map(len, reader._cache.values())) == room
 
 
 def test_an_extent_larger_than_the_cache_is_read_and_not_kept(tmp_path: Path) -> None:
-    async def go(reader: ColdReader) -> None:
+    async def go(reader: L0Reader) -> None:
         for _ in range(2):
             await read(reader, extents[0])
             assert reader._cache_bytes == 0
@@ -114,7 +114,7 @@ def test_an_extent_larger_than_the_cache_is_read_and_not_kept(tmp_path: Path) ->
     with node_in(tmp_path) as node:
         extents = fill(node, 1)
         room = extents[0].byte_length - 1
-        with cold_reader(node, cache_bytes_max=room) as (reader, _):
+        with l0_reader(node, cache_bytes_max=room) as (reader, _):
             asyncio.run(go(reader))
             assert len(node.store.gets) == 2
 
@@ -130,7 +130,7 @@ def damage(directory: Path, text: bytes) -> None:
 
 
 def test_a_byte_that_changed_in_the_store_is_noticed_and_named(tmp_path: Path) -> None:
-    async def go(reader: ColdReader) -> None:
+    async def go(reader: L0Reader) -> None:
         for _ in range(2):  # nothing damaged is kept
             with pytest.raises(L0Error) as caught:
                 await read(reader, extents[1])
@@ -138,7 +138,7 @@ def test_a_byte_that_changed_in_the_store_is_noticed_and_named(tmp_path: Path) -
             assert caught.value.byte == extents[1].byte_start
         assert await read(reader, extents[0]) == [f'"{0:0400}"']
 
-    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
         extents = fill(node, 2)
         damage(tmp_path / "store", f'"{1:0400}"'.encode())
         asyncio.run(go(reader))
@@ -149,7 +149,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(tmp_path: Path) -> None:
         if len(node.store.gets) < 3:
             raise StoreError("not now", retryable=True)
 
-    with node_in(tmp_path) as node, cold_reader(node) as (reader, counted):
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, counted):
         extents = fill(node, 1)
         node.store.before = fail
         assert asyncio.run(read(reader, extents[0])) == [f'"{0:0400}"']
@@ -163,7 +163,7 @@ def test_a_store_that_goes_on_failing_is_said_to(
         raise StoreError("never", retryable=True)
 
     monkeypatch.setattr("delivery.attempts.GET_LIMITS", type(GET_LIMITS)(0.001, 0.001, 4))
-    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
         extents = fill(node, 1)
         node.store.before = fail
         with pytest.raises(StoreError, match="never"):
@@ -175,7 +175,7 @@ def test_what_cannot_be_mended_is_not_tried_again(tmp_path: Path) -> None:
     def fail() -> None:
         raise ObjectMissing("gone")
 
-    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
         extents = fill(node, 1)
         node.store.before = fail
         with pytest.raises(ObjectMissing):
@@ -186,7 +186,7 @@ def test_what_cannot_be_mended_is_not_tried_again(tmp_path: Path) -> None:
 def test_a_reader_that_gives_up_leaves_the_way_free(tmp_path: Path) -> None:
     """The one whose fetch it is goes away; another takes over, and nobody waits for good."""
 
-    async def go(reader: ColdReader) -> None:
+    async def go(reader: L0Reader) -> None:
         first = asyncio.create_task(read(reader, extents[0]))
         second = asyncio.create_task(read(reader, extents[0]))
         await asyncio.to_thread(node.store.asked.wait, 60)
@@ -197,7 +197,7 @@ def test_a_reader_that_gives_up_leaves_the_way_free(tmp_path: Path) -> None:
         assert await second == [f'"{0:0400}"']
 
     may_go = threading.Event()
-    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
         extents = fill(node, 1)
         node.store.before = lambda: may_go.wait(60)
         asyncio.run(go(reader))
@@ -206,7 +206,7 @@ def test_a_reader_that_gives_up_leaves_the_way_free(tmp_path: Path) -> None:
 def test_what_one_connection_spoils_is_read_again_on_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with node_in(tmp_path) as node, cold_reader(node) as (reader, _):
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
         (extent,) = fill(node, 1)
         node.store.spoil = lambda body: body[:-1] + b"?"
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from delivery import follow
-from delivery.follow import Follower, Key
+from delivery import followed
+from delivery.followed import FollowedPartitions, Key
 from ledger.types import Commit, Head, LeaseId, Run, SourceRange, Verdict
 
 KEY: Key = (1, 0)
@@ -54,116 +54,116 @@ def nothing() -> Iterable[Commit]:
     return ()
 
 
-def spans(follower: Follower, offset: int, key: Key = KEY) -> list[tuple[int, int]]:
-    return [(e.first_offset, e.last_offset) for e in follower.tail(key, offset)]
+def spans(partitions: FollowedPartitions, offset: int, key: Key = KEY) -> list[tuple[int, int]]:
+    return [(e.first_offset, e.last_offset) for e in partitions.tail(key, offset)]
 
 
 def test_a_partition_that_nobody_follows_costs_nothing_and_is_not_known() -> None:
-    follower, history = Follower(), History()
-    assert follower.apply(history.commit({KEY: (3,)})) == []
-    assert follower.head(KEY) is None
-    assert follower.tail(KEY, 1) == []
+    partitions, history = FollowedPartitions(), History()
+    assert partitions.apply(history.commit({KEY: (3,)})) == []
+    assert partitions.head(KEY) is None
+    assert partitions.tail(KEY, 1) == []
 
 
 def test_commits_move_the_head_and_add_to_the_tail() -> None:
-    follower, history = Follower(), History()
-    follower.follow(KEY, nothing)
-    assert follower.head(KEY) is None, "the ledger was not asked yet"
-    follower.head_loaded(KEY, 0)
-    assert follower.head(KEY) == 0
+    partitions, history = FollowedPartitions(), History()
+    partitions.follow(KEY, nothing)
+    assert partitions.head(KEY) is None, "the ledger was not asked yet"
+    partitions.head_loaded(KEY, 0)
+    assert partitions.head(KEY) == 0
 
-    assert follower.apply(history.commit({KEY: (3,), OTHER: (1,)})) == [KEY]
-    assert follower.apply(history.commit({OTHER: (1,)})) == []
-    assert follower.apply(history.commit({KEY: (1, 2)})) == [KEY]
-    assert follower.head(KEY) == 6
-    assert spans(follower, 1) == [(1, 3), (4, 6)]
-    assert spans(follower, 4) == [(4, 6)]
-    assert spans(follower, 7) == []
+    assert partitions.apply(history.commit({KEY: (3,), OTHER: (1,)})) == [KEY]
+    assert partitions.apply(history.commit({OTHER: (1,)})) == []
+    assert partitions.apply(history.commit({KEY: (1, 2)})) == [KEY]
+    assert partitions.head(KEY) == 6
+    assert spans(partitions, 1) == [(1, 3), (4, 6)]
+    assert spans(partitions, 4) == [(4, 6)]
+    assert spans(partitions, 7) == []
 
 
 def test_the_tail_names_the_runs_of_its_own_partition_and_the_void_requests() -> None:
-    follower, history = Follower(), History()
-    follower.follow(KEY, nothing)
+    partitions, history = FollowedPartitions(), History()
+    partitions.follow(KEY, nothing)
     commit = history.commit({KEY: (2, 0), OTHER: (1,)})
-    follower.apply(commit)
-    (extent,) = follower.tail(KEY, 1)
+    partitions.apply(commit)
+    (extent,) = partitions.tail(KEY, 1)
     assert [(r.shard, r.partition) for r in extent.runs] == [(0, 0), (1, 0)]
     assert extent.sources == {0: commit.sources[0], 1: commit.sources[1]}
     assert extent.void_positions == {(1, 0)}
 
 
 def test_a_commit_of_void_records_only_moves_nothing() -> None:
-    follower, history = Follower(), History()
-    follower.follow(KEY, nothing)
-    follower.head_loaded(KEY, 0)
-    follower.apply(history.commit({KEY: (2,)}))
-    assert follower.apply(history.commit({KEY: (0,)})) == []
-    assert (follower.head(KEY), spans(follower, 1)) == (2, [(1, 2)])
+    partitions, history = FollowedPartitions(), History()
+    partitions.follow(KEY, nothing)
+    partitions.head_loaded(KEY, 0)
+    partitions.apply(history.commit({KEY: (2,)}))
+    assert partitions.apply(history.commit({KEY: (0,)})) == []
+    assert (partitions.head(KEY), spans(partitions, 1)) == (2, [(1, 2)])
 
 
 def test_a_new_reader_takes_the_tail_that_the_log_still_has() -> None:
-    follower, history = Follower(), History()
+    partitions, history = FollowedPartitions(), History()
     for _ in range(5):
         history.commit({KEY: (2,)})
-    follower.follow(KEY, lambda: history.commits[2:])
-    assert follower.head(KEY) == 10, "the ledger need not be asked"
-    assert spans(follower, 5) == [(5, 6), (7, 8), (9, 10)]
-    assert spans(follower, 4) == [], "what is not among them is read from objects"
+    partitions.follow(KEY, lambda: history.commits[2:])
+    assert partitions.head(KEY) == 10, "the ledger need not be asked"
+    assert spans(partitions, 5) == [(5, 6), (7, 8), (9, 10)]
+    assert spans(partitions, 4) == [], "what is not among them is read from objects"
 
 
 def test_a_late_answer_of_the_ledger_does_not_move_the_head_back() -> None:
-    follower, history = Follower(), History()
-    follower.follow(KEY, nothing)
-    follower.apply(history.commit({KEY: (5,)}))
-    follower.head_loaded(KEY, 2)
-    assert follower.head(KEY) == 5
+    partitions, history = FollowedPartitions(), History()
+    partitions.follow(KEY, nothing)
+    partitions.apply(history.commit({KEY: (5,)}))
+    partitions.head_loaded(KEY, 2)
+    assert partitions.head(KEY) == 5
 
 
 def test_a_head_that_the_ledger_knows_first_ends_the_tail() -> None:
-    follower, history = Follower(), History()
-    follower.follow(KEY, nothing)
+    partitions, history = FollowedPartitions(), History()
+    partitions.follow(KEY, nothing)
     first, second = history.commit({KEY: (2,)}), history.commit({KEY: (2,)})
-    follower.apply(first)
-    follower.head_loaded(KEY, 4)  # the ledger was asked after the second commit
-    assert (follower.head(KEY), spans(follower, 1), spans(follower, 3)) == (4, [], [])
-    follower.apply(second)
-    follower.apply(history.commit({KEY: (2,)}))
-    assert (follower.head(KEY), spans(follower, 5), spans(follower, 3)) == (6, [(5, 6)], [])
+    partitions.apply(first)
+    partitions.head_loaded(KEY, 4)  # the ledger was asked after the second commit
+    assert (partitions.head(KEY), spans(partitions, 1), spans(partitions, 3)) == (4, [], [])
+    partitions.apply(second)
+    partitions.apply(history.commit({KEY: (2,)}))
+    assert (partitions.head(KEY), spans(partitions, 5), spans(partitions, 3)) == (6, [(5, 6)], [])
 
 
 def test_a_tail_that_is_forgotten_begins_anew() -> None:
-    follower, history = Follower(), History()
-    follower.follow(KEY, nothing)
-    follower.apply(history.commit({KEY: (2,)}))
-    follower.forget_tail(KEY)
-    assert spans(follower, 1) == []
-    follower.apply(history.commit({KEY: (2,)}))
-    assert (spans(follower, 1), spans(follower, 3)) == ([], [(3, 4)])
+    partitions, history = FollowedPartitions(), History()
+    partitions.follow(KEY, nothing)
+    partitions.apply(history.commit({KEY: (2,)}))
+    partitions.forget_tail(KEY)
+    assert spans(partitions, 1) == []
+    partitions.apply(history.commit({KEY: (2,)}))
+    assert (spans(partitions, 1), spans(partitions, 3)) == ([], [(3, 4)])
 
 
 def test_a_tail_keeps_a_bounded_number_of_extents() -> None:
-    follower, history = Follower(), History()
-    follower.follow(KEY, nothing)
-    for _ in range(follow.TAIL_MAX + 10):
-        follower.apply(history.commit({KEY: (1,)}))
-    assert len(spans(follower, 11)) == follow.TAIL_MAX
-    assert spans(follower, 10) == []
+    partitions, history = FollowedPartitions(), History()
+    partitions.follow(KEY, nothing)
+    for _ in range(followed.TAIL_MAX + 10):
+        partitions.apply(history.commit({KEY: (1,)}))
+    assert len(spans(partitions, 11)) == followed.TAIL_MAX
+    assert spans(partitions, 10) == []
 
 
 def test_the_partition_that_was_asked_for_longest_ago_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(follow, "FOLLOWED_MAX", 3)
-    follower = Follower()
+    monkeypatch.setattr(followed, "FOLLOWED_MAX", 3)
+    partitions = FollowedPartitions()
     keys = [(n, 0) for n in range(4)]
     for key in keys[:3]:
-        follower.follow(key, nothing)
-        follower.head_loaded(key, 7)
-    follower.follow(keys[0], nothing)  # asked for again: the second is now the oldest
-    follower.follow(keys[3], nothing)
-    assert [follower.head(key) for key in keys] == [7, None, 7, None]
-    follower.head_loaded(keys[1], 9)
-    assert follower.head(keys[1]) is None, "an answer for a forgotten partition is dropped"
+        partitions.follow(key, nothing)
+        partitions.head_loaded(key, 7)
+    partitions.follow(keys[0], nothing)  # asked for again: the second is now the oldest
+    partitions.follow(keys[3], nothing)
+    assert [partitions.head(key) for key in keys] == [7, None, 7, None]
+    partitions.head_loaded(keys[1], 9)
+    assert partitions.head(keys[1]) is None, "an answer for a forgotten partition is dropped"
 
 
 class FollowerMachine(RuleBasedStateMachine):
@@ -172,7 +172,7 @@ class FollowerMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.history = History()
-        self.follower = Follower()
+        self.partitions = FollowedPartitions()
         self.applied = 0
         self.asked = 0  # a ledger's answer on its way: the head when it was asked
         self.following = False
@@ -187,17 +187,17 @@ class FollowerMachine(RuleBasedStateMachine):
     @rule(most=st.integers(1, 4))
     def apply(self, most: int) -> None:
         for commit in self.history.commits[self.applied : self.applied + most]:
-            before = self.follower.head(KEY)
-            moved = self.follower.apply(commit)
+            before = self.partitions.head(KEY)
+            moved = self.partitions.apply(commit)
             self.applied += 1
             assert OTHER not in moved
             if moved and before is not None:
-                assert self.follower.head(KEY) != before
+                assert self.partitions.head(KEY) != before
 
     @rule(kept=st.integers(0, 5))
     def follow(self, kept: int) -> None:
         first = max(0, self.applied - kept)
-        self.follower.follow(KEY, lambda: self.history.commits[first : self.applied])
+        self.partitions.follow(KEY, lambda: self.history.commits[first : self.applied])
         self.following = True
 
     @rule()
@@ -208,11 +208,11 @@ class FollowerMachine(RuleBasedStateMachine):
     @rule()
     def answer_of_ledger(self) -> None:
         # As DiffReader does: the partition is followed before the ledger is asked.
-        self.follower.head_loaded(KEY, max(self.asked, self.head_of(self.applied)))
+        self.partitions.head_loaded(KEY, max(self.asked, self.head_of(self.applied)))
 
     @rule()
     def forget(self) -> None:
-        self.follower.forget_tail(KEY)
+        self.partitions.forget_tail(KEY)
 
     def head_of(self, applied: int) -> int:
         heads = [
@@ -225,11 +225,11 @@ class FollowerMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_said_is_true(self) -> None:
-        head = self.follower.head(KEY)
+        head = self.partitions.head(KEY)
         if head is not None:
             assert self.head_of(self.applied) <= head <= self.history.heads[KEY]
         for offset in range(1, self.history.heads[KEY] + 2):
-            tail = self.follower.tail(KEY, offset)
+            tail = self.partitions.tail(KEY, offset)
             if not tail:
                 continue
             assert tail[0].first_offset <= offset <= tail[0].last_offset
@@ -248,13 +248,13 @@ TestFollowerMachine = FollowerMachine.TestCase
 def test_extents_of_the_tail_hold_exactly_the_offsets_of_their_commits(
     counts: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    follower, history = Follower(), History()
-    follower.follow(KEY, nothing)
+    partitions, history = FollowedPartitions(), History()
+    partitions.follow(KEY, nothing)
     expected: list[tuple[int, int]] = []
     for count in counts:
         before = history.heads[KEY]
-        follower.apply(history.commit({KEY: count}))
+        partitions.apply(history.commit({KEY: count}))
         if sum(count):
             expected.append((before + 1, before + sum(count)))
     offset = data.draw(st.integers(1, history.heads[KEY] + 1))
-    assert spans(follower, offset) == [span for span in expected if span[1] >= offset]
+    assert spans(partitions, offset) == [span for span in expected if span[1] >= offset]

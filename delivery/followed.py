@@ -57,7 +57,7 @@ class _Followed:
         self.head_seq = head_seq
 
 
-class Follower:
+class FollowedPartitions:
     """The followed partitions of one shard."""
 
     def __init__(self) -> None:
