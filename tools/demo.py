@@ -20,7 +20,7 @@ from tools.minio import free_port
 READY_WITHIN_S = 30
 STOP_WITHIN_S = 20
 POLL_S = 0.05
-EXAMPLES = Path("docs/examples")
+EXAMPLES = Path("examples")
 
 
 class DemoError(Exception):

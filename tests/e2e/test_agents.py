@@ -1,77 +1,28 @@
-"""What Vector's http sink and Fluent Bit's http output put on the wire, taken as it is.
+"""The daemon accepts what Vector and Fluent Bit send, with the settings of docs/producers.md.
 
-The requests are written out byte for byte as the agents make them (Fluent Bit: out_http and
-flb_http_client; Vector: sinks/http over hyper, whose header names are in lower case), with the
-configurations of docs/producers.md. What the agents do with an answer depends on its status alone.
+What the agents do with an answer depends on its status alone.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import zlib
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-import zstandard
 
 from daemon.intake.partitioner import partition_of
+from tests.e2e.agents import (
+    EVENTS,
+    VECTOR_AGENT,
+    VECTOR_COMPRESSIONS,
+    fluent_bit,
+    lines_of,
+    vector,
+)
 from tests.e2e.daemon import Daemon
 from tests.e2e.wire import Wire
-
-VECTOR_AGENT = "Vector/0.50.0 (x86_64-unknown-linux-gnu 9053198 2025-09-23 14:18:50.944442940)"
-EVENTS: list[dict[str, Any]] = [
-    {
-        "file": "/var/log/app.log",
-        "host": f"web-{number % 3}",
-        "message": f'GET /item/{number} HTTP/1.1" 200 "Mozilla/5.0 (é) \\x16\\u0000"\ttab',
-        "source_type": "file",
-        "timestamp": f"2025-11-02T10:15:{number:02}.123456789Z",
-    }
-    for number in range(20)
-]
-
-
-def lines_of(events: list[dict[str, Any]]) -> list[bytes]:
-    """Events as both agents write them: no blanks, text in UTF-8."""
-    return [json.dumps(e, separators=(",", ":"), ensure_ascii=False).encode() for e in events]
-
-
-def vector(path: str, body: bytes, content_type: str, encoding: str = "") -> bytes:
-    """A request of Vector's http sink."""
-    lines = [
-        f"POST {path} HTTP/1.1",
-        f"content-type: {content_type}",
-        *([f"content-encoding: {encoding}"] if encoding else []),
-        f"user-agent: {VECTOR_AGENT}",
-        "accept-encoding: identity",
-        "host: 127.0.0.1:7440",
-        f"content-length: {len(body)}",
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-def fluent_bit(path: str, body: bytes, content_type: str, encoding: str = "") -> bytes:
-    """A request of Fluent Bit's http output."""
-    lines = [
-        f"POST {path} HTTP/1.1",
-        "Host: 127.0.0.1:7440",
-        f"Content-Length: {len(body)}",
-        f"Content-Type: {content_type}",
-        *([f"Content-Encoding: {encoding}"] if encoding else []),
-        "User-Agent: Fluent-Bit",
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-VECTOR_COMPRESSIONS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
-    "none": ("", bytes),
-    "gzip": ("gzip", gzip.compress),
-    "zlib": ("deflate", zlib.compress),
-    "zstd": ("zstd", zstandard.ZstdCompressor().compress),
-}
 
 
 @pytest.mark.parametrize("compression", VECTOR_COMPRESSIONS)

@@ -16,7 +16,7 @@ from compaction.source.options import ACCEPTED
 from tests.e2e.daemon import ROOT, Daemon, running
 
 PAGE = (ROOT / "docs" / "lake.md").read_text()
-SAMPLES = ROOT / "docs" / "examples" / "orders.ndjson"
+SAMPLES = ROOT / "examples" / "orders.ndjson"
 JOB_S = 300.0  # ends a hang only
 OTHERS = re.compile(r"make spark-archive\n")  # tests/compaction/test_archive.py
 
