@@ -25,10 +25,10 @@ from bench.processes import cpu_s
 from bench.results import CompactionResult
 from compaction.parquet.writer import ZSTD_LEVEL
 from compaction.place import Place
-from compaction.run.distribute import Outcome, distribute
-from compaction.run.groups import TopicWork
-from compaction.run.runs import Limits
+from compaction.run.driver import Outcome, run_job
+from compaction.run.file_groups import TopicWork
 from compaction.run.session import spark_session
+from compaction.run.splits import Limits
 from ledger.lake.types import PlannedObject
 from shards.clock import monotonic_ns
 
@@ -161,7 +161,7 @@ def _by_spark(spark: SparkSession, work: Work, limits: Limits) -> tuple[Time, Ou
     time = _timed(
         work,
         lambda: found.append(
-            distribute(spark, work.place, "run", work.objects, work.topics, limits=limits)
+            run_job(spark, work.place, "run", work.objects, work.topics, limits=limits)
         ),
     )
     return time, found[0]

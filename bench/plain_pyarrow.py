@@ -1,8 +1,8 @@
 """What the compaction is compared with: pyarrow in two processes, without Spark.
 
-The same objects, the same decoding (``compaction.parquet.columns``), the same zstd level, one file
-per topic and day. It reads, checks, decodes, and writes with ``ParquetWriter``, nothing else: no
-reports, no fsync, no spilling, no repeats. Few topics: each process takes half of the objects.
+The same objects, the same decoding (``compaction.parquet.row_builder``), the same zstd level, one
+file per topic and day. It reads, checks, decodes, and writes with ``ParquetWriter``, nothing else:
+no reports, no fsync, no spilling, no repeats. Few topics: each process takes half of the objects.
 Many topics: each takes half of the topics, and of each object the half of the bytes where these
 stand, so that nothing has to change hands; only a program on one machine can do that.
 """
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from compaction.parquet.columns import ExtentBytes, Piece
+from compaction.parquet.row_builder import ExtentBytes, RowBuilder
 from ledger.lake.types import PlannedObject
 from shards.checksum import crc32c
 from uploader.l0 import read_footer
@@ -91,7 +91,7 @@ def run(half: Half) -> int:
 def _write(half: Half, topic: int, extents: list[ExtentBytes]) -> int:
     extents.sort(key=lambda extent: (extent.partition, extent.first_offset))
     writers: dict[datetime.date, pq.ParquetWriter] = {}
-    piece = Piece()
+    piece = RowBuilder()
     rows = 0
     for index, extent in enumerate(extents):
         piece.add(extent)

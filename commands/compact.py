@@ -21,7 +21,7 @@ from commands.exits import CommandFailed
 from commands.objects import opened_ledger, opened_store
 from commands.output import bytes_text, count_text, duration_text, progress, table
 from compaction.run.java import NoJava
-from compaction.run.report import Report
+from compaction.run.report import RunReport
 from compaction.run.session import SparkFailed, SparkMissing, check_extra
 from daemon import serve
 from daemon.config import Config
@@ -53,10 +53,12 @@ if TYPE_CHECKING:
 NAMED_MAX = 20  # of a kind, for people; JSON has them all
 
 
-def compact(config: Config, *, master: str | None, chosen: frozenset[str], dry_run: bool) -> Report:
+def compact(
+    config: Config, *, master: str | None, chosen: frozenset[str], dry_run: bool
+) -> RunReport:
     """One run, or what one would do. Raises CommandFailed, LedgerError, StoreError."""
     began_ns = monotonic_ns()
-    report = Report(dry_run)
+    report = RunReport(dry_run)
     if not Path(config.ledger_path).exists():
         raise LedgerMissing(Path(config.ledger_path))
     with _as_command_failures():
@@ -93,13 +95,13 @@ def needs() -> Needs:
     return Needs(metadata.version("pyspark"), metadata.version("pyiceberg"), str(java))
 
 
-def _plan(report: Report, ready: Ready) -> None:
+def _plan(report: RunReport, ready: Ready) -> None:
     report.objects = ready.objects
     report.bytes_compacted = ready.bytes
     report.would_compact = ready.topics
 
 
-def _compact(config: Config, master: str | None, chosen: frozenset[str], report: Report) -> None:
+def _compact(config: Config, master: str | None, chosen: frozenset[str], report: RunReport) -> None:
     with opened_ledger(config) as ledger:
         ready = look(ledger, chosen)
     if not ready.objects and not ready.unfinished:
@@ -133,7 +135,9 @@ def _cover(config: Config, store: CountedStore) -> None:
         cover.cover()
 
 
-def _with_spark(config: Config, master: str | None, run: Run, lake: Lake, report: Report) -> None:
+def _with_spark(
+    config: Config, master: str | None, run: Run, lake: Lake, report: RunReport
+) -> None:
     from compaction.run.java import find_java
     from compaction.run.plan import Limits
     from compaction.run.session import spark_session
@@ -154,7 +158,7 @@ def _with_spark(config: Config, master: str | None, run: Run, lake: Lake, report
 
 @contextlib.contextmanager
 def _as_command_failures() -> Iterator[None]:
-    from compaction.run.distribute import TaskFailed
+    from compaction.run.driver import TaskFailed
     from compaction.tables.errors import LakeError
 
     again = "nothing is doubled: what is in the tables stays, the next run does the rest"
@@ -181,7 +185,7 @@ def _as_command_failures() -> Iterator[None]:
         raise CommandFailed(str(error)) from error
 
 
-def compact_text(report: Report) -> str:
+def compact_text(report: RunReport) -> str:
     """The report for people."""
     if report.dry_run:
         return _dry_text(report)
@@ -247,7 +251,7 @@ def needs_text(found: Needs) -> str:
     return f"pyspark {found.pyspark}, pyiceberg {found.pyiceberg}, {found.java}"
 
 
-def _dry_text(report: Report) -> str:
+def _dry_text(report: RunReport) -> str:
     if not report.objects:
         return "nothing to compact"
     rows = [(name, bytes_text(size)) for name, size in report.would_compact.items()]

@@ -140,7 +140,7 @@ def _chosen(ledger: Ledger, keys: Sequence[str]) -> list[Quarantined]:
 
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
-    from compaction.run.fetch import StoreFailed
+    from compaction.objects import StoreFailed
     from compaction.run.session import SparkMissing
     from compaction.tables.errors import LakeError
     from daemon.upkeep.compact import OtherRun

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from compaction.parquet import blocks as l1_blocks
 from compaction.parquet import reader as l1
-from compaction.parquet.fetch import keep_pyarrow_small
+from compaction.parquet.file_bytes import keep_pyarrow_small
 from compaction.parquet.merge import EVER_MS, RECORDS_AT_ONCE, NeedFooter, NeedRows, merged
 from compaction.parquet.reader import Footer
 from compaction.parquet.rows import Block, Rows

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from compaction.parquet.fetch import LakeFileDamaged, Window
+from compaction.parquet.file_bytes import LakeFileDamaged, Window
 from compaction.parquet.reader import Footer, RowGroup, decoded, opened, undecodable
 from compaction.parquet.rows import COLUMNS, INDEX_COLUMNS, Block, Rows, block_of, one_chunk
 from uploader.stores.verified import verified

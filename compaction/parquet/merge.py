@@ -4,8 +4,8 @@ A partition's rows may lie in several files at once, one for each day of their t
 offsets 1, 2, 3 can be rows of three files. A merge asks for what it needs and is given it:
 
     merge = merged(ranges, partition, offset, last)     a generator
-    need = next(merge)                                  NeedFooter, NeedRows or Span
-    need = merge.send(footer or rows), or next(merge) behind a Span
+    need = next(merge)                                  NeedFooter, NeedRows or RowRange
+    need = merge.send(footer or rows), or next(merge) behind a RowRange
 
 Nothing is asked for before it can hold the next row, so a reader that stops early has fetched
 little. Row groups whose statistics rule out what is asked are never asked for; with ``since_ms``
@@ -23,7 +23,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from compaction.parquet.fetch import LakeFileDamaged
+from compaction.parquet.file_bytes import LakeFileDamaged
 from compaction.parquet.reader import Footer, RowGroup, may_hold, read_footer, read_rows
 from compaction.parquet.rows import Rows
 from ledger.lake.types import FileRange
@@ -50,7 +50,7 @@ class NeedRows(NamedTuple):
     group: RowGroup
 
 
-class Span(NamedTuple):
+class RowRange(NamedTuple):
     """Rows [start, stop), which come next."""
 
     rows: Rows
@@ -71,13 +71,13 @@ class Span(NamedTuple):
             yield from self.rows.records(start, min(start + RECORDS_AT_ONCE, self.stop))
 
 
-Merge = Generator[NeedFooter | NeedRows | Span, Footer | Rows | None, None]
+Merge = Generator[NeedFooter | NeedRows | RowRange, Footer | Rows | None, None]
 
 
 class _Cursor:
-    """One range's way: its footer, its row groups that may hold something, their stretches."""
+    """One range's way: its footer, its row groups that may hold something, their row_ranges."""
 
-    __slots__ = ("bound", "footer", "groups", "range", "rows", "stretches")
+    __slots__ = ("bound", "footer", "groups", "range", "rows", "row_ranges")
 
     def __init__(self, file_range: FileRange, offset: int) -> None:
         self.range = file_range
@@ -85,25 +85,25 @@ class _Cursor:
         self.footer: Footer | None = None
         self.groups: list[RowGroup] = []  # the next one last
         self.rows: Rows | None = None
-        self.stretches: list[tuple[int, int]] = []  # the next one last
+        self.row_ranges: list[tuple[int, int]] = []  # the next one last
 
-    def take(self, last: int) -> Span:
+    def take(self, last: int) -> RowRange:
         """The rows of this stretch up to ``last``, but at least one: who has the same bound
         without rows yet has them further on."""
         assert self.rows is not None
-        start, stop = self.stretches[-1]
+        start, stop = self.row_ranges[-1]
         end = max(bisect_left(self.rows.offsets, last + 1, start, stop), start + 1)
-        self.stretches[-1] = (end, stop)
-        return Span(self.rows, start, end)
+        self.row_ranges[-1] = (end, stop)
+        return RowRange(self.rows, start, end)
 
-    def next_stretch(self) -> bool:
+    def next_row_range(self) -> bool:
         """Sets the bound anew; whether anything is left."""
-        while self.rows is not None and self.stretches:
-            start, stop = self.stretches[-1]
+        while self.rows is not None and self.row_ranges:
+            start, stop = self.row_ranges[-1]
             if start < stop:
                 self.bound = int(self.rows.offsets[start])
                 return True
-            self.stretches.pop()
+            self.row_ranges.pop()
         self.rows = None
         if not self.groups:
             return False
@@ -151,7 +151,7 @@ def merged(
             span = cursor.take(min(heap[0][0] - 1, last) if heap else last)
             reached = span.last_offset
             yield span
-            more = cursor.next_stretch()
+            more = cursor.next_row_range()
         if more:
             heapq.heappush(heap, (cursor.bound, number))
 
@@ -175,15 +175,15 @@ def _advance(
         group = cursor.groups.pop()
         rows = yield NeedRows(cursor.footer, group)
         assert isinstance(rows, Rows)
-        stretches = []
-        for start, stop in rows.stretches.get(partition, ()):
+        row_ranges = []
+        for start, stop in rows.row_ranges.get(partition, ()):
             begin = bisect_left(rows.offsets, low, start, stop)
             end = bisect_left(rows.offsets, high + 1, begin, stop)
             if begin < end:
-                stretches.append((begin, end))
+                row_ranges.append((begin, end))
         cursor.rows = rows
-        cursor.stretches = stretches[::-1]
-    return cursor.next_stretch()
+        cursor.row_ranges = row_ranges[::-1]
+    return cursor.next_row_range()
 
 
 def records(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from compaction.parquet.fetch import LakeFileDamaged, Window, fetcher
+from compaction.parquet.file_bytes import LakeFileDamaged, Window, fetcher
 from compaction.parquet.rows import COLUMNS, WholeRows
 from uploader.stores.verified import verified
 
@@ -202,7 +202,7 @@ def batches(
         read = partial(_read_whole, footer, group)
         table = verified(read, footer.reconnect, LakeFileDamaged, path)
         rows = WholeRows(path, group.index, table)
-        for start, stop in rows.stretches.get(partition, ()):
+        for start, stop in rows.row_ranges.get(partition, ()):
             low = bisect_left(rows.offsets, first_offset, start, stop)
             high = bisect_left(rows.offsets, last_offset + 1, low, stop)
             if low < high:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from compaction.parquet.fetch import LakeFileDamaged
+from compaction.parquet.file_bytes import LakeFileDamaged
 from uploader.l0.records import Record
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Block(NamedTuple):
 class Rows(ABC):
     """Row group ``number`` of the file ``path``; offsets, times and partitions are decoded.
 
-    ``offsets`` and ``timestamps_us`` are views without copies. ``stretches`` has, by partition,
+    ``offsets`` and ``timestamps_us`` are views without copies. ``row_ranges`` has, by partition,
     the (start, stop) of its rows, by offset. The other columns come in blocks of ``block_rows``.
     """
 
@@ -57,11 +57,11 @@ class Rows(ABC):
         self.size_bytes = partition.nbytes + offset.nbytes + time.nbytes
         self.offsets = _words(offset)
         self.timestamps_us = _words(time.cast(pa.timestamp("us", tz="UTC")))
-        self.stretches: dict[int, list[tuple[int, int]]] = {}
+        self.row_ranges: dict[int, list[tuple[int, int]]] = {}
         runs = pc.run_end_encode(partition)
         start = 0
         for value, stop in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-            self.stretches.setdefault(value, []).append((start, stop))
+            self.row_ranges.setdefault(value, []).append((start, stop))
             start = stop
         self.block_rows = max(1, len(self.offsets))
 

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from compaction.place import Place
-from compaction.run.spool import local_file
+from compaction.run.chunk_sort import local_file
 from compaction.tables.schema import RANGES_KEY, RUN_KEY, TOPIC_ID_KEY, Column, arrow_schema
 from ledger.lake.types import LakeRange, NewFile
 
@@ -50,7 +50,7 @@ SPILL_BYTES = 32 * MIB  # rows that are sorted by day at a time
 _PLAIN = frozenset({"data", "meta", "offset", "timestamp", "data_is_base64"})
 _NO_STATISTICS = frozenset({"data", "meta"})
 
-Shares = dict[int, list[int]]
+PartitionSizes = dict[int, list[int]]
 """By partition: [rows, bytes of L0] of a piece."""
 
 
@@ -171,7 +171,7 @@ class TopicWriter:
         self._spill: _Spill | None = None
         self._written: list[WrittenFile] = []
 
-    def write(self, piece: pa.Table, shares: Shares) -> None:
+    def write(self, piece: pa.Table, shares: PartitionSizes) -> None:
         """Appends rows, sorted by (partition, offset), each partition's behind those before."""
         if piece.num_rows == 0:
             return
@@ -345,7 +345,9 @@ def _joined(one: LakeRange, other: LakeRange) -> LakeRange:
     )
 
 
-def _by_day(piece: pa.Table, shares: Shares) -> Iterator[tuple[int, pa.Table, list[LakeRange]]]:
+def _by_day(
+    piece: pa.Table, shares: PartitionSizes
+) -> Iterator[tuple[int, pa.Table, list[LakeRange]]]:
     """The rows of each day in their order, with their ranges; the shares' bytes go by rows."""
     left = {partition: list(share) for partition, share in shares.items()}
     times = piece.column("timestamp").cast(pa.int64())
@@ -376,7 +378,7 @@ def _runs(values: pa.Array) -> list[tuple[int, int]]:
     ]
 
 
-def _ranges(rows: pa.Table, times: pa.ChunkedArray, left: Shares) -> list[LakeRange]:
+def _ranges(rows: pa.Table, times: pa.ChunkedArray, left: PartitionSizes) -> list[LakeRange]:
     found = []
     offsets = rows.column("offset")
     start = 0

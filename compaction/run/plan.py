@@ -31,17 +31,17 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from compaction.run.fetch import TaskExtent, TaskObject
-from compaction.run.groups import JoiningFile, TopicWork
-from compaction.run.runs import Limits as Limits
-from compaction.run.runs import Needed, cut, shares_of, small_runs, split_by_topics, to_shuffle
+from compaction.objects import TaskExtent, TaskObject
+from compaction.run.file_groups import JoiningFile, TopicWork
+from compaction.run.splits import Limits as Limits
+from compaction.run.splits import Needed, cut, shares_of, small_runs, split_by_topics, to_shuffle
 from ledger.lake.types import PlannedObject
 from ledger.types import Extent
 
 SPLIT_FROM_SHARE = 0.2  # less is shuffled rather than each object read in parts
 
 
-class Group(Struct, frozen=True, array_like=True):
+class FileGroup(Struct, frozen=True, array_like=True):
     """What is written together. ``topic`` is an index into the plan's topics; ``reducer`` is None
     for a local group. ``bytes`` counts L0 and, of files that join, their rows' share of it."""
 
@@ -58,16 +58,16 @@ class MapTask(Struct, frozen=True, array_like=True):
     number: int
     bytes: int
     objects: tuple[TaskObject, ...]
-    local: tuple[Group, ...]
+    local: tuple[FileGroup, ...]
 
 
-class Plan(Struct, frozen=True):
+class JobPlan(Struct, frozen=True):
     """What is done; ``shuffled`` is empty when there is no shuffle at all. ``reads`` counts
     objects once for each task that reads of them."""
 
     topics: tuple[TopicWork, ...]
     tasks: tuple[MapTask, ...]
-    shuffled: tuple[Group, ...]
+    shuffled: tuple[FileGroup, ...]
     reducers: int
     objects: int
     reads: int
@@ -79,7 +79,7 @@ def plan(
     topics: Sequence[TopicWork],
     cores: int,
     limits: Limits | None = None,
-) -> Plan:
+) -> JobPlan:
     """The plan for objects in commit order. Extents of topics that are not given are left out.
 
     Raises ValueError for a topic that is given twice and for cores below 1.
@@ -107,7 +107,7 @@ def plan(
         for each, _ in run:
             counts[each.key] = counts.get(each.key, 0) + 1
     groups = _Groups()
-    local: list[list[Group]] = [[] for _ in runs] or [[]]
+    local: list[list[FileGroup]] = [[] for _ in runs] or [[]]
     group_in_run: dict[tuple[int, int], int] = {}
     shuffled_in: dict[int, set[int]] = {}
     joining = {index: _joining_parts(topic.joining, limits) for index, topic in enumerate(topics)}
@@ -139,7 +139,7 @@ def plan(
         size = sum(e.byte_length for each in found for e in each.extents)
         if found or of_task:
             tasks.append(MapTask(number, size, found, tuple(of_task)))
-    return Plan(
+    return JobPlan(
         tuple(topics),
         tuple(tasks),
         tuple(packed),
@@ -154,10 +154,10 @@ class _Groups:
     def __init__(self) -> None:
         self._count = 0
 
-    def new(self, topic: int, size: int, joining: tuple[JoiningFile, ...] = ()) -> Group:
+    def new(self, topic: int, size: int, joining: tuple[JoiningFile, ...] = ()) -> FileGroup:
         number = self._count
         self._count += 1
-        return Group(number, topic, size + sum(each.l0_bytes for each in joining), joining)
+        return FileGroup(number, topic, size + sum(each.l0_bytes for each in joining), joining)
 
 
 # Where a topic's shuffled extents are cut: (first (partition, offset) of the group, its number).
@@ -171,7 +171,7 @@ def _shuffled(
     shuffled_in: dict[int, set[int]],
     joining: dict[int, list[tuple[JoiningFile, ...]]],
     limits: Limits,
-) -> tuple[list[Group], _Cuts]:
+) -> tuple[list[FileGroup], _Cuts]:
     """The shuffled groups, and by topic the group of each extent, by (partition, first offset)."""
     extents: dict[int, list[Extent]] = {topic_id: [] for topic_id in shuffled_in}
     for number, run in enumerate(runs):
@@ -179,7 +179,7 @@ def _shuffled(
             for extent in some:
                 if number in shuffled_in.get(extent.topic_id, ()):
                     extents[extent.topic_id].append(extent)
-    found: list[Group] = []
+    found: list[FileGroup] = []
     cuts: _Cuts = {}
     for index, topic in enumerate(topics):
         if topic.topic_id not in extents:
@@ -218,7 +218,7 @@ def _joining_parts(files: Sequence[JoiningFile], limits: Limits) -> list[tuple[J
     return [tuple(part) for part in parts]
 
 
-def _packed(groups: list[Group], cores: int, limits: Limits) -> tuple[list[Group], int]:
+def _packed(groups: list[FileGroup], cores: int, limits: Limits) -> tuple[list[FileGroup], int]:
     """The groups with their reducers, and how many of these there are."""
     if not groups:
         return [], 0
@@ -230,7 +230,7 @@ def _packed(groups: list[Group], cores: int, limits: Limits) -> tuple[list[Group
     for group in sorted(groups, key=lambda group: (-group.bytes, group.number)):
         load, reducer = heapq.heappop(loads)
         heapq.heappush(loads, (load + group.bytes, reducer))
-        packed.append(Group(group.number, group.topic, group.bytes, group.joining, reducer))
+        packed.append(FileGroup(group.number, group.topic, group.bytes, group.joining, reducer))
     return packed, count
 
 

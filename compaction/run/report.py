@@ -59,7 +59,7 @@ class TopicFailed(Struct, frozen=True):
     hint: str = ""
 
 
-class Report(Struct):
+class RunReport(Struct):
     """A run. ``bytes_compacted`` are those of extents, ``bytes_read`` what was fetched for them;
     ``would_compact`` are bytes by topic, of a dry run.
 

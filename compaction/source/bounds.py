@@ -14,7 +14,7 @@ from compaction.source.errors import DataLoss, SourceError
 from compaction.source.options import EARLIEST, LATEST, Bound
 from compaction.source.plan import Offsets
 from compaction.source.planner import TopicState
-from compaction.source.tasks import Loss
+from compaction.source.read_tasks import Loss
 from ledger.types import PartitionState
 
 log = logging.getLogger("headgate.spark")

@@ -33,16 +33,15 @@ from pyspark.sql.types import (
 
 from compaction.place import Place
 from compaction.run.session import is_local
-from compaction.source import options as source_options
 from compaction.source.bounds import bounds, lose
 from compaction.source.errors import SourceError
 from compaction.source.lease import keep_for_a_batch
-from compaction.source.options import OptionError, Options
+from compaction.source.options import OptionError, Options, parse
 from compaction.source.plan import Offsets, Plan, PlanRequest, PlanStore
 from compaction.source.planner import DaemonPlanner, LedgerPlanner, Planner, TopicState, plan
-from compaction.source.read import Reader
+from compaction.source.read_tasks import ReadTask, losses, tasks_of
+from compaction.source.reader import Reader
 from compaction.source.rows import DDL
-from compaction.source.tasks import Task, losses, tasks_of
 from ledger.types import PartitionState
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ _MICROSECONDS = 1000
 class TaskPartition(InputPartition):
     """One task, as Spark carries it to an executor."""
 
-    def __init__(self, task: Task, place: Place) -> None:
+    def __init__(self, task: ReadTask, place: Place) -> None:
         super().__init__(None)
         self.task = task
         self.place = place
@@ -78,21 +77,21 @@ class HeadgateDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         _check_schema(schema)
-        return HeadgateReader(source_options.parse(self.options, "batch"))
+        return HeadgateReader(parse(self.options, "batch"))
 
     def streamReader(self, schema: StructType) -> HeadgateStreamReader:  # noqa: N802  # pyspark's
         from compaction.source.stream import HeadgateStreamReader
 
         _check_schema(schema)
-        return HeadgateStreamReader(source_options.parse(self.options, "stream"))
+        return HeadgateStreamReader(parse(self.options, "stream"))
 
     def _check_options(self) -> None:
         """Early, at ``load()``, whatever is wrong both for a batch and for a stream."""
         try:
-            source_options.parse(self.options, "batch")
+            parse(self.options, "batch")
         except OptionError as error:
             try:
-                source_options.parse(self.options, "stream")
+                parse(self.options, "stream")
             except OptionError:
                 raise error from None
 

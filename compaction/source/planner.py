@@ -17,10 +17,19 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from compaction.source import plan as source_plan
 from compaction.source.errors import PlannerRefused, SourceError, TopicRecreated, TopicUnknown
 from compaction.source.http_calls import ONCE, call
-from compaction.source.plan import LEASE_MS, Page, Plan, PlanInvalid, PlanRequest, PlanStore
+from compaction.source.plan import (
+    LEASE_MS,
+    Page,
+    Plan,
+    PlanInvalid,
+    PlanRequest,
+    PlanStore,
+    fill,
+    finished,
+    wanted,
+)
 from ledger.ages import Clocks
 from ledger.errors import LedgerError, LedgerMissing
 from ledger.ledger import Ledger
@@ -164,11 +173,11 @@ class LedgerPlanner(Struct, frozen=True):
                 states = ledger.partition_states(topic.topic_id)
                 starts, stops = request.from_.get(name, {}), request.to.get(name, {})
                 try:
-                    for part in source_plan.wanted(topic, states, starts, stops):
-                        source_plan.fill(page, ledger, part, gaps)
+                    for part in wanted(topic, states, starts, stops):
+                        fill(page, ledger, part, gaps)
                 except PlanInvalid as error:
                     raise PlannerRefused(400, "invalid", str(error)) from error
-        return source_plan.finished(page, lease, wall_ms() + LEASE_MS, self.store)
+        return finished(page, lease, wall_ms() + LEASE_MS, self.store)
 
     def renew(self, lease: str) -> bool:
         with _open(self.data) as ledger:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compaction.parquet.merge import Span
+from compaction.parquet.merge import RowRange
 from compaction.tables.schema import TIMESTAMP
 
 DDL = (
@@ -51,7 +51,7 @@ class DiffRow(NamedTuple):
 
 
 def of_table(topic: str, rows: pa.Table) -> pa.RecordBatch:
-    """Rows of L0 as ``columns.Piece`` makes them, of one topic."""
+    """Rows of L0 as ``columns.RowBuilder`` makes them, of one topic."""
     columns = {name: _one(rows.column(name)) for name in rows.column_names}
     coded = columns["data_is_base64"]
     return _batch(
@@ -61,7 +61,7 @@ def of_table(topic: str, rows: pa.Table) -> pa.RecordBatch:
     )  # fmt: skip
 
 
-def of_span(topic: str, partition: int, span: Span) -> pa.RecordBatch:
+def of_row_range(topic: str, partition: int, span: RowRange) -> pa.RecordBatch:
     """Rows of L1, of one partition."""
     count = span.stop - span.start
     timestamp, key, tag, node, meta, data, coded = span.rows.arrays(span.start, span.stop)

@@ -31,7 +31,7 @@ from compaction.source.lease import LeaseKeeper
 from compaction.source.options import Options
 from compaction.source.plan import Offsets, PlanRequest
 from compaction.source.planner import TopicState, plan
-from compaction.source.tasks import Loss
+from compaction.source.read_tasks import Loss
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from compaction.parquet.fetch import LakeFileDamaged
+from compaction.parquet.file_bytes import LakeFileDamaged
 from daemon.api.errors import ApiError, invalid
 from daemon.api.openapi import DOCUMENT as OPENAPI
 from daemon.api.plan_routes import PlanRoutes

@@ -38,7 +38,7 @@ from compaction.place import Place
 from compaction.run.report import (
     METADATA_PUTS,
     Quarantined,
-    Report,
+    RunReport,
     SetAside,
     TableReport,
     TopicFailed,
@@ -58,8 +58,8 @@ from shards.locks import LockFile, SharedLock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from compaction.run.distribute import Outcome
-    from compaction.run.groups import JoiningFile
+    from compaction.run.driver import Outcome
+    from compaction.run.file_groups import JoiningFile
     from compaction.run.plan import Limits
     from compaction.tables.lake import Lake, TableCommit, TopicFailure, TopicTable
 
@@ -186,7 +186,7 @@ class Run:
 
     def __init__(
         self, config: Config, ledger: Ledger, to_commit: int, chosen: frozenset[str],
-        report: Report, cover: Callable[[], None],
+        report: RunReport, cover: Callable[[], None],
     ) -> None:  # fmt: skip
         self._config = config
         self._ledger = ledger
@@ -271,8 +271,8 @@ class Run:
         self, lake: Lake, spark: SparkSession, cores: int, limits: Limits, advance: Advance,
         topics: Mapping[int, Topic], objects: Sequence[PlannedObject],
     ) -> None:  # fmt: skip
-        from compaction.run.distribute import distribute
-        from compaction.run.groups import TopicWork
+        from compaction.run.driver import run_job
+        from compaction.run.file_groups import TopicWork
 
         report, ledger = self._report, self._ledger
         needed = {extent.topic_id for planned in objects for extent in planned.extents}
@@ -286,7 +286,7 @@ class Run:
         ]
         report.commit_seconds += _since(began_ns)
         began_ns = monotonic_ns()
-        outcome = distribute(
+        outcome = run_job(
             spark, self._place, report.run, objects, work, cores=cores, limits=limits,
             advance=_by_bytes(advance),
         )  # fmt: skip
@@ -319,7 +319,7 @@ class Run:
 
     def _joining(self, lake: Lake, table: TopicTable) -> tuple[JoiningFile, ...]:
         """Small files of the table that have gathered; what remains of each day is one file."""
-        from compaction.run.groups import JoiningFile
+        from compaction.run.file_groups import JoiningFile
         from compaction.tables.small_files import files_to_rewrite
 
         files = self._ledger.lake_files(table.topic_id)

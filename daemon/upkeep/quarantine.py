@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from compaction.parquet.columns import ExtentBytes
+from compaction.objects import TaskExtent, TaskObject, fetch
+from compaction.parquet.row_builder import ExtentBytes
 from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
 from compaction.place import Place
-from compaction.run.fetch import TaskExtent, TaskObject, fetch
-from compaction.run.groups import TopicWork, write_group
-from compaction.run.report import Report
+from compaction.run.file_groups import TopicWork, write_file_group
+from compaction.run.report import RunReport
 from compaction.tables.lake import TableCommit, switch_of
 from daemon.config import Config
 from daemon.upkeep.compact import Run, place_of, topics_of
@@ -71,7 +71,7 @@ class Retry:
 
     def compare(self) -> None:
         """Makes up for what was killed between tables and ledger."""
-        report = Report(False)
+        report = RunReport(False)
         run = Run(self._config, self._ledger, 0, frozenset(), report, lambda: None)
         run.begin()
         run.reconcile(self._lake)
@@ -142,7 +142,7 @@ class Retry:
         syncs = Syncs()
         work = TopicWork(table.topic_id, table.location, table.columns)
         try:
-            result = write_group(
+            result = write_file_group(
                 self._place, syncs, work, extents, (), run, secrets.randbelow(10**8), 0,
                 ZSTD_LEVEL, FILE_BYTES_MAX,
             )  # fmt: skip

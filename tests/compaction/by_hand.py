@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from compaction.parquet.columns import ExtentBytes, Piece
+from compaction.parquet.row_builder import ExtentBytes, RowBuilder
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
 from compaction.place import Place
 from ledger.lake.types import PlannedObject, TableSwitch
@@ -63,7 +63,7 @@ def _written(place: Place, run: str, topic: Topic, planned: Sequence[PlannedObje
         key=lambda extent: (extent.partition, extent.first_offset),
     )
     watermarks: dict[int, int] = {}
-    piece = Piece()
+    piece = RowBuilder()
     for extent in extents:
         piece.add(_bytes(place, extent))
         watermarks[extent.partition] = extent.last_offset

@@ -58,7 +58,7 @@ sys.meta_path.insert(0, Refuse())
 sys.path = [{str(archive)!r}] + [p for p in sys.path if p != {str(ROOT)!r}]
 import compaction
 assert "pyspark" not in sys.modules and "pyarrow" not in sys.modules
-import compaction.run.tasks, compaction.source.data_source, compaction.source.stream
+import compaction.run.executor, compaction.source.data_source, compaction.source.stream
 from compaction import HeadgateDataSource
 for module in ("compaction", "uploader.l0", "shards.frame", "ledger.types"):
     assert sys.modules[module].__file__.startswith({str(archive)!r}), sys.modules[module].__file__

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compaction.parquet.columns import ExtentBytes, Piece
+from compaction.parquet.row_builder import ExtentBytes, RowBuilder
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
 from ledger.lake.types import Hole, NewFile, TableSwitch
 from ledger.types import Extent
@@ -43,7 +43,7 @@ def compact(
     run = f"run{node.runs}"
     added: list[NewFile] = []
     if extents:
-        piece = Piece()
+        piece = RowBuilder()
         for one, key in sorted(extents, key=lambda e: (e[0].partition, e[0].first_offset)):
             data = node.store.get(one.locator, one.byte_start, one.byte_length)
             piece.add(

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.parquet import blocks as l1_blocks
-from compaction.parquet import writer as parquet
-from compaction.parquet.fetch import LakeFileDamaged
+from compaction.parquet import blocks, writer
+from compaction.parquet.file_bytes import LakeFileDamaged
 from delivery import stored_reader
 from delivery.diff import OffsetPastEnd
 from delivery.readable import Tombstone
@@ -34,8 +33,8 @@ DAY_MS = 86_400_000
 @pytest.fixture(autouse=True)
 def several_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows fill several row groups of several blocks."""
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 4)
-    monkeypatch.setattr(l1_blocks, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 4)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 200)
 
 
 texts = st.sampled_from([None, "", "a", "bb", "ü€😀"])

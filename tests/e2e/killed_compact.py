@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import compaction.run.distribute
+import compaction.run.driver
 import compaction.tables.lake
 from cli import headgate
 from daemon.upkeep.compact import Run
@@ -39,9 +39,9 @@ def behind(function: Callable[..., Any], times: int = 1) -> Callable[..., Any]:
 
 
 POINTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "before anything is read": (compaction.run.distribute, "distribute", die),
+    "before anything is read": (compaction.run.driver, "run_job", die),
     "files are written": (
-        compaction.run.distribute, "distribute", behind(compaction.run.distribute.distribute)
+        compaction.run.driver, "run_job", behind(compaction.run.driver.run_job)
     ),
     "one of two tables is committed": (
         compaction.tables.lake.Lake, "commit", behind(compaction.tables.lake.Lake.commit)

@@ -17,15 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.parquet import blocks as l1_blocks
-from compaction.parquet import fetch as l1_fetch
-from compaction.parquet import reader as l1
-from compaction.parquet import writer as parquet
+from compaction.parquet import blocks, reader, writer
 from compaction.parquet.blocks import BlockRows, open_rows
-from compaction.parquet.columns import ExtentBytes, Piece
-from compaction.parquet.fetch import LakeFileDamaged
-from compaction.parquet.merge import EVER_MS, NeedFooter, NeedRows, Span, merged, records
+from compaction.parquet.file_bytes import LakeFileDamaged, Window
+from compaction.parquet.merge import EVER_MS, NeedFooter, NeedRows, RowRange, merged, records
 from compaction.parquet.reader import Footer, batches, read_footer, read_rows
+from compaction.parquet.row_builder import ExtentBytes, RowBuilder
 from compaction.parquet.rows import COLUMNS, Rows
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
 from compaction.place import Place
@@ -53,7 +50,7 @@ def write(
     place: Place, rows: Mapping[int, Sequence[tuple[int, Record]]], number: int = 1, **typed: Any
 ) -> list[NewFile]:
     """Files of one task with these rows, (offset, record) by partition. Offsets may have holes."""
-    piece = Piece(typed_columns(typed))
+    piece = RowBuilder(typed_columns(typed))
     for partition, some in sorted(rows.items()):
         for offset, record in some:
             data = encode_batch(1, ARRIVAL_MS, encode([record]), CODEC_RECORDS)
@@ -115,7 +112,7 @@ def test_columns_are_those_of_the_schema_in_its_order() -> None:
 def test_batches_have_all_columns_of_the_rows_that_were_asked_for(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 3)
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 3)
     some = [(n, Record(f'{{"n": {n}, "s": "x"}}')) for n in range(1, 11)]
     (file,) = write(place, {0: some, 1: some[:2], 2: some}, n="long", s="string")
     found = pa.Table.from_batches(batches(place, file.path, file.size_bytes, 2, 3, 8))
@@ -130,7 +127,7 @@ def test_a_partition_that_comes_in_several_pieces_of_one_row_group_is_put_togeth
     place: Place,
 ) -> None:
     """Pieces that wait for a row group together make one that is not sorted by partition."""
-    piece = Piece()
+    piece = RowBuilder()
     syncs = Syncs()
     writer = TopicWriter(place, FileNames(f"{place.lake}/t-1", 1, "run", 1), syncs)
     for first in (1, 4):
@@ -157,9 +154,9 @@ class Reader:
     def spans(
         self, ranges: Sequence[FileRange], partition: int, offset: int, last: int,
         since_ms: int = EVER_MS, most: int = 1 << 30,
-    ) -> list[Span]:  # fmt: skip
+    ) -> list[RowRange]:  # fmt: skip
         merge = merged(ranges, partition, offset, last, since_ms)
-        found: list[Span] = []
+        found: list[RowRange] = []
         reply: Footer | Rows | None = None
         while len(found) < most:
             try:
@@ -189,7 +186,7 @@ def test_a_merge_gives_the_rows_in_order_and_asks_for_nothing_twice(
     offset = {0: 0, 1: 0}
     files: list[NewFile] = []
     with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr(parquet, "ROW_GROUP_ROWS", data.draw(st.integers(1, 6)))
+        monkey.setattr(writer, "ROW_GROUP_ROWS", data.draw(st.integers(1, 6)))
         for number in range(data.draw(st.integers(1, 3))):
             run: dict[int, list[tuple[int, Record]]] = {}
             for _ in range(data.draw(st.integers(1, 25))):
@@ -222,7 +219,7 @@ def test_a_merge_gives_the_rows_in_order_and_asks_for_nothing_twice(
 
 def thousand(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[NewFile]:
     """1,000 records in order of time, 500 a file, 100 a row group."""
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 100)
     return [
         file
         for number in (0, 1)
@@ -263,7 +260,7 @@ def test_one_row_group_is_read_for_the_first_rows(
 def test_a_row_group_behind_another_files_rows_is_not_read_before_them(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 5)
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 5)
     outer = [(n, Record("1")) for n in (*range(1, 6), *range(91, 96))]
     inner = [(n, Record("1")) for n in range(6, 91)]
     files = [*write(place, {0: outer}, 1), *write(place, {0: inner}, 2)]
@@ -284,7 +281,7 @@ def in_blocks(place: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[Rows, Bloc
     (file,) = write(place, rows)
     footer = read_footer(place, file.path, file.size_bytes)
     (group,) = footer.groups
-    monkeypatch.setattr(l1_blocks, "BLOCK_BYTES", group.decoded_bytes * 7 // 100)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", group.decoded_bytes * 7 // 100)
     opened = open_rows(footer, group)
     assert opened.block_rows in (6, 7)
     return read_rows(footer, group), opened
@@ -294,7 +291,7 @@ def test_blocks_in_any_order_hold_what_the_whole_holds(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, opened = in_blocks(place, monkeypatch)
-    assert opened.stretches == whole.stretches == {0: [(0, 50)], 1: [(50, 100)]}
+    assert opened.row_ranges == whole.row_ranges == {0: [(0, 50)], 1: [(50, 100)]}
     expected = whole.records(0, 100)
     count = -(-100 // opened.block_rows)
     rng = random.Random(8)
@@ -382,7 +379,7 @@ def test_a_footer_that_is_longer_than_the_first_guess_is_read_whole(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (file, *_) = thousand(place, monkeypatch)
-    monkeypatch.setattr(l1, "TAIL_BYTES", 16)
+    monkeypatch.setattr(reader, "TAIL_BYTES", 16)
     assert len(read_footer(place, file.path, file.size_bytes).groups) == 5
 
 
@@ -582,7 +579,7 @@ def test_nothing_of_pyarrow_is_loaded_before_the_first_read() -> None:
 
 def test_a_daemon_gives_pyarrow_one_thread_of_each_kind() -> None:
     program = (
-        "import pyarrow as pa; from compaction.parquet.fetch import keep_pyarrow_small\n"
+        "import pyarrow as pa; from compaction.parquet.file_bytes import keep_pyarrow_small\n"
         "keep_pyarrow_small(); print(pa.cpu_count(), pa.io_thread_count())"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -590,7 +587,7 @@ def test_a_daemon_gives_pyarrow_one_thread_of_each_kind() -> None:
 
 
 def test_the_window_says_what_was_not_fetched() -> None:
-    window = l1_fetch.Window(b"abc", 10)
+    window = Window(b"abc", 10)
     window.seek(11)
     assert bytes(window.read(1)) == b"b"
     assert bytes(window.read()) == b"c"

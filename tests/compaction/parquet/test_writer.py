@@ -13,8 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import compaction.parquet.writer as parquet
-from compaction.parquet.writer import FileNames, Shares, Syncs, TopicWriter, WrittenFile, day_text
+from compaction.parquet import writer as writer_module
+from compaction.parquet.writer import (
+    FileNames,
+    PartitionSizes,
+    Syncs,
+    TopicWriter,
+    WrittenFile,
+    day_text,
+)
 from compaction.place import Place
 from compaction.tables.schema import TIMESTAMP, Column, arrow_schema, field_ids_of, typed_columns
 from ledger.lake.types import LakeRange
@@ -23,7 +30,7 @@ from tests.compaction.objects import DAY_MS, NOON_MS, check_file, rows_in, table
 
 def piece_of(
     rows: list[tuple[int, int, int]], columns: tuple[Column, ...] = (), data: str = "{}"
-) -> tuple[pa.Table, Shares]:
+) -> tuple[pa.Table, PartitionSizes]:
     """Rows (partition, offset, milliseconds); a row is 10 bytes of L0."""
     schema = arrow_schema(columns)
     count = len(rows)
@@ -36,7 +43,7 @@ def piece_of(
         pa.repeat(False, count),
         *(pa.nulls(count, schema.field(column.name).type) for column in columns),
     ]
-    shares: Shares = {}
+    shares: PartitionSizes = {}
     for partition, _, _ in rows:
         share = shares.setdefault(partition, [0, 0])
         share[0] += 1
@@ -146,8 +153,8 @@ def test_days_beyond_the_open_ones_are_spilled_and_written_all_the_same(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[list[tuple[int, int, int]]]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet, "OPEN_DAYS_MAX", 3)
-        patch.setattr(parquet, "SPILL_BYTES", 1000)
+        patch.setattr(writer_module, "OPEN_DAYS_MAX", 3)
+        patch.setattr(writer_module, "SPILL_BYTES", 1000)
         files = written_of(tmp_path_factory.mktemp("days"), *pieces)
     assert len(files) == len({row[2] for rows in pieces for row in rows})
 
@@ -158,32 +165,32 @@ def test_a_thousand_days_open_no_thousand_files_at_a_time(
 ) -> None:
     opened: list[int] = []
     at_once = 0
-    usual_init, usual_finish = parquet._File.__init__, parquet._File.finish
+    usual_init, usual_finish = writer_module._File.__init__, writer_module._File.finish
 
-    def counted_init(self: parquet._File, *arguments: object) -> None:
+    def counted_init(self: writer_module._File, *arguments: object) -> None:
         nonlocal at_once
         usual_init(self, *arguments)  # type: ignore[arg-type]  # passed on as they came
         at_once += 1
         opened.append(at_once)
 
-    def counted_finish(self: parquet._File, topic_id: int, run: str) -> object:
+    def counted_finish(self: writer_module._File, topic_id: int, run: str) -> object:
         nonlocal at_once
         at_once -= 1
         return usual_finish(self, topic_id, run)
 
-    monkeypatch.setattr(parquet._File, "__init__", counted_init)
-    monkeypatch.setattr(parquet._File, "finish", counted_finish)
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 2)  # a file is opened for its second row
+    monkeypatch.setattr(writer_module._File, "__init__", counted_init)
+    monkeypatch.setattr(writer_module._File, "finish", counted_finish)
+    monkeypatch.setattr(writer_module, "ROW_GROUP_ROWS", 2)  # a file is opened for its second row
     rows = [(0, at, NOON_MS + (at * 271 % 1000) * DAY_MS) for at in range(1, 3001)]
     files = written_of(tmp_path, rows[:1500], rows[1500:])
     assert len(files) == 1000 == len(opened)
-    assert max(opened) <= parquet.OPEN_DAYS_MAX
+    assert max(opened) <= writer_module.OPEN_DAYS_MAX
 
 
 def test_a_file_that_is_large_enough_is_rolled(tmp_path: Path) -> None:
     pieces = [[(0, 100 * at + i, NOON_MS) for i in range(100)] for at in range(6)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet, "ROW_GROUP_ROWS", 100)
+        patch.setattr(writer_module, "ROW_GROUP_ROWS", 100)
         files = written_of(tmp_path, *pieces, file_bytes_max=1500)
     assert 1 < len(files) < 6
     assert [each.file.path.rpartition("-")[2] for each in files] == [
@@ -192,7 +199,7 @@ def test_a_file_that_is_large_enough_is_rolled(tmp_path: Path) -> None:
 
 
 def test_row_groups_keep_their_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(writer_module, "ROW_GROUP_ROWS", 100)
     (written,) = written_of(tmp_path, [(0, at, NOON_MS) for at in range(250)], [(0, 250, NOON_MS)])
     metadata = pq.read_metadata(io.BytesIO(written.footer))
     sizes = [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
@@ -208,7 +215,7 @@ def test_a_writer_that_gives_up_leaves_nothing(tmp_path: Path) -> None:
     syncs = Syncs()
     place, writer = writer_in(tmp_path, syncs, file_bytes_max=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet, "ROW_GROUP_ROWS", 1)
+        patch.setattr(writer_module, "ROW_GROUP_ROWS", 1)
         writer.write(*piece_of([(0, 1, NOON_MS)]))
         patch.setattr(writer, "_file_bytes_max", 1 << 30)
         writer.write(*piece_of([(0, 2, NOON_MS)]))

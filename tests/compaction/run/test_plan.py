@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction.run.groups import JoiningFile, TopicWork
-from compaction.run.plan import Plan, plan
-from compaction.run.runs import Limits, cut
+from compaction.run.file_groups import JoiningFile, TopicWork
+from compaction.run.plan import JobPlan, plan
+from compaction.run.splits import Limits, cut
 from ledger.lake.types import LakeRange, PlannedObject
 from ledger.types import Extent
 
@@ -46,7 +46,7 @@ def topic(topic_id: int, *joining: int) -> TopicWork:
     return TopicWork(topic_id, f"file:///lake/{topic_id}", (), files)
 
 
-def groups_of(what: Plan) -> dict[int, int]:
+def groups_of(what: JobPlan) -> dict[int, int]:
     """The topic of each group."""
     groups = [*what.shuffled, *(group for task in what.tasks for group in task.local)]
     assert len({group.number for group in groups}) == len(groups), "a group is in one place"

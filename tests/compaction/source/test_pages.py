@@ -10,8 +10,8 @@ import pytest
 from compaction.place import Place
 from compaction.source.errors import DataLoss, TopicRecreated
 from compaction.source.planner import DaemonPlanner, TopicState
-from compaction.source.read import Reader
-from compaction.source.tasks import Interval, Task
+from compaction.source.read_tasks import OffsetRange, ReadTask
+from compaction.source.reader import Reader
 from tests.scripted import Answer, Script, Scripted, scripted
 
 
@@ -28,7 +28,7 @@ def page(*seqs: int, next_from_seq: int, topic_id: int = 7, **more: Any) -> Answ
 def read(server: Scripted, start: int, stop: int, *, fail: bool = True) -> list[int]:
     """The offsets of what a task reads."""
     reader = Reader(Place("file:///nowhere"), DaemonPlanner(server.url), fail_on_data_loss=fail)
-    task = Task("", {7: "t"}, pages=(Interval(7, 0, start, stop),))
+    task = ReadTask("", {7: "t"}, through_diff=(OffsetRange(7, 0, start, stop),))
     return [seq for batch in reader.read(task) for seq in batch.column("offset").to_pylist()]
 
 

@@ -12,10 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.source import plan as source_plan
-from compaction.source.plan import Offsets, Page, Plan, PlanInvalid, PlanRequest, PlanStore
+from compaction.source.plan import (
+    Offsets,
+    Page,
+    Plan,
+    PlanInvalid,
+    PlanRequest,
+    PlanStore,
+    fill,
+    finished,
+    wanted,
+)
 from compaction.source.planner import LedgerPlanner
-from compaction.source.tasks import Task, losses, tasks_of
+from compaction.source.read_tasks import ReadTask, losses, tasks_of
 from ledger.ages import NOTE, Aged, note_of
 from ledger.lake.types import Hole, LakeRange, NewFile, TableSwitch
 from ledger.ledger import Ledger
@@ -78,9 +87,9 @@ def planned(ledger: Ledger, request: PlanRequest) -> list[Plan]:
             assert topic is not None
             states = ledger.partition_states(topic.topic_id)
             starts, stops = asked.from_.get(name, {}), asked.to.get(name, {})
-            for part in source_plan.wanted(topic, states, starts, stops):
-                source_plan.fill(page, ledger, part, ledger.gaps())
-        pages.append(source_plan.finished(page, "plan", 1, PlanStore("file:///store")))
+            for part in wanted(topic, states, starts, stops):
+                fill(page, ledger, part, ledger.gaps())
+        pages.append(finished(page, "plan", 1, PlanStore("file:///store")))
         asked = pages[-1].next
         if asked is not None:
             asked = PlanRequest(asked.topics, asked.from_, asked.to, asked.plan, request.limit)
@@ -88,34 +97,34 @@ def planned(ledger: Ledger, request: PlanRequest) -> list[Plan]:
     return pages
 
 
-def read(tasks: list[Task], files: int) -> dict[Key, list[int]]:
+def read(tasks: list[ReadTask], files: int) -> dict[Key, list[int]]:
     """What the tasks read, in their order; a stretch is the rows that its files were dealt."""
     found: dict[Key, list[int]] = {}
     for task in tasks:
-        for stretch in task.stretches:
-            wanted = stretch.interval
-            dealt = {int(file.path.rpartition("-")[2]) for file in stretch.files}
+        for compacted in task.compacted:
+            wanted = compacted.offsets
+            dealt = {int(file.path.rpartition("-")[2]) for file in compacted.files}
             held = [
                 offset
                 for offset in range(wanted.start, wanted.stop)
                 if offset % files in dealt
                 and any(
                     file.range.first_offset <= offset <= file.range.last_offset
-                    for file in stretch.files
+                    for file in compacted.files
                     if int(file.path.rpartition("-")[2]) == offset % files
                 )
             ]
             found.setdefault((wanted.topic_id, wanted.partition), []).extend(held)
-        spans = {(span.topic_id, span.partition): span for span in task.spans}
+        ranges = {(each.topic_id, each.partition): each for each in task.uncompacted}
         for each in task.objects:
             for extent in each.extents:
-                span = spans[extent.group, extent.partition]
+                within = ranges[extent.group, extent.partition]
                 found.setdefault((extent.group, extent.partition), []).extend(
                     offset
                     for offset in range(extent.first_offset, extent.last_offset + 1)
-                    if span.start <= offset < span.stop
+                    if within.start <= offset < within.stop
                 )
-        for page in task.pages:
+        for page in task.through_diff:
             key = (page.topic_id, page.partition)
             found.setdefault(key, []).extend(range(page.start, page.stop))
     return found
@@ -186,10 +195,10 @@ def test_a_switch_between_two_looks_neither_doubles_nor_hides(
     states = ledger.partition_states(topic.topic_id)
     compacted(ledger, topic, "second", 2, 2)
     page = Page(100)
-    for part in source_plan.wanted(topic, states, {}, {}):
-        source_plan.fill(page, ledger, part, [])
+    for part in wanted(topic, states, {}, {}):
+        fill(page, ledger, part, [])
     ledger.close()
-    plan = source_plan.finished(page, "plan", 1, PlanStore("file:///store"))
+    plan = finished(page, "plan", 1, PlanStore("file:///store"))
     assert losses(plan) == []
     assert read(tasks_of(plan, bytes_max=1 << 30), 2) == {
         (topic.topic_id, 0): list(range(1, 10)), (topic.topic_id, 1): list(range(1, 7)),
@@ -210,15 +219,13 @@ def test_a_rewriting_between_two_looks_neither_doubles_nor_hides(
     switch = TableSwitch(topic.topic_id, "orders", "2.json", {0: 9, 1: 6}, (file,), before)
     ledger.switch_tables("second", [switch], 1)
     page = Page(100)
-    for part in source_plan.wanted(topic, states, {}, {}):
-        source_plan.fill(page, ledger, part, [])
+    for part in wanted(topic, states, {}, {}):
+        fill(page, ledger, part, [])
     ledger.close()
-    plan = source_plan.finished(page, "plan", 1, PlanStore("file:///store"))
+    plan = finished(page, "plan", 1, PlanStore("file:///store"))
     assert losses(plan) == []
     tasks = tasks_of(plan, bytes_max=1 << 30)
-    assert [stretch.files[0].path for task in tasks for stretch in task.stretches] == [
-        file.path
-    ] * 2
+    assert [each.files[0].path for task in tasks for each in task.compacted] == [file.path] * 2
     assert read(tasks, 1) == {
         (topic.topic_id, 0): list(range(1, 10)), (topic.topic_id, 1): list(range(1, 7)),
     }  # fmt: skip
@@ -268,7 +275,7 @@ def test_what_is_asked_must_lie_within_the_partition(
     states = ledger.partition_states(topic.topic_id)
     ledger.close()
     with pytest.raises(PlanInvalid) as raised:
-        source_plan.wanted(topic, states, starts, stops)
+        wanted(topic, states, starts, stops)
     assert raised.value.field == field
 
 

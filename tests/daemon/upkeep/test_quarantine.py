@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from compaction.parquet.columns import ExtentBytes
+from compaction.objects import TaskExtent, TaskObject, fetch
+from compaction.parquet.row_builder import ExtentBytes
 from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
-from compaction.run.fetch import TaskExtent, TaskObject, fetch
-from compaction.run.groups import TopicWork, write_group
+from compaction.run.file_groups import TopicWork, write_file_group
 from compaction.tables.errors import TableChanged
 from compaction.tables.lake import Lake, TableCommit, switch_of
 from compaction.tables.table_state import state_of
@@ -93,7 +93,7 @@ class World(Node):
                     found.append(ExtentBytes(e.partition, e.first_offset, e.last_offset, e.voids,
                                              data, each.key))  # fmt: skip
         syncs = Syncs()
-        result = write_group(
+        result = write_file_group(
             self.place, syncs, TopicWork(table.topic_id, table.location, table.columns), found,
             (), f"compact{self.runs}", 1, 0, ZSTD_LEVEL, FILE_BYTES_MAX,
         )  # fmt: skip

@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from compaction.parquet.columns import ExtentBytes, Piece, SetAside
+from compaction.parquet.row_builder import ExtentBytes, RowBuilder, TimesSetAside
 from compaction.parquet.writer import (
     ROW_GROUP_BYTES,
     ROW_GROUP_ROWS,
     FileNames,
-    Shares,
+    PartitionSizes,
     Syncs,
     TopicWriter,
     WrittenFile,
@@ -55,7 +55,7 @@ class TopicWork(Struct, frozen=True):
     joining: tuple[JoiningFile, ...] = ()
 
 
-class GroupResult(NamedTuple):
+class FileGroupResult(NamedTuple):
     """What became of a group."""
 
     files: list[WrittenFile]
@@ -63,10 +63,10 @@ class GroupResult(NamedTuple):
     joined: list[str]
     kept: list[tuple[str, str]]
     """Files that could not be read, with the reason: they stay as they are."""
-    set_aside: list[SetAside]
+    set_aside: list[TimesSetAside]
 
 
-def write_group(
+def write_file_group(
     place: Place,
     syncs: Syncs,
     topic: TopicWork,
@@ -77,14 +77,14 @@ def write_group(
     first_number: int,
     zstd_level: int,
     file_bytes_max: int,
-) -> GroupResult:
+) -> FileGroupResult:
     """Writes a group's files; ``extents`` is emptied on the way, to free what is written.
 
     ``task`` is a number that no other attempt of a task has, ``first_number`` that of its next
     file. Raises OSError or pyarrow's errors when the lake cannot be written; what was written is
     removed then as far as that is possible. The files are durable once ``syncs`` says so.
     """
-    result = GroupResult([], [], [], [], [])
+    result = FileGroupResult([], [], [], [], [])
     old = _old_rows(place, topic, joining, result)
     names = FileNames(topic.location, topic.topic_id, run, task)
     writer = TopicWriter(
@@ -107,7 +107,7 @@ def write_group(
 
 class _Old(NamedTuple):
     rows: pa.Table | None
-    shares: Shares
+    shares: PartitionSizes
     partitions: dict[int, tuple[int, int]]  # partition: (first row, rows)
 
 
@@ -116,10 +116,10 @@ def _write_all(
     topic: TopicWork,
     extents: list[ExtentBytes],
     old: _Old,
-    result: GroupResult,
+    result: FileGroupResult,
 ) -> None:
     extents.sort(key=lambda extent: (extent.partition, extent.first_offset), reverse=True)
-    piece = Piece(topic.columns)
+    piece = RowBuilder(topic.columns)
     for partition in sorted(old.partitions):
         while extents and extents[-1].partition < partition:
             _add(piece, extents.pop(), topic, result)
@@ -150,12 +150,12 @@ def _write_all(
     result.set_aside.extend(piece.set_aside())
 
 
-def _write_full(writer: TopicWriter, piece: Piece) -> None:
+def _write_full(writer: TopicWriter, piece: RowBuilder) -> None:
     if piece.bytes >= ROW_GROUP_BYTES or piece.rows >= ROW_GROUP_ROWS:
         writer.write(*piece.take())
 
 
-def _add(piece: Piece, extent: ExtentBytes, topic: TopicWork, result: GroupResult) -> None:
+def _add(piece: RowBuilder, extent: ExtentBytes, topic: TopicWork, result: FileGroupResult) -> None:
     try:
         piece.add(extent)
     except L0Error as error:
@@ -172,11 +172,11 @@ def _add(piece: Piece, extent: ExtentBytes, topic: TopicWork, result: GroupResul
 
 
 def _old_rows(
-    place: Place, topic: TopicWork, joining: Sequence[JoiningFile], result: GroupResult
+    place: Place, topic: TopicWork, joining: Sequence[JoiningFile], result: FileGroupResult
 ) -> _Old:
     schema = arrow_schema(topic.columns)
     tables = []
-    shares: Shares = {}
+    shares: PartitionSizes = {}
     for each in joining:
         try:
             tables.append(_read(place, each, schema))

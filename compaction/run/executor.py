@@ -28,13 +28,13 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from compaction.parquet.columns import ExtentBytes, SetAside
+from compaction.objects import TaskExtent, fetch_all
+from compaction.parquet.row_builder import ExtentBytes, TimesSetAside
 from compaction.parquet.writer import Syncs, WrittenFile
 from compaction.place import Place
-from compaction.run.fetch import TaskExtent, fetch_all
-from compaction.run.groups import TopicWork, write_group
-from compaction.run.plan import Group, MapTask
-from compaction.run.spool import by_key
+from compaction.run.chunk_sort import by_key
+from compaction.run.file_groups import TopicWork, write_file_group
+from compaction.run.plan import FileGroup, MapTask
 from ledger.lake.types import Hole
 
 CHUNK_BYTES_MAX = 1 << 20
@@ -66,7 +66,7 @@ class Setup(Struct, frozen=True):
     file_bytes_max: int
 
 
-class Report(Struct, frozen=True, array_like=True):
+class TaskReport(Struct, frozen=True, array_like=True):
     """What a task did, or a part of it. ``kept`` are files that should have joined and could not
     be read, with the reason; ``failed`` are topics that could not be written, by id, with it;
     ``set_aside`` has the topic's id too."""
@@ -79,7 +79,7 @@ class Report(Struct, frozen=True, array_like=True):
     bytes_read: int = 0
     requests: int = 0
     memory_peak_bytes: int = 0
-    set_aside: tuple[tuple[int, SetAside], ...] = ()
+    set_aside: tuple[tuple[int, TimesSetAside], ...] = ()
     failed: tuple[tuple[int, str], ...] = ()
 
 
@@ -91,7 +91,7 @@ class _ChunkExtent(ExtentBytes):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_chunk = msgspec.msgpack.Decoder(list[_ChunkExtent]).decode
-decode_report = msgspec.msgpack.Decoder(Report).decode
+decode_report = msgspec.msgpack.Decoder(TaskReport).decode
 _decode_task = msgspec.msgpack.Decoder(MapTask).decode
 encode_task: Callable[[MapTask], bytes] = _encode
 
@@ -108,7 +108,7 @@ class TaskWriter:
         self._holes: list[Hole] = []
         self._joined: list[str] = []
         self._kept: list[tuple[str, str]] = []
-        self._set_aside: list[tuple[int, SetAside]] = []
+        self._set_aside: list[tuple[int, TimesSetAside]] = []
         self._failed: dict[int, str] = {}
         self.objects = 0
         self.bytes_read = 0
@@ -127,11 +127,11 @@ class TaskWriter:
             )
         )
 
-    def write(self, group: Group, extents: list[ExtentBytes]) -> None:
+    def write(self, group: FileGroup, extents: list[ExtentBytes]) -> None:
         """Writes a group; ``extents`` is emptied. One that cannot be written is noted."""
         topic = self._setup.topics[group.topic]
         try:
-            result = write_group(
+            result = write_file_group(
                 self._setup.place,
                 self._syncs,
                 topic,
@@ -156,10 +156,10 @@ class TaskWriter:
         self._kept += result.kept
         self._set_aside += [(topic.topic_id, each) for each in result.set_aside]
 
-    def reports(self) -> Iterator[Report]:
+    def reports(self) -> Iterator[TaskReport]:
         """The task's report, in parts where it has many files; these are durable then."""
         self._syncs.wait()
-        yield Report(
+        yield TaskReport(
             tuple(self._files[:REPORT_FILES_MAX]),
             tuple(self._holes),
             tuple(self._joined),
@@ -172,7 +172,7 @@ class TaskWriter:
             tuple(self._failed.items()),
         )
         for start in range(REPORT_FILES_MAX, len(self._files), REPORT_FILES_MAX):
-            yield Report(files=tuple(self._files[start : start + REPORT_FILES_MAX]))
+            yield TaskReport(files=tuple(self._files[start : start + REPORT_FILES_MAX]))
 
     def close(self) -> None:
         """Ends its threads. Before ``reports`` that is giving up: nothing of it counts."""
@@ -182,14 +182,14 @@ class TaskWriter:
 class Chunk(Struct, frozen=True):
     """Extents of one group on their way to its reducer."""
 
-    group: Group
+    group: FileGroup
     partition: int
     first_offset: int
     body: bytes
 
 
 def run_map_task(
-    task: MapTask, shuffled: Sequence[Group], writer: TaskWriter, setup: Setup, count: Count
+    task: MapTask, shuffled: Sequence[FileGroup], writer: TaskWriter, setup: Setup, count: Count
 ) -> Iterator[Chunk]:
     """Reads the task's objects, yields what is shuffled, then writes its local groups."""
     local = {group.number: group for group in task.local}
@@ -231,7 +231,7 @@ def chunk_bytes_for(reducers: int) -> int:
     return min(CHUNK_BYTES_MAX, GATHERED_BYTES_MAX // min(10 * reducers, 1000))
 
 
-def _chunks(group: Group, extents: list[ExtentBytes], chunk_bytes: int) -> Iterator[Chunk]:
+def _chunks(group: FileGroup, extents: list[ExtentBytes], chunk_bytes: int) -> Iterator[Chunk]:
     extents.sort(key=lambda extent: (extent.partition, extent.first_offset))
     part: list[ExtentBytes] = []
     size = 0
@@ -250,7 +250,7 @@ class MapFunction:
     A class and no closure: pickled by its name, without this module's contents.
     """
 
-    def __init__(self, setup: Setup, shuffled: Sequence[Group], count: Count) -> None:
+    def __init__(self, setup: Setup, shuffled: Sequence[FileGroup], count: Count) -> None:
         self._setup = setup
         self._shuffled = tuple(shuffled)
         self._reducers = max((group.reducer or 0 for group in shuffled), default=0) + 1
@@ -277,7 +277,7 @@ def reducer_of(key: Key) -> int:
 class ReduceFunction:
     """For ``mapPartitions`` over one reducer's pairs, in any order: yields reports."""
 
-    def __init__(self, setup: Setup, shuffled: Sequence[Group], count: Count) -> None:
+    def __init__(self, setup: Setup, shuffled: Sequence[FileGroup], count: Count) -> None:
         self._setup = setup
         self._groups = {group.number: group for group in shuffled}
         self._count = count

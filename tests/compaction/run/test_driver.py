@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from compaction.place import Place
-from compaction.run.distribute import TaskFailed, distribute, sentence_of
-from compaction.run.groups import TopicWork
-from compaction.run.runs import Limits
+from compaction.run.driver import TaskFailed, run_job, sentence_of
+from compaction.run.file_groups import TopicWork
+from compaction.run.splits import Limits
 from compaction.tables.schema import typed_columns
 from ledger.lake.types import PlannedObject
 from tests.compaction.objects import (
@@ -98,7 +98,7 @@ def test_every_row_is_in_one_file_with_and_without_a_shuffle(
 ) -> None:
     objects = objects_in(place)
     told: list[tuple[int, int]] = []
-    outcome = distribute(
+    outcome = run_job(
         spark, place, "run-1", objects, topics_of(place), cores=3, limits=limits,
         advance=lambda *done: told.append(done),
     )  # fmt: skip
@@ -133,7 +133,7 @@ def test_damaged_objects_are_holes_and_the_rest_is_compacted(
 ) -> None:
     objects = objects_in(place)
     place.store().delete([objects[4].locator])
-    outcome = distribute(spark, place, "run-1", objects, topics_of(place), cores=3, limits=limits)
+    outcome = run_job(spark, place, "run-1", objects, topics_of(place), cores=3, limits=limits)
     expected = rows_of(place.store(), objects[:4] + objects[5:])
     for topic_id, topic in outcome.topics.items():
         assert rows_in(place, topic.files) == expected[topic_id]
@@ -154,7 +154,7 @@ def test_a_store_that_refuses_fails_the_run_in_one_sentence(
     wrong = msgspec.structs.replace(place, url="s3://no-bucket", endpoint_url="http://127.0.0.1:1")
     os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(TaskFailed) as raised:
-        distribute(spark, wrong, "run-1", objects, topics_of(place))
+        run_job(spark, wrong, "run-1", objects, topics_of(place))
     sentence = str(raised.value)
     assert "\n" not in sentence and "no-bucket" in sentence
     assert sentence.startswith("a task of the compaction failed: s3://")
@@ -166,7 +166,7 @@ def test_a_lake_that_is_no_folder_fails_its_topics_in_one_sentence(
     objects = objects_in(place, 2)
     (tmp_path / "file").write_text("no folder")
     wrong = msgspec.structs.replace(place, lake_url=(tmp_path / "file").as_uri())
-    outcome = distribute(spark, wrong, "run-1", objects, topics_of(wrong))
+    outcome = run_job(spark, wrong, "run-1", objects, topics_of(wrong))
     assert outcome.topics and not outcome.rows
     for topic_id, topic in outcome.topics.items():
         assert re.search(rf"NotADirectoryError: .*/file/t-{topic_id}", topic.failed)
@@ -180,7 +180,7 @@ def test_nothing_planned_starts_no_job(place: Place) -> None:
         class sparkContext:  # noqa: N801  # Spark's name
             defaultParallelism = 1  # noqa: N815  # Spark's name
 
-    outcome = distribute(NoSession(), place, "run-1", [], topics_of(place))  # type: ignore[arg-type]  # on purpose
+    outcome = run_job(NoSession(), place, "run-1", [], topics_of(place))  # type: ignore[arg-type]  # on purpose
     assert outcome.rows == 0 and list(outcome.topics) == [1, 2, 3]
 
 
@@ -194,7 +194,7 @@ def test_in_a_bucket_everything_is_the_same(
         monkeypatch.setitem(spark.sparkContext.environment, name, value)
     place = Place(bucket.url, endpoint_url=bucket.endpoint_url, region=bucket.region)
     objects = objects_in(place, 6)
-    outcome = distribute(spark, place, "run-1", objects, topics_of(place), limits=limits)
+    outcome = run_job(spark, place, "run-1", objects, topics_of(place), limits=limits)
     expected = rows_of(place.store(), objects)
     filesystem, _ = place.filesystem()
     for topic_id, topic in outcome.topics.items():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction.run.spool import Spool, by_key, local_file
+from compaction.run.chunk_sort import ChunkSorter, by_key, local_file
 
 keys = st.tuples(st.integers(0, 3), st.integers(-1, 3))
 
@@ -25,7 +25,7 @@ def test_what_memory_does_not_hold_is_in_a_file_without_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
-    spool = Spool[tuple[int, ...]](memory_bytes=100)
+    spool = ChunkSorter[tuple[int, ...]](memory_bytes=100)
     for at in range(10, 0, -1):
         spool.add((at,), bytes([at]) * 50)
     assert spool._held_bytes == 100 and spool._end == 400
@@ -35,7 +35,7 @@ def test_what_memory_does_not_hold_is_in_a_file_without_a_name(
 
 
 def test_a_chunk_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
-    spool = Spool[tuple[int, ...]](memory_bytes=0)
+    spool = ChunkSorter[tuple[int, ...]](memory_bytes=0)
     spool.add((1,), b"chunk")
     assert spool._file is not None
     spool._file.flush()

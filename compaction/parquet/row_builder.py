@@ -24,7 +24,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compaction.parquet.typed import TypedReader
+from compaction.parquet.typed_columns import TypedReader
 from compaction.tables.schema import TIMESTAMP, TIMESTAMP_MS_MIN, Column, arrow_schema
 from shards.checksum import crc32c
 from shards.frame import BATCH, BATCH_BYTES, CODEC_RECORDS, Buffer
@@ -71,7 +71,7 @@ class ExtentBytes(msgspec.Struct, array_like=True, gc=False):
     key: str
 
 
-class SetAside(msgspec.Struct, frozen=True, array_like=True):
+class TimesSetAside(msgspec.Struct, frozen=True, array_like=True):
     """Times of a partition that no row can have: of ``records`` records between two offsets.
     ``value`` is the first one's, in milliseconds as it was sent."""
 
@@ -86,13 +86,13 @@ Strays = list[tuple[int, int]]
 """(position, milliseconds) of times that are set aside."""
 
 
-class Piece:
+class RowBuilder:
     """Rows of one topic on their way from extents to a table."""
 
     def __init__(self, columns: Sequence[Column] = ()) -> None:
         self.schema = arrow_schema(columns)
         self._typed = TypedReader(columns) if columns else None
-        self._set_aside: dict[int, SetAside] = {}
+        self._set_aside: dict[int, TimesSetAside] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -135,7 +135,7 @@ class Piece:
 
     def _note(self, partition: int, first_offset: int, strays: Strays) -> None:
         first, value = strays[0]
-        new = SetAside(
+        new = TimesSetAside(
             partition, first_offset + first, first_offset + strays[-1][0], len(strays), value
         )
         old = self._set_aside.get(partition)
@@ -143,10 +143,10 @@ class Piece:
             begins = min(old, new, key=lambda each: each.first_offset)
             last = max(old.last_offset, new.last_offset)
             records = old.records + new.records
-            new = SetAside(partition, begins.first_offset, last, records, begins.value)
+            new = TimesSetAside(partition, begins.first_offset, last, records, begins.value)
         self._set_aside[partition] = new
 
-    def set_aside(self) -> list[SetAside]:
+    def set_aside(self) -> list[TimesSetAside]:
         """One word per partition for the times that were set aside, since the piece was made."""
         return [self._set_aside[partition] for partition in sorted(self._set_aside)]
 

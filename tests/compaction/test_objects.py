@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import compaction.run.fetch as fetching
-from compaction.place import Place
-from compaction.run.fetch import (
+import compaction.objects as fetching
+from compaction.objects import (
     Fetched,
     StoreFailed,
     TaskExtent,
@@ -22,6 +21,7 @@ from compaction.run.fetch import (
     fetch_all,
     ranges_of,
 )
+from compaction.place import Place
 from ledger.lake.types import PlannedObject
 from shards.checksum import crc32c
 from tests.compaction.objects import NOON_MS, Draft, Heads, put

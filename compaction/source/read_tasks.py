@@ -19,16 +19,16 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from compaction.run.fetch import TaskExtent, TaskObject
+from compaction.objects import TaskExtent, TaskObject
 from compaction.source.plan import RECOVERY, Plan, PlanFile, PlanObject, PlanPartition, PlanRange
 from ledger.lake.types import FileRange, LakeRange
 
 T = TypeVar("T")
 EVER_AFTER_MS = 1 << 62
-PIECE_BYTES_MIN = 1 << 20  # a stretch is not cut finer: each piece reads whole row groups
+RANGE_BYTES_MIN = 1 << 20  # a stretch is not cut finer: each piece reads whole row groups
 
 
-class Interval(Struct, frozen=True, array_like=True):
+class OffsetRange(Struct, frozen=True, array_like=True):
     """Offsets [start, stop) of a partition."""
 
     topic_id: int
@@ -37,22 +37,22 @@ class Interval(Struct, frozen=True, array_like=True):
     stop: int
 
 
-class Stretch(Struct, frozen=True, array_like=True):
+class CompactedRange(Struct, frozen=True, array_like=True):
     """An interval of what is compacted, and the files that hold it."""
 
-    interval: Interval
+    offsets: OffsetRange
     files: tuple[FileRange, ...]
 
 
-class Task(Struct, frozen=True):
+class ReadTask(Struct, frozen=True):
     """What one Spark task reads. ``topics`` names the ids; ``plan`` is its lease."""
 
     plan: str
     topics: dict[int, str]
-    stretches: tuple[Stretch, ...] = ()
+    compacted: tuple[CompactedRange, ...] = ()
     objects: tuple[TaskObject, ...] = ()
-    spans: tuple[Interval, ...] = ()
-    pages: tuple[Interval, ...] = ()
+    uncompacted: tuple[OffsetRange, ...] = ()
+    through_diff: tuple[OffsetRange, ...] = ()
 
 
 class Loss(Struct, frozen=True, array_like=True):
@@ -122,7 +122,7 @@ def _unknown(part: PlanPartition, first: int, last: int) -> Loss:
 
 def tasks_of(
     plan: Plan, *, bytes_max: int, tasks_min: int = 1, through_diff: bool = False
-) -> list[Task]:
+) -> list[ReadTask]:
     """The plan's tasks, each of about ``bytes_max`` bytes of L0 at most; one larger object is a
     task by itself. At least ``tasks_min`` where there is that much to cut."""
     topics = {part.topic_id: part.topic for part in plan.partitions}
@@ -133,35 +133,35 @@ def tasks_of(
     target = max(1, min(bytes_max, ceil(total / tasks_min)))
     if through_diff:
         sizes: dict[tuple[int, int], int] = {}
-        for stretch, size in clusters:
-            key = (stretch.interval.topic_id, stretch.interval.partition)
+        for each, size in clusters:
+            key = (each.offsets.topic_id, each.offsets.partition)
             sizes[key] = sizes.get(key, 0) + size
-        for each, _ in objects:
-            for extent in each.extents:
+        for object_, _ in objects:
+            for extent in object_.extents:
                 key = (extent.group, extent.partition)
                 sizes[key] = sizes.get(key, 0) + extent.byte_length
-        pages = [
-            piece
+        ranges = [
+            part_of
             for key, part in parts.items()
             if part.from_ < part.to
-            for piece in _cut(Interval(*key, part.from_, part.to), sizes.get(key, 0), target)
+            for part_of in _cut(OffsetRange(*key, part.from_, part.to), sizes.get(key, 0), target)
         ]
-        return [Task(plan.plan, topics, pages=some) for some in _packed(pages, target)]
-    pieces = [
-        (Stretch(interval, stretch.files), piece_size)
-        for stretch, size in clusters
-        for interval, piece_size in _cut(stretch.interval, size, target)
+        return [ReadTask(plan.plan, topics, through_diff=some) for some in _packed(ranges, target)]
+    compacted = [
+        (CompactedRange(offsets, each.files), part_size)
+        for each, size in clusters
+        for offsets, part_size in _cut(each.offsets, size, target)
     ]
-    tasks = [Task(plan.plan, topics, stretches=some) for some in _packed(pieces, target)]
-    spans = tuple(
-        Interval(part.topic_id, part.partition, max(part.from_, part.compacted_seq + 1), part.to)
+    tasks = [ReadTask(plan.plan, topics, compacted=some) for some in _packed(compacted, target)]
+    uncompacted = tuple(
+        OffsetRange(part.topic_id, part.partition, max(part.from_, part.compacted_seq + 1), part.to)
         for part in plan.partitions
         if max(part.from_, part.compacted_seq + 1) < part.to
     )
     for some in _packed(objects, target):
         held = {(extent.group, extent.partition) for each in some for extent in each.extents}
-        wanted = tuple(span for span in spans if (span.topic_id, span.partition) in held)
-        tasks.append(Task(plan.plan, topics, objects=some, spans=wanted))
+        wanted = tuple(each for each in uncompacted if (each.topic_id, each.partition) in held)
+        tasks.append(ReadTask(plan.plan, topics, objects=some, uncompacted=wanted))
     return tasks
 
 
@@ -180,8 +180,8 @@ def _objects(objects: Iterable[PlanObject]) -> Iterator[tuple[TaskObject, int]]:
 
 def _clusters(
     plan_files: Iterable[PlanFile], parts: dict[tuple[int, int], PlanPartition]
-) -> Iterator[tuple[Stretch, int]]:
-    """Stretches of files whose offsets interleave, and their sizes, by partition and offset."""
+) -> Iterator[tuple[CompactedRange, int]]:
+    """Ranges whose files interleave, and their sizes, by partition and offset."""
     by_partition: dict[tuple[int, int], list[tuple[PlanRange, PlanFile]]] = {}
     for file in plan_files:
         for one in file.ranges:
@@ -201,7 +201,7 @@ def _clusters(
             if first >= end:
                 continue
             if files and first >= stop:
-                yield Stretch(Interval(*key, start, stop), tuple(files)), size
+                yield CompactedRange(OffsetRange(*key, start, stop), tuple(files)), size
                 files, size = [], 0
             if not files:
                 start = stop = first
@@ -210,7 +210,7 @@ def _clusters(
             length = one.last_offset + 1 - one.first_offset
             size += one.bytes * (end - first) // length
         if files:
-            yield Stretch(Interval(*key, start, stop), tuple(files)), size
+            yield CompactedRange(OffsetRange(*key, start, stop), tuple(files)), size
 
 
 def _range_of(file: PlanFile, one: PlanRange) -> FileRange:
@@ -221,13 +221,13 @@ def _range_of(file: PlanFile, one: PlanRange) -> FileRange:
     return FileRange(0, file.path, file.size_bytes, known)
 
 
-def _cut(interval: Interval, size: int, target: int) -> list[tuple[Interval, int]]:
-    """The interval in pieces of at most about ``target`` bytes, and their sizes."""
-    length = interval.stop - interval.start
-    count = max(1, min(length, ceil(size / max(target, PIECE_BYTES_MIN))))
-    edges = [interval.start + length * index // count for index in range(count + 1)]
+def _cut(offsets: OffsetRange, size: int, target: int) -> list[tuple[OffsetRange, int]]:
+    """The range in parts of at most about ``target`` bytes, and their sizes."""
+    length = offsets.stop - offsets.start
+    count = max(1, min(length, ceil(size / max(target, RANGE_BYTES_MIN))))
+    edges = [offsets.start + length * index // count for index in range(count + 1)]
     return [
-        (Interval(interval.topic_id, interval.partition, first, last), size // count)
+        (OffsetRange(offsets.topic_id, offsets.partition, first, last), size // count)
         for first, last in pairwise(edges)
     ]
 

@@ -34,7 +34,7 @@ class _Place(NamedTuple):
     length: int
 
 
-class Spool(Generic[K]):
+class ChunkSorter(Generic[K]):
     """Chunks in any order in, in the order of their keys out."""
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -87,7 +87,7 @@ def by_key(
     pairs: Iterable[tuple[K, bytes]], memory_bytes: int = MEMORY_BYTES
 ) -> Iterator[tuple[K, bytes]]:
     """All pairs, sorted by key."""
-    with closing(Spool[K](memory_bytes)) as spool:
+    with closing(ChunkSorter[K](memory_bytes)) as spool:
         for key, chunk in pairs:
             spool.add(key, chunk)
         yield from spool.sorted()

@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from compaction.parquet.columns import SetAside
+from compaction.objects import StoreFailed
+from compaction.parquet.row_builder import TimesSetAside
 from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, WrittenFile
 from compaction.place import Place
-from compaction.run.fetch import StoreFailed
-from compaction.run.groups import TopicWork
-from compaction.run.plan import Plan, plan
-from compaction.run.runs import RANGE_BYTES_MIN_LOCAL, Limits
-from compaction.run.tasks import (
+from compaction.run.executor import (
     MapFunction,
     ReduceFunction,
-    Report,
     Setup,
+    TaskReport,
     decode_report,
     encode_task,
     reducer_of,
 )
+from compaction.run.file_groups import TopicWork
+from compaction.run.plan import JobPlan, plan
+from compaction.run.splits import RANGE_BYTES_MIN_LOCAL, Limits
 from ledger.lake.types import Hole, PlannedObject
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class TopicOutcome(Struct, frozen=True):
     holes: tuple[Hole, ...]
     joined: tuple[str, ...]
     kept: tuple[tuple[str, str], ...]
-    set_aside: tuple[SetAside, ...] = ()
+    set_aside: tuple[TimesSetAside, ...] = ()
     failed: str = ""
 
     @property
@@ -97,7 +97,7 @@ class Outcome(Struct, frozen=True):
         return sum(topic.rows for topic in self.topics.values())
 
 
-def distribute(
+def run_job(
     spark: SparkSession,
     place: Place,
     run: str,
@@ -213,14 +213,14 @@ def _advancing(advance: Advance | None, done: Callable[[], tuple[int, int]]) -> 
         thread.join()
 
 
-def outcome_of(what: Plan, reports: Sequence[Report]) -> Outcome:
+def outcome_of(what: JobPlan, reports: Sequence[TaskReport]) -> Outcome:
     """What the tasks' reports say together, checked against the plan. Raises TaskFailed."""
     files: dict[int, list[WrittenFile]] = {topic.topic_id: [] for topic in what.topics}
     holes: dict[int, list[Hole]] = {topic.topic_id: [] for topic in what.topics}
     joined = {path for report in reports for path in report.joined}
     kept = {path: why for report in reports for path, why in report.kept}
     failed = {topic_id: why for report in reports for topic_id, why in report.failed}
-    set_aside: dict[int, list[SetAside]] = {topic.topic_id: [] for topic in what.topics}
+    set_aside: dict[int, list[TimesSetAside]] = {topic.topic_id: [] for topic in what.topics}
     for report in reports:
         for written in report.files:
             files[written.topic_id].append(written)
@@ -259,7 +259,7 @@ def outcome_of(what: Plan, reports: Sequence[Report]) -> Outcome:
     )
 
 
-def _check(what: Plan, topics: dict[int, TopicOutcome]) -> None:
+def _check(what: JobPlan, topics: dict[int, TopicOutcome]) -> None:
     """Every planned offset of a topic that was written is a row or in a hole, exactly once.
     Raises TaskFailed."""
     expected: dict[tuple[int, int], int] = {}

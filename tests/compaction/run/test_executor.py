@@ -15,25 +15,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.parquet.columns import SetAside
+from compaction.parquet.row_builder import TimesSetAside
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter, WrittenFile
 from compaction.place import Place
-from compaction.run import tasks as task_module
-from compaction.run.distribute import TaskFailed, outcome_of
-from compaction.run.groups import JoiningFile, TopicWork
-from compaction.run.plan import Plan, plan
-from compaction.run.runs import Limits
-from compaction.run.tasks import (
+from compaction.run import executor
+from compaction.run.driver import TaskFailed, outcome_of
+from compaction.run.executor import (
     REPORT,
     MapFunction,
     ReduceFunction,
-    Report,
     Setup,
+    TaskReport,
     chunk_bytes_for,
     decode_report,
     encode_task,
     reducer_of,
 )
+from compaction.run.file_groups import JoiningFile, TopicWork
+from compaction.run.plan import JobPlan, plan
+from compaction.run.splits import Limits
 from compaction.tables.schema import Column, typed_columns
 from ledger.lake.types import Hole, PlannedObject
 from tests.compaction.objects import (
@@ -70,7 +70,7 @@ def work(place: Place, topic_id: int, joining: Sequence[JoiningFile] = ()) -> To
 def run_by_hand(
     place: Place, objects: Sequence[PlannedObject], topics: Sequence[TopicWork], cores: int = 2,
     limits: Limits = LIMITS,
-) -> tuple[Plan, list[Report]]:  # fmt: skip
+) -> tuple[JobPlan, list[TaskReport]]:  # fmt: skip
     """What Spark does with the functions of a job: map, by reducer in any order, reduce."""
     what = plan(objects, topics, cores, limits)
     setup = Setup(place, "run-1", what.topics, 1, 1 << 30)
@@ -94,7 +94,7 @@ def run_by_hand(
     return what, reports
 
 
-def files_of(reports: Iterable[Report], topic_id: int) -> list[WrittenFile]:
+def files_of(reports: Iterable[TaskReport], topic_id: int) -> list[WrittenFile]:
     """The files of a topic."""
     return [each for report in reports for each in report.files if each.topic_id == topic_id]
 
@@ -353,7 +353,7 @@ def test_times_that_no_table_can_hold_are_set_aside_named_and_counted(tmp_path: 
     ]  # fmt: skip
     what, reports = run_by_hand(place, objects, [work(place, 1), work(place, 2)], 1, Limits())
     outcome = outcome_of(what, reports)
-    assert outcome.topics[1].set_aside == (SetAside(0, 2, 6, 3, micros),)
+    assert outcome.topics[1].set_aside == (TimesSetAside(0, 2, 6, 3, micros),)
     assert outcome.topics[2].set_aside == ()
     rows = rows_in(place, outcome.topics[1].files)
     assert [(row[1], row[2], row[7]) for row in rows] == [
@@ -380,10 +380,10 @@ def test_a_lake_that_cannot_be_written_leaves_nothing_behind(
 
 
 def test_chunks_bound_what_pyspark_gathers() -> None:
-    assert chunk_bytes_for(1) == task_module.CHUNK_BYTES_MAX
+    assert chunk_bytes_for(1) == executor.CHUNK_BYTES_MAX
     for reducers in (1, 10, 50, 99, 10_000):
         gathered = min(10 * reducers, 1000) * chunk_bytes_for(reducers)
-        assert gathered <= task_module.GATHERED_BYTES_MAX
+        assert gathered <= executor.GATHERED_BYTES_MAX
 
 
 def test_functions_travel_by_name_with_little_in_them(tmp_path: Path) -> None:

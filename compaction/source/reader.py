@@ -1,4 +1,4 @@
-"""What a Spark task does: reads its stretches, objects and pages of diff, batch by batch.
+"""What a Spark task does: reads its ranges of files, objects and pages of diff, batch by batch.
 
 A reader goes on where it can. What it misses (an object or a file that was collected although the
 lease should have held it: the lease ended, or the driver slept) it plans again by topic id,
@@ -24,19 +24,19 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from compaction.parquet.columns import ExtentBytes, Piece
-from compaction.parquet.fetch import LakeFileDamaged
-from compaction.parquet.merge import EVER_MS, NeedFooter, NeedRows, Span, merged
+from compaction.objects import StoreFailed, TaskExtent, fetch_all
+from compaction.parquet.file_bytes import LakeFileDamaged
+from compaction.parquet.merge import EVER_MS, NeedFooter, NeedRows, RowRange, merged
 from compaction.parquet.reader import Footer, read_footer, read_rows
+from compaction.parquet.row_builder import ExtentBytes, RowBuilder
 from compaction.parquet.rows import Rows
 from compaction.place import Place
-from compaction.run.fetch import StoreFailed, TaskExtent, fetch_all
-from compaction.source import rows as source_rows
 from compaction.source.errors import DataLoss, SourceError, TopicRecreated
 from compaction.source.http_calls import call
 from compaction.source.plan import LEASE_MS, RECOVERY, PlanRequest
 from compaction.source.planner import DaemonPlanner, Planner, plan
-from compaction.source.tasks import Interval, Stretch, Task, losses, tasks_of
+from compaction.source.read_tasks import CompactedRange, OffsetRange, ReadTask, losses, tasks_of
+from compaction.source.rows import DiffRow, of_diff, of_row_range, of_table, sliced
 from shards.clock import monotonic_ns
 from uploader.l0 import L0Error
 from uploader.stores.base import ObjectMissing, StoreError
@@ -47,7 +47,7 @@ log = logging.getLogger("headgate.spark")
 T = TypeVar("T")
 BATCH_BYTES = 4 << 20
 BATCH_ROWS = 20_000
-SPANS_MAX = 1_000
+BATCHES_MAX = 1_000
 CACHE_BYTES = 64 << 20  # of row groups, for small files that hold many partitions
 PLANS_AGAIN_MAX = 3  # of one interval: then something other than a collection is wrong
 DIFF_RECORDS = 1_000
@@ -78,31 +78,33 @@ class Reader:
         self._cache: dict[tuple[str, int], Rows] = {}
         self._footers: dict[str, Footer] = {}
 
-    def read(self, task: Task, again: int = 0) -> Iterator[pa.RecordBatch]:
+    def read(self, task: ReadTask, again: int = 0) -> Iterator[pa.RecordBatch]:
         """The task's rows. Raises SourceError, and StoreError for a store that does not answer."""
-        for stretch in task.stretches:
-            for batch in self._stretch(task, stretch, again):
+        for compacted in task.compacted:
+            for batch in self._compacted(task, compacted, again):
                 self._keep(task.plan)
                 yield batch
         if task.objects:
             for batch in self._objects(task, again):
                 self._keep(task.plan)
                 yield batch
-        for interval in task.pages:
-            for batch in self._pages(task, interval):
+        for offsets in task.through_diff:
+            for batch in self._diff(task, offsets):
                 self._keep(task.plan)
                 yield batch
 
-    def _stretch(self, task: Task, stretch: Stretch, again: int) -> Iterator[pa.RecordBatch]:
-        wanted = stretch.interval
+    def _compacted(
+        self, task: ReadTask, compacted: CompactedRange, again: int
+    ) -> Iterator[pa.RecordBatch]:
+        wanted = compacted.offsets
         topic = task.topics[wanted.topic_id]
         merge = merged(
-            stretch.files, wanted.partition, wanted.start, wanted.stop - 1, self._since_ms
+            compacted.files, wanted.partition, wanted.start, wanted.stop - 1, self._since_ms
         )
         reached = wanted.start
         reply: Footer | Rows | None = None
-        # Where days interleave a span is a few rows; small ones go together.
-        spans: list[pa.RecordBatch] = []
+        # Where days interleave a row range has a few rows; small ones are put together.
+        batches: list[pa.RecordBatch] = []
         missing: ObjectMissing | None = None
         while True:
             try:
@@ -118,17 +120,17 @@ class Reader:
                 missing = error
                 break
             except LakeFileDamaged as error:
-                yield from _joined(spans)
+                yield from _joined(batches)
                 self._lose(topic, wanted.partition, reached, wanted.stop - 1, str(error))
                 return
-            if isinstance(need, Span):
-                spans.append(source_rows.of_span(topic, wanted.partition, need))
+            if isinstance(need, RowRange):
+                batches.append(of_row_range(topic, wanted.partition, need))
                 reached = need.last_offset + 1
-                if len(spans) >= SPANS_MAX or need.stop - need.start >= BATCH_ROWS // 10:
-                    yield from _joined(spans)
-        yield from _joined(spans)
+                if len(batches) >= BATCHES_MAX or need.stop - need.start >= BATCH_ROWS // 10:
+                    yield from _joined(batches)
+        yield from _joined(batches)
         if missing is not None:
-            left = Interval(wanted.topic_id, wanted.partition, reached, wanted.stop)
+            left = OffsetRange(wanted.topic_id, wanted.partition, reached, wanted.stop)
             yield from self._again(task, left, str(missing), again)
 
     def _footer(self, path: str, size_bytes: int) -> Footer:
@@ -152,40 +154,44 @@ class Reader:
                 self._cache[key] = rows
         return rows
 
-    def _objects(self, task: Task, again: int) -> Iterator[pa.RecordBatch]:
-        spans = {(span.topic_id, span.partition): span for span in task.spans}
-        pieces: dict[int, Piece] = {}  # by topic
+    def _objects(self, task: ReadTask, again: int) -> Iterator[pa.RecordBatch]:
+        ranges = {(each.topic_id, each.partition): each for each in task.uncompacted}
+        builders: dict[int, RowBuilder] = {}  # by topic
         try:
             for fetched in fetch_all(self._place, task.objects):
                 for extent, data in fetched.extents:
-                    span = spans[extent.group, extent.partition]
-                    wanted = Interval(
-                        extent.group, extent.partition, max(extent.first_offset, span.start),
-                        min(extent.last_offset + 1, span.stop),
+                    whole = ranges[extent.group, extent.partition]
+                    wanted = OffsetRange(
+                        extent.group, extent.partition, max(extent.first_offset, whole.start),
+                        min(extent.last_offset + 1, whole.stop),
                     )  # fmt: skip
                     is_whole = wanted.stop - wanted.start == _length(extent)
-                    piece = pieces.setdefault(extent.group, Piece()) if is_whole else Piece()
-                    problem = _add(piece, extent, data, fetched.key)
+                    builder = (
+                        builders.setdefault(extent.group, RowBuilder())
+                        if is_whole
+                        else RowBuilder()
+                    )
+                    problem = _add(builder, extent, data, fetched.key)
                     if problem or not is_whole:
                         # What was read before it comes before it.
-                        yield from _flushed(task, pieces)
+                        yield from _flushed(task, builders)
                     if problem:
                         yield from self._again(task, wanted, f"{fetched.key}: {problem}", again)
                     elif not is_whole:
-                        table, _ = piece.take()
+                        table, _ = builder.take()
                         first = wanted.start - extent.first_offset
                         table = table.slice(first, wanted.stop - wanted.start)
-                        yield source_rows.of_table(task.topics[extent.group], table)
-                if sum(piece.bytes for piece in pieces.values()) >= BATCH_BYTES or any(
-                    piece.rows >= BATCH_ROWS for piece in pieces.values()
+                        yield of_table(task.topics[extent.group], table)
+                if sum(builder.bytes for builder in builders.values()) >= BATCH_BYTES or any(
+                    builder.rows >= BATCH_ROWS for builder in builders.values()
                 ):
-                    yield from _flushed(task, pieces)
+                    yield from _flushed(task, builders)
         except StoreFailed as error:
             raise SourceError(str(error)) from error
-        yield from _flushed(task, pieces)
+        yield from _flushed(task, builders)
 
     def _again(
-        self, task: Task, left: Interval, reason: str, again: int
+        self, task: ReadTask, left: OffsetRange, reason: str, again: int
     ) -> Iterator[pa.RecordBatch]:
         """Plans an interval again and reads it from where it is now."""
         topic = task.topics[left.topic_id]
@@ -222,7 +228,7 @@ class Reader:
         finally:
             self._end(pages[0].plan)
 
-    def _pages(self, task: Task, wanted: Interval) -> Iterator[pa.RecordBatch]:
+    def _diff(self, task: ReadTask, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         if not isinstance(self._planner, DaemonPlanner):
             raise SourceError("only a daemon answers diff: readThrough = diff needs 'url'")
         topic = task.topics[wanted.topic_id]
@@ -247,7 +253,7 @@ class Reader:
                     self._lose(topic, wanted.partition, first, last, gap.reason)
             rows = [_diff_row(record) for record in answer.records if record.seq < wanted.stop]
             if rows:
-                yield source_rows.of_diff(topic, wanted.partition, rows)
+                yield of_diff(topic, wanted.partition, rows)
             if answer.next_from_seq <= from_seq:
                 raise SourceError(
                     f"the daemon has no offsets behind {from_seq} of topic {topic!r}, partition"
@@ -296,24 +302,24 @@ class Reader:
             log.info("the read lease %s ends by itself: %s", lease, error)
 
 
-def _joined(spans: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The spans as batches of a few thousand rows; the list is empty then."""
-    if spans:
-        batch = pa.concat_batches(spans) if len(spans) > 1 else spans[0]
-        spans.clear()
-        yield from source_rows.sliced(batch, BATCH_ROWS)
+def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches as batches of a few thousand rows; the list is empty then."""
+    if batches:
+        batch = pa.concat_batches(batches) if len(batches) > 1 else batches[0]
+        batches.clear()
+        yield from sliced(batch, BATCH_ROWS)
 
 
 def _length(extent: TaskExtent) -> int:
     return extent.last_offset + 1 - extent.first_offset
 
 
-def _add(piece: Piece, extent: TaskExtent, data: memoryview | str, key: str) -> str:
-    """Adds an extent to a piece; the answer is what is wrong with it, empty when nothing is."""
+def _add(builder: RowBuilder, extent: TaskExtent, data: memoryview | str, key: str) -> str:
+    """Adds an extent to a builder; the answer is what is wrong with it, empty when nothing is."""
     if isinstance(data, str):
         return data
     try:
-        piece.add(
+        builder.add(
             ExtentBytes(
                 partition=extent.partition,
                 first_offset=extent.first_offset,
@@ -328,14 +334,14 @@ def _add(piece: Piece, extent: TaskExtent, data: memoryview | str, key: str) -> 
     return ""
 
 
-def _flushed(task: Task, pieces: dict[int, Piece]) -> Iterator[pa.RecordBatch]:
-    for topic_id, piece in pieces.items():
-        if piece.rows:
-            table, _ = piece.take()
-            yield source_rows.of_table(task.topics[topic_id], table)
+def _flushed(task: ReadTask, builders: dict[int, RowBuilder]) -> Iterator[pa.RecordBatch]:
+    for topic_id, builder in builders.items():
+        if builder.rows:
+            table, _ = builder.take()
+            yield of_table(task.topics[topic_id], table)
 
 
-def _only(task: Task, left: Interval) -> Task:
+def _only(task: ReadTask, left: OffsetRange) -> ReadTask:
     """The task without other partitions, which a plan of one topic has too."""
 
     def is_wanted(topic_id: int, partition: int) -> bool:
@@ -350,17 +356,19 @@ def _only(task: Task, left: Interval) -> Task:
     )
     return msgspec.structs.replace(
         task,
-        stretches=tuple(
+        compacted=tuple(
             each
-            for each in task.stretches
-            if is_wanted(each.interval.topic_id, each.interval.partition)
+            for each in task.compacted
+            if is_wanted(each.offsets.topic_id, each.offsets.partition)
         ),
         objects=tuple(each for each in objects if each.extents),
-        spans=tuple(each for each in task.spans if is_wanted(each.topic_id, each.partition)),
+        uncompacted=tuple(
+            each for each in task.uncompacted if is_wanted(each.topic_id, each.partition)
+        ),
     )
 
 
-def _same_objects(before: Task, now: Task) -> bool:
+def _same_objects(before: ReadTask, now: ReadTask) -> bool:
     """Whether the new plan leads to the object that could not be read."""
     return not {each.locator for each in before.objects}.isdisjoint(
         each.locator for each in now.objects
@@ -393,13 +401,13 @@ class _Answer(Struct):
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
-def _diff_row(record: _Record) -> source_rows.DiffRow:
+def _diff_row(record: _Record) -> DiffRow:
     fields = (
         ("tag", record.tag),
         ("node", record.node),
         ("meta", bytes(record.meta).decode() or None),
     )
-    return source_rows.DiffRow(
+    return DiffRow(
         record.seq,
         record.ts,
         record.key,

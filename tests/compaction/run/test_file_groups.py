@@ -7,12 +7,12 @@ import tempfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.parquet.columns import ExtentBytes
+from compaction.parquet.row_builder import ExtentBytes
 from compaction.parquet.writer import FILE_BYTES_MAX, Syncs
-from compaction.run.groups import TopicWork, write_group
+from compaction.run.file_groups import TopicWork, write_file_group
 from shards.frame import CODEC_RECORDS, encode_batch
 from tests.compaction.objects import NOON_MS, check_file, rows_in
-from tests.compaction.run.test_tasks import place_in, written
+from tests.compaction.run.test_executor import place_in, written
 from tests.long import examples
 from uploader.l0.records import Record, encode
 
@@ -52,7 +52,7 @@ def test_new_rows_and_rows_of_small_files_are_one_sorted_file(
         ]
         topic = TopicWork(1, f"{place.lake}/t-1", (), tuple(joining))
         syncs = Syncs()
-        result = write_group(
+        result = write_file_group(
             place, syncs, topic, extents, joining, "run-1", 1, 0, 1, FILE_BYTES_MAX
         )
         syncs.wait()

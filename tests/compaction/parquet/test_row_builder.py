@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.parquet.columns import ExtentBytes, Piece, SetAside
+from compaction.parquet.row_builder import ExtentBytes, RowBuilder, TimesSetAside
 from compaction.tables.schema import arrow_schema, field_ids_of, typed_columns
 from shards.frame import CODEC_RECORDS, encode_batch
 from tests.compaction.objects import NOON_MS, Draft, Heads, Row, drafts, put, rows_of
@@ -29,7 +29,7 @@ def batch(*records: Record) -> bytes:
     return encode_batch(len(records), NOON_MS, encode(records), CODEC_RECORDS)
 
 
-def rows_of_piece(piece: Piece) -> list[Row]:
+def rows_of_piece(piece: RowBuilder) -> list[Row]:
     """The base columns."""
     table, _ = piece.take()
     columns = [table.column(name) for name in table.schema.names[:9]]
@@ -47,7 +47,7 @@ def test_rows_are_what_records_of_reads(some: list[Draft]) -> None:
         body = store.get(planned.locator)
         store.close()
     for topic_id, rows in expected.items():
-        piece = Piece()
+        piece = RowBuilder()
         wanted: dict[int, list[int]] = {}
         for extent in planned.extents:
             if extent.topic_id == topic_id:
@@ -84,7 +84,7 @@ DAMAGED = [
 def test_a_damaged_extent_adds_nothing_and_is_named(
     what: str, extent: ExtentBytes, words: str
 ) -> None:
-    piece = Piece()
+    piece = RowBuilder()
     piece.add(extent_of(batch(Record("0")), count=1))
     with pytest.raises(L0Error, match=words) as raised:
         piece.add(extent)
@@ -103,9 +103,9 @@ def test_a_time_outside_the_years_1_to_9999_is_set_aside_and_its_row_has_its_arr
         Record("6", -62_135_596_800_000),
     )  # fmt: skip
     extent = ExtentBytes(3, 10, 16, ((2, 1),), first + second, "l0/key")
-    piece = Piece()
+    piece = RowBuilder()
     assert piece.add(extent) == 7
-    assert piece.set_aside() == [SetAside(3, 11, 15, 4, micros)]
+    assert piece.set_aside() == [TimesSetAside(3, 11, 15, 4, micros)]
     rows = rows_of_piece(piece)
     arrival_us = rows[0][2]
     wanted = [arrival_us] * 7
@@ -118,15 +118,15 @@ def test_a_time_outside_the_years_1_to_9999_is_set_aside_and_its_row_has_its_arr
         data = batch(Record("late", micros + offset))
         piece.add(ExtentBytes(partition, offset, offset, (), data, "l0/key"))
     assert piece.set_aside() == [
-        SetAside(1, 2, 2, 1, micros + 2), SetAside(3, 5, 20, 6, micros + 5)
+        TimesSetAside(1, 2, 2, 1, micros + 2), TimesSetAside(3, 5, 20, 6, micros + 5)
     ]  # fmt: skip
 
 
 def test_an_arrival_outside_the_years_is_clamped() -> None:
-    piece = Piece()
+    piece = RowBuilder()
     late = encode_batch(1, 2**53, encode([Record("1")]), CODEC_RECORDS)
     piece.add(ExtentBytes(0, 1, 1, (), late, "l0/key"))
-    assert piece.set_aside() == [SetAside(0, 1, 1, 1, 2**53)]
+    assert piece.set_aside() == [TimesSetAside(0, 1, 1, 1, 2**53)]
     assert rows_of_piece(piece)[0][2] == TIMESTAMP_MS_MAX * 1000
 
 
@@ -148,7 +148,7 @@ def test_typed_columns_hold_what_fits_and_null_else() -> None:
         '{"at":"9999-12-31T23:59:59-01:00"}',
         '{"at":253402300799999}',
     ]
-    piece = Piece(columns)
+    piece = RowBuilder(columns)
     rows = [Record(text) for text in texts] + [Record(b'{"s":"a"}')]
     piece.add(extent_of(batch(*rows), count=len(rows)))
     table, _ = piece.take()
@@ -188,7 +188,7 @@ def test_a_misfit_spoils_no_other_field_and_no_other_record(
 
     for columns in ({"n": "long", "s": "string"}, {"n": "long", 'od"d': "string"}):
         typed = typed_columns(columns)  # type: ignore[arg-type]  # the literals are in a variable
-        piece = Piece(typed)
+        piece = RowBuilder(typed)
         texts = [msgspec.json.encode(value).decode() for value in values]
         piece.add(extent_of(batch(*map(Record, texts)), count=len(texts)))
         table, _ = piece.take()
