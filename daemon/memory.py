@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from daemon.config import Config
 from delivery import lake_reader
-from delivery.diff import BYTES_MAX
 from delivery.l0_reader import CACHE_BYTES_MAX
+from delivery.schemas import BYTES_MAX
 from shards.layout import Layout
 from uploader.ownership.image import PART_BYTES
 

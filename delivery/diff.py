@@ -24,13 +24,14 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET
 
 from compaction.parquet.merge import EVER_MS
 from delivery.followed import FollowedPartitions, Key
 from delivery.l0_reader import L0Reader
 from delivery.lake_reader import Item
-from delivery.readable import ReadableRanges, Tombstone
+from delivery.readable import ReadableRanges
+from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest, Tombstone
 from delivery.stored_reader import Overtaken, StoredReader
 from delivery.tail_reader import TailReader
 from delivery.waiters import Waiters
@@ -40,9 +41,6 @@ from uploader.stores.base import StoreError
 
 log = logging.getLogger("headgate.diff")
 
-LIMIT_MAX = 1_000
-BYTES_MAX = 8 << 20  # an answer's records; one of them may exceed it alone
-WAIT_MS_MAX = 30_000
 SCANNED_MAX = 20_000  # records that a filter may pass over in one answer
 OVERTAKEN_MAX = 8  # evictions that may come between a look at what there is and its reading
 QUARANTINED = "quarantined"
@@ -56,48 +54,6 @@ class OffsetPastEnd(Exception):
         super().__init__(f"from_seq is {from_seq}, the last offset is {head_seq}")
         self.from_seq = from_seq
         self.head_seq = head_seq
-
-
-class DiffRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a diff. At most one of ``from_seq``, ``from_ts`` and ``tail``; ``topic_id`` is
-    of the topic that ``from_seq`` is an offset of."""
-
-    from_seq: int | UnsetType = UNSET
-    topic_id: int | UnsetType = UNSET
-    from_ts: int | UnsetType = UNSET
-    tail: bool = False
-    partition: int = 0
-    limit: int = 256
-    max_bytes: int = BYTES_MAX
-    tag: str | None = None
-    node: str | None = None
-    wait_ms: int = 0
-
-
-class DiffRecord(Struct, frozen=True):
-    """A record as readers see it. ``data`` is JSON; bytes come as ``data_b64`` instead."""
-
-    seq: int
-    ts: int
-    data: msgspec.Raw | UnsetType = UNSET
-    data_b64: str | UnsetType = UNSET
-    key: str | UnsetType = UNSET
-    tag: str | UnsetType = UNSET
-    node: str | UnsetType = UNSET
-    meta: msgspec.Raw | UnsetType = UNSET
-
-
-class DiffAnswer(Struct, frozen=True):
-    """The answer to a diff."""
-
-    records: list[DiffRecord]
-    next_from_seq: int
-    head_seq: int
-    earliest_seq: int
-    caught_up: bool
-    lag: int
-    topic_id: int
-    tombstone: Tombstone | None = None
 
 
 def diff_record(offset: int, ts_ms: int, record: Record) -> DiffRecord:

@@ -25,19 +25,12 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 
 from delivery.followed import FOLLOWED_MAX, Key
+from delivery.schemas import Tombstone
 from ledger.ledger import Ledger
 from ledger.types import Gap, PartitionState
 
 KEPT_MAX = FOLLOWED_MAX  # some 300 bytes each, as long as there are few gaps
 T = TypeVar("T")
-
-
-class Tombstone(Struct, frozen=True):
-    """Offsets [gap_from, gap_to] that a reader does not get, and why."""
-
-    gap_from: int
-    gap_to: int
-    reason: str
 
 
 class ReadableRange(Struct, frozen=True):

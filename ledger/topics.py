@@ -13,10 +13,8 @@ import msgspec
 
 from ledger import table_names
 from ledger.errors import ColumnsRefused, PartitionsRefused, TableNameTaken, TopicMissing
-from ledger.types import Topic, TopicConfig
+from ledger.types import PARTITIONS_MAX, Topic, TopicConfig
 
-# Each partition is a row from the start; the HTTP API has the same limit.
-PARTITIONS_MAX = 1_000
 # Below every timestamp; what an empty partition has seen.
 TIMESTAMP_MIN_MS = -(2**63)
 

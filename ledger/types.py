@@ -15,9 +15,9 @@ This module holds data only; it reads nothing and writes nothing.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 VerdictKind = Literal["deduped", "sequence_mismatch", "topic_deleted"]
 
@@ -208,22 +208,52 @@ class ObjectRow(Struct, frozen=True):
     records: int
 
 
+PARTITIONS_MAX = 1_000  # each is a row of the ledger from the start
+COLUMNS_MAX = 200
+INTEGER_MAX = (1 << 63) - 1
+
 Dedupe = Literal["none", "body"]
+Offset = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
+Limit = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
 
 
 class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a topic; names as in the HTTP API. ``columns`` maps a field to its type."""
+    """Settings of a topic, as the HTTP API and the ledger's JSON have them."""
 
-    partitions: int = 1
-    columns: dict[str, Literal["string", "long", "double", "boolean", "timestamp"]] = {}
-    priority: int | None = None
-    auto_priority: bool = True
-    lossy: bool = False
-    cap_records: int | None = None
-    cap_bytes: int | None = None
-    ttl_ms: int | None = None
-    discard: Literal["old", "reject"] = "old"
-    dedupe: Dedupe = "none"
+    partitions: Annotated[
+        int, Meta(ge=1, le=PARTITIONS_MAX, description="how many there are; can only grow")
+    ] = 1
+    columns: Annotated[
+        dict[str, Literal["string", "long", "double", "boolean", "timestamp"]],
+        Meta(
+            max_length=COLUMNS_MAX,
+            description="typed columns of the topic's table, by the field of the data",
+        ),
+    ] = {}
+    priority: Annotated[int, Meta(description="not supported yet")] | None = None
+    auto_priority: Annotated[bool, Meta(description="not supported yet")] = True
+    lossy: Annotated[bool, Meta(description="not supported yet")] = False
+    cap_records: (
+        Annotated[Limit, Meta(description="records that each partition keeps; null: no limit")]
+        | None
+    ) = None
+    cap_bytes: (
+        Annotated[Limit, Meta(description="bytes that each partition keeps; null: no limit")] | None
+    ) = None
+    ttl_ms: (
+        Annotated[Limit, Meta(description="how long records are kept; null: no limit")] | None
+    ) = None
+    discard: Annotated[
+        Literal["old", "reject"],
+        Meta(description="at a cap: evict the oldest records, or refuse new ones"),
+    ] = "old"
+    dedupe: Annotated[
+        Dedupe,
+        Meta(
+            description="of requests that do not say it themselves: `body` stores a body that is"
+            " sent again only once"
+        ),
+    ] = "none"
 
 
 class Topic(Struct, frozen=True):
@@ -239,18 +269,22 @@ class Topic(Struct, frozen=True):
 
 
 class PartitionState(Struct, frozen=True):
-    """One partition: ``head_seq`` last committed (0 if none), ``next_seq`` next to be given,
-    ``earliest_seq`` the first that can be read, ``count`` and payload ``bytes`` of what can be.
-
-    Readers read L1 up to and with ``compacted_seq``. ``lost_seq`` is the last offset that was
-    evicted without being asked for, 0 if none, and ``lost_reason`` why: cap or ttl."""
+    """One partition of a topic."""
 
     partition: int
-    head_seq: int
-    earliest_seq: int
-    next_seq: int
-    count: int
-    bytes: int
-    compacted_seq: int = 0
-    lost_seq: int = 0
-    lost_reason: str = ""
+    head_seq: Annotated[Offset, Meta(description="the last committed offset; 0 for none")]
+    earliest_seq: Annotated[Offset, Meta(description="the first offset that can be read")]
+    next_seq: Annotated[Offset, Meta(description="the offset of the next record")]
+    count: Annotated[int, Meta(ge=0, description="records that can be read")]
+    bytes: Annotated[
+        int, Meta(ge=0, description="bytes that the records that can be read take in objects")
+    ]
+    compacted_seq: Annotated[
+        Offset, Meta(description="up to and with this offset, records are read from the lake")
+    ] = 0
+    lost_seq: Annotated[
+        Offset, Meta(description="the last offset that a cap or the time to live evicted; 0: none")
+    ] = 0
+    lost_reason: Annotated[
+        str, Meta(description="why `lost_seq` was evicted: `cap`, `ttl` or empty")
+    ] = ""

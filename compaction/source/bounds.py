@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 
 from compaction.source.errors import DataLoss, SourceError
 from compaction.source.options import EARLIEST, LATEST, Bound
-from compaction.source.plan import Offsets
 from compaction.source.planner import TopicState
 from compaction.source.read_tasks import Loss
+from compaction.source.schemas import Offsets
 from ledger.types import PartitionState
 
 log = logging.getLogger("headgate.spark")

@@ -37,11 +37,11 @@ from compaction.source.bounds import bounds, lose
 from compaction.source.errors import SourceError
 from compaction.source.lease import keep_for_a_batch
 from compaction.source.options import OptionError, Options, parse
-from compaction.source.plan import Offsets, Plan, PlanRequest, PlanStore
 from compaction.source.planner import DaemonPlanner, LedgerPlanner, Planner, TopicState, plan
 from compaction.source.read_tasks import ReadTask, losses, tasks_of
 from compaction.source.reader import Reader
 from compaction.source.rows import DDL
+from compaction.source.schemas import Offsets, Plan, PlanRequest, PlanStore
 from ledger.types import PartitionState
 
 if TYPE_CHECKING:

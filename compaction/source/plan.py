@@ -21,120 +21,24 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
 
+from compaction.source.schemas import (
+    Offsets,
+    Plan,
+    PlanExtent,
+    PlanFile,
+    PlanHole,
+    PlanObject,
+    PlanPartition,
+    PlanRange,
+    PlanRequest,
+    PlanStore,
+)
 from ledger.ledger import Ledger
 from ledger.types import Extent, Gap, PartitionState, Topic
 
-PAGE_MAX = 10_000  # extents and files' ranges in a page: some 3 MB of JSON
 FILES_AT_ONCE = 1_000
 LEASE_MS = 300_000
 RECOVERY = "recovery"  # the reason of a hole that never was a record
-
-Offsets = dict[str, dict[int, int]]
-
-
-class PlanRequest(Struct, frozen=True, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """The body of ``POST /v0/plans``. Partitions that ``from`` and ``to`` do not name are read
-    from their earliest offset and to their end. ``plan`` goes on with a lease that is held."""
-
-    topics: list[str]
-    from_: Offsets = {}
-    to: Offsets = {}
-    plan: str | None = None
-    limit: int = PAGE_MAX
-
-
-class PlanExtent(Struct, frozen=True):
-    """One partition's records in an object, as in the ledger."""
-
-    topic: str
-    topic_id: int
-    partition: int
-    first_offset: int
-    last_offset: int
-    record_count: int
-    byte_start: int
-    byte_length: int
-    crc32c: int
-    codec: int
-    voids: tuple[tuple[int, int], ...] = ()
-
-
-class PlanObject(Struct, frozen=True):
-    """An object of which ``extents`` are needed. Objects stand in an order in which each
-    partition's offsets rise."""
-
-    key: str
-    locator: str
-    size_bytes: int
-    extents: list[PlanExtent]
-
-
-class PlanRange(Struct, frozen=True):
-    """The rows of one partition in a file. ``bytes`` is what they were in L0."""
-
-    partition: int
-    first_offset: int
-    last_offset: int
-    rows: int
-    bytes: int
-
-
-class PlanFile(Struct, frozen=True):
-    """A Parquet file of one topic; ``path`` is a URL."""
-
-    path: str
-    size_bytes: int
-    topic: str
-    topic_id: int
-    ranges: list[PlanRange]
-
-
-class PlanHole(Struct, frozen=True):
-    """Offsets [first_offset, last_offset] that cannot be read, and why: ``recovery`` (no record
-    ever had them), ``quarantined`` (their object is damaged), ``cap`` or ``ttl`` (evicted)."""
-
-    topic: str
-    topic_id: int
-    partition: int
-    first_offset: int
-    last_offset: int
-    reason: str
-
-
-class PlanPartition(Struct, frozen=True, rename={"from_": "from"}):
-    """Offsets [from, to) that this page covers: up to ``compacted_seq`` by files, then by
-    objects. ``from`` is above what was asked where that is evicted."""
-
-    topic: str
-    topic_id: int
-    partition: int
-    earliest_seq: int
-    head_seq: int
-    compacted_seq: int
-    from_: int
-    to: int
-
-
-class PlanStore(Struct, frozen=True):
-    """Where objects and files are; credentials are each reader's own."""
-
-    url: str
-    endpoint_url: str | None = None
-    region: str | None = None
-    lake_url: str = ""
-
-
-class Plan(Struct, frozen=True):
-    """A page of a plan: the answer to ``POST /v0/plans``."""
-
-    plan: str
-    expires_ms: int
-    store: PlanStore
-    partitions: list[PlanPartition]
-    objects: list[PlanObject]
-    files: list[PlanFile]
-    holes: list[PlanHole]
-    next: PlanRequest | None = None
 
 
 class PlanInvalid(ValueError):

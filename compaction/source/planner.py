@@ -19,17 +19,8 @@ from msgspec import Struct
 
 from compaction.source.errors import PlannerRefused, SourceError, TopicRecreated, TopicUnknown
 from compaction.source.http_calls import ONCE, call
-from compaction.source.plan import (
-    LEASE_MS,
-    Page,
-    Plan,
-    PlanInvalid,
-    PlanRequest,
-    PlanStore,
-    fill,
-    finished,
-    wanted,
-)
+from compaction.source.plan import LEASE_MS, Page, PlanInvalid, fill, finished, wanted
+from compaction.source.schemas import Plan, PlanRequest, PlanStore
 from ledger.ages import Clocks
 from ledger.errors import LedgerError, LedgerMissing
 from ledger.ledger import Ledger

@@ -20,7 +20,8 @@ from typing import TypeVar
 from msgspec import Struct
 
 from compaction.objects import TaskExtent, TaskObject
-from compaction.source.plan import RECOVERY, Plan, PlanFile, PlanObject, PlanPartition, PlanRange
+from compaction.source.plan import RECOVERY
+from compaction.source.schemas import Plan, PlanFile, PlanObject, PlanPartition, PlanRange
 from ledger.lake.types import FileRange, LakeRange
 
 T = TypeVar("T")

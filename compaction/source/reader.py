@@ -33,10 +33,11 @@ from compaction.parquet.rows import Rows
 from compaction.place import Place
 from compaction.source.errors import DataLoss, SourceError, TopicRecreated
 from compaction.source.http_calls import call
-from compaction.source.plan import LEASE_MS, RECOVERY, PlanRequest
+from compaction.source.plan import LEASE_MS, RECOVERY
 from compaction.source.planner import DaemonPlanner, Planner, plan
 from compaction.source.read_tasks import CompactedRange, OffsetRange, ReadTask, losses, tasks_of
 from compaction.source.rows import DiffRow, of_diff, of_row_range, of_table, sliced
+from compaction.source.schemas import PlanRequest
 from shards.clock import monotonic_ns
 from uploader.l0 import L0Error
 from uploader.stores.base import ObjectMissing, StoreError

@@ -29,9 +29,9 @@ from compaction.source.data_source import FirstAtTime, partitions_of, planner_of
 from compaction.source.errors import SourceError, TopicUnknown
 from compaction.source.lease import LeaseKeeper
 from compaction.source.options import Options
-from compaction.source.plan import Offsets, PlanRequest
 from compaction.source.planner import TopicState, plan
 from compaction.source.read_tasks import Loss
+from compaction.source.schemas import Offsets, PlanRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from compaction.source.plan import PAGE_MAX
+from compaction.source.schemas import PAGE_MAX
 from daemon.api.topic_routes import NAME
 from daemon.api.topic_settings import COLUMNS_MAX, PARTITIONS_MAX
-from delivery.diff import BYTES_MAX, LIMIT_MAX, WAIT_MS_MAX
+from delivery.schemas import BYTES_MAX, LIMIT_MAX, WAIT_MS_MAX
 
 Schema = dict[str, Any]
 

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from compaction.source import plan as source_plan
-from compaction.source.plan import LEASE_MS, PAGE_MAX, Page, PlanInvalid, PlanRequest, PlanStore
+from compaction.source.plan import LEASE_MS, Page, PlanInvalid
+from compaction.source.schemas import PAGE_MAX, PlanRequest, PlanStore
 from daemon.api.errors import ApiError, invalid
 from daemon.api.questions import read_json
 from daemon.api.topic_routes import checked_name

@@ -28,14 +28,8 @@ from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.intake.producer import Producer, ledger_unavailable
 from daemon.intake.topic_cache import Catalog
-from delivery.diff import (
-    BYTES_MAX,
-    LIMIT_MAX,
-    WAIT_MS_MAX,
-    DiffReader,
-    DiffRequest,
-    OffsetPastEnd,
-)
+from delivery.diff import DiffReader, OffsetPastEnd
+from delivery.schemas import BYTES_MAX, LIMIT_MAX, WAIT_MS_MAX, DiffRequest
 from ledger.errors import LedgerError
 from shards.clock import monotonic_ns
 from uploader.l0 import L0Error

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery import diff as diff_module
-from delivery.diff import DiffAnswer, DiffReader, DiffRequest, OffsetPastEnd
+from delivery.diff import DiffReader, OffsetPastEnd
 from delivery.followed import FollowedPartitions
+from delivery.schemas import DiffAnswer, DiffRequest
 from delivery.tail_reader import TailReader
 from delivery.waiters import Waiters
 from ledger.types import Commit

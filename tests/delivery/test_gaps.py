@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from delivery.diff import DiffAnswer
-from delivery.readable import Tombstone
+from delivery.schemas import DiffAnswer, Tombstone
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
 from tests.delivery.test_diff import rec, told_reader
 

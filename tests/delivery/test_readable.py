@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery import readable
-from delivery.diff import DiffAnswer
-from delivery.readable import ReadableRange, ReadableRanges, Tombstone
+from delivery.readable import ReadableRange, ReadableRanges
+from delivery.schemas import DiffAnswer, Tombstone
 from ledger.types import Gap, TopicConfig
 from tests.delivery.lakes import collect, compact
 from tests.delivery.node import ARRIVAL_MS, Node, l0_reader, node_in

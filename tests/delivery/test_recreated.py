@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from delivery.diff import DiffAnswer, OffsetPastEnd
-from delivery.readable import Tombstone
+from delivery.diff import OffsetPastEnd
+from delivery.schemas import DiffAnswer, Tombstone
 from ledger.types import TopicConfig
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
 from tests.delivery.test_diff import data_of, rec, told_reader

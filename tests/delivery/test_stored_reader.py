@@ -17,7 +17,7 @@ from compaction.parquet import blocks, writer
 from compaction.parquet.file_bytes import LakeFileDamaged
 from delivery import stored_reader
 from delivery.diff import OffsetPastEnd
-from delivery.readable import Tombstone
+from delivery.schemas import Tombstone
 from ledger.ledger import Ledger
 from tests.delivery.lakes import collect, compact, local, rewrite
 from tests.delivery.node import ARRIVAL_MS, Node, node_in

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction.source.bounds import limited
-from compaction.source.plan import Offsets
+from compaction.source.schemas import Offsets
 
 SIZES = st.dictionaries(
     st.sampled_from(["a", "b", "c"]),

@@ -9,8 +9,8 @@ import pytest
 
 from compaction.source.errors import PlannerUnreachable
 from compaction.source.lease import LeaseKeeper
-from compaction.source.plan import Plan, PlanRequest
 from compaction.source.planner import TopicState
+from compaction.source.schemas import Plan, PlanRequest
 from tests.e2e.daemon import wait_until
 
 

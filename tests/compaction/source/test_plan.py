@@ -12,19 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.source.plan import (
-    Offsets,
-    Page,
-    Plan,
-    PlanInvalid,
-    PlanRequest,
-    PlanStore,
-    fill,
-    finished,
-    wanted,
-)
+from compaction.source.plan import Page, PlanInvalid, fill, finished, wanted
 from compaction.source.planner import LedgerPlanner
 from compaction.source.read_tasks import ReadTask, losses, tasks_of
+from compaction.source.schemas import Offsets, Plan, PlanRequest, PlanStore
 from ledger.ages import NOTE, Aged, note_of
 from ledger.lake.types import Hole, LakeRange, NewFile, TableSwitch
 from ledger.ledger import Ledger

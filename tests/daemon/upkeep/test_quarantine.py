@@ -26,7 +26,7 @@ from compaction.tables.table_state import state_of
 from daemon.config import Override, load
 from daemon.upkeep.compact import catalog_of
 from daemon.upkeep.quarantine import Outcome, Retry
-from delivery.readable import Tombstone
+from delivery.schemas import Tombstone
 from ledger.lake.types import Hole
 from ledger.ledger import Ledger
 from ledger.log import backup

@@ -1,0 +1,402 @@
+"""The requests and answers of the HTTP API: each JSON shape once, with its limits and meaning.
+
+The server decodes requests and encodes answers with these types, ``/openapi.json`` and the tables
+of docs/http-api.md are generated from them, and the command line decodes answers into them. What a
+lower floor builds or reads is defined there and listed here: settings and partitions of a topic in
+``ledger/types.py``, diffs in ``delivery/schemas.py``, plans in ``compaction/source/schemas.py``.
+
+Fields may be added to an answer; none is renamed. So clients ignore fields that they do not know.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
+from msgspec.structs import fields
+
+from compaction.source.schemas import Plan, PlanRequest
+from delivery.schemas import DiffAnswer, DiffRequest
+from ledger.types import COLUMNS_MAX, INTEGER_MAX, Dedupe, Offset, PartitionState, TopicConfig
+from uploader.l0.records import TIMESTAMP_MS_MAX
+
+__all__ = [
+    "COLUMNS_MAX", "INTEGER_MAX", "Alarm", "DiffAnswer", "DiffRequest", "Error", "ErrorAnswer",
+    "GroupStatus", "Live", "PartitionState", "Plan", "PlanEnded", "PlanRenewed", "PlanRequest",
+    "Pressure", "PressureInputs", "ProduceOptions", "ProduceQuery", "ProduceRecord",
+    "ProduceRequest", "Produced", "ProducedPart", "ProducedSpread", "Ready", "RetentionStatus",
+    "ShardStatus", "Status", "StoreStatus", "TopicConfig", "TopicDeleted", "TopicPage",
+    "TopicSettings", "TopicState", "TopicsQuery", "Totals", "TrimRequest", "Trimmed",
+]  # fmt: skip
+
+PAGE_MAX = 1_000
+SEQUENCE_MAX = 2**53
+PARTITION_MAX = 999
+IDEMPOTENCY_KEY_CHARACTERS_MAX = 256
+ACK_TIMEOUT_MS_MIN = 100  # deadlines are looked at ten times a second
+ACK_TIMEOUT_MS_MAX = 600_000  # a request may hold ring space this long while nothing is stored
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+# Errors
+
+
+class Error(Struct, frozen=True):
+    """Why a request was refused."""
+
+    code: Annotated[str, Meta(description="for programs; stays the same between versions")]
+    message: Annotated[str, Meta(description="for people: the value, the limit, what to do")]
+    detail: Annotated[dict[str, Any], Meta(description="the values of the message")] = {}
+
+
+class ErrorAnswer(Struct, frozen=True):
+    """The body of every answer with a status of 400 or more."""
+
+    error: Error
+
+
+# Topics
+
+
+TopicSettings = defstruct(
+    "TopicSettings",
+    [(field.name, field.type | UnsetType, UNSET) for field in fields(TopicConfig)],
+    namespace={"__doc__": "The settings to change; those that are not given stay as they are."},
+    module=__name__,
+    frozen=True,
+    forbid_unknown_fields=True,
+)
+
+
+class TopicState(Struct, frozen=True):
+    """A topic."""
+
+    topic: str
+    topic_id: Annotated[int, Meta(description="never used twice; a recreated topic has another")]
+    table: Annotated[str, Meta(description="the topic's table in the lake")]
+    config: TopicConfig
+    partitions: list[PartitionState]
+    effective_priority: int
+    created_ms: Annotated[int, Meta(description="epoch milliseconds")]
+
+
+class TopicsQuery(Struct, frozen=True):
+    """Which topics to list."""
+
+    cursor: Annotated[str, Meta(description="`next_cursor` of the previous page")] = ""
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="topics in the page")] = 100
+
+
+class TopicPage(Struct, frozen=True):
+    """Topics in the order of their names."""
+
+    topics: list[TopicState]
+    next_cursor: Annotated[str | None, Meta(description="asks for the next page; null: no more")]
+
+
+class TopicDeleted(Struct, frozen=True):
+    """The topic is deleted; its name can be used again."""
+
+    topic: str
+    deleted: bool = True
+
+
+class TrimRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which records to give up."""
+
+    before_seq: Annotated[Offset, Meta(description="records below it cannot be read any more")]
+    partition: Annotated[int, Meta(ge=0, le=INTEGER_MAX)] = 0
+
+
+class Trimmed(PartitionState, frozen=True, kw_only=True):
+    """The partition as it is after the trim."""
+
+    topic: str
+
+
+# Produce
+
+
+class ProduceRecord(Struct, forbid_unknown_fields=True, gc=False):
+    """A record. It has ``data`` or ``data_b64``."""
+
+    data: (
+        Annotated[Raw, Meta(description="any JSON value; kept as the text that was received")]
+        | UnsetType
+    ) = UNSET
+    data_b64: Annotated[str, Meta(description="bytes, in base64")] | None = None
+    key: Annotated[str, Meta(description="chooses the partition, as in Kafka")] | None = None
+    tag: str | None = None
+    node: str | None = None
+    meta: Annotated[Raw, Meta(description="a JSON object")] | UnsetType = UNSET
+    ts: (
+        Annotated[
+            int,
+            Meta(
+                description="epoch milliseconds, up to the end of the year 9999; the time of"
+                " arrival if not given",
+                # Checked by check_ts, which names the record and the unit that was meant.
+                extra_json_schema={"minimum": 0, "maximum": TIMESTAMP_MS_MAX},
+            ),
+        ]
+        | None
+    ) = None
+
+
+class ProduceOptions(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """What a produce request says besides its records: in the body, or in the query."""
+
+    partition: (
+        Annotated[
+            int,
+            Meta(ge=0, le=PARTITION_MAX, description="takes all records; else keys choose"),
+        ]
+        | None
+    ) = None
+    idempotency_key: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=IDEMPOTENCY_KEY_CHARACTERS_MAX,
+                description="a repeat within `dedupe_window_ms` is not stored again",
+            ),
+        ]
+        | None
+    ) = None
+    expected_seq: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=SEQUENCE_MAX,
+                description="store only if this is the partition's `head_seq` at the commit",
+            ),
+        ]
+        | None
+    ) = None
+    disable_backpressure: Annotated[bool, Meta(description="not supported yet")] = False
+    ack_timeout_ms: (
+        Annotated[
+            int,
+            Meta(
+                ge=ACK_TIMEOUT_MS_MIN,
+                le=ACK_TIMEOUT_MS_MAX,
+                description="how long the request waits to become durable; the daemon's"
+                " `ack_timeout_ms` if not given",
+            ),
+        ]
+        | None
+    ) = None
+    dedupe: (
+        Annotated[
+            Dedupe,
+            Meta(
+                description="`body` makes an idempotency key of the body; the topic's setting if"
+                " not given"
+            ),
+        ]
+        | None
+    ) = None
+
+
+class ProduceRequest(ProduceOptions, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """Records to store, all or none."""
+
+    records: Annotated[list[ProduceRecord], Meta(min_length=1)]
+
+
+class ProduceQuery(ProduceOptions, kw_only=True):
+    """The query of a produce request; for a body that has no place for these."""
+
+    create: Annotated[
+        bool, Meta(description="false: 404 for a topic that does not exist, instead of creating it")
+    ] = True
+    key: (
+        Annotated[
+            str,
+            Meta(
+                description="of arrays and NDJSON: the field of the data that is the record's key;"
+                " of a body of bytes: the key"
+            ),
+        ]
+        | None
+    ) = None
+    tag: Annotated[str, Meta(description="of a body of bytes")] | None = None
+    node: Annotated[str, Meta(description="of a body of bytes")] | None = None
+    ts: Annotated[int, Meta(description="of a body of bytes")] | None = None
+
+
+class ProducedPart(Struct, frozen=True):
+    """The offsets of a request's records in one partition."""
+
+    partition: int
+    first_seq: Offset
+    last_seq: Offset
+    count: Count
+    head_seq: Annotated[Offset, Meta(description="the partition's last offset at the commit")]
+
+
+class Produced(Struct, frozen=True):
+    """The records are durable, all in one partition."""
+
+    topic: str
+    partition: int
+    first_seq: Offset
+    last_seq: Offset
+    count: Count
+    head_seq: Annotated[Offset, Meta(description="the partition's last offset at the commit")]
+    deduped: Annotated[bool, Meta(description="whether this repeats the answer to an earlier one")]
+
+
+class ProducedSpread(Struct, frozen=True):
+    """The records are durable, in the partitions that their keys chose."""
+
+    topic: str
+    partitions: list[ProducedPart]
+    count: Annotated[int, Meta(ge=0, description="in all partitions")]
+    deduped: Annotated[bool, Meta(description="whether this repeats the answer to an earlier one")]
+
+
+# Plans
+
+
+class PlanRenewed(Struct, frozen=True):
+    """The plan's lease holds until ``expires_ms``."""
+
+    plan: str
+    expires_ms: Annotated[int, Meta(description="epoch milliseconds")]
+
+
+class PlanEnded(Struct, frozen=True):
+    """The plan's lease is ended."""
+
+    plan: str
+    ended: bool = True
+
+
+# The daemon
+
+
+class Live(Struct, frozen=True):
+    """The loop of a shard turns."""
+
+    live: bool = True
+
+
+class Ready(Struct, frozen=True):
+    """All shards serve."""
+
+    ready: bool = True
+
+
+class Alarm(Struct, frozen=True):
+    """A kind of alarm, over all processes."""
+
+    alarm: Annotated[str, Meta(description="its name (docs/operations.md)")]
+    age_ms: int
+    count: Annotated[int, Meta(description="how often it was raised since it began")]
+    message: str
+    not_ready: Annotated[bool, Meta(description="whether it makes the daemon not ready")]
+
+
+class StoreStatus(Struct, frozen=True):
+    """Calls of the object store since the daemon started, over restarts of shards."""
+
+    url: str
+    puts: Annotated[int, Meta(description="attempts to PUT an L0 object")]
+    put_bytes: int
+    put_failures: int
+    gets: int
+    get_bytes: int
+    lists: int
+
+
+class PressureInputs(Struct, frozen=True):
+    """What the pressure is made of, each 0 to 1."""
+
+    busy: Annotated[float, Meta(description="CPU that the busiest shard uses")]
+    ring: Annotated[float, Meta(description="how full the fullest ring is")]
+
+
+class Pressure(Struct, frozen=True):
+    """How loaded the daemon is."""
+
+    level: Annotated[float, Meta(description="0 to 1")]
+    rung: Annotated[str, Meta(description="the reaction in force")]
+    inputs: PressureInputs
+
+
+class RetentionStatus(Struct, frozen=True):
+    """Evictions since the daemon started."""
+
+    records_evicted: int
+    clock_jump_ms: Annotated[
+        int | None,
+        Meta(
+            description="null, or how far the wall clock jumped (negative: back); time to live then"
+            " evicts nothing until an operator acts"
+        ),
+    ]
+
+
+class ShardStatus(Struct, frozen=True):
+    """A shard. Counters are of its processes since the daemon started."""
+
+    shard: int
+    pid: Annotated[int | None, Meta(description="null while the shard is being restarted")]
+    cpu: int
+    group: int
+    restarts: int
+    heartbeat_age_ms: Annotated[int | None, Meta(description="null before the first one")]
+    ring_bytes: int
+    ring_used_bytes: int
+    connections: int
+    requests_acked: int
+    records_acked: int
+    bytes_acked: Annotated[int, Meta(description="of bodies as they were received")]
+
+
+class GroupStatus(Struct, frozen=True):
+    """A group of shards."""
+
+    group: int
+    shards: list[int]
+    turn: Annotated[int, Meta(description="the shard that uploads next")]
+    backlog_bytes: int
+    last_upload_age_ms: int | None
+    last_change_age_ms: int | None
+    splits: int
+    merges: int
+
+
+class Totals(Struct, frozen=True):
+    """Sums over all shards since the daemon started."""
+
+    requests_acked: int
+    records_acked: int
+    bytes_acked: int
+    rejected: int
+    objects_committed: int
+    orphans_adopted: int
+
+
+class Status(Struct, frozen=True):
+    """What the daemon is doing. Ages are null before the first time."""
+
+    version: str
+    uptime_s: int
+    ready: bool
+    alarms: list[Alarm]
+    incarnation: int
+    epoch: int
+    commits: int
+    store: StoreStatus
+    window_ms: Annotated[float, Meta(description="the commit window in force")]
+    pressure: Pressure
+    memory_bound_bytes: int
+    retention: RetentionStatus
+    shards: list[ShardStatus]
+    groups: list[GroupStatus]
+    totals: Totals
