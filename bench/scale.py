@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.results import ScaleResult
 from daemon.config import Override, load
-from daemon.listeners import open_listeners
+from daemon.listeners import admin_listener, open_listeners
 from daemon.serve import open_config_store, take_directory
 from daemon.supervisor import Supervisor
 from daemon.upkeep.owner import this_owner
@@ -178,6 +178,7 @@ def _ticks_ms(shards: int, folder: Path) -> float:
         supervisor = Supervisor(config, lock_file, owner_log, store, *ledgers)
         stack.enter_context(contextlib.closing(supervisor))
         supervisor.listeners = open_listeners("127.0.0.1", 0, shards)
+        supervisor.admin_listener = stack.enter_context(admin_listener(config.data_dir))
         supervisor.prepare(taken)
         words, layout = supervisor.segment.words, supervisor.layout
         leases = LeaseTable(words, layout)

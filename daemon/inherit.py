@@ -23,6 +23,7 @@ class Inheritance(Struct, frozen=True):
     segment_fd: int
     bell_fds: tuple[int, ...]
     listen_fd: int
+    admin_fd: int
     alive_fd: int
     config: Config
     chaos: str = ""  # the faults that the store is to have, as uploader/stores/faults.py reads them
@@ -30,7 +31,7 @@ class Inheritance(Struct, frozen=True):
     @property
     def fds(self) -> tuple[int, ...]:
         """All descriptors, for ``pass_fds``."""
-        return (self.segment_fd, *self.bell_fds, self.listen_fd, self.alive_fd)
+        return (self.segment_fd, *self.bell_fds, self.listen_fd, self.admin_fd, self.alive_fd)
 
 
 def encode(inheritance: Inheritance) -> str:

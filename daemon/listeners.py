@@ -1,4 +1,5 @@
-"""One listening socket per shard on one address (SO_REUSEPORT), made by the supervisor.
+"""The listening sockets, made by the supervisor: one per shard on one address (SO_REUSEPORT), and
+one Unix socket in the data directory that all shards accept on.
 
 The supervisor keeps them open over a shard's death, so that connections that wait in the dead
 shard's queue are taken by its successor.
@@ -6,7 +7,13 @@ shard's queue are taken by its successor.
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from compaction.access.http_calls import SOCKET_NAME, short_socket_path
 
 BACKLOG = 4096  # connections that may wait for one shard; the kernel caps it at somaxconn
 
@@ -44,3 +51,35 @@ def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
             f"listen = {host}:{port} cannot be used: {reason}; give another --listen HOST:PORT"
         ) from error
     return made
+
+
+@contextmanager
+def admin_listener(data_dir: str) -> Iterator[socket.socket]:
+    """Listens on ``admin.sock`` in the data directory, for this user only; removes it at the end.
+
+    The directory's lock is held, so a socket that is there is a dead daemon's. Raises ListenError.
+    """
+    path = Path(data_dir).resolve() / SOCKET_NAME
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        short, folder = short_socket_path(str(path))
+        try:
+            os.fchmod(listener.fileno(), 0o600)  # before the bind, which gives the file its mode
+            listener.bind(short)
+        finally:
+            if folder is not None:
+                os.close(folder)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ListenError(
+            f"the socket {path} cannot be made: {error.strerror}; give a --data directory whose"
+            " file system has Unix sockets"
+        ) from error
+    try:
+        yield listener
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from daemon import logs, memory
 from daemon.config import Config
-from daemon.listeners import ListenError, open_listeners
+from daemon.listeners import ListenError, admin_listener, open_listeners
 from daemon.lockwatch import LedgerWatch
 from daemon.supervisor import TICK_S, Supervisor
 from daemon.upkeep.owner import LOCK_NAME, OtherHistory, this_owner
@@ -136,6 +136,7 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         supervisor = Supervisor(config, lock_file, owner_log, store, told, kept, copied)
         stack.enter_context(contextlib.closing(supervisor))
         supervisor.listeners = listeners
+        supervisor.admin_listener = stack.enter_context(admin_listener(config.data_dir))
         supervisor.chaos = chaos
         supervisor.prepare(taken)
         parts = memory.bounds(config)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from daemon import inherit, logs
+from daemon.api.admin import AdminRoutes
 from daemon.api.plan_routes import PlanRoutes
 from daemon.api.routes import Api
 from daemon.api.status import Status
@@ -115,6 +116,7 @@ class Shard:
         self._base = self.segment.layout.shard(self.shard)
         self._bells = Doorbells(inheritance.bell_fds)
         self._listener = socket.socket(fileno=inheritance.listen_fd)
+        self._admin_listener = socket.socket(fileno=inheritance.admin_fd)
         self._alive_fd = inheritance.alive_fd
         self._lock_file = LockFile(Path(config.data_dir) / "lock")
         if not self._lock_file.try_share(locks.SHARDS):
@@ -200,6 +202,7 @@ class Shard:
         self.api = Api(
             self.catalog, self._producer, self.reader, Status(self.segment, config),
             PlanRoutes(self.catalog, l0, config),
+            AdminRoutes(self.segment, self.shard, self._bells, self._leases, l0, config),
         )  # fmt: skip
         self._http_limits = HttpLimits(body_bytes_max=config.body_bytes_max)
         self._server = Server()
@@ -222,6 +225,7 @@ class Shard:
         self._loop.add_reader(self._alive_fd, self._orphaned)
         self._loop.add_reader(self._bells.fds[self.shard], self._rung)
         await self._server.start(self.api, "", 0, self._http_limits, sock=self._listener)
+        await self._server.listen_on(self._admin_listener)
         self._heartbeat()
         self._words[self._base + at.S_READY] = 1
         self._rung()
@@ -319,6 +323,7 @@ class Shard:
     def _rung(self) -> None:
         self._bells.clear(self.shard)
         self._producer.look_at_gate()
+        self.api.admin.rung()
         self._follower.follow()
         self._uploads.committed_moved()
         for lease in adopt_orphans(self._leases, self._lock_file, self.shard, monotonic_ns()):

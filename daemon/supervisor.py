@@ -107,6 +107,7 @@ class Supervisor:
         self._notify = Notifier.take(os.environ, os.getpid())
         self._alive_read, self._alive_write = os.pipe()
         self.listeners: list[socket.socket] = []
+        self.admin_listener: socket.socket
         self.chaos = ""
         cpus = sorted(os.sched_getaffinity(0))
         self.children = [Child(s, cpus[s % len(cpus)]) for s in range(config.shards)]
@@ -205,7 +206,7 @@ class Supervisor:
         self._words[at.G_WINDOW_NS] = 0
         self._words[at.G_DRAINING] = 1
         self.bells.ring_all(range(self.config.shards))
-        for listener in self.listeners:
+        for listener in (*self.listeners, self.admin_listener):
             listener.close()
 
     def _reload(self) -> None:
@@ -238,6 +239,7 @@ class Supervisor:
             segment_fd=self.segment.fd,
             bell_fds=self.bells.fds,
             listen_fd=self.listeners[child.shard].fileno(),
+            admin_fd=self.admin_listener.fileno(),
             alive_fd=self._alive_read,
             config=self.config,
             chaos=self.chaos,

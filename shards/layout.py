@@ -11,7 +11,8 @@ global: incarnation,   supervisor
 epoch, draining, log
 level, deaths, door
 global: owned, entry   supervisor's owner thread
-number, superseded
+number, superseded,
+backed up
 global: age offset     supervisor
 global: clock, records supervisor's retention thread
 evicted
@@ -67,6 +68,8 @@ G_OWNED_SENT_NS = 8 * LINE_WORDS
 G_SUPERSEDED = G_OWNED_SENT_NS + 1
 G_ENTRY_NUMBER = G_OWNED_SENT_NS + 2
 G_OWNED_CLOCKS_NS = G_OWNED_SENT_NS + 3  # at that sending (uploader/ownership/ownership.py)
+# Since the boot: an accepted entry covers the ledger as it was then.
+G_BACKED_UP_NS = G_OWNED_SENT_NS + 4
 G_EVICTED = 9 * LINE_WORDS  # the catalog version of the last eviction or trim
 G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
 G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
@@ -91,6 +94,7 @@ S_CPU = S_PID + 2
 S_LEASE_COUNTER = 6 * LINE_WORDS
 S_REQUEST_ID = S_LEASE_COUNTER + 1
 S_ENTRY_WANTED_NS = S_LEASE_COUNTER + 2
+S_BACKUP_WANTED_NS = S_LEASE_COUNTER + 3  # until G_BACKED_UP_NS is as late
 # Counters of a shard: only it adds to them, and they outlive its restarts.
 S_REQUESTS_ACKED = 7 * LINE_WORDS
 S_RECORDS_ACKED = S_REQUESTS_ACKED + 1

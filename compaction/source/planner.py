@@ -17,8 +17,21 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from compaction.source.errors import PlannerRefused, SourceError, TopicRecreated, TopicUnknown
-from compaction.source.http_calls import ONCE, call
+from compaction.access.http_calls import (
+    ONCE,
+    TIMEOUT_S,
+    WAITS_S,
+    DaemonRefused,
+    DaemonUnreachable,
+    call,
+)
+from compaction.source.errors import (
+    PlannerRefused,
+    PlannerUnreachable,
+    SourceError,
+    TopicRecreated,
+    TopicUnknown,
+)
 from compaction.source.plan import LEASE_MS, Page, PlanInvalid, fill, finished, wanted
 from compaction.source.schemas import Plan, PlanRequest, PlanStore
 from ledger.ages import Clocks
@@ -85,6 +98,24 @@ def plan(planner: Planner, request: PlanRequest, ids: Mapping[str, int]) -> list
     return pages
 
 
+def ask_daemon(
+    url: str,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    *,
+    waits_s: tuple[float, ...] = WAITS_S,
+    timeout_s: float = TIMEOUT_S,
+) -> bytes:
+    """The body of a good answer. Raises PlannerRefused and PlannerUnreachable."""
+    try:
+        return call(url, method, path, body, waits_s=waits_s, timeout_s=timeout_s)
+    except DaemonRefused as error:
+        raise PlannerRefused(error.status, error.code, error.message) from error
+    except DaemonUnreachable as error:
+        raise PlannerUnreachable(str(error)) from error
+
+
 class DaemonPlanner(Struct, frozen=True):
     """The daemon at ``url``."""
 
@@ -93,7 +124,7 @@ class DaemonPlanner(Struct, frozen=True):
     def state(self, topic: str) -> TopicState:
         try:
             return msgspec.json.decode(
-                call(self.url, "GET", f"/v0/topics/{quote(topic, safe='')}"), type=TopicState
+                ask_daemon(self.url, "GET", f"/v0/topics/{quote(topic, safe='')}"), type=TopicState
             )
         except PlannerRefused as error:
             if error.status == 404:
@@ -102,7 +133,7 @@ class DaemonPlanner(Struct, frozen=True):
 
     def page(self, request: PlanRequest) -> Plan:
         try:
-            body = call(self.url, "POST", "/v0/plans", msgspec.json.encode(request))
+            body = ask_daemon(self.url, "POST", "/v0/plans", msgspec.json.encode(request))
         except PlannerRefused as error:
             if error.code == "unknown_topic":
                 raise TopicUnknown(_named(error, request.topics), self.url) from error
@@ -111,7 +142,9 @@ class DaemonPlanner(Struct, frozen=True):
 
     def renew(self, lease: str) -> bool:
         try:
-            call(self.url, "PUT", f"/v0/plans/{lease}", waits_s=ONCE, timeout_s=RENEW_TIMEOUT_S)
+            ask_daemon(
+                self.url, "PUT", f"/v0/plans/{lease}", waits_s=ONCE, timeout_s=RENEW_TIMEOUT_S
+            )
         except PlannerRefused as error:
             if error.status == 404:
                 return False
@@ -120,7 +153,9 @@ class DaemonPlanner(Struct, frozen=True):
 
     def end(self, lease: str) -> None:
         try:
-            call(self.url, "DELETE", f"/v0/plans/{lease}", waits_s=ONCE, timeout_s=RENEW_TIMEOUT_S)
+            ask_daemon(
+                self.url, "DELETE", f"/v0/plans/{lease}", waits_s=ONCE, timeout_s=RENEW_TIMEOUT_S
+            )
         except PlannerRefused as error:
             if error.status != 404:
                 raise
@@ -129,7 +164,7 @@ class DaemonPlanner(Struct, frozen=True):
         asked = {"partition": partition, "from_ts": timestamp_ms, "limit": 1}
         path = f"/v0/topics/{quote(topic.topic, safe='')}/diff"
         answer = msgspec.json.decode(
-            call(self.url, "POST", path, msgspec.json.encode(asked)), type=_FirstRecord
+            ask_daemon(self.url, "POST", path, msgspec.json.encode(asked)), type=_FirstRecord
         )
         _check_id(topic.topic, answer.topic_id, topic.topic_id)
         return answer.records[0].seq if answer.records else answer.next_from_seq + 1

@@ -32,9 +32,8 @@ from compaction.parquet.row_builder import ExtentBytes, RowBuilder
 from compaction.parquet.rows import Rows
 from compaction.place import Place
 from compaction.source.errors import DataLoss, SourceError, TopicRecreated
-from compaction.source.http_calls import call
 from compaction.source.plan import LEASE_MS, RECOVERY
-from compaction.source.planner import DaemonPlanner, Planner, plan
+from compaction.source.planner import DaemonPlanner, Planner, ask_daemon, plan
 from compaction.source.read_tasks import CompactedRange, OffsetRange, ReadTask, losses, tasks_of
 from compaction.source.rows import DiffRow, of_diff, of_row_range, of_table, sliced
 from compaction.source.schemas import PlanRequest
@@ -242,7 +241,7 @@ class Reader:
                 "topic_id": wanted.topic_id,
             }  # fmt: skip
             answer = _decode_answer(
-                call(self._planner.url, "POST", path, msgspec.json.encode(asked))
+                ask_daemon(self._planner.url, "POST", path, msgspec.json.encode(asked))
             )
             gap = answer.tombstone
             if gap is not None and gap.reason == RECREATED:

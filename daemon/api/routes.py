@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from compaction.parquet.file_bytes import LakeFileDamaged
+from daemon.api.admin import AdminRoutes
 from daemon.api.errors import ApiError, invalid
 from daemon.api.openapi import DOCUMENT as OPENAPI
 from daemon.api.plan_routes import PlanRoutes
@@ -57,7 +58,7 @@ class Api:
 
     def __init__(
         self, catalog: Catalog, producer: Producer, reader: DiffReader, status: Status,
-        plans: PlanRoutes,
+        plans: PlanRoutes, admin: AdminRoutes,
     ) -> None:  # fmt: skip
         self._catalog = catalog
         self._producer = producer
@@ -65,6 +66,7 @@ class Api:
         self._status = status
         self._topics = TopicRoutes(catalog)
         self._plans = plans
+        self.admin = admin
         self._tasks: set[asyncio.Task[None]] = set()
         self._fixed: dict[str, dict[str, Callable[[Request], Handled]]] = {
             "/livez": {"GET": self._live},
@@ -73,6 +75,10 @@ class Api:
             "/v0/status": {"GET": self._get_status},
             "/v0/topics": {"GET": self._topics.list},
             "/v0/plans": {"POST": plans.post},
+            "/v0/admin/await_backup": {"POST": admin.await_backup},
+            "/v0/admin/live_leases": {"GET": admin.live_leases},
+            "/v0/admin/settled_commits": {"GET": admin.settled_commits},
+            "/v0/admin/lake": {"GET": admin.lake},
         }
 
     def route(self, head: Head) -> Route:

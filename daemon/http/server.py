@@ -40,7 +40,7 @@ class Server:
         self.now_ns = monotonic_ns()
         self.tick_ns = 0
         self._wheel: Wheel[Connection] = Wheel(_WHEEL_SLOTS)
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
         self._drained: list[asyncio.Future[None]] = []
@@ -66,9 +66,9 @@ class Server:
     @property
     def port(self) -> int:
         """The port that is listened on. Raises RuntimeError when the server does not listen."""
-        if self._listener is None or not self._listener.sockets:
+        if not self._listeners or not self._listeners[0].sockets:
             raise RuntimeError("the HTTP server does not listen")
-        return int(self._listener.sockets[0].getsockname()[1])
+        return int(self._listeners[0].sockets[0].getsockname()[1])
 
     async def start(
         self,
@@ -90,20 +90,29 @@ class Server:
             self.limits = limits
         self.tick_ns = self.check_period_ms * 1_000_000 // _WHEEL_SLOTS
         if sock is None:
-            self._listener = await self._loop.create_server(
+            listener = await self._loop.create_server(
                 lambda: Connection(self), host, port, reuse_port=reuse_port, backlog=_LISTEN_BACKLOG
             )
         else:
-            self._listener = await self._loop.create_server(
+            listener = await self._loop.create_server(
                 lambda: Connection(self), sock=sock, backlog=_LISTEN_BACKLOG
             )
+        self._listeners.append(listener)
         self._tick()
 
+    async def listen_on(self, sock: socket.socket) -> None:
+        """Serves on a Unix socket too, which listens already; after ``start``."""
+        self._listeners.append(
+            await self._loop.create_unix_server(
+                lambda: Connection(self), sock=sock, backlog=_LISTEN_BACKLOG
+            )
+        )
+
     def stop_accepting(self) -> None:
-        """Closes the listener. Connections that are there go on."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        """Closes the listeners. Connections that are there go on."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
 
     def drain(self) -> None:
         """From now on every connection ends with its last outstanding answer."""

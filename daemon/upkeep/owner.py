@@ -86,7 +86,9 @@ class OwnerThread:
     ) -> None:
         self._words = segment.words
         layout = segment.layout
-        self._wanted_at = [layout.shard(s) + at.S_ENTRY_WANTED_NS for s in range(layout.shards)]
+        shards = [layout.shard(shard) for shard in range(layout.shards)]
+        self._wanted_at = [shard + at.S_ENTRY_WANTED_NS for shard in shards]
+        self._backup_wanted_at = [shard + at.S_BACKUP_WANTED_NS for shard in shards]
         self._bells = bells
         self._bell = bells.owner
         self._log = owner_log
@@ -97,6 +99,7 @@ class OwnerThread:
         self._incarnation = 0
         self._told = Mark()
         self._unsure: Entry | None = None  # sent, and its fate is not known
+        self._read_ns = 0  # before the ledger was read for that entry
         self._asked = False  # by a start that wants to know whether we live
         self._to_name: Image | None = None
         self.named: Image | None = None  # the last image that an accepted entry named
@@ -191,6 +194,8 @@ class OwnerThread:
             return True
         if any(self._words[index] > sent_ns for index in self._wanted_at):
             return True
+        if self._is_awaited():
+            return True
         if self._words[at.G_COMMITS] > self._told.commit_number:
             return True
         try:
@@ -198,6 +203,11 @@ class OwnerThread:
         except LedgerError as error:
             log.debug("the ledger cannot be looked at: %s", error)
             return True  # the entry that is due then raises the alarm
+
+    def _is_awaited(self) -> bool:
+        """Whether a request waits for an entry that covers what it wrote."""
+        backed_up_ns = self._words[at.G_BACKED_UP_NS]
+        return any(self._words[index] > backed_up_ns for index in self._backup_wanted_at)
 
     def _put(self, kind: Literal["entry", "release"]) -> None:
         """Sends what is new; first what was sent before and may have been kept.
@@ -210,12 +220,14 @@ class OwnerThread:
                 return
         number = self._ownership.number
         names = self._to_name
+        read_ns = boottime_ns()
         try:
             mark, changes = self._ledger.changes_since(self._told)
         except LedgerError as error:
             self._alarms.raise_(AlarmKind.LEDGER_FAILING, str(error), monotonic_ns())
             raise
         self._alarms.clear(AlarmKind.LEDGER_FAILING)
+        self._read_ns = read_ns
         self._send(self._log.entry(self._incarnation, number, kind, mark, changes, names))
 
     def _send(self, entry: Entry) -> None:
@@ -248,5 +260,9 @@ class OwnerThread:
         self._told = entry.mark
         tell_sent(self._words, self._ownership.sent)
         self._words[at.G_ENTRY_NUMBER] = entry.number
+        awaited = self._is_awaited()
+        self._words[at.G_BACKED_UP_NS] = self._read_ns
+        if awaited:
+            self._bells.ring_all(range(self._bells.owner))
         if entry.names is not None:
             self._to_name, self.named = None, entry.names

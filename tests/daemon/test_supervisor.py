@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from daemon.config import Override, load
-from daemon.listeners import open_listeners
+from daemon.listeners import admin_listener, open_listeners
 from daemon.lockwatch import LOCK_LIMITS
 from daemon.supervisor import BACKOFF_TICKS, Child, Supervisor
 from daemon.upkeep.owner import LOCK_NAME, this_owner
@@ -70,6 +70,7 @@ class Rig:
         )
         stack.enter_context(closing(self.supervisor))
         self.supervisor.listeners = open_listeners("127.0.0.1", 0, 1)
+        self.supervisor.admin_listener = stack.enter_context(admin_listener(str(data)))
         self.supervisor.prepare(self.log.take(take_over=False))
         self.supervisor._owner.start()
         stack.callback(self.supervisor._owner.release)

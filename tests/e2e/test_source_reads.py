@@ -342,7 +342,7 @@ def test_a_folder_that_is_no_data_directory_is_named(daemon: Daemon, tmp_path: P
 
 
 def test_a_daemon_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compaction.source.http_calls.time.sleep", lambda _: None)
+    monkeypatch.setattr("compaction.access.http_calls.time.sleep", lambda _: None)
     reader = HeadgateReader(parse({"url": "http://127.0.0.1:1", "subscribe": "t"}, "batch"))
     with pytest.raises(SourceError, match=r"http://127\.0\.0\.1:1 does not answer"):
         reader.partitions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,6 +19,7 @@ from ledger.log.entry import Entry, Owner, entry_key
 from ledger.types import TopicConfig
 from shards import layout as at
 from shards.alarms import AlarmKind, raised
+from shards.clock import boottime_ns
 from shards.doorbell import Doorbells
 from shards.layout import Layout
 from shards.segment import Segment
@@ -284,3 +286,35 @@ def test_a_copy_of_a_directory_is_another_owner(tmp_path: Path) -> None:
     assert this_owner(str(tmp_path / "data")).same_directory(mine)
     copy = this_owner(str(tmp_path / "copy"))
     assert not copy.same_directory(mine) and not copy.before_a_boot(mine)
+
+
+def test_who_waits_for_a_backup_gets_an_entry_that_covers_what_was_written_before(
+    rig: Rig,
+) -> None:
+    rig.own()
+    first_ns = rig.words[at.G_BACKED_UP_NS]
+    assert first_ns > 0, "the first entry covers what was there"
+    mark = rig.ledger.mark()  # nothing new is to be told, and the waiter gets an entry all the same
+    asked_ns = boottime_ns()
+    rig.words[rig.segment.layout.shard(0) + at.S_BACKUP_WANTED_NS] = asked_ns
+    rig.bells.ring(rig.bells.owner)
+    wait_until(lambda: rig.words[at.G_BACKED_UP_NS] >= asked_ns, "the entry")
+    assert rig.entries()[-1].mark == mark and len(rig.entries()) == 2
+    wait_until(
+        lambda: select.select([rig.bells.fds[0]], [], [], 0)[0], "the shard that waits to be rung"
+    )
+    rig.owner.release()
+
+
+def test_an_entry_that_was_read_before_the_waiter_asked_does_not_cover_it(rig: Rig) -> None:
+    rig.own()
+    rig.store.fail_lost = 10**9
+    rig.news("a")
+    wait_until(lambda: rig.store.fail_lost < 10**9, "an entry to be sent")
+    asked_ns = boottime_ns()
+    mark = rig.news("b")
+    rig.words[rig.segment.layout.shard(0) + at.S_BACKUP_WANTED_NS] = asked_ns
+    rig.store.fail_lost = 0
+    wait_until(lambda: rig.words[at.G_BACKED_UP_NS] >= asked_ns, "an entry that covers")
+    assert rig.entries()[-1].mark == mark and rig.words[at.G_ENTRY_NUMBER] == 3
+    rig.owner.release()

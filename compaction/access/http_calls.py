@@ -1,0 +1,173 @@
+"""Calls on a daemon: JSON over HTTP, by TCP or by its Unix socket, with bounded patience.
+
+The standard library only, so that Spark's driver and executors have it. Every call made here may
+be repeated (it reads, or changes nothing the second time), so a lost connection, 429 and 503 are
+tried again: a daemon that restarts ends no stream and no compaction. The command line's client for
+producing and reading is ``commands/client.py``.
+
+A daemon's *address* is its URL, like http://HOST:7440, or ``unix:PATH`` of its Unix socket.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+UNIX = "unix:"
+SOCKET_NAME = "admin.sock"  # in the data directory
+SOCKET_PATH_BYTES_MAX = 107  # of sockaddr_un, less its last byte
+TIMEOUT_S = 35.0  # a page of a plan takes a second or two
+# 0.2 s doubled up to 5 s: some 20 s in all, which a daemon's restart takes less of.
+WAITS_S = (0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0)
+ONCE: tuple[float, ...] = ()
+
+
+class DaemonRefused(Exception):
+    """The daemon answered with an error: its HTTP status, code, sentence and operands."""
+
+    def __init__(self, status: int, code: str, message: str, detail: dict[str, Any]) -> None:
+        super().__init__(f"the daemon refused ({status} {code}): {message}")
+        self.status = status
+        self.code = code
+        self.message = message
+        self.detail = detail
+
+
+class DaemonUnreachable(Exception):
+    """Nothing answers at the address, or what answers is not a daemon."""
+
+
+class _Error(Struct):
+    code: str = ""
+    message: str = ""
+    detail: dict[str, Any] = {}
+
+
+class _ErrorBody(Struct):
+    error: _Error
+
+
+def socket_address(data_dir: str) -> str:
+    """The address of the daemon that has this data directory, if one runs."""
+    return UNIX + os.path.join(data_dir, SOCKET_NAME)
+
+
+def answers(address: str) -> bool:
+    """Whether something listens there; for sockets of data directories."""
+    try:
+        _connected(address.removeprefix(UNIX), TIMEOUT_S).close()
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _unreachable(address, "CONNECT", "", error) from error
+    return True
+
+
+def call(
+    address: str,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    *,
+    waits_s: tuple[float, ...] = WAITS_S,
+    timeout_s: float = TIMEOUT_S,
+) -> bytes:
+    """The body of a good answer. Raises DaemonRefused and DaemonUnreachable."""
+    for wait_s in (*waits_s, None):
+        try:
+            return _attempt(address, method, path, body, timeout_s)
+        except DaemonUnreachable:
+            if wait_s is None:
+                raise
+        except DaemonRefused as error:
+            if wait_s is None or error.status not in (429, 503):
+                raise
+        time.sleep(wait_s)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def short_socket_path(path: str) -> tuple[str, int | None]:
+    """A path for ``bind`` and ``connect``, and a descriptor to close after the call.
+
+    The kernel takes 107 bytes. A longer path goes by a descriptor of its directory.
+    """
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+        return path, None
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
+    return f"/proc/self/fd/{folder}/{os.path.basename(path)}", folder
+
+
+def _connected(path: str, timeout_s: float) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    folder = None
+    try:
+        made.settimeout(timeout_s)
+        short, folder = short_socket_path(path)
+        made.connect(short)
+    except BaseException:
+        made.close()
+        raise
+    finally:
+        if folder is not None:
+            os.close(folder)
+    return made
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def connect(self) -> None:
+        self.sock = _connected(self._path, self._timeout_s)
+
+
+def _connection(address: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+    """A connection, and what comes before each path."""
+    if address.startswith(UNIX):
+        return _UnixConnection(address.removeprefix(UNIX), timeout_s), ""
+    parts = urlsplit(address)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname or "", parts.port, timeout=timeout_s), parts.path.rstrip("/")
+
+
+def _attempt(address: str, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    try:
+        connection, prefix = _connection(address, timeout_s)
+        try:
+            connection.request(method, prefix + path, body, headers)
+            answer = connection.getresponse()
+            status, data = answer.status, answer.read()
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _unreachable(address, method, path, error) from error
+    if status < 400:
+        return data
+    try:
+        refused = msgspec.json.decode(data, type=_ErrorBody).error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DaemonUnreachable(
+            f"{address} answers {method} {path} with {status} and no error in Headgate's form: what"
+            " listens there is not a Headgate daemon"
+        ) from error
+    raise DaemonRefused(status, refused.code, refused.message, refused.detail)
+
+
+def _unreachable(address: str, method: str, path: str, error: Exception) -> DaemonUnreachable:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return DaemonUnreachable(
+        f"the daemon at {address} does not answer {method} {path}: {reason}; is it running, and"
+        " reachable from the machine that says this?"
+    )

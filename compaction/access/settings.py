@@ -1,0 +1,30 @@
+"""What a compaction must know of its daemon: where objects, tables and catalog are, and limits."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from compaction.place import Place
+
+
+class LakeSettings(Struct, frozen=True):
+    """The answer of ``GET /v0/admin/lake``; without a daemon, the same from the configuration.
+
+    ``catalog_uri`` None is the default catalog, whose pointers the owner of the ledger keeps
+    (``ledger_access.py``). Passwords are not told.
+    """
+
+    data_dir: str
+    store_url: str
+    s3_endpoint_url: str | None = None
+    s3_region: str | None = None
+    lake_url: str = ""
+    catalog_uri: str | None = None
+    catalog_name: str | None = None
+    run_bytes_max: int = 0
+    pid: int | None = None  # of the daemon
+
+    @property
+    def place(self) -> Place:
+        """Where L0 and the lake are."""
+        return Place(self.store_url, self.s3_endpoint_url, self.s3_region, self.lake_url)

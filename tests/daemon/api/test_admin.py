@@ -1,0 +1,77 @@
+"""The admin API of a real daemon, over TCP and over the socket in its data directory."""
+
+from __future__ import annotations
+
+import json
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from compaction.access.http_calls import (
+    ONCE,
+    SOCKET_NAME,
+    DaemonRefused,
+    DaemonUnreachable,
+    answers,
+    call,
+    socket_address,
+)
+from compaction.access.via_daemon import ViaDaemon
+from tests.e2e.daemon import running, wait_until
+from uploader.stores import open_store
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def test_the_socket_in_the_data_directory_is_this_users_only_and_goes_with_the_daemon(
+    data: Path,
+) -> None:
+    address = socket_address(str(data))
+    assert not answers(address)
+    with running(data) as daemon:
+        mode = (data / SOCKET_NAME).stat().st_mode
+        assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
+        by_socket = ViaDaemon(address).settings
+        assert by_socket == ViaDaemon(daemon.url).settings
+        assert (by_socket.pid, by_socket.data_dir) == (daemon.process.pid, str(data))
+        assert json.loads(call(address, "GET", "/v0/status"))["ready"]
+        with pytest.raises(DaemonRefused, match="404 not_found"):
+            call(address, "GET", "/v0/admin/nothing", waits_s=ONCE)
+        daemon.kill_everything()
+    assert (data / SOCKET_NAME).exists() and not answers(address)
+    with running(data):  # the dead daemon's socket is replaced
+        assert answers(address)
+    assert not (data / SOCKET_NAME).exists()
+    with pytest.raises(DaemonUnreachable, match="is it running"):
+        call(address, "GET", "/v0/status", waits_s=ONCE)
+
+
+def test_a_data_directory_with_a_long_name_has_its_socket_too(data: Path) -> None:
+    deep = data / ("d" * 120)
+    deep.mkdir(parents=True)
+    with running(deep):
+        assert ViaDaemon(socket_address(str(deep))).settings.data_dir == str(deep)
+
+
+def test_a_catalogs_password_is_not_told(data: Path) -> None:
+    uri = "postgresql://lake:secret@127.0.0.1/lake"
+    with running(data, settings={"catalog_uri": uri}) as daemon:
+        assert ViaDaemon(daemon.url).settings.catalog_uri == "postgresql://lake@127.0.0.1/lake"
+
+
+@pytest.mark.slow
+def test_a_backup_that_is_awaited_covers_what_was_written_before(data: Path) -> None:
+    with running(data, shards=2) as daemon:
+        access = ViaDaemon(socket_address(str(data)))
+        assert access.live_leases() == []
+        assert daemon.produce("t", 1).status == 200
+        wait_until(lambda: access.settled_commits() == 1, "all shards to follow the commit")
+        with closing(open_store(f"file://{data}/store")) as store:
+            before = [head.key for head in store.list("ledger/")]
+            access.await_backup()
+            assert len([head.key for head in store.list("ledger/")]) > len(before)
