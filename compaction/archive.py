@@ -18,6 +18,11 @@ NAME = "headgate-spark.zip"
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 
+def is_local(master: str) -> bool:
+    """Whether this master runs everything in the driver's machine."""
+    return master == "local" or master.startswith("local[")
+
+
 def build_archive(archive: Path) -> Path:
     """Writes the archive, whole or not at all, and returns its path.
 

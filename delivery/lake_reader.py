@@ -22,8 +22,7 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequen
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-from compaction.parquet import blocks as l1_blocks
-from compaction.parquet import reader as l1
+from compaction.parquet import blocks, reader
 from compaction.parquet.file_bytes import keep_pyarrow_small
 from compaction.parquet.merge import EVER_MS, RECORDS_AT_ONCE, NeedFooter, NeedRows, merged
 from compaction.parquet.reader import Footer
@@ -141,16 +140,16 @@ class LakeReader:
 
     async def _footer(self, need: NeedFooter) -> Footer:
         def read() -> Footer:
-            return l1.read_footer(self._opened(), need.path, need.size_bytes)
+            return reader.read_footer(self._opened(), need.path, need.size_bytes)
 
-        tail_bytes = min(need.size_bytes, l1.TAIL_BYTES)
+        tail_bytes = min(need.size_bytes, reader.TAIL_BYTES)
         return await self._once(need.path, self._footers, read, tail_bytes)
 
     async def _rows_of(self, need: NeedRows) -> Rows:
         footer, group = need
 
         def read() -> Rows:
-            return l1_blocks.open_rows(footer, group)
+            return blocks.open_rows(footer, group)
 
         return await self._once((footer.path, group.index), self._rows, read, group.length)
 

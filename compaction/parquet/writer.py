@@ -30,8 +30,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from compaction.parquet.spill import Spill
 from compaction.place import Place
-from compaction.run.chunk_sort import local_file
 from compaction.tables.schema import RANGES_KEY, RUN_KEY, TOPIC_ID_KEY, Column, arrow_schema
 from ledger.lake.types import LakeRange, NewFile
 
@@ -45,7 +45,6 @@ ROW_GROUP_ROWS = 65_536
 OPEN_DAYS_MAX = 8  # on S3 each holds the parts of an upload, 10 MiB or so
 PENDING_BYTES_MAX = 64 * MIB  # rows that wait for a row group, over all open days
 SYNC_THREADS = 4
-SPILL_BYTES = 32 * MIB  # rows that are sorted by day at a time
 
 _PLAIN = frozenset({"data", "meta", "offset", "timestamp", "data_is_base64"})
 _NO_STATISTICS = frozenset({"data", "meta"})
@@ -168,7 +167,7 @@ class TopicWriter:
         self._file_bytes_max = file_bytes_max
         self._next_number = first_number
         self._days: dict[int, _Day] = {}
-        self._spill: _Spill | None = None
+        self._spill: Spill | None = None
         self._written: list[WrittenFile] = []
 
     def write(self, piece: pa.Table, shares: PartitionSizes) -> None:
@@ -179,7 +178,7 @@ class TopicWriter:
             open_day = self._days.get(day)
             if open_day is None and len(self._days) >= OPEN_DAYS_MAX:
                 if self._spill is None:
-                    self._spill = _Spill(self._schema)
+                    self._spill = Spill(self._schema)
                 self._spill.add(day, part, ranges)
                 continue
             if open_day is None:
@@ -401,51 +400,3 @@ def _ranges(rows: pa.Table, times: pa.ChunkedArray, left: PartitionSizes) -> lis
         )
         start += count
     return found
-
-
-class _Spill:
-    """Rows of many days in a local file, which nobody else sees and which goes with this object."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._file = local_file("headgate-days-")
-        self._writer = pa.ipc.new_file(pa.PythonFile(self._file, mode="w"), schema)
-        self._waiting: dict[int, list[tuple[pa.Table, list[LakeRange]]]] = {}
-        self._waiting_bytes = 0
-        self._batches = 0
-        self._places: dict[int, list[tuple[int, list[LakeRange]]]] = {}
-
-    def add(self, day: int, rows: pa.Table, ranges: list[LakeRange]) -> None:
-        self._waiting.setdefault(day, []).append((rows, ranges))
-        self._waiting_bytes += rows.nbytes
-        if self._waiting_bytes >= SPILL_BYTES:
-            self._write()
-
-    def _write(self) -> None:
-        for day, parts in self._waiting.items():
-            rows = pa.concat_tables([part for part, _ in parts]).combine_chunks()
-            ranges = [each for _, some in parts for each in some]
-            for batch in rows.to_batches():
-                self._writer.write_batch(batch)
-                self._places.setdefault(day, []).append((self._batches, ranges))
-                self._batches += 1
-                ranges = []
-        self._waiting.clear()
-        self._waiting_bytes = 0
-
-    def days(self) -> Iterator[tuple[int, Iterator[tuple[pa.Table, list[LakeRange]]]]]:
-        """Each day with its rows in their order."""
-        self._write()
-        self._writer.close()
-        self._file.flush()
-        reader = pa.ipc.open_file(pa.PythonFile(self._file, mode="r"))
-        for day in sorted(self._places):
-            yield (
-                day,
-                (
-                    (pa.Table.from_batches([reader.get_batch(index)]), ranges)
-                    for index, ranges in self._places[day]
-                ),
-            )
-
-    def close(self) -> None:
-        self._file.close()

@@ -11,22 +11,15 @@ The file is in Spark's local directory where there is one, and goes with the pro
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import IO, Generic, NamedTuple, TypeVar
 
+from compaction.parquet.spill import local_file
+
 MEMORY_BYTES = 64 << 20
 
 K = TypeVar("K", bound=tuple[int, ...])
-
-
-def local_file(prefix: str) -> IO[bytes]:
-    """A file without a name in Spark's local directory, else in the usual temporary one."""
-    folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
-    if not os.path.isdir(folder):
-        folder = tempfile.gettempdir()
-    return tempfile.TemporaryFile(prefix=prefix, dir=folder)
 
 
 class _Place(NamedTuple):

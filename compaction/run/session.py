@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compaction.archive import NAME as ARCHIVE_NAME
-from compaction.archive import build_archive
+from compaction.archive import build_archive, is_local
 from compaction.run.java import Java, find_java
 
 if TYPE_CHECKING:
@@ -75,11 +75,6 @@ class SparkFailed(Exception):
             lines = []  # it did not come as far as a log
         told = "".join(f"\n  {line}" for line in lines[-LOG_LINES_TOLD:])
         super().__init__(f"Spark did not start: {cause}{told}")
-
-
-def is_local(master: str) -> bool:
-    """Whether this master runs everything in the driver's machine."""
-    return master == "local" or master.startswith("local[")
 
 
 @contextmanager

@@ -13,11 +13,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from msgspec import Struct
 from pyspark import SparkContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import (
@@ -31,35 +28,19 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from compaction.place import Place
-from compaction.run.session import is_local
-from compaction.source.bounds import bounds, lose
+from compaction.archive import is_local
+from compaction.source.bounds import bounds
 from compaction.source.errors import SourceError
 from compaction.source.lease import keep_for_a_batch
 from compaction.source.options import OptionError, Options, parse
-from compaction.source.planner import DaemonPlanner, LedgerPlanner, Planner, TopicState, plan
-from compaction.source.read_tasks import ReadTask, losses, tasks_of
-from compaction.source.reader import Reader
+from compaction.source.partitions import FirstAtTime, partitions_of, planner_of, read_partition
+from compaction.source.planner import plan
 from compaction.source.rows import DDL
-from compaction.source.schemas import Offsets, Plan, PlanRequest, PlanStore
-from ledger.types import PartitionState
+from compaction.source.schemas import Offsets, PlanRequest
+from compaction.source.stream import HeadgateStreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from compaction.source.stream import HeadgateStreamReader
-
-FIRST_LOOKS = 16  # extents or files that are looked at for a time; further ones in a next look
-_MICROSECONDS = 1000
-
-
-class TaskPartition(InputPartition):
-    """One task, as Spark carries it to an executor."""
-
-    def __init__(self, task: ReadTask, place: Place) -> None:
-        super().__init__(None)
-        self.task = task
-        self.place = place
 
 
 class HeadgateDataSource(DataSource):
@@ -80,8 +61,6 @@ class HeadgateDataSource(DataSource):
         return HeadgateReader(parse(self.options, "batch"))
 
     def streamReader(self, schema: StructType) -> HeadgateStreamReader:  # noqa: N802  # pyspark's
-        from compaction.source.stream import HeadgateStreamReader
-
         _check_schema(schema)
         return HeadgateStreamReader(parse(self.options, "stream"))
 
@@ -118,93 +97,6 @@ class HeadgateReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(self._options, partition)
-
-
-def read_partition(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """A task's rows; Spark makes a partition without a task where there is nothing to read."""
-    if isinstance(partition, TaskPartition):
-        reader = Reader(
-            partition.place, planner_of(options), fail_on_data_loss=options.fail_on_data_loss
-        )
-        yield from reader.read(partition.task)
-
-
-def partitions_of(options: Options, pages: list[Plan]) -> Iterator[TaskPartition]:
-    """Spark's partitions of a plan, its losses told first."""
-    for page in pages:
-        for loss in losses(page):
-            lose(loss, fail=options.fail_on_data_loss)
-    tasks_min = max(1, options.min_partitions // len(pages))
-    for page in pages:
-        store = page.store
-        place = Place(store.url, store.endpoint_url, store.region, store.lake_url)
-        for task in tasks_of(
-            page, bytes_max=options.max_bytes_per_partition, tasks_min=tasks_min,
-            through_diff=options.read_through == "diff",
-        ):  # fmt: skip
-            yield TaskPartition(task, place)
-
-
-def planner_of(options: Options) -> Planner:
-    """Who plans for these options."""
-    if options.url is not None:
-        return DaemonPlanner(options.url.rstrip("/"))
-    if options.data is None:
-        raise AssertionError("options have a url or data")
-    data = str(Path(options.data).absolute())
-    store = options.store or "file://" + quote(f"{data}/store")
-    return LedgerPlanner(
-        data, PlanStore(store, options.s3_endpoint_url, options.s3_region, options.lake or "")
-    )
-
-
-class FirstAtTime(Struct):
-    """Finds the first offset whose record is not before a time."""
-
-    options: Options
-    planner: Planner
-
-    def offset(self, topic: TopicState, state: PartitionState, timestamp_ms: int) -> int:
-        """The offset; the next one where no record is that late. The ledger says which extent or
-        file to begin with, and rows of it are read until one is late enough."""
-        start = self.planner.extent_at(topic, state.partition, timestamp_ms)
-        if isinstance(self.planner, DaemonPlanner):
-            return min(start, state.next_seq)  # diff has looked at the records itself
-        # The other partitions from their end to their end: nothing.
-        starts = {p.partition: p.next_seq for p in topic.partitions}
-        stops = dict(starts)
-        starts[state.partition] = max(start, state.earliest_seq)
-        request: PlanRequest | None = PlanRequest(
-            [topic.topic], {topic.topic: starts}, {topic.topic: stops}, limit=FIRST_LOOKS
-        )
-        lease = ""
-        try:
-            while request is not None:
-                page = self.planner.page(request)
-                lease = page.plan
-                found = self._first(page, timestamp_ms)
-                if found is not None:
-                    return found
-                request = page.next
-        finally:
-            if lease:
-                self.planner.end(lease)
-        return state.next_seq
-
-    def _first(self, page: Plan, timestamp_ms: int) -> int | None:
-        store = page.store
-        place = Place(store.url, store.endpoint_url, store.region, store.lake_url)
-        reader = Reader(
-            place, self.planner, fail_on_data_loss=self.options.fail_on_data_loss,
-            since_ms=timestamp_ms,
-        )  # fmt: skip
-        for task in tasks_of(page, bytes_max=1):
-            for batch in reader.read(task):
-                times = batch.column("timestamp").cast("int64").to_pylist()
-                for index, time in enumerate(times):
-                    if time >= timestamp_ms * _MICROSECONDS:
-                        return int(batch.column("offset")[index].as_py())
-        return None
 
 
 def _check_order(starts: Offsets, stops: Offsets, *, timed: bool) -> None:

@@ -25,10 +25,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from compaction.source.bounds import beyond, bounds, limited, lose
-from compaction.source.data_source import FirstAtTime, partitions_of, planner_of, read_partition
 from compaction.source.errors import SourceError, TopicUnknown
 from compaction.source.lease import LeaseKeeper
 from compaction.source.options import Options
+from compaction.source.partitions import FirstAtTime, partitions_of, planner_of, read_partition
 from compaction.source.planner import TopicState, plan
 from compaction.source.read_tasks import Loss
 from compaction.source.schemas import Offsets, PlanRequest

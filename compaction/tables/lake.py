@@ -1,22 +1,7 @@
-"""The tables of topics: made, evolved, and committed to exactly once.
+"""The lake of one place: its catalog and its tables, and how their errors are told apart.
 
-Lifecycle of a topic's table in a run:
-
-1. ``reconcile.py``: a run that was killed between its Iceberg commit and the ledger's switch is
-   made up for, so that ledger and tables agree.
-2. ``prepare``: the table is found or made, its columns are added, its watermarks read. What the
-   run then reads and writes begins behind these watermarks, with the column ids of this table.
-3. ``commit``: files, watermarks, holes and the run's id become one Iceberg commit.
-4. The caller switches the ledger.
-
-What makes a commit happen once: it is refused unless the watermarks in the table's properties are
-those that ``prepare`` saw, it sets them, and the catalog takes it only if the table's snapshot is
-the one that was looked at. Every commit of ours makes a snapshot, even one without files. Where an
-answer was lost, the table is read again: the run's id and watermarks say whether it is there.
-
-pyiceberg's own retry is off (``commit.retry.num-retries``); it looks at no watermark.
-
-A ``Lake`` is used by one thread; ``commit_all`` and ``prepare`` use several inside.
+A ``Lake`` is used by one thread; ``map`` and ``attempt`` use several inside. Tables are prepared in
+``prepare.py`` and committed to in ``commit.py``.
 """
 
 from __future__ import annotations
@@ -36,46 +21,19 @@ from compaction.tables.catalog import (
     translated,
 )
 from compaction.tables.errors import (
-    CommitConflict,
-    FilesRefused,
     LakeError,
     LakeUnusable,
-    RewriteConflict,
     TableChanged,
     TableDamaged,
     TableRefused,
-    busy,
 )
 from compaction.tables.names import NAMESPACE
-from compaction.tables.prepare import prepare_one
-from compaction.tables.table_state import (
-    RUN,
-    TableState,
-    check_not_rolled_back,
-    committed_properties,
-    merged,
-    sort_order_id,
-    state_of,
-)
-from compaction.tables.topic_tables import (
-    LakeLedger,
-    TableCommit,
-    TopicFailure,
-    TopicTable,
-    check_commit,
-    switch_of,
-)
-from ledger.types import Topic
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
-__all__ = ["Lake", "LakeLedger", "TableCommit", "TopicFailure", "TopicTable", "switch_of"]
-
-# Somebody else's commits that one of ours may meet; each costs three small files.
-TRIES_MAX = 8
 # Tables that cannot be used, one after the other, before the lake is given up.
 UNUSABLE_MAX = 8
 # An S3 commit waits for some ten requests one after the other; locally it is all work.
@@ -115,130 +73,6 @@ class Lake:
     ) -> None:
         self.close()
 
-    # Preparing
-
-    def prepare(
-        self, topics: Iterable[Topic], ledger: LakeLedger
-    ) -> tuple[dict[int, TopicTable], list[TopicFailure]]:
-        """The tables of ``topics`` by topic id, and the topics that cannot be compacted.
-
-        The ledger is asked by this thread only. Raises LakeUnusable, as ``attempt``.
-        """
-        wanted = [
-            (topic, ledger.lake_table(topic.topic_id), ledger.compacted_seqs(topic.topic_id))
-            for topic in topics
-        ]
-
-        found = self.attempt(lambda item: prepare_one(self, *item), wanted)
-        tables: dict[int, TopicTable] = {}
-        failures: list[TopicFailure] = []
-        for (topic, *_), each in zip(wanted, found, strict=True):
-            if isinstance(each, LakeError):
-                failures.append(TopicFailure(topic.topic_id, topic.name, each))
-            else:
-                tables[topic.topic_id] = each
-        return tables, failures
-
-    # Committing
-
-    def commit_all(self, run: str, commits: Sequence[TableCommit]) -> list[str | LakeError]:
-        """Commits to many tables, several at a time. Each answer is the new metadata location, or
-        why there is none: refused, nothing was committed there; unusable, the next run finds out.
-        Raises LakeUnusable, as ``attempt``."""
-        return self.attempt(lambda commit: self.commit(run, commit), commits)
-
-    def commit(self, run: str, commit: TableCommit) -> str:
-        """One Iceberg commit; returns the table's new metadata location.
-
-        Called again with the same run and watermarks it finds what is there. Raises TableRefused
-        (nothing is committed) and LakeUnusable (unknown; the next run finds out).
-        """
-        from pyiceberg.exceptions import CommitFailedException, ValidationException
-
-        check_commit(run, commit)
-        name = commit.table.table
-        after = merged(commit.table.watermarks, commit.watermarks)
-        for _ in range(TRIES_MAX):
-            with self.about(name):
-                loaded = self._load(name)
-                state = state_of(loaded.metadata.properties, name)
-                if state.run == run and state.watermarks == after:
-                    return loaded.metadata_location
-                if state.topic_id != commit.table.topic_id:
-                    raise _renamed(name)
-                if state.watermarks != commit.table.watermarks:
-                    raise CommitConflict(name, commit.table.watermarks, state.watermarks)
-                check_not_rolled_back(loaded.metadata, state, name)
-                if commit.restored and loaded.metadata_location != commit.table.metadata_location:
-                    # Watermarks do not tell whether these rows are there: nothing came between.
-                    raise TableChanged(
-                        f"another writer committed to the table {name} while holes of it were"
-                        " restored", "run it again",
-                    )  # fmt: skip
-            files = self._files_of(loaded, commit)
-            try:
-                with self.about(name):
-                    return self._commit(loaded, state, run, commit, files)
-            except (CommitFailedException, ValidationException):
-                continue  # somebody was quicker: look again
-            except (LakeUnusable, TableDamaged):
-                if not self._landed(name, run, after):
-                    raise
-        raise busy(name, TRIES_MAX)
-
-    def _files_of(self, loaded: Table, commit: TableCommit) -> list[DataFile]:
-        """The run's files as a manifest has them. Raises FilesRefused."""
-        from compaction.tables.datafiles import DataFiles
-
-        made = DataFiles(loaded.metadata, sort_order_id(loaded.metadata))
-        try:
-            return [made.of(file, footer) for file, footer in commit.files]
-        except (ValueError, ArithmeticError) as error:
-            raise FilesRefused(loaded_name(loaded), error) from error
-
-    def _commit(
-        self,
-        loaded: Table,
-        state: TableState,
-        run: str,
-        commit: TableCommit,
-        files: Sequence[DataFile],
-    ) -> str:
-        from compaction.tables.transaction import OneLookTransaction
-
-        rewritten = self.data_files(loaded, commit.rewritten)
-        gone = [path for path in commit.rewritten if path not in rewritten]
-        if gone:
-            raise RewriteConflict(loaded_name(loaded), gone, "somebody else removed them")
-        if commit.rewritten and has_deletes(loaded):
-            raise RewriteConflict(
-                loaded_name(loaded), commit.rewritten, "somebody else deleted rows meanwhile"
-            )
-        transaction = OneLookTransaction(loaded)
-        snapshot = transaction.update_snapshot(snapshot_properties={RUN: run})
-        with snapshot.overwrite() if rewritten else snapshot.merge_append() as update:
-            for file in files:
-                update.append_data_file(file)
-            for file in rewritten.values():
-                update.delete_data_file(file)
-        transaction.set_properties(
-            committed_properties(
-                state, commit.table.topic, run, commit.watermarks, commit.holes, commit.restored
-            )
-        )
-        return transaction.commit_transaction().metadata_location
-
-    def _landed(self, name: str, run: str, after: Mapping[int, int]) -> bool:
-        """Whether the commit whose answer was lost is there; if so, the next look finds it."""
-        try:
-            with self.about(name):
-                state = state_of(self._load(name).metadata.properties, name)
-        except LakeError:
-            return False
-        return state.run == run and state.watermarks == after
-
-    # Reading
-
     @contextmanager
     def about(self, name: str) -> Iterator[None]:
         """Errors from outside become TableDamaged or LakeUnusable that name the table."""
@@ -276,7 +110,8 @@ class Lake:
         except NoSuchTableError:
             return None
 
-    def _load(self, name: str) -> Table:
+    def load_existing(self, name: str) -> Table:
+        """A table by its identifier. Raises TableChanged when there is none any more."""
         loaded = self.load(name)
         if loaded is None:
             raise TableChanged(
@@ -285,33 +120,18 @@ class Lake:
             )
         return loaded
 
-    def data_files(self, loaded: Table, paths: Iterable[str]) -> dict[str, DataFile]:
-        """Those of ``paths`` that are data files of the current snapshot."""
-        wanted = set(paths)
-        snapshot = loaded.current_snapshot() if wanted else None
-        found: dict[str, DataFile] = {}
-        if snapshot is None:
-            return found
-        for manifest in snapshot.manifests(loaded.io):
-            if len(found) == len(wanted):
-                break
-            for entry in manifest.fetch_manifest_entry(loaded.io, discard_deleted=True):
-                if entry.data_file.file_path in wanted:
-                    found[entry.data_file.file_path] = entry.data_file
-        return found
-
-    def rewritable(self, table: TopicTable, paths: Iterable[str]) -> list[str]:
+    def rewritable(self, table: str, paths: Iterable[str]) -> list[str]:
         """Those of ``paths`` that a run may rewrite: the table still has them as we wrote them.
 
         None where somebody deleted rows without rewriting the files: rewritten, the rows would be
         back. Raises TableRefused, LakeUnusable.
         """
         listed = list(paths)
-        with self.about(table.table):
-            loaded = self._load(table.table)
+        with self.about(table):
+            loaded = self.load_existing(table)
             if has_deletes(loaded):
                 return []
-            there = self.data_files(loaded, listed)
+            there = data_files_at(loaded, listed)
         return [path for path in listed if path in there]
 
     def attempt(
@@ -360,6 +180,27 @@ class Lake:
                 raise
 
 
+def live_files(loaded: Table) -> Iterator[DataFile]:
+    """The data files of the current snapshot; a manifest is read when its first file is taken."""
+    snapshot = loaded.current_snapshot()
+    for manifest in snapshot.manifests(loaded.io) if snapshot is not None else ():
+        for entry in manifest.fetch_manifest_entry(loaded.io, discard_deleted=True):
+            yield entry.data_file
+
+
+def data_files_at(loaded: Table, paths: Iterable[str]) -> dict[str, DataFile]:
+    """Those of ``paths`` that are data files of the current snapshot, by path."""
+    wanted = set(paths)
+    found: dict[str, DataFile] = {}
+    if wanted:
+        for file in live_files(loaded):
+            if file.file_path in wanted:
+                found[file.file_path] = file
+                if len(found) == len(wanted):
+                    break
+    return found
+
+
 def has_deletes(loaded: Table) -> bool:
     """Whether rows are deleted by files beside the data files."""
     from pyiceberg.manifest import ManifestContent
@@ -375,7 +216,3 @@ def has_deletes(loaded: Table) -> bool:
 def loaded_name(loaded: Table) -> str:
     """A table's identifier as one text."""
     return ".".join(loaded.name())
-
-
-def _renamed(name: str) -> TableChanged:
-    return TableChanged(f"the table {name} became another topic's meanwhile", "run it again")

@@ -7,10 +7,12 @@ left, is refused and not touched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from compaction.tables.errors import ForeignTable, TableChanged, busy
+from compaction.tables.errors import ForeignTable, LakeError, TableChanged, busy
+from compaction.tables.lake import Lake
 from compaction.tables.names import NAMESPACE, former_name, identifier_of, table_location
 from compaction.tables.schema import Column, typed_columns
 from compaction.tables.table_state import (
@@ -28,19 +30,93 @@ from compaction.tables.table_state import (
     state_of,
     wanted_columns,
 )
-from compaction.tables.topic_tables import TopicTable
-from ledger.lake.types import LakeTable
+from ledger.lake.types import Hole, LakeFile, LakeRange, LakeTable
 from ledger.types import Topic
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from compaction.tables.lake import Lake
 
-TRIES_MAX = 8  # somebody else's changes that one preparation may meet
+TRIES_MAX = 8  # changes by others that one preparation may meet
 
 
-def prepare_one(
+class LakeLedger(Protocol):
+    """What is asked of the ledger; ``ledger.ledger.Ledger`` is one."""
+
+    def lake_table(self, topic_id: int) -> LakeTable | None:
+        """A topic's table as of the last switch."""
+        ...
+
+    def compacted_seqs(self, topic_id: int) -> dict[int, int]:
+        """Up to where each partition is in the table."""
+        ...
+
+    def lake_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
+        """The files of a topic's table."""
+        ...
+
+    def holes(self, topic_id: int) -> list[Hole]:
+        """Offsets of a topic whose object cannot be read."""
+        ...
+
+    def ranges_of_files(self, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
+        """What each live file holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class TopicTable:
+    """A topic's table, ready to be written. Plain data; it may travel to executors.
+
+    ``columns`` are the topic's typed columns with the table's ids. Data files go below
+    ``location``/data. ``made`` says that the table is new, ``registered`` that the catalog had lost
+    it and the ledger's metadata was registered again.
+    """
+
+    topic_id: int
+    topic: str
+    table: str
+    location: str
+    columns: tuple[Column, ...]
+    watermarks: dict[int, int]
+    metadata_location: str
+    made: bool = False
+    registered: bool = False
+
+
+@dataclass(frozen=True)
+class TopicFailure:
+    """A topic of which nothing is compacted, and why."""
+
+    topic_id: int
+    topic: str
+    error: LakeError
+
+
+def prepare_tables(
+    lake: Lake, topics: Iterable[Topic], ledger: LakeLedger
+) -> tuple[dict[int, TopicTable], list[TopicFailure]]:
+    """The tables of ``topics`` by topic id, and the topics that cannot be compacted.
+
+    The ledger is asked by this thread only. Raises LakeUnusable, as ``attempt``.
+    """
+    wanted = [
+        (topic, ledger.lake_table(topic.topic_id), ledger.compacted_seqs(topic.topic_id))
+        for topic in topics
+    ]
+
+    found = lake.attempt(lambda item: prepare_table(lake, *item), wanted)
+    tables: dict[int, TopicTable] = {}
+    failures: list[TopicFailure] = []
+    for (topic, *_), each in zip(wanted, found, strict=True):
+        if isinstance(each, LakeError):
+            failures.append(TopicFailure(topic.topic_id, topic.name, each))
+        else:
+            tables[topic.topic_id] = each
+    return tables, failures
+
+
+def prepare_table(
     lake: Lake, topic: Topic, known: LakeTable | None, compacted: Mapping[int, int]
 ) -> TopicTable:
     """A topic's table, made or evolved where needed. Raises TableRefused, LakeUnusable."""

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 
 from compaction.tables.datafiles import ranges_of
 from compaction.tables.errors import ForeignTable, LakeError
-from compaction.tables.lake import Lake, LakeLedger, TopicFailure
+from compaction.tables.lake import Lake, live_files
 from compaction.tables.names import day_of_file, identifier_of
+from compaction.tables.prepare import LakeLedger, TopicFailure
 from compaction.tables.table_state import (
     TableState,
     check_not_behind,
@@ -108,7 +109,7 @@ def _switch(
     name = ".".join(loaded.name())
     with lake.about(name):
         files = {file.path: file for file in ledger.lake_files(topic_id, with_dropped=True)}
-        there = _sizes(loaded)
+        there = {file.file_path: file.file_size_in_bytes for file in live_files(loaded)}
         unknown = [(path, size) for path, size in there.items() if path not in files]
         read = lake.map(lambda item: _read(lake, *item), unknown)
         added = [file for file in read if file is not None]
@@ -159,17 +160,6 @@ def covered(
         for file in files
         if ranges.get(file.file_id) and all(has(file, one) for one in ranges[file.file_id])
     ]
-
-
-def _sizes(loaded: Table) -> dict[str, int]:
-    snapshot = loaded.current_snapshot()
-    if snapshot is None:
-        return {}
-    return {
-        entry.data_file.file_path: entry.data_file.file_size_in_bytes
-        for manifest in snapshot.manifests(loaded.io)
-        for entry in manifest.fetch_manifest_entry(loaded.io, discard_deleted=True)
-    }
 
 
 def _read(lake: Lake, path: str, size_bytes: int) -> NewFile | None:

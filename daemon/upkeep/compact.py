@@ -16,7 +16,7 @@ One run at a time, by a lock on ``compaction.lock`` in the data directory that t
 (docs/decisions/0010). Nothing is deleted here; that is ``gc``'s.
 
 Who writes what: this module the run's row and the switch; Spark's tasks Parquet files of names of
-their own; ``compaction.tables.lake`` the tables. The owner's log is written by whoever owns the
+their own; ``compaction.tables.commit`` the tables. The owner's log is written by whoever owns the
 prefix.
 """
 
@@ -44,6 +44,8 @@ from compaction.run.report import (
     TopicFailed,
     file_puts,
 )
+from compaction.tables.commit import commit_tables
+from compaction.tables.prepare import prepare_tables
 from daemon.config import Config
 from daemon.upkeep.owner import LOCK_NAME
 from daemon.upkeep.upkeep import clocks
@@ -61,7 +63,9 @@ if TYPE_CHECKING:
     from compaction.run.driver import Outcome
     from compaction.run.file_groups import JoiningFile
     from compaction.run.plan import Limits
-    from compaction.tables.lake import Lake, TableCommit, TopicFailure, TopicTable
+    from compaction.tables.commit import TableCommit
+    from compaction.tables.lake import Lake
+    from compaction.tables.prepare import TopicFailure, TopicTable
 
 MIB = 1 << 20
 RUN_LOCK_NAME = "compaction.lock"
@@ -277,7 +281,9 @@ class Run:
         report, ledger = self._report, self._ledger
         needed = {extent.topic_id for planned in objects for extent in planned.extents}
         began_ns = monotonic_ns()
-        tables, failures = lake.prepare([topics[topic_id] for topic_id in sorted(needed)], ledger)
+        tables, failures = prepare_tables(
+            lake, [topics[topic_id] for topic_id in sorted(needed)], ledger
+        )
         self._refuse(failures)
         self._make_up(lake, tables, topics)
         work = [
@@ -326,7 +332,7 @@ class Run:
         chosen = files_to_rewrite(files)
         if not chosen:
             return ()
-        kept = set(lake.rewritable(table, chosen))
+        kept = set(lake.rewritable(table.table, chosen))
         ranges = self._ledger.ranges_of_files(table.topic_id)
         return tuple(
             JoiningFile(file.path, file.size_bytes, ranges[file.file_id])
@@ -365,7 +371,8 @@ class Run:
     def _commit(
         self, lake: Lake, commits: Sequence[TableCommit], objects: Sequence[PlannedObject]
     ) -> None:
-        from compaction.tables.lake import TopicFailure, switch_of
+        from compaction.tables.commit import switch_of
+        from compaction.tables.prepare import TopicFailure
 
         report = self._report
         size_of: dict[int, int] = {}
@@ -373,7 +380,7 @@ class Run:
             for extent in planned.extents:
                 size_of[extent.topic_id] = size_of.get(extent.topic_id, 0) + extent.byte_length
         switches: list[TableSwitch] = []
-        for commit, answer in zip(commits, lake.commit_all(report.run, commits), strict=True):
+        for commit, answer in zip(commits, commit_tables(lake, report.run, commits), strict=True):
             table = commit.table
             if not isinstance(answer, str):
                 self._refuse([TopicFailure(table.topic_id, table.topic, answer)])
@@ -409,7 +416,7 @@ def commits_of(
 ) -> list[TableCommit]:
     """What the round does to each table. Watermarks are the ends of the planned extents: all
     before them were planned too, for a partition's offsets rise with the commits."""
-    from compaction.tables.lake import TableCommit
+    from compaction.tables.commit import TableCommit
 
     ends: dict[int, dict[int, int]] = {topic_id: {} for topic_id in tables}
     for planned in objects:

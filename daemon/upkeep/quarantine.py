@@ -31,7 +31,8 @@ from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
 from compaction.place import Place
 from compaction.run.file_groups import TopicWork, write_file_group
 from compaction.run.report import RunReport
-from compaction.tables.lake import TableCommit, switch_of
+from compaction.tables.commit import TableCommit, commit_table, switch_of
+from compaction.tables.prepare import prepare_tables
 from daemon.config import Config
 from daemon.upkeep.compact import Run, place_of, topics_of
 from daemon.upkeep.upkeep import clocks
@@ -41,7 +42,8 @@ from ledger.types import Extent, Topic
 from shards.clock import wall_ms
 
 if TYPE_CHECKING:
-    from compaction.tables.lake import Lake, TopicTable
+    from compaction.tables.lake import Lake
+    from compaction.tables.prepare import TopicTable
 
 EVICTED = "evicted"  # its offsets cannot be read any more, or its topic is deleted
 
@@ -135,7 +137,7 @@ class Retry:
             )  # fmt: skip
         if not whole:
             return outcomes
-        tables, failures = self._lake.prepare([topic], self._ledger)
+        tables, failures = prepare_tables(self._lake, [topic], self._ledger)
         for failure in failures:
             raise failure.error
         table = tables[topic.topic_id]
@@ -166,7 +168,7 @@ class Retry:
         self, run: str, table: TopicTable, files: Sequence[Any], back: Sequence[Quarantined]
     ) -> None:
         commit = TableCommit(table, files, {}, restored=[one.hole for one in back])
-        location = self._lake.commit(run, commit)
+        location = commit_table(self._lake, run, commit)
         self._ledger.switch_tables(run, [switch_of(commit, location)], self._age_ms())
 
     def _read(

@@ -17,6 +17,7 @@ from typing import Any
 
 from pyiceberg.catalog.sql import SqlCatalog
 
+from compaction.tables.commit import commit_table
 from compaction.tables.lake import Lake
 from tests.compaction.lakes import catalog_properties, commit_of, place_in, prepared, rows, topic
 
@@ -25,7 +26,7 @@ def main(directory: Path, run: str, first: int, last: int, moment: str) -> None:
     """Commits offsets FIRST to LAST of partition 0."""
     real = SqlCatalog.commit_table
 
-    def commit_table(self: SqlCatalog, *arguments: Any) -> Any:
+    def killed(self: SqlCatalog, *arguments: Any) -> Any:
         if moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         answer = real(self, *arguments)
@@ -35,8 +36,8 @@ def main(directory: Path, run: str, first: int, last: int, moment: str) -> None:
 
     with Lake(place_in(directory), catalog_properties(directory)) as lake:
         commit = commit_of(lake.place, prepared(lake, topic()), run, rows(0, first, last))
-        setattr(SqlCatalog, "commit_table", commit_table)  # noqa: B010 - mypy knows the method
-        lake.commit(run, commit)
+        setattr(SqlCatalog, "commit_table", killed)  # noqa: B010 - mypy knows the method
+        commit_table(lake, run, commit)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from duckdb_extensions import import_extension
 
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
 from compaction.place import Place
-from compaction.tables.lake import Lake, TableCommit, TopicTable, switch_of
+from compaction.tables.commit import TableCommit, commit_table, switch_of
+from compaction.tables.lake import Lake
+from compaction.tables.prepare import TopicTable, prepare_tables
 from compaction.tables.schema import arrow_schema
 from ledger.lake.types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.table_names import table_name
@@ -98,7 +100,7 @@ def topic(name: str = "orders", topic_id: int = 1, **config: Any) -> Topic:
 
 def prepared(lake: Lake, one: Topic, book: Book | None = None) -> TopicTable:
     """The table of a topic, or the error that refused it."""
-    tables, failures = lake.prepare([one], book or Book())
+    tables, failures = prepare_tables(lake, [one], book or Book())
     for failure in failures:
         raise failure.error
     return tables[one.topic_id]
@@ -159,7 +161,7 @@ def compacted(
 ) -> str:
     """A whole run for one topic; returns the metadata location."""
     commit = commit_of(lake.place, prepared(lake, one, book), run, rows, **options)
-    location = lake.commit(run, commit)
+    location = commit_table(lake, run, commit)
     book.switch(switch_of(commit, location), run)
     return location
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from compaction.parquet import blocks as l1_blocks
-from compaction.parquet import reader as l1
-from compaction.parquet import writer as parquet
+from compaction.parquet import blocks, reader, writer
 from compaction.parquet.blocks import BlockRows
 from delivery import lake_reader
 from delivery.attempts import GET_LIMITS
@@ -43,7 +41,7 @@ class Store:
         self.asked = threading.Event()
         self.before: Callable[[], object] = lambda: None
         self._mutex = threading.Lock()
-        read_footer, open_rows = l1.read_footer, l1_blocks.open_rows
+        read_footer, open_rows = reader.read_footer, blocks.open_rows
 
         def footer(place: Any, path: str, size_bytes: int) -> Any:
             self.footers.append(path)
@@ -53,8 +51,8 @@ class Store:
             self.groups.append(group.index)
             return self._watched(lambda: open_rows(footer, group))
 
-        monkeypatch.setattr(l1, "read_footer", footer)
-        monkeypatch.setattr(l1_blocks, "open_rows", rows)
+        monkeypatch.setattr(reader, "read_footer", footer)
+        monkeypatch.setattr(blocks, "open_rows", rows)
 
     def _watched(self, read: Callable[[], Any]) -> Any:
         with self._mutex:
@@ -104,7 +102,7 @@ def lake_of(
 
 @pytest.fixture(autouse=True)
 def several_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 10)
 
 
 @pytest.fixture
@@ -224,7 +222,7 @@ def test_a_bounded_number_is_kept() -> None:
 def test_blocks_are_decoded_once_and_kept_apart_from_their_row_group(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(l1_blocks, "BLOCK_BYTES", 300)  # two records or three
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)  # two records or three
     decoded: list[int] = []
     block = BlockRows.block
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import compaction.run.driver
-import compaction.tables.lake
+import compaction.tables.commit
 from cli import headgate
 from daemon.upkeep.compact import Run
 from ledger.ledger import Ledger
@@ -44,7 +44,7 @@ POINTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         compaction.run.driver, "run_job", behind(compaction.run.driver.run_job)
     ),
     "one of two tables is committed": (
-        compaction.tables.lake.Lake, "commit", behind(compaction.tables.lake.Lake.commit)
+        compaction.tables.commit, "commit_table", behind(compaction.tables.commit.commit_table)
     ),
     "all tables are committed": (Ledger, "switch_tables", die),
     "readers are switched": (Ledger, "switch_tables", behind(Ledger.switch_tables)),

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from compaction.place import Place
-from compaction.source.data_source import HeadgateReader, TaskPartition
+from compaction.source.data_source import HeadgateReader
 from compaction.source.errors import DataLoss, SourceError, TopicUnknown
 from compaction.source.lease import end_batches
 from compaction.source.options import parse
+from compaction.source.partitions import TaskPartition
 from ledger.lake.types import Hole, NewFile, TableSwitch
 from shards.clock import wall_ms
 from tests.compaction.by_hand import compact, delete_compacted, opened, place_of

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compaction.parquet import spill
 from compaction.parquet import writer as writer_module
 from compaction.parquet.writer import (
     FileNames,
@@ -154,7 +155,7 @@ def test_days_beyond_the_open_ones_are_spilled_and_written_all_the_same(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "OPEN_DAYS_MAX", 3)
-        patch.setattr(writer_module, "SPILL_BYTES", 1000)
+        patch.setattr(spill, "SPILL_BYTES", 1000)
         files = written_of(tmp_path_factory.mktemp("days"), *pieces)
     assert len(files) == len({row[2] for rows in pieces for row in rows})
 

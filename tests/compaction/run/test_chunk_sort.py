@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction.run.chunk_sort import ChunkSorter, by_key, local_file
+from compaction.parquet.spill import local_file
+from compaction.run.chunk_sort import ChunkSorter, by_key
 
 keys = st.tuples(st.integers(0, 3), st.integers(-1, 3))
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from compaction.archive import is_local
 from compaction.run.java import find_java, packaged_java
-from compaction.run.session import is_local
 from tests.e2e.daemon import ROOT
 
 SCRIPT = """

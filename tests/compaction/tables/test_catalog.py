@@ -14,7 +14,7 @@ from compaction.place import Place
 from compaction.tables.catalog import open_catalog
 from compaction.tables.errors import LakeUnusable
 from compaction.tables.lake import Lake
-from compaction.tables.prepare import prepare_one
+from compaction.tables.prepare import prepare_table
 from tests.compaction.lakes import Book, catalog_properties, compacted, place_in, rows, topic
 from tests.minio import Bucket, Minio
 
@@ -104,7 +104,7 @@ def test_a_lake_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Lake(place_in(tmp_path), catalog_properties(tmp_path)) as lake,
         pytest.raises(LakeUnusable, match=r"the table headgate\.orders in file://"),
     ):
-        prepare_one(lake, topic(), None, {})
+        prepare_table(lake, topic(), None, {})
 
 
 def test_a_store_with_the_wrong_keys_is_named(
@@ -117,7 +117,7 @@ def test_a_store_with_the_wrong_keys_is_named(
         Lake(place, catalog_properties(tmp_path)) as lake,
         pytest.raises(LakeUnusable, match="access is denied"),
     ):
-        prepare_one(lake, topic(), None, {})
+        prepare_table(lake, topic(), None, {})
 
 
 def test_a_catalog_of_pyicebergs_own_configuration_is_used(

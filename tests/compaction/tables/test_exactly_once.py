@@ -17,8 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.manifest import ManifestContent
 
+from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.errors import CommitConflict, LakeUnusable, RewriteConflict
-from compaction.tables.lake import Lake, TableCommit, switch_of
+from compaction.tables.lake import Lake, data_files_at
 from compaction.tables.reconcile import reconcile
 from compaction.tables.small_files import files_to_rewrite
 from tests.compaction.lakes import (
@@ -89,25 +90,25 @@ def test_a_run_that_was_killed_before_its_commit_never_was(
 def test_the_same_run_finds_its_commit_after_a_kill(lake: Lake, book: Book, tmp_path: Path) -> None:
     commit = commit_of(lake.place, prepared(lake, ORDERS), "run1", rows(0, 1, 4), task=9)
     assert run_and_kill(tmp_path, "run1", 1, 4, "after") == -signal.SIGKILL
-    location = lake.commit("run1", commit)
+    location = commit_table(lake, "run1", commit)
     assert duckdb_rows(location) == rows(0, 1, 4)
 
 
 def test_of_two_runs_that_planned_the_same_rows_one_commits(lake: Lake, second: Lake) -> None:
     mine = commit_of(lake.place, prepared(lake, ORDERS), "run1", rows(0, 1, 4))
     theirs = commit_of(lake.place, prepared(second, ORDERS), "run2", rows(0, 1, 6))
-    location = second.commit("run2", theirs)
+    location = commit_table(second, "run2", theirs)
     with pytest.raises(CommitConflict, match="the watermark of partition 0 is 6, not 0"):
-        lake.commit("run1", mine)
+        commit_table(lake, "run1", mine)
     assert duckdb_rows(location) == rows(0, 1, 6)
 
 
 def test_two_runs_without_files_do_not_both_move_the_watermarks(lake: Lake, second: Lake) -> None:
     mine = TableCommit(prepared(lake, ORDERS), [], {0: 4})
     theirs = TableCommit(prepared(second, ORDERS), [], {0: 6})
-    second.commit("run2", theirs)
+    commit_table(second, "run2", theirs)
     with pytest.raises(CommitConflict):
-        lake.commit("run1", mine)
+        commit_table(lake, "run1", mine)
     assert prepared(lake, ORDERS).watermarks == {0: 6}
 
 
@@ -118,11 +119,11 @@ def test_rows_that_were_deleted_beside_their_files_do_not_come_back(
     compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
     table = prepared(lake, ORDERS, book)
     small = [file.path for file in book.lake_files(1)]
-    assert lake.rewritable(table, small) == small
+    assert lake.rewritable(table.table, small) == small
     loaded = lake.catalog.load_table("headgate.orders")
     with loaded.transaction() as change:
         deletes = change.update_snapshot().fast_append()
-        deletes.append_data_file(next(iter(lake.data_files(loaded, small).values())))
+        deletes.append_data_file(next(iter(data_files_at(loaded, small).values())))
         real = deletes._manifests
 
         def marked() -> Any:
@@ -132,10 +133,10 @@ def test_rows_that_were_deleted_beside_their_files_do_not_come_back(
 
         monkeypatch.setattr(deletes, "_manifests", marked)
         deletes.commit()
-    assert lake.rewritable(table, small) == []
+    assert lake.rewritable(table.table, small) == []
     files = written(lake.place, table, "run2", rows(0, 1, 6))
     with pytest.raises(RewriteConflict, match="somebody else deleted rows"):
-        lake.commit("run2", TableCommit(table, files, {0: 6}, small))
+        commit_table(lake, "run2", TableCommit(table, files, {0: 6}, small))
 
 
 class Meddler:
@@ -145,13 +146,13 @@ class Meddler:
         self.left = times
         real = lake.catalog.commit_table
 
-        def commit_table(*arguments: Any) -> Any:
+        def intercepted(*arguments: Any) -> Any:
             if self.left:
                 self.left -= 1
                 what()
             return real(*arguments)
 
-        monkeypatch.setattr(lake.catalog, "commit_table", commit_table)
+        monkeypatch.setattr(lake.catalog, "commit_table", intercepted)
 
 
 def test_somebody_elses_append_and_delete_are_waited_out(
@@ -173,9 +174,9 @@ def test_a_run_that_slips_in_front_is_not_doubled(
 ) -> None:
     mine = commit_of(lake.place, prepared(lake, ORDERS), "run1", rows(0, 1, 4))
     theirs = commit_of(lake.place, prepared(second, ORDERS), "run2", rows(0, 1, 4))
-    Meddler(monkeypatch, lake, lambda: second.commit("run2", theirs), 1)
+    Meddler(monkeypatch, lake, lambda: commit_table(second, "run2", theirs), 1)
     with pytest.raises(CommitConflict):
-        lake.commit("run1", mine)
+        commit_table(lake, "run1", mine)
     assert pyiceberg_rows(lake, "headgate.orders") == rows(0, 1, 4)
 
 
@@ -201,20 +202,20 @@ def test_an_answer_that_was_lost_is_looked_up(
     commit = commit_of(lake.place, prepared(lake, ORDERS), "run1", rows(0, 1, 4))
     real = lake.catalog.commit_table
 
-    def commit_table(*arguments: Any) -> Any:
+    def intercepted(*arguments: Any) -> Any:
         if landed:
             real(*arguments)
         raise error
 
-    monkeypatch.setattr(lake.catalog, "commit_table", commit_table)
+    monkeypatch.setattr(lake.catalog, "commit_table", intercepted)
     if landed:
-        location = lake.commit("run1", commit)
+        location = commit_table(lake, "run1", commit)
         assert duckdb_rows(location) == rows(0, 1, 4)
     else:
         with pytest.raises(LakeUnusable, match="the table headgate"):
-            lake.commit("run1", commit)
+            commit_table(lake, "run1", commit)
     monkeypatch.undo()
-    assert duckdb_rows(lake.commit("run1", commit)) == rows(0, 1, 4)
+    assert duckdb_rows(commit_table(lake, "run1", commit)) == rows(0, 1, 4)
     assert len(lake.catalog.load_table("headgate.orders").snapshots()) == 1
 
 
@@ -228,7 +229,7 @@ def test_pyicebergs_own_retry_stays_off_even_where_somebody_turned_it_on(
     calls = []
     real = lake.catalog.commit_table
 
-    def commit_table(*arguments: Any) -> Any:
+    def intercepted(*arguments: Any) -> Any:
         calls.append(1)
         if len(calls) == 1:
             raise CommitFailedException("somebody was quicker")
@@ -242,9 +243,9 @@ def test_pyicebergs_own_retry_stays_off_even_where_somebody_turned_it_on(
         names.append(name)
         return load(name)
 
-    monkeypatch.setattr(lake.catalog, "commit_table", commit_table)
+    monkeypatch.setattr(lake.catalog, "commit_table", intercepted)
     monkeypatch.setattr(lake.catalog, "load_table", load_table)
-    lake.commit("run2", commit_of(lake.place, table, "run2", rows(0, 5, 6)))
+    commit_table(lake, "run2", commit_of(lake.place, table, "run2", rows(0, 5, 6)))
     assert len(calls) == 2 and names.count("headgate.orders") == 2
     assert pyiceberg_rows(lake, "headgate.orders") == rows(0, 1, 6)
 
@@ -286,7 +287,7 @@ class Runs(RuleBasedStateMachine):
             for row in rows(p, table.watermarks.get(p, 0) + 1, head)
         ]  # fmt: skip
         small = self.lake.rewritable(
-            table, files_to_rewrite(self.book.lake_files(1), gathered_min=gathered)
+            table.table, files_to_rewrite(self.book.lake_files(1), gathered_min=gathered)
         )
         for path in small:
             file = self.book.files[1][path]
@@ -299,7 +300,7 @@ class Runs(RuleBasedStateMachine):
         )
         if fate == "killed before":
             return
-        location = self.lake.commit(run, commit)
+        location = commit_table(self.lake, run, commit)
         if fate == "killed after":
             self.unswitched = True
         else:

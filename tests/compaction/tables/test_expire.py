@@ -8,8 +8,9 @@ import pytest
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.expire import Expired, expire
-from compaction.tables.lake import Lake, TableCommit, switch_of
+from compaction.tables.lake import Lake
 from compaction.tables.lake_listing import LakeListing
 from compaction.tables.orphans import find_orphans
 from tests.compaction.lakes import (
@@ -46,7 +47,7 @@ def rewritten(lake: Lake, book: Book) -> set[str]:
     table = prepared(lake, ORDERS, book)
     files = written(lake.place, table, "run4", rows(0, 1, 5))
     commit = TableCommit(table, files, {0: 5}, sorted(small))
-    book.switch(switch_of(commit, lake.commit("run4", commit)), "run4")
+    book.switch(switch_of(commit, commit_table(lake, "run4", commit)), "run4")
     return small
 
 
@@ -162,12 +163,12 @@ def test_a_commit_in_between_is_looked_at_again(
     real = lake.catalog.commit_table
     failures = iter([True])
 
-    def commit_table(*arguments: object) -> object:
+    def intercepted(*arguments: object) -> object:
         if next(failures, False):
             raise CommitFailedException("somebody was quicker")
         return real(*arguments)  # type: ignore[arg-type]  # passed on
 
-    monkeypatch.setattr(lake.catalog, "commit_table", commit_table)
+    monkeypatch.setattr(lake.catalog, "commit_table", intercepted)
     assert set(expired(lake, book).data) == rewritten
 
 

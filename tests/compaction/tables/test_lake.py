@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from compaction.tables.commit import TableCommit, commit_table, commit_tables, switch_of
 from compaction.tables.errors import (
     ForeignTable,
     LakeError,
@@ -16,7 +17,8 @@ from compaction.tables.errors import (
     TableChanged,
     TableDamaged,
 )
-from compaction.tables.lake import UNUSABLE_MAX, Lake, TableCommit, switch_of
+from compaction.tables.lake import UNUSABLE_MAX, Lake
+from compaction.tables.prepare import prepare_tables
 from compaction.tables.transaction import OneLookTransaction
 from ledger.lake.types import Hole
 from ledger.table_names import TABLE_NAME_MAX
@@ -88,8 +90,8 @@ def test_a_data_file_carries_exact_bounds_its_day_and_its_order(lake: Lake, book
 def test_a_repeated_commit_of_a_run_finds_what_is_there(lake: Lake) -> None:
     table = prepared(lake, topic())
     commit = commit_of(lake.place, table, "run1", rows(0, 1, 5))
-    location = lake.commit("run1", commit)
-    assert lake.commit("run1", commit) == location
+    location = commit_table(lake, "run1", commit)
+    assert commit_table(lake, "run1", commit) == location
     assert duckdb_rows(location) == rows(0, 1, 5)
     assert len(lake.catalog.load_table("headgate.orders").snapshots()) == 1
 
@@ -115,7 +117,7 @@ def test_a_column_that_is_added_later_is_null_in_older_files(lake: Lake, book: B
 def test_another_type_for_a_column_is_refused_and_the_rest_goes_on(lake: Lake, book: Book) -> None:
     compacted(lake, book, topic(columns={"n": "long"}), "run1", rows(0, 1, 2), typed={"n": [1, 2]})
     changed, other = topic(columns={"n": "string"}), topic("others", 2)
-    tables, failures = lake.prepare([changed, other], book)
+    tables, failures = prepare_tables(lake, [changed, other], book)
     assert list(tables) == [2]
     assert [(one.topic, type(one.error)) for one in failures] == [("orders", SchemaConflict)]
     assert "wants the column n as string" in str(failures[0].error)
@@ -159,11 +161,11 @@ def test_a_table_that_cannot_be_used_is_its_topics_failure_and_the_others_go_on(
     folder.mkdir(parents=True)
     (folder / "broken-2").write_text("in the way")
     topics = [topic("orders", 1), topic("broken", 2), topic("others", 3)]
-    tables, failures = lake.prepare(topics, book)
+    tables, failures = prepare_tables(lake, topics, book)
     assert sorted(tables) == [1, 3]
     assert [(one.topic, type(one.error)) for one in failures] == [("broken", LakeUnusable)]
     # Alone it is no different while the catalog answers.
-    tables, failures = lake.prepare(topics[1:2], book)
+    tables, failures = prepare_tables(lake, topics[1:2], book)
     assert not tables and [one.topic for one in failures] == ["broken"]
 
 
@@ -177,7 +179,7 @@ def test_a_commit_that_fails_for_one_table_is_told_beside_the_others(
     folder = Path(lake.place.path_of(commits[1].table.location)) / "metadata"
     folder.rename(folder.with_name("elsewhere"))
     folder.write_text("in the way")
-    first, second, third = lake.commit_all("run1", commits)
+    first, second, third = commit_tables(lake, "run1", commits)
     assert isinstance(first, str) and isinstance(third, str)
     assert isinstance(second, LakeError) and "headgate.broken" in second.problem
 
@@ -265,7 +267,7 @@ def test_a_table_that_is_rolled_back_during_a_run_takes_no_commit(lake: Lake, bo
     loaded = lake.catalog.load_table("headgate.orders")
     loaded.manage_snapshots().set_current_snapshot(before).commit()
     with pytest.raises(TableChanged, match="rolled back"):
-        lake.commit("run3", commit)
+        commit_table(lake, "run3", commit)
 
 
 def test_a_transaction_shows_each_change_as_it_is_staged(lake: Lake) -> None:
@@ -314,9 +316,9 @@ def test_small_files_are_replaced_by_what_they_were_rewritten_to(lake: Lake, boo
         compacted(lake, book, topic(), f"run{n}", rows(0, n, n))
     small = sorted(data_files(lake, "headgate.orders"))
     table = prepared(lake, topic(), book)
-    assert lake.rewritable(table, [*small[:3], "file:///elsewhere"]) == small[:3]
+    assert lake.rewritable(table.table, [*small[:3], "file:///elsewhere"]) == small[:3]
     files = written(lake.place, table, "run5", rows(0, 1, 3) + rows(0, 5, 9))
-    location = lake.commit("run5", TableCommit(table, files, {0: 9}, small[:3]))
+    location = commit_table(lake, "run5", TableCommit(table, files, {0: 9}, small[:3]))
     assert duckdb_rows(location) == rows(0, 1, 9) == pyiceberg_rows(lake, "headgate.orders")
     assert data_files(lake, "headgate.orders") == {small[3], files[0][0].path}
     summary = lake.catalog.load_table("headgate.orders").metadata.snapshots[-1].summary
@@ -338,9 +340,9 @@ def test_files_that_somebody_else_removed_are_not_rewritten(lake: Lake, book: Bo
     files = written(lake.place, table, "run3", rows(0, 1, 5))
     lake.catalog.load_table("headgate.orders").delete('"offset" <= 2')
     with pytest.raises(RewriteConflict, match="somebody else removed them"):
-        lake.commit("run3", TableCommit(table, files, {0: 5}, small))
+        commit_table(lake, "run3", TableCommit(table, files, {0: 5}, small))
     assert pyiceberg_rows(lake, "headgate.orders") == rows(0, 3, 4)
-    assert lake.rewritable(table, small) == small[1:]
+    assert lake.rewritable(table.table, small) == small[1:]
     appended = compacted(lake, book, topic(), "run4", rows(0, 5, 5))
     assert duckdb_rows(appended) == rows(0, 3, 5)
 
@@ -349,7 +351,7 @@ def test_holes_are_listed_and_carried_on(lake: Lake, book: Book) -> None:
     table = prepared(lake, topic())
     hole = Hole(1, 0, 4, 6, "l0/1/1-0-1", "torn")
     files = written(lake.place, table, "run1", rows(0, 1, 3))
-    lake.commit("run1", TableCommit(table, files, {0: 6}, holes=[hole]))
+    commit_table(lake, "run1", TableCommit(table, files, {0: 6}, holes=[hole]))
     location = compacted(lake, book, topic(), "run2", rows(0, 7, 8))
     properties = lake.catalog.load_table("headgate.orders").properties
     assert properties["headgate.holes"] == '[[0,4,6,"l0/1/1-0-1","torn"]]'
@@ -358,8 +360,8 @@ def test_holes_are_listed_and_carried_on(lake: Lake, book: Book) -> None:
 
 def test_a_commit_without_files_moves_the_watermarks(lake: Lake) -> None:
     table = prepared(lake, topic())
-    first = lake.commit("run1", TableCommit(table, [], {0: 6}))
-    assert lake.commit("run1", TableCommit(table, [], {0: 6})) == first
+    first = commit_table(lake, "run1", TableCommit(table, [], {0: 6}))
+    assert commit_table(lake, "run1", TableCommit(table, [], {0: 6})) == first
     assert prepared(lake, topic()).watermarks == {0: 6}
     assert duckdb_rows(first) == []
 
@@ -371,19 +373,19 @@ def test_files_beyond_the_watermarks_or_in_the_table_already_are_refused(
     table = prepared(lake, topic(), book)
     files = written(lake.place, table, "run2", rows(0, 3, 5))
     with pytest.raises(ValueError, match="its watermark is 4"):
-        lake.commit("run2", TableCommit(table, files, {0: 4}))
+        commit_table(lake, "run2", TableCommit(table, files, {0: 4}))
     with pytest.raises(ValueError, match=r"in headgate\.orders already"):
-        lake.commit("run2", TableCommit(table, files, {0: 5}))
+        commit_table(lake, "run2", TableCommit(table, files, {0: 5}))
     with pytest.raises(ValueError, match="would fall"):
-        lake.commit("run2", TableCommit(table, [], {0: 2}))
+        commit_table(lake, "run2", TableCommit(table, [], {0: 2}))
 
 
 def test_many_tables_are_committed_together_and_fail_alone(lake: Lake, book: Book) -> None:
     topics = [topic(f"t{n}", n) for n in range(1, 7)]
-    tables, _ = lake.prepare(topics, book)
+    tables, _ = prepare_tables(lake, topics, book)
     commits = [commit_of(lake.place, tables[n], "run1", rows(0, 1, n)) for n in range(1, 7)]
     lake.catalog.drop_table("headgate.t3")
-    answers = lake.commit_all("run1", commits)
+    answers = commit_tables(lake, "run1", commits)
     assert [isinstance(answer, TableChanged) for answer in answers] == [n == 3 for n in range(1, 7)]
     for n, answer in enumerate(answers, 1):
         if isinstance(answer, str):
@@ -403,7 +405,7 @@ def test_a_table_whose_files_are_gone_fails_alone(lake: Lake, book: Book) -> Non
     location = compacted(lake, book, topic(), "run1", rows(0, 1, 3))
     Path(location.removeprefix("file://")).unlink()
     topics = [topic(), topic("others", 2)]
-    tables, failures = lake.prepare(topics, book)
+    tables, failures = prepare_tables(lake, topics, book)
     assert list(tables) == [2]
     assert isinstance(failures[0].error, TableDamaged) and "metadata.json" in str(failures[0].error)
 

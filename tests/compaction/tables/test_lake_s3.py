@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from compaction.place import Place
+from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.expire import expire
 from compaction.tables.fileio import requests_of
-from compaction.tables.lake import Lake, TableCommit, switch_of
+from compaction.tables.lake import Lake
 from compaction.tables.lake_listing import LakeListing
 from compaction.tables.reconcile import reconcile
 from tests.compaction.lakes import (
@@ -45,7 +46,7 @@ def test_a_table_in_a_bucket_is_made_committed_rewritten_expired_and_read(
         wider = topic(columns={"n": "long"})
         table = prepared(lake, wider, book)
         files = written(place, table, "run4", rows(0, 1, 5), typed={"n": [1, 2, 3, 4, 5]})
-        lake.commit("run4", TableCommit(table, files, {0: 5}, sorted(small)))
+        commit_table(lake, "run4", TableCommit(table, files, {0: 5}, sorted(small)))
         ((switch,), failures) = reconcile(lake, [wider], book)
         assert not failures and set(switch.dropped) == small
         book.switch(switch, "run4")
@@ -59,7 +60,7 @@ def test_a_table_in_a_bucket_is_made_committed_rewritten_expired_and_read(
         table = prepared(lake, wider, book)
         commit = commit_of(place, table, "run5", rows(0, 6, 7), typed={"n": [6, None]})
         before = requests_of(place)
-        book.switch(switch_of(commit, lake.commit("run5", commit)), "run5")
+        book.switch(switch_of(commit, commit_table(lake, "run5", commit)), "run5")
         cost = requests_of(place)
         assert cost.puts - before.puts == 3  # manifest, manifest list, metadata
         assert pyiceberg_rows(lake, "headgate.orders") == rows(0, 1, 7)

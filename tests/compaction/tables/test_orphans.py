@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from compaction.place import Place
+from compaction.tables.commit import TableCommit, commit_table
 from compaction.tables.errors import TableDamaged
-from compaction.tables.lake import Lake, TableCommit
+from compaction.tables.lake import Lake
 from compaction.tables.lake_listing import LakeListing
 from compaction.tables.orphans import Orphan, find_orphans, our_tables
 from tests.compaction.lakes import (
@@ -115,7 +116,7 @@ def test_files_of_former_snapshots_and_other_branches_stay(
     (small,) = data_files(lake, "headgate.orders")
     table = prepared(lake, ORDERS, book)
     files = written(lake.place, table, "run2", rows(0, 1, 5))
-    lake.commit("run2", TableCommit(table, files, {0: 5}, [small]))
+    commit_table(lake, "run2", TableCommit(table, files, {0: 5}, [small]))
     age(lake)
     assert found(lake, listing) == []
 
@@ -212,7 +213,7 @@ def test_a_file_that_is_committed_while_others_are_listed_stays(
         def below(self, folder: str) -> Iterator[object]:  # type: ignore[override]  # only passes
             yield from list(super().below(folder))
             if folder.endswith("/metadata"):
-                lake.commit("run1", TableCommit(table, files, {0: 3}))
+                commit_table(lake, "run1", TableCommit(table, files, {0: 3}))
 
     listing = Commits(lake.place)
     assert found(lake, listing) == []

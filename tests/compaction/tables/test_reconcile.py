@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.errors import TableChanged
-from compaction.tables.lake import Lake, TableCommit, switch_of
+from compaction.tables.lake import Lake
+from compaction.tables.prepare import prepare_tables
 from compaction.tables.reconcile import covered, reconcile
 from ledger.lake.types import Hole, LakeFile, LakeRange, NewFile
 from ledger.ledger import Ledger
@@ -49,14 +51,14 @@ def test_a_real_ledger_takes_what_was_made_up_for(lake: Lake, ledger: Ledger) ->
     for count in (4, 3):
         ingest(ledger, next(counter), Request(orders.topic_id, ((0, count), (1, 2))))
     ledger.begin_run("run1", "test", 10)
-    table = lake.prepare([orders], ledger)[0][orders.topic_id]
+    table = prepare_tables(lake, [orders], ledger)[0][orders.topic_id]
     first = commit_of(lake.place, table, "run1", rows(0, 1, 4) + rows(1, 1, 2))
-    ledger.switch_tables("run1", [switch_of(first, lake.commit("run1", first))], 20)
+    ledger.switch_tables("run1", [switch_of(first, commit_table(lake, "run1", first))], 20)
     # The next run is killed before its switch.
-    table = lake.prepare([orders], ledger)[0][orders.topic_id]
+    table = prepare_tables(lake, [orders], ledger)[0][orders.topic_id]
     (old,) = ledger.lake_files(orders.topic_id)
     files = written(lake.place, table, "run2", rows(0, 1, 7) + rows(1, 1, 4))
-    location = lake.commit("run2", TableCommit(table, files, {0: 7, 1: 4}, [old.path]))
+    location = commit_table(lake, "run2", TableCommit(table, files, {0: 7, 1: 4}, [old.path]))
 
     switches, failures = reconcile(lake, [orders], ledger)
     assert not failures
@@ -76,7 +78,7 @@ def test_a_first_run_that_was_killed_is_made_up_for_with_its_holes(lake: Lake, b
     commit = TableCommit(
         table, written(lake.place, table, "run1", rows(0, 1, 4)), {0: 6}, (), [hole]
     )
-    location = lake.commit("run1", commit)
+    location = commit_table(lake, "run1", commit)
     assert reconcile(lake, [ORDERS], book) == ([switch_of(commit, location)], [])
 
 
@@ -84,9 +86,9 @@ def test_only_the_holes_that_the_ledger_lacks_are_told(lake: Lake, book: Book) -
     old, new = (Hole(1, 0, n, n, f"l0/1/1-0-{n}", "torn") for n in (3, 6))
     table = prepared(lake, ORDERS)
     commit = TableCommit(table, [], {0: 3}, (), [old])
-    book.switch(switch_of(commit, lake.commit("run1", commit)), "run1")
+    book.switch(switch_of(commit, commit_table(lake, "run1", commit)), "run1")
     table = prepared(lake, ORDERS, book)
-    lake.commit("run2", TableCommit(table, [], {0: 6}, (), [new]))
+    commit_table(lake, "run2", TableCommit(table, [], {0: 6}, (), [new]))
     ((switch,), _) = reconcile(lake, [ORDERS], book)
     assert switch.holes == (new,)
 
@@ -123,7 +125,7 @@ def test_a_table_that_somebody_broke_is_named_and_the_rest_is_done(lake: Lake, b
         change.set_properties({"headgate.watermarks": "gone"})
     others = topic("others", 2)
     commit = commit_of(lake.place, prepared(lake, others), "run2", rows(0, 1, 2))
-    lake.commit("run2", commit)
+    commit_table(lake, "run2", commit)
     switches, failures = reconcile(lake, [ORDERS, others], book)
     assert [one.topic for one in failures] == ["orders"]
     assert isinstance(failures[0].error, TableChanged)
@@ -155,7 +157,7 @@ def test_files_that_a_killed_run_rewrote_are_dropped_and_no_others(lake: Lake, b
     small = sorted(data_files(lake, "headgate.orders"))
     table = prepared(lake, ORDERS, book)
     files = written(lake.place, table, "run5", rows(0, 1, 3) + rows(1, 1, 3) + rows(0, 5, 6))
-    lake.commit("run5", TableCommit(table, files, {0: 6, 1: 4}, small[:3]))
+    commit_table(lake, "run5", TableCommit(table, files, {0: 6, 1: 4}, small[:3]))
     ((switch,), _) = reconcile(lake, [ORDERS], book)
     assert sorted(switch.dropped) == small[:3]
     assert switch.added == (files[0][0],)

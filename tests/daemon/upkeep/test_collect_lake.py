@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from compaction.tables.lake import Lake, TableCommit, switch_of
+from compaction.tables.commit import TableCommit, commit_table, switch_of
+from compaction.tables.lake import Lake
 from daemon.config import Config, Override, load
 from daemon.upkeep import collect_lake
 from daemon.upkeep.collect import Report
@@ -81,7 +82,7 @@ class World:
         gone = sorted(data_files(self.lake, TABLE)) if rewrite else []
         files = written(self.lake.place, table, run, rows(0, 1 if rewrite else first, last))
         made = TableCommit(table, files, {0: last}, gone)
-        switch = switch_of(made, self.lake.commit(run, made))
+        switch = switch_of(made, commit_table(self.lake, run, made))
         self.ledger.switch_tables(run, [switch], wall_ms())
         self.ledger.end_run(run, wall_ms())
 

@@ -20,10 +20,13 @@ from compaction.objects import TaskExtent, TaskObject, fetch
 from compaction.parquet.row_builder import ExtentBytes
 from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
 from compaction.run.file_groups import TopicWork, write_file_group
+from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.errors import TableChanged
-from compaction.tables.lake import Lake, TableCommit, switch_of
+from compaction.tables.lake import Lake
+from compaction.tables.prepare import prepare_tables
 from compaction.tables.table_state import state_of
 from daemon.config import Override, load
+from daemon.upkeep import quarantine
 from daemon.upkeep.compact import catalog_of
 from daemon.upkeep.quarantine import Outcome, Retry
 from delivery.schemas import Tombstone
@@ -72,7 +75,7 @@ class World(Node):
     def compact(self) -> None:
         """Everything, by one task."""
         planned = self.ledger.plan_objects(0, self.ledger.latest_commit_number(), 100, None)
-        tables, _ = self.lake.prepare([self.topic], self.ledger)
+        tables, _ = prepare_tables(self.lake, [self.topic], self.ledger)
         table = tables[self.topic.topic_id]
         found: list[ExtentBytes] = []
         holes: list[Hole] = []
@@ -104,7 +107,9 @@ class World(Node):
         self.runs += 1
         self.ledger.begin_run(run, "test", 1)
         commit = TableCommit(table, files, watermarks, holes=holes)
-        self.ledger.switch_tables(run, [switch_of(commit, self.lake.commit(run, commit))], 77)
+        self.ledger.switch_tables(
+            run, [switch_of(commit, commit_table(self.lake, run, commit))], 77
+        )
         self.ledger.end_run(run, 1)
 
     def retry(self) -> list[Outcome]:
@@ -231,7 +236,7 @@ def test_a_retry_that_is_killed_before_its_commit_has_done_nothing(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.lake, "commit", killed)
+        patch.setattr(quarantine, "commit_table", killed)
         with pytest.raises(Killed):
             world.retry()
     assert len(pyiceberg_rows(world.lake, TABLE)) == 3
@@ -244,16 +249,15 @@ def test_a_retry_on_a_table_that_has_moved_since_is_refused(
 ) -> None:
     """Another retry, which nobody knows of, commits between this one's look and its commit."""
     world.flip()
-    commit = world.lake.commit
 
-    def late(run: str, what: TableCommit) -> str:
+    def late(lake: Lake, run: str, what: TableCommit) -> str:
         transaction = world.lake.catalog.load_table(TABLE).transaction()
         transaction.set_properties({"somebody": "else"})
         transaction.commit_transaction()
-        return commit(run, what)
+        return commit_table(lake, run, what)
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.lake, "commit", late)
+        patch.setattr(quarantine, "commit_table", late)
         outcomes = world.retry()
     assert [one.outcome for one in outcomes] == ["kept", "kept"]
     assert "run it again" in outcomes[0].problem
@@ -326,16 +330,16 @@ def test_the_owners_log_tells_of_both_ways_out(world: World, tmp_path: Path) -> 
 
 
 def test_a_restoring_commit_takes_no_other_rows(world: World) -> None:
-    tables, _ = world.lake.prepare([world.topic], world.ledger)
+    tables, _ = prepare_tables(world.lake, [world.topic], world.ledger)
     table = tables[world.topic.topic_id]
     hole = world.ledger.quarantine()[0].hole
     files = written(world.place, table, "run9", rows(0, 2, 4))
     with pytest.raises(ValueError, match="which are not those of the holes"):
-        world.lake.commit("run9", TableCommit(table, files, {}, restored=[hole]))
+        commit_table(world.lake, "run9", TableCommit(table, files, {}, restored=[hole]))
     moved = table.__class__(**{**table.__dict__, "metadata_location": "elsewhere"})
     files = written(world.place, moved, "run9", rows(0, 3, 4))
     with pytest.raises(TableChanged, match="another writer committed"):
-        world.lake.commit("run9", TableCommit(moved, files, {}, restored=[hole]))
+        commit_table(world.lake, "run9", TableCommit(moved, files, {}, restored=[hole]))
 
 
 def run(world: World, *arguments: str) -> Result:

@@ -1,0 +1,231 @@
+"""Commits a run's files to a table, exactly once.
+
+A commit makes one Iceberg snapshot of files, watermarks, holes and the run's id. It is refused
+unless the table's properties have the watermarks that ``prepare_tables`` saw; it sets them; and the
+catalog accepts it only if the table's snapshot is still the one that was read. Each commit makes a
+snapshot, even one without files. If an answer is lost, the table is read again: the run's id and
+the watermarks say whether the commit is there. The caller then switches the ledger.
+
+pyiceberg's own retry is off (``commit.retry.num-retries``), because it checks no watermark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from compaction.tables.errors import (
+    CommitConflict,
+    FilesRefused,
+    LakeError,
+    LakeUnusable,
+    RewriteConflict,
+    TableChanged,
+    TableDamaged,
+    busy,
+)
+from compaction.tables.lake import Lake, data_files_at, has_deletes, loaded_name
+from compaction.tables.names import run_of_file
+from compaction.tables.prepare import TopicTable
+from compaction.tables.table_state import (
+    RUN,
+    TableState,
+    check_not_rolled_back,
+    committed_properties,
+    merged,
+    sort_order_id,
+    state_of,
+)
+from ledger.lake.coverage import Spans
+from ledger.lake.types import Hole, LakeRange, NewFile, TableSwitch
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+# Commits by others that one of ours may meet; each costs three small files.
+TRIES_MAX = 8
+
+
+class TableCommit(Struct, frozen=True):
+    """What a run does to one table. ``files`` come with their footers (``datafiles.py``).
+
+    ``rewritten`` are paths of data files whose rows are all in ``files``, ``restored`` holes whose
+    rows are. A commit that restores is refused unless the table is exactly as it was prepared.
+    """
+
+    table: TopicTable
+    files: Sequence[tuple[NewFile, bytes]]
+    watermarks: Mapping[int, int]
+    rewritten: Sequence[str] = ()
+    holes: Sequence[Hole] = ()
+    restored: Sequence[Hole] = ()
+
+
+def commit_tables(lake: Lake, run: str, commits: Sequence[TableCommit]) -> list[str | LakeError]:
+    """Commits to many tables, several at a time. Each answer is the new metadata location, or
+    why there is none: refused, nothing was committed there; unusable, the next run finds out.
+    Raises LakeUnusable, as ``attempt``."""
+    return lake.attempt(lambda commit: commit_table(lake, run, commit), commits)
+
+
+def commit_table(lake: Lake, run: str, commit: TableCommit) -> str:
+    """One Iceberg commit; returns the table's new metadata location.
+
+    Called again with the same run and watermarks it finds what is there. Raises TableRefused
+    (nothing is committed) and LakeUnusable (unknown; the next run finds out).
+    """
+    from pyiceberg.exceptions import CommitFailedException, ValidationException
+
+    check_commit(run, commit)
+    name = commit.table.table
+    after = merged(commit.table.watermarks, commit.watermarks)
+    for _ in range(TRIES_MAX):
+        with lake.about(name):
+            loaded = lake.load_existing(name)
+            state = state_of(loaded.metadata.properties, name)
+            if state.run == run and state.watermarks == after:
+                return loaded.metadata_location
+            if state.topic_id != commit.table.topic_id:
+                raise _renamed(name)
+            if state.watermarks != commit.table.watermarks:
+                raise CommitConflict(name, commit.table.watermarks, state.watermarks)
+            check_not_rolled_back(loaded.metadata, state, name)
+            if commit.restored and loaded.metadata_location != commit.table.metadata_location:
+                # Watermarks do not tell whether these rows are there: nothing came between.
+                raise TableChanged(
+                    f"another writer committed to the table {name} while holes of it were"
+                    " restored", "run it again",
+                )  # fmt: skip
+        files = _files_of(loaded, commit)
+        try:
+            with lake.about(name):
+                return _commit(loaded, state, run, commit, files)
+        except (CommitFailedException, ValidationException):
+            continue  # somebody was quicker: look again
+        except (LakeUnusable, TableDamaged):
+            if not _landed(lake, name, run, after):
+                raise
+    raise busy(name, TRIES_MAX)
+
+
+def _files_of(loaded: Table, commit: TableCommit) -> list[DataFile]:
+    """The run's files as a manifest has them. Raises FilesRefused."""
+    from compaction.tables.datafiles import DataFiles
+
+    made = DataFiles(loaded.metadata, sort_order_id(loaded.metadata))
+    try:
+        return [made.of(file, footer) for file, footer in commit.files]
+    except (ValueError, ArithmeticError) as error:
+        raise FilesRefused(loaded_name(loaded), error) from error
+
+
+def _commit(
+    loaded: Table,
+    state: TableState,
+    run: str,
+    commit: TableCommit,
+    files: Sequence[DataFile],
+) -> str:
+    from compaction.tables.transaction import OneLookTransaction
+
+    rewritten = data_files_at(loaded, commit.rewritten)
+    gone = [path for path in commit.rewritten if path not in rewritten]
+    if gone:
+        raise RewriteConflict(loaded_name(loaded), gone, "somebody else removed them")
+    if commit.rewritten and has_deletes(loaded):
+        raise RewriteConflict(
+            loaded_name(loaded), commit.rewritten, "somebody else deleted rows meanwhile"
+        )
+    transaction = OneLookTransaction(loaded)
+    snapshot = transaction.update_snapshot(snapshot_properties={RUN: run})
+    with snapshot.overwrite() if rewritten else snapshot.merge_append() as update:
+        for file in files:
+            update.append_data_file(file)
+        for file in rewritten.values():
+            update.delete_data_file(file)
+    transaction.set_properties(
+        committed_properties(
+            state, commit.table.topic, run, commit.watermarks, commit.holes, commit.restored
+        )
+    )
+    return transaction.commit_transaction().metadata_location
+
+
+def _landed(lake: Lake, name: str, run: str, after: Mapping[int, int]) -> bool:
+    """Whether the commit whose answer was lost is there; if so, the next look finds it."""
+    try:
+        with lake.about(name):
+            state = state_of(lake.load_existing(name).metadata.properties, name)
+    except LakeError:
+        return False
+    return state.run == run and state.watermarks == after
+
+
+def _renamed(name: str) -> TableChanged:
+    return TableChanged(f"the table {name} became another topic's meanwhile", "run it again")
+
+
+def switch_of(commit: TableCommit, metadata_location: str) -> TableSwitch:
+    """What the ledger is told of a commit."""
+    return TableSwitch(
+        topic_id=commit.table.topic_id,
+        table=commit.table.table,
+        metadata_location=metadata_location,
+        watermarks=dict(commit.watermarks),
+        added=tuple(file for file, _ in commit.files),
+        dropped=tuple(commit.rewritten),
+        holes=tuple(commit.holes),
+        restored=tuple(commit.restored),
+    )
+
+
+def check_commit(run: str, commit: TableCommit) -> None:
+    """The files are the run's, and lie at or below the watermarks, which do not fall.
+
+    Raises ValueError.
+    """
+    table = commit.table
+    after = merged(table.watermarks, commit.watermarks)
+    for partition, seq in table.watermarks.items():
+        if after[partition] < seq:
+            raise ValueError(
+                f"the watermark of partition {partition} of {table.table} would fall from {seq}"
+                f" to {after[partition]}"
+            )
+    for file, _ in commit.files:
+        if not file.path.startswith(f"{table.location}/data/"):
+            raise ValueError(f"{file.path} is not below {table.location}/data/")
+        if run_of_file(file.path.rpartition("/")[2]) != run:
+            raise ValueError(f"{file.path} is not named as a file of the run {run}")
+        for one in file.ranges:
+            if one.last_offset > after.get(one.partition, 0):
+                raise ValueError(
+                    f"{file.path} holds offset {one.last_offset} of partition {one.partition},"
+                    f" its watermark is {after.get(one.partition, 0)}"
+                )
+            if commit.restored:
+                if not _is_of(commit.restored, one):
+                    raise ValueError(
+                        f"{file.path} holds offsets {one.first_offset} to {one.last_offset} of"
+                        f" partition {one.partition}, which are not those of the holes"
+                    )
+            elif not commit.rewritten and one.first_offset <= table.watermarks.get(
+                one.partition, 0
+            ):
+                raise ValueError(
+                    f"{file.path} holds offset {one.first_offset} of partition {one.partition},"
+                    f" which is in {table.table} already"
+                )
+
+
+def _is_of(holes: Sequence[Hole], one: LakeRange) -> bool:
+    """Whether a range has rows of the holes only, as far as it says."""
+    spans = Spans([(h.first_offset, h.last_offset) for h in holes if h.partition == one.partition])
+    length = one.last_offset + 1 - one.first_offset
+    ends = {one.first_offset, one.last_offset}
+    return all(spans.outside(end, end) == 0 for end in ends) and one.rows <= length - spans.outside(
+        one.first_offset, one.last_offset
+    )
