@@ -1,1 +1,1 @@
-"""What the headgate command prints and does, one module per subject; cli.py names the commands."""
+"""One file per command of the same name: options, help, JSON shape and text. cli.py lists them."""

@@ -7,30 +7,34 @@ a run that has nothing to do starts neither.
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import click
 from msgspec import Struct
 
-from commands.exits import CommandFailed
 from commands.objects import opened_ledger, opened_store
-from commands.output import bytes_text, count_text, duration_text, progress, table
+from commands.shell.exits import FAILED, CommandFailed
+from commands.shell.options import loaded, output_option, place_options
+from commands.shell.output import (
+    NAMED_MAX,
+    bytes_text,
+    count_text,
+    duration_text,
+    print_json,
+    progress,
+    table,
+)
 from compaction.run.java import NoJava
 from compaction.run.report import RunReport
-from compaction.run.session import SparkFailed, SparkMissing, check_extra
-from daemon import serve
+from compaction.run.session import SparkMissing, check_extra
 from daemon.config import Config
 from daemon.upkeep.compact import (
-    OtherRun,
     Ready,
     Run,
-    StoreIsEmpty,
-    UnknownTopics,
     catalog_of,
     look,
     only_run,
@@ -38,22 +42,60 @@ from daemon.upkeep.compact import (
     run_bytes_of,
     writable_ledger,
 )
-from daemon.upkeep.cover import NotCovered, covering
-from daemon.upkeep.owner import OtherHistory
+from daemon.upkeep.cover import covering
 from daemon.upkeep.recover import sleep_s
 from ledger.errors import LedgerMissing
-from ledger.log.entry import EntryError
 from shards.clock import monotonic_ns
-from uploader.ownership.ownerlog import OwnedByAnother
 from uploader.stores.counted import CountedStore
 
 if TYPE_CHECKING:
     from compaction.tables.lake import Lake
 
-NAMED_MAX = 20  # of a kind, for people; JSON has them all
 
-
+@click.command()
+@place_options
+@click.option("--master", metavar="URL", help="Spark's master; by default local, on all CPUs.")
+@click.option("--topic", "chosen", metavar="TOPIC", multiple=True, help="Only these; repeatable.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be compacted; write nothing.")
+@click.option("--check", is_flag=True, help="Only check whether Spark and Java are installed.")
+@output_option
+@click.pass_context
 def compact(
+    context: click.Context,
+    /,
+    master: str | None,
+    chosen: tuple[str, ...],
+    dry_run: bool,
+    check: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write committed records into Iceberg tables.
+
+    It compacts everything that was acknowledged before it began, exactly once, even if a run is
+    killed and repeated. Works with and without a running daemon. Exit code 1 if an object is
+    damaged or a topic could not be compacted; the rest is done.
+
+    \b
+    Examples:
+      headgate compact --check
+      headgate compact --data /var/lib/headgate
+      headgate compact --data /var/lib/headgate --topic orders --dry-run
+    """
+    config = loaded(**options)
+    if check:
+        found = needs()
+        print_json(found) if as_json else click.echo(needs_text(found))
+        return
+    report = run_compaction(config, master=master, chosen=frozenset(chosen), dry_run=dry_run)
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(compact_text(report))
+    context.exit(0 if report.sound else FAILED)
+
+
+def run_compaction(
     config: Config, *, master: str | None, chosen: frozenset[str], dry_run: bool
 ) -> RunReport:
     """One run, or what one would do. Raises CommandFailed, LedgerError, StoreError."""
@@ -61,13 +103,12 @@ def compact(
     report = RunReport(dry_run)
     if not Path(config.ledger_path).exists():
         raise LedgerMissing(Path(config.ledger_path))
-    with _as_command_failures():
-        if dry_run:
-            with opened_ledger(config) as ledger:
-                _plan(report, look(ledger, chosen))
-        else:
-            with only_run(config):
-                _compact(config, master, chosen, report)
+    if dry_run:
+        with opened_ledger(config) as ledger:
+            _plan(report, look(ledger, chosen))
+    else:
+        with only_run(config):
+            _compact(config, master, chosen, report)
     report.usd = report.requests.usd(config.store_url)
     report.seconds = (monotonic_ns() - began_ns) / 1e9
     if report.spark_seconds:
@@ -154,35 +195,6 @@ def _with_spark(
         cores = spark.sparkContext.defaultParallelism
         limits = Limits(run_bytes=run_bytes_of(config, cores))
         run.rounds(lake, spark, cores, limits, lambda n: progress(n, "compacting"))
-
-
-@contextlib.contextmanager
-def _as_command_failures() -> Iterator[None]:
-    from compaction.run.driver import TaskFailed
-    from compaction.tables.errors import LakeError
-
-    again = "nothing is doubled: what is in the tables stays, the next run does the rest"
-    try:
-        yield
-    except (OtherRun, UnknownTopics, SparkMissing, NoJava) as error:
-        raise CommandFailed(str(error)) from error
-    except StoreIsEmpty as error:
-        raise CommandFailed(
-            str(error),
-            hint="is the store mounted, and the bucket the right one? see headgate check",
-        ) from error
-    except LakeError as error:
-        raise CommandFailed(error.problem, hint=error.hint) from error
-    except (TaskFailed, SparkFailed) as error:
-        raise CommandFailed(str(error), hint=again) from error
-    except OwnedByAnother as error:
-        raise CommandFailed(
-            str(error), hint="compact with that daemon's data directory, or take the store over"
-        ) from error
-    except NotCovered as error:
-        raise CommandFailed(str(error), hint=again) from error
-    except (serve.StartError, OtherHistory, EntryError) as error:
-        raise CommandFailed(str(error)) from error
 
 
 def compact_text(report: RunReport) -> str:

@@ -1,7 +1,7 @@
-"""``headgate objects``: what lies in the store, read from the ledger and the store themselves.
+"""``headgate objects``: the objects in the store, read from the ledger and the store directly.
 
-It needs no running daemon and disturbs none: the ledger is only read, and objects never change.
-So it takes --data, --store and --config like ``serve``, not --url.
+It works with and without a running daemon and does not disturb one: the ledger is only read, and
+objects never change. So it takes --data, --store and --config like ``serve``, not --url.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 from msgspec import Struct
 
-from commands.exits import CommandFailed
-from commands.output import bytes_text, count_text
+from commands.shell.exits import FAILED, CommandFailed
+from commands.shell.options import loaded, output_option, place_options
+from commands.shell.output import bytes_text, count_text, print_json, print_lines, progress
 from daemon.config import Config
 from ledger.ledger import Ledger
 from ledger.types import ObjectRow
@@ -31,10 +33,115 @@ from uploader.l0 import (
 )
 from uploader.stores.base import ObjectMissing, ObjectStore
 from uploader.stores.open import open_store
-from uploader.stores.verified import verified
+from uploader.stores.verified import verified as checked
 
 PAGE_OBJECTS = 1_000
+# Fixed widths: a table of all objects need not be held in memory.
 ROW = "{:<48}  {:>10}  {:>10}  {:>7}  {:>9}  {}"
+
+
+@click.group()
+def objects() -> None:
+    """List, print and verify the objects in the store.
+
+    Works with and without a running daemon.
+
+    \b
+    Examples:
+      headgate objects ls --data /var/lib/headgate
+      headgate objects verify --data /var/lib/headgate
+    """
+
+
+@objects.command("ls")
+@place_options
+@output_option
+def objects_ls(as_json: bool, **options: Any) -> None:
+    """List all objects in the order of their commits.
+
+    \b
+    Example:
+      headgate objects ls --data /var/lib/headgate -o json
+    """
+    with opened_ledger(loaded(**options)) as ledger:
+        if not as_json:
+            click.echo(ROW.format("key", "size", "records", "extents", "commit", "created"))
+            for row in rows(ledger):
+                click.echo(row_text(row))
+            return
+        before = "["
+        for row in rows(ledger):
+            click.echo(before + "\n  " + msgspec.json.encode(row).decode(), nl=False)
+            before = ","
+        click.echo("[]" if before == "[" else "\n]")
+
+
+@objects.command("cat")
+@click.argument("key")
+@place_options
+def objects_cat(key: str, **options: Any) -> None:
+    """Print the records of an object as NDJSON, with topic, partition and offset.
+
+    \b
+    Example:
+      headgate objects cat l0/000000000000000001/1-0-2 --data /var/lib/headgate
+    """
+    config = loaded(**options)
+    with opened_ledger(config) as ledger, opened_store(config) as store:
+        for line in lines_of(ledger, store, row_of(ledger, key)):
+            print_lines([line])
+
+
+class BadObject(Struct, frozen=True):
+    """An object that is missing or damaged."""
+
+    key: str
+    problems: list[str]
+
+
+class Verified(Struct, frozen=True):
+    """What ``objects verify`` found."""
+
+    objects: int
+    bytes: int
+    bad: list[BadObject]
+
+
+@objects.command("verify")
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@place_options
+@output_option
+@click.pass_context
+def objects_verify(
+    context: click.Context, /, keys: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
+    """Check the format and checksums of the given objects, or of all.
+
+    Exit code 1 if one is missing or damaged.
+
+    \b
+    Examples:
+      headgate objects verify --data /var/lib/headgate
+      headgate objects verify l0/000000000000000001/1-0-2 --data /var/lib/headgate
+    """
+    config = loaded(**options)
+    with opened_ledger(config) as ledger, opened_store(config) as store:
+        chosen = [row_of(ledger, key) for key in keys] or list(rows(ledger))
+        bad = []
+        with progress(len(chosen), "objects") as advance:
+            for row in chosen:
+                found = problems_of(store, row)
+                if found:
+                    bad.append(BadObject(row.key, found))
+                advance(1)
+    verified = Verified(len(chosen), sum(row.size_bytes for row in chosen), bad)
+    if as_json:
+        print_json(verified)
+    else:
+        for item in bad:
+            click.echo("\n".join(f"BAD  {problem}" for problem in item.problems))
+        click.echo(f"{verified.objects} objects, {verified.bytes:,} bytes, {len(bad)} bad")
+    context.exit(FAILED if bad else 0)
 
 
 @contextmanager
@@ -84,11 +191,6 @@ def row_of(ledger: Ledger, key: str) -> ObjectRow:
     return row
 
 
-def head_text() -> str:
-    """The head of the table, of fixed widths so that rows need not be gathered first."""
-    return ROW.format("key", "size", "records", "extents", "commit", "created")
-
-
 def row_text(row: ObjectRow) -> str:
     """One object of the table."""
     created = datetime.fromtimestamp(row.created_ms / 1000, tz=UTC)
@@ -125,20 +227,13 @@ def lines_of(ledger: Ledger, store: ObjectStore, row: ObjectRow) -> Iterator[byt
         raise CommandFailed(str(error), hint=f"`headgate objects verify {row.key}`") from error
 
 
-class BadObject(Struct, frozen=True):
-    """An element of ``bad`` in ``objects verify -o json``."""
-
-    key: str
-    problems: list[str]
-
-
 def problems_of(store: ObjectStore, row: ObjectRow) -> list[str]:
     """What is wrong with an object as it lies in the store; [] when it is sound.
 
     Raises StoreError when the store itself cannot be asked.
     """
     try:
-        verified(lambda: _check(store, row), store.reconnect, _Bad, row.key)
+        checked(lambda: _check(store, row), store.reconnect, _Bad, row.key)
     except ObjectMissing as error:
         return [f"{row.key} is not in the store: {error}"]
     except _Bad as bad:

@@ -1,216 +1,130 @@
-"""``headgate produce``: sends batches one after the other and counts what was acknowledged.
-
-Each request carries an idempotency key, so that a batch whose answer was lost can be sent again
-and is stored once. A batch that is refused ends the run: the records before it are stored, of it
-nothing is, and the error names the line of the input where it stands. So does one that was not
-answered; whether it is stored is not known then.
-
-A *resume point* is ``RUN:LINE``: a run that goes on there gives its batches the keys that they had.
-A key names the lines of its batch, so batches of another size have other keys: what was stored is
-then stored twice, and nothing is taken for another batch.
-"""
+"""``headgate produce``: sends records from a file or stdin."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NamedTuple
+import secrets
+from typing import Any
 
-import msgspec
-from msgspec import Struct
+import click
 
-from commands.client import Client, Refused, UnknownAnswer, Unreachable, topic_path
-from commands.output import bytes_text, count_text
-from commands.records_in import BadLine, InputRecord, Numbered
+from commands.client.http import Client
+from commands.client.records import Format, batched, records, size_of
+from commands.client.sender import BatchUnanswered, Resume, Summary, parse_resume, send
+from commands.shell.exits import FAILED, UNREACHABLE, CommandFailed
+from commands.shell.options import client_option, output_option, parsed_by, topic_argument
+from commands.shell.output import bytes_text, count_text, print_json, progress, say
 
-
-class PartitionSpan(Struct):
-    """What one partition was given: ``count`` records from first_seq to last_seq, other
-    producers' records possibly between them."""
-
-    partition: int
-    first_seq: int
-    last_seq: int
-    count: int
+SPANS_SHOWN_MAX = 8
 
 
-class Resume(NamedTuple):
-    """Where a run goes on: its id, and the first line that is sent."""
-
-    run_id: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.run_id}:{self.line}"
-
-
-def parse_resume(text: str) -> Resume:
-    """A resume point as it was printed. Raises ValueError."""
-    match = re.fullmatch(r"([0-9a-f]{1,64}):([1-9][0-9]{0,17})", text)
-    if match is None:
-        raise ValueError(f"{text!r} is not a resume point, like 5f0c...e1:3005")
-    return Resume(match[1], int(match[2]))
-
-
-class Summary(Struct):
-    """What ``-o json`` prints. ``error`` is there when the input was not sent to its end."""
-
-    topic: str
-    records: int = 0
-    requests: int = 0
-    bytes: int = 0
-    retries: int = 0
-    deduped: int = 0
-    partitions: list[PartitionSpan] = []
-    error: dict[str, Any] | None = None
-
-    def text(self) -> str:
-        spans = ", ".join(
-            f"partition {span.partition}: {span.first_seq}-{span.last_seq}"
-            for span in self.partitions[:8]
-        )
-        more = ", ..." if len(self.partitions) > 8 else ""
-        retried = f", {self.retries} retries" if self.retries else ""
-        return (
-            f"{count_text(self.records)} records ({bytes_text(self.bytes)}) to {self.topic} in"
-            f" {count_text(self.requests)} requests{retried}"
-            + (f"; {spans}{more}" if spans else "")
-        )
-
-
-class BatchRefused(Exception):
-    """The batch of ``line`` (the record itself, where the daemon named it) was not stored."""
-
-    def __init__(self, line: int, last_line: int, code: str, message: str) -> None:
-        super().__init__(f"{_lines(line, last_line)}: {message} ({code})")
-        self.line = line
-        self.code = code
-        self.message = message
-
-
-class BatchUnanswered(Exception):
-    """Nobody answered: whether the batch of ``line`` is stored is not known."""
-
-    code: ClassVar = "unreachable"
-
-    def __init__(self, line: int, last_line: int, cause: Unreachable) -> None:
-        super().__init__(f"{_lines(line, last_line)}: {cause}")
-        self.line = line
-
-
-Problem = BadLine | BatchRefused | BatchUnanswered
-
-
-def _lines(first: int, last: int) -> str:
-    return f"line {first}" if first == last else f"lines {first} to {last}"
-
-
-class _Request(Struct, omit_defaults=True):
-    records: list[InputRecord]
-    idempotency_key: str
-    partition: int | None = None
-
-
-class _Answer(Struct):
-    """Offsets of one partition at top level, or of several in ``partitions``."""
-
-    partition: int | None = None
-    first_seq: int = 0
-    last_seq: int = 0
-    count: int = 0
-    deduped: bool = False
-    partitions: list[PartitionSpan] | None = None
-
-
-_encoder = msgspec.json.Encoder()
-_answer_decoder = msgspec.json.Decoder(_Answer)
-
-
-def send(
-    client: Client,
+@click.command()
+@topic_argument
+@click.argument("file", type=click.File("rb", lazy=False), default="-")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["ndjson", "lines", "json"]),
+    default="ndjson",
+    show_default=True,
+    help="A JSON value per line, a text per line, or one JSON document (an array is its records).",
+)
+@click.option("--key", "key_field", metavar="FIELD", help="The field of a record that is its key.")
+@click.option("--partition", type=click.IntRange(0, 999), help="Instead of choosing by key.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 1_000_000),
+    default=1_000,
+    show_default=True,
+    metavar="N",
+    help="Most records in a request.",
+)
+@click.option(
+    "--batch-bytes",
+    type=click.IntRange(1, 1 << 30),
+    default=1 << 20,
+    show_default=True,
+    metavar="N",
+    help="Most bytes of records in a request; a larger record is sent alone.",
+)
+@click.option(
+    "--resume",
+    metavar="RUN:LINE",
+    callback=parsed_by(parse_resume),
+    help="Continue a run of this command that ended, with the same file and options.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, 86_400),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for a daemon that does not answer or is busy.",
+)
+@client_option
+@output_option
+def produce(
     topic: str,
-    batches: Iterable[list[Numbered]],
-    *,
-    run_id: str,
-    patience_ms: float,
-    partition: int | None = None,
-    progress: Callable[[int], None] = lambda bytes_sent: None,
-) -> tuple[Summary, Problem | None]:
-    """Sends all batches; the second value is why it stopped before the end of the input.
-
-    Lines of a run that is not resumed must never have its ``run_id`` twice. Raises UnknownAnswer:
-    whether the last batch is stored is then not known.
-    """
-    summary = Summary(topic)
-    spans: dict[int, PartitionSpan] = {}
-    problem: Problem | None = None
-    first = 0  # of the batch that is under way
-    try:
-        for batch in batches:
-            first = batch[0].line
-            _send_one(client, summary, spans, batch, run_id, partition, patience_ms)
-            progress(sum(len(bytes(item.record.data)) for item in batch))
-    except (BadLine, BatchRefused, BatchUnanswered) as error:
-        problem = error
-        # Of a bad line the batch before it is stored, of a refused record not its own.
-        line = error.line if isinstance(error, BadLine) else first
-        summary.error = {
-            "line": error.line,
-            "code": "invalid" if isinstance(error, BadLine) else error.code,
-            "message": str(error),
-            "resume": str(Resume(run_id, line)),
-        }
-    summary.retries = client.retries
-    summary.partitions = [spans[number] for number in sorted(spans)]
-    return summary, problem
-
-
-def _send_one(
-    client: Client,
-    summary: Summary,
-    spans: dict[int, PartitionSpan],
-    batch: list[Numbered],
-    run_id: str,
+    file: Any,
+    form: Format,
+    key_field: str | None,
     partition: int | None,
-    patience_ms: float,
+    batch: int,
+    batch_bytes: int,
+    resume: Resume | None,
+    wait_s: float,
+    client: Client,
+    as_json: bool,
 ) -> None:
-    body = _encoder.encode(
-        _Request(
-            [item.record for item in batch], f"{run_id}-{batch[0].line}-{batch[-1].line}", partition
-        )
-    )
-    try:
-        data = client.call("POST", topic_path(summary.topic), body, patience_ms=patience_ms)
-    except Refused as error:
-        line, last_line = _place(batch, error.detail)
-        raise BatchRefused(line, last_line, error.code, error.message) from error
-    except Unreachable as error:
-        raise BatchUnanswered(batch[0].line, batch[-1].line, error) from error
-    try:
-        answer = _answer_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error
-    parts = answer.partitions
-    if parts is None:
-        number = answer.partition or 0
-        parts = [PartitionSpan(number, answer.first_seq, answer.last_seq, answer.count)]
-    for part in parts:
-        span = spans.setdefault(part.partition, part)
-        if span is not part:
-            span.last_seq = part.last_seq
-            span.count += part.count
-    summary.requests += 1
-    summary.records += len(batch)
-    summary.bytes += sum(len(bytes(item.record.data)) for item in batch)
-    summary.deduped += answer.deduped
+    """Send records to a topic and wait until they are durable.
 
+    The records come from FILE, or from stdin without it. If the run ends early, the message names
+    a resume point; the same command with --resume continues there.
 
-def _place(batch: list[Numbered], detail: dict[str, Any]) -> tuple[int, int]:
-    """Input lines of a refusal: of the record that ``detail`` names, else of the whole batch.
-
-    ``detail.record`` is the record's index in the request, from 0.
+    \b
+    Examples:
+      headgate produce orders orders.ndjson --key customer
+      tail -F app.log | headgate produce logs --format lines
+      headgate produce orders orders.ndjson --key customer --resume 5f0c99e1:3005
     """
-    named = detail.get("record")
-    if isinstance(named, int) and 0 <= named < len(batch):
-        return batch[named].line, batch[named].line
-    return batch[0].line, batch[-1].line
+    client.say = say
+    begin = resume or Resume(secrets.token_hex(12), 1)
+    source = (
+        item for item in records(file, form, key_field) if item is None or item.line >= begin.line
+    )
+    with progress(size_of(file), "sent") as advance:
+        summary, problem = send(
+            client,
+            topic,
+            batched(source, batch, batch_bytes),
+            run_id=begin.run_id,
+            patience_ms=wait_s * 1000,
+            partition=partition,
+            progress=advance,
+        )
+    if as_json:
+        print_json(summary)
+    elif summary.records or problem is None:
+        click.echo(_text(summary))
+    if problem is not None:
+        raise CommandFailed(
+            f"{getattr(file, 'name', 'stdin')}: {problem}",
+            hint=f"the {summary.records} records before it are stored, and nothing after it; the"
+            f" same command with --resume {(summary.error or {})['resume']} continues there",
+            exit_code=UNREACHABLE if isinstance(problem, BatchUnanswered) else FAILED,
+        ) from problem
+
+
+def _text(summary: Summary) -> str:
+    spans = [
+        f"partition {span.partition}: {span.first_seq}-{span.last_seq}"
+        for span in summary.partitions[:SPANS_SHOWN_MAX]
+    ]
+    if len(summary.partitions) > SPANS_SHOWN_MAX:
+        spans.append("...")
+    retried = f", {summary.retries} retries" if summary.retries else ""
+    return (
+        f"{count_text(summary.records)} records ({bytes_text(summary.bytes)}) to {summary.topic} in"
+        f" {count_text(summary.requests)} requests{retried}"
+        + (f"; {', '.join(spans)}" if spans else "")
+    )

@@ -4,9 +4,8 @@ commands."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct
 
-from commands.exits import FAILED, CommandFailed
 from commands.objects import opened_ledger
-from commands.options import loaded, output_option, place_options
-from commands.output import count_text, print_json, progress, table
+from commands.shell.exits import FAILED, CommandFailed
+from commands.shell.options import loaded, output_option, place_options, yes_option
+from commands.shell.output import count_text, print_json, progress, table
 from daemon.config import Config
 from ledger.lake.types import Quarantined
 from ledger.ledger import Ledger
@@ -74,7 +73,7 @@ def retry(config: Config, keys: Sequence[str], advance: Callable[[int], object])
     from compaction.run.session import SparkMissing
     from daemon.upkeep.compact import catalog_of, only_run, place_of, writable_ledger
 
-    with _failures(), only_run(config), writable_ledger(config) as ledger:
+    with only_run(config), writable_ledger(config) as ledger:
         found = _chosen(ledger, keys)
         if not found:
             return []
@@ -113,7 +112,7 @@ def outcomes_text(outcomes: Sequence[Outcome]) -> str:
 
 def held(config: Config, keys: Sequence[str]) -> list[Quarantined]:
     """The holes of these objects. Raises CommandFailed."""
-    with _failures(), opened_ledger(config) as ledger:
+    with opened_ledger(config) as ledger:
         return _chosen(ledger, keys)
 
 
@@ -122,7 +121,7 @@ def accept(config: Config, keys: Sequence[str]) -> list[Quarantined]:
     from daemon.upkeep.compact import only_run, writable_ledger
     from daemon.upkeep.upkeep import clocks
 
-    with _failures(), only_run(config), writable_ledger(config) as ledger:
+    with only_run(config), writable_ledger(config) as ledger:
         found = _chosen(ledger, keys)
         ledger.accept_holes([one.hole for one in found], ledger.age_ms(clocks()))
         return found
@@ -138,21 +137,6 @@ def _chosen(ledger: Ledger, keys: Sequence[str]) -> list[Quarantined]:
     return [one for one in found if not keys or one.hole.key in keys]
 
 
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    from compaction.objects import StoreFailed
-    from compaction.run.session import SparkMissing
-    from compaction.tables.errors import LakeError
-    from daemon.upkeep.compact import OtherRun
-
-    try:
-        yield
-    except (OtherRun, SparkMissing, StoreFailed) as error:
-        raise CommandFailed(str(error)) from error
-    except LakeError as error:
-        raise CommandFailed(error.problem, hint=error.hint) from error
-
-
 def _time(epoch_ms: int) -> str:
     if not epoch_ms:
         return "-"
@@ -161,7 +145,13 @@ def _time(epoch_ms: int) -> str:
 
 @click.group()
 def quarantine() -> None:
-    """Offsets that a compaction could not read: list them, read them again, or give them up."""
+    """List, retry or give up records that a compaction could not read.
+
+    \b
+    Examples:
+      headgate quarantine ls --data /var/lib/headgate
+      headgate quarantine retry --data /var/lib/headgate
+    """
 
 
 @quarantine.command("ls")
@@ -210,7 +200,7 @@ def quarantine_retry(
 
 @quarantine.command("accept")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask. It is asked on a terminal only.")
+@yes_option
 @place_options
 @output_option
 def quarantine_accept(keys: tuple[str, ...], yes: bool, as_json: bool, **options: Any) -> None:

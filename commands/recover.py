@@ -1,64 +1,75 @@
-"""``headgate recover``: the ledger rebuilt from the store, and the report of it.
-
-Works on a data directory that no daemon uses. The work is ``daemon/upkeep/recover.py``'s.
-"""
+"""``headgate recover``: rebuilds the ledger from the store."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from typing import Any
 
 import click
 
-from commands.exits import CommandFailed
-from commands.output import count_text, progress
-from daemon import serve
+from commands.shell.exits import FAILED
+from commands.shell.options import loaded, output_option, place_options
+from commands.shell.output import count_text, limited, print_json, progress, say
 from daemon.config import Config
-from daemon.upkeep.owner import OtherHistory
-from daemon.upkeep.recover import FOOTER_THREADS, NothingThere, Report, recover, sleep_s
-from ledger.log.entry import EntryError
+from daemon.serve import take_directory
+from daemon.upkeep.recover import FOOTER_THREADS, Report, sleep_s
+from daemon.upkeep.recover import recover as rebuild
 from shards import locks
 from shards.locks import SharedLock
-from uploader.ownership.ownerlog import OwnedByAnother
 from uploader.stores.open import open_store
 
-NAMED_MAX = 20  # of a kind, for people; JSON has them all
+
+@click.command()
+@place_options
+@click.option("--take-over", is_flag=True, help="Even if a daemon is known to own the store.")
+@click.option("--allow-empty", is_flag=True, help="Accept a store that has no objects.")
+@output_option
+@click.pass_context
+def recover(
+    context: click.Context, /, take_over: bool, allow_empty: bool, as_json: bool, **options: Any
+) -> None:
+    """Rebuild the ledger from the store.
+
+    No daemon may use the data directory. A ledger that is there is kept under another name. Exit
+    code 1 if an object is damaged or missing; the rest is recovered.
+
+    \b
+    Examples:
+      headgate recover --data /var/lib/headgate --store s3://my-bucket/headgate
+      headgate recover --data /var/lib/headgate --store s3://my-bucket/headgate --take-over
+    """
+    report = _recovered(loaded(**options), take_over=take_over, allow_empty=allow_empty)
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(text(report))
+    context.exit(0 if report.sound else FAILED)
 
 
-def run(config: Config, *, take_over: bool, allow_empty: bool) -> Report:
-    """Recovers into the data directory. Raises CommandFailed, LedgerError, StoreError."""
-    try:
-        with contextlib.closing(serve.take_directory(config)) as lock_file:
-            store = open_store(
-                config.store_url,
-                endpoint_url=config.s3_endpoint_url,
-                region=config.s3_region,
-                threads=FOOTER_THREADS,
+def _recovered(config: Config, *, take_over: bool, allow_empty: bool) -> Report:
+    with contextlib.closing(take_directory(config)) as lock_file:
+        store = open_store(
+            config.store_url,
+            endpoint_url=config.s3_endpoint_url,
+            region=config.s3_region,
+            threads=FOOTER_THREADS,
+        )
+        with contextlib.closing(store):
+            return rebuild(
+                config,
+                SharedLock(lock_file, locks.LEDGER),
+                store,
+                take_over=take_over,
+                allow_empty=allow_empty,
+                sleep_s=_wait,
+                progress=(lambda n: progress(n, "objects")) if sys.stderr.isatty() else None,
             )
-            with contextlib.closing(store):
-                return recover(
-                    config,
-                    SharedLock(lock_file, locks.LEDGER),
-                    store,
-                    take_over=take_over,
-                    allow_empty=allow_empty,
-                    sleep_s=_wait,
-                    progress=(lambda n: progress(n, "objects")) if sys.stderr.isatty() else None,
-                )
-    except OwnedByAnother as error:
-        raise CommandFailed(
-            str(error), hint="stop that daemon, or take the store from it with --take-over"
-        ) from error
-    except (serve.StartError, OtherHistory, NothingThere, EntryError) as error:
-        raise CommandFailed(str(error)) from error
 
 
 def _wait(seconds: float) -> None:
     if seconds >= 1:
-        click.echo(
-            f"headgate: waiting {seconds:.0f} s, in which the former owner would stop by itself",
-            err=True,
-        )
+        say(f"waiting {seconds:.0f} s, so that a former owner of the store stops by itself")
     sleep_s(seconds)
 
 
@@ -71,7 +82,7 @@ def text(report: Report) -> str:
         (
             "unlisted",
             report.objects_taken,
-            f"{count_text(report.records_taken)} records, taken: they may have been acknowledged",
+            f"{count_text(report.records_taken)} records, kept: they may have been acknowledged",
         ),
         ("orphan", report.objects_orphan, "never committed"),
         ("named", report.objects_named_for_deletion, "for deletion"),
@@ -81,33 +92,24 @@ def text(report: Report) -> str:
     if report.records_may_be_doubled:
         lines.append(
             f"{count_text(report.records_may_be_doubled)} of the unlisted records have neither an"
-            " idempotency key nor an expected_seq, and may be doubled"
+            " idempotency key nor an expected_seq, so they may be stored twice"
         )
     if report.records_void:
         lines.append(
             f"{count_text(report.records_void)} of the unlisted records are not stored: their"
-            " expected_seq did not hold"
+            " expected_seq did not match"
         )
     if report.topics_restored:
         lines.append(
-            "topics whose settings no entry has, now with the default ones: "
-            + _named(report.topics_restored)
+            "topics whose settings are in no entry, now with default settings: "
+            + ", ".join(limited(report.topics_restored))
         )
-    lines += _limited(
+    lines += limited(
         [f"gap       {g.topic}, partition {g.partition}: offsets {g.gap_from} to {g.gap_to}"
          for g in report.gaps]
     )  # fmt: skip
-    lines += _limited([f"CORRUPT   {p.key}: {p.problem}" for p in report.corrupt])
-    lines += _limited([f"MISSING   {key}" for key in report.missing])
+    lines += limited([f"CORRUPT   {p.key}: {p.problem}" for p in report.corrupt])
+    lines += limited([f"MISSING   {key}" for key in report.missing])
     if report.kept_ledger is not None:
-        lines.append(f"the ledger that was there is kept as {report.kept_ledger}")
+        lines.append(f"the previous ledger is kept as {report.kept_ledger}")
     return "\n".join(lines)
-
-
-def _named(names: list[str]) -> str:
-    return ", ".join(_limited(names))
-
-
-def _limited(lines: list[str]) -> list[str]:
-    more = len(lines) - NAMED_MAX
-    return [*lines[:NAMED_MAX], f"and {more} more"] if more > 0 else lines

@@ -1,126 +1,63 @@
-"""``headgate status`` and ``headgate groups``: what /v0/status says, as tables.
-
-The shapes are those of the HTTP API (docs/http-api.md). Fields may be added there at any time, so
-unknown ones are ignored here, and one that is missing is shown as ``-``.
-"""
+"""``headgate status``: the state of a running daemon."""
 
 from __future__ import annotations
 
-from typing import Any
+import click
 
-import msgspec
-from msgspec import Struct
+from commands.client.http import Client
+from commands.client.status import Shard, Status, fetch
+from commands.shell.exits import DEGRADED
+from commands.shell.options import client_option, output_option
+from commands.shell.output import bytes_text, count_text, duration_text, print_json, table
 
-from commands.client import Client, UnknownAnswer
-from commands.output import bytes_text, count_text, duration_text, table
-from commands.tree import Group, draw
-
-
-class Store(Struct, frozen=True):
-    """Calls on the object store since the daemon started."""
-
-    url: str = "-"
-    puts: int | None = None
-    put_bytes: int | None = None
-    put_failures: int | None = None
-    gets: int | None = None
-    get_bytes: int | None = None
-    lists: int | None = None
+GROUPS_SHOWN_MAX = 8
+SHARD_HEAD = (
+    "shard", "pid", "cpu", "group", "restarts", "heartbeat", "ring used", "ring",
+    "requests", "records", "bytes",
+)  # fmt: skip
 
 
-class Pressure(Struct, frozen=True):
-    """The governor's level, and the highest rung of its ladder in force."""
+@click.command()
+@client_option
+@output_option
+@click.pass_context
+def status(context: click.Context, client: Client, as_json: bool) -> None:
+    """Show the state of the daemon, its store and its shards.
 
-    level: float | None = None
-    rung: str | int | None = None
+    Exit code 4 if the daemon is degraded; the reasons are on stderr.
 
-
-class Shard(Struct, frozen=True):
-    """One shard; ``pid`` is None while it has no process."""
-
-    shard: int
-    pid: int | None = None
-    cpu: int | None = None
-    group: int | None = None
-    restarts: int | None = None
-    heartbeat_age_ms: float | None = None
-    ring_bytes: int | None = None
-    ring_used_bytes: int | None = None
-    requests_acked: int | None = None
-    records_acked: int | None = None
-    bytes_acked: int | None = None
-
-
-class Totals(Struct, frozen=True):
-    """Sums over all shards since the daemon started."""
-
-    requests_acked: int | None = None
-    records_acked: int | None = None
-    bytes_acked: int | None = None
-    rejected: int | None = None
-    objects_committed: int | None = None
-    orphans_adopted: int | None = None
+    \b
+    Examples:
+      headgate status
+      headgate status --url http://10.0.0.5:7440 -o json
+    """
+    state, body = fetch(client)
+    if as_json:
+        print_json(body)
+    else:
+        click.echo(_text(state))
+    troubles = _troubles(state)
+    for trouble in troubles:
+        click.echo(f"headgate: degraded: {trouble}", err=True)
+    context.exit(DEGRADED if troubles else 0)
 
 
-class Alarm(Struct, frozen=True):
-    """What is wrong now; ``message`` is a sentence for people."""
-
-    alarm: str
-    message: str = "-"
-    age_ms: int | None = None
-    count: int | None = None
-    not_ready: bool = False
-
-
-class Retention(Struct, frozen=True):
-    """``clock_jump_ms`` is set while time to live evicts nothing, for the wall clock jumped."""
-
-    records_evicted: int | None = None
-    clock_jump_ms: int | None = None
+def _troubles(status: Status) -> list[str]:
+    """Why the daemon is degraded; empty if it is not."""
+    found = [] if status.ready else ["the daemon is not ready"]
+    found += [alarm.message for alarm in status.alarms]
+    found += [f"shard {shard.shard} has no process" for shard in status.shards if not shard.pid]
+    jump_ms = status.retention.clock_jump_ms
+    if jump_ms is not None:
+        found.append(
+            f"the wall clock jumped {'ahead' if jump_ms > 0 else 'back'} by"
+            f" {duration_text(abs(jump_ms))}: time to live evicts nothing until"
+            " `headgate gc --accept-clock` accepts the new time"
+        )
+    return found
 
 
-class Status(Struct, frozen=True):
-    """The answer of GET /v0/status."""
-
-    version: str
-    ready: bool
-    shards: list[Shard]
-    groups: list[Group]
-    uptime_s: float | None = None
-    alarms: list[Alarm] = []
-    store: Store = Store()
-    window_ms: float | None = None
-    pressure: Pressure = Pressure()
-    memory_bound_bytes: int | None = None
-    retention: Retention = Retention()
-    totals: Totals = Totals()
-
-    @property
-    def troubles(self) -> list[str]:
-        """Why the daemon is degraded; empty when it is not."""
-        dead = [f"shard {shard.shard} has no process" for shard in self.shards if not shard.pid]
-        jumped = []
-        if (jump_ms := self.retention.clock_jump_ms) is not None:
-            jumped.append(
-                f"the wall clock went {'ahead' if jump_ms > 0 else 'back'} by"
-                f" {duration_text(abs(jump_ms))}: time to live evicts nothing until the time is"
-                " accepted, by `headgate gc --accept-clock`"
-            )
-        raised = [alarm.message for alarm in self.alarms]
-        return ([] if self.ready else ["the daemon is not ready"]) + raised + dead + jumped
-
-
-def fetch(client: Client) -> tuple[Status, dict[str, Any]]:
-    """The status, typed for tables and as it came for programs. Raises UnknownAnswer."""
-    body = client.call("GET", "/v0/status")
-    try:
-        return msgspec.json.decode(body, type=Status), msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UnknownAnswer(f"the status of {client.url} cannot be read: {error}") from error
-
-
-def status_text(status: Status) -> str:
-    """The whole status for people."""
+def _text(status: Status) -> str:
     store, totals, pressure = status.store, status.totals, status.pressure
     uptime = duration_text(None if status.uptime_s is None else status.uptime_s * 1000)
     level = "-" if pressure.level is None else f"{pressure.level:.2f}"
@@ -155,17 +92,6 @@ def status_text(status: Status) -> str:
     return "\n".join(lines)
 
 
-def groups_text(status: Status) -> str:
-    """The buddy tree."""
-    return draw(status.groups, len(status.shards))
-
-
-SHARD_HEAD = (
-    "shard", "pid", "cpu", "group", "restarts", "heartbeat", "ring used", "ring",
-    "requests", "records", "bytes",
-)  # fmt: skip
-
-
 def _shard_row(shard: Shard) -> list[str]:
     beat = "-" if shard.heartbeat_age_ms is None else f"{duration_text(shard.heartbeat_age_ms)} ago"
     return [
@@ -186,6 +112,6 @@ def _shard_row(shard: Shard) -> list[str]:
 def _groups(status: Status) -> str:
     shown = [
         f"{group.group} ({len(group.shards)} shard{'s' if len(group.shards) != 1 else ''})"
-        for group in status.groups[:8]
+        for group in status.groups[:GROUPS_SHOWN_MAX]
     ]
-    return ", ".join(shown) + (", ..." if len(status.groups) > 8 else "")
+    return ", ".join(shown) + (", ..." if len(status.groups) > GROUPS_SHOWN_MAX else "")

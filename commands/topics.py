@@ -1,76 +1,232 @@
-"""``headgate topics``: list, show, create, alter, trim, delete.
+"""``headgate topics``: list, show, create, alter, trim and delete topics.
 
-Creating and altering are one PUT in the API. Here they differ, because a person who creates a
-topic that exists with other settings has mistaken its name: create refuses to change, alter
-refuses to create. Between looking and putting another client may act; the PUT then decides. A
-PUT leaves settings that it does not name as they are; the columns are one setting there, and here
-each is one.
+In the API, creating and altering are one PUT. Here they differ, because a person who creates a
+topic that exists with other settings has probably mistaken the name: create refuses to change a
+topic, and alter refuses to create one. Another client may act between our GET and our PUT; the PUT
+then decides.
+
+A PUT keeps the settings that it does not name. It takes all columns as one setting; here each
+column is a setting of its own.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 import msgspec
-from msgspec import Struct
 
-from commands.client import Client, Refused, UnknownAnswer, topic_path
-from commands.exits import CommandFailed
-from commands.output import bytes_text, count_text, table
+from commands.client.http import Client, Refused, decoded, topic_path
+from commands.client.topics import TopicState, all_states, state_of
+from commands.shell.exits import CommandFailed
+from commands.shell.options import client_option, output_option, topic_argument, yes_option
+from commands.shell.output import bytes_text, count_text, print_json, table
 from ledger.types import PartitionState, TopicConfig
 
-Shape = TypeVar("Shape")
 Function = TypeVar("Function", bound=Callable[..., Any])
 COUNT = "N|none"
-UNSET = "none"  # the value that takes an optional setting back
+UNSET = "none"  # the value that removes an optional setting
 COLUMN_TYPES = ("string", "long", "double", "boolean", "timestamp")
-PAGES_MAX = 100_000  # a daemon that always answers with another cursor ends somewhere
 
 
 def _optional_count(_: click.Context, __: click.Parameter, value: str | None) -> int | str | None:
-    """A whole number, or ``none``."""
+    """An integer, or ``none``."""
     if value is None or value == UNSET:
         return value
     try:
         return int(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is neither a whole number nor {UNSET}") from None
+        raise click.BadParameter(f"must be an integer or {UNSET}, got {value!r}") from None
 
 
 _SETTING_OPTIONS = (
     click.option("--partitions", type=click.IntRange(1, 1_000), metavar="N", help="Default 1."),
     click.option(
         "--column", "columns", metavar="NAME:TYPE", multiple=True,
-        help="A typed column of the topic's table; may be repeated. Types: "
+        help="A typed column of the topic's table; repeatable. Types: "
         + ", ".join(COLUMN_TYPES) + ".",
     ),
     click.option("--priority", callback=_optional_count, metavar=COUNT,
-                 help="A manual priority."),
-    click.option("--auto-priority/--no-auto-priority", default=None, help="Priority by use."),
-    click.option("--lossy/--not-lossy", default=None, help="Slow watchers may miss records."),
+                 help="A fixed priority (not enforced yet)."),
+    click.option("--auto-priority/--no-auto-priority", default=None,
+                 help="Priority by use (not enforced yet)."),
+    click.option("--lossy/--not-lossy", default=None,
+                 help="Slow watchers may miss records (not enforced yet)."),
     click.option("--cap-records", callback=_optional_count, metavar=COUNT,
                  help="Most records that each partition keeps."),
     click.option("--cap-bytes", callback=_optional_count, metavar=COUNT,
-                 help="Most bytes that each partition keeps; at most one extent more is kept."),
+                 help="Most bytes that each partition keeps, plus one extent at most."),
     click.option("--ttl-ms", callback=_optional_count, metavar=COUNT,
                  help="How long records are kept, by their own timestamps."),
     click.option("--discard", type=click.Choice(["old", "reject"]),
                  help="At a cap: evict the oldest records, or refuse new ones."),
     click.option("--dedupe", type=click.Choice(["none", "body"]),
-                 help="Whether a body that was sent before is stored again."),
+                 help="With body, a body that was sent before is not stored again."),
 )  # fmt: skip
 
 
-def setting_options(function: Function) -> Function:
-    """The settings of a topic; absent ones are None."""
+def _setting_options(function: Function) -> Function:
+    """Options for the settings of a topic; those not given are None."""
     for option in reversed(_SETTING_OPTIONS):
         function = option(function)
     return function
 
 
-def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
+@click.group()
+def topics() -> None:
+    """List, show, create, alter, trim and delete topics.
+
+    \b
+    Examples:
+      headgate topics ls
+      headgate topics create orders --partitions 4 --ttl-ms 604800000
+    """
+
+
+@topics.command("ls")
+@client_option
+@output_option
+def topics_ls(client: Client, as_json: bool) -> None:
+    """List all topics.
+
+    \b
+    Examples:
+      headgate topics ls
+      headgate topics ls -o json
+    """
+    states = list(all_states(client))
+    if as_json:
+        print_json(states)
+    else:
+        click.echo(_list_text([decoded(client, state, TopicState) for state in states]))
+
+
+@topics.command("show")
+@topic_argument
+@client_option
+@output_option
+def topics_show(topic: str, client: Client, as_json: bool) -> None:
+    """Show the settings and partitions of a topic.
+
+    \b
+    Example:
+      headgate topics show orders
+    """
+    _show(client, topic, as_json)
+
+
+@topics.command("create")
+@click.argument("topic")
+@_setting_options
+@client_option
+@output_option
+def topics_create(topic: str, client: Client, as_json: bool, **settings: Any) -> None:
+    """Create a topic.
+
+    A topic that exists with the same settings is left as it is. With other settings the command
+    fails and changes nothing.
+
+    \b
+    Examples:
+      headgate topics create orders
+      headgate topics create orders --partitions 4 --column price:double --ttl-ms 604800000
+    """
+    _create(client, topic, _settings_of(settings))
+    _show(client, topic, as_json)
+
+
+@topics.command("alter")
+@topic_argument
+@_setting_options
+@client_option
+@output_option
+def topics_alter(topic: str, client: Client, as_json: bool, **settings: Any) -> None:
+    """Change settings of a topic; settings that are not given stay.
+
+    The number of partitions can only grow. The value none removes a setting. --column NAME:none
+    removes a column, which is then no longer filled.
+
+    \b
+    Examples:
+      headgate topics alter orders --cap-bytes 10000000000 --discard old
+      headgate topics alter orders --ttl-ms none --column price:none
+    """
+    chosen = _settings_of(settings)
+    if not chosen:
+        raise click.UsageError("give at least one setting to change")
+    _alter(client, topic, chosen)
+    _show(client, topic, as_json)
+
+
+@topics.command("trim")
+@topic_argument
+@click.option(
+    "--before-seq",
+    type=click.IntRange(0),
+    required=True,
+    metavar="N",
+    help="The first offset that can still be read.",
+)
+@click.option(
+    "--partition",
+    type=click.IntRange(0, 999),
+    default=0,
+    show_default=True,
+    metavar="P",
+    help="The partition to trim.",
+)
+@client_option
+@output_option
+def topics_trim(
+    topic: str, before_seq: int, partition: int, client: Client, as_json: bool
+) -> None:  # fmt: skip
+    """Drop the oldest records of a partition; this cannot be undone.
+
+    Rows of the topic's table stay.
+
+    \b
+    Example:
+      headgate topics trim orders --before-seq 1000 --partition 2
+    """
+    body = msgspec.json.encode({"partition": partition, "before_seq": before_seq})
+    answer = msgspec.Raw(client.call("POST", f"{topic_path(topic)}/trim", body))
+    if as_json:
+        print_json(answer)
+        return
+    now = decoded(client, answer, PartitionState)
+    click.echo(
+        f"{topic}, partition {now.partition}: begins at {now.earliest_seq},"
+        f" {count_text(now.count)} records, {bytes_text(now.bytes)}"
+    )
+
+
+@topics.command("delete")
+@topic_argument
+@yes_option
+@client_option
+def topics_delete(topic: str, yes: bool, client: Client) -> None:
+    """Delete a topic with all its records.
+
+    \b
+    Example:
+      headgate topics delete orders --yes
+    """
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Delete {topic} with all its records?", abort=True, err=True)
+    client.call("DELETE", topic_path(topic))
+
+
+def _show(client: Client, topic: str, as_json: bool) -> None:
+    state = state_of(client, topic)
+    if as_json:
+        print_json(state)
+    else:
+        click.echo(_show_text(decoded(client, state, TopicState)))
+
+
+def _settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were given, as the API takes them."""
     settings: dict[str, Any] = {}
     for key, value in options.items():
@@ -88,119 +244,59 @@ def _column(text: str) -> tuple[str, str]:
     name, _, kind = text.rpartition(":")
     if not name or kind not in (*COLUMN_TYPES, UNSET):
         raise click.BadParameter(
-            f"{text!r} is no NAME:TYPE with a type of {', '.join(COLUMN_TYPES)}",
+            f"must be NAME:TYPE with a type of {', '.join(COLUMN_TYPES)}, got {text!r}",
             param_hint="--column",
         )
     return name, kind
 
 
-class TopicState(Struct, frozen=True):
-    """A topic as the API answers it. ``config`` stays as it came."""
-
-    topic: str
-    config: dict[str, Any]
-    partitions: list[PartitionState]
-
-
-class _Page(Struct):
-    topics: list[msgspec.Raw]
-    next_cursor: str | int | None = None
-
-
-def fetch_all(client: Client) -> list[msgspec.Raw]:
-    """The states of all topics, as they came."""
-    states: list[msgspec.Raw] = []
-    cursor: str | int | None = None
-    for _ in range(PAGES_MAX):
-        query = None if cursor is None else {"cursor": str(cursor)}
-        page = _decoded(client, client.call("GET", "/v0/topics", query=query), _Page)
-        states.extend(page.topics)
-        cursor = page.next_cursor
-        if not cursor:
-            break
-    return states
-
-
-def fetch_one(client: Client, topic: str) -> msgspec.Raw:
-    """The state of a topic, as it came."""
-    return msgspec.Raw(client.call("GET", topic_path(topic)))
-
-
-def typed(client: Client, state: msgspec.Raw) -> TopicState:
-    """A state for tables. Raises UnknownAnswer."""
-    return _decoded(client, state, TopicState)
-
-
-def present_config(client: Client, topic: str) -> dict[str, Any] | None:
-    """A topic's settings, None when there is no such topic."""
+def _present_config(client: Client, topic: str) -> dict[str, Any] | None:
+    """The settings of a topic; None if it does not exist."""
     try:
-        return typed(client, fetch_one(client, topic)).config
+        return decoded(client, state_of(client, topic), TopicState).config
     except Refused as error:
         if error.status == 404:
             return None
         raise
 
 
-def create(client: Client, topic: str, settings: Mapping[str, Any]) -> msgspec.Raw:
-    """Makes a topic; one that exists with these settings is left as it is."""
+def _create(client: Client, topic: str, settings: Mapping[str, Any]) -> None:
+    """Creates a topic; one that exists with these settings is left as it is."""
     settings = _with_columns(settings, {})
-    present = present_config(client, topic)
-    if present is not None:
-        wanted = msgspec.to_builtins(TopicConfig()) | dict(settings)
-        other = [key for key, value in wanted.items() if present.get(key, value) != value]
-        if other:
-            raise CommandFailed(
-                f"the topic {topic!r} exists with other settings: "
-                + ", ".join(f"{key} is {present[key]!r}, not {wanted[key]!r}" for key in other),
-                hint=f"`headgate topics alter {topic}` changes settings",
-            )
-        return fetch_one(client, topic)
-    client.call("PUT", topic_path(topic), msgspec.json.encode(settings))
-    return fetch_one(client, topic)
+    present = _present_config(client, topic)
+    if present is None:
+        client.call("PUT", topic_path(topic), msgspec.json.encode(settings))
+        return
+    wanted = msgspec.to_builtins(TopicConfig()) | dict(settings)
+    other = [key for key, value in wanted.items() if present.get(key, value) != value]
+    if other:
+        raise CommandFailed(
+            f"the topic {topic!r} exists with other settings: "
+            + ", ".join(f"{key} is {present[key]!r}, not {wanted[key]!r}" for key in other),
+            hint=f"`headgate topics alter {topic}` changes settings",
+        )
 
 
-def alter(client: Client, topic: str, settings: Mapping[str, Any]) -> msgspec.Raw:
-    """Changes the given settings of a topic and leaves the others."""
-    present = present_config(client, topic)
+def _alter(client: Client, topic: str, settings: Mapping[str, Any]) -> None:
+    """Changes the given settings of a topic and keeps the others."""
+    present = _present_config(client, topic)
     if present is None:
         raise CommandFailed(
-            f"there is no topic {topic!r}", hint=f"`headgate topics create {topic}` makes one"
+            f"there is no topic {topic!r}", hint=f"`headgate topics create {topic}` creates it"
         )
     settings = _with_columns(settings, present.get("columns", {}))
     client.call("PUT", topic_path(topic), msgspec.json.encode(settings))
-    return fetch_one(client, topic)
 
 
 def _with_columns(settings: Mapping[str, Any], present: Mapping[str, str]) -> dict[str, Any]:
-    """Columns as the API takes them, all of them: those there are, with the given changes."""
+    """The settings with all columns, as the API takes them: the present ones and the changes."""
     if "columns" not in settings:
         return dict(settings)
     columns = {**present, **settings["columns"]}
     return {**settings, "columns": {name: kind for name, kind in columns.items() if kind}}
 
 
-def trim(client: Client, topic: str, partition: int, before_seq: int) -> msgspec.Raw:
-    """Raises where a partition begins; its state afterwards, as it came."""
-    body = msgspec.json.encode({"partition": partition, "before_seq": before_seq})
-    return msgspec.Raw(client.call("POST", f"{topic_path(topic)}/trim", body))
-
-
-def trim_text(client: Client, topic: str, state: msgspec.Raw) -> str:
-    """A trimmed partition for people. Raises UnknownAnswer."""
-    now = _decoded(client, state, PartitionState)
-    return (
-        f"{topic}, partition {now.partition}: begins at {now.earliest_seq},"
-        f" {count_text(now.count)} records, {bytes_text(now.bytes)}"
-    )
-
-
-def delete(client: Client, topic: str) -> None:
-    """Deletes a topic; Refused with 404 when there is none."""
-    client.call("DELETE", topic_path(topic))
-
-
-def list_text(states: list[TopicState]) -> str:
-    """A line for each topic."""
+def _list_text(states: list[TopicState]) -> str:
     rows = [
         [
             state.topic,
@@ -214,8 +310,7 @@ def list_text(states: list[TopicState]) -> str:
     return table(("topic", "partitions", "records", "bytes", "highest seq"), rows)
 
 
-def show_text(state: TopicState) -> str:
-    """One topic: the settings that are not the default, and its partitions."""
+def _show_text(state: TopicState) -> str:
     usual = msgspec.to_builtins(TopicConfig())
     settings = [
         f"  {key} = {msgspec.json.encode(value).decode()}"
@@ -236,10 +331,3 @@ def show_text(state: TopicState) -> str:
     lines = [f"topic {state.topic}", *(settings or ["  all settings are the default"]), ""]
     head = ("partition", "earliest seq", "head seq", "next seq", "records", "bytes")
     return "\n".join([*lines, table(head, rows)])
-
-
-def _decoded(client: Client, body: bytes | msgspec.Raw, kind: type[Shape]) -> Shape:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error

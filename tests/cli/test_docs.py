@@ -9,13 +9,16 @@ from pathlib import Path
 import click
 
 import cli
-from commands import exits
+from commands.shell import exits
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text()
 
 
 def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         full = f"{path} {name}".strip()
         if isinstance(command, click.Group):
             yield from commands(command, full)

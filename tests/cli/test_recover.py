@@ -7,7 +7,8 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 import cli
-from commands.recover import NAMED_MAX, text
+from commands.recover import text
+from commands.shell.output import NAMED_MAX
 from daemon.upkeep.recover import GapMade, Problem, Report
 
 
@@ -19,11 +20,11 @@ def test_a_sound_recovery_is_a_few_lines_without_alarms() -> None:
     said = text(report)
     assert report.sound
     assert "1,200 objects and 3 entries in 0.5 s (2,400 objects/s)" in said
-    assert "CORRUPT" not in said and "gap" not in said and "doubled" not in said
+    assert "CORRUPT" not in said and "gap" not in said and "twice" not in said
     assert "before" not in said
 
 
-def test_everything_that_somebody_must_know_is_named() -> None:
+def test_everything_that_an_operator_must_know_is_named() -> None:
     report = Report(
         objects=4, objects_taken=2, records_taken=7, objects_orphan=1,
         corrupt=[Problem("l0/x", "torn")], missing=["l0/y"], topics_restored=["orders"],
@@ -36,9 +37,9 @@ def test_everything_that_somebody_must_know_is_named() -> None:
         "CORRUPT   l0/x: torn",
         "MISSING   l0/y",
         "gap       orders, partition 3: offsets 11 to 17",
-        "5 of the unlisted records have neither an idempotency key nor an expected_seq, and may",
-        "2 of the unlisted records are not stored: their expected_seq did not hold",
-        "now with the default ones: orders",
+        "5 of the unlisted records have neither an idempotency key nor an expected_seq, so they",
+        "2 of the unlisted records are not stored: their expected_seq did not match",
+        "now with default settings: orders",
         "kept as /data/ledger/ledger.db.before-1",
     ):
         assert part in said

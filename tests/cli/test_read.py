@@ -1,4 +1,4 @@
-"""``headgate produce`` and ``headgate read``, against answers in the shapes of the HTTP API.
+"""``headgate read``, against answers in the shapes of the HTTP API.
 
 That the daemon answers so is tested with the daemon (tests/cli/test_e2e.py).
 """
@@ -20,108 +20,6 @@ from commands import read as read_
 from tests.scripted import Answer, Call, Script, Scripted, refusal, run, says, scripted, state
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-def accepted(call: Call) -> Answer:
-    """An acknowledgement of a produce request for one partition."""
-    count = len(call.body["records"])
-    return Answer(
-        200,
-        {
-            "topic": "t", "partition": 0, "first_seq": 1, "last_seq": count, "count": count,
-            "head_seq": count, "deduped": False,
-        },
-    )  # fmt: skip
-
-
-def test_produce_sends_lines_of_json_in_batches() -> None:
-    with scripted(accepted) as server:
-        result = run(
-            server, "produce", "t", "--batch", "2", "--key", "k", "--partition", "0",
-            stdin='{"k":"a"}\n{"k": 1}\n\n"x"\n',
-        )  # fmt: skip
-    assert result.exit_code == 0
-    assert result.stdout == "3 records (20 B) to t in 2 requests; partition 0: 1-1\n"
-    first, second = (call.body for call in server.calls)
-    assert first["records"] == [{"data": {"k": "a"}, "key": "a"}, {"data": {"k": 1}, "key": "1"}]
-    assert second["records"] == [{"data": "x"}]
-    assert first["partition"] == second["partition"] == 0
-    assert first["idempotency_key"] != second["idempotency_key"]
-
-
-def test_produce_summary_as_json_adds_up_the_partitions() -> None:
-    def script(call: Call) -> Answer:
-        n = len(server.calls)
-        part = {"partition": n % 2, "first_seq": n, "last_seq": n, "count": 1}
-        return Answer(200, {"topic": "t", "partitions": [part], "deduped": n == 3})
-
-    with scripted(script) as server:
-        result = run(server, "produce", "t", "--batch", "1", "-o", "json", stdin="1\n2\n3\n")
-    assert json.loads(result.stdout) == {
-        "topic": "t", "records": 3, "requests": 3, "bytes": 3, "retries": 0, "deduped": 1,
-        "partitions": [
-            {"partition": 0, "first_seq": 2, "last_seq": 2, "count": 1},
-            {"partition": 1, "first_seq": 1, "last_seq": 3, "count": 2},
-        ],
-        "error": None,
-    }  # fmt: skip
-
-
-def test_produce_stops_at_the_refused_batch_and_names_the_line() -> None:
-    def script(call: Call) -> Answer:
-        if len(server.calls) == 2:
-            return refusal(413, "too_large", "the record has 9 bytes, the limit is 8", record=1)
-        return accepted(call)
-
-    with scripted(script) as server:
-        text = "1\n\n2\n3\n4\n5\n6\n"
-        result = run(server, "produce", "t", "--batch", "2", "-o", "json", stdin=text)
-    assert result.exit_code == 1 and len(server.calls) == 2
-    assert "line 5: the record has 9 bytes" in result.stderr
-    assert "the 2 records before it are stored" in result.stderr
-    summary = json.loads(result.stdout)
-    assert summary["records"] == 2
-    assert (summary["error"]["line"], summary["error"]["code"]) == (5, "too_large")
-
-
-def test_produce_names_all_lines_of_a_batch_that_is_refused_as_a_whole() -> None:
-    with says(refusal(422, "topic_full")) as server:
-        result = run(server, "produce", "t", stdin="1\n2\n3\n")
-    assert result.exit_code == 1 and "lines 1 to 3: no (topic_full)" in result.stderr
-    assert result.stdout == ""
-
-
-def test_produce_sends_what_stands_before_a_line_that_is_no_record() -> None:
-    with scripted(accepted) as server:
-        result = run(server, "produce", "t", stdin="1\n2\n{\n4\n")
-    assert result.exit_code == 1
-    assert "line 3: is no JSON" in result.stderr
-    assert [len(call.body["records"]) for call in server.calls] == [2]
-
-
-def test_produce_repeats_a_lost_batch_with_the_same_key() -> None:
-    def script(call: Call) -> Answer:
-        return Answer(0) if len(server.calls) == 1 else accepted(call)
-
-    with scripted(script) as server:
-        result = run(server, "produce", "t", "-o", "json", stdin="1\n")
-    first, second = server.calls
-    assert first == second and json.loads(result.stdout)["retries"] == 1
-
-
-def test_produce_of_nothing_is_fine_and_sends_nothing() -> None:
-    with scripted(accepted) as server:
-        result = run(server, "produce", "t", stdin="")
-    assert result.exit_code == 0 and server.calls == []
-    assert result.stdout == "0 records (0 B) to t in 0 requests\n"
-
-
-def test_produce_reads_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "records.json"
-    file.write_text('[{"a": 1}, {"a": 2}]')
-    with scripted(accepted) as server:
-        assert run(server, "produce", "t", str(file), "--format", "json").exit_code == 0
-    assert [each["data"] for each in server.calls[0].body["records"]] == [{"a": 1}, {"a": 2}]
 
 
 class Log:
@@ -330,7 +228,7 @@ def test_read_follows_a_topic_that_is_made_anew_from_its_start_and_says_so() -> 
     with scripted(script) as server:
         result = run(server, "read", "t", "--follow", "-n", "6")
     assert numbers(result) == [1, 2, 3, 1, 2, 77]
-    assert "t was deleted and made anew" in result.stderr
+    assert "t was deleted and created again" in result.stderr
     assert "records 4 to 5 of it are gone" in result.stderr
     assert server.calls[2].body["topic_id"] == 7, "the cursor goes with the topic that it is of"
 
@@ -341,43 +239,6 @@ def test_read_ends_with_the_last_offset_when_it_is_to_begin_past_it() -> None:
         result = run(server, "read", "t", "--partition", "0", "--from-seq", "9")
     assert result.exit_code == 1
     assert "from_seq is 9, ... is 3 (offset_out_of_range, status 416)" in result.stderr
-
-
-def test_produce_ends_with_a_resume_point_that_goes_on_with_the_same_keys() -> None:
-    lost = scripted(lambda call: accepted(call) if len(server.calls) == 1 else Answer(0))
-    with lost as server:
-        text = "".join(f"{n}\n" for n in range(1, 8))
-        result = run(server, "produce", "t", "--batch", "3", "--wait", "0", "-o", "json",
-                     stdin=text)  # fmt: skip
-        first = server.calls[1].body
-    assert result.exit_code == 3
-    assert "lines 4 to 6: no answer from" in result.stderr
-    assert "the 3 records before it are stored" in result.stderr
-    error = json.loads(result.stdout)["error"]
-    assert (error["line"], error["code"]) == (4, "unreachable")
-    point = error["resume"]
-    assert point.endswith(":4") and f"--resume {point}" in result.stderr
-    with scripted(accepted) as server:
-        result = run(server, "produce", "t", "--batch", "3", "--resume", point, stdin=text)
-    assert result.exit_code == 0
-    again, rest = (call.body for call in server.calls)
-    assert again == first, "the batch that may be stored has the key that it had"
-    assert [each["data"] for each in rest["records"]] == [7]
-
-
-def test_batches_that_are_cut_elsewhere_are_never_taken_for_others() -> None:
-    with scripted(accepted) as server:
-        for size in ("2", "3"):
-            run(server, "produce", "t", "--batch", size, "--resume", "ab:1", stdin="1\n2\n3\n4\n")
-    keys = [call.body["idempotency_key"] for call in server.calls]
-    assert keys == ["ab-1-2", "ab-3-4", "ab-1-3", "ab-4-4"]
-
-
-def test_a_refused_batch_is_resumed_from_its_first_line() -> None:
-    with says(refusal(422, "invalid", "bad", record=1)) as server:
-        result = run(server, "produce", "t", "-o", "json", stdin="1\n2\n3\n")
-    error = json.loads(result.stdout)["error"]
-    assert error["line"] == 2 and error["resume"].endswith(":1")
 
 
 def test_read_outlives_lost_connections_and_gives_each_record_once() -> None:
@@ -405,7 +266,7 @@ def test_read_ends_with_a_resume_point_for_every_partition() -> None:
     with scripted(script) as server:
         result = run(server, "read", "t", "--follow", "--wait", "0")
     assert result.exit_code == 3 and numbers(result) == [1, 2, 3, 1, 2]
-    assert "the same command with --resume 7:0=3,1=2 goes on there" in result.stderr
+    assert "the same command with --resume 7:0=3,1=2 continues there" in result.stderr
     log.partitions[1].append({"seq": 3, "ts": 9, "data": {"n": 33}})
     with scripted(log) as server:
         result = run(server, "read", "t", "--follow", "-n", "1", "--resume", "7:0=3,1=2")
@@ -421,12 +282,3 @@ def test_a_resume_point_keeps_the_time_of_partitions_that_were_not_begun() -> No
     assert numbers(result) == [2, 3] and "--resume 7:0=3,1@2 " in result.stderr
     with scripted(log) as server:
         assert numbers(run(server, "read", "t", "--resume", "7:0=3,1@2")) == [2, 3]
-
-
-@pytest.mark.parametrize("command", ["read", "produce"])
-@pytest.mark.parametrize("point", ["", "7", "7:", "x:0=1", "7:0", "ab:0", "7:0=1,"])
-def test_a_resume_point_that_is_none_is_a_usage_error(command: str, point: str) -> None:
-    with says(Answer(200, state())) as server:
-        result = run(server, command, "t", "--resume", point, stdin="")
-    assert result.exit_code == 2 and "is not a resume point" in result.stderr
-    assert server.calls == []

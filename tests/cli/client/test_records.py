@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commands.records_in import (
+from commands.client.records import (
     BadLine,
     Format,
     InputRecord,
@@ -65,13 +65,13 @@ def test_a_json_document_is_an_array_of_records_or_one_record() -> None:
 @pytest.mark.parametrize(
     ("text", "form", "line", "problem"),
     [
-        (b'{"a":1}\n{"a":}\n', "ndjson", 2, "is no JSON"),
-        (b"1\n\n\nNaN\n", "ndjson", 4, "is no JSON"),
-        (b'"\xff"\n', "ndjson", 1, "is no JSON"),
-        (b"ok\n\xff\n", "lines", 2, "is no UTF-8 at its byte 1"),
-        (b"[1, 2", "json", 1, "is no JSON document"),
-        (b"", "json", 1, "is no JSON"),
-        (b"[" * 100_000, "ndjson", 1, "is no JSON"),
+        (b'{"a":1}\n{"a":}\n', "ndjson", 2, "is not JSON"),
+        (b"1\n\n\nNaN\n", "ndjson", 4, "is not JSON"),
+        (b'"\xff"\n', "ndjson", 1, "is not JSON"),
+        (b"ok\n\xff\n", "lines", 2, "is not UTF-8 at byte 1"),
+        (b"[1, 2", "json", 1, "is not a JSON document"),
+        (b"", "json", 1, "is not JSON"),
+        (b"[" * 100_000, "ndjson", 1, "is not JSON"),
     ],
 )
 def test_what_is_no_record_is_refused_with_its_line(
@@ -83,13 +83,13 @@ def test_what_is_no_record_is_refused_with_its_line(
 
 
 def test_a_line_without_an_end_in_sight_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("commands.records_in.LINE_BYTES_MAX", 100)
+    monkeypatch.setattr("commands.client.records.LINE_BYTES_MAX", 100)
     with pytest.raises(BadLine, match="line 2: is longer than 100 bytes"):
         found(b"1\n" + b"2" * 101)
 
 
 def test_a_document_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("commands.records_in.DOCUMENT_BYTES_MAX", 10)
+    monkeypatch.setattr("commands.client.records.DOCUMENT_BYTES_MAX", 10)
     with pytest.raises(BadLine, match="send NDJSON"):
         found(b"[1,2,3,4,5,6]", "json")
 
@@ -98,7 +98,7 @@ def test_keys_are_texts_or_whole_numbers_of_a_field() -> None:
     text = b'{"k":"a"}\n{"k":7}\n{"k":null}\n{}\n[1]\n{"k":""}\n'
     assert [item.record.key for item in found(text, key="k")] == ["a", "7", None, None, None, ""]
     for value in (b"true", b"1.5", b"[]", b"{}"):
-        with pytest.raises(BadLine, match="'k' that is no key"):
+        with pytest.raises(BadLine, match="the key 'k' must be"):
             found(b'{"k":' + value + b"}", key="k")
 
 
@@ -128,7 +128,7 @@ def test_a_pause_ends_a_batch_and_an_empty_one_is_never_sent() -> None:
 def test_what_stands_before_a_bad_line_is_sent_first() -> None:
     def source() -> Iterator[Numbered]:
         yield from numbered(2)
-        raise BadLine(3, "is no JSON")
+        raise BadLine(3, "is not JSON")
 
     batches = batched(source(), 10, 1_000)
     assert len(next(batches)) == 2

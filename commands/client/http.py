@@ -1,15 +1,16 @@
-"""A client of the HTTP API for the command line: one connection, kept alive, standard library.
+"""HTTP calls to a daemon: one connection, kept alive, with the standard library.
 
 Vocabulary: a *refusal* is an answer with an error body, ``{"error": {"code", "message",
-"detail"}}``. *Unreachable* is no answer: nobody listens, or the connection ended, or time ran
+"detail"}}``. *Unreachable* means no answer: nothing listens, the connection ended, or time ran
 out.
 
-Every call here must be *repeatable*: it changes nothing, or nothing twice (reads, PUT, DELETE, a
-produce with an idempotency key), because it is sent again when a connection ends without answer.
+Every call must be *repeatable*, because it is sent again when a connection ends without an answer:
+it changes nothing, or does not change it twice (reads, PUT, DELETE, a produce with an idempotency
+key).
 
-Waiting is bounded, and said: a call with patience ends when it is over, whether it spent the time
-in attempts or between them, and says after NOTICE_MS what it waits for. One Client belongs to one
-thread; a connection that failed is opened anew by the next attempt.
+*Patience* is how long a call is repeated. It counts the time of the attempts and the time between
+them. After NOTICE_MS the caller is told what the call waits for. A Client belongs to one thread;
+after a failed connection the next attempt opens another.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from shards.clock import monotonic_ns
 
-NOTICE_MS = 2_000  # nobody looks at a silent terminal for longer
-TIMEOUT_MIN_S = 0.1  # of an attempt at the end of the patience
+NOTICE_MS = 2_000  # a terminal that stays silent for longer looks stuck
+TIMEOUT_MIN_S = 0.1  # of the last attempt, when little patience is left
 RECONNECT_WAIT_MS = 100  # the first wait after a lost connection; doubles up to the one below
 RECONNECT_WAIT_MAX_MS = 2_000
-RETRY_AFTER_MS = 1_000  # a 429 or 503 without a usable Retry-After
+RETRY_AFTER_MS = 1_000  # after a 429 or 503 without a usable Retry-After
 ANSWER_BYTES_MAX = 1 << 30
+
+Shape = TypeVar("Shape")
 
 
 class Unreachable(Exception):
-    """No answer from ``url``. ``sent`` says that a request may have been received."""
+    """No answer from ``url``. ``sent``: the daemon may have received the request."""
 
     def __init__(self, url: str, reason: str, *, sent: bool = False) -> None:
         super().__init__(f"no answer from {url}: {reason}")
@@ -45,7 +48,7 @@ class Unreachable(Exception):
 
 
 class Refused(Exception):
-    """The daemon said no. ``status`` is HTTP's; code, message and detail are the API's."""
+    """The daemon refused. ``status`` is the HTTP status; the rest is the body of the error."""
 
     def __init__(self, status: int, code: str, message: str, detail: dict[str, Any]) -> None:
         super().__init__(message)
@@ -56,7 +59,7 @@ class Refused(Exception):
 
 
 class UnknownAnswer(Exception):
-    """An answer that is not the API's: another program listens there, or another version."""
+    """An answer that is not of this API: another program or another version listens there."""
 
 
 class _Attempt(NamedTuple):
@@ -84,8 +87,8 @@ def topic_path(topic: str, *rest: str) -> str:
 
 
 class Client:
-    """Calls on the daemon at ``url``. ``sleep_ms`` is how it waits between attempts; ``say`` is
-    told what is waited for, from a thread of its own."""
+    """Calls the daemon at ``url``. ``sleep_ms`` waits between attempts; ``say`` is told what the
+    call waits for, from another thread."""
 
     def __init__(
         self,
@@ -101,9 +104,9 @@ class Client:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise ValueError(f"{url!r} is no URL: {error}") from error
+            raise ValueError(f"{url!r} is not a URL: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no URL of a daemon, like http://127.0.0.1:7440")
+            raise ValueError(f"{url!r} is not the URL of a daemon, like http://127.0.0.1:7440")
         self.url = url
         self.retries = 0
         self.reached = False  # whether any answer ever came
@@ -137,12 +140,12 @@ class Client:
         patience_ms: float = 0,
         silent_ms: float = 0,
     ) -> bytes:
-        """The body of a good answer to a JSON request.
+        """Sends a JSON request and returns the body of a good answer.
 
-        Until ``patience_ms`` are over it is repeated after 429 and 503, as Retry-After asks (they
-        promise that nothing was stored), and after a lost connection. A kept connection that the
-        daemon had closed in the meantime is opened again without patience. ``silent_ms`` is how
-        long no answer is as it should be (a long poll): time is counted from there.
+        For ``patience_ms`` the call is repeated after 429 and 503, which promise that nothing was
+        stored, as Retry-After asks, and after a lost connection. A kept connection that the daemon
+        has closed is opened again even without patience. ``silent_ms`` is how long a long poll may
+        stay unanswered; patience counts from then.
         Raises Unreachable, Refused, UnknownAnswer.
         """
         target = self._base + path + (f"?{urlencode(query)}" if query else "")
@@ -238,10 +241,8 @@ class Client:
 
 
 class _Patience:
-    """How long one call goes on without a good answer, and who is told that it does.
-
-    A timer says it while an attempt is under way; what is known by then is the last reason.
-    """
+    """How long one call is repeated. A timer tells the caller, also while an attempt is under way,
+    with the last reason that is known."""
 
     def __init__(self, client: Client, patience_ms: float, silent_ms: float) -> None:
         self._client = client
@@ -275,7 +276,7 @@ class _Patience:
             if not self._told:
                 self._told = True
                 self._client.say(
-                    f"waiting for {self._client.url} for {self._patience_ms / 1000:g} s at most:"
+                    f"waiting up to {self._patience_ms / 1000:g} s for {self._client.url}:"
                     f" {self._reason}"
                 )
 
@@ -284,8 +285,16 @@ class _Stale(Exception):
     """A kept connection turned out to be closed; the next attempt opens another."""
 
 
+def decoded(client: Client, body: bytes | msgspec.Raw, kind: type[Shape]) -> Shape:
+    """An answer as a value of ``kind``. Raises UnknownAnswer."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error
+
+
 def _wait_ms(refused: Refused, retry_after: str | None) -> float:
-    """``detail.retry_after_ms`` where it is given, being finer than the header's seconds."""
+    """``detail.retry_after_ms`` if given, since it is finer than the seconds of the header."""
     exact = refused.detail.get("retry_after_ms")
     if isinstance(exact, int | float) and math.isfinite(exact) and exact >= 0:
         return max(1.0, float(exact))

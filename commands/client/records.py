@@ -1,11 +1,10 @@
-"""Records out of a file or a pipe, with the line each stands in; and their batches.
+"""Reads records from a file or a pipe, with their line numbers, and groups them into batches.
 
-Lines are read in chunks from the file descriptor, so that what comes slowly through a pipe is not
-held back: when nothing has come for ``linger_ms`` the source yields None, and whoever gathers
-sends what it has.
+A slow pipe is not held back: when nothing has arrived for ``linger_ms``, the source yields None,
+and the batch so far is sent.
 
-A batch ends at ``records_max`` records or ``bytes_max`` bytes, whichever comes first; one record
-larger than that goes alone. Nothing here talks to a daemon.
+A batch ends at ``records_max`` records or ``bytes_max`` bytes, whichever comes first; a larger
+record is a batch of its own. Nothing here talks to a daemon.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from msgspec import Struct
 Format = Literal["ndjson", "lines", "json"]
 
 CHUNK_BYTES = 256 * 1024
-LINE_BYTES_MAX = 64 << 20  # far above any record limit; a file without line breaks ends here
+LINE_BYTES_MAX = 64 << 20  # far above any record; a file without line breaks is refused
 DOCUMENT_BYTES_MAX = 256 << 20  # a JSON document is parsed as a whole
 LINGER_MS = 50
 
 
 class BadLine(ValueError):
-    """A line that is no record. ``line`` counts from 1."""
+    """A line that is not a record. ``line`` counts from 1."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(f"line {line}: {problem}")
@@ -38,21 +37,21 @@ class BadLine(ValueError):
 
 
 class InputRecord(Struct, frozen=True, omit_defaults=True):
-    """A record as the produce request carries it."""
+    """A record of a produce request."""
 
     data: msgspec.Raw
     key: str | None = None
 
 
 class Numbered(NamedTuple):
-    """A record and where it stands: the line, or the element of a JSON array, from 1."""
+    """A record and its line, or its place in a JSON array, from 1."""
 
     line: int
     record: InputRecord
 
 
 def size_of(source: BinaryIO) -> int:
-    """Bytes of a file, 0 for a pipe or a terminal."""
+    """The size of a file in bytes; 0 for a pipe or a terminal."""
     try:
         status = os.fstat(source.fileno())
     except (io.UnsupportedOperation, OSError):
@@ -81,7 +80,7 @@ def lines(source: BinaryIO, linger_ms: float = LINGER_MS) -> Iterator[tuple[int,
 def records(
     source: BinaryIO, form: Format, key_field: str | None, linger_ms: float = LINGER_MS
 ) -> Iterator[Numbered | None]:
-    """The records of ``source``. Raises BadLine at the first that is none."""
+    """The records of ``source``. Raises BadLine at the first line that is not one."""
     if form == "json":
         yield from _document(source.read(DOCUMENT_BYTES_MAX + 1), key_field)
         return
@@ -128,7 +127,7 @@ def _chunks(source: BinaryIO, linger_ms: float) -> Iterator[bytes | None]:
     try:
         descriptor = source.fileno()
     except (io.UnsupportedOperation, OSError):
-        descriptor = -1  # bytes in memory never pause
+        descriptor = -1  # bytes in memory, which never pause
     read = getattr(source, "read1", source.read)
     paused = False
     while True:
@@ -148,7 +147,7 @@ def _quoted(number: int, line: bytes) -> bytes:
     try:
         return msgspec.json.encode(line.decode())
     except UnicodeDecodeError as error:
-        raise BadLine(number, f"is no UTF-8 at its byte {error.start + 1}") from error
+        raise BadLine(number, f"is not UTF-8 at byte {error.start + 1}") from error
 
 
 def _json_record(number: int, text: bytes, key_field: str | None) -> InputRecord:
@@ -156,12 +155,12 @@ def _json_record(number: int, text: bytes, key_field: str | None) -> InputRecord
         value = msgspec.json.decode(text)
         text.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadLine(number, f"is no JSON: {error}") from error
+        raise BadLine(number, f"is not JSON: {error}") from error
     return InputRecord(msgspec.Raw(text), _key(number, value, key_field))
 
 
 def _key(number: int, value: object, key_field: str | None) -> str | None:
-    """The key's text: strings as they are, whole numbers as written; absent means no key."""
+    """The key as text: strings as they are, integers as written; without the field, None."""
     if key_field is None or not isinstance(value, dict):
         return None
     match value.get(key_field):
@@ -173,7 +172,7 @@ def _key(number: int, value: object, key_field: str | None) -> str | None:
             pass
         case int() as whole:
             return str(whole)
-    raise BadLine(number, f"has a {key_field!r} that is no key: a text or a whole number is one")
+    raise BadLine(number, f"the key {key_field!r} must be a string or an integer")
 
 
 def _document(text: bytes, key_field: str | None) -> Iterator[Numbered]:
@@ -188,6 +187,6 @@ def _document(text: bytes, key_field: str | None) -> Iterator[Numbered]:
             else [msgspec.Raw(text.strip())]
         )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadLine(1, f"is no JSON document: {error}") from error
+        raise BadLine(1, f"is not a JSON document: {error}") from error
     for number, element in enumerate(elements, 1):
         yield Numbered(number, _json_record(number, bytes(element), key_field))

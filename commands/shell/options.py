@@ -1,19 +1,23 @@
-"""Options that several commands share, so that they read and behave the same everywhere."""
+"""Options and arguments that several commands share, so that they read and behave the same."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commands.client import Client
-from daemon.config import Config, Override, load
+from commands.client.http import Client, Refused, UnknownAnswer, Unreachable
+from commands.client.topics import names
+
+if TYPE_CHECKING:
+    from daemon.config import Config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 T = TypeVar("T")
 URL_DEFAULT = "http://127.0.0.1:7440"
+COMPLETION_TIMEOUT_S = 1.0  # a shell that waits longer for a completion seems to hang
 
 
 def output_option(function: Function) -> Function:
@@ -54,8 +58,24 @@ def client_option(function: Function) -> Function:
         show_envvar=True,
         metavar="URL",
         callback=opened,
-        help="Where the daemon listens.",
+        help="The address of the daemon.",
     )(function)
+
+
+def topic_argument(function: Function) -> Function:
+    """``topic``; a shell completes it with the names of the daemon's topics."""
+
+    def completed(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        given = context.params.get("client")
+        if given is None:  # of a --url that cannot be used
+            return []
+        try:
+            with Client(given.url, timeout_s=COMPLETION_TIMEOUT_S) as client:
+                return [name for name in names(client) if name.startswith(incomplete)]
+        except (Refused, UnknownAnswer, Unreachable):
+            return []
+
+    return click.argument("topic", shell_complete=completed)(function)
 
 
 def parsed_by(parse: Callable[[str], T]) -> Callable[..., T | None]:
@@ -70,54 +90,36 @@ def parsed_by(parse: Callable[[str], T]) -> Callable[..., T | None]:
     return callback
 
 
-wait_option = click.option(
-    "--wait",
-    "wait_s",
-    type=click.FloatRange(0, 86_400),
-    default=60,
-    show_default=True,
-    metavar="SECONDS",
-    help="At most this long for a daemon that does not answer, or says that it is busy.",
-)
+yes_option = click.option("--yes", is_flag=True, help="Do not ask; it asks on a terminal only.")
 
 
-_CONFIG_OPTIONS = (
-    click.option(
+_CONFIG_OPTIONS = {
+    "config": click.option(
         "--config", "config_file", metavar="FILE", help="A TOML file (docs/configuration.md)."
     ),
-    click.option("--data", metavar="DIR", help="The data folder; the key data_dir."),
-    click.option("--listen", metavar="HOST:PORT", help="Where to listen; the key listen."),
-    click.option("--shards", metavar="N", help="How many shard processes; the key shards."),
-    click.option("--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///FOLDER; store_url."),
-    click.option(
-        "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any key; may be repeated."
+    "data": click.option("--data", metavar="DIR", help="The data directory; key data_dir."),
+    "listen": click.option("--listen", metavar="HOST:PORT", help="Where to listen; key listen."),
+    "shards": click.option("--shards", metavar="N", help="How many shard processes; key shards."),
+    "store": click.option(
+        "--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///FOLDER; key store_url."
     ),
-)
+    "set": click.option(
+        "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Sets any key; repeatable."
+    ),
+}
 
 
 def serve_options(function: Function) -> Function:
-    """All of the configuration, for commands that start or show it."""
-    for option in reversed(_CONFIG_OPTIONS):
+    """The whole configuration, for commands that start the daemon or show what it would use."""
+    for option in reversed(_CONFIG_OPTIONS.values()):
         function = option(function)
     return function
 
 
-def chaos_spec(_: click.Context, __: click.Parameter, value: str) -> str:
-    """A callback that reads ``--chaos`` before anything is started."""
-    if value:
-        from uploader.stores.faults import ChaosSpecError, parse
-
-        try:
-            parse(value)
-        except ChaosSpecError as error:
-            raise click.BadParameter(str(error)) from error
-    return value
-
-
 def place_options(function: Function) -> Function:
-    """The configuration of a command that works beside the daemon: no listen, no shards."""
-    for option in (_CONFIG_OPTIONS[5], _CONFIG_OPTIONS[4], _CONFIG_OPTIONS[1], _CONFIG_OPTIONS[0]):
-        function = option(function)
+    """The configuration of a command that opens ledger and store: no listen, no shards."""
+    for name in ("set", "store", "data", "config"):
+        function = _CONFIG_OPTIONS[name](function)
     return function
 
 
@@ -129,12 +131,17 @@ def loaded(
     listen: str | None = None,
     shards: str | None = None,
 ) -> Config:
-    """The configuration that the options of a command ask for; a flag goes before a --set."""
+    """The configuration that the options of a command ask for; a flag takes precedence over --set.
+
+    Raises ConfigError.
+    """
+    from daemon.config import Override, load
+
     overrides = []
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise click.BadParameter(f"{setting!r} is no KEY=VALUE", param_hint="--set")
+            raise click.BadParameter(f"must be KEY=VALUE, got {setting!r}", param_hint="--set")
         overrides.append(Override(key.strip(), value))
     flags = (
         ("listen", listen, "--listen"),

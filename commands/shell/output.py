@@ -1,7 +1,8 @@
 """How values are printed: tables for people, JSON for programs.
 
-Nothing here reads a clock or talks to a daemon. Numbers are right-aligned, a missing value is
-``-``, and a table has no frame, so that it can be cut with ordinary tools.
+On a terminal, rich draws tables and progress bars in its width and colors. In a pipe a table is
+plain: no color, no frame, no cell cut short, so that it can be processed with ordinary tools.
+Numbers are right-aligned, and a missing value is ``-``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import click
 import msgspec
 
 Cell = str | int | float | None
+NAMED_MAX = 20  # lines of a kind that a report prints for people; JSON has them all
+PIPE_COLUMNS = 1 << 20  # the width of a table that must not be cut
 
 
 def as_json(value: Any) -> str:
@@ -65,35 +68,57 @@ def count_text(count: float | None) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Columns two blanks apart; a column whose cells all begin with a digit is right-aligned."""
+    """Columns two blanks apart; a column whose cells all begin with a digit is right-aligned.
+
+    On a terminal the head is bold, and a cell that does not fit is wrapped.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    lines = []
-    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-    right = [
-        bool(cells) and all(row[index][:1].isdigit() or row[index] == "-" for row in cells)
-        for index in range(len(head))
-    ]
-    for row in [list(head), *cells]:
-        line = "  ".join(
-            text.rjust(width) if to_right else text.ljust(width)
-            for text, width, to_right in zip(row, widths, right, strict=True)
-        )
-        lines.append(line.rstrip())
-    return "\n".join(lines)
+    drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for index, name in enumerate(head):
+        right = bool(cells) and all(row[index][:1].isdigit() or row[index] == "-" for row in cells)
+        drawn.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in cells:
+        drawn.add_row(*map(Text, row))
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    with console.capture() as capture:
+        console.print(drawn)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def limited(lines: Sequence[str]) -> list[str]:
+    """At most NAMED_MAX of the lines, then how many are left out."""
+    left = len(lines) - NAMED_MAX
+    return [*lines[:NAMED_MAX], f"and {count_text(left)} more"] if left > 0 else list(lines)
 
 
 @contextmanager
 def progress(length: int, label: str) -> Iterator[Callable[[int], None]]:
-    """What advances a bar on stderr; nothing is shown without a terminal or a known length."""
+    """What advances a bar on stderr; without a terminal or a known length nothing is drawn."""
     if length <= 0 or not sys.stderr.isatty():
         yield lambda step: None
         return
-    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
-        yield bar.update
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as bar:
+        task = bar.add_task(label, total=length)
+        yield lambda step: bar.advance(task, step)
 
 
 def say(text: str) -> None:
-    """One line beside the output."""
+    """One line on stderr."""
     click.echo(f"headgate: {text}", err=True)
 
 

@@ -1,33 +1,42 @@
-"""The buddy tree of upload groups as text.
+"""``headgate groups``: the buddy tree of upload groups.
 
-Groups are aligned powers of two of shards; with a number of shards that is no power of two the
-tree is the power-of-two tree cut off at that number, and a half without shards is not drawn. The
-shard whose turn it is bears a star. A snapshot taken while the map changes may miss a group: its
-place is drawn as ``changing``.
+Groups are aligned powers of two of shards. If the number of shards is not a power of two, the tree
+is that of the next power of two without the missing shards; a half without shards is not drawn.
+The shard whose turn it is has a star. A status taken while groups change may miss one: its place
+is drawn as ``changing``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
+import click
 
-from commands.output import bytes_text, duration_text
+from commands.client.http import Client
+from commands.client.status import Group, fetch
+from commands.shell.options import client_option, output_option
+from commands.shell.output import bytes_text, duration_text, print_json
 
-MEMBERS_SHOWN_MAX = 16  # longer lists are a range and the turn
+MEMBERS_SHOWN_MAX = 16  # a longer list is shown as its range and the turn
 
 
-class Group(Struct, frozen=True):
-    """An element of ``groups`` in /v0/status."""
+@click.command()
+@client_option
+@output_option
+def groups(client: Client, as_json: bool) -> None:
+    """Draw the upload groups as a tree.
 
-    group: int
-    shards: list[int]
-    turn: int | None = None
-    backlog_bytes: int | None = None
-    last_upload_age_ms: float | None = None
-    last_change_age_ms: float | None = None
-    splits: int | None = None
-    merges: int | None = None
+    A star marks the shard whose turn it is to upload.
+
+    \b
+    Example:
+      headgate groups
+    """
+    state, body = fetch(client)
+    if as_json:
+        print_json(body["groups"])
+    else:
+        click.echo(draw(state.groups, len(state.shards)))
 
 
 def draw(groups: Sequence[Group], shard_count: int) -> str:

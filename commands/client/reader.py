@@ -1,0 +1,309 @@
+"""Reads a topic by repeated ``diff`` requests.
+
+It begins at an offset, a time or the last N records. Several partitions are read one after the
+other, each up to the head it had when its turn came; ``follow`` then polls them in turn. A single
+partition is followed by a long poll and shows a record immediately; of several partitions, an
+empty one delays the others by POLL_SHARED_MS at most.
+
+A tail reads the last N offsets of every partition and keeps the N newest records by timestamp.
+The Reader prints nothing: the lines of a page go to ``emit``, warnings of gaps to ``warn``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from commands.client.http import Client, decoded, topic_path
+from commands.client.topics import TopicState, state_of
+
+RECREATED = "recreated"  # a tombstone's reason
+PAGE_RECORDS = 1_000  # the most that diff gives at once
+POLL_ALONE_MS = 20_000  # below the client's own timeout and diff's 30 s
+POLL_SHARED_MS = 500
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class Start(Struct, frozen=True):
+    """Where to begin. At most one is given; none means at the first record."""
+
+    from_seq: int | None = None
+    from_ts: int | None = None
+    tail: int | None = None
+
+    def query(self) -> dict[str, Any]:
+        if self.from_ts is not None:
+            return {"from_ts": self.from_ts}
+        return {"from_seq": self.from_seq or 0}
+
+
+class Resume(Struct, frozen=True):
+    """Where to continue a read that ended: the topic, and for each partition an offset, or the time
+    at which a partition that was not begun starts. Printed as ``TOPIC_ID:P=SEQ,P@MS``."""
+
+    topic_id: int
+    starts: dict[int, Start]
+
+    def __str__(self) -> str:
+        places = [
+            f"{partition}={start.from_seq or 0}" if start.from_ts is None
+            else f"{partition}@{start.from_ts}"
+            for partition, start in self.starts.items()
+        ]  # fmt: skip
+        return f"{self.topic_id}:{','.join(places)}"
+
+
+def parse_resume(text: str) -> Resume:
+    """Reads a resume point as it was printed. Raises ValueError."""
+    number = r"[0-9]{1,18}"
+    place = rf"[0-9]{{1,3}}[=@]{number}"
+    if re.fullmatch(rf"{number}:{place}(,{place})*", text) is None:
+        raise ValueError(f"{text!r} is not a resume point, like 7:0=120,1=98")
+    topic_id, _, places = text.partition(":")
+    starts = {}
+    for each in places.split(","):
+        partition, mark, at = re.split("([=@])", each)
+        start = Start(from_seq=int(at)) if mark == "=" else Start(from_ts=int(at))
+        starts[int(partition)] = start
+    return Resume(int(topic_id), starts)
+
+
+class Gap(Struct, frozen=True):
+    """Offsets that cannot be read, both ends included, and why."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+
+
+class Page(Struct, frozen=True):
+    """An answer to ``diff``. The records stay as they came."""
+
+    records: list[msgspec.Raw]
+    next_from_seq: int
+    head_seq: int
+    caught_up: bool
+    topic_id: int
+    tombstone: Gap | None = None
+
+    @property
+    def is_anew(self) -> bool:
+        """The cursor belongs to a deleted topic of this name: offsets begin again."""
+        return self.tombstone is not None and self.tombstone.reason == RECREATED
+
+
+class _Line(Struct):
+    seq: int
+    ts: int
+    data: msgspec.Raw = msgspec.Raw()
+    data_b64: str | None = None
+
+
+_line_decoder = msgspec.json.Decoder(_Line)
+
+
+def since_ms(text: str, now_ms: int) -> int:
+    """Epoch milliseconds of ``1h`` ago, or of an ISO 8601 time (UTC without an offset).
+
+    Raises ValueError for anything else.
+    """
+    match = DURATION.fullmatch(text.strip())
+    if match is not None:
+        return max(0, int(now_ms - float(match[1]) * DURATION_MS[match[2]]))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"must be a duration like 90s, 15m, 1h, 2d or a time like 2026-01-31T12:00:00Z, got"
+            f" {text!r}"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0, int(moment.timestamp() * 1000))
+
+
+class Reader:
+    """Reads a topic, or one ``partition`` of it, once; ``follow`` then waits for new records.
+
+    Each call waits ``patience_ms`` for a daemon that answered before, and ``reach_ms`` for one
+    that never did.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        start: Start | Resume,
+        partition: int | None,
+        *,
+        patience_ms: float,
+        reach_ms: float,
+        emit: Callable[[list[bytes]], None],
+        warn: Callable[[str], None],
+        with_meta: bool = False,
+        records_max: int | None = None,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._emit = emit
+        self._warn = warn
+        self._with_meta = with_meta
+        self._left = records_max
+        self._patience_ms = patience_ms
+        self._reach_ms = reach_ms
+        self._is_whole = partition is None
+        self._tail = start.tail if isinstance(start, Start) else None
+        self._topic_ids: dict[int, int] = {}  # of which topic ``_next`` is an offset
+        self._next: dict[int, Start] = {}
+        if isinstance(start, Resume):
+            self._next = dict(start.starts)
+            self._topic_ids = dict.fromkeys(start.starts, start.topic_id)
+        else:
+            whole = partition is None
+            partitions = list(self._heads()[1]) if whole else [partition or 0]
+            self._next = dict.fromkeys(partitions, start)
+
+    def done(self) -> bool:
+        """Whether all records that were asked for have been emitted."""
+        return self._left is not None and self._left <= 0
+
+    def resume(self) -> Resume | None:
+        """Where to continue; None before the first answer, and while a tail is read."""
+        if self._tail is not None or not self._topic_ids:
+            return None
+        newest = max(self._topic_ids.values())
+        # An offset of a deleted topic means nothing in the new one, which is read from its start.
+        starts = {
+            partition: Start(from_seq=0) if self._topic_ids.get(partition, newest) != newest
+            else start
+            for partition, start in self._next.items()
+        }  # fmt: skip
+        return Resume(newest, starts)
+
+    def read(self) -> None:
+        """Emits the records that are there, partition by partition."""
+        if self._tail is not None:
+            self._read_tail(self._tail)
+            self._tail = None
+            return
+        for partition in list(self._next):
+            for page in self._pages(partition, self._limit()):
+                self._print(partition, page.records)
+                if self.done():
+                    return
+
+    def follow(self) -> None:
+        """Emits records as they are committed, until ``done`` or an exception."""
+        while not self.done():
+            alone = len(self._next) == 1
+            wait_ms = POLL_ALONE_MS if alone else max(1, POLL_SHARED_MS // len(self._next))
+            for partition in list(self._next):
+                page = self._diff(partition, self._limit(), wait_ms)
+                self._print(partition, page.records)
+                if self.done():
+                    return
+
+    def _read_tail(self, count: int) -> None:
+        newest: list[tuple[int, int, int, bytes]] = []
+        topic_id, heads = self._heads()
+        for partition in list(self._next):
+            self._topic_ids[partition] = topic_id
+            self._next[partition] = Start(from_seq=max(0, heads.get(partition, 0) - count))
+            for page in self._pages(partition, PAGE_RECORDS):
+                for record in page.records:
+                    line = _line_decoder.decode(record)
+                    item = (line.ts, partition, line.seq, bytes(record))
+                    keep = heapq.heappush if len(newest) < count else heapq.heappushpop
+                    keep(newest, item)
+        for _, partition, _, text in sorted(newest):
+            self._print(partition, [msgspec.Raw(text)])
+            if self.done():
+                return
+
+    def _limit(self) -> int:
+        return PAGE_RECORDS if self._left is None else max(1, min(PAGE_RECORDS, self._left))
+
+    def _heads(self) -> tuple[int, dict[int, int]]:
+        body = state_of(self._client, self._topic, self._waits_ms())
+        state = decoded(self._client, body, TopicState)
+        return state.topic_id, {each.partition: each.head_seq for each in state.partitions}
+
+    def _waits_ms(self) -> float:
+        return self._patience_ms if self._client.reached else self._reach_ms
+
+    def _pages(self, partition: int, limit: int) -> Iterator[Page]:
+        """Pages up to the head that the first page names: a writer may be faster than we are."""
+        head_seq: int | None = None
+        while True:
+            page = self._diff(partition, limit, 0)
+            yield page
+            head_seq = page.head_seq if head_seq is None or page.is_anew else head_seq
+            if page.caught_up or page.next_from_seq >= head_seq:
+                return
+
+    def _diff(self, partition: int, limit: int, wait_ms: int) -> Page:
+        ask = self._next[partition].query()
+        ask |= {"partition": partition, "limit": limit, "wait_ms": wait_ms}
+        if "from_seq" in ask and partition in self._topic_ids:
+            ask["topic_id"] = self._topic_ids[partition]
+        body = self._client.call(
+            "POST", topic_path(self._topic, "diff"), msgspec.json.encode(ask),
+            patience_ms=self._waits_ms(), silent_ms=wait_ms,
+        )  # fmt: skip
+        page = decoded(self._client, body, Page)
+        gap = page.tombstone
+        if gap is not None and page.is_anew:
+            missed = f"records {gap.gap_from} to {gap.gap_to} of it are gone"
+            self._warn(
+                f"{self._topic} was deleted and created again; partition {partition} continues at"
+                " the start of the new topic;"
+                f" {missed if gap.gap_to >= gap.gap_from else 'no record of it was missed'}"
+            )
+        elif gap is not None:
+            self._warn(
+                f"records {gap.gap_from} to {gap.gap_to} of partition {partition} of"
+                f" {self._topic} are gone: {gap.reason}"
+            )
+        self._next[partition] = Start(from_seq=page.next_from_seq)
+        self._topic_ids[partition] = page.topic_id
+        if page.is_anew and self._is_whole:
+            # A new topic may have more partitions; the daemon refuses those it no longer has.
+            for each in self._heads()[1]:
+                self._next.setdefault(each, Start(from_seq=0))
+        return page
+
+    def _print(self, partition: int, records: list[msgspec.Raw]) -> None:
+        shown = records if self._left is None else records[: self._left]
+        if not shown:
+            return
+        if self._left is not None:
+            self._left -= len(shown)
+        if self._with_meta:
+            self._emit([whole_line(partition, record) for record in shown])
+        else:
+            self._emit([data_line(record) for record in shown])
+
+
+def data_line(record: msgspec.Raw) -> bytes:
+    """The data of the record on one line; bytes as ``{"data_b64": ...}``."""
+    line = _line_decoder.decode(record)
+    if line.data_b64 is not None:
+        return msgspec.json.encode({"data_b64": line.data_b64})
+    return _one_line(bytes(line.data) or b"null")
+
+
+def whole_line(partition: int, record: msgspec.Raw) -> bytes:
+    """The record as ``diff`` returned it, on one line, with its partition first."""
+    return b'{"partition":%d,' % partition + _one_line(bytes(record).strip())[1:]
+
+
+def _one_line(text: bytes) -> bytes:
+    """JSON text is printed as it was written, unless it spans lines."""
+    return msgspec.json.format(text, indent=-1) if b"\n" in text or b"\r" in text else text

@@ -1,0 +1,60 @@
+"""``headgate config``: shows and documents the configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from commands.shell.options import loaded, output_option, serve_options
+from commands.shell.output import print_json, table
+from daemon.config import KEYS
+from daemon.config_docs import markdown
+
+
+@click.group()
+def config() -> None:
+    """Show the configuration, or print its documentation.
+
+    \b
+    Example:
+      headgate config show --origin
+    """
+
+
+@config.command("show")
+@click.option("--origin", is_flag=True, help="Also show where each value comes from.")
+@serve_options
+@output_option
+def config_show(origin: bool, as_json: bool, **options: Any) -> None:
+    """Print what `headgate serve` would run with, given the same options and environment.
+
+    \b
+    Examples:
+      headgate config show --origin
+      headgate config show --config /etc/headgate/headgate.toml -o json
+    """
+    chosen = loaded(**options)
+    values = {key: getattr(chosen, key) for key in KEYS}
+    if as_json and origin:
+        print_json(
+            {key: {"value": value, "origin": chosen.origins[key]} for key, value in values.items()}
+        )
+    elif as_json:
+        print_json(values)
+    elif origin:
+        rows = [(key, value, chosen.origins[key]) for key, value in values.items()]
+        click.echo(table(("key", "value", "origin"), rows))
+    else:
+        click.echo(table(("key", "value"), list(values.items())))
+
+
+@config.command("docs")
+def config_docs() -> None:
+    """Print docs/configuration.md, which is generated from the table of keys.
+
+    \b
+    Example:
+      headgate config docs
+    """
+    click.echo(markdown(), nl=False)

@@ -1,0 +1,1 @@
+"""What commands share towards the terminal: options in, text and exit codes out."""

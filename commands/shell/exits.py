@@ -1,0 +1,128 @@
+"""Exit codes and error messages of the command, derived from the kind of error in one place.
+
+0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 degraded. Scripts rely on them.
+
+A message is one sentence on stderr with the values involved, then a hint of what to do.
+"""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+import click
+
+from commands.client.http import Refused, UnknownAnswer, Unreachable
+
+OK = 0
+FAILED = 1
+USAGE = 2
+UNREACHABLE = 3
+DEGRADED = 4
+
+REFUSED_HINTS = {
+    "unknown_topic": "`headgate topics ls` lists the topics",
+    "throttled": "the daemon is full: send again later, or more slowly",
+}
+
+
+class CommandFailed(click.ClickException):
+    """Ends the command with a message, a hint and an exit code."""
+
+    def __init__(self, message: str, *, hint: str = "", exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        self.hint = hint
+        # click declares it for the class, and reads it from the instance
+        self.exit_code = exit_code  # type: ignore[misc]
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"headgate: {self.message}", err=True)
+        if self.hint:
+            click.echo(f"  hint: {self.hint}", err=True)
+
+
+def failure(error: Exception, also: str = "") -> CommandFailed | None:
+    """How the command ends after ``error``, with one more hint; None for an unexpected error."""
+    found = _client_failure(error) or _ledger_failure(error) or _lake_failure(error)
+    if found is not None and also:
+        found.hint = f"{found.hint}; {also}" if found.hint else also
+    return found
+
+
+def _client_failure(error: Exception) -> CommandFailed | None:
+    match error:
+        case Unreachable():
+            return CommandFailed(
+                str(error),
+                hint="is the daemon running (`headgate serve`)? --url or HEADGATE_URL say where",
+                exit_code=UNREACHABLE,
+            )
+        case Refused():
+            message = f"{error.message} ({error.code}, status {error.status})"
+            return CommandFailed(message, hint=REFUSED_HINTS.get(error.code, ""))
+        case UnknownAnswer():
+            return CommandFailed(str(error), hint="is --url the address of a headgate daemon?")
+    return None
+
+
+def _ledger_failure(error: Exception) -> CommandFailed | None:
+    # Imported here, because the commands that talk HTTP do without all of it.
+    from daemon.config import ConfigError
+    from daemon.serve import StartError
+    from daemon.upkeep.cover import NotCovered
+    from daemon.upkeep.owner import OtherHistory
+    from daemon.upkeep.recover import NothingThere
+    from ledger.errors import LedgerError
+    from ledger.log.entry import EntryError
+    from uploader.ownership.ownerlog import OwnedByAnother
+    from uploader.stores.base import StoreError
+
+    match error:
+        case ConfigError():
+            return CommandFailed(
+                "the configuration cannot be used:\n  " + "\n  ".join(error.problems),
+                hint="docs/configuration.md and `headgate config show --origin` list the keys",
+                exit_code=USAGE,
+            )
+        case OwnedByAnother():
+            return CommandFailed(
+                str(error),
+                hint="use that daemon's data directory, or stop it and take the store over with"
+                " `headgate recover --take-over`",
+            )
+        case NotCovered():
+            return CommandFailed(
+                str(error), hint="nothing is lost or stored twice; it is safe to run it again"
+            )
+        case StartError() | OtherHistory() | EntryError() | NothingThere():
+            return CommandFailed(str(error))
+        case LedgerError():
+            return CommandFailed(str(error), hint="--data and --config must be those of `serve`")
+        case StoreError():
+            return CommandFailed(str(error), hint="--store and --config must be those of `serve`")
+    return None
+
+
+def _lake_failure(error: Exception) -> CommandFailed | None:
+    from compaction.objects import StoreFailed
+    from compaction.run.driver import TaskFailed
+    from compaction.run.java import NoJava
+    from compaction.run.session import SparkFailed, SparkMissing
+    from compaction.tables.errors import LakeError
+    from daemon.upkeep.compact import OtherRun, StoreIsEmpty, UnknownTopics
+
+    match error:
+        case LakeError():
+            return CommandFailed(error.problem, hint=error.hint)
+        case TaskFailed() | SparkFailed():
+            return CommandFailed(
+                str(error),
+                hint="run it again: what is in the tables stays, and nothing is written twice",
+            )
+        case StoreIsEmpty():
+            return CommandFailed(
+                str(error),
+                hint="is the store mounted, and is it the right bucket? see `headgate check`",
+            )
+        case OtherRun() | UnknownTopics() | SparkMissing() | NoJava() | StoreFailed():
+            return CommandFailed(str(error))
+    return None

@@ -1,0 +1,62 @@
+"""Exit codes and messages of all commands."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from click.testing import CliRunner
+
+import cli
+from tests.scripted import Answer, run, says
+
+
+@pytest.mark.parametrize("command", [["status"], ["groups"], ["topics", "ls"], ["read", "t"]])
+def test_no_daemon_is_3_with_a_hint(command: list[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        result = CliRunner().invoke(cli.headgate, [*command, "--url", url])
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert url in result.stderr and "headgate serve" in result.stderr
+
+
+def test_another_program_at_the_address_is_1() -> None:
+    with says(Answer(200, b"hello")) as server:
+        result = run(server, "status")
+    assert result.exit_code == 1 and "hint: is --url the address" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status", "--no-such-option"],
+        ["no-such-command"],
+        ["status", "-o", "xml"],
+        ["status", "--url", "nonsense"],
+        ["read", "t", "--since", "yesterday"],
+        ["read", "t", "--since", "1h", "--tail", "5"],
+        ["read", "t", "-n", "0"],
+        ["topics", "alter", "t"],
+        ["topics", "create", "t", "--column", "price"],
+        ["topics", "create", "t", "--cap-bytes", "many"],
+        ["produce", "t", "no-such-file"],
+        ["config", "show", "--set", "shards"],
+        ["config", "show", "--set", "shard=1"],
+        ["serve", "--shards", "none"],
+        ["serve", "--config", "no-such-file.toml"],
+        ["objects", "ls", "--store", "nonsense"],
+    ],
+)
+def test_wrong_usage_and_wrong_configuration_are_2(command: list[str]) -> None:
+    result = CliRunner().invoke(cli.headgate, command)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr
+
+
+def test_a_wrong_configuration_names_key_value_and_origin() -> None:
+    result = CliRunner().invoke(
+        cli.headgate, ["serve", "--set", "log_level=loud"], env={"HEADGATE_SHARDS": "0"}
+    )
+    assert "log_level = 'loud' (--set)" in result.stderr
+    assert "shards = '0' (environment HEADGATE_SHARDS)" in result.stderr

@@ -1,0 +1,153 @@
+"""The root of the command: what it imports, its version, its help and its completion."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import cli
+from tests.scripted import Answer, says, state
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+HEAVY = {"boto3", "pyarrow", "pyiceberg", "pyspark", "rich", "uvloop", "sqlite3"}
+
+
+def commands() -> Iterator[tuple[click.Context, click.Command]]:
+    """All commands and groups, each with a context that has its whole name."""
+
+    def below(
+        context: click.Context, group: click.Group
+    ) -> Iterator[tuple[click.Context, click.Command]]:
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            inner = click.Context(command, parent=context, info_name=name)
+            yield inner, command
+            if isinstance(command, click.Group):
+                yield from below(inner, command)
+
+    root = click.Context(cli.headgate, info_name="headgate")
+    yield root, cli.headgate
+    yield from below(root, cli.headgate)
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The modules of a process that ran the command."""
+    code = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr));"
+        f"from cli import headgate; headgate({list(arguments)!r})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=CHECKOUT
+    )
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["produce", "--help"]])
+def test_the_help_and_the_commands_that_talk_http_import_no_server_store_or_lake(
+    arguments: list[str],
+) -> None:
+    found = imported_by(*arguments)
+    assert "click" in found
+    assert not found & HEAVY
+    assert not {name for name in found if name.startswith(("daemon.", "uploader.", "compaction."))}
+
+
+def test_the_list_of_commands_says_of_each_what_its_own_help_says_first() -> None:
+    context = click.Context(cli.headgate)
+    for name, summary in cli.COMMANDS.items():
+        command = cli.headgate.get_command(context, name)
+        assert command is not None and command.help is not None
+        assert command.help.splitlines()[0] == summary
+
+
+def test_the_version_is_an_option_and_a_command() -> None:
+    option = CliRunner().invoke(cli.headgate, ["--version"])
+    command = CliRunner().invoke(cli.headgate, ["version"])
+    assert option.exit_code == command.exit_code == 0
+    assert option.stdout == f"headgate {command.stdout}"
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_the_help_lists_all_commands(option: str) -> None:
+    result = CliRunner().invoke(cli.headgate, [option])
+    assert result.exit_code == 0
+    for name, summary in cli.COMMANDS.items():
+        assert f"  {name} " in result.stdout and summary in result.stdout
+
+
+def test_every_command_has_examples_that_it_understands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("orders.ndjson").write_text("{}\n")
+    for context, command in commands():
+        _, heading, text = (command.help or "").partition("Example")
+        assert heading, f"{context.command_path} has no examples"
+        lines = text.splitlines()[1:]
+        examples = [line.rpartition("| ")[2].strip() for line in lines if line.strip()]
+        assert examples
+        for example in examples:
+            words = shlex.split(example)
+            assert example.startswith(context.command_path), example
+            parse(words[1:])
+
+
+def parse(arguments: list[str]) -> None:
+    """Parses a whole command line without running it."""
+    command: click.Command | None = cli.headgate
+    context: click.Context | None = None
+    while isinstance(command, click.Group):
+        context = command.make_context("headgate", arguments, parent=context)
+        _, command, arguments = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
+    assert command is not None
+    with command.make_context(command.name, arguments, parent=context):
+        pass
+
+
+def test_an_example_with_an_unknown_option_would_be_found() -> None:
+    with pytest.raises(click.UsageError):
+        parse(["read", "orders", "--tails", "5"])
+
+
+def completed(words: str, **environ: str) -> list[str]:
+    """What bash would offer for the last word."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import cli; cli.main()"],
+        env=os.environ | {
+            "_HEADGATE_COMPLETE": "bash_complete", "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1), **environ,
+        },
+        capture_output=True, text=True, check=True, cwd=CHECKOUT,
+    )  # fmt: skip
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def test_a_shell_completes_commands_options_and_topics() -> None:
+    assert completed("headgate pro") == ["produce"]
+    assert completed("headgate topics al") == ["alter"]
+    assert completed("headgate read --foll") == ["--follow"]
+    answer = {"topics": [state("orders"), state("returns")], "next_cursor": None}
+    with says(Answer(200, answer)) as server:
+        assert completed("headgate read or", HEADGATE_URL=server.url) == ["orders"]
+        assert completed(f"headgate read --url {server.url} or") == ["orders"]
+    assert completed("headgate read or", HEADGATE_URL=server.url) == []
+
+
+def test_click_prints_the_completion_script() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import cli; cli.main()"],
+        env=os.environ | {"_HEADGATE_COMPLETE": "bash_source"},
+        capture_output=True, text=True, check=True, cwd=CHECKOUT,
+    )  # fmt: skip
+    assert "_headgate_completion" in done.stdout

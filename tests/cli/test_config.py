@@ -1,0 +1,45 @@
+"""``headgate config``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+import cli
+from daemon.config import KEYS
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def test_config_show_prints_values_and_origins(tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text("records_max = 5\n")
+    command = ["config", "show", "--config", str(file), "--set", "log_level=debug"]
+    environ = {"HEADGATE_LOG_FORMAT": "json"}
+    runner = CliRunner(env=environ)
+    values = json.loads(runner.invoke(cli.headgate, [*command, "-o", "json"]).stdout)
+    assert tuple(values) == KEYS
+    assert (values["records_max"], values["log_level"], values["log_format"]) == (
+        5,
+        "debug",
+        "json",
+    )
+    both = json.loads(runner.invoke(cli.headgate, [*command, "--origin", "-o", "json"]).stdout)
+    assert both["records_max"] == {"value": 5, "origin": f"file {file}"}
+    assert both["log_format"]["origin"] == "environment HEADGATE_LOG_FORMAT"
+    table = runner.invoke(cli.headgate, [*command, "--origin"]).stdout.splitlines()
+    assert table[0].split() == ["key", "value", "origin"]
+    assert ["log_level", "debug", "--set"] in [line.split() for line in table]
+    assert "--set" not in runner.invoke(cli.headgate, command).stdout
+
+
+def test_a_flag_goes_before_a_set_of_the_same_key() -> None:
+    command = ["config", "show", "-o", "json", "--shards", "3", "--set", "shards=4"]
+    assert json.loads(CliRunner().invoke(cli.headgate, command).stdout)["shards"] == 3
+
+
+def test_config_docs_is_the_page() -> None:
+    page = CliRunner().invoke(cli.headgate, ["config", "docs"]).stdout
+    assert page == (CHECKOUT / "docs" / "configuration.md").read_text()

@@ -1,0 +1,104 @@
+"""``headgate status``, against answers in the shapes of the HTTP API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.scripted import Answer, Call, run, says
+
+STATUS: dict[str, Any] = {
+    "version": "0.1.0",
+    "uptime_s": 200.5,
+    "ready": True,
+    "store": {
+        "url": "file:///srv/headgate/store", "puts": 1200, "put_bytes": 5 << 20, "put_failures": 1,
+        "gets": 3, "get_bytes": 2048, "lists": 2,
+    },
+    "window_ms": 0.5,
+    "pressure": {"level": 0.25, "rung": "coalesce", "inputs": {"ring": 0.25}},
+    "memory_bound_bytes": 512 << 20,
+    "retention": {"records_evicted": 4_321, "clock_jump_ms": None},
+    "shards": [
+        {
+            "shard": shard, "pid": 100 + shard, "cpu": shard, "group": 0, "restarts": 0,
+            "heartbeat_age_ms": 12, "ring_bytes": 64 << 20, "ring_used_bytes": 3 << 20,
+            "requests_acked": 1000, "records_acked": 12345, "bytes_acked": 7 << 20,
+        }
+        for shard in range(2)
+    ],
+    "groups": [
+        {
+            "group": 0, "shards": [0, 1], "turn": 1, "backlog_bytes": 1536,
+            "last_upload_age_ms": 40, "last_change_age_ms": 90000, "splits": 0, "merges": 1,
+        }
+    ],
+    "totals": {
+        "requests_acked": 2000, "records_acked": 24690, "bytes_acked": 14 << 20, "rejected": 4,
+        "objects_committed": 1199, "orphans_adopted": 0,
+    },
+    "a_field_of_the_future": [1],
+}  # fmt: skip
+
+
+STATUS_TEXT = """\
+headgate 0.1.0  ready  up 3 min 20 s
+
+store     file:///srv/headgate/store
+          1,200 puts of 5.0 MiB, 1 failed; 3 gets of 2.0 KiB; 2 lists
+window    0.5 ms
+pressure  0.25 (coalesce)
+memory    at most 512 MiB by its bounds
+acked     2,000 requests, 24,690 records, 14.0 MiB; 4 rejected
+objects   1,199 committed, 0 adopted
+evicted   4,321 records
+groups    1: 0 (2 shards)
+
+shard  pid  cpu  group  restarts  heartbeat  ring used      ring  requests  records    bytes
+    0  100    0      0         0  12 ms ago    3.0 MiB  64.0 MiB     1,000   12,345  7.0 MiB
+    1  101    1      0         0  12 ms ago    3.0 MiB  64.0 MiB     1,000   12,345  7.0 MiB
+"""
+
+
+def test_status_is_a_table_for_people() -> None:
+    with says(Answer(200, STATUS)) as server:
+        result = run(server, "status")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, STATUS_TEXT, "")
+    assert server.calls == [Call("GET", "/v0/status", None)]
+
+
+def test_status_as_json_is_what_the_daemon_said() -> None:
+    with says(Answer(200, STATUS)) as server:
+        result = run(server, "status", "-o", "json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == STATUS
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"ready": False}, "the daemon is not ready"),
+        ({"shards": [STATUS["shards"][0], {"shard": 1, "pid": None}]}, "shard 1 has no process"),
+        (
+            {"alarms": [{"alarm": "store_failing", "message": "store failing for 42 s: No space"}]},
+            "store failing for 42 s: No space",
+        ),
+        ({"retention": {"clock_jump_ms": -7_200_000}}, "the wall clock jumped back by 2 h"),
+    ],
+)
+def test_status_of_a_degraded_daemon_ends_in_4(change: dict[str, Any], reason: str) -> None:
+    with says(Answer(200, STATUS | change)) as server:
+        result = run(server, "status", "--output", "json")
+        table = run(server, "status")
+    assert result.exit_code == table.exit_code == 4
+    assert json.loads(result.stdout) == STATUS | change
+    assert reason in result.stderr and reason in table.stderr
+
+
+def test_status_leaves_out_what_the_daemon_left_out() -> None:
+    bare = {"version": "9", "ready": True, "shards": [{"shard": 0, "pid": 7}], "groups": []}
+    with says(Answer(200, bare)) as server:
+        result = run(server, "status")
+    assert result.exit_code == 0 and "up -" in result.stdout

@@ -1,0 +1,108 @@
+"""``headgate topics``, against answers in the shapes of the HTTP API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.scripted import Answer, Call, refusal, run, says, scripted, state
+
+
+class Topics:
+    """Topics in memory, behind PUT, GET and DELETE."""
+
+    def __init__(self, *present: dict[str, Any]) -> None:
+        self.states = {each["topic"]: each for each in present}
+
+    def __call__(self, call: Call) -> Answer:
+        name = call.path.rpartition("/")[2]
+        if call.method == "PUT":
+            known = name in self.states
+            before = self.states[name]["config"] if known else {}
+            self.states[name] = state(name, **before | call.body)
+            return Answer(200 if known else 201, self.states[name])
+        if name not in self.states:
+            return refusal(404, "unknown_topic", f"there is no topic {name!r}")
+        if call.method == "DELETE":
+            return Answer(200, self.states.pop(name))
+        return Answer(200, self.states[name])
+
+
+def test_topics_ls_follows_the_cursor() -> None:
+    def script(call: Call) -> Answer:
+        if call.path == "/v0/topics":
+            return Answer(200, {"topics": [state("a")], "next_cursor": "a"})
+        return Answer(200, {"topics": [state("b", 3)], "next_cursor": None})
+
+    with scripted(script) as server:
+        listed = run(server, "topics", "ls", "-o", "json")
+        table = run(server, "topics", "ls")
+    assert [topic["topic"] for topic in json.loads(listed.stdout)] == ["a", "b"]
+    assert [call.path for call in server.calls[:2]] == ["/v0/topics", "/v0/topics?cursor=a"]
+    assert table.stdout == (
+        "topic  partitions  records    bytes  highest seq\n"
+        "a               1       10  2.0 KiB           10\n"
+        "b               3       30  6.0 KiB           10\n"
+    )
+
+
+def test_topics_show_prints_settings_that_are_not_the_default_and_partitions() -> None:
+    with says(Answer(200, state(partitions=2, ttl_ms=5))) as server:
+        shown, body = (
+            run(server, "topics", "show", "orders"),
+            run(server, "topics", "show", "orders", "-o", "json"),
+        )
+    assert shown.stdout == (
+        "topic orders\n"
+        "  partitions = 2\n"
+        "  ttl_ms = 5\n"
+        "\n"
+        "partition  earliest seq  head seq  next seq  records    bytes\n"
+        "        0             1        10        11       10  2.0 KiB\n"
+        "        1             1        10        11       10  2.0 KiB\n"
+    )
+    assert json.loads(body.stdout) == state(partitions=2, ttl_ms=5)
+
+
+def test_topics_create_puts_only_what_was_given() -> None:
+    with scripted(Topics()) as server:
+        result = run(
+            server, "topics", "create", "t", "--partitions", "4", "--column", "a:b:long",
+            "--no-auto-priority", "--cap-records", "9", "-o", "json",
+        )  # fmt: skip
+    assert result.exit_code == 0
+    put = {"partitions": 4, "columns": {"a:b": "long"}, "auto_priority": False, "cap_records": 9}
+    assert Call("PUT", "/v0/topics/t", put) in server.calls
+    assert json.loads(result.stdout)["config"]["partitions"] == 4
+
+
+def test_creating_a_topic_again_is_fine_and_with_other_settings_is_not() -> None:
+    with scripted(Topics(state("t", 4))) as server:
+        same = run(server, "topics", "create", "t", "--partitions", "4")
+        other = run(server, "topics", "create", "t", "--partitions", "5")
+    assert same.exit_code == 0
+    assert other.exit_code == 1
+    assert "partitions is 4, not 5" in other.stderr and "topics alter t" in other.stderr
+    assert not [call for call in server.calls if call.method == "PUT"]
+
+
+def test_topics_alter_changes_what_was_given_and_keeps_the_rest() -> None:
+    with scripted(Topics(state("t", 2, ttl_ms=5))) as server:
+        result = run(server, "topics", "alter", "t", "--partitions", "3", "--ttl-ms", "none")
+    assert result.exit_code == 0
+    (put,) = [call.body for call in server.calls if call.method == "PUT"]
+    assert put == {"partitions": 3, "ttl_ms": None}
+
+
+def test_altering_deleting_and_showing_a_topic_that_is_not_there_is_1() -> None:
+    with scripted(Topics()) as server:
+        for command in (["alter", "t", "--lossy"], ["delete", "t"], ["show", "t"]):
+            result = run(server, "topics", *command)
+            assert (result.exit_code, result.stdout) == (1, "")
+            assert "there is no topic 't'" in result.stderr
+
+
+def test_topics_delete_does_not_ask_a_script() -> None:
+    with scripted(Topics(state("t"))) as server:
+        assert run(server, "topics", "delete", "t").exit_code == 0
+        assert server.calls == [Call("DELETE", "/v0/topics/t", None)]
