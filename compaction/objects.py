@@ -25,13 +25,13 @@ from compaction.place import Place
 from shards.checksum import crc32c
 from uploader.l0 import L0Error, object_key, read_footer
 from uploader.stores.base import ObjectMissing, ObjectStore, StoreError, StoreRefused
-from uploader.stores.retry import RetryLimits, retry_delay_s
-from uploader.stores.verified import READS_MAX, verified
+from uploader.stores.counted import CountedStore
+from uploader.stores.retry import BULK
+from uploader.stores.retrying import RetryingStore
+from uploader.stores.verified import verified
 
 THREADS = 4
 AHEAD = 8  # objects that are read or wait to be taken, at most
-RETRY = RetryLimits(base_s=0.1, cap_s=5.0, attempts_max=8)  # about 10 s; then Spark's own attempts
-MISSING_ATTEMPTS = 3  # an object that is not there is looked for again, in case a store lags
 
 # An object is read by ranges where more than this of it would be read for nothing.
 WASTE_SHARE_MAX = 0.05
@@ -145,14 +145,19 @@ class _Damaged(Exception):
 
 
 class _Reads:
-    """Reads of one object, with repeats, counted."""
+    """Reads of one object, counted: repeated while the store fails, and on new connections while
+    the object is missing, torn or damaged. After that Spark's own attempts repeat the task."""
 
     def __init__(self, store: ObjectStore, wanted: TaskObject) -> None:
-        self._store = store
+        counted = CountedStore(store)
+        self._requests = counted.requests
+        self._store = RetryingStore(counted, BULK, random.Random(wanted.key), time.sleep)
         self._wanted = wanted
-        self._rng = random.Random(wanted.key)
         self.bytes = 0
-        self.requests = 0
+
+    @property
+    def requests(self) -> int:
+        return self._requests.gets
 
     def verified(
         self, check: Callable[[bytes], Extents], start: int = 0, length: int | None = None
@@ -166,47 +171,26 @@ class _Reads:
             return found
 
         try:
-            return verified(read, self._store.reconnect, _Damaged, self._wanted.key)
+            return verified(read, self._store.reconnect, (_Damaged, _Hole), self._wanted.key)
         except _Damaged as damaged:
             return damaged.found
 
     def get(self, start: int = 0, length: int | None = None) -> bytes:
-        attempt = 0
-        torn = 0
-        while True:
-            attempt += 1
-            self.requests += 1
-            try:
-                body = self._store.get(self._wanted.locator, start, length)
-            except ObjectMissing as error:
-                if attempt >= MISSING_ATTEMPTS:
-                    raise _Hole(f"missing: {error}") from error
-                delay_s: float | None = 0.2 * attempt
-                self._store.reconnect()
-            except StoreRefused as error:
-                raise StoreFailed(str(error)) from error
-            except StoreError as error:
-                delay_s = retry_delay_s(error, attempt, self._rng, RETRY)
-                if delay_s is None:
-                    torn += 1
-                    if torn >= READS_MAX or not self._may_be_torn(error):
-                        self._give_up(error)
-                    self._store.reconnect()
-            else:
-                self.bytes += len(body)
-                return body
-            time.sleep(delay_s or 0.0)
-
-    def _may_be_torn(self, error: StoreError) -> bool:
-        return not error.retryable and self._store.url.startswith("file:")
-
-    def _give_up(self, error: StoreError) -> None:
-        if self._may_be_torn(error):
-            raise _Hole(f"torn: {error}") from error  # a segment that was cut off
-        raise StoreFailed(
-            f"{self._wanted.key} cannot be read: {error}; nothing is lost, run it again when the"
-            " store answers"
-        ) from error
+        try:
+            body = self._store.get(self._wanted.locator, start, length)
+        except ObjectMissing as error:
+            raise _Hole(f"missing: {error}") from error
+        except StoreRefused as error:
+            raise StoreFailed(str(error)) from error
+        except StoreError as error:
+            if not error.retryable and self._store.url.startswith("file:"):
+                raise _Hole(f"torn: {error}") from error  # a segment that was cut off
+            raise StoreFailed(
+                f"{self._wanted.key} cannot be read: {error}; nothing is lost, run it again when"
+                " the store answers"
+            ) from error
+        self.bytes += len(body)
+        return body
 
 
 def _whole(reads: _Reads, wanted: TaskObject) -> Extents:

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow.fs as pa_fs
 from msgspec import Struct
 
+from uploader.lru import LruCache
 from uploader.stores.base import ObjectStore
 from uploader.stores.open import StoreUrlError, open_store
 
@@ -63,8 +64,7 @@ class Place(Struct, frozen=True):
                     region=self.region,
                     threads=STORE_THREADS,
                 )
-                _bounded(_stores)
-                _stores[self] = found
+                _stores.keep(self, found)
             return found
 
     def filesystem(self) -> tuple[pa_fs.FileSystem, str]:
@@ -80,7 +80,7 @@ class Place(Struct, frozen=True):
     def reconnect(self) -> None:
         """The lake's file system is opened anew, with connections of its own."""
         with _lock:
-            _s3_opened.pop(self, None)
+            _s3_opened.drop(self)
 
     def path_of(self, location: str) -> str:
         """A location's path in the lake's file system. Raises ValueError for another scheme."""
@@ -105,8 +105,7 @@ class Place(Struct, frozen=True):
             found = None if keys is None else _Keys(keys.access_key, keys.secret_key, keys.token)
             if opened is None or opened.keys != found:
                 opened = _S3(session, found, self._open_s3(session, found))
-                _bounded(_s3_opened)
-                _s3_opened[self] = opened
+                _s3_opened.keep(self, opened)
             return opened.filesystem
 
     def _open_s3(self, session: Any, keys: _Keys | None) -> pa_fs.FileSystem:
@@ -141,11 +140,6 @@ class _S3(NamedTuple):
 
 _lock = threading.Lock()
 _local = pa_fs.LocalFileSystem()
-_stores: dict[Place, ObjectStore] = {}
-_s3_opened: dict[Place, _S3] = {}
-
-
-def _bounded(opened: dict[Place, Any]) -> None:
-    """Forgets the oldest when there are too many; it may still be in use, so it is not closed."""
-    while len(opened) >= PLACES_MAX:
-        del opened[next(iter(opened))]
+# What is dropped may still be in use, so it is not closed.
+_stores: LruCache[Place, ObjectStore] = LruCache(PLACES_MAX)
+_s3_opened: LruCache[Place, _S3] = LruCache(PLACES_MAX)

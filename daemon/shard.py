@@ -50,6 +50,7 @@ from delivery.diff import DiffReader
 from delivery.followed import FollowedPartitions
 from delivery.l0_reader import L0Reader
 from delivery.lake_reader import LakeReader
+from delivery.store_threads import StoreThreads
 from delivery.stored_reader import StoredReader
 from delivery.tail_reader import TailReader
 from ledger.errors import LedgerError
@@ -140,7 +141,7 @@ class Shard:
         )
         self._commit_ledger, self._read_ledger = open_ledger(), open_ledger()
         self._ledger_thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self._store_threads = ThreadPoolExecutor(READERS_AT_ONCE, thread_name_prefix="reader")
+        self._readers = ThreadPoolExecutor(READERS_AT_ONCE, thread_name_prefix="reader")
         self._log = CommitLog(self.segment)
         alarms = AlarmBoard(self.segment, self.shard)
         alarms.clear_all()  # a former process's
@@ -181,11 +182,9 @@ class Shard:
             _end,
             hedge_puts=config.hedge_puts,
         )
-        l0 = L0Reader(
-            self._read_ledger, self._store, self._ledger_thread, self._store_threads,
-            self._count_get, rng,
-        )  # fmt: skip
-        lake = LakeReader(partial(_place_of, config), self._store_threads, self._count_get, rng)
+        threads = StoreThreads(self._readers, self._count_get, rng)
+        l0 = L0Reader(self._read_ledger, self._store, self._ledger_thread, threads)
+        lake = LakeReader(partial(_place_of, config), threads)
         self.reader = DiffReader(
             FollowedPartitions(), TailReader(self.segment), l0, StoredReader(l0, lake, rng),
             self._recent, self.catalog.rooms.evicted,
@@ -372,7 +371,7 @@ class Shard:
         await self._server.close()
         self._uploads.stop()
         self._ledger_thread.shutdown()
-        self._store_threads.shutdown()
+        self._readers.shutdown()
         self._commit_ledger.close()
         self._read_ledger.close()
         self._store.close()

@@ -16,20 +16,19 @@ readers at different places of a shard's lake. FETCHES_AT_ONCE are fetched and d
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from compaction.parquet import blocks, reader
 from compaction.parquet.file_bytes import keep_pyarrow_small
 from compaction.parquet.merge import EVER_MS, RECORDS_AT_ONCE, NeedFooter, NeedRows, merged
 from compaction.parquet.reader import Footer
 from compaction.parquet.rows import Block, Rows
-from delivery.attempts import attempted
+from delivery.single_flight import SingleFlightCache
+from delivery.store_threads import StoreThreads
 from ledger.lake.types import FileRange
 from uploader.l0.records import Record
+from uploader.lru import LruCache
 
 if TYPE_CHECKING:
     from compaction.place import Place
@@ -48,39 +47,7 @@ LIBRARY_BYTES = 96 << 20
 Item = tuple[int, int, Record]
 """(offset, epoch milliseconds, record)."""
 
-
-class _Sized(Protocol):
-    @property
-    def size_bytes(self) -> int: ...
-
-
-V = TypeVar("V", bound=_Sized)
-
-
-class _Kept(Generic[V]):
-    """Values within a bound of bytes and of their number, least recently used first out."""
-
-    def __init__(self, bytes_max: int, count_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._count_max = count_max
-        self._values: OrderedDict[Hashable, V] = OrderedDict()
-        self.size_bytes = 0
-
-    def get(self, key: Hashable) -> V | None:
-        found = self._values.get(key)
-        if found is not None:
-            self._values.move_to_end(key)
-        return found
-
-    def keep(self, key: Hashable, value: V) -> None:
-        """Keeps a value that is not there; one that is larger than the bound is not kept."""
-        if value.size_bytes > self._bytes_max:
-            return
-        self._values[key] = value
-        self.size_bytes += value.size_bytes
-        while self.size_bytes > self._bytes_max or len(self._values) > self._count_max:
-            _, dropped = self._values.popitem(last=False)
-            self.size_bytes -= dropped.size_bytes
+T = TypeVar("T")
 
 
 class LakeReader:
@@ -89,21 +56,18 @@ class LakeReader:
     def __init__(
         self,
         open_place: Callable[[], Place],
-        threads: Executor,
-        count_get: Callable[[int], None],
-        rng: random.Random,
+        threads: StoreThreads,
         rows_bytes_max: int = ROWS_BYTES_MAX,
         blocks_bytes_max: int = BLOCKS_BYTES_MAX,
     ) -> None:
         self._open_place = open_place
         self._threads = threads
-        self._count_get = count_get
-        self._rng = rng
         self._place: Place | None = None
-        self._footers: _Kept[Footer] = _Kept(FOOTERS_BYTES_MAX, FOOTERS_MAX)
-        self._rows: _Kept[Rows] = _Kept(rows_bytes_max, KEPT_MAX)
-        self._blocks: _Kept[Block] = _Kept(blocks_bytes_max, KEPT_MAX)
-        self._fetching: dict[Hashable, asyncio.Future[None]] = {}
+        self._footers: SingleFlightCache[str, Footer] = _cache(FOOTERS_MAX, FOOTERS_BYTES_MAX)
+        self._rows: SingleFlightCache[tuple[str, int], Rows] = _cache(KEPT_MAX, rows_bytes_max)
+        self._blocks: SingleFlightCache[tuple[str, int, int], Block] = _cache(
+            KEPT_MAX, blocks_bytes_max
+        )
         self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
 
     async def chunks(
@@ -143,7 +107,7 @@ class LakeReader:
             return reader.read_footer(self._opened(), need.path, need.size_bytes)
 
         tail_bytes = min(need.size_bytes, reader.TAIL_BYTES)
-        return await self._once(need.path, self._footers, read, tail_bytes)
+        return await self._footers.get(need.path, lambda: self._read(read, tail_bytes))
 
     async def _rows_of(self, need: NeedRows) -> Rows:
         footer, group = need
@@ -151,40 +115,16 @@ class LakeReader:
         def read() -> Rows:
             return blocks.open_rows(footer, group)
 
-        return await self._once((footer.path, group.index), self._rows, read, group.length)
+        key = (footer.path, group.index)
+        return await self._rows.get(key, lambda: self._read(read, group.length))
 
     async def _block(self, rows: Rows, number: int) -> Block:
         key = (rows.path, rows.number, number)
-        return await self._once(key, self._blocks, lambda: rows.block(number), 0)
+        return await self._blocks.get(key, lambda: self._read(lambda: rows.block(number), 0))
 
-    async def _once(
-        self, key: Hashable, kept: _Kept[V], read: Callable[[], V], get_bytes: int
-    ) -> V:
-        """A value that is kept, or read now: by one of those who want it at the same time."""
-        while True:
-            found = kept.get(key)
-            if found is not None:
-                return found
-            other = self._fetching.get(key)
-            if other is None:
-                break
-            await asyncio.shield(other)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._fetching[key] = done
-        try:
-            async with self._slots:
-                value = await attempted(
-                    read, self._threads, self._rng, lambda: self._counted(get_bytes)
-                )
-            kept.keep(key, value)
-            return value
-        finally:
-            del self._fetching[key]
-            done.set_result(None)
-
-    def _counted(self, get_bytes: int) -> None:
-        if get_bytes:
-            self._count_get(get_bytes)
+    async def _read(self, call: Callable[[], T], get_bytes: int) -> T:
+        async with self._slots:
+            return await self._threads.read(call, get_bytes)
 
     def _opened(self) -> Place:
         """In a thread, for it loads pyarrow."""
@@ -193,6 +133,10 @@ class LakeReader:
             keep_pyarrow_small()
             self._place = place
         return self._place
+
+
+def _cache(count_max: int, bytes_max: int) -> SingleFlightCache[Any, Any]:
+    return SingleFlightCache(LruCache(count_max, bytes_max, lambda each: each.size_bytes))
 
 
 class Chunk(NamedTuple):

@@ -18,7 +18,6 @@ compaction leaves: whoever meets records further on than they should be asks aga
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
@@ -28,6 +27,7 @@ from delivery.followed import FOLLOWED_MAX, Key
 from delivery.schemas import Tombstone
 from ledger.ledger import Ledger
 from ledger.types import Gap, PartitionState
+from uploader.lru import LruCache
 
 KEPT_MAX = FOLLOWED_MAX  # some 300 bytes each, as long as there are few gaps
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class ReadableRanges:
     def __init__(self, ask: Ask, version: Callable[[], int]) -> None:
         self._ask = ask
         self._version = version
-        self._kept: OrderedDict[Key, tuple[int, ReadableRange]] = OrderedDict()
+        self._kept: LruCache[Key, tuple[int, ReadableRange]] = LruCache(KEPT_MAX)
 
     def known(self, key: Key) -> ReadableRange | None:
         """The range as it is kept, or None if it may have changed since."""
@@ -101,8 +101,5 @@ class ReadableRanges:
         topic_id, partition = key
         view = await self._ask(lambda ledger: ledger.partition_view(topic_id, partition))
         readable = readable_of(view)
-        self._kept[key] = (version, readable)
-        self._kept.move_to_end(key)
-        if len(self._kept) > KEPT_MAX:
-            self._kept.popitem(last=False)
+        self._kept.keep(key, (version, readable))
         return readable

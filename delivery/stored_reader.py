@@ -27,14 +27,10 @@ from ledger.ledger import Ledger
 from ledger.types import Extent
 from uploader.l0 import records_of
 from uploader.stores.base import ObjectMissing
-from uploader.stores.retry import RetryLimits, delay_s
+from uploader.stores.retry import OVERTAKEN, delay_s
 
 EXTENTS_PER_LOOK = 16  # rows read at once; a look is repeated when they are used up
 RANGES_PER_LOOK = 64
-# Looks without a record in between that named something missing. The second one helps when
-# everything is in order, and pauses are for what is not yet.
-MISSES_MAX = 6
-MISSES = RetryLimits(base_s=0.02, cap_s=0.5)
 
 
 class Overtaken(Exception):
@@ -126,9 +122,9 @@ class StoredReader:
                     offset = max(offset, found.ranges_last + 1)
             except ObjectMissing:
                 misses += 1
-                if misses >= MISSES_MAX:
+                if OVERTAKEN.is_spent(misses):
                     raise
-                await asyncio.sleep(delay_s(misses, self._rng, MISSES))
+                await asyncio.sleep(delay_s(misses, self._rng, OVERTAKEN))
 
 
 def _since(since_ms: int, items: Iterable[Item]) -> Iterable[Item]:

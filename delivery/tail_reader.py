@@ -8,7 +8,6 @@ kept for the next reader: a bounded number of walks.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
 from delivery.followed import Key, TailExtent
@@ -17,6 +16,7 @@ from shards.ring import BatchAt, RingReader
 from shards.segment import Segment
 from uploader.l0 import records
 from uploader.l0.records import Record
+from uploader.lru import LruCache
 
 WALKS_MAX = 64  # a walk of 4 MiB of 1 KiB requests is 4,096 entries, about 1 MB
 
@@ -28,7 +28,7 @@ class TailReader:
 
     def __init__(self, segment: Segment) -> None:
         self._readers = [RingReader(segment, s) for s in range(segment.layout.shards)]
-        self._walks: OrderedDict[tuple[int, int], Walk] = OrderedDict()
+        self._walks: LruCache[tuple[int, int], Walk] = LruCache(WALKS_MAX)
 
     def batches(
         self, key: Key, extent: TailExtent, from_offset: int
@@ -70,9 +70,5 @@ class TailReader:
                     walk.setdefault(batch_key, []).append((request.position, batch))
             if not reader.still_there(source.start):
                 return None
-            self._walks[identity] = walk
-            if len(self._walks) > WALKS_MAX:
-                self._walks.popitem(last=False)
-        else:
-            self._walks.move_to_end(identity)
+            self._walks.keep(identity, walk)
         return walk

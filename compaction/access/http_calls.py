@@ -1,6 +1,6 @@
 """Calls on a daemon: JSON over HTTP, by TCP or by its Unix socket, with bounded patience.
 
-The standard library only, so that Spark's driver and executors have it. Every call made here may
+Spark's driver and executors have all that it needs. Every call made here may
 be repeated (it reads, or changes nothing the second time), so a lost connection, 429 and 503 are
 tried again: a daemon that restarts ends no stream and no compaction. The command line's client for
 producing and reading is ``commands/client.py``.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import random
 import socket
 import time
 from typing import Any
@@ -20,13 +21,14 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from shards.clock import monotonic_ns
+from uploader.stores.retry import DAEMON
+from uploader.stores.retrying import Retry
+
 UNIX = "unix:"
 SOCKET_NAME = "admin.sock"  # in the data directory
 SOCKET_PATH_BYTES_MAX = 107  # of sockaddr_un, less its last byte
 TIMEOUT_S = 35.0  # a page of a plan takes a second or two
-# 0.2 s doubled up to 5 s: some 20 s in all, which a daemon's restart takes less of.
-WAITS_S = (0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0)
-ONCE: tuple[float, ...] = ()
 
 
 class DaemonRefused(Exception):
@@ -76,21 +78,20 @@ def call(
     path: str,
     body: bytes | None = None,
     *,
-    waits_s: tuple[float, ...] = WAITS_S,
+    once: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> bytes:
     """The body of a good answer. Raises DaemonRefused and DaemonUnreachable."""
-    for wait_s in (*waits_s, None):
-        try:
-            return _attempt(address, method, path, body, timeout_s)
-        except DaemonUnreachable:
-            if wait_s is None:
-                raise
-        except DaemonRefused as error:
-            if wait_s is None or error.status not in (429, 503):
-                raise
-        time.sleep(wait_s)
-    raise AssertionError("the last attempt returns or raises")
+    if once:
+        return _attempt(address, method, path, body, timeout_s)
+    retry = Retry(DAEMON, random.Random(monotonic_ns()), time.sleep, _may_help)
+    return retry(lambda: _attempt(address, method, path, body, timeout_s))
+
+
+def _may_help(error: Exception) -> bool:
+    if isinstance(error, DaemonRefused):
+        return error.status in (429, 503)
+    return isinstance(error, DaemonUnreachable)
 
 
 def short_socket_path(path: str) -> tuple[str, int | None]:

@@ -18,9 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from compaction.access.http_calls import (
-    ONCE,
     TIMEOUT_S,
-    WAITS_S,
     DaemonRefused,
     DaemonUnreachable,
     call,
@@ -104,12 +102,12 @@ def ask_daemon(
     path: str,
     body: bytes | None = None,
     *,
-    waits_s: tuple[float, ...] = WAITS_S,
+    once: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> bytes:
     """The body of a good answer. Raises PlannerRefused and PlannerUnreachable."""
     try:
-        return call(url, method, path, body, waits_s=waits_s, timeout_s=timeout_s)
+        return call(url, method, path, body, once=once, timeout_s=timeout_s)
     except DaemonRefused as error:
         raise PlannerRefused(error.status, error.code, error.message) from error
     except DaemonUnreachable as error:
@@ -142,9 +140,7 @@ class DaemonPlanner(Struct, frozen=True):
 
     def renew(self, lease: str) -> bool:
         try:
-            ask_daemon(
-                self.url, "PUT", f"/v0/plans/{lease}", waits_s=ONCE, timeout_s=RENEW_TIMEOUT_S
-            )
+            ask_daemon(self.url, "PUT", f"/v0/plans/{lease}", once=True, timeout_s=RENEW_TIMEOUT_S)
         except PlannerRefused as error:
             if error.status == 404:
                 return False
@@ -154,7 +150,7 @@ class DaemonPlanner(Struct, frozen=True):
     def end(self, lease: str) -> None:
         try:
             ask_daemon(
-                self.url, "DELETE", f"/v0/plans/{lease}", waits_s=ONCE, timeout_s=RENEW_TIMEOUT_S
+                self.url, "DELETE", f"/v0/plans/{lease}", once=True, timeout_s=RENEW_TIMEOUT_S
             )
         except PlannerRefused as error:
             if error.status != 404:

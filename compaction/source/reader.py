@@ -15,9 +15,9 @@ import logging
 import random
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -39,26 +39,31 @@ from compaction.source.rows import DiffRow, of_diff, of_row_range, of_table, sli
 from compaction.source.schemas import PlanRequest
 from shards.clock import monotonic_ns
 from uploader.l0 import L0Error
-from uploader.stores.base import ObjectMissing, StoreError
-from uploader.stores.retry import RetryLimits, retry_delay_s
+from uploader.lru import LruCache
+from uploader.stores.base import ObjectMissing
+from uploader.stores.retry import BULK
+from uploader.stores.retrying import Retry
 
 log = logging.getLogger("headgate.spark")
 
-T = TypeVar("T")
 BATCH_BYTES = 4 << 20
 BATCH_ROWS = 20_000
 BATCHES_MAX = 1_000
 CACHE_BYTES = 64 << 20  # of row groups, for small files that hold many partitions
+CACHE_COUNT_MAX = 100_000  # of row groups that are nearly empty
 PLANS_AGAIN_MAX = 3  # of one interval: then something other than a collection is wrong
 DIFF_RECORDS = 1_000
 RECREATED = "recreated"  # a tombstone's reason
 _ANEW = "the topic was deleted and made anew meanwhile"
 RENEW_NS = LEASE_MS * 1_000_000 // 3
-RETRY = RetryLimits(base_s=0.1, cap_s=5.0, attempts_max=8)
 
 # When this process last renewed a plan: a worker runs many tasks of one plan.
 _renewed_ns: dict[str, int] = {}
 _PLANS_MAX = 1_000
+
+
+def _cache() -> LruCache[Any, Any]:
+    return LruCache(CACHE_COUNT_MAX, CACHE_BYTES, lambda each: each.size_bytes)
 
 
 class Reader:
@@ -74,9 +79,9 @@ class Reader:
         self._planner = planner
         self._fail = fail_on_data_loss
         self._since_ms = since_ms
-        self._rng = random.Random(monotonic_ns())
-        self._cache: dict[tuple[str, int], Rows] = {}
-        self._footers: dict[str, Footer] = {}
+        self._retry = Retry(BULK, random.Random(monotonic_ns()), time.sleep)
+        self._kept: LruCache[tuple[str, int], Rows] = _cache()
+        self._footers: LruCache[str, Footer] = _cache()
 
     def read(self, task: ReadTask, again: int = 0) -> Iterator[pa.RecordBatch]:
         """The task's rows. Raises SourceError, and StoreError for a store that does not answer."""
@@ -136,22 +141,18 @@ class Reader:
     def _footer(self, path: str, size_bytes: int) -> Footer:
         footer = self._footers.get(path)
         if footer is None:
-            footer = self._trying(partial(read_footer, self._place, path, size_bytes))
-            if sum(each.size_bytes for each in self._footers.values()) > CACHE_BYTES:
-                self._footers.clear()
-            self._footers[path] = footer
+            footer = self._retry(partial(read_footer, self._place, path, size_bytes))
+            self._footers.keep(path, footer)
         return footer
 
     def _rows(self, need: NeedRows) -> Rows:
         key = (need.footer.path, need.group.index)
-        rows = self._cache.get(key)
+        rows = self._kept.get(key)
         if rows is None:
-            rows = self._trying(partial(read_rows, need.footer, need.group))
+            rows = self._retry(partial(read_rows, need.footer, need.group))
             # Of one partition it is not read twice; of several it is wanted again at once.
             if need.group.partition_min != need.group.partition_max:
-                if sum(each.size_bytes for each in self._cache.values()) > CACHE_BYTES:
-                    self._cache.clear()
-                self._cache[key] = rows
+                self._kept.keep(key, rows)
         return rows
 
     def _objects(self, task: ReadTask, again: int) -> Iterator[pa.RecordBatch]:
@@ -267,18 +268,6 @@ class Reader:
         if self._fail:
             raise loss
         log.warning("%s", loss)
-
-    def _trying(self, read: Callable[[], T]) -> T:
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return read()
-            except StoreError as error:
-                delay_s = retry_delay_s(error, attempt, self._rng, RETRY)
-                if delay_s is None:
-                    raise
-            time.sleep(delay_s)
 
     def _keep(self, lease: str) -> None:
         """Renews the lease now and then; who cannot is told by what is missing later."""

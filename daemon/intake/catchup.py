@@ -19,7 +19,7 @@ from ledger.types import Commit
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import monotonic_ns
 from shards.commitlog import CommitLog
-from uploader.stores.retry import delay_s, may_be_better_later
+from uploader.stores.retry import COMMIT, delay_s, may_pass
 
 log = logging.getLogger("headgate.shard")
 
@@ -87,12 +87,12 @@ class CommitFollower:
                     self._thread, self._ledger.commit_by_number, number
                 )
             except Exception as error:
-                if not may_be_better_later(error):
+                if not may_pass(error):
                     raise
                 attempt += 1
                 log.debug("commit %d is not read (attempt %d): %s", number, attempt, error)
                 self._alarms.raise_(AlarmKind.LEDGER_FAILING, str(error), monotonic_ns())
-                await asyncio.sleep(delay_s(attempt, self._rng))
+                await asyncio.sleep(delay_s(attempt, self._rng, COMMIT))
             else:
                 self._alarms.clear(AlarmKind.LEDGER_FAILING)
                 return commit

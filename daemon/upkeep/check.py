@@ -14,7 +14,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from itertools import groupby
 from typing import TypeVar
 
@@ -26,14 +25,15 @@ from daemon.upkeep.owner import OtherHistory, check_history
 from ledger.checks.invariants import InvariantBroken
 from ledger.ledger import Ledger
 from ledger.log.entry import PREFIX as LOG_PREFIX
-from ledger.log.entry import Entry, EntryError, Image, parse_entry_key, parse_image_key
+from ledger.log.entry import Entry, EntryError, parse_entry_key, parse_image_key
 from ledger.types import ObjectRow
 from shards.clock import monotonic_ns, wall_ms
 from uploader.l0 import verify
-from uploader.ownership.collect import LIST_LIMITS, Fate, fate, listed
+from uploader.ownership.collect import Fate, fate
 from uploader.ownership.ownerlog import OwnerLog
 from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore, StoreError
-from uploader.stores.retry import retry_delay_s
+from uploader.stores.retry import COMMAND
+from uploader.stores.retrying import RetryingStore
 
 PROBLEMS_MAX = 10_000  # named; more are counted
 PAGE_OBJECTS = 1_000
@@ -123,9 +123,8 @@ class Check:
     ) -> None:
         self._config = config
         self._ledger = ledger
-        self._store = store
-        self._sleep_s = sleep_s
-        self._rng = random.Random(store.url)
+        self._store = RetryingStore(store, COMMAND, random.Random(store.url), sleep_s)
+        self._owner_log = OwnerLog(store, owner_here(config), sleep_s)
         self.report = Report(store.url, config.data_dir, deep)
 
     def run(self, progress: Callable[[int], AbstractContextManager[Advance]]) -> Report:
@@ -142,24 +141,24 @@ class Check:
 
     def _check_log(self) -> None:
         report = self.report
-        owner_log = OwnerLog(self._store, owner_here(self._config), self._sleep_s)
         try:
-            last = self._repeat(owner_log.last)
+            last = self._owner_log.last()
             report.last_entry = None if last is None else _told(last)
             check_history(self._ledger, last, self._store.url)
-            report.entries = self._count(owner_log)
+            report.entries = self._count()
         except (EntryError, OtherHistory, ObjectMissing) as error:
             report.tell("log", "", str(error))
 
-    def _count(self, owner_log: OwnerLog) -> int:
+    def _count(self) -> int:
         """How many entries there are; each is read. Raises EntryError for one that is missing."""
+        owner_log = self._owner_log
         tries = 0
         while True:
             try:
-                image = self._repeat(owner_log.image)
+                image = owner_log.image()
                 if image is not None and self.report.deep:
                     owner_log.get_image(image)
-                return self._repeat(partial(_entries_behind, owner_log, image))
+                return sum(1 for _ in owner_log.chain(image))
             except ObjectMissing:
                 # The daemon named an image and removed what it makes needless.
                 tries += 1
@@ -184,7 +183,7 @@ class Check:
         floor_before = ledger.epoch_floor()
         rows = self._rows()
         row = next(rows, None)
-        heads = listed(self._store, "", "", self._rng, self._sleep_s)
+        heads = self._store.list("")
         unlisted: list[ObjectHead] = []
         for key, group in groupby(heads, lambda head: head.key):
             if not key.startswith("l0/"):
@@ -290,7 +289,7 @@ class Check:
 
     def _read(self, row: ObjectRow) -> None:
         try:
-            body = self._repeat(partial(self._store.get, row.locator))
+            body = self._store.get(row.locator)
         except ObjectMissing as error:
             if not self._ledger.named_keys([row.key]):
                 self.report.tell("missing", row.key, str(error))
@@ -303,18 +302,6 @@ class Check:
         for problem in verify(body, row.key):
             self.report.tell("damaged", row.key, str(problem))
 
-    def _repeat(self, call: Callable[[], T]) -> T:
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return call()
-            except StoreError as error:
-                pause_s = retry_delay_s(error, attempt, self._rng, LIST_LIMITS)
-                if pause_s is None:
-                    raise
-                self._sleep_s(pause_s)
-
 
 def _told(last: Entry) -> LastEntry:
     age_s = max(0, wall_ms() - last.created_ms) / 1000
@@ -323,7 +310,3 @@ def _told(last: Entry) -> LastEntry:
         last.incarnation, last.number, last.kind, age_s, last.mark.commit_number,
         owner.host, owner.pid, owner.data_dir,
     )  # fmt: skip
-
-
-def _entries_behind(owner_log: OwnerLog, image: Image | None) -> int:
-    return sum(1 for _ in owner_log.chain(image))

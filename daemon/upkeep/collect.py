@@ -27,9 +27,11 @@ from daemon.upkeep.cover import Cover, Sleep
 from ledger.ledger import Ledger
 from ledger.space.collection import Candidate
 from uploader.l0 import parse_key
-from uploader.ownership.collect import Fate, delete, epoch_prefix, fate, listed
+from uploader.ownership.collect import Fate, epoch_prefix, fate
 from uploader.stores.base import ObjectHead, ObjectStore
 from uploader.stores.counted import Requests
+from uploader.stores.retry import COMMAND
+from uploader.stores.retrying import RetryingStore
 
 T = TypeVar("T")
 PAGE_OBJECTS = 1_000
@@ -92,12 +94,10 @@ class Collection:
         now_ms: Callable[[], int], sleep_s: Sleep,
     ) -> None:  # fmt: skip
         self._ledger = ledger
-        self._store = store
+        self._store = RetryingStore(store, COMMAND, random.Random(store.url), sleep_s)
         self._report = report
         self._grace_ms = grace_ms
         self._now_ms = now_ms
-        self._sleep_s = sleep_s
-        self._rng = random.Random(store.url)
         self._previous = ""  # key in the listing
 
     def look(self, floor: int) -> None:
@@ -145,7 +145,7 @@ class Collection:
     def _below(self, floor: int) -> Iterator[ObjectHead]:
         """LIST order is epoch order, so it ends at the floor."""
         end = epoch_prefix(floor)
-        for head in listed(self._store, "l0/", "", self._rng, self._sleep_s):
+        for head in self._store.list("l0/"):
             if head.key >= end:
                 return
             yield head
@@ -181,7 +181,7 @@ class Collection:
         going = [(candidate, size) for candidate, size in batch if candidate.locator in still]
         for some in pages(iter(going), PAGE_OBJECTS):
             locators = [candidate.locator for candidate, _ in some]
-            delete(self._store, locators, self._rng, self._sleep_s)
+            self._store.delete(locators)
             self._ledger.forget_orphans([candidate.key for candidate, _ in some])
         self._tell(going)
         self._report.deleted += len({candidate.key for candidate, _ in going})

@@ -23,8 +23,9 @@ from daemon.upkeep.cover import Cover, Sleep
 from ledger.ledger import Ledger
 from ledger.space.collection import Rule, Spent, is_held
 from ledger.space.settle import Settled
-from uploader.ownership.collect import delete
 from uploader.stores.base import ObjectStore
+from uploader.stores.retry import COMMAND
+from uploader.stores.retrying import RetryingStore
 
 ROUND_OBJECTS = 10_000  # named by one entry: about 1 MB
 NAMES_AT_ONCE = 500  # in one transaction: some milliseconds
@@ -41,13 +42,11 @@ class SpentCollection:
     ) -> None:  # fmt: skip
         """``compacting``: whether a compaction is at work, which reads without a lease."""
         self._ledger = ledger
-        self._store = store
+        self._store = RetryingStore(store, COMMAND, random.Random(store.url), sleep_s)
         self._report = report
         self._grace_ms = grace_ms
         self._now_ms = now_ms
-        self._sleep_s = sleep_s
         self._compacting = compacting
-        self._rng = random.Random(store.url)
 
     def look(self) -> None:
         """Fills the report with what a collection would do, were all settled; writes nothing."""
@@ -99,7 +98,7 @@ class SpentCollection:
         """Names whose rows a recovery took away: entries had told of them."""
         after = ""
         while page := self._ledger.named_without_rows(after, PAGE_OBJECTS):
-            delete(self._store, [locator for _, locator in page], self._rng, self._sleep_s)
+            self._store.delete([locator for _, locator in page])
             self._ledger.forget_spent([key for key, _ in page])
             after = page[-1][0]
 
@@ -133,7 +132,7 @@ class SpentCollection:
         for some in pages(iter(named), PAGE_OBJECTS):
             going = self._ledger.spent_among(self._rule(settled), some)
             self._report.kept_by_lease += len(some) - len(going)
-            delete(self._store, [one.locator for one in going], self._rng, self._sleep_s)
+            self._store.delete([one.locator for one in going])
             for few in _by_rows(going):
                 self._ledger.forget_spent([one.key for one in few])
             self._tell(going)

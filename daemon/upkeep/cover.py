@@ -35,13 +35,13 @@ from uploader.ownership.collect import collectable_floor
 from uploader.ownership.ownerlog import Former, OwnedByAnother, OwnerLog, Taken
 from uploader.stores.base import ObjectMissing, StoreError
 from uploader.stores.counted import CountedStore
-from uploader.stores.retry import RetryLimits, retry_delay_s
+from uploader.stores.retry import COMMAND
+from uploader.stores.retrying import Retry
 
 log = logging.getLogger("headgate.cover")
 
 POLL_S = 1.0  # the daemon looks as often, and writes at most one entry per 5 s
 WAIT_S = 120.0  # a store that takes no entry for so long is down
-PUT_LIMITS = RetryLimits(base_s=0.1, cap_s=2.0, attempts_max=10)
 
 Sleep = Callable[[float], object]
 
@@ -170,8 +170,7 @@ class Alone:
         self.daemon_pid: int | None = None
         self._ledger = ledger
         self._log = owner_log
-        self._sleep_s = sleep_s
-        self._rng = random.Random(owner_log.owner.pid)
+        self._retry = Retry(COMMAND, random.Random(owner_log.owner.pid), sleep_s)
         self._told = Mark() if taken.last is None else taken.last.mark
         self._number = 0
         self._unsure = False
@@ -199,7 +198,7 @@ class Alone:
         mark, changes = self._ledger.changes_since(self._told)
         entry = self._log.entry(self._incarnation, self._number + 1, kind, mark, changes)
         self._unsure = True
-        if not self._put(entry):
+        if not self._retry(lambda: self._log.put(entry)):
             there = self._log.read(entry.incarnation, entry.number)
             if there.nonce != entry.nonce:
                 raise NotCovered(
@@ -209,18 +208,6 @@ class Alone:
         self._unsure = False
         self._told = mark
         self._number += 1
-
-    def _put(self, entry: Entry) -> bool:
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return self._log.put(entry)
-            except StoreError as error:
-                pause_s = retry_delay_s(error, attempt, self._rng, PUT_LIMITS)
-                if pause_s is None:
-                    raise
-                self._sleep_s(pause_s)
 
 
 @contextlib.contextmanager

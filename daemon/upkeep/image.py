@@ -17,9 +17,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from daemon.upkeep.owner import OwnerThread
 from ledger.errors import LedgerError
@@ -29,10 +27,11 @@ from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import monotonic_ns
 from shards.segment import Segment
-from uploader.ownership.image import PART_LIMITS, ImageTooLarge, is_due, pause_ms, put_image
+from uploader.ownership.image import ImageTooLarge, is_due, put_image
 from uploader.ownership.ownerlog import OwnerLog
 from uploader.stores.base import PartedStore, StoreError
-from uploader.stores.retry import retry_delay_s
+from uploader.stores.retry import BULK, IMAGE, ceiling_s
+from uploader.stores.retrying import Retry, RetryingParts
 
 log = logging.getLogger("headgate.image")
 
@@ -40,8 +39,6 @@ LOOK_S = 1.0
 COPY_SUFFIX = ".copy-"  # then the image's key, with dots for slashes
 # Left free beside a copy: what is written meanwhile, which matters more than an image.
 FREE_BYTES_MIN = 256 << 20
-
-T = TypeVar("T")
 
 
 class _Stopped(Exception):
@@ -65,7 +62,8 @@ class ImageThread:
         self._store = store
         self._ledger = ledger
         self._alarms = alarms
-        self._rng = random.Random(f"image {owner_log.owner.pid} {owner_log.owner.boot_id}")
+        rng = random.Random(f"image {owner_log.owner.pid} {owner_log.owner.boot_id}")
+        self._retry = Retry(BULK, rng, self._wait)
         self._failures = 0
         self._not_before_ns = 0
         self._stopped = threading.Event()
@@ -104,9 +102,9 @@ class ImageThread:
                 if self._is_over():
                     break
                 self._failures += 1
-                self._not_before_ns = monotonic_ns() + pause_ms(self._failures) * 1_000_000
-                log.warning("no image of the ledger, tried again in %d s: %s",
-                            pause_ms(self._failures) // 1000, error)  # fmt: skip
+                pause_s = ceiling_s(self._failures, IMAGE)
+                self._not_before_ns = monotonic_ns() + int(pause_s * 1e9)
+                log.warning("no image of the ledger, tried again in %d s: %s", pause_s, error)
                 self._alarms.raise_(AlarmKind.IMAGE_FAILING, str(error), monotonic_ns())
             self._stopped.wait(LOOK_S)
 
@@ -132,9 +130,9 @@ class ImageThread:
         try:
             self._check_room(self._ledger.path.stat().st_size)
             commit_number = self._copy(copy)
-            made = self._store.put_in_parts(key)
+            made = RetryingParts(self._store.put_in_parts(key), self._retry)
             try:
-                size_bytes, crc32c = put_image(made, copy, self._repeat, self._going_on)
+                size_bytes, crc32c = put_image(made, copy, self._going_on)
             except BaseException:
                 with contextlib.suppress(StoreError):  # the next start finds it
                     made.abandon()
@@ -153,7 +151,7 @@ class ImageThread:
 
     def _forget_before(self, image: Image) -> None:
         try:
-            entries, images = self._repeat(lambda: self._log.forget_before(image))
+            entries, images = self._log.forget_before(image)
         except StoreError as error:
             log.warning("what the image makes needless stays until the next one: %s", error)
         else:
@@ -205,18 +203,10 @@ class ImageThread:
                 f" {self._ledger.path.parent}, there are {free_bytes >> 20}; free some space"
             )
 
-    def _repeat(self, call: Callable[[], T]) -> T:
-        attempt = 0
-        while True:
-            self._going_on()
-            attempt += 1
-            try:
-                return call()
-            except StoreError as error:
-                pause_s = retry_delay_s(error, attempt, self._rng, PART_LIMITS)
-                if pause_s is None:
-                    raise
-                self._stopped.wait(pause_s)
+    def _wait(self, seconds: float) -> None:
+        """Between two attempts at a part; a stop ends them."""
+        self._stopped.wait(seconds)
+        self._going_on()
 
 
 def _key_of(copy: Path) -> str:

@@ -45,16 +45,16 @@ from uploader.ownership.unlisted import (
     topics_of,
     without_renamed,
 )
-from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore, StoreError
+from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore
 from uploader.stores.disk import sync_directory
-from uploader.stores.retry import RetryLimits, retry_delay_s
+from uploader.stores.retry import COMMAND
+from uploader.stores.retrying import RetryingStore
 from uploader.stores.verified import verified
 
 log = logging.getLogger("headgate.recover")
 
 FOOTER_THREADS = 8
 TAKEN_AT_ONCE = 256  # objects in one transaction
-READ_LIMITS = RetryLimits(base_s=0.05, cap_s=2.0, attempts_max=8)
 RECORD_BYTES_MIN = 2  # a record in a payload; how many a damaged object held at most
 
 Advance = Callable[[int], object]
@@ -292,6 +292,7 @@ def take_unlisted(
 
     Fills the report, but for what a rebuild adds. Raises LedgerError, StoreError.
     """
+    store = RetryingStore(store, COMMAND, random.Random(store.url), sleep_s)
     floor = ledger.epoch_floor()
     named = ledger.deletions()
     heads: list[ObjectHead] = []
@@ -399,20 +400,11 @@ def _footers(
 
 
 def _footer(store: ObjectStore, head: ObjectHead) -> Footer | L0Error | ObjectMissing:
-    rng = random.Random(head.key)
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            # A gap in the place of what was acknowledged is for good: read again first.
-            return verified(partial(_footer_once, store, head), store.reconnect, L0Error, head.key)
-        except (L0Error, ObjectMissing) as error:
-            return error
-        except StoreError as error:
-            pause_s = retry_delay_s(error, attempt, rng, READ_LIMITS)
-            if pause_s is None:
-                raise
-            sleep_s(pause_s)
+    try:
+        # A gap in the place of what was acknowledged is final: read again first.
+        return verified(partial(_footer_once, store, head), store.reconnect, L0Error, head.key)
+    except (L0Error, ObjectMissing) as error:
+        return error
 
 
 def _footer_once(store: ObjectStore, head: ObjectHead) -> Footer:

@@ -28,7 +28,8 @@ from tests.compaction.objects import NOON_MS, Draft, Heads, put
 from uploader.l0.records import Record
 from uploader.stores.base import ObjectStore, StoreBusy, StoreError, StoreRefused
 from uploader.stores.file import FileStore
-from uploader.stores.retry import RetryLimits
+from uploader.stores.retry import Budget
+from uploader.stores.verified import READS_MAX
 
 
 @pytest.fixture
@@ -236,7 +237,7 @@ def test_an_object_that_is_not_there_is_looked_for_again_and_is_a_hole_then(
     store.delete([planned.locator])
     fetched = fetch(store, wanted(planned))
     assert set(reasons(fetched)) == {1, 2, 3} and reasons(fetched)[1].startswith("missing")
-    assert fetched.requests == fetching.MISSING_ATTEMPTS and fetched.bytes_read == 0
+    assert fetched.requests == READS_MAX and fetched.bytes_read == 0
 
 
 def test_a_segment_that_was_cut_off_is_a_hole(store: FileStore, tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_a_segment_that_was_cut_off_is_a_hole(store: FileStore, tmp_path: Path) 
 
 
 def test_a_busy_store_is_asked_again(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "RETRY", RetryLimits(base_s=1e-4, cap_s=1e-3, attempts_max=4))
+    monkeypatch.setattr(fetching, "BULK", Budget("bulk", 4, 1e-4, 1e-3))
     planned = put(store, Heads(), drafts())
     busy = Counting(store, StoreBusy("503 SlowDown"), StoreBusy("503 SlowDown"))
     fetched = fetch(busy, wanted(planned))
@@ -262,7 +263,7 @@ def test_a_busy_store_is_asked_again(store: FileStore, monkeypatch: pytest.Monke
 def test_a_store_that_does_not_answer_fails_the_task_and_makes_no_hole(
     store: FileStore, monkeypatch: pytest.MonkeyPatch, error: StoreError, gets: int
 ) -> None:
-    monkeypatch.setattr(fetching, "RETRY", RetryLimits(base_s=1e-4, cap_s=1e-3, attempts_max=4))
+    monkeypatch.setattr(fetching, "BULK", Budget("bulk", 4, 1e-4, 1e-3))
     planned = put(store, Heads(), drafts())
     failing = Counting(store, *[error] * 9)
     with pytest.raises(StoreFailed, match=str(error)):

@@ -19,6 +19,7 @@ from compaction.place import Place
 from delivery.followed import Key
 from delivery.l0_reader import CACHE_BYTES_MAX, L0Reader
 from delivery.lake_reader import ROWS_BYTES_MAX, LakeReader
+from delivery.store_threads import StoreThreads
 from delivery.stored_reader import StoredReader
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, LeaseId, SourceRange, Topic, TopicConfig
@@ -171,20 +172,21 @@ def l0_reader(
     with ThreadPoolExecutor(1) as ledger_thread, ThreadPoolExecutor(4) as store_threads:
         yield (
             L0Reader(
-                node.ledger, node.store, ledger_thread, store_threads, counted.append, Random(1),
+                node.ledger,
+                node.store,
+                ledger_thread,
+                StoreThreads(store_threads, counted.append, Random(1)),
                 cache_bytes_max,
             ),
             counted,
-        )  # fmt: skip
+        )
 
 
 def stored_reader(
     node: Node, l0: L0Reader, *, rows_bytes_max: int = ROWS_BYTES_MAX
 ) -> StoredReader:
     """Reads of L0 and L1, sharing the threads of an L0 reader."""
-    lake = LakeReader(
-        lambda: node.place, l0._store_threads, lambda _: None, Random(1), rows_bytes_max
-    )
+    lake = LakeReader(lambda: node.place, l0._threads, rows_bytes_max)
     return StoredReader(l0, lake, Random(1))
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from delivery.attempts import GET_LIMITS
 from delivery.l0_reader import L0Reader
 from ledger.types import Extent
 from tests.delivery.node import Node, l0_reader, node_in
 from uploader.l0 import L0Error, records_of
 from uploader.l0.records import Record
 from uploader.stores.base import ObjectMissing, StoreError
+from uploader.stores.retry import Budget
 
 
 def fill(node: Node, objects: int, partitions: int = 1, size: int = 400) -> list[Extent]:
@@ -51,7 +51,7 @@ def test_an_extent_is_fetched_once_and_then_kept(tmp_path: Path) -> None:
         assert counted == [e.byte_length for e in extents]
 
 
-def test_readers_of_one_object_wait_for_one_fetch(tmp_path: Path) -> None:
+def test_readers_of_one_extent_wait_for_one_fetch(tmp_path: Path) -> None:
     """All begin while the store holds the first fetch back."""
 
     async def go(reader: L0Reader) -> None:
@@ -59,18 +59,16 @@ def test_readers_of_one_object_wait_for_one_fetch(tmp_path: Path) -> None:
         await asyncio.to_thread(node.store.asked.wait, 60)
         for _ in range(100):  # what could be fetched besides would be by now
             await asyncio.sleep(0)
-        assert len(node.store.gets) == 1
         may_go.set()
         for found in await asyncio.gather(*tasks):
             assert found == [f'"{0:0400}"']
+        assert len(node.store.gets) == 3, "one for each extent"
 
     may_go = threading.Event()
     with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
         extents = fill(node, 1, partitions=3)
         node.store.before = lambda: may_go.wait(60)
         asyncio.run(go(reader))
-        assert len(node.store.gets) == 3, "one for each extent, one after the other"
-        assert node.store.under_way_max == 1
 
 
 def test_different_objects_are_fetched_at_the_same_time(tmp_path: Path) -> None:
@@ -102,14 +100,14 @@ def test_the_cache_drops_what_was_read_longest_ago(tmp_path: Path) -> None:
         room = 2 * extents[0].byte_length
         with l0_reader(node, cache_bytes_max=room) as (reader, _):
             asyncio.run(go(reader))
-            assert reader._cache_bytes == sum(map(len, reader._cache.values())) == room
+            assert reader._cache.kept.size == room
 
 
 def test_an_extent_larger_than_the_cache_is_read_and_not_kept(tmp_path: Path) -> None:
     async def go(reader: L0Reader) -> None:
         for _ in range(2):
             await read(reader, extents[0])
-            assert reader._cache_bytes == 0
+            assert reader._cache.kept.size == 0
 
     with node_in(tmp_path) as node:
         extents = fill(node, 1)
@@ -162,7 +160,7 @@ def test_a_store_that_goes_on_failing_is_said_to(
     def fail() -> None:
         raise StoreError("never", retryable=True)
 
-    monkeypatch.setattr("delivery.attempts.GET_LIMITS", type(GET_LIMITS)(0.001, 0.001, 4))
+    monkeypatch.setattr("delivery.store_threads.READER", Budget("reader", 4, 0.001, 0.001))
     with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
         extents = fill(node, 1)
         node.store.before = fail

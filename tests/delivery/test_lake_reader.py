@@ -16,13 +16,14 @@ import pytest
 from compaction.parquet import blocks, reader, writer
 from compaction.parquet.blocks import BlockRows
 from delivery import lake_reader
-from delivery.attempts import GET_LIMITS
 from delivery.lake_reader import LakeReader
+from delivery.store_threads import StoreThreads
 from ledger.lake.types import FileRange
 from tests.delivery.lakes import compact
 from tests.delivery.node import Node, node_in
 from uploader.l0.records import Record
 from uploader.stores.base import ObjectMissing, StoreError
+from uploader.stores.retry import Budget
 
 
 class Sized:
@@ -95,7 +96,10 @@ def lake_of(
         compact(node)
         counted: list[int] = []
         reader = LakeReader(
-            lambda: node.place, threads, counted.append, Random(1), rows_bytes_max, blocks_bytes_max
+            lambda: node.place,
+            StoreThreads(threads, counted.append, Random(1)),
+            rows_bytes_max,
+            blocks_bytes_max,
         )
         yield Lake(node, reader, counted)
 
@@ -122,7 +126,7 @@ def test_footers_and_row_groups_are_fetched_once_and_then_kept(
         assert store.footers == [lake.ranges[0].path]
         assert store.groups == [0, 1, 2]
         assert len(lake.counted) == 4 and sum(lake.counted) < 2 * lake.ranges[0].size_bytes
-        assert lake.reader._rows.size_bytes > 3 * 10 * 100
+        assert lake.reader._rows.kept.size > 3 * 10 * 100
 
 
 def test_readers_of_one_row_group_wait_for_one_fetch(tmp_path: Path, store: Store) -> None:
@@ -186,11 +190,11 @@ def test_row_groups_that_were_read_longest_ago_are_dropped(tmp_path: Path, store
 
     with lake_of(tmp_path / "one") as lake:
         asyncio.run(lake.read(1, 1))
-        one = lake.reader._rows.size_bytes
+        one = lake.reader._rows.kept.size
     store.groups.clear()
     with lake_of(tmp_path / "two", rows_bytes_max=2 * one + 100) as lake:
         asyncio.run(go())
-        assert lake.reader._rows.size_bytes <= 2 * one + 100
+        assert lake.reader._rows.kept.size <= 2 * one + 100
 
 
 def test_a_row_group_larger_than_the_bound_is_read_and_not_kept(
@@ -200,23 +204,7 @@ def test_a_row_group_larger_than_the_bound_is_read_and_not_kept(
         for _ in range(2):
             assert asyncio.run(lake.read(1, 15)) == list(range(1, 16))
         assert store.groups == [0, 1, 0, 1]
-        assert lake.reader._rows.size_bytes == 0
-
-
-def test_what_is_too_large_to_be_kept_pushes_nothing_out() -> None:
-    kept: lake_reader._Kept[Sized] = lake_reader._Kept(10, 9)
-    small = Sized(5)
-    kept.keep("a", small)
-    kept.keep("b", Sized(11))
-    assert (kept.get("a"), kept.get("b"), kept.size_bytes) == (small, None, 5)
-
-
-def test_a_bounded_number_is_kept() -> None:
-    kept: lake_reader._Kept[Sized] = lake_reader._Kept(100, 2)
-    for number in range(3):
-        kept.keep(number, Sized(1))
-    assert [kept.get(number) is None for number in range(3)] == [True, False, False]
-    assert kept.size_bytes == 2
+        assert lake.reader._rows.kept.size == 0
 
 
 def test_blocks_are_decoded_once_and_kept_apart_from_their_row_group(
@@ -238,7 +226,7 @@ def test_blocks_are_decoded_once_and_kept_apart_from_their_row_group(
         assert decoded == [0]
         assert await lake.read(1, 10) == list(range(1, 11))
         assert decoded == list(range(max(decoded) + 1)) and len(decoded) > 2
-        lake.reader._rows._values.clear()
+        lake.reader._rows.kept.clear()
         count = len(decoded)
         assert await lake.read(5, 6) == [5, 6]
         assert store.groups == [0, 0] and len(decoded) == count, "the index only"
@@ -264,7 +252,12 @@ def test_partitions_of_one_file_with_the_same_offsets_are_kept_apart(tmp_path: P
         node.produce(0, {partition: [Record(f'"{partition}"')] * 10 for partition in range(3)})
         node.commit()
         compact(node)
-        asyncio.run(go(node, LakeReader(lambda: node.place, threads, lambda _: None, Random(1))))
+        asyncio.run(
+            go(
+                node,
+                LakeReader(lambda: node.place, StoreThreads(threads, lambda _: None, Random(1))),
+            )
+        )
 
 
 def test_blocks_that_were_read_longest_ago_are_dropped(
@@ -273,8 +266,8 @@ def test_blocks_that_were_read_longest_ago_are_dropped(
     async def go() -> None:
         for first in (1, 11, 21, 31):
             await lake.read(first, first)
-            assert 0 < lake.reader._blocks.size_bytes <= 3_000
-        assert len(lake.reader._blocks._values) == 2
+            assert 0 < lake.reader._blocks.kept.size <= 3_000
+        assert len(lake.reader._blocks.kept) == 2
 
     with lake_of(tmp_path, blocks_bytes_max=3_000) as lake:  # a block of 10 records has 1,100
         asyncio.run(go())
@@ -298,7 +291,7 @@ def test_a_store_that_goes_on_failing_is_said_to(
     def fail() -> None:
         raise StoreError("never", retryable=True)
 
-    monkeypatch.setattr("delivery.attempts.GET_LIMITS", type(GET_LIMITS)(0.001, 0.001, 4))
+    monkeypatch.setattr("delivery.store_threads.READER", Budget("reader", 4, 0.001, 0.001))
     with lake_of(tmp_path) as lake:
         store.before = fail
         with pytest.raises(StoreError, match="never"):
@@ -327,7 +320,7 @@ def test_a_reader_that_gives_up_leaves_the_way_free(tmp_path: Path, store: Store
             await first
         may_go.set()
         assert await second == [2]
-        assert lake.reader._fetching == {}
+        assert lake.reader._footers._loading == {}
 
     may_go = threading.Event()
     with lake_of(tmp_path) as lake:

@@ -25,7 +25,7 @@ from tests.delivery.test_diff import Told, data_of, told_reader
 from tests.long import examples
 from uploader.l0.records import Record
 from uploader.stores.base import ObjectMissing
-from uploader.stores.retry import RetryLimits
+from uploader.stores.retry import Budget
 
 DAY_MS = 86_400_000
 
@@ -161,8 +161,8 @@ def test_a_file_that_goes_while_it_is_wanted_is_read_where_its_rows_are_now(tmp_
     async def go() -> None:
         found = [await told.diff(limit=3)]
         rewrite(node)  # what was looked up is gone; footers and row groups are kept
-        told.reader._stored._lake._rows._values.clear()
-        told.reader._stored._lake._blocks._values.clear()
+        told.reader._stored._lake._rows.kept.clear()
+        told.reader._stored._lake._blocks.kept.clear()
         for _ in range(3):
             found.append(await told.diff(from_seq=found[-1].next_from_seq, limit=3))
         assert [text for answer in found for text in data_of(answer)] == numbers(12)
@@ -201,7 +201,7 @@ def test_files_that_go_again_and_again_are_followed(
 def test_what_is_missing_for_good_is_named_after_a_few_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_reader, "MISSES", RetryLimits(0.001, 0.001))
+    monkeypatch.setattr(stored_reader, "OVERTAKEN", Budget("overtaken", 6, 0.001, 0.001))
     with node_in(tmp_path) as node:
         fill(node, 3)
         compact(node)
@@ -230,7 +230,7 @@ def test_what_is_in_the_cache_is_not_fetched_again_because_it_was_compacted(tmp_
         before = await told.diff()
         compact(node)
         assert await told.diff() == before
-        assert told.reader._stored._lake._footers.size_bytes == 0
+        assert told.reader._stored._lake._footers.kept.size == 0
         collect(node)
         assert await told.diff() == before, "all but the last extent's row is gone"
 
@@ -264,7 +264,7 @@ def test_a_hole_is_told_of_once_and_all_records_around_it_come(tmp_path: Path, l
         fill(node, 6)
         with told_reader(node) as told:
             asyncio.run(told.diff(from_seq=11))  # knows the partition from before
-            told.reader._l0._cache.clear()
+            told.reader._l0._cache.kept.clear()
             compact(node, damaged={2, 5})
             asyncio.run(go())
 

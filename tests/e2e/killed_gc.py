@@ -15,7 +15,7 @@ from daemon.upkeep.collect_spent import SpentCollection
 from daemon.upkeep.cover import Alone, Beside
 from ledger.ledger import Ledger
 from tests.e2e.killed_compact import behind, die
-from uploader.ownership.collect import delete
+from uploader.stores.retrying import RetryingStore
 
 POINTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "free objects are marked": [(SpentCollection, "_mark", behind(SpentCollection._mark))],
@@ -26,7 +26,7 @@ POINTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "before an entry has the names": [(SpentCollection, "_told", die)],
     "an entry has the names": [(SpentCollection, "_told", behind(SpentCollection._told))],
     "the first objects are deleted": [
-        (daemon.upkeep.collect_spent, "delete", behind(delete))
+        (RetryingStore, "delete", behind(RetryingStore.delete))
     ],
     "the first rows are gone": [(Ledger, "forget_spent", behind(Ledger.forget_spent))],
 }  # fmt: skip

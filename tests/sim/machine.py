@@ -67,7 +67,7 @@ from uploader.ownership.ownership import PERIOD_NS, Moment, tell_sent
 from uploader.pipeline import outage, upload
 from uploader.pipeline.upload import Uploads
 from uploader.pipeline.voids import Run, Voids
-from uploader.stores.retry import RetryLimits
+from uploader.stores.retry import Budget
 
 WALL_NS = 1_700_000_000 * S
 ALWAYS = 1 << 30  # a point at which another task is always chosen
@@ -581,7 +581,7 @@ def simulated(machine: Machine) -> Iterator[None]:
             (outage, "threading", threads),
             (alarms, "threading", threads),
             # Steps of 0.2 ms leave no time for waits of a minute.
-            (adopt, "ADOPTIONS", RetryLimits(base_s=0.01, cap_s=0.5)),
+            (adopt, "ADOPTION", Budget("adoption", None, 0.01, 0.5)),
             (upload, "boottime_ms", wall_ms),
             (upload, "boottime_ns", boottime_ns),
             (upload, "wall_ns", wall_ns),

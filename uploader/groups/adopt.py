@@ -13,14 +13,12 @@ from __future__ import annotations
 from shards import locks
 from shards.leases import Lease, LeaseTable
 from shards.locks import LockFile
-from uploader.stores.retry import RetryLimits, ceiling_s
-
-ADOPTIONS = RetryLimits(base_s=1.0, cap_s=60.0)
+from uploader.stores.retry import ADOPTION, ceiling_s
 
 
 def adoption_delay_ns(deaths: int) -> int:
     """How long an orphan waits that lost ``deaths`` holders."""
-    return int(ceiling_s(deaths - 1, ADOPTIONS) * 1e9) if deaths > 1 else 0
+    return int(ceiling_s(deaths - 1, ADOPTION) * 1e9) if deaths > 1 else 0
 
 
 def adopt_orphans(leases: LeaseTable, lock_file: LockFile, shard: int, now_ns: int) -> list[Lease]:

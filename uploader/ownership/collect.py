@@ -1,19 +1,14 @@
-"""What an object in the store is that the ledger does not have; LIST and DELETE that go on.
+"""What an object in the store is that the ledger does not have: decisions only.
 
-Pure but for those two, which ask a store. Vocabulary as in ``ledger/space/collection.py``.
+Vocabulary as in ``ledger/space/collection.py``.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection
 from enum import Enum
 
 from uploader.l0 import L0Error, parse_key
-from uploader.stores.base import ObjectHead, ObjectStore, StoreError
-from uploader.stores.retry import RetryLimits, retry_delay_s
-
-LIST_LIMITS = RetryLimits(base_s=0.05, cap_s=2.0, attempts_max=8)
 
 
 class Fate(Enum):
@@ -49,47 +44,3 @@ def collectable_floor(epoch: int, epoch_floor: int) -> int:
     moment after the ledger, and name leases by the one they know.
     """
     return max(epoch_floor, epoch - 1)
-
-
-def listed(
-    store: ObjectStore, prefix: str, start_after: str, rng: random.Random,
-    sleep_s: Callable[[float], object],
-) -> Iterator[ObjectHead]:  # fmt: skip
-    """LIST, begun again behind the last key when the store failed. Raises StoreError in the end.
-
-    Where several equal frames stand under one key, a failure between them may leave some out.
-    """
-    attempt = 0
-    while True:
-        try:
-            for head in store.list(prefix, start_after):
-                attempt = 0
-                yield head
-                start_after = head.key
-        except StoreError as error:
-            attempt += 1
-            pause_s = retry_delay_s(error, attempt, rng, LIST_LIMITS)
-            if pause_s is None:
-                raise
-            sleep_s(pause_s)
-        else:
-            return
-
-
-def delete(
-    store: ObjectStore, locators: Sequence[str], rng: random.Random,
-    sleep_s: Callable[[float], object],
-) -> None:  # fmt: skip
-    """DELETE, asked again when the store failed: what is gone is no error. Raises StoreError in
-    the end."""
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            store.delete(locators)
-            return
-        except StoreError as error:
-            pause_s = retry_delay_s(error, attempt, rng, LIST_LIMITS)
-            if pause_s is None:
-                raise
-            sleep_s(pause_s)

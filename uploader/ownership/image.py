@@ -4,21 +4,19 @@ An image is put in parts from a copy of the ledger, so what it takes in memory d
 it, and read in ranges of the same size. It is seen by nobody before its last part and means
 nothing before an entry of the owner's log names it (``ledger/log/entry.py``).
 
-``is_due`` and ``pause_ms`` decide. The rest does I/O, blocking; ``repeat`` makes a call until it
-succeeds or cannot, and ``going_on`` raises to break off.
+``is_due`` decides. The rest blocks and does I/O on stores that repeat their calls themselves
+(uploader/stores/retrying.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO
 
 from ledger.log.entry import EntryError, Image
 from shards import checksum
 from uploader.stores.base import ObjectStore, PartedPut
-from uploader.stores.retry import RetryLimits
 from uploader.stores.verified import verified
 
 PART_BYTES = 16 << 20
@@ -29,19 +27,6 @@ ENTRIES_MIN = 720
 # put at most. And at the latest after a day of steady writing.
 ENTRY_BYTES_SHARE = 4
 ENTRIES_MAX = 17_280
-PAUSE_MS = 60_000  # after a failure, doubled with each
-PAUSE_MAX_MS = 3_600_000
-PART_LIMITS = RetryLimits(base_s=0.1, cap_s=5.0, attempts_max=8)
-
-T = TypeVar("T")
-
-
-class Repeat(Protocol):
-    """Makes a call of a store again while that can help. Raises its StoreError in the end."""
-
-    def __call__(self, call: Callable[[], T]) -> T:
-        """The call's result."""
-        ...
 
 
 class ImageTooLarge(RuntimeError):
@@ -62,17 +47,11 @@ def is_due(entries: int, entry_bytes: int, ledger_bytes: int) -> bool:
     return entries >= ENTRIES_MIN and entry_bytes * ENTRY_BYTES_SHARE >= ledger_bytes
 
 
-def pause_ms(failures: int) -> int:
-    """How long to leave it after ``failures`` failures in a row."""
-    return min(PAUSE_MAX_MS, PAUSE_MS << min(failures - 1, 16)) if failures else 0
-
-
-def put_image(
-    made: PartedPut, path: Path, repeat: Repeat, going_on: Callable[[], object]
-) -> tuple[int, int]:
+def put_image(made: PartedPut, path: Path, going_on: Callable[[], object]) -> tuple[int, int]:
     """Puts the file's parts and the end of the object; returns (size in bytes, CRC32C).
 
-    Raises StoreError, OSError, ImageTooLarge, and what ``going_on`` does.
+    ``going_on`` is called before each call of the store, and raises to give the image up.
+    Raises StoreError, OSError, ImageTooLarge.
     """
     size_bytes = path.stat().st_size
     if size_bytes > PARTS_MAX * PART_BYTES:
@@ -82,9 +61,9 @@ def put_image(
         while part := file.read(PART_BYTES):
             going_on()
             crc32c = checksum.crc32c(part, crc32c)
-            repeat(partial(made.put, part))
+            made.put(part)
     going_on()
-    repeat(made.finish)
+    made.finish()
     return size_bytes, crc32c
 
 
@@ -92,9 +71,7 @@ class ImageDamaged(EntryError):
     """An image's bytes are not those that were put."""
 
 
-def get_image(
-    store: ObjectStore, image: Image, repeat: Repeat, file: BinaryIO | None = None
-) -> None:
+def get_image(store: ObjectStore, image: Image, file: BinaryIO | None = None) -> None:
     """Reads an image part by part, into ``file`` if there is one. Raises StoreError, ImageDamaged.
 
     What looks damaged is read again on a new connection first.
@@ -104,20 +81,19 @@ def get_image(
         if file is not None:
             file.seek(0)
             file.truncate()
-        for part in _parts(store, image, repeat):
+        for part in _parts(store, image):
             if file is not None:
                 file.write(part)
 
     verified(read, store.reconnect, ImageDamaged, image.key)
 
 
-def _parts(store: ObjectStore, image: Image, repeat: Repeat) -> Iterator[bytes]:
-    heads = repeat(lambda: list(store.list(image.key)))
-    head = next(head for head in heads if head.key == image.key)
+def _parts(store: ObjectStore, image: Image) -> Iterator[bytes]:
+    head = next(head for head in store.list(image.key) if head.key == image.key)
     crc32c = position = 0
     while position < image.size_bytes == head.size_bytes:
         length = min(PART_BYTES, image.size_bytes - position)
-        part = repeat(partial(store.get, head.locator, position, length))
+        part = store.get(head.locator, position, length)
         crc32c = checksum.crc32c(part, crc32c)
         position += len(part)
         yield part

@@ -14,9 +14,8 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from enum import Enum
-from functools import partial
 from itertools import groupby
-from typing import BinaryIO, Literal, TypeVar
+from typing import BinaryIO, Literal
 
 from msgspec import Struct
 
@@ -34,16 +33,14 @@ from ledger.log.entry import (
 from shards.clock import wall_ms
 from uploader.ownership.image import get_image
 from uploader.ownership.ownership import ANSWER_NS, TAKE_OVER_NS
-from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore, StoreError
-from uploader.stores.retry import RetryLimits, retry_delay_s
+from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore
+from uploader.stores.retry import COMMAND
+from uploader.stores.retrying import RetryingStore
 
 log = logging.getLogger("headgate.owner")
 
-T = TypeVar("T")
-
 SEALS_MAX = 100  # a former owner that lives adds one entry per 5 s; more is somebody else's start
 LOOKS = 3  # for an answer, while a start waits
-READ_LIMITS = RetryLimits(base_s=0.05, cap_s=1.0, attempts_max=6)
 
 
 def question_key(incarnation: int) -> str:
@@ -90,16 +87,22 @@ class Taken(Struct, frozen=True):
 
 
 class OwnerLog:
-    """The log under one prefix."""
+    """The log under one prefix.
+
+    ``put``, ``read``, ``is_asked`` and ``forget_question`` make one attempt: the owner's thread
+    has its own rule (``uploader/ownership/ownership.py``). Everything else is repeated, since a
+    start or a command waits for it.
+    """
 
     def __init__(
         self, store: ObjectStore, owner: Owner, sleep_s: Callable[[float], object]
     ) -> None:
-        self._store = store
+        rng = random.Random(f"{owner.pid} {owner.boot_id}")
+        self._once = store
+        self._store = RetryingStore(store, COMMAND, rng, sleep_s)
         self.store_url = store.url
         self.owner = owner
         self._sleep_s = sleep_s
-        self._rng = random.Random(f"{owner.pid} {owner.boot_id}")
         # Entries that no image makes needless, and their bytes: what our start found (but for
         # first entries and seals, which stay), and what was added since.
         self.entries_behind = self.bytes_behind = 0
@@ -124,7 +127,7 @@ class OwnerLog:
         """Adds an entry; False when its number is taken. One attempt; raises StoreError."""
         key = entry_key(entry.incarnation, entry.number)
         data = entries.encode(entry)
-        made = self._store.put_if_absent(key, data)
+        made = self._once.put_if_absent(key, data)
         if made and entry.names is not None:
             self.entries_behind, self.bytes_behind = entry.number - entry.names.after, 0
         elif made:
@@ -135,7 +138,7 @@ class OwnerLog:
     def read(self, incarnation: int, number: int) -> Entry:
         """The entry of a number. Raises StoreError, EntryError."""
         key = entry_key(incarnation, number)
-        return entries.decode(self._store.get(key), key)
+        return entries.decode(self._once.get(key), key)
 
     def keys(self) -> list[tuple[int, int]]:
         """All (incarnation, number) in the log, ascending."""
@@ -163,10 +166,10 @@ class OwnerLog:
 
     def get_image(self, image: Image, file: BinaryIO | None = None) -> None:
         """Reads an image, into ``file`` if there is one. Raises StoreError, EntryError."""
-        get_image(self._store, image, self._repeat, file)
+        get_image(self._store, image, file)
 
     def _entry(self, head: ObjectHead) -> Entry:
-        return entries.decode(self._repeat(partial(self._store.get, head.locator)), head.key)
+        return entries.decode(self._store.get(head.locator), head.key)
 
     def chain(self, image: Image | None = None) -> Iterator[Entry]:
         """The entries to apply in order, one in memory at a time: all, or those after an image.
@@ -204,22 +207,10 @@ class OwnerLog:
                 " deletions of topics"
             )
 
-    def _repeat(self, call: Callable[[], T]) -> T:
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return call()
-            except StoreError as error:
-                pause_s = retry_delay_s(error, attempt, self._rng, READ_LIMITS)
-                if pause_s is None:
-                    raise
-                self._sleep_s(pause_s)
-
     def last(self) -> Entry | None:
         """The last entry of the last incarnation that is no seal; None for a new prefix."""
-        for incarnation, number in reversed(self.keys()):
-            entry = self.read(incarnation, number)
+        for head in reversed(self._heads()):
+            entry = self._entry(head)
             if entry.kind != "seal":
                 return entry
         return None
@@ -249,7 +240,7 @@ class OwnerLog:
             self.entries_behind = max(0, len(keys) - 2 * len({key[0] for key in keys}))
             self.bytes_behind = sum(head.size_bytes for head in heads)
             incarnation, number = keys[-1]
-            newest = self.read(incarnation, number)
+            newest = self._entry(heads[-1])
             last = newest if newest.kind != "seal" else self.last()
             former = self.former(last)
             if former is Former.ANOTHER and not take_over and last is not None:
@@ -288,14 +279,14 @@ class OwnerLog:
     def is_asked(self, incarnation: int) -> bool:
         """Whether a start asks for the owner of this incarnation: one GET. Raises StoreError."""
         try:
-            self._store.get(question_key(incarnation))
+            self._once.get(question_key(incarnation))
         except ObjectMissing:
             return False
         return True
 
     def forget_question(self, incarnation: int) -> None:
         """Removes the question: it was answered, or is not asked any more. Raises StoreError."""
-        self._store.delete([question_key(incarnation)])
+        self._once.delete([question_key(incarnation)])
 
     def forget_before(self, image: Image) -> tuple[int, int]:
         """Removes what a named image makes needless; returns how many entries and images.

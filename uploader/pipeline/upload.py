@@ -49,7 +49,7 @@ from uploader.pipeline.assemble import assemble, requests_of
 from uploader.pipeline.hedge import HedgedPut
 from uploader.pipeline.outage import Outage
 from uploader.stores.base import ForeignObject, ObjectStore, StoreError
-from uploader.stores.retry import delay_s, may_be_better_later
+from uploader.stores.retry import COMMIT, delay_s, may_pass
 
 log = logging.getLogger("headgate.uploader")
 
@@ -150,7 +150,7 @@ class Uploads:
                 return
             except Exception as error:
                 lease = work.lease
-                if not may_be_better_later(error):
+                if not may_pass(error):
                     log.critical(
                         "lease %s of shard %d, taken over %d times so far, cannot go on in this"
                         " process, which ends: another one takes the lease over",
@@ -160,7 +160,7 @@ class Uploads:
                     return
                 attempt += 1
                 self._tell_failure(l0.object_key(lease.lease_id), error, attempt)
-                if self._stopping.wait(delay_s(attempt, self._rng)):
+                if self._stopping.wait(delay_s(attempt, self._rng, COMMIT)):
                     return
 
     def _tell_failure(self, key: str, error: Exception, attempt: int) -> None:

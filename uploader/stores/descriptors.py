@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from uploader.lru import LruCache
 
 # 64 segments are 4 GiB of objects; a shard's file limit is usually 1,024.
 DESCRIPTORS_MAX = 64
@@ -35,29 +36,24 @@ class Descriptors:
 
     def __init__(self, folder: Path, limit: int = DESCRIPTORS_MAX) -> None:
         self._folder = folder
-        self._limit = limit
         self._lock = threading.Lock()
-        self._opened: OrderedDict[str, _Opened] = OrderedDict()
+        self._opened: LruCache[str, _Opened] = LruCache(limit)
 
     @contextmanager
     def open(self, name: str) -> Iterator[int]:
         """A descriptor of the file, good inside the block. Raises OSError."""
         with self._lock:
             opened = self._opened.get(name)
-            if opened is not None:
-                self._opened.move_to_end(name)
         if opened is None:
             opened = _Opened(self._folder / name)
             with self._lock:
-                self._opened[name] = opened
-                if len(self._opened) > self._limit:
-                    self._opened.popitem(last=False)
+                self._opened.keep(name, opened)
         yield opened.fd
 
     def forget(self, name: str) -> None:
         """Lets go of a file that was removed."""
         with self._lock:
-            self._opened.pop(name, None)
+            self._opened.drop(name)
 
     def drop(self) -> None:
         """Lets go of all files and of their clean pages: they are read from the disk again."""

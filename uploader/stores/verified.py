@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 def verified(
-    read: Callable[[], T], reconnect: Callable[[], None], damage: type[Exception], what: str
+    read: Callable[[], T],
+    reconnect: Callable[[], None],
+    damage: type[Exception] | tuple[type[Exception], ...],
+    what: str,
 ) -> T:
     """What ``read`` returns, which checks what it reads and raises ``damage``: at most READS_MAX
     times, each on a new connection. Raises the last ``damage``, and everything else immediately."""

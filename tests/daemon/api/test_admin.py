@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from compaction.access.http_calls import (
-    ONCE,
     SOCKET_NAME,
     DaemonRefused,
     DaemonUnreachable,
@@ -41,14 +40,14 @@ def test_the_socket_in_the_data_directory_is_this_users_only_and_goes_with_the_d
         assert (by_socket.pid, by_socket.data_dir) == (daemon.process.pid, str(data))
         assert json.loads(call(address, "GET", "/v0/status"))["ready"]
         with pytest.raises(DaemonRefused, match="404 not_found"):
-            call(address, "GET", "/v0/admin/nothing", waits_s=ONCE)
+            call(address, "GET", "/v0/admin/nothing", once=True)
         daemon.kill_everything()
     assert (data / SOCKET_NAME).exists() and not answers(address)
     with running(data):  # the dead daemon's socket is replaced
         assert answers(address)
     assert not (data / SOCKET_NAME).exists()
     with pytest.raises(DaemonUnreachable, match="is it running"):
-        call(address, "GET", "/v0/status", waits_s=ONCE)
+        call(address, "GET", "/v0/status", once=True)
 
 
 def test_a_data_directory_with_a_long_name_has_its_socket_too(data: Path) -> None:

@@ -29,6 +29,7 @@ from uploader.ownership.ownerlog import Former, OwnerLog, Taken
 from uploader.ownership.ownership import PERIOD_NS, RETRY_NS
 from uploader.stores.base import PartedPut, StoreError, StoreRefused
 from uploader.stores.file import FileStore
+from uploader.stores.retry import Budget
 
 OWNER = Owner("host", 1, "boot", 1, 1, "/data")
 
@@ -194,7 +195,7 @@ def test_a_release_may_name_an_image(rig: Rig) -> None:
 def test_an_image_that_fails_is_tried_again_later_with_an_alarm(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_module, "pause_ms", lambda failures: 10)
+    monkeypatch.setattr(image_module, "IMAGE", Budget("image", None, 0.01, 0.01))
     due(monkeypatch, 0)
     rig.store.error = StoreRefused("no rights for parts")
     rig.images.start()

@@ -1,16 +1,14 @@
-"""What becomes of an object that the ledger does not have, a LIST that goes on, and its price."""
+"""What becomes of an object that the ledger does not have, and what requests cost."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crc32c import crc32c
 
-from uploader.ownership.collect import Fate, collectable_floor, epoch_prefix, fate, listed
-from uploader.stores.base import ObjectHead, StoreBusy, StoreError, StoreRefused
+from uploader.ownership.collect import Fate, collectable_floor, epoch_prefix, fate
+from uploader.stores.base import ObjectHead
 from uploader.stores.counted import CountedStore, Requests
 from uploader.stores.file import FileStore
 
@@ -34,49 +32,6 @@ def test_only_our_own_keys_below_the_floor_are_orphans(key: str, expected: Fate)
 def test_the_floor_never_reaches_an_epoch_that_shards_may_not_know_yet() -> None:
     assert collectable_floor(epoch=7, epoch_floor=3) == 6
     assert collectable_floor(epoch=7, epoch_floor=7) == 7, "it does not fall"
-
-
-class Failing(CountedStore):
-    """Fails behind so many objects of each LIST."""
-
-    error: StoreError = StoreBusy("slow down")
-    behind = 2
-
-    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
-        for count, head in enumerate(super().list(prefix, start_after)):
-            if count == self.behind:
-                raise self.error
-            yield head
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[FileStore]:
-    store = FileStore(tmp_path)
-    for number in range(7):
-        store.put(f"l0/{number}", b"body", crc32c(b"body"))
-    yield store
-    store.close()
-
-
-def test_a_list_goes_on_behind_its_last_key(store: FileStore) -> None:
-    failing = Failing(store)
-    pauses: list[float] = []
-    heads = listed(failing, "l0/", "l0/0", random.Random(1), pauses.append)
-    assert [head.key for head in heads] == [f"l0/{number}" for number in range(1, 7)]
-    assert len(pauses) == 2 and failing.requests.lists == 3
-
-
-def test_a_list_that_cannot_succeed_ends(store: FileStore) -> None:
-    failing = Failing(store)
-    failing.behind = 0
-    pauses: list[float] = []
-    with pytest.raises(StoreBusy):
-        list(listed(failing, "l0/", "", random.Random(1), pauses.append))
-    assert len(pauses) == 7
-    failing.error = StoreRefused("forbidden")
-    with pytest.raises(StoreRefused):
-        list(listed(failing, "l0/", "", random.Random(1), pauses.append))
-    assert len(pauses) == 7
 
 
 def test_a_list_is_a_request_for_each_thousand(tmp_path: Path) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from crc32c import crc32c
 
 from uploader.ownership import image
-from uploader.ownership.image import ImageTooLarge, is_due, pause_ms, put_image
+from uploader.ownership.image import ImageTooLarge, is_due, put_image
 from uploader.stores.base import PartedPut
 
-T = TypeVar("T")
 GIB = 1 << 30
 
 
@@ -35,12 +32,6 @@ def test_an_image_is_due_when_its_cost_is_small_beside_what_it_saves(
     assert is_due(entries, entry_bytes, ledger_bytes) is due
 
 
-def test_pauses_double_up_to_an_hour() -> None:
-    assert [pause_ms(n) // 1000 for n in (0, 1, 2, 3, 6, 7, 8, 1_000)] == [
-        0, 60, 120, 240, 1_920, 3_600, 3_600, 3_600
-    ]  # fmt: skip
-
-
 class Parts(PartedPut):
     """Takes parts."""
 
@@ -58,10 +49,6 @@ class Parts(PartedPut):
         raise AssertionError("the caller's to do")
 
 
-def once(call: Callable[[], T]) -> T:
-    return call()
-
-
 def test_parts_have_one_size_but_for_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +57,7 @@ def test_parts_have_one_size_but_for_the_last(
     path.write_bytes(bytes(range(250)) * 10)
     parts = Parts()
     looks: list[int] = []
-    size_bytes, found = put_image(parts, path, once, lambda: looks.append(len(parts.sizes)))
+    size_bytes, found = put_image(parts, path, lambda: looks.append(len(parts.sizes)))
     assert (size_bytes, found) == (2_500, crc32c(path.read_bytes()))
     assert parts.sizes == [1_000, 1_000, 500] and parts.finished
     assert looks == [0, 1, 2, 3]  # whether to go on
@@ -84,4 +71,4 @@ def test_a_ledger_that_no_object_can_hold_is_named(
     with path.open("wb") as file:
         file.truncate(2 * image.PART_BYTES + 1)
     with pytest.raises(ImageTooLarge, match=r"2 parts of 16 MiB"):
-        put_image(Parts(), path, once, lambda: None)
+        put_image(Parts(), path, lambda: None)

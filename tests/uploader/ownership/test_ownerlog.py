@@ -28,7 +28,7 @@ from tests.minio import Bucket
 from uploader.ownership.ownerlog import Former, OwnedByAnother, OwnerLog
 from uploader.ownership.ownership import ANSWER_NS, TAKE_OVER_NS
 from uploader.stores import open_store
-from uploader.stores.base import ObjectStore, PartedStore
+from uploader.stores.base import ObjectHead, ObjectStore, PartedStore
 
 LATER = Owner("host", 1, "later", 1, 100, "/data")
 FIRST = Owner("host", 1, "boot", 1, 100, "/data")
@@ -221,15 +221,15 @@ def test_an_entry_that_comes_between_look_and_seal_is_the_last_one(store: Object
     writer, _ = log_of(store)
     write(writer, 1, "entry")
     log, _ = log_of(store, COPY)
-    look = log.read
+    look = log._entry
 
-    def read_late(incarnation: int, number: int) -> Entry:
-        found = look(incarnation, number)
+    def read_late(head: ObjectHead) -> Entry:
+        found = look(head)
         if writer.keys() == [(1, 1)]:
             write(writer, 1, "entry", first=2)
         return found
 
-    log.read = read_late  # type: ignore[method-assign]  # the moment between two calls
+    log._entry = read_late  # type: ignore[method-assign]  # the moment between two calls
     taken = log.take(take_over=True)
     assert taken.last is not None and taken.last.number == 2
     assert log.read(1, 3).kind == "seal"
