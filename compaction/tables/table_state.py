@@ -47,6 +47,12 @@ METADATA_VERSIONS_MAX = 100
 # Each commit adds a manifest; with this many they are merged.
 MANIFESTS_MAX = 25
 
+# Which statistics a manifest has. Bounds of payloads exclude nothing; our files have none.
+METRICS = {
+    "write.metadata.metrics.column.data": "none",
+    "write.metadata.metrics.column.meta": "none",
+}
+
 _watermarks_decoder = msgspec.json.Decoder(dict[int, int])
 _holes_decoder = msgspec.json.Decoder(list[tuple[int, int, int, str, str]])
 
@@ -145,9 +151,7 @@ def new_properties(topic_id: int, topic: str) -> dict[str, str]:
         "write.metadata.previous-versions-max": str(METADATA_VERSIONS_MAX),
         "commit.manifest-merge.enabled": "true",
         "commit.manifest.min-count-to-merge": str(MANIFESTS_MAX),
-        # Bounds of payloads exclude nothing; our files have none.
-        "write.metadata.metrics.column.data": "none",
-        "write.metadata.metrics.column.meta": "none",
+        **METRICS,
     }
 
 

@@ -92,13 +92,13 @@ def test_bounds_and_counts_hold_for_any_rows(
 @pytest.mark.parametrize("time_ms", [TIMESTAMP_MS_MIN - 1, TIMESTAMP_MS_MAX + 1])
 def test_times_that_engines_cannot_read_are_never_committed(time_ms: int) -> None:
     file, footer = footer_of([{"timestamp": time_ms * 1000}])
-    with pytest.raises(ValueError, match=f"outside the years 1 to 9999: {time_ms} ms"):
+    with pytest.raises(OverflowError, match="out of range"):
         DataFiles(metadata(), 1).of(file, footer)
 
 
 @pytest.mark.parametrize("long_key", ["z" * 5000, "\x00" * 5000])
 def test_a_key_too_long_for_statistics_leaves_its_column_without_bounds(long_key: str) -> None:
-    """Parquet writers drop bounds of more than 4 KiB, of one row group alone."""
+    """Parquet writers omit bounds of more than 4 KiB, for one row group alone."""
     for rows in ([{"key": "b"}, {"key": long_key}], [{"key": long_key}, {"key": "b"}]):
         file = DataFiles(metadata(), 1).of(*footer_of(rows, 1))
         assert 4 not in file.lower_bounds and 4 not in file.upper_bounds
@@ -110,6 +110,11 @@ def test_a_row_group_of_nulls_does_not_cost_a_column_its_bounds() -> None:
     assert (file.lower_bounds[4], file.upper_bounds[4]) == (b"b", b"b")
 
 
+def test_a_row_group_of_nan_alone_leaves_its_column_without_bounds() -> None:
+    file = DataFiles(metadata(), 1).of(*footer_of([{"price": float("nan")}, {"price": 1.5}], 1))
+    assert 10 not in file.lower_bounds and 10 not in file.upper_bounds
+
+
 def test_row_groups_begin_where_the_file_says() -> None:
     file = DataFiles(metadata(), 1).of(*footer_of([{"offset": n} for n in range(1, 31)], 10))
     starts = file.split_offsets or []
@@ -117,7 +122,7 @@ def test_row_groups_begin_where_the_file_says() -> None:
 
 
 def test_a_file_of_two_days_is_refused() -> None:
-    with pytest.raises(ValueError, match="several days"):
+    with pytest.raises(ValueError, match="more than one partition value"):
         DataFiles(metadata(), 1).of(*footer_of([{"timestamp": 0}, {"timestamp": DAY_US}]))
 
 
