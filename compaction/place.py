@@ -13,16 +13,19 @@ This module reads and writes no file by itself.
 
 from __future__ import annotations
 
+import functools
 import threading
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-import pyarrow.fs as pa_fs
 from msgspec import Struct
 
 from uploader.lru import LruCache
 from uploader.stores.base import ObjectStore
 from uploader.stores.open import StoreUrlError, open_store
+
+if TYPE_CHECKING:
+    import pyarrow.fs as pa_fs
 
 # Threads of one process that read L0 at a time: tasks of a worker do it one after the other.
 STORE_THREADS = 8
@@ -74,7 +77,7 @@ class Place(Struct, frozen=True):
         """
         lake = self.lake
         if lake.startswith("file://"):
-            return _local, self.path_of(lake)
+            return _local_filesystem(), self.path_of(lake)
         return self._s3(), self.path_of(lake)
 
     def reconnect(self) -> None:
@@ -109,6 +112,8 @@ class Place(Struct, frozen=True):
             return opened.filesystem
 
     def _open_s3(self, session: Any, keys: _Keys | None) -> pa_fs.FileSystem:
+        from pyarrow.fs import S3FileSystem
+
         options: dict[str, Any] = {
             "region": self.region or session.region_name or "us-east-1",
             "connect_timeout": CONNECT_TIMEOUT_S,
@@ -123,7 +128,7 @@ class Place(Struct, frozen=True):
             options["access_key"] = keys.access
             options["secret_key"] = keys.secret
             options["session_token"] = keys.token
-        return pa_fs.S3FileSystem(**options)
+        return S3FileSystem(**options)
 
 
 class _Keys(NamedTuple):
@@ -139,7 +144,13 @@ class _S3(NamedTuple):
 
 
 _lock = threading.Lock()
-_local = pa_fs.LocalFileSystem()
 # What is dropped may still be in use, so it is not closed.
 _stores: LruCache[Place, ObjectStore] = LruCache(PLACES_MAX)
 _s3_opened: LruCache[Place, _S3] = LruCache(PLACES_MAX)
+
+
+@functools.cache
+def _local_filesystem() -> pa_fs.FileSystem:
+    from pyarrow.fs import LocalFileSystem
+
+    return LocalFileSystem()
