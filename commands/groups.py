@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from commands.client.http import Client
-from commands.client.status import Group, fetch
+from commands.client.http import Client, decoded
 from commands.shell.options import client_option, output_option
 from commands.shell.output import bytes_text, duration_text, print_json
+from daemon.api.schemas import GroupStatus, Status
 
 MEMBERS_SHOWN_MAX = 16  # a longer list is shown as its range and the turn
 
@@ -32,14 +32,14 @@ def groups(client: Client, as_json: bool) -> None:
     Example:
       headgate groups
     """
-    state, body = fetch(client)
+    status = decoded(client, client.call("GET", "/v0/status"), Status)
     if as_json:
-        print_json(body["groups"])
+        print_json(status.groups)
     else:
-        click.echo(draw(state.groups, len(state.shards)))
+        click.echo(draw(status.groups, len(status.shards)))
 
 
-def draw(groups: Sequence[Group], shard_count: int) -> str:
+def draw(groups: Sequence[GroupStatus], shard_count: int) -> str:
     """The tree over shards 0 to ``shard_count - 1``, one line a node."""
     size = 1
     while size < shard_count:
@@ -50,7 +50,7 @@ def draw(groups: Sequence[Group], shard_count: int) -> str:
 
 
 def _rows(
-    groups: dict[int, Group], low: int, size: int, shard_count: int, branch: str, below: str
+    groups: dict[int, GroupStatus], low: int, size: int, shard_count: int, branch: str, below: str
 ) -> Iterator[tuple[str, str]]:
     """(node, description) of the run [low, low + size) and what is under it."""
     members = list(range(low, min(low + size, shard_count)))
@@ -70,7 +70,7 @@ def _rows(
     yield from _rows(groups, low + half, half, shard_count, below + "└─ ", below + "   ")
 
 
-def _describe(group: Group) -> str:
+def _describe(group: GroupStatus) -> str:
     if len(group.shards) <= MEMBERS_SHOWN_MAX:
         turns = " ".join(
             f"{shard}*" if shard == group.turn else str(shard) for shard in group.shards
@@ -80,7 +80,7 @@ def _describe(group: Group) -> str:
     return (
         f"group {group.group}  [{turns}]  backlog {bytes_text(group.backlog_bytes)}"
         f"  uploaded {_ago(group.last_upload_age_ms)}  changed {_ago(group.last_change_age_ms)}"
-        f"  splits {group.splits or 0}  merges {group.merges or 0}"
+        f"  splits {group.splits}  merges {group.merges}"
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from commands.client.http import Client
-from commands.client.status import Shard, Status, fetch
+from commands.client.http import Client, decoded
 from commands.shell.exits import DEGRADED
 from commands.shell.options import client_option, output_option
-from commands.shell.output import bytes_text, count_text, duration_text, print_json, table
+from commands.shell.output import Cell, bytes_text, count_text, duration_text, print_json, table
+from daemon.api.schemas import ShardStatus, Status
 
 GROUPS_SHOWN_MAX = 8
 SHARD_HEAD = (
@@ -31,12 +31,12 @@ def status(context: click.Context, client: Client, as_json: bool) -> None:
       headgate status
       headgate status --url http://10.0.0.5:7440 -o json
     """
-    state, body = fetch(client)
+    found = decoded(client, client.call("GET", "/v0/status"), Status)
     if as_json:
-        print_json(body)
+        print_json(found)
     else:
-        click.echo(_text(state))
-    troubles = _troubles(state)
+        click.echo(_text(found))
+    troubles = _troubles(found)
     for trouble in troubles:
         click.echo(f"headgate: degraded: {trouble}", err=True)
     context.exit(DEGRADED if troubles else 0)
@@ -59,9 +59,8 @@ def _troubles(status: Status) -> list[str]:
 
 def _text(status: Status) -> str:
     store, totals, pressure = status.store, status.totals, status.pressure
-    uptime = duration_text(None if status.uptime_s is None else status.uptime_s * 1000)
-    level = "-" if pressure.level is None else f"{pressure.level:.2f}"
-    rung = "" if pressure.rung in (None, "", "none") else f" ({pressure.rung})"
+    uptime = duration_text(status.uptime_s * 1000)
+    rung = "" if pressure.rung == "none" else f" ({pressure.rung})"
     lines = [
         f"headgate {status.version}  {'ready' if status.ready else 'NOT READY'}  up {uptime}",
         "",
@@ -73,7 +72,7 @@ def _text(status: Status) -> str:
             f" {count_text(store.lists)} lists"
         ),
         f"window    {duration_text(status.window_ms)}",
-        f"pressure  {level}{rung}",
+        f"pressure  {pressure.level:.2f}{rung}",
         f"memory    at most {bytes_text(status.memory_bound_bytes)} by its bounds",
         (
             f"acked     {count_text(totals.requests_acked)} requests,"
@@ -92,15 +91,15 @@ def _text(status: Status) -> str:
     return "\n".join(lines)
 
 
-def _shard_row(shard: Shard) -> list[str]:
-    beat = "-" if shard.heartbeat_age_ms is None else f"{duration_text(shard.heartbeat_age_ms)} ago"
+def _shard_row(shard: ShardStatus) -> list[Cell]:
+    beat = shard.heartbeat_age_ms
     return [
-        str(shard.shard),
-        "-" if shard.pid is None else str(shard.pid),
-        "-" if shard.cpu is None else str(shard.cpu),
-        "-" if shard.group is None else str(shard.group),
+        shard.shard,
+        shard.pid,
+        shard.cpu,
+        shard.group,
         count_text(shard.restarts),
-        beat,
+        None if beat is None else f"{duration_text(beat)} ago",
         bytes_text(shard.ring_used_bytes),
         bytes_text(shard.ring_bytes),
         count_text(shard.requests_acked),

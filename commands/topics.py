@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
+from msgspec.structs import asdict
 
 from commands.client.http import Client, Refused, decoded, topic_path
-from commands.client.topics import TopicState, all_states, state_of
+from commands.client.topics import all_states, state_of
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, topic_argument, yes_option
 from commands.shell.output import bytes_text, count_text, print_json, table
-from ledger.types import PartitionState, TopicConfig
+from daemon.api.schemas import TopicConfig, TopicState, Trimmed, TrimRequest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 COUNT = "N|none"
@@ -100,7 +101,7 @@ def topics_ls(client: Client, as_json: bool) -> None:
     if as_json:
         print_json(states)
     else:
-        click.echo(_list_text([decoded(client, state, TopicState) for state in states]))
+        click.echo(_list_text(states))
 
 
 @topics.command("show")
@@ -190,16 +191,15 @@ def topics_trim(
     Example:
       headgate topics trim orders --before-seq 1000 --partition 2
     """
-    body = msgspec.json.encode({"partition": partition, "before_seq": before_seq})
-    answer = msgspec.Raw(client.call("POST", f"{topic_path(topic)}/trim", body))
+    body = msgspec.json.encode(TrimRequest(before_seq, partition))
+    now = decoded(client, client.call("POST", topic_path(topic, "trim"), body), Trimmed)
     if as_json:
-        print_json(answer)
-        return
-    now = decoded(client, answer, PartitionState)
-    click.echo(
-        f"{topic}, partition {now.partition}: begins at {now.earliest_seq},"
-        f" {count_text(now.count)} records, {bytes_text(now.bytes)}"
-    )
+        print_json(now)
+    else:
+        click.echo(
+            f"{topic}, partition {now.partition}: begins at {now.earliest_seq},"
+            f" {count_text(now.count)} records, {bytes_text(now.bytes)}"
+        )
 
 
 @topics.command("delete")
@@ -223,7 +223,7 @@ def _show(client: Client, topic: str, as_json: bool) -> None:
     if as_json:
         print_json(state)
     else:
-        click.echo(_show_text(decoded(client, state, TopicState)))
+        click.echo(_show_text(state))
 
 
 def _settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def _column(text: str) -> tuple[str, str]:
 def _present_config(client: Client, topic: str) -> dict[str, Any] | None:
     """The settings of a topic; None if it does not exist."""
     try:
-        return decoded(client, state_of(client, topic), TopicState).config
+        return asdict(state_of(client, topic).config)
     except Refused as error:
         if error.status == 404:
             return None
@@ -267,8 +267,8 @@ def _create(client: Client, topic: str, settings: Mapping[str, Any]) -> None:
     if present is None:
         client.call("PUT", topic_path(topic), msgspec.json.encode(settings))
         return
-    wanted = msgspec.to_builtins(TopicConfig()) | dict(settings)
-    other = [key for key, value in wanted.items() if present.get(key, value) != value]
+    wanted = asdict(TopicConfig()) | dict(settings)
+    other = [key for key, value in wanted.items() if present[key] != value]
     if other:
         raise CommandFailed(
             f"the topic {topic!r} exists with other settings: "
@@ -284,7 +284,7 @@ def _alter(client: Client, topic: str, settings: Mapping[str, Any]) -> None:
         raise CommandFailed(
             f"there is no topic {topic!r}", hint=f"`headgate topics create {topic}` creates it"
         )
-    settings = _with_columns(settings, present.get("columns", {}))
+    settings = _with_columns(settings, present["columns"])
     client.call("PUT", topic_path(topic), msgspec.json.encode(settings))
 
 
@@ -311,11 +311,11 @@ def _list_text(states: list[TopicState]) -> str:
 
 
 def _show_text(state: TopicState) -> str:
-    usual = msgspec.to_builtins(TopicConfig())
+    usual = TopicConfig()
     settings = [
         f"  {key} = {msgspec.json.encode(value).decode()}"
-        for key, value in state.config.items()
-        if key not in usual or usual[key] != value
+        for key, value in asdict(state.config).items()
+        if getattr(usual, key) != value
     ]
     rows = [
         [

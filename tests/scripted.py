@@ -117,11 +117,12 @@ def state(topic: str = "orders", partitions: int = 1, **config: Any) -> dict[str
     }  # fmt: skip
     rows = [
         {"partition": n, "head_seq": 10, "earliest_seq": 1, "next_seq": 11, "count": 10,
-         "bytes": 2048} for n in range(partitions)
+         "bytes": 2048, "compacted_seq": 0, "lost_seq": 0, "lost_reason": ""}
+        for n in range(partitions)
     ]  # fmt: skip
     return {
-        "topic": topic, "topic_id": 7, "config": usual | config, "partitions": rows,
-        "effective_priority": 0,
+        "topic": topic, "topic_id": 7, "table": topic, "config": usual | config,
+        "partitions": rows, "effective_priority": 0, "created_ms": 1,
     }  # fmt: skip
 
 

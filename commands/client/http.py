@@ -25,6 +25,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from daemon.api.schemas import ErrorAnswer
 from shards.clock import monotonic_ns
 
 NOTICE_MS = 2_000  # a terminal that stays silent for longer looks stuck
@@ -66,19 +67,6 @@ class _Attempt(NamedTuple):
     status: int
     body: bytes
     retry_after: str | None
-
-
-class _Error(msgspec.Struct):
-    code: str
-    message: str
-    detail: dict[str, Any] = {}
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _Error
-
-
-_error_decoder = msgspec.json.Decoder(_ErrorBody)
 
 
 def topic_path(topic: str, *rest: str) -> str:
@@ -231,7 +219,7 @@ class Client:
 
     def _refused(self, method: str, target: str, answer: _Attempt) -> Refused:
         try:
-            error = _error_decoder.decode(answer.body).error
+            error = msgspec.json.decode(answer.body, type=ErrorAnswer).error
         except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
             raise UnknownAnswer(
                 f"{method} {target} at {self.url} was answered {answer.status} without an error"

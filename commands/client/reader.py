@@ -15,13 +15,13 @@ import heapq
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from commands.client.http import Client, decoded, topic_path
-from commands.client.topics import TopicState, state_of
+from commands.client.topics import state_of
+from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest
 
 RECREATED = "recreated"  # a tombstone's reason
 PAGE_RECORDS = 1_000  # the most that diff gives at once
@@ -37,11 +37,6 @@ class Start(Struct, frozen=True):
     from_seq: int | None = None
     from_ts: int | None = None
     tail: int | None = None
-
-    def query(self) -> dict[str, Any]:
-        if self.from_ts is not None:
-            return {"from_ts": self.from_ts}
-        return {"from_seq": self.from_seq or 0}
 
 
 class Resume(Struct, frozen=True):
@@ -73,40 +68,6 @@ def parse_resume(text: str) -> Resume:
         start = Start(from_seq=int(at)) if mark == "=" else Start(from_ts=int(at))
         starts[int(partition)] = start
     return Resume(int(topic_id), starts)
-
-
-class Gap(Struct, frozen=True):
-    """Offsets that cannot be read, both ends included, and why."""
-
-    gap_from: int
-    gap_to: int
-    reason: str
-
-
-class Page(Struct, frozen=True):
-    """An answer to ``diff``. The records stay as they came."""
-
-    records: list[msgspec.Raw]
-    next_from_seq: int
-    head_seq: int
-    caught_up: bool
-    topic_id: int
-    tombstone: Gap | None = None
-
-    @property
-    def is_anew(self) -> bool:
-        """The cursor belongs to a deleted topic of this name: offsets begin again."""
-        return self.tombstone is not None and self.tombstone.reason == RECREATED
-
-
-class _Line(Struct):
-    seq: int
-    ts: int
-    data: msgspec.Raw = msgspec.Raw()
-    data_b64: str | None = None
-
-
-_line_decoder = msgspec.json.Decoder(_Line)
 
 
 def since_ms(text: str, now_ms: int) -> int:
@@ -195,7 +156,7 @@ class Reader:
             return
         for partition in list(self._next):
             for page in self._pages(partition, self._limit()):
-                self._print(partition, page.records)
+                self._print([self._line(partition, record) for record in page.records])
                 if self.done():
                     return
 
@@ -206,7 +167,7 @@ class Reader:
             wait_ms = POLL_ALONE_MS if alone else max(1, POLL_SHARED_MS // len(self._next))
             for partition in list(self._next):
                 page = self._diff(partition, self._limit(), wait_ms)
-                self._print(partition, page.records)
+                self._print([self._line(partition, record) for record in page.records])
                 if self.done():
                     return
 
@@ -218,48 +179,50 @@ class Reader:
             self._next[partition] = Start(from_seq=max(0, heads.get(partition, 0) - count))
             for page in self._pages(partition, PAGE_RECORDS):
                 for record in page.records:
-                    line = _line_decoder.decode(record)
-                    item = (line.ts, partition, line.seq, bytes(record))
+                    # The line, not the record, which would keep its whole answer in memory.
+                    item = (record.ts, partition, record.seq, self._line(partition, record))
                     keep = heapq.heappush if len(newest) < count else heapq.heappushpop
                     keep(newest, item)
-        for _, partition, _, text in sorted(newest):
-            self._print(partition, [msgspec.Raw(text)])
-            if self.done():
-                return
+        self._print([line for *_, line in sorted(newest)])
 
     def _limit(self) -> int:
         return PAGE_RECORDS if self._left is None else max(1, min(PAGE_RECORDS, self._left))
 
     def _heads(self) -> tuple[int, dict[int, int]]:
-        body = state_of(self._client, self._topic, self._waits_ms())
-        state = decoded(self._client, body, TopicState)
+        state = state_of(self._client, self._topic, self._waits_ms())
         return state.topic_id, {each.partition: each.head_seq for each in state.partitions}
 
     def _waits_ms(self) -> float:
         return self._patience_ms if self._client.reached else self._reach_ms
 
-    def _pages(self, partition: int, limit: int) -> Iterator[Page]:
+    def _pages(self, partition: int, limit: int) -> Iterator[DiffAnswer]:
         """Pages up to the head that the first page names: a writer may be faster than we are."""
         head_seq: int | None = None
         while True:
             page = self._diff(partition, limit, 0)
             yield page
-            head_seq = page.head_seq if head_seq is None or page.is_anew else head_seq
+            head_seq = page.head_seq if head_seq is None or _is_anew(page) else head_seq
             if page.caught_up or page.next_from_seq >= head_seq:
                 return
 
-    def _diff(self, partition: int, limit: int, wait_ms: int) -> Page:
-        ask = self._next[partition].query()
-        ask |= {"partition": partition, "limit": limit, "wait_ms": wait_ms}
-        if "from_seq" in ask and partition in self._topic_ids:
-            ask["topic_id"] = self._topic_ids[partition]
+    def _diff(self, partition: int, limit: int, wait_ms: int) -> DiffAnswer:
+        start = self._next[partition]
+        if start.from_ts is None:
+            ask = DiffRequest(
+                from_seq=start.from_seq or 0, topic_id=self._topic_ids.get(partition, UNSET),
+                partition=partition, limit=limit, wait_ms=wait_ms,
+            )  # fmt: skip
+        else:
+            ask = DiffRequest(
+                from_ts=start.from_ts, partition=partition, limit=limit, wait_ms=wait_ms
+            )
         body = self._client.call(
             "POST", topic_path(self._topic, "diff"), msgspec.json.encode(ask),
             patience_ms=self._waits_ms(), silent_ms=wait_ms,
         )  # fmt: skip
-        page = decoded(self._client, body, Page)
+        page = decoded(self._client, body, DiffAnswer)
         gap = page.tombstone
-        if gap is not None and page.is_anew:
+        if gap is not None and _is_anew(page):
             missed = f"records {gap.gap_from} to {gap.gap_to} of it are gone"
             self._warn(
                 f"{self._topic} was deleted and created again; partition {partition} continues at"
@@ -273,35 +236,39 @@ class Reader:
             )
         self._next[partition] = Start(from_seq=page.next_from_seq)
         self._topic_ids[partition] = page.topic_id
-        if page.is_anew and self._is_whole:
+        if _is_anew(page) and self._is_whole:
             # A new topic may have more partitions; the daemon refuses those it no longer has.
             for each in self._heads()[1]:
                 self._next.setdefault(each, Start(from_seq=0))
         return page
 
-    def _print(self, partition: int, records: list[msgspec.Raw]) -> None:
-        shown = records if self._left is None else records[: self._left]
+    def _line(self, partition: int, record: DiffRecord) -> bytes:
+        return whole_line(partition, record) if self._with_meta else data_line(record)
+
+    def _print(self, lines: list[bytes]) -> None:
+        shown = lines if self._left is None else lines[: self._left]
         if not shown:
             return
         if self._left is not None:
             self._left -= len(shown)
-        if self._with_meta:
-            self._emit([whole_line(partition, record) for record in shown])
-        else:
-            self._emit([data_line(record) for record in shown])
+        self._emit(shown)
 
 
-def data_line(record: msgspec.Raw) -> bytes:
+def _is_anew(page: DiffAnswer) -> bool:
+    """The cursor belongs to a deleted topic of this name: offsets begin again."""
+    return page.tombstone is not None and page.tombstone.reason == RECREATED
+
+
+def data_line(record: DiffRecord) -> bytes:
     """The data of the record on one line; bytes as ``{"data_b64": ...}``."""
-    line = _line_decoder.decode(record)
-    if line.data_b64 is not None:
-        return msgspec.json.encode({"data_b64": line.data_b64})
-    return _one_line(bytes(line.data) or b"null")
+    if record.data_b64 is not UNSET:
+        return msgspec.json.encode({"data_b64": record.data_b64})
+    return _one_line(b"null" if record.data is UNSET else bytes(record.data))
 
 
-def whole_line(partition: int, record: msgspec.Raw) -> bytes:
+def whole_line(partition: int, record: DiffRecord) -> bytes:
     """The record as ``diff`` returned it, on one line, with its partition first."""
-    return b'{"partition":%d,' % partition + _one_line(bytes(record).strip())[1:]
+    return b'{"partition":%d,' % partition + _one_line(msgspec.json.encode(record))[1:]
 
 
 def _one_line(text: bytes) -> bytes:

@@ -13,7 +13,7 @@ then be stored twice, but no batch is mistaken for another.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from commands.client.http import Client, Refused, Unreachable, decoded, topic_path
 from commands.client.records import BadLine, InputRecord, Numbered
+from daemon.api.schemas import Produced, ProducedPart, ProducedSpread
 
 
 class PartitionSpan(Struct):
@@ -97,17 +98,6 @@ class _Request(Struct, omit_defaults=True):
     partition: int | None = None
 
 
-class _Answer(Struct):
-    """The offsets of one partition at the top level, or of several in ``partitions``."""
-
-    partition: int | None = None
-    first_seq: int = 0
-    last_seq: int = 0
-    count: int = 0
-    deduped: bool = False
-    partitions: list[PartitionSpan] | None = None
-
-
 _encoder = msgspec.json.Encoder()
 
 
@@ -171,16 +161,21 @@ def _send_one(
         raise BatchRefused(line, last_line, error.code, error.message) from error
     except Unreachable as error:
         raise BatchUnanswered(batch[0].line, batch[-1].line, error) from error
-    answer = decoded(client, data, _Answer)
-    parts = answer.partitions
-    if parts is None:
-        number = answer.partition or 0
-        parts = [PartitionSpan(number, answer.first_seq, answer.last_seq, answer.count)]
+    # A topic's name has no quotes, so this is the field.
+    answer: Produced | ProducedSpread
+    parts: Sequence[Produced | ProducedPart]
+    if b'"partitions"' in data:
+        answer = decoded(client, data, ProducedSpread)
+        parts = answer.partitions
+    else:
+        answer = decoded(client, data, Produced)
+        parts = [answer]
     for part in parts:
-        span = spans.setdefault(part.partition, part)
-        if span is not part:
-            span.last_seq = part.last_seq
-            span.count += part.count
+        span = spans.setdefault(
+            part.partition, PartitionSpan(part.partition, part.first_seq, part.last_seq, 0)
+        )
+        span.last_seq = part.last_seq
+        span.count += part.count
     summary.requests += 1
     summary.records += len(batch)
     summary.bytes += sum(len(bytes(item.record.data)) for item in batch)

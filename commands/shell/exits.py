@@ -11,8 +11,6 @@ from typing import IO, Any
 
 import click
 
-from commands.client.http import Refused, UnknownAnswer, Unreachable
-
 OK = 0
 FAILED = 1
 USAGE = 2
@@ -41,7 +39,10 @@ class CommandFailed(click.ClickException):
 
 
 def failure(error: Exception, also: str = "") -> CommandFailed | None:
-    """How the command ends after ``error``, with one more hint; None for an unexpected error."""
+    """How the command ends after ``error``, with one more hint; None for an unexpected error.
+
+    Imports the kinds of errors only now: no command needs all of them, and the help needs none.
+    """
     found = _client_failure(error) or _ledger_failure(error) or _lake_failure(error)
     if found is not None and also:
         found.hint = f"{found.hint}; {also}" if found.hint else also
@@ -49,6 +50,8 @@ def failure(error: Exception, also: str = "") -> CommandFailed | None:
 
 
 def _client_failure(error: Exception) -> CommandFailed | None:
+    from commands.client.http import Refused, UnknownAnswer, Unreachable
+
     match error:
         case Unreachable():
             return CommandFailed(
@@ -65,7 +68,6 @@ def _client_failure(error: Exception) -> CommandFailed | None:
 
 
 def _ledger_failure(error: Exception) -> CommandFailed | None:
-    # Imported here, because the commands that talk HTTP do without all of it.
     from daemon.config import ConfigError
     from daemon.serve import StartError
     from daemon.upkeep.cover import NotCovered

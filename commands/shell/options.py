@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from commands.client.http import Client, Refused, UnknownAnswer, Unreachable
-from commands.client.topics import names
+from commands.client.topics import all_states
 
 if TYPE_CHECKING:
     from daemon.config import Config
@@ -71,7 +71,8 @@ def topic_argument(function: Function) -> Function:
             return []
         try:
             with Client(given.url, timeout_s=COMPLETION_TIMEOUT_S) as client:
-                return [name for name in names(client) if name.startswith(incomplete)]
+                names = [state.topic for state in all_states(client)]
+                return [name for name in names if name.startswith(incomplete)]
         except (Refused, UnknownAnswer, Unreachable):
             return []
 

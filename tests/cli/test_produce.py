@@ -43,8 +43,9 @@ def test_produce_sends_lines_of_json_in_batches() -> None:
 def test_produce_summary_as_json_adds_up_the_partitions() -> None:
     def script(call: Call) -> Answer:
         n = len(server.calls)
-        part = {"partition": n % 2, "first_seq": n, "last_seq": n, "count": 1}
-        return Answer(200, {"topic": "t", "partitions": [part], "deduped": n == 3})
+        part = {"partition": n % 2, "first_seq": n, "last_seq": n, "count": 1, "head_seq": n}
+        answer = {"topic": "t", "partitions": [part], "count": 1, "deduped": n == 3}
+        return Answer(200, answer)
 
     with scripted(script) as server:
         result = run(server, "produce", "t", "--batch", "1", "-o", "json", stdin="1\n2\n3\n")
