@@ -1,4 +1,4 @@
-"""What the model of a shard takes back at a deadline, as ``Answers.expired`` puts it into runs."""
+"""Which requests the modeled shard withdraws at a deadline, as ``Answers.expired`` does it."""
 
 from __future__ import annotations
 

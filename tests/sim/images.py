@@ -1,7 +1,7 @@
-"""Images of ledgers in the owners' simulation: what a daemon commits, copies, tells and recovers.
+"""Images of ledgers in the simulation of owners: what a daemon commits, copies, tells and recovers.
 
-A ledger here is the list of what was committed, in order. The image thread, the owner's log and
-the files of copies are the shipped ones.
+A ledger here is the list of commits, in order. The image thread, the owner's log and the files of
+copies are the shipped ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uploader.ownership.ownerlog import OwnerLog
 if TYPE_CHECKING:
     from tests.sim.owners import Bucket
 
-ENTRIES_MIN = 3  # behind which an image is due
+ENTRIES_MIN = 3  # an image is due after this many
 
 
 class ListLedger:
@@ -40,7 +40,7 @@ class ListLedger:
         return Mark(commit_number=len(self.commits))
 
     def changes_since(self, mark: Mark) -> tuple[Mark, Changes]:
-        """Commits behind a mark, with their numbers."""
+        """Commits after a mark, with their numbers."""
         rows = [[at + 1, key] for at, key in enumerate(self.commits) if at >= mark.commit_number]
         return self.mark(), Changes({}, {"objects": rows})
 

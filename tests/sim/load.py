@@ -1,8 +1,8 @@
 """Requests of a simulated machine: numbers in payloads, repeated keys, appends to one topic.
 
-The *appends* are requests to a topic of its own that come to one shard only, with and without an
-expectation (``expected_seq``): one ring has them all, so what the ledger decides of each is the
-same again in any recovery.
+The *appends* are requests to a separate topic that arrive at one shard only, with and without an
+expectation (``expected_seq``). One ring has them all, so any recovery decides each of them as the
+ledger did.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Real: segment, RingWriter, Puller (map, turns, pulls), LeaseTable, adopt_orphans, Uploads with
 assemble and the L0 format, CommitLog, Ledger on SQLite, Pulse (when a stuck shard is killed).
-Modelled here: the shard's loop and the supervisor's tick (the order of steps of daemon/shard.py
+Modeled here: the shard's loop and the supervisor's tick (the order of steps of daemon/shard.py
 and daemon/supervisor.py), bells, lock file, threads, clocks, the store and its faults.
 
 The supervisor never dies here (its death ends all shards); it may be slow.
@@ -369,9 +369,9 @@ class Machine:
         self.absent: dict[int, int] = {}  # shard: when it starts again
         self.lives = [Shard(self, shard) for shard in range(shards)]
         self.faults = True
-        self.ledger_fails_every: int | None = None  # so many calls
+        self.ledger_fails_every: int | None = None  # in calls
         self.to_kill: list[int] = []  # done by the run, between two steps
-        self.poison_every: int | None = None  # so many leases: no process can commit it
+        self.poison_every: int | None = None  # in leases; no process can commit a poisonous one
         self.ended = 0  # processes that ended themselves
         self.stuck_ticks = 0  # with the alarm of a stuck lease
         self.deaths = 0

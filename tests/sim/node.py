@@ -1,12 +1,12 @@
-"""A node under a virtual clock: real segment, rings, leases and pullers; modelled loops and PUTs.
+"""A node under a virtual clock: real segment, rings, leases and pullers; modeled loops and PUTs.
 
-A loop looks at its group when it publishes (and the last look did not say that it need not), when
-its bell has rung, and when its timer is due, as daemon/shard.py does. A PUT takes modelled time;
+A loop looks at its group when it publishes (unless the last look said that it need not), when its
+bell has rung, and when its timer is due, as daemon/shard.py does. A PUT takes modeled time;
 its commit waits for its predecessors, moves the ``committed`` words and rings all bells, as
 uploader/pipeline/upload.py does.
 
-After every step conservation is checked: a pull takes the oldest requests of a source that are
-not taken yet, each once and whole, in order.
+Conservation is checked after every step: a pull takes the oldest pending requests of a source,
+each once and whole, in order.
 """
 
 from __future__ import annotations

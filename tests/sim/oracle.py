@@ -1,8 +1,8 @@
-"""What must hold after every step, looked at from outside, past everybody's caches.
+"""What must hold after every step, seen from outside all caches.
 
 The oracle sees the raw words, the ledger and the store. It is told what was published and what
-was acknowledged. ``truth`` of a shard is the highest end of a lease that is not done, or its
-``committed`` word; ``pulled`` may differ from it only while a mark stands in the group's slot.
+was acknowledged. The ``truth`` of a shard is the highest end of a lease that is not done, or its
+``committed`` word; ``pulled`` may differ from it only while a mark is in the group's slot.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Oracle:
         confirmed_ns = self._store.confirmed_ns[draft.locator]
         require(
             task.looked_ns >= confirmed_ns,
-            "ownership is looked at behind the PUT", draft.key, task.looked_ns, confirmed_ns,
+            "ownership is checked after the PUT", draft.key, task.looked_ns, confirmed_ns,
         )  # fmt: skip
         age_ns = task.looked_ns - self._words[at.G_OWNED_SENT_NS]
         require(age_ns <= OWNED_MAX_NS, "nothing is committed when ownership is old", age_ns)
@@ -159,7 +159,7 @@ class Oracle:
             for source in lease.sources:
                 require(
                     source.end <= committed[source.shard],
-                    "a lease is done behind its committed words", lease, committed,
+                    "a lease is done after its committed words", lease, committed,
                 )  # fmt: skip
         for group in self._groups.map.groups():
             marked = self._groups.word(group.group, at.P_MARK)
@@ -188,7 +188,7 @@ class Oracle:
         passed = [each for each in self._published[shard] if each[0] < committed]
         require(
             all(end <= committed and number in self._void for _, end, number in passed),
-            "committed is moved behind the ledger, or voids", shard, committed, passed,
+            "committed is moved after the ledger, or voids", shard, committed, passed,
         )  # fmt: skip
 
     def _take_in(self) -> None:

@@ -1,22 +1,23 @@
-"""Owners of one prefix in simulation (row L24): the shipped OwnerLog, OwnerThread and Ownership.
+"""Owners of one prefix in simulation: the shipped OwnerLog, OwnerThread and Ownership.
 
-Daemons start on the prefix of one that may live (``--take-over``), each with a clock of its own
-that runs up to 1 % fast or slow, each stopped now and then for up to minutes, wherever it
-stands, or held by a hypervisor, of which its clock of the boot knows nothing; wall clocks are set.
-The store loses answers and is slow. Each daemon has uploads in the order of
-uploader/pipeline/upload.py: PUT, then the look at ownership, then the commit.
+Daemons start on the prefix of one that may be alive (``--take-over``). Each has its own clock,
+which runs up to 1 % fast or slow. Each is sometimes stopped at any point for up to minutes, or held
+by a hypervisor, which its clock since boot does not show. Wall clocks are set. The store loses
+answers and is slow. Each daemon uploads in the order of uploader/pipeline/upload.py: PUT, then the
+check of ownership, then the commit.
 
 What must hold, by true time:
 
-- what an owner commits, every later owner has found by its LIST: it takes it as its own, behind
-  every offset that could have been given;
-- no owner looks at its ownership and finds it good behind a later owner's LIST;
+- what an owner commits, every later owner has found by its LIST, and takes in after every offset
+  that could have been assigned;
+- no owner considers its ownership valid after a later owner's LIST;
 - of two starts one gets the prefix, and the numbers of the log are written once each;
-- an owner is superseded by another daemon's entry only, never by its own;
-- an owner puts at most one new entry per 5 s of its clock, whatever becomes of its images;
+- only another daemon's entry supersedes an owner, never its own;
+- an owner puts at most one new entry per 5 s of its clock, whatever happens to its images;
 - image and entries that a new owner finds hold every commit that was told, as it was told.
 
-A commit itself may come later than its look, by a stop in between: its object is in the LIST.
+A commit may come later than its check, if the process is stopped in between: its object is in the
+LIST.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from uploader.stores.base import ObjectHead, ObjectMissing, StoreBusy, StoreErro
 RAM = Path("/dev/shm")
 DAEMONS_MAX = 12
 WALL_NS = 1_700_000_000 * S
-UPLOADS = 2  # of each daemon at once
+UPLOADS = 2  # of each daemon simultaneously
 PERIOD_MIN_NS = 5 * S
 RATE_MAX = 0.01
 LAYOUT = Layout(UPLOADS, 4096, lease_slots=1, commit_slots=4, commit_slot_bytes=64)
@@ -108,7 +109,7 @@ class Bucket:
         self._pass()
         body = self.kept.get(locator)
         if body is None:
-            raise ObjectMissing(f"{locator} was removed behind a snapshot")
+            raise ObjectMissing(f"{locator} was removed after an image")
         return body[start:] if length is None else body[start : start + length]
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
@@ -231,7 +232,7 @@ class Daemon:
             world.schedule.start(self.process, "upload", partial(self._upload, words, upload))
 
     def _upload(self, words: Words, upload: int) -> None:
-        """Uploads for ever, in the order of uploader/pipeline/upload.py."""
+        """Uploads forever, in the order of uploader/pipeline/upload.py."""
         world, schedule = self.world, self.world.schedule
         wanted_at = LAYOUT.shard(upload) + at.S_ENTRY_WANTED_NS
         while True:
@@ -374,7 +375,7 @@ class World:
                 require(not missed, "the next owner has found what was committed", missed)
                 require(
                     former.looked_good_ns <= later.listed_ns,
-                    "nobody finds ownership good behind the next owner's LIST",
+                    "nobody finds ownership valid after the next owner's LIST",
                     former.number, former.looked_good_ns, later.number, later.listed_ns,
                 )  # fmt: skip
 

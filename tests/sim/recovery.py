@@ -1,12 +1,12 @@
-"""The machine's ledger is lost, in the middle of everything: what a recovery makes of the store.
+"""The machine's ledger is lost in the middle of everything: what a recovery makes of the store.
 
-Real: the entries' changes, ``take_unlisted`` with its order of rings and its second decision of
-keys and expectations, the ledger that takes what they give. Nothing is stopped for it: the
-simulated machine goes on as if nothing had been.
+Real: the entries' changes; ``take_unlisted`` with its order of rings and its second decision of
+keys and expectations; the ledger that takes them in. Nothing is stopped for it: the simulated
+machine goes on as if nothing had happened.
 
-What must hold of each request that was committed, told by an entry or not: it is stored if it was,
-once, and void if it was. Requests with an idempotency key are left out, whose first try may have
-been another shard's; of appends with the same expectation one is stored at most.
+Each request that was committed, whether an entry told it or not, is stored once if it was stored,
+and void if it was void. Requests with an idempotency key are left out, because their first try may
+have been another shard's. Of appends with the same expectation at most one is stored.
 """
 
 from __future__ import annotations

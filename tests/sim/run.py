@@ -1,8 +1,8 @@
 """A simulated run: seed in, log and verdict out.
 
-A run is a row of machines (each with its own number of shards, ring, target and window), a
-machine is a row of episodes: load and faults for a while, then faults off, and everything must
-drain. The log of two runs with one seed is the same; its hash says so.
+A run is a sequence of machines, each with its own number of shards, ring, target and window. A
+machine is a sequence of episodes: load and faults for a while, then no faults until everything has
+drained. Two runs with one seed have the same log, and the same hash of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.sim.schedule import MS, S, Task, Violation, log_uniform
 
 EPISODE_STEPS = 1_500
 EPISODES = 4  # of one machine
-WORLD_STEPS = 1_500  # of the owners of one prefix, behind each machine
+WORLD_STEPS = 1_500  # of the owners of one prefix, after each machine
 DRAIN_NS = 60 * S  # longer than any retry, stop or wait of ownership, together
 LOG_LINES = 50
 RAM = Path("/dev/shm")
@@ -80,7 +80,7 @@ class Run:
         self.events: Counter[str] = Counter()
 
     def run(self, steps: int, *, owners_only: bool = False) -> Outcome:
-        """At least so many steps; ends with a drain. Raises Failure."""
+        """Runs at least ``steps`` steps and ends with a drain. Raises Failure."""
         outcome = self.outcome
         began_ns = monotonic_ns()
         worlds = 0
@@ -196,7 +196,7 @@ class Run:
         inside = int(name.split()[1]) if name.startswith("shard") else rng.randrange(shards)
         shard = inside if rng.randrange(4) else rng.randrange(shards)
         if machine.locks.holds_any(task.process):
-            # What a death or a stop under a lock leaves behind is what repairs are for.
+            # Repairs are for what a death or a stop under a lock leaves.
             deaths_every, stops_every = deaths_every // 8, stops_every // 8
         if not rng.randrange(deaths_every):
             machine.kill(shard)

@@ -1,14 +1,14 @@
 """One thing at a time, in an order that a seed decides: tasks, processes, virtual time.
 
-Vocabulary: a *task* is a Python thread that runs only while the scheduler lets it; it hands
-control back at *points*. Every load and store of a shared word, every lock and every wait is a
-point; only at some of them, as the seed says, is another task chosen: that is one *step*. A
-*process* has tasks and may be *stopped* (its tasks get no steps for a while) or *killed*: then
-each of its tasks ends at the point where it stands, before the store that would have come next,
-its locks are free at once, and nothing it still does while it unwinds has an effect.
+A *task* is a Python thread that runs only while the scheduler lets it; it returns control at
+*points*. Every load and store of a shared word, every lock and every wait is a point. At some
+points, as the seed decides, another task is chosen: that is one *step*. A *process* has tasks. It
+may be *stopped* (its tasks get no steps for a while) or *killed*: each of its tasks ends at its
+point, before the store that would have come next, its locks are free immediately, and nothing that
+it does while it unwinds has an effect.
 
-The shipped code runs in tasks as it is; what it takes from the machine (threads, locks, words,
-clocks) is made of points here. Only one thread runs at any time, so a run is a function of its
+The shipped code runs in tasks unchanged. What it takes from the machine (threads, locks, words,
+clocks) consists of points here. Only one thread runs at any time, so a run is a function of its
 seed.
 """
 
@@ -152,7 +152,7 @@ class Schedule:
         self.wait(None, self.now_ns + max(1, duration_ns))
 
     def hazards(self, mean: float | None) -> None:
-        """From now on a process is stopped at every so many stores, or not at all."""
+        """From now on a process is stopped at one of every ``every`` stores, or never."""
         self.hazard_mean = mean
         self._hazard_left = 1 if mean is None else 1 + int(self.rng.expovariate(1 / mean))
 
@@ -258,7 +258,7 @@ class Words(MutableSequence[int]):
         self, memory: memoryview, process: Process, published_by: frozenset[int] = frozenset()
     ) -> None:
         self._memory = memory
-        self._published_by = published_by  # head words: the oracle is told right behind them
+        self._published_by = published_by  # head words: the oracle is told right after them
         self._process = process
         self._schedule = process.schedule
 
@@ -276,7 +276,7 @@ class Words(MutableSequence[int]):
         self._schedule.point(STORE_WEIGHT)
         self._memory[index] = value
         if index not in self._published_by:
-            self._schedule.point(2)  # before bytes that are written behind it, which are no points
+            self._schedule.point(2)  # before bytes that are written after it, which are not points
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -363,7 +363,7 @@ class Flag:
 
 
 class Pool:
-    """An executor of a process: at most so many tasks at once, the others queue."""
+    """An executor of a process: a limited number of tasks run, the others queue."""
 
     def __init__(self, schedule: Schedule, process: Process, threads_max: int) -> None:
         self._schedule = schedule

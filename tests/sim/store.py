@@ -1,4 +1,4 @@
-"""A store that fails in every way it is known to, under virtual time."""
+"""A store that fails in every known way, under virtual time."""
 
 from __future__ import annotations
 

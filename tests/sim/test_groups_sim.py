@@ -1,4 +1,4 @@
-"""Load that rises and falls over the shipped decision code (rows L1, L2, L4, L6, L18).
+"""Load that rises and falls over the shipped decision code.
 
 Conservation is checked by the node after every step: each request in exactly one lease, in order.
 """
@@ -38,12 +38,12 @@ def saturated(shards: int) -> Load:
 
 
 def targets(per_window: float) -> float:
-    """Bytes per second that bring so many targets in a window."""
+    """Bytes per second that fill this many targets in a window."""
     return per_window * TARGET / WINDOW_S
 
 
 def over_optimum(made: Node, duration_s: float) -> float:
-    """PUTs in the time to come, over what one stream for everything would make (row L18)."""
+    """PUTs in the coming time, over what a single stream would make."""
     since_ns, before_bytes = made.now_ns, made.accepted_bytes
     made.run(int(duration_s * S))
     rate = (made.accepted_bytes - before_bytes) / duration_s

@@ -55,7 +55,7 @@ def first_failure(*, owners_only: bool = False, from_seed: int = 1) -> Failure:
 
 
 @pytest.mark.slow
-def test_a_pull_behind_a_dead_holder_that_repairs_nothing_is_found_with_its_seed() -> None:
+def test_a_pull_after_a_dead_holder_that_repairs_nothing_is_found_with_its_seed() -> None:
     with patch.object(Puller, "_repair", lambda *_: None):
         failure = first_failure()
     assert "again: make sim SEED=" in str(failure)
@@ -75,7 +75,7 @@ def test_a_lease_that_is_done_before_its_words_moved_is_found() -> None:
 
     with patch.object(upload.Uploads, "_finish", finished_first):
         failure = first_failure()
-    assert "done behind" in str(failure) or "leaves a gap or overlaps" in str(failure)
+    assert "done after" in str(failure) or "leaves a gap or overlaps" in str(failure)
 
 
 @pytest.mark.slow

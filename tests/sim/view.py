@@ -1,4 +1,4 @@
-"""Shared memory as one simulated process maps it: each store is a point where it may end."""
+"""Shared memory as one simulated process maps it: at each store the process may end."""
 
 from __future__ import annotations
 
