@@ -1,15 +1,15 @@
-"""The configuration: one table of typed fields, and how a Config comes of it.
+"""The configuration: one table of typed fields, and how a Config is loaded.
 
 A *key* is a field's name. Its value comes from the highest of four *layers* that has one: flags
 and ``--set KEY=VALUE``, the environment (``HEADGATE_<KEY>``), the TOML file, the default. The
-*origin* says which, for ``headgate config show --origin`` and for every refusal. A *derived*
-default follows from other keys (windows from the kind of store, the store from the folder).
+*origin* says which layer, for ``headgate config show --origin`` and for every message. A *derived*
+default depends on other keys (windows on the kind of store, the store on the data directory).
 
-All problems are found before anything is refused, and a refusal names key, value, limit and
-origin. Environment names that are no key (HEADGATE_URL, HEADGATE_MINIO) are ignored, for they
-belong to other programs; unknown keys anywhere else are refused.
+``load`` reports all problems together, each with key, value, limit and origin. It refuses unknown
+keys, but ignores names in the environment that are not keys (HEADGATE_URL, HEADGATE_MINIO), because
+they belong to other programs.
 
-A Config is immutable and carries what it was made of, so that SIGHUP can make it again. This
+A Config is immutable and carries what it was loaded from, so that SIGHUP can load it again. This
 module starts nothing and applies nothing; the supervisor does.
 """
 
@@ -46,13 +46,13 @@ from daemon.intake.formats.limits import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from ledger.dedupe import DedupeLimits
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-RING_FACTOR = 4  # a ring holds 4 objects or 4 bodies, or a pull would wait for the write it blocks
-SHARDS_MAX = 512  # the largest machines have that many hardware threads
+RING_FACTOR = 4  # a ring holds 4 objects or 4 bodies; else a pull may wait for a write it blocks
+SHARDS_MAX = 512  # the largest machines have this many hardware threads
 ENVIRONMENT_PREFIX = "HEADGATE_"
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used. ``problems`` are whole sentences, one each."""
+    """The configuration cannot be used. ``problems`` are sentences."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -60,7 +60,7 @@ class ConfigError(ValueError):
 
 
 class Override(msgspec.Struct, frozen=True):
-    """One KEY=VALUE from the command line; ``origin`` is how the user wrote it."""
+    """One KEY=VALUE of the command line; ``origin`` is the option that was used."""
 
     key: str
     value: str
@@ -68,9 +68,9 @@ class Override(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon runs with. Bytes, milliseconds and dollars as the names say.
+    """What the daemon runs with. Names end in their units.
 
-    The last three fields are no keys: where each value came from, and what to load again.
+    The last three fields are not keys: where each value came from, and what to load again.
     """
 
     listen: str
@@ -125,7 +125,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Derived(NamedTuple):
-    """A default that follows from the values known so far; ``text`` says how."""
+    """A default that depends on the values known so far; ``text`` says how."""
 
     text: str
     of: Callable[[Mapping[str, Any]], object]
@@ -171,107 +171,108 @@ def _window_max(values: Mapping[str, Any]) -> float:
 
 def _no_budget_yet(value: object) -> None:
     if value is not None:
-        raise ValueError("is not supported yet: the window does not follow a budget; leave it out")
+        raise ValueError("must be left out, because a budget is not supported yet")
 
 
 def _whole_pages(value: object) -> None:
     between(64 * KIB, 64 * GIB, size_text).test(value)
     if isinstance(value, int) and value % 4096:
-        raise ValueError("is no multiple of 4096: a ring is made of whole memory pages")
+        raise ValueError("must be a multiple of 4096, the size of a memory page")
 
 
 FIELDS: tuple[Field, ...] = (
     Field("listen", ADDRESS, "127.0.0.1:7440", "",
-          "where producers and readers connect; every shard listens there; port 0 takes a free one,"
-          " which the log names"),
+          "where producers and readers connect; every shard listens there; port 0 takes a free"
+          " port, which the log names"),
     Field("data_dir", FOLDER, "./headgate-data", "",
-          "the ledger, locks and, on the embedded store, the objects; relative to the working"
-          " folder of the daemon"),
+          "holds the ledger, locks and, with the embedded store, the objects; relative to the"
+          " working directory of the daemon"),
     Field("store_url", STORE_URL, Derived("`file://<data_dir>/store`", _store), "",
-          "where objects go: `s3://BUCKET/PREFIX`, or `file:///FOLDER` on this machine"),
+          "where objects are stored: `s3://BUCKET/PREFIX`, or `file:///FOLDER` on this machine"),
     Field("s3_endpoint_url", optional(ENDPOINT_URL), None, "",
-          "an S3 that is not Amazon's, e.g. MinIO; credentials come from boto3's own chain"),
+          "an S3 server other than Amazon's, such as MinIO; boto3 finds the credentials"),
     Field("s3_region", optional(TEXT), None, "",
-          "the bucket's region; without it boto3's own chain decides"),
+          "the bucket's region; by default boto3 decides"),
     Field("shards", COUNT, Derived("one per CPU that the process may use", _cpus), "processes",
-          "each is pinned to one CPU; more than CPUs is allowed, they then share",
+          "each is pinned to one CPU; if there are more shards than CPUs, they share CPUs",
           check=between(1, SHARDS_MAX)),
     Field("ring_bytes", BYTES, 64 * MIB, "bytes",
-          "memory of each shard for requests that wait and for the newest records; at least 4 x"
+          "memory of each shard for waiting requests and the newest records; at least 4 x"
           " `object_bytes_target` and 4 x `body_bytes_max`",
           check=Check("64KiB to 64GiB, whole pages of 4096", _whole_pages)),
     Field("object_bytes_target", BYTES, 4 * MIB, "bytes",
-          "an upload starts when a group has this much waiting; 8MiB is the other sensible value",
+          "an upload starts when this much waits in a group; 8MiB is the other sensible value",
           check=between(4 * KIB, 1 * GIB, size_text)),
     Field("commit_window_min_ms", NUMBER, Derived("200 on S3, 0.5 embedded", _window_min),
           "milliseconds",
-          "how long a request may wait for company before its group uploads; a request after an"
-          " idle window goes at once", reloadable=True, check=above_zero(60_000)),
+          "how long a request may wait for other requests before its group uploads; after an idle"
+          " window, a request is uploaded immediately", reloadable=True, check=above_zero(60_000)),
     Field("commit_window_max_ms", NUMBER, Derived("1000 on S3, 10 embedded", _window_max),
-          "milliseconds", "how far the window may grow under pressure",
+          "milliseconds", "the longest window under pressure",
           reloadable=True, check=above_zero(60_000)),
     Field("uploads_in_flight_max", COUNT, 4, "uploads",
-          "objects that one shard uploads at the same time; each holds a lease slot",
+          "objects that one shard uploads simultaneously; each holds a lease slot",
           check=between(1, 64)),
     Field("put_budget_usd_per_month", optional(NUMBER), None, "US dollars",
-          "a ceiling for the bill of PUT requests, held by a longer window; not supported yet, a"
-          " value is refused", check=Check("must be absent", _no_budget_yet)),
+          "a ceiling for the cost of PUT requests; not supported yet, so a value is refused",
+          check=Check("must be absent", _no_budget_yet)),
     Field("hedge_puts", SWITCH, "false", "",
-          "a PUT that is slower than the recent 99th percentile is sent a second time, and the"
-          " first success counts; both are billed, at most 1 in 50 on average; S3 only"),
+          "S3 only: send a PUT that is slower than the recent 99th percentile again and take the"
+          " first success; both are billed, and at most 1 in 50 PUTs is sent twice on average"),
     Field("lake_url", STORE_URL, Derived("`<store_url>/lake`", _lake), "",
-          "where compaction writes the tables; a store that the daemon's credentials open too"),
+          "where compaction writes the tables; the daemon's credentials must allow access"),
     Field("catalog_uri", TEXT, Derived("`sqlite:///<data_dir>/catalog.db`", _catalog), "",
-          "the Iceberg catalog: an SQL database by its SQLAlchemy address, or a REST catalog by its"
-          " http(s) address"),
+          "the Iceberg catalog: the SQLAlchemy URL of an SQL database, or the http(s) URL of a REST"
+          " catalog"),
     Field("catalog_name", optional(TEXT), None, "",
-          "a catalog as pyiceberg's own configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`)"
-          " names it, with all its properties; it goes before `catalog_uri`"),
+          "the name of a catalog in pyiceberg's own configuration (`.pyiceberg.yaml`,"
+          " `PYICEBERG_CATALOG__...`), with all its properties; overrides `catalog_uri`"),
     Field("compact_run_bytes", BYTES, 512 * MIB, "bytes",
-          "how much of L0 one task of a compaction holds in memory; more gives larger files",
+          "bytes of L0 that one compaction task holds in memory; more makes larger files",
           check=between(1 * MIB, 64 * GIB, size_text)),
     Field("snapshot_keep_ms", COUNT, 86_400_000, "milliseconds",
-          "a table's former snapshots are kept this long for readers; the newest always",
+          "how long old snapshots of a table are kept for readers; the newest is always kept",
           check=between(0, 3650 * 86_400_000)),
     Field("gc_grace_ms", COUNT, 3_600_000, "milliseconds",
-          "an object that nothing needs any more is kept this long before `gc` deletes it",
+          "how long an object that nothing needs any more is kept before `gc` deletes it",
           check=between(0, 366 * 86_400_000)),
     Field("dedupe_window_ms", COUNT, 120_000, "milliseconds",
-          "a request with an idempotency key is known for at least this long after it was stored",
+          "a request with an idempotency key is remembered at least this long after it was stored",
           check=between(1_000, 30 * 86_400_000)),
     Field("dedupe_entries_max", COUNT, 1_000_000, "entries",
-          "most idempotency keys that are known, 300 bytes of ledger each; more within a window"
-          " shorten it, and the alarm `dedupe_window_short` says so",
+          "most idempotency keys that are remembered, at 300 bytes of ledger each; more keys"
+          " shorten the window, and the alarm `dedupe_window_short` is raised",
           check=between(1_000, 1_000_000_000)),
     Field("retention_interval_ms", COUNT, 5_000, "milliseconds",
-          "how often topics with a cap or a time to live are looked at; what is over a limit goes"
-          " that much later at most", reloadable=True, check=between(100, 3_600_000)),
+          "how often caps and times to live are enforced", reloadable=True,
+          check=between(100, 3_600_000)),
     Field("body_bytes_max", BYTES, 16 * MIB, "bytes",
-          "largest body of a request, also after decompression; above it: 413",
+          "largest body of a request, before and after decompression; a larger one gets 413",
           check=between(1 * KIB, 1 * GIB, size_text)),
     Field("record_bytes_max", BYTES, 1 * MIB, "bytes",
-          "largest record in a request; above it: 413", check=between(1, 1 * GIB, size_text)),
+          "largest record in a request; a larger one gets 413",
+          check=between(1, 1 * GIB, size_text)),
     Field("records_max", COUNT, 10_000, "records",
-          "most records in a request; above it: 413", check=between(1, 1_000_000)),
+          "most records in a request; more get 413", check=between(1, 1_000_000)),
     Field("ack_timeout_ms", COUNT, 20_000, "milliseconds",
-          "how long a request waits for its acknowledgment; then it is taken back and answered 503,"
-          " or its connection is closed if its object is on the way; a request may say another",
+          "how long a request waits for its acknowledgment; then it is withdrawn and gets 503, or"
+          " its connection is closed if its upload has begun; a request may set its own",
           check=between(ACK_TIMEOUT_MS_MIN, ACK_TIMEOUT_MS_MAX)),
     Field("store_down_not_ready_ms", COUNT, 30_000, "milliseconds",
-          "`/readyz` answers 503 once the store, the ledger or their disk has failed for this long;"
-          " new requests are refused after 2 s",
+          "`/readyz` answers 503 when the store, the ledger or their disk has failed for this long;"
+          " new requests are refused after 2 s of failure",
           check=between(0, 86_400_000)),
     Field("log_level", one_of("debug", "info", "warning", "error"), "info", "",
-          "the least important lines that are still written", reloadable=True),
+          "the least severe lines that are written", reloadable=True),
     Field("log_format", one_of("text", "json"), "text", "",
-          "lines for people, or one JSON object a line for programs"),
+          "lines for people, or one JSON object per line for programs"),
 )  # fmt: skip
 KEYS: tuple[str, ...] = tuple(field.name for field in FIELDS)
 _BY_NAME: Mapping[str, Field] = {field.name: field for field in FIELDS}
 
 
 class _Given(NamedTuple):
-    """A value as somebody wrote it, and where."""
+    """A value as it was written, and where."""
 
     value: object
     origin: str
@@ -280,9 +281,9 @@ class _Given(NamedTuple):
 def load(
     config_file: str | None, environ: Mapping[str, str], overrides: Sequence[Override] = ()
 ) -> Config:
-    """The configuration from all layers; of several overrides of a key the last one counts.
+    """Loads the configuration from all layers; the last of several overrides of a key counts.
 
-    Raises ConfigError with every problem that was found.
+    Raises ConfigError with all problems.
     """
     problems: list[str] = []
     given: dict[str, _Given] = {}
@@ -300,7 +301,7 @@ def load(
         try:
             explicit[key] = _read(_BY_NAME[key], written.value)
         except ValueError as error:
-            problems.append(f"{key} = {written.value!r} ({written.origin}) {error}")
+            problems.append(f"{key} {error}, got {written.value!r} ({written.origin})")
     if problems:
         raise ConfigError(problems)
     values = _with_defaults(explicit)
@@ -310,12 +311,12 @@ def load(
 
 
 def load_again(config: Config, environ: Mapping[str, str]) -> Config:
-    """What ``load`` gives now for the same file and overrides. Raises ConfigError."""
+    """Loads the same file and overrides again. Raises ConfigError."""
     return load(config.config_file, environ, config.overrides)
 
 
 class Reload(msgspec.Struct, frozen=True):
-    """``config`` holds from now on; ``applied`` keys changed, ``needs_restart`` keys did not."""
+    """``config`` is in force now. ``applied`` keys changed; ``needs_restart`` keys did not."""
 
     config: Config
     applied: tuple[str, ...]
@@ -325,8 +326,8 @@ class Reload(msgspec.Struct, frozen=True):
 def reload(old: Config, new: Config) -> Reload:
     """Takes the reloadable keys from ``new`` and keeps the others of ``old``.
 
-    Defaults are derived again from what is kept: a store that needs a restart does not bring its
-    windows before it comes itself. A default that follows such a key is not reported beside it.
+    Derived defaults follow the values that are kept: a new store, which needs a restart, does not
+    change the windows before that restart. A default derived from such a key is not reported.
     """
     needs_restart = []
     kept: dict[str, Any] = {}
@@ -349,7 +350,7 @@ def reload(old: Config, new: Config) -> Reload:
 
 
 def suggestion(key: str) -> str:
-    """The end of a sentence that names the key that was probably meant."""
+    """The end of a sentence: which key was probably meant."""
     near = difflib.get_close_matches(key.lower().replace("-", "_"), KEYS, n=1, cutoff=0.5)
     containing = [known for known in KEYS if len(key) > 3 and key.lower() in known]
     if near or containing:
@@ -365,14 +366,14 @@ def _read_file(path: str) -> dict[str, Any]:
         reason = error.strerror or str(error)
         raise ConfigError([f"the configuration file {path} cannot be read: {reason}"]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([f"the configuration file {path} is no TOML: {error}"]) from error
+        raise ConfigError([f"the configuration file {path} is not valid TOML: {error}"]) from error
 
 
 def _take(given: dict[str, _Given], key: str, value: _Given, problems: list[str]) -> None:
     if key in _BY_NAME:
         given[key] = value
     else:
-        problems.append(f"{key!r} ({value.origin}) is no key{suggestion(key)}")
+        problems.append(f"{key!r} ({value.origin}) is not a configuration key{suggestion(key)}")
 
 
 def _read(field: Field, value: object) -> object:
@@ -383,7 +384,7 @@ def _read(field: Field, value: object) -> object:
 
 
 def _with_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
-    """All keys' values. Derived defaults see explicit values and, of defaults, earlier rows."""
+    """The values of all keys. A derived default sees explicit values and the defaults before it."""
     values = dict(explicit)
     for field in FIELDS:
         if field.name not in values:
@@ -398,8 +399,8 @@ def _with_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
 def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     ring_bytes = values["ring_bytes"]
     problems = [
-        f"ring_bytes = {size_text(ring_bytes)} ({origins['ring_bytes']}) is less than"
-        f" {RING_FACTOR} x {key} = {size_text(values[key])} ({origins[key]}): raise"
+        f"ring_bytes must be at least {RING_FACTOR} x {key} ({size_text(values[key])},"
+        f" {origins[key]}), got {size_text(ring_bytes)} ({origins['ring_bytes']}): raise"
         f" ring_bytes to {size_text(RING_FACTOR * values[key])} or lower {key} to"
         f" {size_text(ring_bytes // RING_FACTOR)}"
         for key in ("object_bytes_target", "body_bytes_max")
@@ -407,14 +408,14 @@ def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> N
     ]
     if values["hedge_puts"] and not values["store_url"].startswith("s3://"):
         problems.append(
-            f"hedge_puts = true ({origins['hedge_puts']}) is for S3: a second write to the disk"
-            " that holds up the first one is no faster; leave it out"
+            f"hedge_puts must be false for a file:// store, got true ({origins['hedge_puts']}): a"
+            " second write to the same disk is not faster"
         )
     low, high = values["commit_window_min_ms"], values["commit_window_max_ms"]
     if low > high:
         problems.append(
-            f"commit_window_min_ms = {low:g} ({origins['commit_window_min_ms']}) is more than"
-            f" commit_window_max_ms = {high:g} ({origins['commit_window_max_ms']})"
+            f"commit_window_min_ms must be at most commit_window_max_ms ({high:g},"
+            f" {origins['commit_window_max_ms']}), got {low:g} ({origins['commit_window_min_ms']})"
         )
     if problems:
         raise ConfigError(problems)

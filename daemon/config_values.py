@@ -1,13 +1,13 @@
-"""How one configured value is read: a TOML value or a text in, a typed value or a sentence out.
+"""Reads one configured value: from TOML or text to a typed value.
 
-A *value type* reads; a *check* limits what was read. Both raise ValueError with the end of a
-sentence ("is no whole number"); daemon/config.py puts key, value and origin in front of it.
+A *value type* reads a value; a *check* limits it. Both raise ValueError with what the value must
+be ("must be an integer"); daemon/config.py adds key, value and origin.
 
-Sizes are integers in bytes or texts with a binary suffix: ``64MiB``, ``64M`` and 67108864 are the
-same. ``MB`` is refused, because half of its readers mean something else. Durations are plain
-numbers in the unit that the key's name ends in.
+Sizes are integers in bytes or text with a binary suffix: ``64MiB``, ``64M`` and 67108864 are the
+same. ``MB`` is refused, because people disagree on its meaning. Durations are plain numbers in the
+unit at the end of the key's name.
 
-This module knows no key, reads no file and no environment.
+This module knows no keys and reads neither files nor the environment.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
 
 class ValueType(NamedTuple):
-    """``name`` is what the documentation calls it; ``read`` raises ValueError."""
+    """``name`` is for the documentation; ``read`` raises ValueError."""
 
     name: str
     read: Callable[[object], object]
 
 
 class Check(NamedTuple):
-    """``text`` is the limit in the documentation; ``test`` raises ValueError."""
+    """``text`` is the limit for the documentation; ``test`` raises ValueError."""
 
     text: str
     test: Callable[[object], None]
 
 
 def size_text(count: int) -> str:
-    """Bytes as a configuration takes them: the largest binary unit that divides them."""
+    """Bytes as a configuration takes them, in the largest binary unit that divides them."""
     for suffix, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count and count % factor == 0:
             return f"{count // factor}{suffix}"
@@ -50,21 +50,21 @@ def size_text(count: int) -> str:
 def read_text(value: object) -> str:
     """One line that is not empty."""
     if not isinstance(value, str):
-        raise ValueError("is no text")
+        raise ValueError("must be text")
     if not value.strip():
-        raise ValueError("is empty")
+        raise ValueError("must not be empty")
     if "\0" in value or "\n" in value:
-        raise ValueError("contains a line break or a zero byte")
+        raise ValueError("must not contain a line break or a zero byte")
     return value
 
 
 def read_count(value: object) -> int:
-    """A whole number."""
+    """An integer."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", value.strip()):
         return int(value)
-    raise ValueError("is no whole number")
+    raise ValueError("must be an integer")
 
 
 def read_number(value: object) -> float:
@@ -74,9 +74,9 @@ def read_number(value: object) -> float:
             raise ValueError
         number = float(value)
     except (ValueError, OverflowError):
-        raise ValueError("is no number") from None
+        raise ValueError("must be a number") from None
     if not math.isfinite(number):
-        raise ValueError("is no finite number")
+        raise ValueError("must be a finite number")
     return number
 
 
@@ -90,20 +90,20 @@ def read_switch(value: object) -> bool:
 
 
 def read_size(value: object) -> int:
-    """Bytes, from a number or a text with a binary suffix."""
+    """Bytes, from a number or text with a binary suffix."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError("is no size: write bytes as a number, or a text like 64MiB")
+        raise ValueError("must be a size (a number of bytes, or text like 64MiB)")
     size = float(match[1]) * SIZE_FACTOR[(match[2] or "").upper()]
     if not math.isfinite(size) or size != int(size):
-        raise ValueError("is no whole number of bytes")
+        raise ValueError("must be a whole number of bytes")
     return int(size)
 
 
 def read_path(value: object) -> str:
-    """Absolute, so that every process means the same folder wherever it stands."""
+    """An absolute path, so that every process means the same folder."""
     return os.path.abspath(os.path.expanduser(read_text(value)))
 
 
@@ -112,23 +112,23 @@ def read_address(value: object) -> str:
     text = read_text(value)
     host, colon, port = text.rpartition(":")
     if not colon or not HOST.fullmatch(host):
-        raise ValueError("is no HOST:PORT, like 127.0.0.1:7440 or [::1]:7440")
+        raise ValueError("must be HOST:PORT, like 127.0.0.1:7440 or [::1]:7440")
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 <= int(port) <= 65535:
-        raise ValueError(f"has the port {port!r}; a port is a number, 0 (any free one) to 65535")
+        raise ValueError("must have a port from 0 (any free one) to 65535")
     return text
 
 
 def read_store_url(value: object) -> str:
-    """The URL of a store; whether it can be used is for the store to say."""
+    """The URL of a store. Whether the store works is not checked here."""
     text = read_text(value)
     scheme, _, rest = text.partition("://")
     if "?" in rest or "#" in rest:
-        raise ValueError("has a query or a fragment; write them as %3F and %23 in a file's name")
+        raise ValueError("must not have a query or a fragment (in a path, write %3F and %23)")
     if scheme == "file" and rest.startswith("/") and rest.strip("/"):
         return text
     if scheme == "s3" and BUCKET.fullmatch(rest.partition("/")[0]):
         return text
-    raise ValueError("is no store: write s3://BUCKET/PREFIX or file:///ABSOLUTE/FOLDER")
+    raise ValueError("must be s3://BUCKET/PREFIX or file:///ABSOLUTE/FOLDER")
 
 
 def read_endpoint_url(value: object) -> str:
@@ -140,24 +140,25 @@ def read_endpoint_url(value: object) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise ValueError("is no URL of an S3 endpoint, like http://127.0.0.1:9000")
+        raise ValueError("must be the URL of an S3 endpoint, like http://127.0.0.1:9000")
     return text
 
 
 def one_of(*choices: str) -> ValueType:
-    """A text out of ``choices``, in small letters."""
+    """One of ``choices``, in lower case."""
+    name = " or ".join((", ".join(choices[:-1]), choices[-1]))
 
     def read(value: object) -> str:
         text = read_text(value).lower()
         if text not in choices:
-            raise ValueError(f"is none of {', '.join(choices)}")
+            raise ValueError(f"must be {name}")
         return text
 
-    return ValueType(" or ".join((", ".join(choices[:-1]), choices[-1])), read)
+    return ValueType(name, read)
 
 
 def optional(kind: ValueType) -> ValueType:
-    """An empty text stands for nothing, so that a later layer can take an earlier value back."""
+    """Empty text means no value, so that a later layer can remove the value of an earlier one."""
     return ValueType(kind.name, lambda value: None if value == "" else kind.read(value))
 
 
@@ -167,7 +168,7 @@ def between(low: float, high: float, show: Callable[[int], str] = str) -> Check:
     def test(value: object) -> None:
         if isinstance(value, int | float) and not low <= value <= high:
             bound = f"at least {show(int(low))}" if value < low else f"at most {show(int(high))}"
-            raise ValueError(f"is out of range: {bound} is allowed")
+            raise ValueError(f"must be {bound}")
 
     return Check(f"{show(int(low))} to {show(int(high))}", test)
 
@@ -177,13 +178,13 @@ def above_zero(high: float) -> Check:
 
     def test(value: object) -> None:
         if isinstance(value, int | float) and not 0 < value <= high:
-            raise ValueError(f"is out of range: more than 0 and at most {high:g} is allowed")
+            raise ValueError(f"must be above 0 and at most {high:g}")
 
     return Check(f"above 0, to {high:g}", test)
 
 
 TEXT = ValueType("text", read_text)
-COUNT = ValueType("whole number", read_count)
+COUNT = ValueType("integer", read_count)
 NUMBER = ValueType("number", read_number)
 BYTES = ValueType("size", read_size)
 SWITCH = ValueType("true or false", read_switch)

@@ -123,22 +123,25 @@ def test_a_host_that_does_not_exist_is_said(data: Path) -> None:
 def test_a_wrong_value_is_named_with_its_key_and_origin(data: Path) -> None:
     code, said = serve("--data", str(data), "--set", "ring_bytes=1MiB", "--set", "records_max=no")
     assert code == 2
-    assert "records_max = 'no' (--set) is no whole number" in said
+    assert "records_max must be an integer, got 'no' (--set)" in said
     assert not data.exists()
 
 
 def test_values_that_do_not_fit_each_other_are_named_together(data: Path) -> None:
     code, said = serve("--data", str(data), "--set", "ring_bytes=1MiB")
     assert code == 2
-    assert "ring_bytes = 1MiB (--set) is less than 4 x object_bytes_target = 4MiB (default)" in said
+    assert (
+        "ring_bytes must be at least 4 x object_bytes_target (4MiB, default), got 1MiB (--set)"
+        in said
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("shard = 3\n", "'shard' (file {file}) is no key; did you mean shards?"),
-        ("shards = 0\n", "shards = 0 (file {file})"),
-        ("shards = = 3\n", "the configuration file {file} is no TOML"),
+        ("shard = 3\n", "'shard' (file {file}) is not a configuration key; did you mean shards?"),
+        ("shards = 0\n", "shards must be at least 1, got 0 (file {file})"),
+        ("shards = = 3\n", "the configuration file {file} is not valid TOML"),
         (None, "the configuration file {file} cannot be read: No such file or directory"),
     ],
 )

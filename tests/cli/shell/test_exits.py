@@ -58,5 +58,5 @@ def test_a_wrong_configuration_names_key_value_and_origin() -> None:
     result = CliRunner().invoke(
         cli.headgate, ["serve", "--set", "log_level=loud"], env={"HEADGATE_SHARDS": "0"}
     )
-    assert "log_level = 'loud' (--set)" in result.stderr
-    assert "shards = '0' (environment HEADGATE_SHARDS)" in result.stderr
+    assert "log_level must be debug, info, warning or error, got 'loud' (--set)" in result.stderr
+    assert "shards must be at least 1, got '0' (environment HEADGATE_SHARDS)" in result.stderr
