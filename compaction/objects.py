@@ -1,13 +1,12 @@
-"""Reads the planned extents of L0 objects: each object once, verified, damage named.
+"""Reads the planned extents of L0 objects, each object once, and verifies them.
 
-An object is read whole by one request, unless much of it is not needed; then the needed extents
-are read by ranges. What can be another time (503, a lost connection) is tried again; what stays
-so fails the task, for the store is to blame. What a read on a new
-connection cannot mend (an object that is missing, torn, foreign) is a *hole*: extents with a
-reason, while the rest goes on. A footer that is damaged or names another lease makes holes of the
-whole object; an extent whose bytes do not have the ledger's checksum is one by itself.
+An object is read whole with one request, or by ranges if much of it is not needed. Errors that may
+pass (503, a lost connection) are retried; if they stay, the task fails, because the store is at
+fault. An object that is missing, torn, or foreign, also when read on a new connection, is a *hole*:
+its extents come with the reason, and the other objects are read. A footer that is damaged or names
+another lease makes the whole object a hole; an extent with a wrong checksum is a hole of its own.
 
-Nothing is decoded here beyond the footer.
+Only the footer is decoded here.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ from functools import partial
 from msgspec import Struct
 
 from compaction.place import Place
+from ledger.types import Extent
 from shards.checksum import crc32c
+from shards.frame import Buffer
 from uploader.l0 import L0Error, object_key, read_footer
 from uploader.stores.base import ObjectMissing, ObjectStore, StoreError, StoreRefused
 from uploader.stores.counted import CountedStore
@@ -31,18 +32,18 @@ from uploader.stores.retrying import RetryingStore
 from uploader.stores.verified import verified
 
 THREADS = 4
-AHEAD = 8  # objects that are read or wait to be taken, at most
+AHEAD = 8  # objects that are being read or wait to be taken, at most
 
-# An object is read by ranges where more than this of it would be read for nothing.
+# An object is read by ranges if more than this of it would be read for nothing.
 WASTE_SHARE_MAX = 0.05
-WASTE_BYTES_MIN = 64 * 1024  # and this is a footer's size; below it a request more costs more
+WASTE_BYTES_MIN = 64 * 1024  # a footer's size; below it another request costs more
 GAP_SHARE_MAX = 0.04  # of gaps between ranges that are read as one
 GAP_BYTES_MAX = 16 * 1024
 
 
 class TaskExtent(Struct, frozen=True, array_like=True, gc=False):
-    """An extent as a task needs it: of the group that it will be written in, its place in the
-    object, and the offsets that the ledger gave it."""
+    """The ledger's extent, as far as a task needs it. ``group`` says what it is read for: the file
+    group of a compaction, the topic's id for other readers."""
 
     group: int
     partition: int
@@ -53,37 +54,55 @@ class TaskExtent(Struct, frozen=True, array_like=True, gc=False):
     crc32c: int
     voids: tuple[tuple[int, int], ...]
 
+    @staticmethod
+    def of(extent: Extent, group: int) -> TaskExtent:
+        return TaskExtent(
+            group, extent.partition, extent.first_offset, extent.last_offset,
+            extent.byte_start, extent.byte_length, extent.crc32c, extent.voids,
+        )  # fmt: skip
+
 
 class TaskObject(Struct, frozen=True, array_like=True):
-    """An object and its extents that are needed, in the order of their bytes. One that is
-    ``split`` is read by other tasks too: only what is needed of it here."""
+    """An object and those of its extents that are needed, in the order of their bytes. An object
+    that is ``shared`` is read by other tasks too, so only by ranges."""
 
     key: str
     locator: str
     size_bytes: int
     extents: tuple[TaskExtent, ...]
-    split: bool = False
+    shared: bool = False
 
 
-Extents = list[tuple[TaskExtent, memoryview | str]]
-"""Extents with their bytes, or with what is wrong with them"""
+class ExtentBytes(Struct, array_like=True, gc=False):
+    """An extent to decode: its offsets [first_offset, last_offset], its bytes, its object's key."""
+
+    partition: int
+    first_offset: int
+    last_offset: int
+    voids: tuple[tuple[int, int], ...]
+    data: Buffer
+    key: str
+
+
+Extents = list[tuple[TaskExtent, ExtentBytes | str]]
+"""Extents with their bytes, or with what is wrong with them."""
 
 
 class Fetched(Struct, frozen=True):
-    """An object's needed extents, each with its bytes or with the reason for a hole."""
+    """An object's extents, each with its bytes or with the reason for a hole."""
 
     key: str
-    extents: tuple[tuple[TaskExtent, memoryview | str], ...]
+    extents: Extents
     bytes_read: int
     requests: int
 
 
 class StoreFailed(Exception):
-    """The store did not answer for good; one sentence. The run fails, nothing is a hole."""
+    """The store failed, and not only for a moment. The run fails, and nothing is a hole."""
 
 
 def fetch_all(place: Place, objects: Sequence[TaskObject]) -> Iterator[Fetched]:
-    """The objects in their order, a few read ahead. Raises StoreFailed."""
+    """Reads objects in order, some of them ahead. Raises StoreFailed."""
     store = place.store()
     with ThreadPoolExecutor(THREADS, thread_name_prefix="headgate-get") as pool:
         waiting: deque[Future[Fetched]] = deque()
@@ -100,23 +119,23 @@ def fetch_all(place: Place, objects: Sequence[TaskObject]) -> Iterator[Fetched]:
 
 
 def fetch(store: ObjectStore, wanted: TaskObject) -> Fetched:
-    """One object. Raises StoreFailed."""
+    """Reads one object. Raises StoreFailed."""
     reads = _Reads(store, wanted)
     needed = sum(extent.byte_length for extent in wanted.extents)
     waste = wanted.size_bytes - needed
     try:
-        if wanted.split or waste > max(WASTE_BYTES_MIN, int(needed * WASTE_SHARE_MAX)):
+        if wanted.shared or waste > max(WASTE_BYTES_MIN, int(needed * WASTE_SHARE_MAX)):
             found = _by_ranges(reads, wanted)
         else:
             found = _whole(reads, wanted)
     except _Hole as hole:
         found = [(extent, str(hole)) for extent in wanted.extents]
-    return Fetched(wanted.key, tuple(found), reads.bytes, reads.requests)
+    return Fetched(wanted.key, found, reads.bytes, reads.requests)
 
 
 def ranges_of(extents: Iterable[TaskExtent]) -> list[tuple[int, int]]:
-    """Byte ranges [start, end) to read for extents in the order of their bytes; small gaps
-    between them are read too, within a share of what is needed."""
+    """Byte ranges [start, end) that cover the extents, which are in the order of their bytes.
+    Small gaps are read too, within a share of what is needed."""
     extents = tuple(extents)
     allowed = int(sum(extent.byte_length for extent in extents) * GAP_SHARE_MAX)
     found: list[tuple[int, int]] = []
@@ -137,7 +156,7 @@ class _Hole(Exception):
 
 
 class _Damaged(Exception):
-    """Extents of which some are not what they should be."""
+    """Some of the extents that were read are not what they should be."""
 
     def __init__(self, found: Extents) -> None:
         super().__init__(next(data for _, data in found if isinstance(data, str)))
@@ -162,7 +181,7 @@ class _Reads:
     def verified(
         self, check: Callable[[bytes], Extents], start: int = 0, length: int | None = None
     ) -> Extents:
-        """The extents in a range of the object; what stays wrong is told with them."""
+        """The extents in a range of the object, each with its bytes or with what stays wrong."""
 
         def read() -> Extents:
             found = check(self.get(start, length))
@@ -198,7 +217,7 @@ def _whole(reads: _Reads, wanted: TaskObject) -> Extents:
         problem = _object_problem(body, wanted)
         if problem:
             return [(extent, problem) for extent in wanted.extents]
-        return _checked(wanted.extents, 0, body)
+        return _checked(wanted.key, wanted.extents, 0, body)
 
     return reads.verified(check)
 
@@ -210,7 +229,7 @@ def _object_problem(body: bytes, wanted: TaskObject) -> str:
         name = object_key(read_footer(body, wanted.key).lease_id)
     except (L0Error, ValueError) as error:
         return f"damaged: {error}"
-    return "" if name == wanted.key else f"foreign: its footer says that it is {name}"
+    return "" if name == wanted.key else f"foreign: its footer names the object {name}"
 
 
 def _by_ranges(reads: _Reads, wanted: TaskObject) -> Extents:
@@ -220,20 +239,35 @@ def _by_ranges(reads: _Reads, wanted: TaskObject) -> Extents:
         of_range: list[TaskExtent] = []
         while left and left[0].byte_start + left[0].byte_length <= end:
             of_range.append(left.popleft())
-        found += reads.verified(partial(_checked, of_range, start), start, end - start)
+        found += reads.verified(partial(_checked, wanted.key, of_range, start), start, end - start)
     return found
 
 
-def _checked(extents: Sequence[TaskExtent], start: int, body: bytes) -> Extents:
-    """Extents in bytes that begin at ``start`` of the object."""
+def _checked(key: str, extents: Sequence[TaskExtent], start: int, body: bytes) -> Extents:
+    """The extents out of a range that begins at byte ``start`` of the object."""
     view = memoryview(body)
-    return [
-        (extent, _checked_one(extent, view[extent.byte_start - start :][: extent.byte_length]))
-        for extent in extents
-    ]
+    found: Extents = []
+    for extent in extents:
+        data = view[extent.byte_start - start :][: extent.byte_length]
+        problem = _extent_problem(extent, data)
+        found.append(
+            (
+                extent,
+                problem
+                or ExtentBytes(
+                    extent.partition,
+                    extent.first_offset,
+                    extent.last_offset,
+                    extent.voids,
+                    data,
+                    key,
+                ),
+            )
+        )
+    return found
 
 
-def _checked_one(extent: TaskExtent, data: memoryview) -> memoryview | str:
+def _extent_problem(extent: TaskExtent, data: memoryview) -> str:
     if len(data) != extent.byte_length:
         return f"torn: {len(data)} of the {extent.byte_length} bytes at {extent.byte_start}"
     found = crc32c(data)
@@ -242,4 +276,4 @@ def _checked_one(extent: TaskExtent, data: memoryview) -> memoryview | str:
             f"damaged: the {extent.byte_length} bytes at {extent.byte_start} have CRC32C"
             f" {found:08x}, the ledger says {extent.crc32c:08x}"
         )
-    return data
+    return ""

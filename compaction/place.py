@@ -93,10 +93,6 @@ class Place(Struct, frozen=True):
             raise ValueError(f"the location {location!r} is no {wanted}:// location")
         return path
 
-    def location_of(self, path: str) -> str:
-        """The inverse of path_of."""
-        return f"{self.lake.partition('://')[0]}://{path}"
-
     def _s3(self) -> pa_fs.FileSystem:
         import boto3  # 0.2 s, and a directory needs none of it
 

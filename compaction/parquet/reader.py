@@ -15,9 +15,7 @@ daemon that reads no L1 never pays. All calls block, and may be made from any th
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -50,7 +48,6 @@ class RowGroup(Struct, frozen=True):
     partition_max: int
     offset_min: int
     offset_max: int
-    timestamp_ms_min: int
     timestamp_ms_max: int
 
 
@@ -108,7 +105,7 @@ def _groups(metadata: Any) -> tuple[RowGroup, ...]:
             start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)
         ]
         bounds = [_bounds(group.column(column).statistics) for column in ranged]
-        (partition_min, partition_max), (offset_min, offset_max), (us_min, us_max) = bounds
+        (partition_min, partition_max), (offset_min, offset_max), (_, us_max) = bounds
         groups.append(
             RowGroup(
                 index,
@@ -120,7 +117,6 @@ def _groups(metadata: Any) -> tuple[RowGroup, ...]:
                 partition_max,
                 offset_min,
                 offset_max,
-                us_min // 1000,
                 us_max // 1000,
             )
         )
@@ -162,10 +158,8 @@ def opened(footer: Footer, window: Window) -> Any:
     )
 
 
-def decoded(
-    footer: Footer, group: RowGroup, window: Window, columns: Sequence[str] | None
-) -> pa.Table:
-    """Columns of a fetched row group, all for None. Raises LakeFileDamaged."""
+def decoded(footer: Footer, group: RowGroup, window: Window, columns: Sequence[str]) -> pa.Table:
+    """Columns of a fetched row group. Raises LakeFileDamaged."""
     import pyarrow as pa
 
     try:
@@ -184,42 +178,6 @@ def decoded(
 def undecodable(footer: Footer, group: RowGroup, problem: str) -> LakeFileDamaged:
     """The error of a row group whose bytes came and are no rows."""
     return LakeFileDamaged(footer.path, f"its row group {group.index} cannot be decoded: {problem}")
-
-
-def batches(
-    place: Place, path: str, size_bytes: int, partition: int, first_offset: int, last_offset: int
-) -> Iterator[pa.RecordBatch]:
-    """Rows of one partition with offsets [first_offset, last_offset] of one file, as it has them.
-
-    All columns of the table, a row group at a time at most, in order of offsets. Row groups whose
-    statistics say that they hold none are not fetched. Raises StoreError, ObjectMissing,
-    LakeFileDamaged.
-    """
-    footer = read_footer(place, path, size_bytes)
-    for group in footer.groups:
-        if not may_hold(group, partition, first_offset, last_offset):
-            continue
-        read = partial(_read_whole, footer, group)
-        table = verified(read, footer.reconnect, LakeFileDamaged, path)
-        rows = WholeRows(path, group.index, table)
-        for start, stop in rows.row_ranges.get(partition, ()):
-            low = bisect_left(rows.offsets, first_offset, start, stop)
-            high = bisect_left(rows.offsets, last_offset + 1, low, stop)
-            if low < high:
-                yield from table.slice(low, high - low).to_batches()
-
-
-def _read_whole(footer: Footer, group: RowGroup) -> pa.Table:
-    first, length = _whole(footer.metadata.row_group(group.index))
-    return decoded(footer, group, Window(footer.fetch(first, length), first), None)
-
-
-def _whole(group: Any) -> tuple[int, int]:
-    """(first byte, length) of all columns of a row group."""
-    chunks = [group.column(column) for column in range(group.num_columns)]
-    first = min(_start_of(chunk) for chunk in chunks)
-    end = max(_start_of(chunk) + chunk.total_compressed_size for chunk in chunks)
-    return first, end - first
 
 
 def may_hold(

@@ -24,10 +24,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from compaction.objects import ExtentBytes
 from compaction.parquet.typed_columns import TypedReader
 from compaction.tables.schema import TIMESTAMP, TIMESTAMP_MS_MIN, Column, arrow_schema
 from shards.checksum import crc32c
-from shards.frame import BATCH, BATCH_BYTES, CODEC_RECORDS, Buffer
+from shards.frame import BATCH, BATCH_BYTES, CODEC_RECORDS
 from uploader.l0 import L0Error
 from uploader.l0.records import TIMESTAMP_MS_MAX
 
@@ -58,17 +59,6 @@ class _Row(msgspec.Struct, array_like=True, gc=False):
 
 _decode_texts = msgspec.msgpack.Decoder(list[_TextRow]).decode
 _decode_rows = msgspec.msgpack.Decoder(list[_Row]).decode
-
-
-class ExtentBytes(msgspec.Struct, array_like=True, gc=False):
-    """An extent to decode: offsets [first_offset, last_offset], its bytes, its object's key."""
-
-    partition: int
-    first_offset: int
-    last_offset: int
-    voids: tuple[tuple[int, int], ...]
-    data: Buffer
-    key: str
 
 
 class TimesSetAside(msgspec.Struct, frozen=True, array_like=True):

@@ -22,6 +22,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ class WrittenFile(Struct, frozen=True):
     footer: bytes
 
 
+def day_text(day: int) -> str:
+    """A day since 1970 as YYYY-MM-DD."""
+    return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
+
+
 class FileNames(Struct, frozen=True):
     """What the files of one topic and task attempt are called: ``<run>-<task>-<n>.parquet`` below
     the table's ``location``. ``task`` is a number that no other attempt has."""
@@ -76,20 +82,6 @@ class FileNames(Struct, frozen=True):
         """The location of the attempt's file ``number``."""
         folder = f"{self.location}/data/timestamp_day={day_text(day)}"
         return f"{folder}/{self.run}-{self.task}-{number}.parquet"
-
-
-def day_text(day: int) -> str:
-    """A day since 1970 as YYYY-MM-DD, for years that ``datetime`` does not have too.
-
-    Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days.
-    """
-    era, of_era = divmod(day + 719_468, 146_097)
-    year_of_era = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
-    of_year = of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
-    shifted = (5 * of_year + 2) // 153
-    month = shifted + 3 if shifted < 10 else shifted - 9
-    year = year_of_era + era * 400 + (month <= 2)
-    return f"{year:04d}-{month:02d}-{of_year - (153 * shifted + 2) // 5 + 1:02d}"
 
 
 class Syncs:

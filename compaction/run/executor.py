@@ -28,8 +28,8 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from compaction.objects import TaskExtent, fetch_all
-from compaction.parquet.row_builder import ExtentBytes, TimesSetAside
+from compaction.objects import ExtentBytes, TaskExtent, fetch_all
+from compaction.parquet.row_builder import TimesSetAside
 from compaction.parquet.writer import Syncs, WrittenFile
 from compaction.place import Place
 from compaction.run.chunk_sort import by_key
@@ -179,18 +179,9 @@ class TaskWriter:
         self._syncs.close()
 
 
-class Chunk(Struct, frozen=True):
-    """Extents of one group on their way to its reducer."""
-
-    group: FileGroup
-    partition: int
-    first_offset: int
-    body: bytes
-
-
 def run_map_task(
     task: MapTask, shuffled: Sequence[FileGroup], writer: TaskWriter, setup: Setup, count: Count
-) -> Iterator[Chunk]:
+) -> Iterator[tuple[Key, bytes]]:
     """Reads the task's objects, yields what is shuffled, then writes its local groups."""
     local = {group.number: group for group in task.local}
     others = {group.number: group for group in shuffled}
@@ -201,16 +192,7 @@ def run_map_task(
                 group = local.get(extent.group) or others[extent.group]
                 writer.hole(group.topic, extent, fetched.key, data)
                 continue
-            extents.setdefault(extent.group, []).append(
-                ExtentBytes(
-                    extent.partition,
-                    extent.first_offset,
-                    extent.last_offset,
-                    extent.voids,
-                    data,
-                    fetched.key,
-                )
-            )
+            extents.setdefault(extent.group, []).append(data)
         writer.objects += 1
         writer.bytes_read += fetched.bytes_read
         writer.requests += fetched.requests
@@ -231,17 +213,25 @@ def chunk_bytes_for(reducers: int) -> int:
     return min(CHUNK_BYTES_MAX, GATHERED_BYTES_MAX // min(10 * reducers, 1000))
 
 
-def _chunks(group: FileGroup, extents: list[ExtentBytes], chunk_bytes: int) -> Iterator[Chunk]:
+def _chunks(
+    group: FileGroup, extents: list[ExtentBytes], chunk_bytes: int
+) -> Iterator[tuple[Key, bytes]]:
+    def chunk() -> tuple[Key, bytes]:
+        first = part[0]
+        return (group.reducer or 0, group.number, first.partition, first.first_offset), _encode(
+            part
+        )
+
     extents.sort(key=lambda extent: (extent.partition, extent.first_offset))
     part: list[ExtentBytes] = []
     size = 0
     for extent in extents:
         if part and size + len(extent.data) > chunk_bytes:
-            yield Chunk(group, part[0].partition, part[0].first_offset, _encode(part))
+            yield chunk()
             part, size = [], 0
         part.append(extent)
         size += len(extent.data)
-    yield Chunk(group, part[0].partition, part[0].first_offset, _encode(part))
+    yield chunk()
 
 
 class MapFunction:
@@ -261,10 +251,7 @@ class MapFunction:
             _keep_memory()
             task = _decode_task(each)
             with closing(TaskWriter(self._setup, _attempt())) as writer:
-                for chunk in run_map_task(task, self._shuffled, writer, self._setup, self._count):
-                    group = chunk.group
-                    key = (group.reducer or 0, group.number, chunk.partition, chunk.first_offset)
-                    yield key, chunk.body
+                yield from run_map_task(task, self._shuffled, writer, self._setup, self._count)
                 for report in writer.reports():
                     yield (task.number % self._reducers, REPORT, 0, 0), _encode(report)
 

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from compaction.parquet.row_builder import ExtentBytes, RowBuilder, TimesSetAside
+from compaction.objects import ExtentBytes
+from compaction.parquet.row_builder import RowBuilder, TimesSetAside
 from compaction.parquet.writer import (
     ROW_GROUP_BYTES,
     ROW_GROUP_ROWS,

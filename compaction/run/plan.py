@@ -246,17 +246,11 @@ def _task_object(
         each.locator,
         each.size_bytes,
         tuple(
-            TaskExtent(
+            TaskExtent.of(
+                e,
                 of_run[e.topic_id]
                 if e.topic_id in of_run
                 else cuts[e.topic_id][e.partition, e.first_offset],
-                e.partition,
-                e.first_offset,
-                e.last_offset,
-                e.byte_start,
-                e.byte_length,
-                e.crc32c,
-                e.voids,
             )
             for e in sorted(extents, key=lambda e: e.byte_start)
         ),

@@ -24,11 +24,11 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from compaction.objects import StoreFailed, TaskExtent, fetch_all
+from compaction.objects import ExtentBytes, StoreFailed, TaskExtent, fetch_all
 from compaction.parquet.file_bytes import LakeFileDamaged
 from compaction.parquet.merge import EVER_MS, NeedFooter, NeedRows, RowRange, merged
 from compaction.parquet.reader import Footer, read_footer, read_rows
-from compaction.parquet.row_builder import ExtentBytes, RowBuilder
+from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.rows import Rows
 from compaction.place import Place
 from compaction.source.errors import DataLoss, SourceError, TopicRecreated
@@ -172,7 +172,7 @@ class Reader:
                         if is_whole
                         else RowBuilder()
                     )
-                    problem = _add(builder, extent, data, fetched.key)
+                    problem = _add(builder, data)
                     if problem or not is_whole:
                         # What was read before it comes before it.
                         yield from _flushed(task, builders)
@@ -303,21 +303,12 @@ def _length(extent: TaskExtent) -> int:
     return extent.last_offset + 1 - extent.first_offset
 
 
-def _add(builder: RowBuilder, extent: TaskExtent, data: memoryview | str, key: str) -> str:
-    """Adds an extent to a builder; the answer is what is wrong with it, empty when nothing is."""
+def _add(builder: RowBuilder, data: ExtentBytes | str) -> str:
+    """Adds an extent to a builder. Returns what is wrong with the extent, or an empty string."""
     if isinstance(data, str):
         return data
     try:
-        builder.add(
-            ExtentBytes(
-                partition=extent.partition,
-                first_offset=extent.first_offset,
-                last_offset=extent.last_offset,
-                voids=extent.voids,
-                data=data,
-                key=key,
-            )
-        )
+        builder.add(data)
     except L0Error as error:
         return str(error)
     return ""

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from compaction.place import Place
 from compaction.tables.errors import LakeUnusable
-from compaction.tables.names import NAMESPACE
+from ledger.table_names import NAMESPACE
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

@@ -27,7 +27,7 @@ from compaction.tables.errors import (
     TableDamaged,
     TableRefused,
 )
-from compaction.tables.names import NAMESPACE
+from ledger.table_names import NAMESPACE
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

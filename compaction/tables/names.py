@@ -12,19 +12,10 @@ import re
 from ledger.table_names import NAMESPACE
 from ledger.types import Topic
 
-__all__ = [
-    "NAMESPACE",
-    "day_of_file",
-    "former_name",
-    "identifier_of",
-    "run_of_file",
-    "table_location",
-]
-
 # <run>-<task>-<n>.parquet; task and n are numbers. A run has no dash: other engines' files, which
 # hold a UUID, are none of ours even where the UUID ends in digits.
 _FILE = re.compile(r"(?P<run>[A-Za-z0-9]+)-\d+-\d+\.parquet")
-_DAY = re.compile(r"/timestamp_day=(-?\d{3,}-\d{2}-\d{2})/[^/]+$")
+_DAY = re.compile(r"/timestamp_day=(\d{4}-\d{2}-\d{2})/[^/]+$")
 
 
 def identifier_of(topic: Topic) -> str:

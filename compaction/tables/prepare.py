@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from compaction.tables.errors import ForeignTable, LakeError, TableChanged, busy
 from compaction.tables.lake import Lake
-from compaction.tables.names import NAMESPACE, former_name, identifier_of, table_location
+from compaction.tables.names import former_name, identifier_of, table_location
 from compaction.tables.schema import Column, typed_columns
 from compaction.tables.table_state import (
     NUM_RETRIES,
@@ -31,6 +31,7 @@ from compaction.tables.table_state import (
     wanted_columns,
 )
 from ledger.lake.types import Hole, LakeFile, LakeRange, LakeTable
+from ledger.table_names import NAMESPACE
 from ledger.types import Topic
 
 if TYPE_CHECKING:

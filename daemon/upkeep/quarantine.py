@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from compaction.objects import TaskExtent, TaskObject, fetch
-from compaction.parquet.row_builder import ExtentBytes
+from compaction.objects import ExtentBytes, TaskExtent, TaskObject, fetch
 from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
 from compaction.place import Place
 from compaction.run.file_groups import TopicWork, write_file_group
@@ -124,17 +123,12 @@ class Retry:
         outcomes: list[Outcome] = []
         whole: list[Quarantined] = []
         extents: list[ExtentBytes] = []
-        for one, extent, data in self._read(rows):
-            if extent is None or isinstance(data, str):
-                outcomes.append(_outcome(one, "kept", str(data)))
+        for one, found in self._read(rows):
+            if isinstance(found, str):
+                outcomes.append(_outcome(one, "kept", found))
                 continue
             whole.append(one)
-            extents.append(
-                ExtentBytes(
-                    extent.partition, extent.first_offset, extent.last_offset, extent.voids,
-                    data, one.hole.key,
-                )
-            )  # fmt: skip
+            extents.append(found)
         if not whole:
             return outcomes
         tables, failures = prepare_tables(self._lake, [topic], self._ledger)
@@ -171,26 +165,28 @@ class Retry:
         location = commit_table(self._lake, run, commit)
         self._ledger.switch_tables(run, [switch_of(commit, location)], self._age_ms())
 
-    def _read(
-        self, rows: Sequence[Quarantined]
-    ) -> list[tuple[Quarantined, TaskExtent | None, memoryview | str]]:
+    def _read(self, rows: Sequence[Quarantined]) -> list[tuple[Quarantined, ExtentBytes | str]]:
         """The holes' extents of one object, each with its bytes or what is wrong with them."""
         known = {_place(one.hole): self._extent(one.hole) for one in rows}
         extents = sorted(
-            (_task_extent(extent) for extent in known.values() if extent is not None),
+            (
+                TaskExtent.of(extent, extent.topic_id)
+                for extent in known.values()
+                if extent is not None
+            ),
             key=lambda extent: extent.byte_start,
         )
         first = rows[0]
-        found: dict[tuple[int, int], tuple[TaskExtent, memoryview | str]] = {}
+        found: dict[tuple[int, int], ExtentBytes | str] = {}
         if extents:
             wanted = TaskObject(
-                first.hole.key, first.locator, first.size_bytes, tuple(extents), split=True
+                first.hole.key, first.locator, first.size_bytes, tuple(extents), shared=True
             )
             for extent, data in fetch(self._place.store(), wanted).extents:
-                found[extent.partition, extent.first_offset] = (extent, data)
-        unknown = (None, "the ledger has no extent of these offsets any more")
+                found[extent.partition, extent.first_offset] = data
+        unknown = "the ledger has no extent of these offsets any more"
         return [
-            (one, *found.get((one.hole.partition, one.hole.first_offset), unknown)) for one in rows
+            (one, found.get((one.hole.partition, one.hole.first_offset), unknown)) for one in rows
         ]
 
     def _extent(self, hole: Hole) -> Extent | None:
@@ -201,13 +197,6 @@ class Retry:
             if (extent.first_offset, extent.last_offset) == (hole.first_offset, hole.last_offset):
                 return extent
         return None
-
-
-def _task_extent(extent: Extent) -> TaskExtent:
-    return TaskExtent(
-        extent.topic_id, extent.partition, extent.first_offset, extent.last_offset,
-        extent.byte_start, extent.byte_length, extent.crc32c, extent.voids,
-    )  # fmt: skip
 
 
 def _aside(hole: Hole, times: dict[tuple[int, int], int]) -> str:

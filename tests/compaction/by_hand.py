@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from compaction.parquet.row_builder import ExtentBytes, RowBuilder
+from compaction.objects import ExtentBytes
+from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
 from compaction.place import Place
 from ledger.lake.types import PlannedObject, TableSwitch

@@ -84,7 +84,7 @@ def reasons(fetched: Fetched) -> dict[int, str]:
 def read(store: ObjectStore, each: TaskObject) -> dict[int, bytes]:
     """The bytes by topic."""
     return {
-        extent.group: bytes(data)
+        extent.group: bytes(data.data)
         for extent, data in fetch(store, each).extents
         if not isinstance(data, str)
     }
@@ -99,7 +99,7 @@ def test_an_object_is_read_by_one_request(store: FileStore) -> None:
     body = store.get(planned.locator)
     for extent, data in fetched.extents:
         assert not isinstance(data, str)
-        assert bytes(data) == body[extent.byte_start :][: extent.byte_length]
+        assert bytes(data.data) == body[extent.byte_start :][: extent.byte_length]
 
 
 def test_of_an_object_of_which_little_is_needed_only_that_is_read(store: FileStore) -> None:
@@ -164,9 +164,9 @@ def test_what_one_connection_spoils_is_read_again_on_another_and_is_no_hole(
     bad = BadConnection(store, spoil)
     fetched = fetch(bad, wanted(planned, *topics))
     assert not reasons(fetched)
-    assert {e.group: bytes(data) for e, data in fetched.extents if not isinstance(data, str)} == (
-        whole
-    )
+    assert whole == {
+        e.group: bytes(data.data) for e, data in fetched.extents if not isinstance(data, str)
+    }
     assert bad.connections == 2 and fetched.requests == bad.gets
 
 
@@ -226,7 +226,7 @@ def test_an_object_with_another_lease_is_foreign(store: FileStore) -> None:
     each = TaskObject(planned.key, other.locator, planned.size_bytes, wanted(planned).extents)
     found = reasons(fetch(store, each))
     assert (
-        list(found) == [1, 2, 3] and f"foreign: its footer says that it is {other.key}" in found[1]
+        list(found) == [1, 2, 3] and f"foreign: its footer names the object {other.key}" in found[1]
     )
 
 

@@ -26,7 +26,7 @@ from uploader.stores.open import StoreUrlError
 )
 def test_tables_are_beside_l0_unless_configured(place: Place, lake: str) -> None:
     assert place.lake == lake
-    assert place.location_of(place.path_of(f"{lake}/x y")) == f"{lake}/x y"
+    assert lake.endswith(place.path_of(lake))
 
 
 def test_a_location_of_another_scheme_is_refused() -> None:

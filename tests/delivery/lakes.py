@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compaction.parquet.row_builder import ExtentBytes, RowBuilder
+from compaction.objects import ExtentBytes
+from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
 from ledger.lake.types import Hole, NewFile, TableSwitch
 from ledger.types import Extent

@@ -17,12 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compaction.objects import ExtentBytes
 from compaction.parquet import blocks, reader, writer
 from compaction.parquet.blocks import BlockRows, open_rows
 from compaction.parquet.file_bytes import LakeFileDamaged, Window
 from compaction.parquet.merge import EVER_MS, NeedFooter, NeedRows, RowRange, merged, records
-from compaction.parquet.reader import Footer, batches, read_footer, read_rows
-from compaction.parquet.row_builder import ExtentBytes, RowBuilder
+from compaction.parquet.reader import Footer, read_footer, read_rows
+from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.rows import COLUMNS, Rows
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
 from compaction.place import Place
@@ -109,20 +110,6 @@ def test_columns_are_those_of_the_schema_in_its_order() -> None:
     assert tuple(column.name for column in schema.BASE) == COLUMNS
 
 
-def test_batches_have_all_columns_of_the_rows_that_were_asked_for(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 3)
-    some = [(n, Record(f'{{"n": {n}, "s": "x"}}')) for n in range(1, 11)]
-    (file,) = write(place, {0: some, 1: some[:2], 2: some}, n="long", s="string")
-    found = pa.Table.from_batches(batches(place, file.path, file.size_bytes, 2, 3, 8))
-    assert found.column_names == [*COLUMNS, "n", "s"]
-    assert found.column("partition").to_pylist() == [2] * 6
-    assert found.column("offset").to_pylist() == found.column("n").to_pylist() == [*range(3, 9)]
-    assert list(batches(place, file.path, file.size_bytes, 1, 3, 99)) == []
-    assert list(batches(place, file.path, file.size_bytes, 9, 1, 99)) == []
-
-
 def test_a_partition_that_comes_in_several_pieces_of_one_row_group_is_put_together(
     place: Place,
 ) -> None:
@@ -139,8 +126,6 @@ def test_a_partition_that_comes_in_several_pieces_of_one_row_group_is_put_togeth
     for partition in (0, 1):
         found = records(place, ranges_of([file], partition), partition, 2, 5)
         assert [offset for offset, _, _ in found] == [2, 3, 4, 5]
-        (*parts,) = batches(place, file.path, file.size_bytes, partition, 2, 5)
-        assert pa.Table.from_batches(parts).column("offset").to_pylist() == [2, 3, 4, 5]
 
 
 class Reader:

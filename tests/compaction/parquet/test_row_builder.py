@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.parquet.row_builder import ExtentBytes, RowBuilder, TimesSetAside
+from compaction.objects import ExtentBytes
+from compaction.parquet.row_builder import RowBuilder, TimesSetAside
 from compaction.tables.schema import arrow_schema, field_ids_of, typed_columns
 from shards.frame import CODEC_RECORDS, encode_batch
 from tests.compaction.objects import NOON_MS, Draft, Heads, Row, drafts, put, rows_of

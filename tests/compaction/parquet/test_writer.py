@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +21,6 @@ from compaction.parquet.writer import (
     Syncs,
     TopicWriter,
     WrittenFile,
-    day_text,
 )
 from compaction.place import Place
 from compaction.tables.schema import TIMESTAMP, Column, arrow_schema, field_ids_of, typed_columns
@@ -79,16 +78,6 @@ def written_of(
     ]
     assert sum(part.bytes for each in files for part in each.file.ranges) == 10 * len(every)
     return files
-
-
-@given(st.integers(-719_162, 2_932_896))
-def test_days_are_named_as_datetime_names_them(day: int) -> None:
-    assert day_text(day) == (date(1970, 1, 1) + timedelta(days=day)).isoformat()
-
-
-def test_days_behind_the_year_9999_have_names_too() -> None:
-    assert day_text(2_932_897) == "10000-01-01"
-    assert day_text(2**53 // DAY_MS) == "287396-10-12"
 
 
 def test_a_file_says_of_itself_what_it_holds(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import tempfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.parquet.row_builder import ExtentBytes
+from compaction.objects import ExtentBytes
 from compaction.parquet.writer import FILE_BYTES_MAX, Syncs
 from compaction.run.file_groups import TopicWork, write_file_group
 from shards.frame import CODEC_RECORDS, encode_batch

@@ -81,7 +81,7 @@ def test_every_extent_is_in_one_group_of_its_topic_and_in_one_task(
         assert numbers == sorted(set(numbers)), "in commit order"
     for each in wanted:
         parts = [found for found in planned if found.key == each.key]
-        assert {part.split for part in parts} == {len(parts) > 1}
+        assert {part.shared for part in parts} == {len(parts) > 1}
         assert sorted(
             (topic_of[e.group], e.partition, e.first_offset, e.last_offset, e.byte_start)
             for part in parts
@@ -175,7 +175,7 @@ def test_objects_are_split_by_topics_where_that_spares_a_shuffle() -> None:
     topics = [topic(topic_id) for topic_id in range(1, 9)]
     what = plan(objects_of(some), topics, 2, SPLIT)
     assert not what.shuffled and [len(task.local) for task in what.tasks] == [4, 4]
-    assert what.reads == 20 and all(e.split for task in what.tasks for e in task.objects)
+    assert what.reads == 20 and all(e.shared for task in what.tasks for e in task.objects)
     for task in what.tasks:
         own = {group.topic for group in task.local}
         assert own in ({0, 1, 2, 3}, {4, 5, 6, 7}), "a range of each object"

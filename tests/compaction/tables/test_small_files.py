@@ -36,11 +36,6 @@ def test_files_whose_path_names_no_day_are_left_alone() -> None:
     assert files_to_rewrite(files) == []
 
 
-def test_days_of_any_year_are_days() -> None:
-    for day in ("20000-01-01", "-001-12-31", "0001-01-01"):
-        assert len(files_to_rewrite([file(n, 1, day) for n in range(8)])) == 8
-
-
 def test_a_run_takes_the_oldest_days_and_the_smallest_files_up_to_its_bound() -> None:
     files = [file(n, 10 + n, "2023-11-15") for n in range(8)]
     files += [file(10 + n, 10 + n, "2023-11-14") for n in range(8)]

@@ -16,8 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from compaction.objects import TaskExtent, TaskObject, fetch
-from compaction.parquet.row_builder import ExtentBytes
+from compaction.objects import ExtentBytes, TaskExtent, TaskObject, fetch
 from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
 from compaction.run.file_groups import TopicWork, write_file_group
 from compaction.tables.commit import TableCommit, commit_table, switch_of
@@ -82,10 +81,9 @@ class World(Node):
         watermarks: dict[int, int] = {}
         for each in planned:
             wanted = tuple(
-                TaskExtent(e.topic_id, e.partition, e.first_offset, e.last_offset, e.byte_start,
-                           e.byte_length, e.crc32c, e.voids)
+                TaskExtent.of(e, e.topic_id)
                 for e in sorted(each.extents, key=lambda e: e.byte_start)
-            )  # fmt: skip
+            )
             task = TaskObject(each.key, each.locator, each.size_bytes, wanted)
             for e, data in fetch(self.store, task).extents:
                 watermarks[e.partition] = e.last_offset
@@ -93,8 +91,7 @@ class World(Node):
                     holes.append(Hole(e.group, e.partition, e.first_offset, e.last_offset,
                                       each.key, data))  # fmt: skip
                 else:
-                    found.append(ExtentBytes(e.partition, e.first_offset, e.last_offset, e.voids,
-                                             data, each.key))  # fmt: skip
+                    found.append(data)
         syncs = Syncs()
         result = write_file_group(
             self.place, syncs, TopicWork(table.topic_id, table.location, table.columns), found,
