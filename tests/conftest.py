@@ -1,4 +1,4 @@
-"""Fixtures and checks that hold for every test."""
+"""Fixtures and checks for every test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.spark import spark
 __all__ = ["bucket", "minio", "spark"]
 
 
-# A busy machine is no failure: what ends a hang is pytest's time limit.
+# A busy machine is not a failure: pytest's time limit ends a hang.
 hypothesis.settings.register_profile(
     "headgate", deadline=None, print_blob=True, max_examples=examples(100)
 )
@@ -25,7 +25,7 @@ hypothesis.settings.load_profile("headgate")
 def pytest_configure(config: pytest.Config) -> None:
     """Adds the check for leaks. A plugin, since a conftest is not told of session fixtures.
 
-    Of a run in a shell's background SIGINT is ignored, and so it is of all that a test starts.
+    A shell starts background jobs with SIGINT ignored, and what a test starts would inherit that.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,8 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests that need MinIO, so that ``-m s3`` and ``-m 'not s3'`` find them.
 
-    Says also what runs in one worker where several run tests (``make test``): those that share a
-    fixture of their module.
+    With several workers (``make test``), tests that share a fixture of their module run in one.
     """
     for item in items:
         if not isinstance(item, pytest.Function):
@@ -55,9 +54,9 @@ def _shares_a_fixture(item: pytest.Function) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Finds MinIO before the first test: a build takes longer than a test may, and is said aloud.
+    """Finds MinIO before the first test, because a build takes longer than a test may.
 
-    Where that fails, the tests that need it fail with the reason.
+    If that fails, the tests that need it fail with the reason.
     """
     wanted = any(item.get_closest_marker("s3") for item in session.items)
     if wanted and not session.config.option.collectonly:

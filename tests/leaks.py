@@ -1,7 +1,7 @@
-"""What a test must not leave behind: child processes and threads that are not daemons.
+"""Fails a test that leaks child processes, or threads that are not daemons.
 
-Processes and threads that a module's or session's fixture starts are that fixture's until it is
-finalized; from then on they are leaks like others. What was found once is not found again.
+Processes and threads that a fixture of a module or session starts belong to that fixture until it
+is finalized; after that they are leaks too. Each leak is reported once.
 
 ``Watch`` only looks; ``LeakCheck`` is the pytest plugin that calls it around fixtures and tests.
 """
@@ -68,7 +68,7 @@ class Watch:
 
 
 class LeakCheck:
-    """Fails the test that leaves something behind, naming it."""
+    """Fails a test that leaks something, and names it."""
 
     def __init__(self) -> None:
         self._watch = Watch()
@@ -87,7 +87,7 @@ class LeakCheck:
             self._watch.fixture_is_up(fixturedef)
 
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-        """What a finalized fixture had started must be gone."""
+        """From now on what the finalized fixture started counts as a leak."""
         self._watch.fixture_is_down(fixturedef)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -96,11 +96,11 @@ class LeakCheck:
         yield
         leaks = self._watch.leaks()
         if leaks:
-            pytest.fail("the test left something behind: " + "; ".join(leaks), pytrace=False)
+            pytest.fail("the test leaked: " + "; ".join(leaks), pytrace=False)
 
 
 def children() -> set[int]:
-    """Process ids of our direct children, those that ended and were not waited for included."""
+    """Process ids of our direct children, including those that ended and were not waited for."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""How many examples a property test takes: a fifth in ``make test``, all in ``make slow``.
+"""How many examples a property test runs: a fifth in ``make test``, all in ``make slow``.
 
 `make slow` runs every property test again (hypothesis marks them) with all its examples.
 """

@@ -1,10 +1,10 @@
-"""Fixtures: one MinIO a run, one bucket a test. Tests that use them are marked ``s3``.
+"""Fixtures: one MinIO per run, one bucket per test. Tests that use them are marked ``s3``.
 
-Where several workers run tests, the first that needs MinIO starts it, in the folder that they
-share, and stops it when all have ended that use it: each holds a lock on the file with its address.
+With several workers, the first one that needs MinIO starts it in their shared folder, and stops it
+when all its users have ended: each holds a lock on the file with the address.
 
-A machine without MinIO builds it once (``tools.minio``); where that fails the tests fail and say
-how to get it. They are never skipped.
+A machine without MinIO builds it once (``tools.minio``). If that fails, the tests fail and say how
+to get it. They are never skipped.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def minio(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config)
             yield Minio(f"http://127.0.0.1:{words[0]}", int(words[1]))
         finally:
             if process is not None:
-                fcntl.flock(shared, fcntl.LOCK_EX)  # who comes now starts another
+                fcntl.flock(shared, fcntl.LOCK_EX)  # a later worker starts another one
                 fcntl.flock(using, fcntl.LOCK_EX)  # until the others have ended
                 shared.truncate(0)
                 stop(process)

@@ -1,20 +1,19 @@
-"""A disk that remembers what was made durable, and what may be left of it when power is lost.
+"""A disk that knows what was made durable, and what may be left of it after a loss of power.
 
-``kill -9`` keeps the page cache, so it shows nothing of a missing fsync. A ``Disk`` records the
-file-system calls that real code makes on real files below its root (the calls happen as ever), and
-keeps, after each, what a power loss at that moment may leave. Whoever tests builds each of these
+``kill -9`` keeps the page cache, so it cannot show that an fsync is missing. A ``Disk`` records the
+file-system calls that real code makes on real files below its root (the calls are made as usual).
+After each call it knows what a loss of power at that moment may leave. A test builds each of these
 *images* as a folder and opens the real code on it.
 
-What is promised, and no more:
+A disk promises this, and no more:
 
-- Bytes of a file are there after fsync or fdatasync of that file returned. Of later bytes any
-  sector (512 bytes) may be there or not, and the file's size may be the old or the new one.
-- A name is there, or gone, after fsync of its directory. Of later calls any may be there or not;
-  each of link, rename and unlink is so as a whole.
+- The bytes of a file are durable after fsync or fdatasync of that file has returned. Of later
+  bytes, each sector (512 bytes) may be there or not, and the file may have the old or the new size.
+- A name is there, or gone, after fsync of its directory. Of later calls, each may have happened or
+  not; each link, rename and unlink happens as a whole.
 
-Bytes and names that others write meanwhile (SQLite) are looked up after each recorded call. For
-them nothing is durable until somebody makes a recorded fsync, unless they were there from the
-beginning.
+Bytes and names that other code (SQLite) writes meanwhile are looked up after each recorded call.
+They are not durable until a recorded fsync, unless they were there from the beginning.
 """
 
 from __future__ import annotations
@@ -263,7 +262,7 @@ def _synced(node: File | Folder) -> File | Folder:
 def _content(fd: int) -> Content:
     size = os.fstat(fd).st_size
     end = 0
-    with suppress(OSError):  # ENXIO: only a hole follows, as behind preallocated space
+    with suppress(OSError):  # ENXIO: only a hole follows, as after preallocated space
         while True:
             end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
     return Content(os.pread(fd, end, 0).rstrip(b"\0"), size)

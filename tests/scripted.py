@@ -1,6 +1,6 @@
-"""A real HTTP server whose answers a test writes beforehand: what clients are tested against.
+"""A real HTTP server whose answers a test prepares, for tests of clients.
 
-It stands for the daemon only at the other end of a socket; the daemon itself is tested elsewhere.
+It replaces the daemon only at the other end of a socket; the daemon itself is tested elsewhere.
 """
 
 from __future__ import annotations

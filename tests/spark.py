@@ -1,6 +1,6 @@
 """A Spark session for the tests of a module: one per process, so that no two overlap.
 
-Two cores, and two partitions of a shuffle, as test data is small.
+Two cores, and two partitions in a shuffle, because test data is small.
 """
 
 from __future__ import annotations

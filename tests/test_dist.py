@@ -1,4 +1,4 @@
-"""``make dist``: the wheel alone, in a new environment, is a working ``headgate``; the image."""
+"""``make dist``: the wheel works in a new environment by itself; the Dockerfile fits it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def instructions() -> dict[str, list[str]]:
     return found
 
 
-# No engine builds the image in these tests: what can be said of its file is said.
+# The tests need no container engine: they check what the Dockerfile says.
 
 
 def test_the_image_runs_the_wheel_as_a_user_of_its_own() -> None:

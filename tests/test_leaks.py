@@ -1,4 +1,4 @@
-"""The check for leaks, and that real runs of pytest report them."""
+"""The check for leaks, and real runs of pytest that report them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_child_that_was_not_waited_for_is_named_and_left_to_its_owner() -> Non
         assert process.wait() == 7
 
 
-def test_a_thread_that_ends_is_no_leak_and_one_that_stays_is(
+def test_a_thread_that_ends_is_not_a_leak_and_one_that_stays_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tests.leaks.THREAD_ENDS_WITHIN_S", 0.05)

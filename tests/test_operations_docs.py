@@ -82,7 +82,7 @@ def test_the_fields_to_watch_are_fields_of_the_status() -> None:
         if row in ALARMS:
             continue
         for name in re.findall(r"[a-z_]+", row):
-            assert f'"{name}"' in document, f"{row} is no field"
+            assert f'"{name}"' in document, f"{row} is not a field"
 
 
 def test_the_memory_table_adds_up_to_the_bound() -> None:

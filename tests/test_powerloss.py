@@ -1,4 +1,4 @@
-"""The disk that loses power leaves what it may leave, and nothing else."""
+"""The disk that loses power leaves what it promises, and nothing else."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _contents(disk: Disk, seed: int) -> set[bytes]:
     return {content.data for content in contents if content is not None}
 
 
-def test_what_others_write_is_not_durable_before_somebody_syncs_it(disk: Disk) -> None:
+def test_what_others_write_is_not_durable_before_it_is_synced(disk: Disk) -> None:
     with disk.recording():
         (disk.root / "foreign").write_bytes(b"body")
         fd = os.open(disk.root / "foreign", os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""The repository keeps its own style rules, and each rule refuses what it is there to refuse."""
+"""The repository keeps its own style rules, and each rule refuses a sample that breaks it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.tidy import Rule
 
 ROOT = Path(__file__).parent.parent
 
-# Text of others, kept as it came.
+# Text of others, kept unchanged.
 FOREIGN = {"LICENSE"}
 
 HEAD = '"""What it is."""\n'
@@ -60,7 +60,7 @@ def test_decision_notes_are_numbered_once_each() -> None:
 
 BAD: list[tuple[Rule, str, str]] = [
     (tidy.module_docstring, "shards/ring.py", "import os\n"),
-    (tidy.module_docstring, "tests/test_x.py", "# a comment is no docstring\n"),
+    (tidy.module_docstring, "tests/test_x.py", "# a comment is not a docstring\n"),
     (tidy.module_docstring, "shards/__init__.py", "import os\n"),
     (tidy.public_docstrings, "shards/ring.py", HEAD + "def pull() -> None:\n    return\n"),
     (tidy.public_docstrings, "cli.py", HEAD + "class Table:\n    rows: int\n"),

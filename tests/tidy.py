@@ -57,7 +57,7 @@ def public_docstrings(path: str, text: str) -> list[str]:
 
 
 def module_length(path: str, text: str) -> list[str]:
-    """A module of more than LINES_MAX lines wants to be two."""
+    """A module of more than LINES_MAX lines should be two."""
     lines = text.count("\n")
     if path.endswith(".py") and lines > LINES_MAX:
         return [f"{path}: {lines} lines; the limit is {LINES_MAX}, split it by what it decides"]

@@ -1,4 +1,4 @@
-"""The run with more data than memory, with little data: what it counts is what was acknowledged."""
+"""The benchmark with more data than memory, run on little data: it counts what was acknowledged."""
 
 from __future__ import annotations
 

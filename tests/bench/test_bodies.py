@@ -1,4 +1,4 @@
-"""The bodies that are measured have the sizes and records that the table says."""
+"""The bodies that the benchmark sends have the sizes and record counts of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic behind the table, by vectors."""
+"""The arithmetic of the table, by vectors."""
 
 from __future__ import annotations
 

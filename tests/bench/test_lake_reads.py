@@ -1,4 +1,4 @@
-"""The figures of reading old offsets: every record is read, from L0 and then from L1."""
+"""The benchmark of reading old offsets reads every record, from L0 and then from L1."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def test_both_sources_are_measured_over_the_same_records(tmp_path: Path) -> None
     compact(data, "r1", [lake_reads.TOPIC])
     delete_compacted(data)
     with serving(data, 1, [0]) as daemon:
-        behind = measure(daemon, records, random.Random(2))
-    for figures in (before, behind):
+        after = measure(daemon, records, random.Random(2))
+    for figures in (before, after):
         assert figures.cold_p95_ms >= figures.cold_p50_ms > 0
         assert figures.hot_p95_ms >= figures.hot_p50_ms > 0
         assert figures.scan_mib_s > 0
     assert before.get_mib > records * RECORD_BYTES / (1 << 20)
-    assert 0 < behind.get_mib < before.get_mib, "a third of it is noise, and the rest compresses"
+    assert 0 < after.get_mib < before.get_mib, "a third of it is noise, and the rest compresses"

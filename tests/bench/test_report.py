@@ -1,4 +1,4 @@
-"""The plan fits its limit, and the report says what was met and what was left out."""
+"""The plan fits its time limit, and the report says what was met and what was left out."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_no_two_cases_have_one_name() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_a_peer_runs_right_behind_our_case_of_its_size() -> None:
+def test_a_peer_runs_right_after_our_case_of_its_size() -> None:
     names = [case.name for case in plan.full()]
     for size in plan.PEER_SIZES:
         assert names.index(f"s2-lite/{size}") == names.index(f"embedded/1/{size}/ndjson") + 1
@@ -148,7 +148,7 @@ def test_what_grows_with_the_shards_is_judged_by_the_shards_of_its_target() -> N
         assert "supervisor's tick" in report.text(results)
 
 
-def test_nothing_measured_is_no_target_met() -> None:
+def test_without_measurements_no_target_is_met() -> None:
     assert report.targets(Results(MACHINE, "")) == []
 
 

@@ -1,4 +1,4 @@
-"""wrk's script holds what is asked, and its output gives the figures back."""
+"""wrk's script contains what is asked of it, and its output is parsed into figures."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The chaos run: a daemon under kills and store faults, and the check of what it said and kept."""
+"""The chaos run: a daemon under kills and store faults, and a check of its answers and its data."""

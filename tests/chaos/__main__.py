@@ -1,4 +1,4 @@
-"""``python -m tests.chaos``: a chaos run for a person with time; see ``make chaos``."""
+"""``python -m tests.chaos``: a chaos run of any length; see ``make chaos``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ SHOWN_MAX = 20
 
 
 @click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="How long the daemon is harmed.")
+@click.option(
+    "--seconds", default=60.0, show_default=True, help="How long to kill and fault the daemon."
+)
 @click.option("--seed", default=1, show_default=True, help="The plan of kills follows from it.")
-@click.option("--kills", default=0, help="Ends earlier, after so many kills.")
+@click.option("--kills", default=0, help="End earlier, after this many kills.")
 @click.option("--shards", default=3, show_default=True)
 @click.option("--spec", default=SPEC, show_default=True, help="The store's faults; '' for none.")
-@click.option("--no-lake", is_flag=True, help="No compactions and collections beside it.")
+@click.option("--no-lake", is_flag=True, help="Without compactions and collections.")
 @click.option("--no-steps", is_flag=True, help="Only store faults, no kills.")
 def main(
     seconds: float, seed: int, kills: int, shards: int, spec: str, no_lake: bool, no_steps: bool

@@ -1,24 +1,25 @@
-"""Judges a history: pure, lines in, contradictions out. What the ``cold`` reader found is *kept*.
+"""Checks a history: a pure function of its lines, which returns contradictions.
 
-Rules, by the name that a contradiction begins with:
+What the ``cold`` reader found is *kept*. The rules, by the word that a contradiction begins with:
 
 - lost: a record that was acknowledged is kept.
 - moved: at the offset that its answer gave.
 - doubled: no record is kept twice, whether its request was answered or not.
-- refused: what was only ever refused (anything but 200) is not kept; 429 and 503 promise that.
+- refused: what was always refused (answered anything but 200) is not kept; 429 and 503 promise
+  that.
 - foreign: what is kept was sent, to that topic and partition.
-- torn: of a request all records are kept in a row, or none.
-- order: requests of one connection stand in a partition as they were sent.
-- hole: offsets are dense from 1, but for declared gaps; and a declared gap holds nothing.
+- torn: all records of a request are kept, next to each other, or none.
+- order: requests of one connection are in a partition in the order in which they were sent.
+- hole: offsets are dense from 1, except for declared gaps; a declared gap holds nothing.
 - changed: whatever any reader saw at an offset is what is kept there.
-- skipped: a reader is not led past a kept record, but that a tombstone names it as evicted.
-- evicted: of a partition with a cap no more goes than the cap says.
+- skipped: a reader is led past a kept record only if a tombstone says that it was evicted.
+- evicted: a partition with a cap loses no more than the cap says.
 - damaged: no reader is told that records are damaged.
 
-What is evicted was kept as far as a reader saw it; of the rest nothing is known.
+An evicted record counts as kept if a reader saw it; nothing is known of the others.
 
 A request without an answer may be kept or not. Which of several attempts with one key was kept is
-known only where exactly one can have been, and only then counts for the order.
+known only where exactly one can have been; only then it counts for the order.
 """
 
 from __future__ import annotations
@@ -165,8 +166,8 @@ def _order(known: _Known) -> Iterator[str]:
         before = last.get((sent.connection, sent.place))
         if before is not None and seq < before[0]:
             yield (
-                f"order: on connection {sent.connection} {sent.records[0]} was sent behind"
-                f" {before[1].records[0]}, and stands before it in {sent.place}: {seq} <"
+                f"order: on connection {sent.connection} {sent.records[0]} was sent after"
+                f" {before[1].records[0]}, and is before it in {sent.place}: {seq} <"
                 f" {before[0]}"
             )
         last[sent.connection, sent.place] = (seq, sent)

@@ -1,9 +1,9 @@
-"""The producers and readers of a chaos run: threads that write down what they sent and were told.
+"""The producers and readers of a chaos run: threads that record what was sent and answered.
 
-A producer has one keep-alive connection at a time and pipelines. With keys it sends what was
-refused or not answered again, in order and before anything new, until it is acknowledged; without
-keys it goes on and leaves the outcome to the checker. A reader follows one partition, asking to
-wait at its end; what fails it asks again.
+A producer has one keep-alive connection at a time, and pipelines. With keys, it resends what was
+refused or not answered, in order and before anything new, until it is acknowledged. Without keys,
+it goes on and leaves the outcome to the checker. A reader follows one partition with long polls,
+and repeats requests that fail.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What happened in a chaos run, as one JSON line each: the checker's whole input.
+"""What happened in a chaos run, as one JSON line per event: the checker's whole input.
 
 An *attempt* is one produce request on one connection; a request with an idempotency key may have
 several. A *record* is a text that is sent in one request only. Attempts and connections are
-numbered, and the lines of one connection stand in the order in which it sent.
+numbered, and the lines of one connection are in the order in which it sent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 
 class Page(msgspec.Struct, frozen=True, tag="page"):
-    """A reader asked for what is behind ``from_seq`` and was told to go on at ``next_from_seq``.
+    """A reader asked for what follows ``from_seq`` and was told to continue at ``next_from_seq``.
 
     ``reader``: ``cold`` and ``hot`` read everything at the end, with and without a restart before
     it; others read meanwhile. ``gap``: the offsets that the tombstone says cannot be read, and its

@@ -1,10 +1,10 @@
-"""Who keeps the lake in a chaos run: ``compact`` and ``gc``, one after the other, again and again.
+"""Runs ``compact`` and ``gc`` in turn throughout a chaos run.
 
-They are commands as an operator's timer starts them, on the daemon's data directory, with Spark. A
-step may kill or stop the one that is at work, and everything it may meet of a daemon that dies is
-no failure of theirs: they say so in one sentence, with exit code 1, and the next one goes on. What
-is a contradiction is written down: a traceback, records in quarantine (the store that they read is
-sound), a run that fails where nothing is in its way.
+The commands run as an operator's timer starts them, on the daemon's data directory, with Spark. A
+step may kill or stop the command that is running. A command may fail because the daemon dies: it
+says so in one sentence, with exit code 1, and the next one continues. Contradictions are recorded:
+a traceback, records in quarantine (the store that the commands read is undamaged), a run that fails
+without a cause.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ class Act(Enum):
     """What a step does."""
 
     KILL_SHARD = "kill a shard"
-    KILL_SHARDS = "kill all shards at once"
+    KILL_SHARDS = "kill all shards"
     KILL_SUPERVISOR = "kill the supervisor, start again"
     KILL_EVERYTHING = "kill everything, start again"
     STOP_SHARD = "stop a shard for a while"

@@ -1,11 +1,11 @@
-"""One chaos run: a daemon, its clients, the steps of a plan; then all is read and judged.
+"""One chaos run: a daemon, its clients, the steps of a plan; then everything is read and checked.
 
-Beside the clients somebody keeps the lake (``keeper.py``), and a topic has a cap: what readers read
-meanwhile comes from rings, objects and Parquet files, and objects go while they read. In the end
-nothing is in the way of a compaction and a collection, and most of what is judged is in the lake.
+While the clients run, ``keeper.py`` compacts and collects, and one topic has a cap. So readers read
+from rings, objects and Parquet files, and objects are deleted while they read. In the end a
+compaction and a collection run undisturbed, and most of what is checked is in the lake.
 
-The story goes to ``folder``: ``history.jsonl`` for the checker, ``daemon.log``, and the daemon's
-data, all of which stay when something is found.
+``folder`` gets ``history.jsonl`` for the checker, ``daemon.log`` and the daemon's data. All stay if
+something is found.
 """
 
 from __future__ import annotations

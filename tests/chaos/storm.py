@@ -1,9 +1,9 @@
-"""``python -m tests.chaos.storm``: what producers see of 503s from the store, and for how long.
+"""``python -m tests.chaos.storm``: what producers see while the store answers 503.
 
-A MinIO behind a proxy that answers everything 503 SlowDown for a while, a daemon with its usual
-settings for S3, producers with one request under way each. Prints the longest wait for an answer
-before it and at all, the statuses, and the time from the storm's end until a second begins in
-which no answer takes longer than the slowest before the storm.
+A proxy in front of MinIO answers everything with 503 SlowDown for a while. The daemon has its usual
+settings for S3; each producer has one request in flight. The program prints the longest wait for an
+answer before the storm and overall, the statuses, and the time from the end of the storm until a
+second begins in which no answer takes longer than the slowest before the storm.
 """
 
 from __future__ import annotations
@@ -110,18 +110,18 @@ def _measure(folder: Path, seconds: float, producers: int, shards: int) -> None:
 
 def _tell(seen: list[Seen], began_ns: int, ended_ns: int) -> None:
     before = [item for item in seen if item.at_ns < began_ns]
-    behind = sorted(item for item in seen if item.at_ns > ended_ns)
+    after = sorted(item for item in seen if item.at_ns > ended_ns)
     usual_ms = max(item.wait_ms for item in before)
-    slow_ns = [item.at_ns for item in behind if item.wait_ms > usual_ms or item.status != 200]
+    slow_ns = [item.at_ns for item in after if item.wait_ms > usual_ms or item.status != 200]
     ends = [*sorted(slow_ns), 1 << 63]
     pairs = zip([ended_ns, *ends], ends, strict=False)
     normal_ns = next(at_ns for at_ns, next_ns in pairs if next_ns - at_ns > QUIET_NS)
     click.echo(f"statuses {dict(Counter(item.status for item in seen))}, {len(seen)} answers")
     click.echo(f"longest wait before the storm {usual_ms:.0f} ms")
-    click.echo(f"longest wait at all {max(item.wait_ms for item in seen):.0f} ms")
-    first_ns = behind[0].at_ns if behind else ended_ns
-    click.echo(f"first answer {(first_ns - ended_ns) / 1e6:.0f} ms behind the storm's end")
-    click.echo(f"as quick as before {(normal_ns - ended_ns) / 1e6:.0f} ms behind it")
+    click.echo(f"longest wait overall {max(item.wait_ms for item in seen):.0f} ms")
+    first_ns = after[0].at_ns if after else ended_ns
+    click.echo(f"first answer {(first_ns - ended_ns) / 1e6:.0f} ms after the storm's end")
+    click.echo(f"as quick as before {(normal_ns - ended_ns) / 1e6:.0f} ms after it")
 
 
 if __name__ == "__main__":

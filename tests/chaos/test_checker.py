@@ -1,4 +1,4 @@
-"""The checker sees each kind of contradiction, and nothing wrong in a history that is right."""
+"""The checker finds each kind of contradiction, and none in a correct history."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_of_attempts_with_one_key_the_one_that_was_kept_counts_for_the_order() -
         ]  # fmt: skip
 
     assert check(attempts(deduped=True)) == []
-    # The first attempt was not kept, then; and the second was sent behind "a".
+    # Then the first attempt was not kept, and the second was sent after "a".
     assert names(attempts(deduped=False)) == {"order"}
 
 

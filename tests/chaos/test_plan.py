@@ -1,4 +1,4 @@
-"""The plan of a chaos run follows from its seed and holds every kind of act."""
+"""The plan of a chaos run follows from its seed and contains every kind of act."""
 
 from __future__ import annotations
 

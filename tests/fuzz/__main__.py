@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz``: a fuzz run for a person with time; see ``make fuzz``."""
+"""``python -m tests.fuzz``: a fuzz run of any length; see ``make fuzz``."""
 
 from __future__ import annotations
 

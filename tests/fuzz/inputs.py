@@ -1,8 +1,8 @@
-"""What the fuzzer sends: streams of requests, right ones and ones that are wrong in some place.
+"""What the fuzzer sends: streams of valid requests and of requests that are wrong somewhere.
 
-A *stream* is what one connection sends: requests one after the other, cut into pieces, perhaps
-cut off before its end. Every record that a stream sends carries a *mark* in its data, so that what
-is stored afterwards says whose it is. Everything follows from the random generator given.
+A *stream* is what one connection sends: consecutive requests, cut into pieces, perhaps cut off
+before the end. Every record of a stream carries a *mark* in its data, which shows where a stored
+record came from. Everything follows from the given random generator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is judged of a request once all records were read: sentences, none when all is well."""
+"""Checks one request after all records were read. Returns a sentence for each finding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tests.fuzz.inputs import Sent
 
-UNKNOWN = -1  # the framing before was not right, or nobody read: no answer is known to be its
+UNKNOWN = -1  # earlier framing was wrong, or nothing was read: no answer is known to belong to it
 
 
 class Said(NamedTuple):

@@ -1,9 +1,9 @@
-"""A fuzz run: a real daemon, connections that send what no client should, and the judgement.
+"""A fuzz run: a real daemon, connections that send what no client should, and checks.
 
-What is judged: no answer is 500, the log has no traceback and speaks of no bug and no damage, every
-connection that says it is done gets its answers and is closed, memory stays within the bound that
-the daemon prints, and of the records that were sent with marks all of a request are there or none,
-under the offsets that were answered.
+No answer is 500. The log has no traceback and mentions neither a bug nor damage. Every connection
+that has finished sending gets its answers and is closed. Memory stays within the bound that the
+daemon prints. Of the marked records, either all of a request are stored, at the answered offsets,
+or none.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ SETTINGS: dict[str, object] = {
 }  # fmt: skip
 SHARDS = 2
 CLIENTS = 4
-# A connection is stuck that stays open while the daemon answers so many long polls, one after the
-# other, on another one: 15 s of the daemon's own time, less than the 20 s after which it ends what
-# does not move.
+# A connection is stuck if it stays open while the daemon answers PULSES_MAX consecutive long polls
+# on another one: 15 s of the daemon's own time, less than the 20 s after which it closes idle ones.
 PULSE_TOPIC = "pulse"
 PULSE_WAIT_MS = 100
 PULSES_MAX = 150

@@ -1,4 +1,4 @@
-"""The fuzzer on a real daemon, and what the fuzzer itself must be able to find."""
+"""The fuzzer on a real daemon, and what the fuzzer must be able to find."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MINE = {5: ME, 6: ME}
         (ANSWERED._replace(deduped=True), set(), {5: OTHER, 6: OTHER}),
     ],
 )
-def test_what_may_come_of_a_request_is_no_finding(
+def test_a_permitted_outcome_of_a_request_is_not_a_finding(
     said: Said, stored: set[int], there: dict[int, tuple[int, int]]
 ) -> None:
     assert findings(said, stored, there) == []

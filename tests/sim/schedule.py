@@ -152,7 +152,7 @@ class Schedule:
         self.wait(None, self.now_ns + max(1, duration_ns))
 
     def hazards(self, mean: float | None) -> None:
-        """From now on a process is stopped at one of every ``every`` stores, or never."""
+        """From now on a process is stopped at one store in ``mean``, or never."""
         self.hazard_mean = mean
         self._hazard_left = 1 if mean is None else 1 + int(self.rng.expovariate(1 / mean))
 

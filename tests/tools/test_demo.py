@@ -1,4 +1,4 @@
-"""``make demo``: what a new user sees first, and that nothing stays behind."""
+"""``make demo``: what a new user sees first; it leaves nothing."""
 
 from __future__ import annotations
 

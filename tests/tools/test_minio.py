@@ -1,4 +1,4 @@
-"""How MinIO is found and built, and what the fixtures give."""
+"""How MinIO is found and built, and what the fixtures provide."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_cache_stands_outside_the_checkout_under_the_version(
     assert cache_folder().parent == tmp_path / ".cache" / "headgate"
 
 
-def test_two_builds_at_once_build_once_and_leave_nothing_else(
+def test_simultaneous_builds_build_once_and_leave_nothing_else(
     tmp_path: Path, calls: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "cache"
@@ -127,7 +127,7 @@ def test_a_failed_build_leaves_no_binary_and_says_how_to_get_one(
     assert not calls.exists()
 
 
-def test_a_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path) -> None:
+def test_a_server_that_ends_immediately_is_reported_with_its_log(tmp_path: Path) -> None:
     binary = executable(tmp_path / "minio", "#!/bin/sh\necho the disk is gone\nexit 3\n")
     (tmp_path / "data").mkdir()
     with pytest.raises(MinioError, match=r"(?s)ended with 3.*the disk is gone"):
@@ -135,9 +135,7 @@ def test_a_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("turn", ["one test", "the next"])
-def test_each_test_has_an_empty_bucket_that_honours_if_none_match(
-    bucket: Bucket, turn: str
-) -> None:
+def test_each_test_has_an_empty_bucket_that_honors_if_none_match(bucket: Bucket, turn: str) -> None:
     assert bucket.url == f"s3://{bucket.bucket}/{bucket.prefix}"
     assert bucket.client.list_objects_v2(Bucket=bucket.bucket)["KeyCount"] == 0
     bucket.client.put_object(Bucket=bucket.bucket, Key="key", Body=b"1", IfNoneMatch="*")
