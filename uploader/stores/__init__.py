@@ -1,6 +1,6 @@
-"""Object stores: ``base`` is the interface, ``open`` makes one of a URL.
+"""Object stores: ``base`` is the interface, ``open`` makes a store from a URL.
 
-``file`` keeps objects as frames in segment files of a directory, ``s3`` in a bucket.
+``file`` keeps objects as frames in the segment files of a directory, ``s3`` keeps them in a bucket.
 """
 
 from uploader.stores.open import StoreUrlError, open_store

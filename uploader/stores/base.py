@@ -1,11 +1,12 @@
-"""The one small interface of an object store.
+"""The interface of an object store.
 
-Vocabulary: a *key* names an object for people and for LIST; a *locator* is where the store keeps
-it, and is what the ledger keeps. For S3 they are equal. Bodies are whole, but for what may be of
-any size (an image of the ledger): that is put in *parts*.
+Vocabulary: a *key* names an object for people and for LIST; a *locator* says where the store keeps
+it, and is what the ledger records. In S3 they are equal. Bodies are put whole, except those that
+may have any size (an image of the ledger), which are put in *parts*.
 
-Every call makes one attempt, blocks, and may be made from any thread. Retrying is the caller's
-decision (``uploader/stores/retry.py``): an error says by ``retryable`` whether it can help.
+Every call blocks, makes one attempt, and may come from any thread. Callers that want more attempts
+put a ``RetryingStore`` in front (``uploader/stores/retrying.py``); an error's ``retryable`` says
+whether another attempt can succeed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class ObjectHead(Struct, frozen=True):
 class StoreError(Exception):
     """A call that failed. ``retryable``: the same call may succeed later.
 
-    ``outcome_unknown``: a put that may have been kept all the same (timeout, reset).
+    ``outcome_unknown``: the put may have been kept nevertheless (timeout, connection reset).
     """
 
     def __init__(self, message: str, *, retryable: bool, outcome_unknown: bool = False) -> None:
@@ -38,7 +39,7 @@ class StoreError(Exception):
 
 
 class StoreBusy(StoreError):
-    """The store asks for patience: 503, 429, SlowDown."""
+    """The store asks callers to slow down: 503, 429, SlowDown."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=True)
@@ -52,7 +53,7 @@ class ObjectMissing(StoreError):
 
 
 class ForeignObject(StoreError):
-    """The key is taken by an object with another checksum: never overwritten, never renamed."""
+    """The key holds an object with another checksum. It is never overwritten or renamed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=False)
@@ -66,21 +67,21 @@ class StoreRefused(StoreError):
 
 
 class PartedPut(Protocol):
-    """An object on its way, part by part, that nobody sees before it is finished; for one thread.
+    """An object that is put part by part and becomes visible when it is finished.
 
-    A call that failed may be made again. Raises StoreError.
+    Used by one thread. A call that failed may be repeated. Raises StoreError.
     """
 
     def put(self, part: bytes) -> None:
-        """Adds a part. All but the last have one size, of 5 MiB (S3's own limit) or more."""
+        """Adds a part. All but the last have the same size, at least 5 MiB (a limit of S3)."""
         ...
 
     def finish(self) -> None:
-        """The object is there under its key, durably."""
+        """Makes the object visible under its key, durably."""
         ...
 
     def abandon(self) -> None:
-        """What was put so far takes no space any more."""
+        """Gives up the object and frees the space of its parts."""
         ...
 
 
@@ -92,44 +93,44 @@ class ObjectStore(Protocol):
     def put(self, key: str, body: bytes, crc32c: int) -> str:
         """Keeps ``body`` under ``key`` if the key is free; returns the locator once it is durable.
 
-        A key that already holds a body with the same checksum is a success (S3), or a second
-        equal frame is written (file). Raises ForeignObject for another checksum, else StoreError.
+        If the key already holds a body with the same checksum, the call succeeds (S3) or writes a
+        second, equal frame (file). Raises ForeignObject for another checksum, otherwise StoreError.
         """
         ...
 
     def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes [start, start + length) of an object, to its end without ``length``."""
+        """Bytes [start, start + length) of an object; without ``length``, up to its end."""
         ...
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
-        """Objects whose key begins with ``prefix`` and sorts behind ``start_after``, by key."""
+        """Objects whose key begins with ``prefix`` and sorts after ``start_after``, in order."""
         ...
 
     def delete(self, locators: Sequence[str]) -> None:
-        """Removes objects; one that is not there is no error."""
+        """Removes objects. A missing object is not an error."""
         ...
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
-        """Keeps ``body`` under ``key`` if the key is free; False when it is taken, by anything.
+        """Keeps ``body`` under ``key`` if the key is free; False if it holds anything.
 
-        The key, which has no colon, is its locator.
+        The key, which must not contain a colon, is the locator.
         """
         ...
 
     def check(self) -> None:
-        """Makes sure that the store can be used. Raises StoreRefused with a sentence.
+        """Checks that the store can be used. Raises StoreRefused, which says why it cannot.
 
-        Writes and removes a probe key twice with the condition that it is absent; a store that
-        accepts the second is refused by name, for there the fence of ownership would be void.
+        Puts a probe key twice, each time on condition that it is absent, and removes it. A store
+        that accepts the second put is refused: the fence of ownership would not work there.
         """
         ...
 
     def reconnect(self) -> None:
-        """What is read from now on comes by new connections, and from the disk itself."""
+        """Makes later reads use new connections, and the disk itself instead of a cache."""
         ...
 
     def close(self) -> None:
-        """Ends connections and closes files. The store is not used afterwards."""
+        """Closes connections and files. The store must not be used afterwards."""
         ...
 
 
@@ -137,13 +138,13 @@ class PartedStore(ObjectStore, Protocol):
     """A store that also takes objects in parts."""
 
     def put_in_parts(self, key: str) -> PartedPut:
-        """Begins an object whose size is not bounded, under a key that the caller has made up and
-        nobody else uses: there is no condition on it."""
+        """Begins an object of unbounded size. The put is unconditional, so the key must be new and
+        known to the caller only."""
         ...
 
     def discard_unfinished(self, prefix: str) -> int:
-        """Removes what writers that died have put in parts under ``prefix``; returns how many.
+        """Removes the parts that dead writers left under ``prefix``; returns how many objects.
 
-        Some stores (MinIO) find them by their whole key only.
+        Some stores (MinIO) find them only when ``prefix`` is the whole key.
         """
         ...

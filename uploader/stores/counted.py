@@ -1,7 +1,7 @@
-"""A store that counts what is asked of it, and what S3 asks for that.
+"""A store that counts its requests, and what S3 charges for them.
 
-Prices are those of S3 Standard in us-east-1; the embedded store costs nothing. An attempt counts
-whether it succeeds or not. Retrying and everything else stay the store's and the caller's.
+Prices are those of S3 Standard in us-east-1; the embedded store costs nothing. Every attempt
+counts, whether it succeeds or not, so a RetryingStore stands in front of this one.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from msgspec import Struct
 
 from uploader.stores.base import ObjectHead, ObjectStore
 
-LIST_PAGE = 1_000  # objects of one LIST request
-DELETE_BATCH = 1_000  # objects of one DELETE request
+LIST_PAGE = 1_000  # objects in one LIST request
+DELETE_BATCH = 1_000  # objects in one DELETE request
 PUT_USD = 0.005 / 1_000  # also LIST
 GET_USD = 0.0004 / 1_000
 
 
 class Requests(Struct):
-    """Requests of a command. DELETE is free."""
+    """The requests of a command. DELETE is free."""
 
     puts: int = 0
     gets: int = 0
@@ -27,14 +27,14 @@ class Requests(Struct):
     deletes: int = 0
 
     def usd(self, store_url: str) -> float:
-        """What S3 takes for them."""
+        """What S3 charges for them."""
         if not store_url.startswith("s3:"):
             return 0.0
         return round((self.puts + self.lists) * PUT_USD + self.gets * GET_USD, 9)
 
 
 class CountedStore:
-    """An ObjectStore in front of another; used by one thread."""
+    """An ObjectStore in front of another. Used by one thread."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -56,7 +56,7 @@ class CountedStore:
         self._store.reconnect()
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
-        """As ObjectStore.list; a request for each page that is begun."""
+        """As ObjectStore.list; one request for each page that is begun."""
         self.requests.lists += 1
         for count, head in enumerate(self._store.list(prefix, start_after)):
             if count and count % LIST_PAGE == 0:

@@ -1,7 +1,7 @@
 """Open files for range reads: the few that were used last, shared by all threads.
 
-A descriptor is closed when the last reader lets go of it, never under a reader's hands (its
-number could be another file's by then).
+A descriptor is closed when its last reader is done, never during a read: its number could
+belong to another file by then.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ DESCRIPTORS_MAX = 64
 
 
 class _Opened:
-    """Owns a descriptor; CPython's reference count closes it behind the last holder."""
+    """Owns a descriptor; CPython's reference count closes it after the last holder."""
 
     def __init__(self, path: Path) -> None:
         self.fd = -1
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # Bound here: when a process ends, the module `os` may be gone before this object is.
+        # Bound here: when a process ends, the module `os` may be gone before this object.
         if self.fd >= 0:
             close(self.fd)
 
 
 class Descriptors:
-    """A bounded cache of read-only descriptors of one folder's files, least recently used out."""
+    """A bounded cache of read-only descriptors for the files of one folder."""
 
     def __init__(self, folder: Path, limit: int = DESCRIPTORS_MAX) -> None:
         self._folder = folder
@@ -41,7 +41,7 @@ class Descriptors:
 
     @contextmanager
     def open(self, name: str) -> Iterator[int]:
-        """A descriptor of the file, good inside the block. Raises OSError."""
+        """A descriptor of the file, valid inside the block. Raises OSError."""
         with self._lock:
             opened = self._opened.get(name)
         if opened is None:
@@ -51,18 +51,18 @@ class Descriptors:
         yield opened.fd
 
     def forget(self, name: str) -> None:
-        """Lets go of a file that was removed."""
+        """Drops a file that was removed."""
         with self._lock:
             self._opened.drop(name)
 
     def drop(self) -> None:
-        """Lets go of all files and of their clean pages: they are read from the disk again."""
+        """Drops all files and their clean pages, so that they are read from the disk again."""
         with self._lock:
             for opened in self._opened.values():
                 os.posix_fadvise(opened.fd, 0, 0, os.POSIX_FADV_DONTNEED)
             self._opened.clear()
 
     def close(self) -> None:
-        """Lets go of all files."""
+        """Drops all files."""
         with self._lock:
             self._opened.clear()

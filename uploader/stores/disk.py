@@ -1,4 +1,4 @@
-"""What both halves of the embedded store need of a directory: durable names, clear errors."""
+"""What both halves of the embedded store need: durable names in directories, clear errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Makes a directory and its parents, durably, unless it is there. Raises OSError."""
+    """Makes a directory and its parents durably if they do not exist. Raises OSError."""
     if path.is_dir():
         return
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -32,34 +32,34 @@ def make_directory(path: Path) -> None:
 
 
 def settle_directory(path: Path) -> None:
-    """Makes a directory, and every name up to it durable, whoever made it: a process may have
-    been killed between making a directory and syncing the one above. Raises OSError."""
+    """Makes a directory, and makes every name on the way to it durable: a process may have been
+    killed after making a directory and before syncing its parent. Raises OSError."""
     path.mkdir(parents=True, exist_ok=True)
     for folder in path.parents:
         if not os.access(folder, os.R_OK | os.W_OK):
-            break  # what is in it was made by a user with more rights
+            break  # its entries were made by a user with more rights
         sync_directory(folder)
 
 
 def failed(what: str, url: str, error: OSError, *, outcome_unknown: bool = False) -> StoreError:
-    """The StoreError of an OSError: refused for rights, else worth another try."""
+    """The StoreError for an OSError: refused for missing rights, otherwise retryable."""
     if error.errno in _FORBIDDEN:
         return StoreRefused(
             f"cannot {what} {url}: {error}; it must be a directory that the user who runs"
             " headgate may write to"
         )
-    hint = "; free some space there, it is tried again" if error.errno in FULL else ""
+    hint = "; free some space there, and the call is repeated" if error.errno in FULL else ""
     return StoreError(
         f"cannot {what} {url}: {error}{hint}", retryable=True, outcome_unknown=outcome_unknown
     )
 
 
 def read_count(locator: str, start: int, length: int | None, size: int) -> int:
-    """Bytes that a range read gives: up to the object's end, as S3 does. Raises StoreError."""
+    """How many bytes a range read returns: up to the object's end, as in S3. Raises StoreError."""
     if start < 0 or (length is not None and length < 0):
         raise ValueError(f"start {start} and length {length} must not be negative")
     if start > size or (start == size > 0 and length != 0):
         raise StoreError(
-            f"{locator} has {size} bytes, a read from byte {start} is behind them", retryable=False
+            f"{locator} has {size} bytes; cannot read from byte {start}", retryable=False
         )
     return size - start if length is None else min(length, size - start)

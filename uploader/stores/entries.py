@@ -1,9 +1,9 @@
-"""Objects of the embedded store that are made once: one file each, by link(2).
+"""Objects of the embedded store that are put only if absent: one file each, by link(2).
 
-A body is written to a name of its own, made durable, and linked to its final name: whoever sees
-that name sees the whole body, and of several who link to it one succeeds. The file name is the
-key with everything but letters, digits and ``_.-~`` as ``%XX``. What a crash left unfinished
-begins with ``.new-`` and is removed by ``tidy`` when nobody holds its flock.
+A body is written to a temporary name, made durable, and linked to its final name. So a file with
+that name is always complete, and of several writers one succeeds. The file name is the key, with
+everything except letters, digits and ``_.-~`` as ``%XX``. Files that a crash left unfinished begin
+with ``.new-``; ``tidy`` removes those whose flock is free.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ FILE_NAME_BYTES_MAX = 255
 
 
 def is_entry(locator: str) -> bool:
-    """Whether a locator is an entry's, which is its key; an object's has colons."""
+    """Whether a locator is that of an entry, which is its key; those of frames have colons."""
     return ":" not in locator
 
 
 class Entries:
-    """The entries in one folder. Raises StoreError; used from any thread and process."""
+    """The entries in one folder. Used from any thread and process. Raises StoreError."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
         self._url = url
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
-        """Makes the entry if its name is free, durably."""
+        """Makes the entry durably if its name is free."""
         target = self._path(key)
         try:
             make_directory(self.folder)
@@ -51,7 +51,7 @@ class Entries:
             finally:
                 unfinished.unlink(missing_ok=True)
                 os.close(fd)
-            # For a name that was taken too: what the caller now reads and obeys must stay.
+            # Also if the name was taken: what the caller reads next must survive a loss of power.
             sync_directory(self.folder)
         except OSError as error:
             raise failed(f"put {key} into", self._url, error, outcome_unknown=True) from error
@@ -75,7 +75,7 @@ class Entries:
         return EntryInParts(self.folder, self._path(key), key, self._url)
 
     def delete(self, locators: list[str]) -> None:
-        """Removes entries, durably; one that is not there is no error."""
+        """Removes entries durably. A missing entry is not an error."""
         try:
             for locator in locators:
                 self._path(locator).unlink(missing_ok=True)
@@ -85,7 +85,7 @@ class Entries:
             raise failed("delete from", self._url, error) from error
 
     def heads(self) -> Iterator[ObjectHead]:
-        """All entries, in no order."""
+        """All entries, in any order."""
         try:
             with os.scandir(self.folder) as found:
                 for entry in found:
@@ -104,7 +104,7 @@ class Entries:
             raise failed("list", self._url, error) from error
 
     def tidy(self) -> None:
-        """Removes what dead writers left unfinished. Raises OSError."""
+        """Removes the unfinished files of dead writers. Raises OSError."""
         for path in self.folder.glob(f"{UNFINISHED_PREFIX}*"):
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -114,18 +114,18 @@ class Entries:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
             except BlockingIOError:
-                continue  # its writer is at work
+                continue  # its writer lives
             finally:
                 os.close(fd)
 
     def _path(self, key: str) -> Path:
         if not is_entry(key):
-            raise ValueError(f"the key {key!r} has a colon, which the locators of objects have")
+            raise ValueError(f"the key {key!r} must not contain a colon: locators of frames do")
         name = quote(key, safe="")
         if not 0 < len(name) <= FILE_NAME_BYTES_MAX or name.startswith("."):
             raise ValueError(
-                f"the key {key!r} makes a file name of {len(name)} bytes; it may have 1 to"
-                f" {FILE_NAME_BYTES_MAX} and not begin with a dot"
+                f"the key {key!r} becomes a file name of {len(name)} bytes; it must have 1 to"
+                f" {FILE_NAME_BYTES_MAX} bytes and not begin with a dot"
             )
         return self.folder / name
 
@@ -143,7 +143,7 @@ class EntryInParts:
         self._size_bytes = 0
 
     def put(self, part: bytes) -> None:
-        """Adds a part, durably: so that no sync has more than one part to write."""
+        """Adds a part durably, so that no sync has more than one part to write."""
         try:
             if self._fd is None:
                 make_directory(self._folder)
@@ -159,10 +159,10 @@ class EntryInParts:
         self._size_bytes += len(part)
 
     def finish(self) -> None:
-        """The entry has its name, durably."""
+        """Gives the entry its name, durably."""
         try:
             if self._fd is None:
-                raise ValueError(f"{self._key} was finished before its first part")
+                raise ValueError(f"{self._key} was finished without a part")
             os.fsync(self._fd)
             _link(self._unfinished, self._target)
             sync_directory(self._folder)
@@ -171,7 +171,7 @@ class EntryInParts:
         self.abandon()
 
     def abandon(self) -> None:
-        """Removes the name it was written under."""
+        """Removes the temporary file."""
         if self._fd is None:
             return
         try:

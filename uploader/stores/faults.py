@@ -1,22 +1,22 @@
-"""A store that fails on order: one vocabulary of faults, for tests and ``headgate serve --chaos``.
+"""A store that fails on purpose: one vocabulary of faults, for tests and ``serve --chaos``.
 
-A *spec* is text, faults with commas between them; each may be given once::
+A *spec* is a text of faults separated by commas; each may appear once::
 
-    latency=20ms..2s@0.1   a call in ten takes 20 ms to 2 s longer, mostly little (heavy tail)
-    busy=30s/120s          503 SlowDown for the last 30 s of each 120 s
+    latency=20ms..2s@0.1   one call in ten takes 20 ms to 2 s longer, mostly little (heavy tail)
+    busy=30s/120s          503 SlowDown during the last 30 s of each 120 s
     reset_before=0.01      the connection ends before the body: nothing is kept
-    reset_after=0.01       the object is kept and the connection ends: outcome unknown
-    timeout_after=0.01     the object is kept, and after 2 s there is still no answer
-    torn=0.001             file:// only: half a frame reaches a segment, as at a loss of power
-    full=5s/60s            nothing can be put: no space left
-    read_only=5s/60s       nothing can be put: forbidden
+    reset_after=0.01       the object is kept, then the connection ends: outcome unknown
+    timeout_after=0.01     the object is kept, but there is no answer within 2 s
+    torn=0.001             file:// only: half a frame reaches a segment, as in a loss of power
+    full=5s/60s            puts fail: no space left
+    read_only=5s/60s       puts fail: forbidden
 
-``busy``, ``full`` and ``read_only`` take when they hold: ``=LENGTH/PERIOD``, ``=PROBABILITY`` of
-each call, or nothing for always. Periods are those of the clock that is given, so all processes of
-a machine meet them together. Writes meet all faults, other calls latency, busy and reset_before.
+``busy``, ``full`` and ``read_only`` hold during ``=LENGTH/PERIOD``, with ``=PROBABILITY`` for each
+call, or always if there is no value. Periods follow the given clock, so they begin in all processes
+of a machine together. Writes meet all faults; other calls meet latency, busy and reset_before.
 
-The plan is pure: time and chance in, a decision out. ``FaultyStore`` carries decisions out on a
-store, the tests' proxy on the way to one. Faults never change bytes that were kept.
+The plan is pure: from time and chance it makes a decision. ``FaultyStore`` carries decisions out
+on a store, and the tests' proxy on the way to one. Faults never change bytes that were kept.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from uploader.stores.file import FileStore
 
 Result = TypeVar("Result")
 
-TIMEOUT_S = 2.0  # how long an answer that never comes is waited for
+TIMEOUT_S = 2.0  # how long a caller waits for an answer that never comes
 DURATION_S_MAX = 86_400.0
-# Bounded Pareto with this exponent: of latencies from 20 ms to 2 s the median is 34 ms, the mean
-# 65 ms, and 1 in 260 is over 1 s.
+# Bounded Pareto with this exponent: between 20 ms and 2 s the median is 34 ms, the mean is 65 ms,
+# and 1 in 260 is over 1 s.
 TAIL = 1.3
 
 
 class ChaosSpecError(ValueError):
-    """A spec that cannot be read; the message names the part and what would be accepted."""
+    """A spec that cannot be parsed; the message names the part and what is accepted."""
 
 
 class Fault(Enum):
-    """What happens to a call; the values are the words of a spec."""
+    """What happens to a call; the values are the names in a spec."""
 
     NONE = "none"
     BUSY = "busy"
@@ -66,28 +66,28 @@ _WINDOWED = (Fault.BUSY, Fault.FULL, Fault.READ_ONLY)
 
 
 class When(Struct, frozen=True):
-    """When a fault holds: for the last ``length_s`` of each ``period_s``, or by chance."""
+    """When a fault holds: during the last ``length_s`` of each ``period_s``, or by chance."""
 
     probability: float = 0.0
     length_s: float = 0.0
     period_s: float = 0.0
 
     def holds(self, now_s: float, rng: random.Random) -> bool:
-        """Whether a call made now meets the fault."""
+        """Whether a call that is made now meets the fault."""
         if self.period_s:
             return now_s % self.period_s >= self.period_s - self.length_s
         return rng.random() < self.probability
 
 
 class Latency(Struct, frozen=True):
-    """A delay of ``low_s`` to ``high_s`` for a share of the calls."""
+    """A delay of ``low_s`` to ``high_s`` for some of the calls."""
 
     low_s: float
     high_s: float
     probability: float = 1.0
 
     def delay_s(self, rng: random.Random) -> float:
-        """A draw by the inverse of the bounded Pareto distribution's function."""
+        """A sample, by the inverse of the distribution function of the bounded Pareto."""
         if rng.random() >= self.probability:
             return 0.0
         ratio: float = (self.low_s / self.high_s) ** TAIL
@@ -95,7 +95,7 @@ class Latency(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True):
-    """What happens to one call: it is delayed, then meets the fault."""
+    """What happens to one call: a delay, then a fault."""
 
     delay_s: float
     fault: Fault
@@ -108,7 +108,7 @@ class Plan(Struct, frozen=True):
     faults: tuple[tuple[Fault, When], ...] = ()
 
     def decide(self, now_s: float, rng: random.Random, *, writes: bool) -> Decision:
-        """The fate of a call made at ``now_s``; ``writes``: it puts an object."""
+        """What happens to a call at ``now_s``; ``writes``: it puts an object."""
         delay_s = self.latency.delay_s(rng) if self.latency is not None else 0.0
         for fault, when in self.faults:
             if (writes or fault not in WRITES_ONLY) and when.holds(now_s, rng):
@@ -117,7 +117,7 @@ class Plan(Struct, frozen=True):
 
     @property
     def tears(self) -> bool:
-        """Whether torn writes are in it."""
+        """Whether the plan has torn writes."""
         return any(fault is Fault.TORN for fault, _ in self.faults)
 
 
@@ -129,7 +129,7 @@ def parse(spec: str) -> Plan:
         name, equals, value = part.partition("=")
         if name == "latency":
             if latency is not None:
-                raise _refused(part, "is there twice")
+                raise _refused(part, "is given twice")
             latency = _latency(part, value)
             continue
         try:
@@ -138,15 +138,15 @@ def parse(spec: str) -> Plan:
             fault = Fault.NONE
         if fault is Fault.NONE:
             names = ", ".join(["latency", *(each.value for each in Fault if each.value != "none")])
-            raise _refused(part, f"is no fault; the faults are {names}")
+            raise _refused(part, f"is not a fault; the faults are {names}")
         if fault in faults:
-            raise _refused(part, "is there twice")
+            raise _refused(part, "is given twice")
         if equals:
             faults[fault] = _when(part, fault, value)
         elif fault in _WINDOWED:
             faults[fault] = When(probability=1.0)
         else:
-            raise _refused(part, f"needs a probability, as in {name}=0.01")
+            raise _refused(part, f"needs a probability, such as {name}=0.01")
     return Plan(latency, tuple((fault, faults[fault]) for fault in Fault if fault in faults))
 
 
@@ -157,16 +157,16 @@ def _refused(part: str, why: str) -> ChaosSpecError:
 def _seconds(part: str, text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", text)
     if found is None:
-        raise _refused(part, f"has {text!r} where a duration such as 20ms or 1.5s is needed")
+        raise _refused(part, f"has {text!r} instead of a duration such as 20ms or 1.5s")
     seconds = float(found[1]) / (1000 if found[2] == "ms" else 1)
     if not 0 < seconds <= DURATION_S_MAX:
-        raise _refused(part, f"has the duration {text}, which is not over 0 and at most a day")
+        raise _refused(part, f"has the duration {text}; it must be over 0 and at most a day")
     return seconds
 
 
 def _probability(part: str, text: str) -> float:
     if re.fullmatch(r"\d+(\.\d+)?", text) is None or not 0 < float(text) <= 1:
-        raise _refused(part, f"has {text!r} where a probability over 0 and up to 1 is needed")
+        raise _refused(part, f"has {text!r} instead of a probability over 0 and up to 1")
     return float(text)
 
 
@@ -174,10 +174,10 @@ def _latency(part: str, value: str) -> Latency:
     span, at, probability = value.partition("@")
     low, dots, high = span.partition("..")
     if not dots:
-        raise _refused(part, "needs a range, as in latency=20ms..2s@0.1")
+        raise _refused(part, "needs a range, such as latency=20ms..2s@0.1")
     low_s, high_s = _seconds(part, low), _seconds(part, high)
     if low_s > high_s:
-        raise _refused(part, f"begins at {low}, behind its end {high}")
+        raise _refused(part, f"begins at {low}, after its end {high}")
     return Latency(low_s, high_s, _probability(part, probability) if at else 1.0)
 
 
@@ -186,27 +186,27 @@ def _when(part: str, fault: Fault, value: str) -> When:
     if not slash:
         return When(probability=_probability(part, value))
     if fault not in _WINDOWED:
-        raise _refused(part, f"needs a probability, as in {fault.value}=0.01")
+        raise _refused(part, f"needs a probability, such as {fault.value}=0.01")
     length_s, period_s = _seconds(part, length), _seconds(part, period)
     if length_s > period_s:
-        raise _refused(part, f"lasts {length} of each {period}, which is shorter")
+        raise _refused(part, f"lasts {length}, longer than its period {period}")
     return When(length_s=length_s, period_s=period_s)
 
 
 def require_possible(plan: Plan, store: ObjectStore) -> None:
-    """Raises ChaosSpecError when the plan tears writes of a store that has no files."""
+    """Raises ChaosSpecError if the plan tears writes of a store that has no files."""
     if plan.tears and not isinstance(store, FileStore):
         raise ChaosSpecError(
-            f"'torn' in the chaos spec is for file:// stores; {store.url} keeps whole objects or"
-            " nothing"
+            f"'torn' in the chaos spec is for file:// stores; {store.url} keeps objects whole or"
+            " not at all"
         )
 
 
 class FaultyStore:
     """An ObjectStore whose calls meet the faults of a plan. Used from any thread.
 
-    ``sleep`` takes seconds, ``now_s`` gives them by a clock that never goes back. Raises
-    ChaosSpecError when the plan tears writes of a store that has no files.
+    ``sleep`` takes seconds; ``now_s`` is a monotonic clock. Raises ChaosSpecError if the plan
+    tears writes of a store that has no files.
     """
 
     def __init__(
@@ -237,11 +237,11 @@ class FaultyStore:
         return self._write(key, lambda: self._inner.put(key, body, crc32c), tear)
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
-        """A put that may meet any fault; link(2) tears nothing, so a torn one leaves nothing."""
+        """A put that may meet any fault. link(2) is atomic, so a torn one leaves nothing."""
         return self._write(key, lambda: self._inner.put_if_absent(key, body), lambda: None)
 
     def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
-        """A read, which may be late or refused."""
+        """A read that may be late or refused."""
         self._before(f"GET of {locator}", writes=False)
         return self._inner.get(locator, start, length)
 
@@ -250,17 +250,17 @@ class FaultyStore:
         self._inner.reconnect()
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
-        """A listing, which may be late or refused before its first object."""
+        """A listing that may be late or refused before its first object."""
         self._before(f"LIST of {prefix}", writes=False)
         return self._inner.list(prefix, start_after)
 
     def delete(self, locators: Sequence[str]) -> None:
-        """A deletion, which may be late or refused."""
+        """A deletion that may be late or refused."""
         self._before(f"DELETE of {len(locators)} objects", writes=False)
         self._inner.delete(locators)
 
     def check(self) -> None:
-        """The inner store's; a store is not refused for faults that were ordered."""
+        """As ObjectStore.check, without faults: a start must not fail for those made on purpose."""
         self._inner.check()
 
     def close(self) -> None:

@@ -3,19 +3,21 @@
     dir/segments/   objects put by ``put``, as frames in segment files (segment.py)
     dir/entries/    objects put by ``put_if_absent`` or in parts, a file each (entries.py)
 
-Windows of milliseconds would make millions of files a day, and a file per object costs three
-times an append: so each put appends to a segment that no other put uses meanwhile. The one that
-was used last is taken first, so there are as many as puts ever ran together. A put that finds the
-disk full gives back what they have allocated ahead. Entries are few (one per 5 s) and need an
-atomic "only if absent", which link(2) gives between processes.
+With commit windows of milliseconds, one file per object would mean millions of files a day, and
+three times the cost of an append. So each put appends to a segment that no other put uses at that
+time. The segment used last is taken first, so there are as many segments as puts that ever ran
+together. A put that finds the disk full gives back the space that they have allocated ahead.
+Entries are few (one per 5 s) and need an atomic "only if absent" between processes, which link(2)
+provides.
 
-A locator is ``segment:position:length``, or an entry's key. Two equal frames may stand under one
-key; the ledger's locator counts. A delete overwrites the frame's state word, which any process
-may do and every process sees at once; a segment is unlinked when nobody appends to it and
-nothing in it lives. Several processes, each with several threads, may use one directory at once;
-two daemons never do (docs/protocol.md 5 keeps them apart, not this module).
+A locator is ``segment:position:length``, or the key of an entry. Two equal frames may have the
+same key; the one at the ledger's locator counts. A delete overwrites the frame's state word: any
+process may do that, and all processes see it immediately. A segment is unlinked when all its
+frames are dead and nobody appends to it. Several processes with several threads each may use one
+directory simultaneously. Two daemons never do, but docs/protocol.md 5 prevents that, not this
+module.
 
-``list`` walks all frame heads and holds what it found: about 5 us and 300 bytes an object.
+``list`` walks the heads of all frames and keeps what it finds: about 5 us and 300 bytes an object.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 
 
 class FileStore:
-    """Objects in a directory; see the module's head. Open it in the process that uses it."""
+    """Objects in a directory; see the head of this module. Open it in the process that uses it."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class FileStore:
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         if segment_bytes < 1:
-            raise ValueError(f"segment_bytes must be at least 1, not {segment_bytes}")
+            raise ValueError(f"segment_bytes must be at least 1, got {segment_bytes}")
         self.directory = Path(directory).absolute()
         self.url = f"file://{quote(str(self.directory))}"
         self._segment_bytes = segment_bytes
@@ -76,7 +78,7 @@ class FileStore:
         self._entries = Entries(self.directory / "entries", self.url)
         self._descriptors = Descriptors(self._segments)
         self._lock = threading.Lock()
-        self._idle: list[SegmentWriter] = []  # no put uses them; the last one is taken first
+        self._idle: list[SegmentWriter] = []  # used by no put; the last one is taken first
         self._reap_later: set[str] = set()  # names of existing segments, of which there are few
         self._closed = False
 
@@ -84,7 +86,9 @@ class FileStore:
         """Appends the object to a segment; durable when it returns."""
         name = key.encode()
         if not 0 < len(name) <= KEY_BYTES_MAX:
-            raise ValueError(f"the key {key!r} has {len(name)} bytes, not 1 to {KEY_BYTES_MAX}")
+            raise ValueError(
+                f"the key {key!r} has {len(name)} bytes; it must have 1 to {KEY_BYTES_MAX}"
+            )
         writer = self._writer(len(name), len(body))
         try:
             position = writer.append(name, body, crc32c, self._now_ms())
@@ -111,7 +115,7 @@ class FileStore:
             raise failed(f"put {key} into", self.url, error, outcome_unknown=True) from error
 
     def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes of an object. Raises ObjectMissing for one that is deleted or never was."""
+        """Bytes of an object. Raises ObjectMissing if it was deleted or never existed."""
         if is_entry(locator):
             return self._entries.get(locator, start, length)
         segment, position, size = _located(locator)
@@ -138,11 +142,11 @@ class FileStore:
         return data
 
     def reconnect(self) -> None:
-        """Lets go of open segments and of what the kernel keeps of them."""
+        """Drops open segments and their pages in the kernel's cache."""
         self._descriptors.drop()
 
     def delete(self, locators: Sequence[str]) -> None:
-        """Marks objects dead, durably, and removes the segments in which nothing lives."""
+        """Marks objects dead, durably, and removes segments without live objects."""
         self._entries.delete([each for each in locators if is_entry(each)])
         frames: dict[str, list[tuple[int, int]]] = {}
         for locator in locators:
@@ -161,7 +165,7 @@ class FileStore:
             raise failed("delete from", self.url, error) from error
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
-        """Makes the entry if its name is free; durable, and whole for whoever sees it."""
+        """Makes the entry durably if its name is free."""
         return self._entries.put_if_absent(key, body)
 
     def put_in_parts(self, key: str) -> PartedPut:
@@ -169,11 +173,11 @@ class FileStore:
         return self._entries.put_in_parts(key)
 
     def discard_unfinished(self, prefix: str) -> int:
-        """Nothing is left here: ``check`` has removed what dead writers left."""
+        """Does nothing: ``check`` has removed what dead writers left."""
         return 0
 
     def check(self) -> None:
-        """Makes the directories, tries both kinds of put, and tidies up behind dead writers."""
+        """Makes the directories, tries both kinds of put, and removes what dead writers left."""
         probe = f"probe-{secrets.token_hex(8)}"
         try:
             settle_directory(self._segments)
@@ -190,7 +194,7 @@ class FileStore:
         if made != [True, False]:
             raise StoreRefused(
                 f"{self.url} does not keep link(2)'s promise that a name is made once: two puts"
-                f" of one new name answered {made}; use a local file system"
+                f" of one new name returned {made}; use a local file system"
             )
 
     def close(self) -> None:
@@ -204,7 +208,7 @@ class FileStore:
         self._descriptors.close()
 
     def damage(self) -> tuple[Damage, ...]:
-        """Reads every live byte and names what is not whole; torn tails are not among it."""
+        """Reads every live byte and returns what is damaged; torn tails do not count."""
         return tuple(
             item
             for name in self._segment_names()
@@ -213,7 +217,7 @@ class FileStore:
         )
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
-        """Live objects by key. What a crash cut off is not among them; see also ``damage``."""
+        """Live objects by key, without those that a crash cut off; see also ``damage``."""
         found = [head for head in self._entries.heads() if _within(head.key, prefix, start_after)]
         for name in self._segment_names():
             for item in self._walk(name):
@@ -224,7 +228,7 @@ class FileStore:
         yield from found
 
     def _writer(self, key_length: int, body_length: int) -> SegmentWriter:
-        """A writer with room for a frame, which nobody else has until it is idle again."""
+        """A writer with space for a frame; it is the caller's alone until it is idle again."""
         with self._lock:
             if self._closed:
                 raise ValueError(f"{self.url} is closed")
@@ -240,10 +244,10 @@ class FileStore:
             raise failed("begin a segment in", self.url, error) from error
 
     def _shrink(self, refused: SegmentWriter) -> None:
-        """The disk is full: gives back what no frame fills, of all segments that no put uses.
+        """The disk is full: frees the space allocated ahead in all segments that no put uses.
 
-        The one that met it is used on, unless a part of a frame stands in it: a new one each time
-        would be one more that has space ahead when there is some again.
+        The refused writer stays in use unless it holds a part of a frame. Otherwise each refusal
+        would add a segment, which would allocate space ahead as soon as there is some.
         """
         with self._lock:
             writers, self._idle = self._idle, []
@@ -273,7 +277,7 @@ class FileStore:
             self._reap(writer.name)
         except OSError:
             # Its frames are durable and readable without the end mark, which check() writes at
-            # the next start: no reason to fail the put that came upon it.
+            # the next start, so the put that met this error need not fail.
             return
 
     def _segment_names(self) -> Sequence[str]:
@@ -308,10 +312,10 @@ class FileStore:
             os.close(fd)
 
     def _reap(self, name: str, *, tidy: bool = False) -> None:
-        """Removes a segment that nobody appends to and in which nothing lives.
+        """Removes a segment whose frames are all dead, unless a writer has it.
 
-        With ``tidy`` also seals one that a dead writer left, unless its tail is torn: those
-        bytes are left as they are.
+        With ``tidy`` also seals a segment that a dead writer left, unless its tail is torn: those
+        bytes stay as they are.
         """
         path = self._segments / name
         try:
@@ -326,7 +330,7 @@ class FileStore:
             for item in walk(fd, name):
                 if isinstance(item, Damage):
                     if not item.tail:
-                        return  # somebody has to look at it first
+                        return  # an operator has to look at it first
                     torn = True
                 elif item.live:
                     live = True
@@ -338,7 +342,7 @@ class FileStore:
                 seal(fd, name, end)
             elif not live:
                 path.unlink(missing_ok=True)
-                # Readers in other processes may hold it open; its space is needed now.
+                # Readers in other processes may have it open, but its space is needed now.
                 os.ftruncate(fd, 0)
                 self._descriptors.forget(name)
         except BlockingIOError:

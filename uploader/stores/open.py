@@ -1,4 +1,4 @@
-"""From a URL to a store. boto3 is imported only where an S3 URL is used: it costs 0.2 s."""
+"""Opens the store that a URL names. boto3, which takes 0.2 s to import, is loaded for S3 only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FORMS = "file:///absolute/directory, s3://bucket or s3://bucket/prefix"
 
 
 class StoreUrlError(ValueError):
-    """A store URL that names no store."""
+    """A URL that does not name a store."""
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(f"the store URL {url!r} {why}; accepted are {FORMS}")
@@ -24,39 +24,41 @@ def open_store(
     region: str | None = None,
     threads: int = 4,
 ) -> PartedStore:
-    """The store at ``url``, for calls from up to ``threads`` threads at once.
+    """The store at ``url``, for simultaneous calls from up to ``threads`` threads.
 
-    Nothing is contacted or created yet; ``check()`` does. ``endpoint_url`` and ``region`` are for
-    S3 only and go before boto3's own configuration. Raises StoreUrlError, a ValueError.
+    Nothing is contacted or created before ``check()``. ``endpoint_url`` and ``region`` are for S3
+    only and override boto3's own configuration. Raises StoreUrlError, a ValueError.
     """
     if threads < 1:
-        raise ValueError(f"a store is used by at least 1 thread, not {threads}")
+        raise ValueError(f"threads must be at least 1, got {threads}")
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise StoreUrlError(url, f"is no URL ({error})") from error
+        raise StoreUrlError(url, f"is not a URL ({error})") from error
     if parts.query or parts.fragment:
         raise StoreUrlError(url, "has a query or a fragment")
     if parts.scheme == "file":
         if parts.netloc:
-            raise StoreUrlError(url, f"names the host {parts.netloc!r}, and a file has none")
+            raise StoreUrlError(url, f"names the host {parts.netloc!r}, but files are local")
         directory = unquote(parts.path)
         if not directory.startswith("/") or directory.strip("/") == "":
-            raise StoreUrlError(url, "names no directory")
+            raise StoreUrlError(url, "does not name a directory")
         if "\0" in directory:
-            raise StoreUrlError(url, "holds a zero byte")
+            raise StoreUrlError(url, "contains a zero byte")
         from uploader.stores.file import FileStore
 
         return FileStore(directory)
     if parts.scheme == "s3":
         if not parts.netloc:
-            raise StoreUrlError(url, "names no bucket")
+            raise StoreUrlError(url, "does not name a bucket")
         if "@" in parts.netloc or ":" in parts.netloc:
             raise StoreUrlError(
-                url, "has more than a bucket before its path: credentials come from boto3's chain"
+                url, "must have only a bucket before its path: credentials come from boto3's chain"
             )
         if endpoint_url is not None and urlsplit(endpoint_url).scheme not in ("http", "https"):
-            raise StoreUrlError(url, f"has an endpoint {endpoint_url!r} that is no http(s) URL")
+            raise StoreUrlError(
+                url, f"has the endpoint {endpoint_url!r}, which is not an http(s) URL"
+            )
         from uploader.stores.s3 import S3Store
 
         return S3Store(
@@ -66,4 +68,4 @@ def open_store(
             region=region,
             threads=threads,
         )
-    raise StoreUrlError(url, "has no scheme that is known")
+    raise StoreUrlError(url, "has an unknown scheme")

@@ -1,15 +1,15 @@
 """The S3 store: ``s3://bucket/prefix``. The one place that knows S3; the locator is the key.
 
-boto3 is configured for little CPU: no checksum but the CRC32C that the caller has computed
-anyway, no SHA256 of the payload, one attempt a call (``uploader/stores/retry.py`` decides on more).
-A PUT of 4 MiB costs 2.4 ms of CPU that way, 7 to 10 ms with boto3's defaults. Answers are not
-checked here: S3 has a checksum for whole objects only, and whoever reads has the ledger's for each
-extent (verified.py). boto3's ``Expect: 100-continue`` stays: it costs 0.1 ms, and a store that
-answers 503 is spared the body.
+boto3 is configured to use little CPU: no checksum except the CRC32C that the caller has computed
+anyway, no SHA256 of the payload, one attempt per call (``retrying.py`` makes more of them). That
+way a PUT of 4 MiB costs 2.4 ms of CPU; with boto3's defaults it costs 7 to 10 ms. Answers are not
+checked here: S3 has a checksum for whole objects only, and readers have the ledger's checksum of
+each extent (``verified.py``). boto3's ``Expect: 100-continue`` stays: it costs 0.1 ms and spares
+the body when the store answers 503.
 
-Every put carries ``If-None-Match: *``. 412 to it means that the key is taken; the checksum that
-the store keeps says by whom: the same body is a success (a PUT whose answer was lost, or an
-adopter's), another one is a ForeignObject.
+Every put carries ``If-None-Match: *``. The answer 412 means that the key is taken, and the checksum
+that the store keeps tells by what. The same body is a success: the answer to a PUT was lost, or
+another process adopted the lease. Any other body is a ForeignObject.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ObjectIdentifierTypeDef
 
 CONNECT_TIMEOUT_S = 5.0
-# Published p99 of an 8 MiB PUT is 400 ms; a call without a byte for this long is lost.
+# The published p99 of an 8 MiB PUT is 400 ms; a call that stays silent longer than this is lost.
 READ_TIMEOUT_S = 20.0
-DELETE_BATCH = 1_000  # S3's own limit
+DELETE_BATCH = 1_000  # a limit of S3
 REGION_WITHOUT_ONE = "us-east-1"  # a signature needs some region; MinIO and others ignore it
 
 
 class S3Store:
-    """Objects in a bucket; see the module's head. All threads share one client."""
+    """Objects in a bucket; see the head of this module. All threads share one client."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class S3Store:
             ) from error
 
     def put(self, key: str, body: bytes, crc32c: int) -> str:
-        """Keeps the object if the key is free, or holds the same bytes already."""
+        """Keeps the object if the key is free or already holds the same bytes."""
         try:
             self._put(key, body, crc32c)
         except (BotoCoreError, ClientError) as error:
@@ -120,7 +120,7 @@ class S3Store:
             raise mapped(error, f"GET of {locator}", self._where) from error
 
     def delete(self, locators: Sequence[str]) -> None:
-        """Removes objects, 1,000 a request. What could not be removed is named in the error."""
+        """Removes objects, 1,000 per request. The error names the first that was not removed."""
         for at in range(0, len(locators), DELETE_BATCH):
             batch: list[ObjectIdentifierTypeDef] = [
                 {"Key": self._root + locator} for locator in locators[at : at + DELETE_BATCH]
@@ -146,7 +146,7 @@ class S3Store:
                 raise StoreError(sentence, retryable=True)
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
-        """Keeps the object if the key is free; False when it is taken, by anything."""
+        """Keeps the object if the key is free; False if it holds anything."""
         try:
             self._put(key, body, checksum.crc32c(body))
         except (BotoCoreError, ClientError) as error:
@@ -164,7 +164,7 @@ class S3Store:
         return discard_unfinished(self._client, self._where, self._root + prefix)
 
     def check(self) -> None:
-        """Looks for the bucket, and puts a probe twice: the second must be answered 412."""
+        """Looks for the bucket, and puts a probe twice: the answer to the second must be 412."""
         try:
             self._client.head_bucket(Bucket=self._bucket)
         except (BotoCoreError, ClientError) as error:
@@ -185,7 +185,7 @@ class S3Store:
             )
 
     def reconnect(self) -> None:
-        """Drops the pool of connections; requests that are under way end on theirs."""
+        """Drops the pool of connections; requests in progress end on theirs."""
         self._client.close()
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class S3Store:
         self._client.close()
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
-        """Objects by key, a LIST request for each 1,000."""
+        """Objects by key, one LIST request per 1,000."""
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket,
             Prefix=self._root + prefix,
@@ -225,25 +225,25 @@ class S3Store:
         except (BotoCoreError, ClientError) as error:
             if status_of(error) == 404:
                 raise StoreError(
-                    f"{self.url}: {key} was taken when it was put and is gone now",
+                    f"{self.url}: {key} was taken when it was put, and is gone now",
                     retryable=True,
                 ) from error
             raise mapped(error, f"HEAD of {key}", self._where, writes=True) from error
         found_bytes = head["ContentLength"]
         found = head.get("ChecksumCRC32C", "")
         if not found and found_bytes == size_bytes:
-            # A store that keeps no checksums, or an object that another program copied there.
+            # The store keeps no checksums, or another program copied the object.
             found = self._checksum_of(key, crc32c)
         if found_bytes != size_bytes or found != base64_of(crc32c):
             raise ForeignObject(
-                f"{self.url}: {key} is taken by another object: {found_bytes} bytes with CRC32C"
-                f" {found or 'unknown'}, ours has {size_bytes} with {base64_of(crc32c)}. Keys are"
-                " never used twice: another program or a copy of this daemon writes here, or the"
-                " object was damaged"
+                f"{self.url}: {key} is taken by another object: it has {found_bytes} bytes with"
+                f" CRC32C {found or 'unknown'}, ours has {size_bytes} with {base64_of(crc32c)}."
+                " Keys are never used twice: another program or a copy of this daemon writes here,"
+                " or the object was damaged"
             )
 
     def _checksum_of(self, key: str, wanted: int) -> str:
-        """The checksum of an object as it is read; another one than wanted is read again."""
+        """The checksum of an object; if it is not the one wanted, the object is read again."""
 
         def read() -> str:
             found = checksum.crc32c(self.get(key))
@@ -258,4 +258,4 @@ class S3Store:
 
 
 class _OtherBytes(Exception):
-    """Bytes with another checksum, which this names."""
+    """The bytes have another checksum, which is the message."""

@@ -1,4 +1,4 @@
-"""From boto3's errors to ours: retryable or not, outcome known or not, and what to do about it."""
+"""Turns boto3's errors into ours: retryable or not, outcome known or not, and what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from uploader.stores.base import ObjectMissing, StoreBusy, StoreError, StoreRefu
 
 _BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "ServerBusy"}
 _BUSY_STATUS = {429, 503}
-# A body that was damaged on its way, and an upload that the store gave up waiting for.
+# A body that was damaged on the way, or an upload that the store gave up waiting for.
 _AGAIN_ALTHOUGH_400 = {
     "BadDigest",
     "IncompleteBody",
@@ -37,7 +37,7 @@ _CREDENTIALS = (
 
 
 class Where(NamedTuple):
-    """What a sentence about a store names."""
+    """What every message about a store names."""
 
     url: str
     bucket: str
@@ -45,7 +45,7 @@ class Where(NamedTuple):
 
 
 def status_of(error: BotoCoreError | ClientError) -> int | None:
-    """The HTTP status that the store answered, None where it did not answer."""
+    """The HTTP status of the store's answer, None without an answer."""
     if isinstance(error, ClientError):
         return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return None
@@ -61,8 +61,8 @@ def mapped(
 ) -> StoreError:
     """The StoreError for a failed call.
 
-    ``what`` names the call; ``writes``: the call may have had its effect though it failed;
-    ``of_bucket``: 404 is about the bucket (HEAD has no body that would say so).
+    ``what`` names the call. ``writes``: the call may have had its effect although it failed.
+    ``of_bucket``: 404 means the bucket (an answer to HEAD has no body that would tell).
     """
     if isinstance(error, ClientError):
         return _answered(error, what, where, writes, of_bucket)
@@ -90,7 +90,7 @@ def _answered(
     if status >= 500 or status == 408 or code in _AGAIN_ALTHOUGH_400:
         return StoreError(sentence, retryable=True, outcome_unknown=writes)
     if status == 409:
-        # A conditional put that met another one of the same key, both undecided.
+        # Two conditional puts of the same key met, and neither is decided.
         return StoreError(sentence, retryable=True)
     if code == "NoSuchBucket" or (status == 404 and of_bucket):
         return StoreRefused(

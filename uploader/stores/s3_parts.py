@@ -1,9 +1,9 @@
-"""Objects of S3 that are put in parts: multipart uploads, for what is too large for memory.
+"""Objects that are put into S3 in parts: multipart uploads of what is too large for memory.
 
-A part carries its CRC32C as a PUT does. There is no condition on the key, which is its writer's
-alone. An upload that nobody finishes costs as much as its parts and is in no listing of objects:
-who begins one aborts it, or the next start does (``discard_unfinished``). MinIO names unfinished
-uploads by their whole key only, and removes them by itself after a day.
+Each part carries its CRC32C, as a PUT does. The put is unconditional: only its writer knows the
+key. An unfinished upload costs storage for its parts and appears in no listing of objects, so its
+writer aborts it, or the next start does (``discard_unfinished``). MinIO finds unfinished uploads
+only by their whole key, and removes them itself after a day.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ObjectInParts:
         self._parts.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32C": crc32c})
 
     def finish(self) -> None:
-        """Puts the parts together; an answer that was lost is found out by the next call."""
+        """Puts the parts together. If the answer is lost, the next call finds the object."""
         try:
             self._client.complete_multipart_upload(
                 Bucket=self._bucket, Key=self._key, UploadId=self._upload,
@@ -66,16 +66,16 @@ class ObjectInParts:
         except (BotoCoreError, ClientError) as error:
             if status_of(error) == 404 and self._is_there():
                 return
-            raise mapped(error, f"the end of {self._key}", self._where, writes=True) from error
+            raise mapped(error, f"finishing {self._key}", self._where, writes=True) from error
 
     def abandon(self) -> None:
-        """Aborts the upload; one that is not there is no error."""
+        """Aborts the upload. A missing upload is not an error."""
         if not self._upload:
             return
         try:
             _abort(self._client, self._bucket, self._key, self._upload)
         except (BotoCoreError, ClientError) as error:
-            raise mapped(error, f"the abort of {self._key}", self._where) from error
+            raise mapped(error, f"aborting {self._key}", self._where) from error
 
     def _is_there(self) -> bool:
         try:
@@ -99,7 +99,7 @@ def discard_unfinished(client: S3Client, where: Where, prefix: str) -> int:
                 _abort(client, where.bucket, upload["Key"], upload["UploadId"])
                 discarded += 1
     except (BotoCoreError, ClientError) as error:
-        raise mapped(error, f"unfinished uploads under {prefix}", where) from error
+        raise mapped(error, f"listing unfinished uploads under {prefix}", where) from error
     return discarded
 
 

@@ -1,4 +1,4 @@
-"""A segment file of the embedded store: its bytes, how one is written, how one is walked.
+"""A segment file of the embedded store: its format, its writer, and the walk over its frames.
 
 A segment is a sequence of frames, each beginning on 8 bytes, little-endian::
 
@@ -7,16 +7,17 @@ A segment is a sequence of frames, each beginning on 8 bytes, little-endian::
             key | body | zeros up to 8 bytes
     end     magic "HGFE" | crc32c u32 | 8 zeros                                   (16 bytes)
 
-``state`` is 1 live or 2 dead: the one word that is ever overwritten, and by anybody (a delete).
-It lies within one sector, so it is one or the other whatever happens. The head's CRC32C covers
-the segment's name, the position, the head behind itself, and the key: bytes that a producer put
-into a body never pass for a frame. The end mark's covers name and position.
+``state`` is 1 (live) or 2 (dead). It is the only word that is overwritten, by the process that
+deletes the object. It lies within one sector, so after a loss of power it is one or the other. The
+head's CRC32C covers the segment's name, the position, the rest of the head, and the key, so bytes
+that a producer put into a body never pass for a frame. That of the end mark covers name and
+position.
 
 Lifecycle: create (exclusive name, flock, preallocated) -> append, one write and one fdatasync
 each -> seal (cut to its length, end mark) -> all frames dead -> unlinked. One process appends, one
-thread at a time, and holds the file's flock as long as it may: who gets the flock knows that
-nobody appends any more. A crash leaves a segment without an end mark, whose last frame may be
-torn; a put that failed ends its segment, so a torn frame is never followed by another one.
+thread at a time, and holds the flock of the file until it is done: whoever gets the flock knows
+that nobody appends. A crash leaves a segment without an end mark, whose last frame may be torn. A
+failed put ends its segment, so no frame ever follows a torn one.
 """
 
 from __future__ import annotations
@@ -43,15 +44,14 @@ END = struct.Struct("<4sIQ")
 END_MAGIC = b"HGFE"
 
 KEY_BYTES_MAX = 1024
-# One frame behind the other is found with few reads when frames are small, and little is read
-# in vain when they are large.
+# Small frames are found with few reads, and little is read in vain when frames are large.
 WINDOW_BYTES = 16 * 1024
 SCAN_BYTES = 1024 * 1024
 # An append inside allocated space saves the file's size change: 0.09 ms instead of 0.13 ms at
 # 1 KiB, 1.8 ms instead of 9 ms at 4 MiB. A crash wastes at most this much per writer until check().
 ALLOCATE_BYTES = 8 * 1024 * 1024
-# Space ahead is for speed only, so a writer takes at most this share of what is free: a hundred of
-# them leave a fifth to those who need it. Below 512 MiB they take less than ALLOCATE_BYTES.
+# Space ahead only serves speed, so a writer takes at most this share of the free space: a hundred
+# writers leave a fifth of it. Below 512 MiB of free space they take less than ALLOCATE_BYTES.
 ALLOCATE_SHARE = 64
 ALLOCATE_UNIT = 4096
 
@@ -78,10 +78,10 @@ class Frame(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes from ``position`` on that are no whole frame.
+    """Bytes from ``position`` on that are not a whole frame.
 
-    A ``tail`` is the last thing in a segment that was never sealed: a put that a crash cut off,
-    which never happened. Anything else had happened and is damaged.
+    A ``tail`` stands last in a segment that was never sealed: a put that a crash cut off, and that
+    was never confirmed. Any other damage is to a put that was confirmed.
     """
 
     segment: str
@@ -105,10 +105,10 @@ def _end_mark(segment: str, position: int) -> bytes:
 
 
 class SegmentWriter:
-    """Appends frames to a segment of its own, one at a time. See the module's lifecycle."""
+    """Appends frames to a segment of its own, one at a time; see the lifecycle above."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """Creates the segment. Raises OSError; FileExistsError when the name is not new."""
+        """Creates the segment. Raises OSError, FileExistsError if the name is taken."""
         self.name = name
         self.position = 0
         self.torn = False  # a frame was begun and not finished
@@ -119,8 +119,8 @@ class SegmentWriter:
     def append(self, key: bytes, body: bytes, body_crc32c: int, written_ms: int) -> int:
         """Adds a frame and returns its position once it is durable.
 
-        Raises OSError. When it is ``torn`` then, the frame may be there all the same, and only
-        ``abandon`` may follow; else there was no space for it, and nothing has changed.
+        Raises OSError. If the writer is ``torn`` afterwards, the frame may nevertheless be there,
+        and only ``abandon`` may follow; otherwise there was no space and nothing has changed.
         """
         position = self.position
         end = frame_end(position, len(key), len(body))
@@ -135,22 +135,22 @@ class SegmentWriter:
         self.torn = True
         _write_all(self._fd, [head, body, padding], position)
         os.fdatasync(self._fd)
-        # The newest records are read from the rings; keeping each object in the page cache too
-        # costs more CPU than all else here (docs/decisions/0004).
+        # The newest records are read from the rings, and keeping each object in the page cache as
+        # well costs more CPU than everything else here (docs/decisions/0004).
         os.posix_fadvise(self._fd, position, end - position, os.POSIX_FADV_DONTNEED)
         self.position = end
         self.torn = False
         return position
 
     def shrink(self) -> int:
-        """Gives back what was allocated ahead; returns how much that is. Raises OSError."""
+        """Frees the space that was allocated ahead; returns how much. Raises OSError."""
         ahead = self._allocated - self.position
         os.ftruncate(self._fd, self.position)
         self._allocated = self.position
         return ahead
 
     def seal(self) -> None:
-        """Ends the segment: nothing is appended any more. Without frames it is removed."""
+        """Ends the segment. A segment without frames is removed."""
         try:
             if self.position == 0:
                 self._path.unlink()
@@ -160,15 +160,15 @@ class SegmentWriter:
             os.close(self._fd)
 
     def abandon(self) -> None:
-        """Ends the segment behind a failed append, whose bytes are cut off if that is possible."""
+        """Ends the segment after a failed append, whose bytes are cut off if possible."""
         try:
             if self.position == 0:
                 self._path.unlink(missing_ok=True)
             else:
                 os.ftruncate(self._fd, self.position)
         except OSError:
-            # The disk that refused the frame refuses this too: the frame stays as a torn tail,
-            # which readers know; the caller reports the first error.
+            # The disk that refused the frame refuses this too. The frame stays as a torn tail,
+            # which readers recognize; the caller reports the first error.
             return
         finally:
             os.close(self._fd)
@@ -183,7 +183,7 @@ class SegmentWriter:
 
 
 def allocation(free_bytes: int) -> int:
-    """How much a writer allocates ahead where so much is free; 0: only what a frame needs."""
+    """How much a writer allocates ahead, given the free space; 0: only what a frame needs."""
     share = free_bytes // ALLOCATE_SHARE
     return min(ALLOCATE_BYTES, share - share % ALLOCATE_UNIT)
 
@@ -204,7 +204,7 @@ def create_locked(path: Path) -> int:
         except BaseException:
             os.close(fd)
             raise
-        # Somebody who tidies up took the lock first and found an empty file.
+        # Another process that tidies up took the lock first and found an empty file.
         os.close(fd)
 
 
@@ -227,15 +227,15 @@ def mark_dead(fd: int, position: int) -> None:
 
 
 def frame_at(fd: int, segment: str, position: int) -> Frame | None:
-    """The frame whose head stands whole at ``position``; its body is not looked at."""
+    """The frame at ``position``, None if its head is not whole; its body is not checked."""
     return _parse(segment, os.pread(fd, FRAME_BYTES + KEY_BYTES_MAX, position), 0, position)
 
 
 def walk(fd: int, segment: str, *, bodies: bool = False) -> Iterator[Frame | Damage]:
-    """The frames of a segment in order, dead ones too, and what is no frame.
+    """The frames of a segment in order, including dead ones, and what is not a frame.
 
-    Never raises for damage. With ``bodies`` every live body's checksum is verified, else only
-    that of the last frame of a segment that was not sealed. May run beside the writer.
+    Never raises for damage. With ``bodies`` the checksum of every live body is verified, otherwise
+    only that of the last frame of an unsealed segment. May run while a writer appends.
     """
     sealed = is_sealed(fd, segment)
     size = os.fstat(fd).st_size - END.size if sealed else _data_end(fd)
@@ -258,10 +258,10 @@ def walk(fd: int, segment: str, *, bodies: bool = False) -> Iterator[Frame | Dam
         if following is None and not sealed:
             break
         if os.fstat(fd).st_nlink == 0:
-            return  # removed while we looked, nothing in it lives
+            return  # removed meanwhile: all its frames were dead
         window = b""
         if frame_at(fd, segment, position) is not None and frame is None:
-            continue  # the writer finished it while we looked further on
+            continue  # the writer finished it meanwhile
         if last is not None:
             yield _judged(fd, last, bodies, tail=False)
             last = None
@@ -310,7 +310,7 @@ def _parse(segment: str, data: bytes, at: int, position: int) -> Frame | None:
 
 
 def _data_end(fd: int) -> int:
-    """Where the file's data ends: space allocated ahead is a hole, and need not be read."""
+    """Where the file's data ends: space allocated ahead is sparse and need not be read."""
     end = 0
     try:
         while True:
@@ -350,7 +350,7 @@ def _write_all(fd: int, buffers: list[bytes], position: int) -> None:
     written = os.pwritev(fd, buffers, position)
     total = sum(len(buffer) for buffer in buffers)
     if written < total:
-        # A full disk takes what fits; the rest gets its error here.
+        # A full disk takes what fits, and writing the rest raises the error.
         rest = memoryview(b"".join(buffers))[written:]
         while rest:
             count = os.pwrite(fd, rest, position + total - len(rest))

@@ -1,10 +1,9 @@
-"""Bytes from a store, not called damaged before they were read again on a new connection.
+"""Reads that look damaged are repeated on a new connection before they count as damaged.
 
-What a read gives may be wrong though the object is right: a connection that a proxy mixed up, a
-cache between, a bit that flipped on the way or in this machine. Whoever acts on damage (a
-compaction puts offsets in quarantine, a recovery leaves a gap, a reader is answered 503) reads
-through here. The store's own checksum would not do: it covers whole objects, and most reads are
-ranges.
+A read may be wrong although the object is right: a proxy mixed up two connections, a cache is
+stale, a bit flipped on the network or in this machine. Code that acts on damage (a compaction that
+quarantines offsets, a recovery that leaves a gap, a reader that answers 503) reads through here.
+The store's own checksum does not help: it covers whole objects, and most reads are ranges.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TypeVar
 
 log = logging.getLogger("headgate.store")
 
-READS_MAX = 3  # what is wrong three times is the object
+READS_MAX = 3  # after three wrong reads the object itself is wrong
 
 T = TypeVar("T")
 
@@ -26,12 +25,13 @@ def verified(
     damage: type[Exception] | tuple[type[Exception], ...],
     what: str,
 ) -> T:
-    """What ``read`` returns, which checks what it reads and raises ``damage``: at most READS_MAX
-    times, each on a new connection. Raises the last ``damage``, and everything else immediately."""
+    """What ``read`` returns. ``read`` checks its bytes and raises ``damage`` if they are wrong; it
+    is called up to READS_MAX times, each time on a new connection. Raises the last ``damage``, and
+    any other error immediately."""
     for _ in range(READS_MAX - 1):
         try:
             return read()
         except damage as error:
-            log.warning("%s: %s; it is read again on a new connection", what, error)
+            log.warning("%s: %s; reading it again on a new connection", what, error)
             reconnect()
     return read()

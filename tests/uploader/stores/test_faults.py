@@ -73,24 +73,24 @@ def test_a_spec_is_read_fault_by_fault() -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("", "'' in the chaos spec is no fault; the faults are latency, busy, reset_before"),
-        ("busy=1s/2s,slow=1", "'slow=1' in the chaos spec is no fault"),
-        ("none", "'none' in the chaos spec is no fault"),
-        ("busy=3s/2s", "'busy=3s/2s' in the chaos spec lasts 3s of each 2s"),
-        ("busy=1s/2", "has '2' where a duration such as 20ms or 1.5s is needed"),
-        ("busy=0s/2s", "has the duration 0s, which is not over 0"),
-        ("busy=1s/90000s", "has the duration 90000s, which is not over 0 and at most a day"),
-        ("busy=", "has '' where a probability over 0 and up to 1"),
-        ("torn", "'torn' in the chaos spec needs a probability, as in torn=0.01"),
-        ("torn=1s/2s", "needs a probability, as in torn=0.01"),
-        ("reset_after=1.5", "has '1.5' where a probability over 0 and up to 1 is needed"),
-        ("reset_after=0", "has '0' where a probability"),
-        ("reset_after=nan", "has 'nan' where a probability"),
-        ("latency=20ms", "needs a range, as in latency=20ms..2s@0.1"),
-        ("latency=2s..20ms", "begins at 2s, behind its end 20ms"),
-        ("latency=1ms..2ms@2", "has '2' where a probability"),
-        ("latency=1ms..2ms,latency=1ms..2ms", "is there twice"),
-        ("full,full", "'full' in the chaos spec is there twice"),
+        ("", "'' in the chaos spec is not a fault; the faults are latency, busy, reset_before"),
+        ("busy=1s/2s,slow=1", "'slow=1' in the chaos spec is not a fault"),
+        ("none", "'none' in the chaos spec is not a fault"),
+        ("busy=3s/2s", "'busy=3s/2s' in the chaos spec lasts 3s, longer than its period 2s"),
+        ("busy=1s/2", "has '2' instead of a duration such as 20ms or 1.5s"),
+        ("busy=0s/2s", "has the duration 0s; it must be over 0"),
+        ("busy=1s/90000s", "has the duration 90000s; it must be over 0 and at most a day"),
+        ("busy=", "has '' instead of a probability over 0 and up to 1"),
+        ("torn", "'torn' in the chaos spec needs a probability, such as torn=0.01"),
+        ("torn=1s/2s", "needs a probability, such as torn=0.01"),
+        ("reset_after=1.5", "has '1.5' instead of a probability over 0 and up to 1"),
+        ("reset_after=0", "has '0' instead of a probability"),
+        ("reset_after=nan", "has 'nan' instead of a probability"),
+        ("latency=20ms", "needs a range, such as latency=20ms..2s@0.1"),
+        ("latency=2s..20ms", "begins at 2s, after its end 20ms"),
+        ("latency=1ms..2ms@2", "has '2' instead of a probability"),
+        ("latency=1ms..2ms,latency=1ms..2ms", "is given twice"),
+        ("full,full", "'full' in the chaos spec is given twice"),
     ],
 )
 def test_a_spec_that_cannot_be_read_is_refused_with_its_part(spec: str, sentence: str) -> None:
@@ -224,7 +224,7 @@ def test_a_torn_write_leaves_half_a_frame_that_never_happened(trial: Trial) -> N
 def test_writes_to_s3_cannot_be_torn() -> None:
     store = S3Store("bucket", endpoint_url="http://127.0.0.1:1", region="eu-central-1")
     try:
-        with pytest.raises(ChaosSpecError, match=r"'torn' .* s3://bucket keeps whole objects"):
+        with pytest.raises(ChaosSpecError, match=r"'torn' .* s3://bucket keeps objects whole"):
             require_possible(parse("torn=0.1"), store)
         require_possible(parse("busy"), store)
     finally:

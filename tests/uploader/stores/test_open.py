@@ -61,7 +61,7 @@ def test_an_endpoint_that_is_no_http_url_is_refused() -> None:
 
 
 def test_a_store_for_no_thread_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least 1 thread, not 0"):
+    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
         open_store(f"file://{tmp_path}", threads=0)
 
 
