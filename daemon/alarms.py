@@ -1,7 +1,7 @@
 """What each alarm means: its name for people and programs, and when it makes the daemon not ready.
 
-Pure: segment, configuration and ``now`` in, troubles and lines for the log out. Who raises an
-alarm is said beside its kind's meaning; how it is kept is in ``shards/alarms.py``.
+Pure functions of the segment, the configuration and ``now``. A comment at each kind's meaning says
+who raises it; ``shards/alarms.py`` keeps alarms.
 """
 
 from __future__ import annotations
@@ -11,27 +11,18 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
+from daemon.api.schemas import AlarmStatus
 from daemon.config import Config
 from shards.alarms import Alarm, AlarmKind, raised
 from shards.segment import Segment
 
 
 class Meaning(Struct, frozen=True):
-    """``not_ready_after_ms`` None: the daemon stays ready; ``says`` begins the message."""
+    """``says`` begins the message. ``not_ready_after_ms`` is None if the daemon stays ready."""
 
     name: str
     says: str
     not_ready_after_ms: Callable[[Config], int] | None
-
-
-class Trouble(Struct, frozen=True):
-    """One kind of alarm over all processes, as `/v0/status` shows it."""
-
-    alarm: str
-    age_ms: int
-    count: int
-    message: str
-    not_ready: bool
 
 
 def _immediately(_: Config) -> int:
@@ -55,7 +46,7 @@ MEANINGS: dict[AlarmKind, Meaning] = {
     ),
     # a shard's uploads and its following of the commits, the supervisor's owner thread
     AlarmKind.LEDGER_FAILING: Meaning("ledger_failing", "ledger failing", _store_down),
-    # the supervisor's door
+    # the supervisor's gate
     AlarmKind.DISK_SHORT: Meaning("disk_short", "disk short of space", _store_down),
     # the supervisor's upkeep thread
     AlarmKind.DEDUPE_WINDOW_SHORT: Meaning(
@@ -70,20 +61,20 @@ MEANINGS: dict[AlarmKind, Meaning] = {
 }
 
 
-def troubles(segment: Segment, config: Config, now_ns: int) -> list[Trouble]:
-    """What is wrong now, in the order of the kinds; the longest-standing row gives the text."""
+def active(segment: Segment, config: Config, now_ns: int) -> list[AlarmStatus]:
+    """The alarms that are raised, one for each kind; the oldest row of a kind gives its text."""
     by_kind: dict[AlarmKind, list[Alarm]] = {}
     for alarm in raised(segment):
         by_kind.setdefault(alarm.kind, []).append(alarm)
-    return [_trouble(kind, by_kind[kind], config, now_ns) for kind in sorted(by_kind)]
+    return [_status(kind, by_kind[kind], config, now_ns) for kind in sorted(by_kind)]
 
 
-def _trouble(kind: AlarmKind, alarms: list[Alarm], config: Config, now_ns: int) -> Trouble:
+def _status(kind: AlarmKind, alarms: list[Alarm], config: Config, now_ns: int) -> AlarmStatus:
     meaning = MEANINGS[kind]
     first = min(alarms, key=lambda alarm: alarm.since_ns)
     age_ms = max(0, now_ns - first.since_ns) // 1_000_000
     after = meaning.not_ready_after_ms
-    return Trouble(
+    return AlarmStatus(
         alarm=meaning.name,
         age_ms=age_ms,
         count=sum(alarm.count for alarm in alarms),
@@ -93,26 +84,26 @@ def _trouble(kind: AlarmKind, alarms: list[Alarm], config: Config, now_ns: int) 
 
 
 LOG_AGAIN_NS = 60_000_000_000
-# An alarm that comes and goes, as with a store that takes one PUT in ten, is one that goes on.
+# An alarm that comes and goes (a store that takes one PUT in ten) counts as one that lasts.
 OVER_AFTER_NS = 3_000_000_000
 
 
 class _Told:
-    """An alarm that the log has told of."""
+    """An alarm that was logged."""
 
-    def __init__(self, trouble: Trouble, now_ns: int) -> None:
-        self.since_ns = now_ns - trouble.age_ms * 1_000_000
+    def __init__(self, status: AlarmStatus, now_ns: int) -> None:
+        self.since_ns = now_ns - status.age_ms * 1_000_000
         self.told_ns = self.seen_ns = now_ns
-        self.message, self.age_ms = trouble.message, trouble.age_ms
+        self.message, self.age_ms = status.message, status.age_ms
         self.passed = 0  # counts of an alarm that was cleared and raised again
-        self.count = self.told_count = trouble.count
+        self.count = self.told_count = status.count
 
-    def see(self, trouble: Trouble, now_ns: int) -> None:
-        if trouble.age_ms <= self.age_ms:
+    def see(self, status: AlarmStatus, now_ns: int) -> None:
+        if status.age_ms <= self.age_ms:
             self.passed += self.count
-        self.count, self.age_ms = trouble.count, trouble.age_ms
+        self.count, self.age_ms = status.count, status.age_ms
         self.seen_ns = now_ns
-        self.message = trouble.message
+        self.message = status.message
 
     @property
     def total(self) -> int:
@@ -124,21 +115,21 @@ class _Told:
 
 
 class AlarmLog:
-    """What the log says of alarms: when one begins, once a minute, and when it is over."""
+    """Log lines about alarms: when one begins, once a minute while it lasts, when it is over."""
 
     def __init__(self) -> None:
         self._told: dict[str, _Told] = {}
 
-    def lines(self, troubles: Iterable[Trouble], now_ns: int) -> list[tuple[int, str]]:
+    def lines(self, active: Iterable[AlarmStatus], now_ns: int) -> list[tuple[int, str]]:
         """The lines that are due, with their levels."""
         found: list[tuple[int, str]] = []
-        for trouble in troubles:
-            told = self._told.get(trouble.alarm)
+        for status in active:
+            told = self._told.get(status.alarm)
             if told is None:
-                self._told[trouble.alarm] = _Told(trouble, now_ns)
-                found.append((logging.ERROR, trouble.message))
+                self._told[status.alarm] = _Told(status, now_ns)
+                found.append((logging.ERROR, status.message))
                 continue
-            told.see(trouble, now_ns)
+            told.see(status, now_ns)
             if now_ns - told.told_ns >= LOG_AGAIN_NS:
                 more = told.total - told.told_count
                 found.append((logging.ERROR, f"{told.message}{told.times}, {more} of them new"))

@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from daemon.api.schemas import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from daemon.config_values import (
     ADDRESS,
     BYTES,
@@ -42,7 +43,6 @@ from daemon.config_values import (
     optional,
     size_text,
 )
-from daemon.intake.formats.limits import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from ledger.dedupe import DedupeLimits
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -31,20 +31,25 @@ import uvloop
 
 from daemon import inherit, logs
 from daemon.api.admin import AdminRoutes
+from daemon.api.application import Api
+from daemon.api.daemon_routes import DaemonRoutes
+from daemon.api.diff_routes import DiffRoutes
+from daemon.api.openapi import DOCUMENT as OPENAPI
 from daemon.api.plan_routes import PlanRoutes
-from daemon.api.routes import Api
+from daemon.api.routes import ROUTES, Handlers
 from daemon.api.status import Status
+from daemon.api.topic_routes import TopicRoutes
 from daemon.config import Config
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from daemon.inherit import Inheritance
-from daemon.intake.caps import Rooms
-from daemon.intake.catchup import CommitFollower
+from daemon.intake.caps import CapTrackers
+from daemon.intake.commit_feed import CommitFeed
 from daemon.intake.drained import is_drained
 from daemon.intake.formats import BodyLimits
-from daemon.intake.pending import Answers, Expired
+from daemon.intake.pending import Expired, PendingRequests
 from daemon.intake.producer import Producer
-from daemon.intake.topic_cache import Catalog
+from daemon.intake.topic_cache import TopicCache
 from daemon.memory import READERS_AT_ONCE
 from delivery.diff import DiffReader
 from delivery.followed import FollowedPartitions
@@ -145,20 +150,20 @@ class Shard:
         self._log = CommitLog(self.segment)
         alarms = AlarmBoard(self.segment, self.shard)
         alarms.clear_all()  # a former process's
-        self._follower = CommitFollower(
+        self._feed = CommitFeed(
             self._log, self._read_ledger, self._ledger_thread, alarms, rng, self._take,
             lambda: self._uploads.committed_moved(), _end,
         )  # fmt: skip
         self._leases = LeaseTable(self._words, self.segment.layout)
         self._ring = RingWriter(self.segment, self.shard)
-        self.answers = Answers(self.segment, self.shard)
+        self.pending = PendingRequests(self.segment, self.shard)
         committed = int(self._words[self._base + at.S_COMMITTED])
-        self.answers.inherit(
+        self.pending.inherit(
             RingReader(self.segment, self.shard).requests(committed, self._ring.head)
         )
-        rooms = Rooms(self._words, self.shard, lambda: self._follower.seen)
-        self.catalog = Catalog(
-            self.segment, self._read_ledger, ledger_lock, self._ledger_thread, rooms
+        trackers = CapTrackers(self._words, self.shard, lambda: self._feed.seen)
+        self.topics = TopicCache(
+            self.segment, self._read_ledger, ledger_lock, self._ledger_thread, trackers
         )
         self._puller = Puller(
             self.segment,
@@ -176,7 +181,7 @@ class Shard:
             self._bells,
             self._store,
             self._commit_ledger,
-            self.catalog.name_of,
+            self.topics.name_of,
             rng,
             alarms,
             _end,
@@ -187,7 +192,7 @@ class Shard:
         lake = LakeReader(partial(_place_of, config), threads)
         self.reader = DiffReader(
             FollowedPartitions(), TailReader(self.segment), l0, StoredReader(l0, lake, rng),
-            self._recent, self.catalog.rooms.evicted,
+            self._recent, self.topics.trackers.evicted,
         )  # fmt: skip
         limits = BodyLimits(
             body_bytes_max=config.body_bytes_max,
@@ -195,14 +200,18 @@ class Shard:
             records_max=config.records_max,
         )
         self._producer = Producer(
-            self.segment, self.shard, self.catalog, self._ring, self.answers, limits,
+            self.segment, self.shard, self.topics, self._ring, self.pending, limits,
             self._published, rng, config.ack_timeout_ms,
         )  # fmt: skip
-        self.api = Api(
-            self.catalog, self._producer, self.reader, Status(self.segment, config),
-            PlanRoutes(self.catalog, l0, config),
-            AdminRoutes(self.segment, self.shard, self._bells, self._leases, l0, config),
-        )  # fmt: skip
+        self._admin = AdminRoutes(self.segment, self.shard, self._bells, self._leases, l0, config)
+        handlers = Handlers(
+            topics=TopicRoutes(self.topics),
+            reads=DiffRoutes(self.topics, self.reader),
+            plans=PlanRoutes(self.topics, l0, config),
+            daemon=DaemonRoutes(Status(self.segment, config), OPENAPI),
+            admin=self._admin,
+        )
+        self.api = Api(ROUTES, handlers, self._producer, self.reader.waiters)
         self._http_limits = HttpLimits(body_bytes_max=config.body_bytes_max)
         self._server = Server()
         self._loop: asyncio.AbstractEventLoop
@@ -249,7 +258,7 @@ class Shard:
         words[base + at.S_HEARTBEAT] += 1
         words[base + at.S_HEARTBEAT_NS] = monotonic_ns()
         words[base + at.S_CPU_NS] = process_cpu_ns()
-        words[base + at.S_SEEN] = self._follower.seen
+        words[base + at.S_SEEN] = self._feed.seen
         words[base + at.S_CONNECTIONS] = self._server.connections
         level = words[at.G_LOG_LEVEL]
         if level != self._log_level:
@@ -266,7 +275,7 @@ class Shard:
         Where another shard holds the group's lock, at the next heartbeat.
         """
         now_ns = monotonic_ns()
-        if not self.answers.is_due(now_ns):
+        if not self.pending.is_due(now_ns):
             self._voids.pass_over()
             return
         expired = self._expired(now_ns, int(self._words[self._base + at.S_PULLED]))
@@ -280,10 +289,10 @@ class Shard:
             if not self._voids.take_back(choose):
                 return
             self._look_again()
-        self.answers.end(expired, self._producer.overdue)
+        self.pending.end(expired, self._producer.overdue)
 
     def _expired(self, now_ns: int, pulled: int) -> Expired:
-        return self.answers.expired(now_ns, pulled, self._ring.head)
+        return self.pending.expired(now_ns, pulled, self._ring.head)
 
     # The group
 
@@ -322,8 +331,8 @@ class Shard:
     def _rung(self) -> None:
         self._bells.clear(self.shard)
         self._producer.look_at_gate()
-        self.api.admin.rung()
-        self._follower.follow()
+        self._admin.rung()
+        self._feed.follow()
         self._uploads.committed_moved()
         for lease in adopt_orphans(self._leases, self._lock_file, self.shard, monotonic_ns()):
             log.warning("taking over lease %s of shard %d, for the %d. time", lease.lease_id,
@@ -334,12 +343,12 @@ class Shard:
             self._drain()
 
     def _recent(self) -> list[Commit]:
-        return self._log.recent(self._follower.seen, RECENT_COMMITS)
+        return self._log.recent(self._feed.seen, RECENT_COMMITS)
 
     def _take(self, commit: Commit) -> None:
-        self.answers.committed(commit)
+        self.pending.committed(commit)
         self.reader.committed(commit)
-        self.catalog.rooms.committed(commit)
+        self.topics.trackers.committed(commit)
 
     # The end
 
@@ -348,7 +357,7 @@ class Shard:
         self._server.stop_accepting()
         self._server.drain()
         self.reader.waiters.wake_all()
-        if is_drained(self.segment, self._leases, self.shard, len(self.answers)):
+        if is_drained(self.segment, self._leases, self.shard, len(self.pending)):
             if not self._ended.done():
                 self._ended.set_result(None)
             return

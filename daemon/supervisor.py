@@ -26,12 +26,12 @@ from pathlib import Path
 from types import FrameType
 
 from daemon import inherit, logs, memory
-from daemon.alarms import AlarmLog, troubles
+from daemon.alarms import AlarmLog, active
 from daemon.config import Config, ConfigError, load_again, reload
 from daemon.governor import Governor, window_ms
 from daemon.heartbeat import Pulse, Verdict
 from daemon.inherit import Inheritance
-from daemon.intake.door import Door, disks_of
+from daemon.intake.gate import Gate, disks_of
 from daemon.lockwatch import LedgerWatch
 from daemon.notify import Notifier
 from daemon.orphans import Orphans
@@ -103,7 +103,7 @@ class Supervisor:
         self._governor = Governor()
         self._ledger_watch = LedgerWatch(lock_file, Path(config.ledger_path), self._alarms)
         self._alarm_log = AlarmLog()
-        self._door = Door(disks_of(config))
+        self._gate = Gate(disks_of(config))
         self._notify = Notifier.take(os.environ, os.getpid())
         self._alive_read, self._alive_write = os.pipe()
         self.listeners: list[socket.socket] = []
@@ -335,18 +335,18 @@ class Supervisor:
             self._notify.alive(monotonic_ns())
 
     def _look_for_trouble(self, now_ns: int) -> None:
-        """Logs what begins and ends, and opens or shuts the door."""
-        found = troubles(self.segment, self.config, now_ns)
+        """Logs alarms that begin and end, and opens or closes the gate."""
+        found = active(self.segment, self.config, now_ns)
         for level, line in self._alarm_log.lines(found, now_ns):
             log.log(level, "%s", line)
-        shut = self._door.look(found, self._pending_bytes())
-        if shut == self._words[at.G_DOOR]:
+        closed_by = self._gate.look(found, self._pending_bytes())
+        if closed_by == self._words[at.G_GATE]:
             return
-        if self._door.short:
-            self._alarms.raise_(AlarmKind.DISK_SHORT, self._door.short, now_ns)
+        if self._gate.short:
+            self._alarms.raise_(AlarmKind.DISK_SHORT, self._gate.short, now_ns)
         else:
             self._alarms.clear(AlarmKind.DISK_SHORT)
-        self._words[at.G_DOOR] = shut
+        self._words[at.G_GATE] = closed_by
         self.bells.ring_all(range(self.config.shards))
 
     def _pending_bytes(self) -> int:

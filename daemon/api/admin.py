@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
 from urllib.parse import urlsplit
 
 from compaction.access.settings import LakeSettings
 from daemon.api.errors import ApiError
+from daemon.api.schemas import BackedUp
 from daemon.config import Config
-from daemon.http.request import Request
 from daemon.upkeep.upkeep import settled_commits
 from delivery.l0_reader import L0Reader
+from ledger.types import LeaseId
 from shards import layout as at
 from shards.clock import boottime_ns
 from shards.doorbell import Doorbells
@@ -30,7 +30,7 @@ BACKUP_WAIT_S = 120.0  # a store that takes no entry for so long is down
 
 
 class AdminRoutes:
-    """Handlers; each returns (status, document)."""
+    """What the owner of the ledger answers."""
 
     def __init__(
         self, segment: Segment, shard: int, bells: Doorbells, leases: LeaseTable, l0: L0Reader,
@@ -51,7 +51,7 @@ class AdminRoutes:
             if not future.done():
                 future.set_result(None)
 
-    async def await_backup(self, request: Request) -> tuple[int, Any]:
+    async def await_backup(self) -> BackedUp:
         """Answers when an accepted entry covers what the ledger held when the request came.
 
         Raises ApiError 503 ``superseded`` and ``backup_late``.
@@ -71,7 +71,7 @@ class AdminRoutes:
                 f"no entry of the owner's log was accepted for {BACKUP_WAIT_S:.0f} s: the store"
                 " takes none; see the daemon's log and `headgate status`, then run it again",
             ) from None  # fmt: skip
-        return 200, {"entry": words[at.G_ENTRY_NUMBER]}
+        return BackedUp(words[at.G_ENTRY_NUMBER])
 
     async def _next_ring(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -81,19 +81,19 @@ class AdminRoutes:
         finally:
             self._waiting.discard(future)
 
-    async def live_leases(self, request: Request) -> tuple[int, Any]:
+    async def live_leases(self) -> list[LeaseId]:
         """The leases that are not over."""
-        return 200, [lease.lease_id for lease in self._leases.in_state(LIVE, ORPHAN)]
+        return [lease.lease_id for lease in self._leases.in_state(LIVE, ORPHAN)]
 
-    async def settled_commits(self, request: Request) -> tuple[int, Any]:
+    async def settled_commits(self) -> int:
         """Up to which commit nobody asks for one."""
-        return 200, await self._l0.ask(
+        return await self._l0.ask(
             lambda ledger: settled_commits(self._words, self._layout, self._leases, ledger)
         )
 
-    async def lake(self, request: Request) -> tuple[int, Any]:
+    async def lake(self) -> LakeSettings:
         """What a compaction must know."""
-        return 200, lake_settings(self._config, os.getppid())
+        return lake_settings(self._config, os.getppid())
 
 
 def lake_settings(config: Config, pid: int | None = None) -> LakeSettings:

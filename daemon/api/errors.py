@@ -1,8 +1,7 @@
-"""What a client is told when something is refused: one kind, one place.
+"""Refusals: an HTTP status, a code for programs, a message for people, and the message's values.
 
-An ApiError carries the HTTP status, a code that programs match on, a sentence for people that
-names the value, the limit and the way out, and operands in ``detail``. ``close`` says that the
-connection cannot be used any further (its framing is lost, or the body was not read).
+The message says what happened, the value, the limit and what to do. ``close`` says that the
+connection cannot be used any further: its framing is lost, or the body was not read.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+
+from daemon.api.schemas import Error, ErrorAnswer
 
 
 class ApiError(Exception):
@@ -34,9 +35,8 @@ class ApiError(Exception):
         self.close = close
 
     def body(self) -> bytes:
-        """The JSON body ``{"error": {"code", "message", "detail"}}``."""
-        error = {"code": self.code, "message": self.message, "detail": self.detail}
-        return msgspec.json.encode({"error": error})
+        """The answer's JSON body."""
+        return msgspec.json.encode(ErrorAnswer(Error(self.code, self.message, self.detail)))
 
 
 def invalid(message: str, **detail: Any) -> ApiError:

@@ -12,49 +12,42 @@ from __future__ import annotations
 
 import secrets
 from functools import partial
-from typing import Any
-
-import msgspec
 
 from compaction.source import plan as source_plan
 from compaction.source.plan import LEASE_MS, Page, PlanInvalid
-from compaction.source.schemas import PAGE_MAX, PlanRequest, PlanStore
+from compaction.source.schemas import PlanStore
 from daemon.api.errors import ApiError, invalid
-from daemon.api.questions import read_json
-from daemon.api.topic_routes import checked_name
+from daemon.api.names import check_topic_name
+from daemon.api.schemas import Plan, PlanEnded, PlanRenewed, PlanRequest
 from daemon.config import Config
-from daemon.http.request import Request
-from daemon.intake.topic_cache import Catalog
+from daemon.intake.topic_cache import TopicCache
 from delivery.l0_reader import L0Reader
 from ledger.errors import ReadLeasesFull
 from shards.clock import wall_ms
 
-TOPICS_MAX = 1_000
 PARTITIONS_MAX = 10_000  # each is asked of the ledger by itself: seconds
 WHAT_CHARACTERS_MAX = 200
 
-_decoder = msgspec.json.Decoder(PlanRequest)
-
 
 class PlanRoutes:
-    """Handlers; each returns (status, document)."""
+    """The plans of bulk readers."""
 
-    def __init__(self, catalog: Catalog, l0: L0Reader, config: Config) -> None:
-        self._catalog = catalog
+    def __init__(self, topics: TopicCache, l0: L0Reader, config: Config) -> None:
+        self._topics = topics
         self._l0 = l0
         self._store = PlanStore(
             config.store_url, config.s3_endpoint_url, config.s3_region, config.lake_url
         )
 
-    async def post(self, request: Request) -> tuple[int, Any]:
+    async def post(self, asked: PlanRequest) -> Plan:
         """A page of a plan, under a new lease or the one that is named."""
-        asked = read_plan(request)
-        topics = [(await self._catalog.entry(checked_name(name))).topic for name in asked.topics]
+        check_plan(asked)
+        topics = [(await self._topics.entry(check_topic_name(name))).topic for name in asked.topics]
         partitions = sum(topic.config.partitions for topic in topics)
         if partitions > PARTITIONS_MAX:
             raise invalid(
-                f"the topics have {partitions} partitions together, a plan at most"
-                f" {PARTITIONS_MAX}; plan fewer topics at a time",
+                f"a plan has at most {PARTITIONS_MAX} partitions, these topics have {partitions};"
+                " plan fewer topics at a time",
                 field="topics",
                 limit=PARTITIONS_MAX,
             )
@@ -63,7 +56,7 @@ class PlanRoutes:
             page = Page(asked.limit)
             gaps = await self._l0.ask(lambda ledger: ledger.gaps())
             for topic in topics:
-                states = await self._catalog.states(topic.topic_id)
+                states = await self._topics.states(topic.topic_id)
                 starts = asked.from_.get(topic.name, {})
                 for part in source_plan.wanted(topic, states, starts, asked.to.get(topic.name, {})):
                     await self._l0.ask(partial(source_plan.fill, page, asked=part, gaps=gaps))
@@ -71,23 +64,23 @@ class PlanRoutes:
             if asked.plan is None:
                 await self._l0.ask(lambda ledger: ledger.end_read_lease(lease))
             raise invalid(str(error), field=error.field) from error
-        return 200, source_plan.finished(page, lease, expires_ms, self._store)
+        return source_plan.finished(page, lease, expires_ms, self._store)
 
-    async def put(self, request: Request, plan: str) -> tuple[int, Any]:
+    async def put(self, plan: str) -> PlanRenewed:
         """Holds the lease for longer. Raises ApiError 404 ``plan_expired``."""
-        return 200, {"plan": plan, "expires_ms": await self._renew(plan)}
+        return PlanRenewed(plan, await self._renew(plan))
 
-    async def delete(self, request: Request, plan: str) -> tuple[int, Any]:
+    async def delete(self, plan: str) -> PlanEnded:
         """Ends the lease. Raises ApiError 404 ``plan_expired``."""
         if not await self._l0.ask(lambda ledger: ledger.end_read_lease(plan)):
             raise _expired(plan)
-        return 200, {"plan": plan, "ended": True}
+        return PlanEnded(plan)
 
     async def _lease(self, asked: PlanRequest) -> tuple[str, int]:
         if asked.plan is not None:
             return asked.plan, await self._renew(asked.plan)
         lease = secrets.token_hex(12)
-        now_ms = self._catalog.age_ms()
+        now_ms = self._topics.age_ms()
         what = f"plan of {', '.join(asked.topics)}"[:WHAT_CHARACTERS_MAX]
         try:
             await self._l0.ask(
@@ -98,7 +91,7 @@ class PlanRoutes:
         return lease, wall_ms() + LEASE_MS
 
     async def _renew(self, plan: str) -> int:
-        now_ms = self._catalog.age_ms()
+        now_ms = self._topics.age_ms()
         if not await self._l0.ask(
             lambda ledger: ledger.renew_read_lease(plan, now_ms, now_ms + LEASE_MS)
         ):
@@ -116,18 +109,10 @@ def _expired(plan: str) -> ApiError:
     )
 
 
-def read_plan(request: Request) -> PlanRequest:
-    """The question, its shape checked; offsets are checked against the ledger. Raises ApiError."""
-    asked = read_json(request, _decoder, "a plan")
-    if not 1 <= len(asked.topics) <= TOPICS_MAX:
-        raise invalid(
-            f"topics names {len(asked.topics)}; it must be 1 to {TOPICS_MAX}", field="topics"
-        )
+def check_plan(asked: PlanRequest) -> None:
+    """Raises ApiError 400 where fields contradict each other; offsets are for the ledger."""
     if len(set(asked.topics)) < len(asked.topics):
-        raise invalid("topics names a topic twice", field="topics")
+        raise invalid("topics has a topic twice", field="topics")
     for field, offsets in (("from", asked.from_), ("to", asked.to)):
         for name in offsets.keys() - set(asked.topics):
-            raise invalid(f"{field} names {name[:60]!r}, which topics does not", field=field)
-    if not 1 <= asked.limit <= PAGE_MAX:
-        raise invalid(f"limit is {asked.limit}; it must be between 1 and {PAGE_MAX}", field="limit")
-    return asked
+            raise invalid(f"{field} has {name[:60]!r}, which is not in topics", field=field)

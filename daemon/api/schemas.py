@@ -21,13 +21,45 @@ from ledger.types import COLUMNS_MAX, INTEGER_MAX, Dedupe, Offset, PartitionStat
 from uploader.l0.records import TIMESTAMP_MS_MAX
 
 __all__ = [
-    "COLUMNS_MAX", "INTEGER_MAX", "Alarm", "DiffAnswer", "DiffRequest", "Error", "ErrorAnswer",
-    "GroupStatus", "Live", "PartitionState", "Plan", "PlanEnded", "PlanRenewed", "PlanRequest",
-    "Pressure", "PressureInputs", "ProduceOptions", "ProduceQuery", "ProduceRecord",
-    "ProduceRequest", "Produced", "ProducedPart", "ProducedSpread", "Ready", "RetentionStatus",
-    "ShardStatus", "Status", "StoreStatus", "TopicConfig", "TopicDeleted", "TopicPage",
-    "TopicSettings", "TopicState", "TopicsQuery", "Totals", "TrimRequest", "Trimmed",
-]  # fmt: skip
+    "AlarmStatus",
+    "BackedUp",
+    "COLUMNS_MAX",
+    "DiffAnswer",
+    "DiffRequest",
+    "Error",
+    "ErrorAnswer",
+    "GroupStatus",
+    "INTEGER_MAX",
+    "Live",
+    "PartitionState",
+    "Plan",
+    "PlanEnded",
+    "PlanRenewed",
+    "PlanRequest",
+    "Pressure",
+    "PressureInputs",
+    "ProduceOptions",
+    "ProduceQuery",
+    "ProduceRecord",
+    "ProduceRequest",
+    "Produced",
+    "ProducedPart",
+    "ProducedSpread",
+    "Ready",
+    "RetentionStatus",
+    "ShardStatus",
+    "Status",
+    "StoreStatus",
+    "TopicConfig",
+    "TopicDeleted",
+    "TopicPage",
+    "TopicSettings",
+    "TopicState",
+    "TopicsQuery",
+    "Totals",
+    "TrimRequest",
+    "Trimmed",
+]
 
 PAGE_MAX = 1_000
 SEQUENCE_MAX = 2**53
@@ -276,6 +308,15 @@ class PlanEnded(Struct, frozen=True):
     ended: bool = True
 
 
+# The owner of the ledger
+
+
+class BackedUp(Struct, frozen=True):
+    """The owner's log holds what the ledger held when the request came."""
+
+    entry: Annotated[int, Meta(description="the number of the log's last entry")]
+
+
 # The daemon
 
 
@@ -291,7 +332,7 @@ class Ready(Struct, frozen=True):
     ready: bool = True
 
 
-class Alarm(Struct, frozen=True):
+class AlarmStatus(Struct, frozen=True):
     """A kind of alarm, over all processes."""
 
     alarm: Annotated[str, Meta(description="its name (docs/operations.md)")]
@@ -388,7 +429,7 @@ class Status(Struct, frozen=True):
     version: str
     uptime_s: int
     ready: bool
-    alarms: list[Alarm]
+    alarms: list[AlarmStatus]
     incarnation: int
     epoch: int
     commits: int

@@ -1,18 +1,15 @@
 """``/v0/status``: what the daemon is doing, read from the shared segment by any shard.
 
-Pure: segment and configuration in, a document out. Shapes are a contract (docs/http-api.md):
-fields may be added, none renamed.
+Pure: segment and configuration in, a Struct of ``schemas.py`` out.
 """
 
 from __future__ import annotations
 
 import sys
 from importlib import metadata
-from typing import Any
-
-import msgspec
 
 from daemon import alarms, governor, memory
+from daemon.api import schemas
 from daemon.config import Config
 from shards import layout as at
 from shards.segment import Segment
@@ -59,49 +56,43 @@ class Status:
 
     def obstacles(self, now_ns: int) -> list[str]:
         """Why the daemon is not ready; empty when it is."""
-        return self._obstacles(alarms.troubles(self._segment, self._config, now_ns))
+        return self._obstacles(alarms.active(self._segment, self._config, now_ns))
 
-    def _obstacles(self, troubles: list[alarms.Trouble]) -> list[str]:
+    def _obstacles(self, active: list[schemas.AlarmStatus]) -> list[str]:
         found = ["the daemon is stopping"] if self._words[at.G_DRAINING] else []
         starting = [
             str(s) for s in range(self._layout.shards) if not self._shard_word(s, at.S_READY)
         ]
         if starting:
             found.append(f"shards that do not serve yet: {', '.join(starting)}")
-        return found + [trouble.message for trouble in troubles if trouble.not_ready]
+        return found + [alarm.message for alarm in active if alarm.not_ready]
 
-    def document(self, now_ns: int) -> dict[str, Any]:
+    def document(self, now_ns: int) -> schemas.Status:
         """The whole status; ages are milliseconds."""
         words = self._words
-        troubles = alarms.troubles(self._segment, self._config, now_ns)
+        active = alarms.active(self._segment, self._config, now_ns)
         level = words[at.G_PRESSURE_PPM] / 1e6
-        return {
-            "version": self._version,
-            "uptime_s": (now_ns - words[at.G_STARTED_NS]) // 1_000_000_000,
-            "ready": not self._obstacles(troubles),
-            "alarms": [msgspec.structs.asdict(trouble) for trouble in troubles],
-            "incarnation": words[at.G_INCARNATION],
-            "epoch": words[at.G_EPOCH],
-            "commits": words[at.G_COMMITS],
-            "store": {"url": self._config.store_url, **self._sums(_STORE)},
-            "window_ms": words[at.G_WINDOW_NS] / 1e6,
-            "pressure": {
-                "level": level,
-                "rung": governor.rung(level),
-                "inputs": {
-                    "busy": words[at.G_BUSY_PPM] / 1e6,
-                    "ring": words[at.G_RING_PPM] / 1e6,
-                },
-            },
-            "memory_bound_bytes": self._memory_bound_bytes,
-            "retention": {
-                "records_evicted": words[at.G_RECORDS_EVICTED],
-                "clock_jump_ms": self._clock_jump_ms(),
-            },
-            "shards": [self._shard(s, now_ns) for s in range(self._layout.shards)],
-            "groups": [self._group(group, now_ns) for group in self._groups.map.groups()],
-            "totals": self._sums(_TOTALS),
-        }
+        return schemas.Status(
+            version=self._version,
+            uptime_s=(now_ns - words[at.G_STARTED_NS]) // 1_000_000_000,
+            ready=not self._obstacles(active),
+            alarms=active,
+            incarnation=words[at.G_INCARNATION],
+            epoch=words[at.G_EPOCH],
+            commits=words[at.G_COMMITS],
+            store=schemas.StoreStatus(self._config.store_url, **self._sums(_STORE)),
+            window_ms=words[at.G_WINDOW_NS] / 1e6,
+            pressure=schemas.Pressure(
+                level,
+                governor.rung(level),
+                schemas.PressureInputs(words[at.G_BUSY_PPM] / 1e6, words[at.G_RING_PPM] / 1e6),
+            ),
+            memory_bound_bytes=self._memory_bound_bytes,
+            retention=schemas.RetentionStatus(words[at.G_RECORDS_EVICTED], self._clock_jump_ms()),
+            shards=[self._shard(s, now_ns) for s in range(self._layout.shards)],
+            groups=[self._group(group, now_ns) for group in self._groups.map.groups()],
+            totals=schemas.Totals(**self._sums(_TOTALS)),
+        )
 
     def _clock_jump_ms(self) -> int | None:
         """How far the wall clock jumped, back is negative; None while its time is trusted."""
@@ -118,36 +109,36 @@ class Status:
             name: sum(self._shard_word(s, word) for s in shards) for name, word in names.items()
         }
 
-    def _shard(self, shard: int, now_ns: int) -> dict[str, Any]:
+    def _shard(self, shard: int, now_ns: int) -> schemas.ShardStatus:
         pid = self._shard_word(shard, at.S_PID)
         head = self._shard_word(shard, at.S_HEAD)
-        return {
-            "shard": shard,
-            "pid": pid or None,
-            "cpu": self._shard_word(shard, at.S_CPU),
-            "group": self._groups.map.group_of(shard).group,
-            "restarts": self._shard_word(shard, at.S_RESTARTS),
-            "heartbeat_age_ms": _age_ms(self._shard_word(shard, at.S_HEARTBEAT_NS), now_ns),
-            "ring_bytes": self._layout.ring_bytes,
-            "ring_used_bytes": head - self._shard_word(shard, at.S_COMMITTED),
-            "connections": self._shard_word(shard, at.S_CONNECTIONS),
-            "requests_acked": self._shard_word(shard, at.S_REQUESTS_ACKED),
-            "records_acked": self._shard_word(shard, at.S_RECORDS_ACKED),
-            "bytes_acked": self._shard_word(shard, at.S_BYTES_ACKED),
-        }
+        return schemas.ShardStatus(
+            shard=shard,
+            pid=pid or None,
+            cpu=self._shard_word(shard, at.S_CPU),
+            group=self._groups.map.group_of(shard).group,
+            restarts=self._shard_word(shard, at.S_RESTARTS),
+            heartbeat_age_ms=_age_ms(self._shard_word(shard, at.S_HEARTBEAT_NS), now_ns),
+            ring_bytes=self._layout.ring_bytes,
+            ring_used_bytes=head - self._shard_word(shard, at.S_COMMITTED),
+            connections=self._shard_word(shard, at.S_CONNECTIONS),
+            requests_acked=self._shard_word(shard, at.S_REQUESTS_ACKED),
+            records_acked=self._shard_word(shard, at.S_RECORDS_ACKED),
+            bytes_acked=self._shard_word(shard, at.S_BYTES_ACKED),
+        )
 
-    def _group(self, group: Group, now_ns: int) -> dict[str, Any]:
+    def _group(self, group: Group, now_ns: int) -> schemas.GroupStatus:
         table = self._groups
-        return {
-            "group": group.group,
-            "shards": list(table.map.members(group)),
-            "turn": table.turn(group),
-            "backlog_bytes": table.backlog_bytes(group),
-            "last_upload_age_ms": _age_ms(table.word(group.group, at.P_LAST_PULL_NS), now_ns),
-            "last_change_age_ms": _age_ms(table.word(group.group, at.P_LAST_CHANGE_NS), now_ns),
-            "splits": table.word(group.group, at.P_SPLITS),
-            "merges": table.word(group.group, at.P_MERGES),
-        }
+        return schemas.GroupStatus(
+            group=group.group,
+            shards=list(table.map.members(group)),
+            turn=table.turn(group),
+            backlog_bytes=table.backlog_bytes(group),
+            last_upload_age_ms=_age_ms(table.word(group.group, at.P_LAST_PULL_NS), now_ns),
+            last_change_age_ms=_age_ms(table.word(group.group, at.P_LAST_CHANGE_NS), now_ns),
+            splits=table.word(group.group, at.P_SPLITS),
+            merges=table.word(group.group, at.P_MERGES),
+        )
 
 
 def _age_ms(then_ns: int, now_ns: int) -> int | None:

@@ -1,20 +1,21 @@
-"""How much room topics that reject have left, as one shard knows it: why 422 ``topic_full``.
+"""Caps of topics with ``discard: "reject"``, as one shard knows them: when to refuse a request.
 
-Vocabulary: a topic *rejects* when its ``discard`` says so and it has a cap. Its *room* is, by
-partition, what the ledger held at a commit, plus what the commit log has told since, plus what this
-shard has accepted and not seen committed (*in flight*). A request that would pass a cap is refused
+A *tracker* holds, for each partition of such a topic, how many records and bytes it has: what the
+ledger held at some commit, plus the commits since, plus what this shard has accepted and not yet
+seen committed (*in flight*). A request that would exceed a cap is refused with 422 ``topic_full``
 before it reaches the ring; what was accepted is never dropped.
 
-What this shard cannot know is what the other shards have in flight, nor the bytes that they
-committed since the last look. So a cap may be passed by what the other shards have in flight, at
-most (shards - 1) x ring, and ``cap_bytes`` by what they committed within LOOK_NS more; then all of
-them refuse. One shard alone never passes a cap. In the other direction nothing is late: an eviction
-or a trim changes a shared word, and a room from before it is looked up again before it refuses.
+    made -> loaded from the ledger -> published, committed, ... -> stale -> loaded again
 
-    room made -> loaded from the ledger -> published, committed, ... -> stale -> loaded again
+A shard does not know what other shards have in flight, nor the bytes that they have committed since
+the last load. So a cap can be exceeded by what the others have in flight, at most
+(shards - 1) x ring, and ``cap_bytes`` also by what they committed within RELOAD_NS; after that they
+all refuse. With one shard a cap is never exceeded. Room that is made is seen immediately: an
+eviction or a trim changes a shared word, and a tracker from before it is loaded again before it
+refuses.
 
-Other topics have no room (None at their entry in the catalog) and pay one look at that. Rooms
-belong to the shard's loop; they ask nothing themselves.
+Other topics have no tracker, and cost one comparison with None. Trackers belong to the shard's
+loop; they do no I/O.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from daemon.api.errors import ApiError
 from ledger.types import Commit, PartitionState, Topic, TopicConfig
 from shards import layout as at
 
-ROOMS_MAX = 10_000  # topics that reject and are written to through one shard; about 1 KB each
-LOOK_NS = 500_000_000  # a room in use is loaded again behind this time
+TRACKERS_MAX = 10_000  # topics that reject and are written to through one shard; about 1 KB each
+RELOAD_NS = 500_000_000  # a tracker in use is loaded again after this time
 
 Payload = tuple[int, int, bytes, int, int]  # partition, records, bytes, first and last timestamp
 
 
-class RoomFull(ApiError):
+class TopicFull(ApiError):
     """422 ``topic_full``. ``idempotency_key``: the request may repeat one that was stored."""
 
     def __init__(
@@ -44,8 +45,8 @@ class RoomFull(ApiError):
         super().__init__(
             422,
             "topic_full",
-            f"partition {partition} of topic {topic!r} has {held} {what}, {limit} is {cap}, and"
-            f" this request brings {asked}; nothing of it was stored. Trim the topic, raise"
+            f"partition {partition} of topic {topic!r} has {held} {what} of {limit} = {cap}, and"
+            f" this request has {asked} more; nothing of it was stored. Trim the topic, raise"
             f" {limit}, or set discard to old",
             {"limit": limit, "max": cap, "held": held, "asked": asked, "partition": partition,
              "topic": topic},
@@ -54,7 +55,7 @@ class RoomFull(ApiError):
 
 
 class _Partition:
-    __slots__ = ("bytes", "in_flight_bytes", "in_flight_records", "head_seq", "records")
+    __slots__ = ("bytes", "head_seq", "in_flight_bytes", "in_flight_records", "records")
 
     def __init__(self) -> None:
         self.records = 0
@@ -64,14 +65,14 @@ class _Partition:
         self.in_flight_bytes = 0
 
 
-class Room:
-    """One topic's; made before it is loaded."""
+class CapTracker:
+    """The partitions of one topic; it must be loaded before it is asked."""
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.loaded_ns = 0
         self.loads = 0  # under way
-        self.version = -1  # of the word ``evicted`` when it was loaded
+        self.version = -1  # of the shared word when it was loaded
         self._partitions: dict[int, _Partition] = {}
         self._in_flight: deque[tuple[int, int, int, int]] = deque()  # position, partition, sizes
         self._since: list[tuple[int, int, int]] = []  # commit, partition, bytes: while loading
@@ -82,31 +83,31 @@ class Room:
         return not self._in_flight
 
     def check(self, payloads: Sequence[Payload]) -> None:
-        """Raises RoomFull when a request would pass a cap."""
+        """Raises TopicFull if a request would exceed a cap."""
         config = self.topic.config
         for partition, records, data, *_ in payloads:
-            there = self._partition(partition)
-            held = there.records + there.in_flight_records
+            known = self._partition(partition)
+            held = known.records + known.in_flight_records
             if config.cap_records is not None and held + records > config.cap_records:
-                raise RoomFull(self.topic.name, partition, "cap_records", config.cap_records, held,
-                               records)  # fmt: skip
-            held = there.bytes + there.in_flight_bytes
+                raise TopicFull(self.topic.name, partition, "cap_records", config.cap_records,
+                                held, records)  # fmt: skip
+            held = known.bytes + known.in_flight_bytes
             if config.cap_bytes is not None and held + len(data) > config.cap_bytes:
-                raise RoomFull(self.topic.name, partition, "cap_bytes", config.cap_bytes, held,
-                               len(data))  # fmt: skip
+                raise TopicFull(self.topic.name, partition, "cap_bytes", config.cap_bytes, held,
+                                len(data))  # fmt: skip
 
     def published(self, position: int, payloads: Sequence[Payload]) -> None:
-        """A request of this topic stands in the ring."""
+        """A request to this topic was published in the ring."""
         for partition, records, data, *_ in payloads:
-            there = self._partition(partition)
-            there.in_flight_records += records
-            there.in_flight_bytes += len(data)
+            known = self._partition(partition)
+            known.in_flight_records += records
+            known.in_flight_bytes += len(data)
             self._in_flight.append((position, partition, records, len(data)))
 
-    def voided(self, positions: Container[int]) -> None:
-        """The requests there were taken back: they are not in flight any more.
+    def taken_back(self, positions: Container[int]) -> None:
+        """The requests at these positions are no longer in flight.
 
-        One pass for all of them: a ring may hold very many of one topic.
+        One pass for all of them, since a ring may hold very many requests to one topic.
         """
         left: deque[tuple[int, int, int, int]] = deque()
         for each in self._in_flight:
@@ -114,41 +115,41 @@ class Room:
             if position not in positions:
                 left.append(each)
                 continue
-            there = self._partition(partition)
-            there.in_flight_records -= records
-            there.in_flight_bytes -= size
+            known = self._partition(partition)
+            known.in_flight_records -= records
+            known.in_flight_bytes -= size
         self._in_flight = left
 
     def committed(self, commit: Commit, end: int) -> None:
-        """A commit that holds this shard's ring up to ``end``, 0 for none of it."""
+        """A commit that covers this shard's ring up to ``end``; 0 if it covers none of it."""
         while self._in_flight and self._in_flight[0][0] < end:
             _, partition, records, size = self._in_flight.popleft()
-            there = self._partition(partition)
-            there.in_flight_records -= records
-            there.in_flight_bytes -= size
-            there.bytes += size
+            known = self._partition(partition)
+            known.in_flight_records -= records
+            known.in_flight_bytes -= size
+            known.bytes += size
             if self.loads:
                 self._since.append((commit.number, partition, size))
         topic_id = self.topic.topic_id
         for head in commit.heads:
             if head.topic_id == topic_id:
-                there = self._partition(head.partition)
-                there.records += head.head_seq - there.head_seq
-                there.head_seq = head.head_seq
+                known = self._partition(head.partition)
+                known.records += head.head_seq - known.head_seq
+                known.head_seq = head.head_seq
 
     def load(
         self, number: int, states: Mapping[int, PartitionState], version: int, now_ns: int
     ) -> None:
-        """What the ledger held as of commit ``number``, asked at ``version`` of the word.
+        """Takes what the ledger held at commit ``number``; ``version`` of the word is older.
 
-        The shard has followed that commit: what is in flight comes behind it.
+        The shard has followed that commit, so what is in flight comes after it.
         """
         for partition, state in states.items():
-            there = self._partition(partition)
-            told = max(0, there.head_seq - state.head_seq)  # of commits behind that one
-            there.records = state.count + told
-            there.head_seq = state.head_seq + told
-            there.bytes = state.bytes
+            known = self._partition(partition)
+            followed = max(0, known.head_seq - state.head_seq)  # by later commits
+            known.records = state.count + followed
+            known.head_seq = state.head_seq + followed
+            known.bytes = state.bytes
         for since, partition, size in self._since:
             if since > number:
                 self._partition(partition).bytes += size
@@ -156,24 +157,24 @@ class Room:
         self.loaded_ns = now_ns
 
     def begin_load(self) -> None:
-        """The ledger is about to be asked."""
+        """The ledger is about to be read."""
         self.loads += 1
 
     def end_load(self) -> None:
-        """It answered, which was told to ``load``, or failed."""
+        """The ledger was read (and ``load`` called), or could not be."""
         self.loads -= 1
         if not self.loads:
             self._since.clear()
 
     def _partition(self, partition: int) -> _Partition:
-        there = self._partitions.get(partition)
-        if there is None:
-            there = self._partitions[partition] = _Partition()
-        return there
+        known = self._partitions.get(partition)
+        if known is None:
+            known = self._partitions[partition] = _Partition()
+        return known
 
 
-class Rooms:
-    """The rooms of one shard."""
+class CapTrackers:
+    """The trackers of one shard."""
 
     def __init__(
         self,
@@ -184,8 +185,8 @@ class Rooms:
         self._words = words
         self._shard = shard
         self._seen = seen  # the last commit that the shard has followed
-        self._rooms: dict[int, Room] = {}
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # one per connection at most
+        self._trackers: dict[int, CapTracker] = {}
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # at most one per connection
 
     async def followed(self, number: int) -> None:
         """Returns when the shard has followed a commit that the ledger has."""
@@ -194,37 +195,37 @@ class Rooms:
             self._waiting.append((number, future))
             await future
 
-    def room(self, topic: Topic) -> Room | None:
-        """The room of a topic that rejects; None for any other."""
+    def tracker(self, topic: Topic) -> CapTracker | None:
+        """The tracker of a topic that rejects; None for any other."""
         config = topic.config
         if not rejects(config):
             return None
-        room = self._rooms.get(topic.topic_id)
-        if room is None:
-            if len(self._rooms) >= ROOMS_MAX:
-                self._rooms = {key: one for key, one in self._rooms.items() if not one.idle}
-            room = self._rooms[topic.topic_id] = Room(topic)
-        room.topic = topic  # its settings may be others now
-        return room
+        tracker = self._trackers.get(topic.topic_id)
+        if tracker is None:
+            if len(self._trackers) >= TRACKERS_MAX:
+                self._trackers = {k: one for k, one in self._trackers.items() if not one.idle}
+            tracker = self._trackers[topic.topic_id] = CapTracker(topic)
+        tracker.topic = topic  # its settings may have changed
+        return tracker
 
     def evicted(self) -> int:
-        """The shared word's value: another after each eviction and trim. Deaths count, for a shard
+        """A number that each eviction and trim changes. So does a shard's death, since a shard
         may die between a trim and the word that tells of it."""
         return int(self._words[at.G_EVICTED]) + int(self._words[at.G_DEATHS])
 
-    def is_stale(self, room: Room) -> bool:
-        """Whether the room is from before an eviction, or was never loaded."""
-        return room.version != self.evicted()
+    def is_stale(self, tracker: CapTracker) -> bool:
+        """Whether the tracker is from before an eviction, or was never loaded."""
+        return tracker.version != self.evicted()
 
     def committed(self, commit: Commit) -> None:
         """Takes a commit from the log, in order."""
-        if not self._rooms:
+        if not self._trackers:
             return
         end = next((s.end for s in commit.sources if s.shard == self._shard), 0)
         topics = {head.topic_id for head in commit.heads}
-        for topic_id, room in self._rooms.items():
-            if topic_id in topics or (end and not room.idle):
-                room.committed(commit, end)
+        for topic_id, tracker in self._trackers.items():
+            if topic_id in topics or (end and not tracker.idle):
+                tracker.committed(commit, end)
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for number, future in waiting:
@@ -235,6 +236,6 @@ class Rooms:
 
 
 def rejects(config: TopicConfig) -> bool:
-    """Whether a produce request may be refused for a cap."""
+    """Whether a produce request may be refused because of a cap."""
     capped = config.cap_records is not None or config.cap_bytes is not None
     return capped and config.discard == "reject"

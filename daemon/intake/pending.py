@@ -1,13 +1,13 @@
-"""Answering producers: which requests wait, and what each is told when its commit comes.
+"""Produce requests that wait for their commit, and what each is answered.
 
-Lifecycle: appended to the ring -> waits here, in ring order -> its commit comes through the log
--> answered with its offsets, or with the verdict of the commit. A request whose connection is
-gone is dropped here; its records stay. What a dead predecessor left in the ring has nobody
-waiting and is passed over; where it is committed together with ours, its offsets come first.
+A request is published in the ring -> waits here, in the order of the ring -> its commit arrives
+through the commit log -> it is answered with its offsets, or with the commit's verdict. A request
+whose connection is lost is dropped here; its records stay. Requests that a dead predecessor of this
+process left in the ring have nobody waiting: they only count when offsets are given to ours.
 
-A request whose deadline passes before that is taken back and answered 503 if nobody has pulled
-it (uploader/pipeline/voids.py); else nobody knows its outcome, and its connection is closed
-unanswered.
+A request whose deadline passes first is taken back and answered 503 if nobody has pulled it
+(uploader/pipeline/voids.py). Otherwise its outcome is unknown, and its connection is closed without
+an answer.
 
 Invariant I1: nothing is answered before its commit is in the log, which follows the ledger.
 """
@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from daemon.api.errors import ApiError
+from daemon.api.schemas import ProducedPart, ProducedSpread
 from daemon.http.request import Request
 from daemon.intake.topic_cache import TopicEntry
 from ledger.types import Commit, SourceRange, Verdict
@@ -31,11 +32,11 @@ from shards.ring import RequestAt
 from shards.segment import Segment
 
 NEVER = 1 << 63
-RUN_BYTES = VOID_BYTES_MAX // 2  # then a run ends with the request that passes it
+RUN_BYTES = VOID_BYTES_MAX // 2  # a run ends with the request that exceeds it
 
 
-class Waiting(NamedTuple):
-    """A published request: its frame's ``position``, and per part (partition, records)."""
+class PendingRequest(NamedTuple):
+    """A published request: its frame's ``position``, and (partition, records) of each part."""
 
     position: int
     request: Request
@@ -47,43 +48,44 @@ class Waiting(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """Requests whose deadline has passed: to be taken back, in ``runs`` of the ring, or pulled."""
+    """Requests whose deadline has passed: ``void`` are to be taken back, in ``runs`` of the ring;
+    ``unknown`` have been pulled."""
 
-    void: list[Waiting]
+    void: list[PendingRequest]
     runs: list[tuple[int, int]]
-    unknown: list[Waiting]
+    unknown: list[PendingRequest]
 
 
 class _Left(NamedTuple):
-    """A request that a predecessor published: (topic id, partition) and records of its parts."""
+    """A request that a predecessor published: ((topic id, partition), records) of its parts."""
 
     position: int
     parts: tuple[tuple[tuple[int, int], int], ...]
 
 
-class Answers:
-    """The waiting requests of one shard; bounded by what the ring holds."""
+class PendingRequests:
+    """The waiting requests of one shard. The ring bounds how many there are."""
 
     def __init__(self, segment: Segment, shard: int) -> None:
         self._shard = shard
         self._words = segment.words
         self._counters = segment.layout.shard(shard)
-        self._waiting: deque[Waiting] = deque()
-        self._left: deque[_Left] = deque()  # all of it stands before what waits
-        self._abandoned = 0  # how many of the first are answered: their deadline passed
-        self._shortest_ns = NEVER  # a timeout; no one that waits has a shorter one
+        self._waiting: deque[PendingRequest] = deque()
+        self._left: deque[_Left] = deque()  # all of them come before those that wait
+        self._abandoned = 0  # how many at the front were abandoned at their deadline
+        self._shortest_ns = NEVER  # no waiting request has a shorter timeout
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def wait(self, waiting: Waiting) -> None:
+    def add(self, waiting: PendingRequest) -> None:
         """Takes a request that was just published."""
         self._waiting.append(waiting)
         if waiting.timeout_ns < self._shortest_ns:
             self._shortest_ns = waiting.timeout_ns
 
     def inherit(self, requests: Iterable[RequestAt]) -> None:
-        """Takes what a dead predecessor published and is not committed, before ``wait``."""
+        """Takes what a dead predecessor published and is not committed; call it before ``add``."""
         for request in requests:
             parts = tuple(((b.topic_id, b.partition), b.record_count) for b in request.batches)
             self._left.append(_Left(request.position, parts))
@@ -103,7 +105,7 @@ class Answers:
         verdicts = {v.position: v for v in commit.verdicts if v.shard == shard}
         while self._left and self._left[0].position < source.end:
             position, left = self._left.popleft()
-            # What was committed before this process followed the log is no part of this run.
+            # What was committed before this process followed the log is not part of this run.
             if position < source.start or position in verdicts:
                 continue
             for place, count in left:
@@ -135,12 +137,14 @@ class Answers:
                 if not offsets[topic.topic_id, parts[0][0]]:
                     request.refuse(topic_deleted(topic))
                     continue
-                answer: list[dict[str, int]] = []
+                answer: list[ProducedPart] = []
                 for partition, count in parts:
                     key = (topic.topic_id, partition)
                     first = offsets[key]
                     offsets[key] = first + count
-                    answer.append(_part(partition, first, first + count - 1, heads[key]))
+                    answer.append(
+                        ProducedPart(partition, first, first + count - 1, count, heads[key])
+                    )
                     records += count
                 request.respond_ok_json(_spread(topic, answer, deduped=False))
             requests += 1
@@ -155,16 +159,14 @@ class Answers:
         words[base + at.S_BYTES_ACKED] += sizes
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether some deadline may have passed: cheap, and never wrong when it says no."""
+        """Whether a deadline may have passed. Cheap; False is always right."""
         if len(self._waiting) <= self._abandoned:
             return False
         return now_ns - self._waiting[self._abandoned].request.arrival_ns >= self._shortest_ns
 
     def expired(self, now_ns: int, pulled: int, head: int) -> Expired:
-        """What is past its deadline; looks no further than it can be, for arrivals are in order.
-
-        Runs are as long as they can be: from a request that is taken back to the next that is not.
-        """
+        """The requests past their deadline. Arrivals are in order, so it stops at the first that
+        cannot be. A run goes from a request that is taken back to the next one that is not."""
         found = Expired([], [], [])
         start = -1
         for waiting in islice(self._waiting, self._abandoned, None):
@@ -189,15 +191,14 @@ class Answers:
             found.runs.append((start, head))
         return found
 
-    def end(self, expired: Expired, refusal: Callable[[Waiting], ApiError]) -> None:
-        """Answers what has expired; ``expired.void`` is void in the ring by now."""
+    def end(self, expired: Expired, refusal: Callable[[PendingRequest], ApiError]) -> None:
+        """Answers what has expired, after ``expired.void`` was made void in the ring."""
         gone = {waiting.position for waiting in expired.void}
         if gone:
             self._waiting = deque(w for w in self._waiting if w.position not in gone)
-        rooms = {waiting.topic.room for waiting in expired.void}
-        for room in rooms:
-            if room is not None:
-                room.voided(gone)
+        for tracker in {waiting.topic.tracker for waiting in expired.void}:
+            if tracker is not None:
+                tracker.taken_back(gone)
         for waiting in expired.void:
             waiting.request.refuse(refusal(waiting))
         for waiting in expired.unknown:
@@ -208,7 +209,7 @@ class Answers:
             self._abandoned += 1
 
     def abandon(self) -> None:
-        """The process ends before these commits came: their outcome is unknown."""
+        """The process ends before these commits arrived: their outcome is unknown."""
         while self._waiting:
             self._waiting.popleft().request.abandon()
 
@@ -216,7 +217,7 @@ class Answers:
 def answer_verdict(
     request: Request, topic: TopicEntry, verdict: Verdict, expected_seq: int | None
 ) -> None:
-    """Tells a producer why its request was made void."""
+    """Answers a request that the commit made void."""
     if verdict.kind == "topic_deleted":
         request.refuse(topic_deleted(topic))
     elif verdict.kind == "sequence_mismatch":
@@ -224,7 +225,7 @@ def answer_verdict(
             ApiError(
                 412,
                 "sequence_mismatch",
-                f"expected_seq is {expected_seq}, the head of the partition is"
+                f"expected_seq is {expected_seq}, but the partition's head_seq is"
                 f" {verdict.head_seq}; nothing was stored",
                 {"expected_seq": expected_seq, "head_seq": verdict.head_seq},
             )
@@ -237,32 +238,22 @@ def answer_verdict(
             % (part.partition, part.first_seq, part.last_seq, count, verdict.head_seq, b"true")
         )
     else:
-        answer = [_part(p.partition, p.first_seq, p.last_seq, p.last_seq) for p in verdict.parts]
+        answer = [
+            ProducedPart(
+                p.partition, p.first_seq, p.last_seq, p.last_seq - p.first_seq + 1, p.last_seq
+            )
+            for p in verdict.parts
+        ]
         request.respond_ok_json(_spread(topic, answer, deduped=True))
 
 
-def _part(partition: int, first_seq: int, last_seq: int, head_seq: int) -> dict[str, int]:
-    return {
-        "partition": partition,
-        "first_seq": first_seq,
-        "last_seq": last_seq,
-        "count": last_seq - first_seq + 1,
-        "head_seq": head_seq,
-    }
-
-
-def _spread(topic: TopicEntry, parts: list[dict[str, int]], *, deduped: bool) -> bytes:
-    answer: dict[str, Any] = {
-        "topic": topic.name,
-        "partitions": parts,
-        "count": sum(part["count"] for part in parts),
-        "deduped": deduped,
-    }
-    return msgspec.json.encode(answer)
+def _spread(topic: TopicEntry, parts: list[ProducedPart], *, deduped: bool) -> bytes:
+    count = sum(part.count for part in parts)
+    return msgspec.json.encode(ProducedSpread(topic.name, parts, count, deduped))
 
 
 def topic_deleted(topic: TopicEntry) -> ApiError:
-    """404 ``topic_deleted``: the topic went between the request and its commit."""
+    """404 ``topic_deleted``: the topic was deleted between the request and its commit."""
     return ApiError(
         404,
         "topic_deleted",

@@ -26,11 +26,11 @@ from daemon.api.errors import ApiError, too_large
 from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.intake import formats as bodies
-from daemon.intake.caps import LOOK_NS, Room, RoomFull
-from daemon.intake.door import Shut
+from daemon.intake.caps import RELOAD_NS, CapTracker, TopicFull
 from daemon.intake.formats import BodyLimits, Produce
-from daemon.intake.pending import Answers, Waiting
-from daemon.intake.topic_cache import Catalog, TopicEntry, unknown_topic
+from daemon.intake.gate import ClosedBy
+from daemon.intake.pending import PendingRequest, PendingRequests
+from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
 from ledger.errors import LedgerError
 from ledger.types import TopicConfig
 from shards import layout as at
@@ -72,9 +72,9 @@ class Producer:
         self,
         segment: Segment,
         shard: int,
-        catalog: Catalog,
+        catalog: TopicCache,
         ring: RingWriter,
-        answers: Answers,
+        answers: PendingRequests,
         limits: BodyLimits,
         published: Callable[[], None],
         rng: random.Random,
@@ -83,9 +83,9 @@ class Producer:
         self._ack_timeout_ms = ack_timeout_ms
         self._words = segment.words
         self._rejected_at = segment.layout.shard(shard) + at.S_REJECTED
-        self._catalog = catalog
+        self._topics = catalog
         self._ring = ring
-        self._answers = answers
+        self._pending = answers
         self._limits = limits
         self._published = published
         self._rng = rng
@@ -102,7 +102,7 @@ class Producer:
             if body_bytes is None or head.content_encoding
             else body_bytes
         )
-        self._check_room(needed, body_bytes or 0)
+        self._check_space(needed, body_bytes or 0)
         self._promised_bytes += needed
         return needed
 
@@ -121,13 +121,13 @@ class Producer:
             finally:
                 self.release(token)
             return
-        topic = self._catalog.known(name)
-        if topic is None or topic.room is not None:
+        topic = self._topics.known(name)
+        if topic is None or topic.tracker is not None:
             self.produce(request, name, FRAME_BYTES + body_bytes)
         else:
             self._publish(request, topic)
 
-    def _check_room(self, needed: int, body_bytes: int) -> None:
+    def _check_space(self, needed: int, body_bytes: int) -> None:
         limit = self._limits.body_bytes_max
         if body_bytes > limit:
             raise too_large(
@@ -142,13 +142,13 @@ class Producer:
     def look_at_gate(self) -> None:
         """Notes whether requests are refused altogether; called when the shard's bell was rung."""
         words = self._words
-        shut = Shut(words[at.G_DOOR])
+        shut = ClosedBy(words[at.G_GATE])
         if words[at.G_SUPERSEDED]:
             self._closed = SUPERSEDED
         elif words[at.G_DRAINING]:
             self._closed = STOPPING
         elif shut:
-            self._closed = STORE_FAILING if shut & Shut.STORE_FAILING else DISK_FULL
+            self._closed = STORE_FAILING if shut & ClosedBy.STORE_FAILING else DISK_FULL
         else:
             self._closed = None
 
@@ -164,7 +164,7 @@ class Producer:
             close=closed.close,
         )
 
-    def overdue(self, waiting: Waiting) -> ApiError:
+    def overdue(self, waiting: PendingRequest) -> ApiError:
         """What a producer is told whose request was taken back at its deadline."""
         return self._overdue(waiting.timeout_ns // 1_000_000)
 
@@ -207,16 +207,16 @@ class Producer:
                 self._promised_bytes += promised
                 behind.append((request, name, promised))
                 return
-        topic = self._catalog.known(name)
+        topic = self._topics.known(name)
         if topic is not None:
-            if topic.room is None:
+            if topic.tracker is None:
                 self._publish(request, topic)
                 return
-            if not self._catalog.rooms.is_stale(topic.room):
+            if not self._topics.trackers.is_stale(topic.tracker):
                 try:
-                    self._publish_if_room(request, topic, topic.room)
+                    self._publish_within_caps(request, topic, topic.tracker)
                     return
-                except RoomFull as full:
+                except TopicFull as full:
                     if full.idempotency_key is None:
                         raise
         self._promised_bytes += promised
@@ -234,11 +234,11 @@ class Producer:
                 timeout_ms = self._timeout_ms(request)
                 left_ms = timeout_ms - (monotonic_ns() - request.arrival_ns) // 1_000_000
                 async with asyncio.timeout(left_ms / 1000):
-                    topic = self._catalog.known(name) or await self._topic_for(request, name)
-                    if topic.room is None:
+                    topic = self._topics.known(name) or await self._topic_for(request, name)
+                    if topic.tracker is None:
                         self._publish(request, topic)
                     else:
-                        await self._publish_to_room(request, topic, topic.room)
+                        await self._publish_capped(request, topic, topic.tracker)
             except TimeoutError:  # publishing is the last step: it was not reached
                 request.refuse(self._overdue(timeout_ms))
             except ApiError as error:
@@ -262,41 +262,47 @@ class Producer:
 
     async def _topic_for(self, request: Request, name: str) -> TopicEntry:
         try:
-            return await self._catalog.entry(name)
+            return await self._topics.entry(name)
         except ApiError:
             if request.head.query.get("create", "true") != "true":
                 raise unknown_topic(name) from None
         # A request that will be refused must not leave a topic behind.
         config = TopicConfig()
         bodies.payloads(self._parse(request, wall_ms(), config), config.partitions, lambda: 0)
-        topic, _ = await self._catalog.create(name, config)
+        topic, _ = await self._topics.create(name, config)
         return topic
 
-    async def _publish_to_room(self, request: Request, topic: TopicEntry, room: Room) -> None:
+    async def _publish_capped(
+        self, request: Request, topic: TopicEntry, tracker: CapTracker
+    ) -> None:
         """For a room that must be looked up first, and a request that may be a repeat."""
-        if self._catalog.rooms.is_stale(room):
-            await self._catalog.load_room(room, request.arrival_ns)
+        if self._topics.trackers.is_stale(tracker):
+            await self._topics.load_tracker(tracker, request.arrival_ns)
         try:
-            self._publish_if_room(request, topic, room)
-        except RoomFull as full:
+            self._publish_within_caps(request, topic, tracker)
+        except TopicFull as full:
             key = full.idempotency_key
-            if key is None or not await self._catalog.answered(topic.topic_id, key):
+            if key is None or not await self._topics.answered(topic.topic_id, key):
                 raise
             # It was stored before: its commit gives the first answer again, and no record more.
             self._publish(request, topic)
 
-    def _publish_if_room(self, request: Request, topic: TopicEntry, room: Room) -> None:
-        """Raises RoomFull. Begins another look at the ledger when the last one is old."""
-        if request.arrival_ns - room.loaded_ns > LOOK_NS:
-            room.loaded_ns = request.arrival_ns
-            task = asyncio.get_running_loop().create_task(self._look_at(room, request.arrival_ns))
+    def _publish_within_caps(
+        self, request: Request, topic: TopicEntry, tracker: CapTracker
+    ) -> None:
+        """Raises TopicFull. Begins another look at the ledger when the last one is old."""
+        if request.arrival_ns - tracker.loaded_ns > RELOAD_NS:
+            tracker.loaded_ns = request.arrival_ns
+            task = asyncio.get_running_loop().create_task(
+                self._look_at(tracker, request.arrival_ns)
+            )
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        self._publish(request, topic, room)
+        self._publish(request, topic, tracker)
 
-    async def _look_at(self, room: Room, now_ns: int) -> None:
+    async def _look_at(self, tracker: CapTracker, now_ns: int) -> None:
         try:
-            await self._catalog.load_room(room, now_ns)
+            await self._topics.load_tracker(tracker, now_ns)
         except LedgerError as error:
             log.warning("the room of a topic cannot be looked up: %s", error)
 
@@ -318,15 +324,17 @@ class Producer:
             asked = msgspec.structs.replace(asked, idempotency_key=key)
         return asked
 
-    def _publish(self, request: Request, topic: TopicEntry, room: Room | None = None) -> None:
+    def _publish(
+        self, request: Request, topic: TopicEntry, tracker: CapTracker | None = None
+    ) -> None:
         arrival_ms = wall_ms()
         asked = self._parse(request, arrival_ms, topic.topic.config)
         topic_id = topic.topic_id
         payloads = bodies.payloads(asked, topic.partitions, topic.take_partition)
-        if room is not None:
+        if tracker is not None:
             try:
-                room.check(payloads)
-            except RoomFull as full:
+                tracker.check(payloads)
+            except TopicFull as full:
                 full.idempotency_key = asked.idempotency_key
                 raise
         parts: Sequence[Part]
@@ -348,11 +356,11 @@ class Producer:
             raise self._throttled() from None
         except ValueError as error:
             raise too_large(f"{error}; send fewer records at once") from error
-        if topic.room is not None:
-            topic.room.published(position, payloads)
-        self._answers.wait(
+        if topic.tracker is not None:
+            topic.tracker.published(position, payloads)
+        self._pending.add(
             _new(
-                Waiting,
+                PendingRequest,
                 (
                     position, request, topic, placed, len(request.body), asked.expected_seq,
                     1_000_000 * (asked.ack_timeout_ms or self._ack_timeout_ms),

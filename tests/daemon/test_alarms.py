@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from daemon import alarms
+from daemon.api.schemas import AlarmStatus
 from daemon.api.status import Status
 from daemon.config import load
 from shards import layout as at
@@ -39,7 +40,7 @@ def test_every_kind_has_a_meaning() -> None:
 def test_rows_of_one_kind_are_one_trouble_as_old_as_the_oldest(segment: Segment) -> None:
     AlarmBoard(segment, 0).raise_(AlarmKind.STORE_FAILING, "younger", 9 * SECOND_NS)
     AlarmBoard(segment, 1).raise_(AlarmKind.STORE_FAILING, "No space left", 2 * SECOND_NS)
-    (trouble,) = alarms.troubles(segment, CONFIG, 44 * SECOND_NS)
+    (trouble,) = alarms.active(segment, CONFIG, 44 * SECOND_NS)
     assert (trouble.alarm, trouble.age_ms, trouble.count) == ("store_failing", 42_000, 2)
     assert trouble.message == "store failing for 42 s: No space left"
 
@@ -48,10 +49,10 @@ def test_the_daemon_is_not_ready_once_an_alarm_has_lasted(segment: Segment) -> N
     status = Status(segment, CONFIG)
     AlarmBoard(segment, 0).raise_(AlarmKind.STORE_FAILING, "503", 1 * SECOND_NS)
     assert status.obstacles(30 * SECOND_NS) == []
-    assert status.document(30 * SECOND_NS)["ready"] is True
+    assert status.document(30 * SECOND_NS).ready is True
     assert status.obstacles(31 * SECOND_NS) == ["store failing for 30 s: 503"]
     document = status.document(31 * SECOND_NS)
-    assert document["ready"] is False and document["alarms"][0]["not_ready"] is True
+    assert document.ready is False and document.alarms[0].not_ready is True
     AlarmBoard(segment, 0).clear(AlarmKind.STORE_FAILING)
     assert status.obstacles(32 * SECOND_NS) == []
 
@@ -61,9 +62,9 @@ def test_a_foreign_object_is_not_ready_immediately(segment: Segment) -> None:
     assert len(Status(segment, CONFIG).obstacles(1 * SECOND_NS)) == 1
 
 
-def trouble(age_ms: int, count: int) -> alarms.Trouble:
+def trouble(age_ms: int, count: int) -> AlarmStatus:
     message = f"store failing for {age_ms // 1000} s: No space left"
-    return alarms.Trouble("store_failing", age_ms, count, message, age_ms >= 30_000)
+    return AlarmStatus("store_failing", age_ms, count, message, age_ms >= 30_000)
 
 
 def test_the_log_tells_of_an_outage_when_it_begins_once_a_minute_and_when_it_is_over() -> None:

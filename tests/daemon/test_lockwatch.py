@@ -44,7 +44,7 @@ class Watched:
             self.watch.tick(self.now_ns, children)
 
     def told(self) -> list[str]:
-        troubles = alarms.troubles(self.segment, CONFIG, self.now_ns)
+        troubles = alarms.active(self.segment, CONFIG, self.now_ns)
         return [f"{trouble.alarm}: {trouble.message}" for trouble in troubles]
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "integer": (int,),
     "number": (int, float), "boolean": (bool,), "null": (type(None),),
 }  # fmt: skip
-_NOTES = {"description", "default", "format"}
+_NOTES = {"title", "description", "default", "format"}
 
 
 class Mismatch(AssertionError):
@@ -26,7 +26,7 @@ def check(value: Any, schema: dict[str, Any], document: dict[str, Any], at: str 
         check(value, resolve(schema, document), document, at)
         return
     for keyword, wanted in schema.items():
-        if keyword in _NOTES or keyword in ("required", "additionalProperties"):
+        if keyword in _NOTES or keyword == "required":
             continue
         if keyword == "type":
             _check_type(value, wanted, at)
@@ -40,11 +40,29 @@ def check(value: Any, schema: dict[str, Any], document: dict[str, Any], at: str 
             _must(value <= wanted, at, f"{value} is above {wanted}")
         elif keyword == "minItems":
             _must(len(value) >= wanted, at, f"{len(value)} items, at least {wanted}")
+        elif keyword == "maxItems":
+            _must(len(value) <= wanted, at, f"{len(value)} items, at most {wanted}")
+        elif keyword == "minLength":
+            _must(len(value) >= wanted, at, f"{len(value)} characters, at least {wanted}")
+        elif keyword == "maxLength":
+            _must(len(value) <= wanted, at, f"{len(value)} characters, at most {wanted}")
+        elif keyword == "maxProperties":
+            _must(len(value) <= wanted, at, f"{len(value)} fields, at most {wanted}")
+        elif keyword == "prefixItems":
+            for index, (item, inner) in enumerate(zip(value, wanted, strict=True)):
+                check(item, inner, document, f"{at}[{index}]")
         elif keyword == "items":
-            for index, item in enumerate(value):
+            for index, item in enumerate(value if wanted is not False else ()):
                 check(item, wanted, document, f"{at}[{index}]")
         elif keyword == "properties":
             _check_properties(value, schema, document, at)
+        elif keyword == "additionalProperties":
+            if isinstance(wanted, dict):
+                for name in value.keys() - schema.get("properties", {}).keys():
+                    check(value[name], wanted, document, f"{at}.{name}")
+        elif keyword == "anyOf":
+            fits = any(_matches(value, each, document) for each in wanted)
+            _must(fits, at, f"{value!r} matches none of the alternatives")
         elif keyword == "oneOf":
             matching = sum(_matches(value, each, document) for each in wanted)
             _must(matching == 1, at, f"{matching} of {len(wanted)} alternatives match {value!r}")
@@ -79,7 +97,11 @@ def _check_properties(
         if name in schema["properties"]:
             check(inner, schema["properties"][name], document, f"{at}.{name}")
         else:
-            _must(schema.get("additionalProperties", True), at, f"{name!r} is not in the schema")
+            _must(
+                schema.get("additionalProperties", True) is not False,
+                at,
+                f"{name!r} is not in the schema",
+            )
 
 
 def _matches(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> bool:

@@ -44,7 +44,7 @@ def test_an_outage_is_told_by_status_readyz_and_the_log_and_so_is_its_end(
             assert alarm["alarm"] == "store_failing" and "SlowDown" in alarm["message"]
             code, words = status_of(daemon)
             assert code == 4 and "store failing for" in words and "SlowDown" in words
-            refused = wait_until(lambda: _refused(daemon), "the door to be shut")
+            refused = wait_until(lambda: _refused(daemon), "the gate to be closed")
             assert refused == (503, "store_failing")
             wait_until(lambda: daemon.get("/readyz").status == 503, "not to be ready")
             assert "store failing for" in daemon.get("/readyz").json["error"]["message"]
@@ -52,7 +52,7 @@ def test_an_outage_is_told_by_status_readyz_and_the_log_and_so_is_its_end(
             answer = line.answer()
             assert answer is not None and answer.json["first_seq"] == 2
             wait_until(lambda: daemon.get("/readyz").status == 200, "to be ready again")
-            wait_until(lambda: daemon.produce("t", "after").status == 200, "the door to open")
+            wait_until(lambda: daemon.produce("t", "after").status == 200, "the gate to open")
             wait_until(lambda: "store_failing is over after" in daemon.text, "the log to say so")
             assert status_of(daemon)[0] == 0
             stored = [record["data"] for record in daemon.diff("t")["records"]]
@@ -123,7 +123,7 @@ def test_five_retries_of_one_body_during_an_outage_are_stored_once(
                     wire.send(request)
                     taken = (number + 1) * REQUEST_BYTES
                     wait_until(partial(_taken_in, daemon, taken), "it to be taken in")
-            wait_until(lambda: _refused(daemon), "the door to be shut")
+            wait_until(lambda: _refused(daemon), "the gate to be closed")
             again = daemon.ask("POST", path, body, content_type="application/json")
             assert (again.status, again.code) == (503, "store_failing")
             proxy.release()
@@ -160,6 +160,6 @@ def _pulled(daemon: Daemon, count: int) -> bool:
 
 
 def _refused(daemon: Daemon) -> tuple[int, str] | None:
-    """What a request is told at the door; None for one that passes (and is wrong)."""
+    """What a request is told at the gate; None for one that passes (and is wrong)."""
     answer = daemon.ask("POST", "/v0/topics/t", b"[]", content_type="application/json")
     return (answer.status, answer.code) if answer.status == 503 else None

@@ -175,7 +175,7 @@ def test_the_thousand_and_first_plan_is_told_to_come_again(tmp_path: Path) -> No
         assert (refused.status, refused.code) == (429, "too_many_plans")
         assert int(refused.headers["retry-after"]) >= 1
         document = daemon.get("/openapi.json").json
-        check(refused.json, {"$ref": "#/components/schemas/Error"}, document)
+        check(refused.json, {"$ref": "#/components/schemas/ErrorAnswer"}, document)
 
 
 def test_evicted_offsets_are_holes_that_say_why(daemon: Daemon) -> None:

@@ -127,17 +127,17 @@ def test_a_limit_out_of_range_is_refused(shared_daemon: Daemon, field: str, valu
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"": "long"}, "no name of a column"),
-        ({"a b": "long"}, "no name of a column"),
-        ({"1a": "long"}, "no name of a column"),
-        ({"é": "long"}, "no name of a column"),
-        ({"x" * 129: "long"}, "no name of a column"),
-        ({"offset": "long"}, "of its own"),
-        ({"Data": "string"}, "of its own"),
-        ({"data_is_base64": "boolean"}, "of its own"),
-        ({"a": "long", "A": "long"}, "differ in case only"),
+        ({"": "long"}, "a column's name must"),
+        ({"a b": "long"}, "a column's name must"),
+        ({"1a": "long"}, "a column's name must"),
+        ({"é": "long"}, "a column's name must"),
+        ({"x" * 129: "long"}, "a column's name must"),
+        ({"offset": "long"}, "already has a column"),
+        ({"Data": "string"}, "already has a column"),
+        ({"data_is_base64": "boolean"}, "already has a column"),
+        ({"a": "long", "A": "long"}, "differ only in case"),
         ({f"c{number}": "long" for number in range(201)}, "at most 200"),
-        ({"a": "float"}, "not as it must be"),
+        ({"a": "float"}, "must be one of"),
     ],
 )
 def test_columns_that_a_table_cannot_have_are_refused(

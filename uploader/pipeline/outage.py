@@ -7,7 +7,7 @@ so whoever reports a failure has to try again until the store answers or the pro
 outcome of a whole PUT is reported, not that of each attempt of a hedged one.
 
 One object per process, for all its threads. It neither logs nor refuses: ``daemon/alarms.py``
-says what the alarm means and ``daemon/intake/door.py`` who is refused for it.
+says what the alarm means and ``daemon/intake/gate.py`` who is refused for it.
 """
 
 from __future__ import annotations

@@ -5,20 +5,17 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from daemon.api.decoding import NESTING_MAX
 from daemon.api.errors import ApiError, invalid, too_large
 from uploader.l0.records import TIMESTAMP_MS_MAX
 
-# Deeper JSON than this breaks readers (many stop at 512 or 1,000) and none is known to be meant.
-NESTING_MAX = 512
-# Units that are sent for milliseconds by mistake, with the last value of the year 9999 in them.
+# Units that are sent instead of milliseconds by mistake, with the end of the year 9999 in them.
 _UNITS = (
     ("microseconds", 1_000 * TIMESTAMP_MS_MAX),
     ("nanoseconds", 1_000_000 * TIMESTAMP_MS_MAX),
 )
-# A record that is nested deeper than NESTING_MAX has this many characters at least.
+# A record that is nested deeper than NESTING_MAX has at least this many characters.
 NESTED_CHARACTERS_MIN = 2 * NESTING_MAX + 1
-ACK_TIMEOUT_MS_MIN = 100  # deadlines are looked at ten times a second
-ACK_TIMEOUT_MS_MAX = 600_000  # so long a request may hold ring space while nothing is stored
 
 
 class BodyLimits(Struct, frozen=True, kw_only=True):
@@ -28,8 +25,8 @@ class BodyLimits(Struct, frozen=True, kw_only=True):
     record_bytes_max: int = 1 << 20
     records_max: int = 10_000
     suspect_from: int = 0
-    """Texts with fewer characters are neither too large (4 bytes each at most) nor nested too
-    deep, and need no closer look. Follows from the others."""
+    """A text with fewer characters is neither too large (a character has at most 4 bytes) nor
+    nested too deep. Follows from the others."""
 
     def __post_init__(self) -> None:
         suspect_from = min(NESTED_CHARACTERS_MIN, self.record_bytes_max // 4 + 1)
@@ -64,15 +61,15 @@ def nested_too_deep(where: dict[str, int]) -> ApiError:
 
 
 def check_ts(ts: int, where: dict[str, int]) -> None:
-    """Raises ApiError 400 for a time that no calendar of the readers has: mostly another unit."""
+    """Raises ApiError 400 for a time that readers cannot represent: mostly another unit."""
     if 0 <= ts <= TIMESTAMP_MS_MAX:
         return
     unit = next((name for name, most in _UNITS if TIMESTAMP_MS_MAX < ts <= most), None)
     shown = str(ts) if ts.bit_length() <= 64 else "a number of over 64 bits"
     looks = f"{shown}, which looks like {unit}" if unit else shown
     raise invalid(
-        f"ts of {place(where)} is {looks}; ts is in milliseconds, from 0 to {TIMESTAMP_MS_MAX}, the"
-        " end of the year 9999",
+        f"ts of {place(where)} is {looks}; ts is in milliseconds, from 0 to {TIMESTAMP_MS_MAX} (the"
+        " end of the year 9999)",
         field="ts",
         limit_ms=TIMESTAMP_MS_MAX,
         **where,
@@ -81,7 +78,7 @@ def check_ts(ts: int, where: dict[str, int]) -> None:
 
 def no_records() -> ApiError:
     """400: there is nothing to store."""
-    return invalid("the request holds no records")
+    return invalid("the request has no records")
 
 
 def place(where: dict[str, int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from daemon import memory
@@ -40,7 +41,7 @@ class Daemon:
         return Status(self.segment, self.config)
 
     def document(self) -> Any:
-        return self.status().document(NOW_NS)
+        return msgspec.to_builtins(self.status().document(NOW_NS))
 
 
 @pytest.fixture

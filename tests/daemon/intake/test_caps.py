@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.intake.caps import Payload, Room, RoomFull, Rooms
+from daemon.intake.caps import CapTracker, CapTrackers, Payload, TopicFull
 from ledger.types import Commit, Head, LeaseId, PartitionState, Run, SourceRange, Topic, TopicConfig
 from shards import layout as at
 from tests.long import examples
@@ -32,17 +32,17 @@ def state(head_seq: int, count: int, partition: int = 0) -> PartitionState:
     return PartitionState(partition, head_seq, earliest, head_seq + 1, count, RECORD_BYTES * count)
 
 
-def loaded(room: Room, head_seq: int, count: int, number: int = 0) -> None:
-    room.begin_load()
-    room.load(number, {0: state(head_seq, count)}, 0, 1)
-    room.end_load()
+def loaded(tracker: CapTracker, head_seq: int, count: int, number: int = 0) -> None:
+    tracker.begin_load()
+    tracker.load(number, {0: state(head_seq, count)}, 0, 1)
+    tracker.end_load()
 
 
 class World:
-    """A partition's ledger, and the rooms of shards that follow its commits late."""
+    """A partition's ledger, and the trackers of shards that follow its commits late."""
 
     def __init__(self, shards: int, config: TopicConfig) -> None:
-        self.rooms = [Room(Topic(TOPIC_ID, "t", config, 1)) for _ in range(shards)]
+        self.trackers = [CapTracker(Topic(TOPIC_ID, "t", config, 1)) for _ in range(shards)]
         self.cap = config.cap_records or (config.cap_bytes or 0) // RECORD_BYTES
         self.in_flight: list[deque[tuple[int, int]]] = [deque() for _ in range(shards)]
         self.ends = [0] * shards
@@ -50,8 +50,8 @@ class World:
         self.commits: list[Commit] = []
         self.followed = [0] * shards
         self.looks: list[deque[tuple[int, PartitionState]]] = [deque() for _ in range(shards)]
-        for room in self.rooms:
-            loaded(room, 0, 0)
+        for tracker in self.trackers:
+            loaded(tracker, 0, 0)
 
     @property
     def stored(self) -> int:
@@ -68,18 +68,18 @@ class World:
         return others + self.head_seq - head
 
     def do(self, action: str, shard: int, number: int) -> None:
-        room, in_flight = self.rooms[shard], self.in_flight[shard]
+        tracker, in_flight = self.trackers[shard], self.in_flight[shard]
         if action == "produce":
             try:
-                room.check([payload(number)])
-            except RoomFull:
-                if len(self.rooms) == 1:
+                tracker.check([payload(number)])
+            except TopicFull:
+                if len(self.trackers) == 1:
                     flown = sum(count for _, count in in_flight)
                     assert self.stored + flown + number > self.cap, "there is room"
                 return
             position = self.ends[shard]
             self.ends[shard] += 8
-            room.published(position, [payload(number)])
+            tracker.published(position, [payload(number)])
             in_flight.append((position, number))
         elif action == "commit" and in_flight:
             # Up to `number` requests of the shard in one object, as a pull takes them.
@@ -96,9 +96,9 @@ class World:
             commit = self.commits[self.followed[shard]]
             self.followed[shard] += 1
             end = commit.sources[0].end if commit.sources[0].shard == shard else 0
-            room.committed(commit, end)
+            tracker.committed(commit, end)
         elif action == "ask":
-            room.begin_load()
+            tracker.begin_load()
             self.looks[shard].append((len(self.commits), state(self.head_seq, self.head_seq)))
         elif (
             action == "answer"
@@ -106,8 +106,8 @@ class World:
             and self.looks[shard][0][0] <= self.followed[shard]
         ):
             commits, there = self.looks[shard].popleft()
-            room.load(commits, {0: there}, 0, 1)
-            room.end_load()
+            tracker.load(commits, {0: there}, 0, 1)
+            tracker.end_load()
 
 
 ACTIONS = st.lists(
@@ -142,9 +142,9 @@ def test_one_shard_never_passes_a_cap(
     # What is free can be used, all of it.
     with_room = cap - world.stored
     if with_room:
-        world.rooms[0].check([payload(with_room)])
-    with pytest.raises(RoomFull):
-        world.rooms[0].check([payload(with_room + 1)])
+        world.trackers[0].check([payload(with_room)])
+    with pytest.raises(TopicFull):
+        world.trackers[0].check([payload(with_room + 1)])
 
 
 @settings(deadline=None)
@@ -163,11 +163,11 @@ def test_two_shards_pass_a_cap_by_what_they_do_not_know_of_each_other_at_most(
 
 
 def test_a_refusal_says_which_limit_and_how_much_is_there() -> None:
-    room = Room(topic(discard="reject", cap_records=5, cap_bytes=1_000))
-    loaded(room, 9, 4)
-    room.check([payload(1)])
-    with pytest.raises(RoomFull, match="has 4 records, cap_records is 5") as refused:
-        room.check([payload(2)])
+    tracker = CapTracker(topic(discard="reject", cap_records=5, cap_bytes=1_000))
+    loaded(tracker, 9, 4)
+    tracker.check([payload(1)])
+    with pytest.raises(TopicFull, match="has 4 records of cap_records = 5") as refused:
+        tracker.check([payload(2)])
     assert (refused.value.status, refused.value.code) == (422, "topic_full")
     assert refused.value.detail == {
         "limit": "cap_records", "max": 5, "held": 4, "asked": 2, "partition": 0, "topic": "t",
@@ -175,65 +175,65 @@ def test_a_refusal_says_which_limit_and_how_much_is_there() -> None:
 
 
 def test_a_request_over_several_partitions_needs_room_in_each() -> None:
-    room = Room(topic(discard="reject", cap_records=5, partitions=2))
-    room.load(0, {0: state(4, 4, 0), 1: state(5, 5, 1)}, 0, 1)
-    room.check([payload(1, 0)])
-    with pytest.raises(RoomFull, match="partition 1"):
-        room.check([payload(1, 0), payload(1, 1)])
+    tracker = CapTracker(topic(discard="reject", cap_records=5, partitions=2))
+    tracker.load(0, {0: state(4, 4, 0), 1: state(5, 5, 1)}, 0, 1)
+    tracker.check([payload(1, 0)])
+    with pytest.raises(TopicFull, match="partition 1"):
+        tracker.check([payload(1, 0), payload(1, 1)])
 
 
-def test_only_topics_that_reject_have_a_room_and_keep_it() -> None:
-    rooms = Rooms([0] * at.GLOBAL_WORDS, 0)
-    assert rooms.room(topic(cap_records=5)) is None
-    assert rooms.room(topic(discard="reject", ttl_ms=5)) is None
-    room = rooms.room(topic(discard="reject", cap_records=5))
-    assert room is not None
-    room.published(0, [payload(3)])
-    again = rooms.room(topic(discard="reject", cap_records=4))
-    assert again is room, "what is in flight is not forgotten when settings change"
-    with pytest.raises(RoomFull, match="cap_records is 4"):
-        room.check([payload(2)])
+def test_only_topics_that_reject_have_a_tracker_and_keep_it() -> None:
+    trackers = CapTrackers([0] * at.GLOBAL_WORDS, 0)
+    assert trackers.tracker(topic(cap_records=5)) is None
+    assert trackers.tracker(topic(discard="reject", ttl_ms=5)) is None
+    tracker = trackers.tracker(topic(discard="reject", cap_records=5))
+    assert tracker is not None
+    tracker.published(0, [payload(3)])
+    again = trackers.tracker(topic(discard="reject", cap_records=4))
+    assert again is tracker, "what is in flight is not forgotten when settings change"
+    with pytest.raises(TopicFull, match="cap_records = 4"):
+        tracker.check([payload(2)])
 
 
 def test_a_room_is_stale_until_it_is_loaded_and_after_each_eviction() -> None:
     words = [0] * at.GLOBAL_WORDS
-    rooms = Rooms(words, 0)
-    room = rooms.room(topic(discard="reject", cap_bytes=5))
-    assert room is not None and rooms.is_stale(room)
-    room.load(0, {}, rooms.evicted(), 1)
-    assert not rooms.is_stale(room)
+    trackers = CapTrackers(words, 0)
+    tracker = trackers.tracker(topic(discard="reject", cap_bytes=5))
+    assert tracker is not None and trackers.is_stale(tracker)
+    tracker.load(0, {}, trackers.evicted(), 1)
+    assert not trackers.is_stale(tracker)
     words[at.G_EVICTED] = 12
-    assert rooms.is_stale(room)
+    assert trackers.is_stale(tracker)
 
 
 def test_rooms_that_nobody_uses_are_forgotten_at_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("daemon.intake.caps.ROOMS_MAX", 2)
-    rooms = Rooms([0] * at.GLOBAL_WORDS, 0)
+    monkeypatch.setattr("daemon.intake.caps.TRACKERS_MAX", 2)
+    trackers = CapTrackers([0] * at.GLOBAL_WORDS, 0)
 
-    def room(topic_id: int) -> Room:
+    def tracker(topic_id: int) -> CapTracker:
         config = TopicConfig(discard="reject", cap_records=9)
-        found = rooms.room(Topic(topic_id, "t", config, 1))
+        found = trackers.tracker(Topic(topic_id, "t", config, 1))
         assert found is not None
         return found
 
-    busy, idle = room(1), room(2)
+    busy, idle = tracker(1), tracker(2)
     busy.published(0, [payload(1)])
-    room(3)
-    assert room(1) is busy and room(2) is not idle
+    tracker(3)
+    assert tracker(1) is busy and tracker(2) is not idle
 
 
 def test_a_look_at_the_ledger_counts_when_its_commit_was_followed() -> None:
     async def go() -> None:
         seen = 4
-        rooms = Rooms([0] * at.GLOBAL_WORDS, 0, lambda: seen)
-        assert rooms.room(topic(discard="reject", cap_records=5)) is not None
-        await rooms.followed(4)
-        waiting = [asyncio.create_task(rooms.followed(number)) for number in (6, 5)]
+        trackers = CapTrackers([0] * at.GLOBAL_WORDS, 0, lambda: seen)
+        assert trackers.tracker(topic(discard="reject", cap_records=5)) is not None
+        await trackers.followed(4)
+        waiting = [asyncio.create_task(trackers.followed(number)) for number in (6, 5)]
         await asyncio.sleep(0)
         for seen in (5, 6):
-            rooms.committed(Commit(seen, LeaseId(1, 1, 0, seen), (), (), ()))
+            trackers.committed(Commit(seen, LeaseId(1, 1, 0, seen), (), (), ()))
             await asyncio.sleep(0)
             assert [task.done() for task in waiting] == [seen == 6, True]
 

@@ -13,8 +13,8 @@ from daemon.api.errors import ApiError
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
 from daemon.http.server import Server
-from daemon.intake.caps import Room
-from daemon.intake.pending import Answers, Expired, Waiting
+from daemon.intake.caps import CapTracker
+from daemon.intake.pending import Expired, PendingRequest, PendingRequests
 from daemon.intake.topic_cache import TopicEntry
 from ledger.types import (
     AnswerPart,
@@ -52,7 +52,7 @@ class Shard:
 
     def __init__(self) -> None:
         self.segment = Segment.create(Layout(shards=2, ring_bytes=4096))
-        self.answers = Answers(self.segment, ME)
+        self.pending = PendingRequests(self.segment, ME)
         self.server = Server()
         self.script = Script()
         self.server.application = self.script
@@ -78,8 +78,10 @@ class Shard:
         """The request is published behind those before it."""
         position = self.position
         self.position += 100
-        self.answers.wait(
-            Waiting(position, request, topic, parts, len(request.body), expected_seq, timeout_ns)
+        self.pending.add(
+            PendingRequest(
+                position, request, topic, parts, len(request.body), expected_seq, timeout_ns
+            )
         )
         return position
 
@@ -135,9 +137,9 @@ def one(
 def test_requests_of_a_run_get_its_offsets_one_after_the_other(shard: Shard) -> None:
     shard.waits(topic(7), (0, 2))
     shard.waits(topic(7), (0, 3))
-    shard.answers.committed(commit(shard, Run(ME, 7, 0, 11, 5), heads=(Head(7, 0, 20),)))
+    shard.pending.committed(commit(shard, Run(ME, 7, 0, 11, 5), heads=(Head(7, 0, 20),)))
     assert shard.said() == [(200, one(11, 12, 20)), (200, one(13, 15, 20))]
-    assert len(shard.answers) == 0
+    assert len(shard.pending) == 0
     counters = (at.S_REQUESTS_ACKED, at.S_RECORDS_ACKED, at.S_BYTES_ACKED)
     assert [shard.word(word) for word in counters] == [2, 5, 20]
 
@@ -147,7 +149,7 @@ def test_another_shards_run_in_the_same_commit_is_not_ours(shard: Shard, first: 
     shard.waits(topic(7), (0, 1))
     ours, others = (1, 2) if first == ME else (5, 1)
     runs = [Run(ME, 7, 0, ours, 1), Run(OTHER, 7, 0, others, 4)]
-    shard.answers.committed(
+    shard.pending.committed(
         commit(shard, *(runs if first == ME else runs[::-1]), heads=(Head(7, 0, 5),))
     )
     assert shard.said() == [(200, one(ours, ours, 5))]
@@ -156,24 +158,24 @@ def test_another_shards_run_in_the_same_commit_is_not_ours(shard: Shard, first: 
 def test_a_commit_of_other_shards_only_answers_nobody(shard: Shard) -> None:
     shard.waits(topic(7), (0, 1))
     foreign = Commit(1, LEASE, (SourceRange(OTHER, 0, 1000),), (Run(OTHER, 7, 0, 1, 4),), ())
-    shard.answers.committed(foreign)
-    assert shard.said() == [] and len(shard.answers) == 1
+    shard.pending.committed(foreign)
+    assert shard.said() == [] and len(shard.pending) == 1
 
 
 def test_what_lies_behind_the_commits_range_goes_on_waiting(shard: Shard) -> None:
     shard.waits(topic(7), (0, 1))
     later = shard.waits(topic(7), (0, 1))
-    shard.answers.committed(commit(shard, Run(ME, 7, 0, 1, 1), heads=(Head(7, 0, 1),), end=later))
+    shard.pending.committed(commit(shard, Run(ME, 7, 0, 1, 1), heads=(Head(7, 0, 1),), end=later))
     assert shard.said() == [(200, one(1, 1, 1))]
-    assert len(shard.answers) == 1
+    assert len(shard.pending) == 1
 
 
 def test_what_a_dead_predecessor_left_in_the_ring_is_passed_over(shard: Shard) -> None:
     shard.position = 300  # three requests of the predecessor
-    shard.answers.committed(commit(shard, Run(ME, 7, 0, 1, 3), heads=(Head(7, 0, 3),)))
+    shard.pending.committed(commit(shard, Run(ME, 7, 0, 1, 3), heads=(Head(7, 0, 3),)))
     assert shard.said() == []
     shard.waits(topic(7), (0, 1))
-    shard.answers.committed(commit(shard, Run(ME, 7, 0, 4, 1), heads=(Head(7, 0, 4),)))
+    shard.pending.committed(commit(shard, Run(ME, 7, 0, 4, 1), heads=(Head(7, 0, 4),)))
     assert shard.said() == [(200, one(4, 4, 4))]
 
 
@@ -182,7 +184,7 @@ def test_a_request_that_keys_spread_is_told_of_each_partition(shard: Shard) -> N
     shard.waits(wide, (0, 2), (2, 1))
     shard.waits(wide, (2, 4))
     runs = (Run(ME, 7, 0, 10, 2), Run(ME, 7, 2, 30, 5))
-    shard.answers.committed(commit(shard, *runs, heads=(Head(7, 0, 11), Head(7, 2, 40))))
+    shard.pending.committed(commit(shard, *runs, heads=(Head(7, 0, 11), Head(7, 2, 40))))
     spread = {
         "topic": "t7", "count": 3, "deduped": False,
         "partitions": [
@@ -204,7 +206,7 @@ def test_a_void_request_takes_no_offsets_from_those_behind_it(shard: Shard) -> N
     void = shard.waits(topic(7), (0, 5), expected_seq=3)
     shard.waits(topic(7), (0, 1))
     mismatch = verdict(void, "sequence_mismatch", head_seq=9)
-    shard.answers.committed(
+    shard.pending.committed(
         commit(shard, Run(ME, 7, 0, 10, 8), heads=(Head(7, 0, 12),), verdicts=(mismatch,))
     )
     first, refused, last = shard.said()
@@ -223,7 +225,7 @@ def test_a_repeat_gets_the_first_answer_and_deduped(shard: Shard) -> None:
         verdict(spread, "deduped", AnswerPart(0, 7, 7), AnswerPart(1, 1, 2)),
     )
     runs = (Run(ME, 7, 0, 50, 4), Run(ME, 7, 1, 60, 2))
-    shard.answers.committed(commit(shard, *runs, verdicts=verdicts))
+    shard.pending.committed(commit(shard, *runs, verdicts=verdicts))
     first, second = shard.said()
     assert first == (200, one(4, 6, 6) | {"deduped": True})
     assert second[0] == 200 and second[1]["deduped"] is True and second[1]["count"] == 3
@@ -239,7 +241,7 @@ def test_all_requests_to_a_topic_that_was_deleted_are_refused(shard: Shard) -> N
     conditional = shard.waits(wide, (1, 1))
     shard.waits(topic(8), (0, 1))
     runs = (Run(ME, 7, 0, 0, 4), Run(ME, 7, 1, 0, 3), Run(ME, 8, 0, 1, 1))
-    shard.answers.committed(
+    shard.pending.committed(
         commit(
             shard, *runs, heads=(Head(8, 0, 1),),
             verdicts=(verdict(conditional, "topic_deleted"),),
@@ -260,7 +262,7 @@ def test_an_answer_to_a_connection_that_is_gone_goes_nowhere_and_keeps_the_count
     shard.hands_in(request, topic(7), ((0, 2),))
     connection.connection_lost(None)
     shard.waits(topic(7), (0, 1))
-    shard.answers.committed(commit(shard, Run(ME, 7, 0, 1, 3), heads=(Head(7, 0, 3),)))
+    shard.pending.committed(commit(shard, Run(ME, 7, 0, 1, 3), heads=(Head(7, 0, 3),)))
     assert not transport.written
     assert shard.said() == [(200, one(3, 3, 3))]
 
@@ -268,8 +270,8 @@ def test_an_answer_to_a_connection_that_is_gone_goes_nowhere_and_keeps_the_count
 def test_abandoned_requests_have_no_answer_and_their_connection_ends(shard: Shard) -> None:
     shard.waits(topic(7), (0, 1))
     shard.waits(topic(7), (0, 1))
-    shard.answers.abandon()
-    assert len(shard.answers) == 0
+    shard.pending.abandon()
+    assert len(shard.pending) == 0
     assert shard.transport.written == b"" and shard.transport.ended
 
 
@@ -281,7 +283,7 @@ def left_behind(shard: Shard, *requests: tuple[tuple[int, int, int], ...], key: 
         conditions = encode_conditions("k", None) if index == key else b""
         ring.append(1, 1, conditions, [Part(t, p, count, b"", 1, 1) for t, p, count in parts])
     shard.position = ring.head
-    shard.answers.inherit(RingReader(shard.segment, ME).requests(0, ring.head))
+    shard.pending.inherit(RingReader(shard.segment, ME).requests(0, ring.head))
     return ring.head
 
 
@@ -292,7 +294,7 @@ def test_what_a_dead_predecessor_left_in_the_same_commit_has_its_offsets_before_
     shard.waits(topic(7), (0, 3))
     shard.waits(topic(7), (1, 1))
     runs = Run(ME, 7, 0, 11, 6), Run(ME, 7, 1, 21, 5)
-    shard.answers.committed(commit(shard, *runs, heads=(Head(7, 0, 16), Head(7, 1, 25))))
+    shard.pending.committed(commit(shard, *runs, heads=(Head(7, 0, 16), Head(7, 1, 25))))
     assert shard.said() == [(200, one(14, 16, 16)), (200, one(25, 25, 25, partition=1))]
 
 
@@ -301,7 +303,7 @@ def test_a_void_request_of_a_predecessor_takes_no_offsets(shard: Shard) -> None:
     shard.waits(topic(7), (0, 3))
     void = Verdict(ME, 0, "deduped", (AnswerPart(0, 1, 2),), 9)
     made = commit(shard, Run(ME, 7, 0, 11, 6), heads=(Head(7, 0, 14),), verdicts=(void,))
-    shard.answers.committed(made)
+    shard.pending.committed(made)
     assert shard.said() == [(200, one(12, 14, 14))]
 
 
@@ -310,7 +312,7 @@ def test_a_run_of_a_predecessor_whose_topic_is_deleted_moves_no_offsets(shard: S
     shard.waits(topic(8), (0, 1))
     shard.waits(topic(7), (0, 1))
     runs = Run(ME, 7, 0, 11, 1), Run(ME, 8, 0, 0, 3)
-    shard.answers.committed(commit(shard, *runs, heads=(Head(7, 0, 11),)))
+    shard.pending.committed(commit(shard, *runs, heads=(Head(7, 0, 11),)))
     (status, _), ours = shard.said()
     assert (status, ours) == (404, (200, one(11, 11, 11)))
 
@@ -321,7 +323,7 @@ def test_what_was_committed_before_the_successor_followed_the_log_is_no_part_of_
     begins = left_behind(shard, ((7, 0, 2),))
     shard.waits(topic(7), (0, 3))
     sources = (SourceRange(ME, begins, shard.position),)
-    shard.answers.committed(Commit(2, LEASE, sources, (Run(ME, 7, 0, 3, 3),), (Head(7, 0, 5),)))
+    shard.pending.committed(Commit(2, LEASE, sources, (Run(ME, 7, 0, 3, 3),), (Head(7, 0, 5),)))
     assert shard.said() == [(200, one(3, 5, 5))]
 
 
@@ -331,9 +333,9 @@ def test_a_predecessors_requests_may_be_committed_in_several_parts(shard: Shard)
     next(iter(second))
     middle = next(iter(second)).position
     shard.waits(topic(7), (0, 3))
-    shard.answers.committed(commit(shard, Run(ME, 7, 0, 1, 2), heads=(Head(7, 0, 2),), end=middle))
+    shard.pending.committed(commit(shard, Run(ME, 7, 0, 1, 2), heads=(Head(7, 0, 2),), end=middle))
     sources = (SourceRange(ME, middle, shard.position),)
-    shard.answers.committed(Commit(2, LEASE, sources, (Run(ME, 7, 0, 3, 4),), (Head(7, 0, 6),)))
+    shard.pending.committed(Commit(2, LEASE, sources, (Run(ME, 7, 0, 3, 4),), (Head(7, 0, 6),)))
     assert shard.said() == [(200, one(4, 6, 6))]
 
 
@@ -342,9 +344,9 @@ def test_a_predecessors_requests_may_be_committed_in_several_parts(shard: Shard)
 
 def expire(shard: Shard, now_ns: int, pulled: int) -> Expired:
     """What a heartbeat does; the ring is not asked."""
-    assert shard.answers.is_due(now_ns)
-    expired = shard.answers.expired(now_ns, pulled, shard.position)
-    shard.answers.end(expired, lambda _: ApiError(503, "ack_timeout", "too late"))
+    assert shard.pending.is_due(now_ns)
+    expired = shard.pending.expired(now_ns, pulled, shard.position)
+    shard.pending.end(expired, lambda _: ApiError(503, "ack_timeout", "too late"))
     return expired
 
 
@@ -361,15 +363,15 @@ def test_what_nobody_pulled_in_time_is_answered_503_and_takes_no_offsets(shard: 
     first = arrives(shard, 1 * S)
     gone, second = shard.transport, arrives(shard, 2 * S)
     third = arrives(shard, 10 * S)
-    assert not shard.answers.is_due(21 * S - 1)
+    assert not shard.pending.is_due(21 * S - 1)
     expired = expire(shard, 22 * S, pulled=0)
     assert expired.runs == [(first, third)] and not expired.unknown
     assert b"HTTP/1.1 503 " in gone.written and b"ack_timeout" in gone.written
-    shard.answers.committed(
+    shard.pending.committed(
         commit(shard, Run(ME, 7, 0, 11, 1), heads=(Head(7, 0, 11),), end=shard.position)
     )
     assert shard.said() == [(200, one(11, 11, 11))]
-    assert second and len(shard.answers) == 0
+    assert second and len(shard.pending) == 0
 
 
 class Walked(deque[Any]):
@@ -386,15 +388,15 @@ def test_what_a_room_has_in_flight_is_walked_once_however_much_is_taken_back(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("daemon.intake.caps.deque", Walked)
-    room = Room(Topic(7, "t7", TopicConfig(cap_records=1_000, discard="reject"), 0))
-    entry = TopicEntry(room.topic, room)
+    tracker = CapTracker(Topic(7, "t7", TopicConfig(cap_records=1_000, discard="reject"), 0))
+    entry = TopicEntry(tracker.topic, tracker)
     for _ in range(100):
         request, *_ = shard.another_connection()
         request.arrival_ns = 1 * S
-        room.published(shard.hands_in(request, entry, ((0, 1),)), [(0, 1, b"x", 1, 1)])
+        tracker.published(shard.hands_in(request, entry, ((0, 1),)), [(0, 1, b"x", 1, 1)])
     Walked.walks = 0
     expired = expire(shard, 22 * S, pulled=0)
-    assert len(expired.void) == 100 and room.idle and Walked.walks == 1
+    assert len(expired.void) == 100 and tracker.idle and Walked.walks == 1
 
 
 def test_what_is_pulled_ends_without_an_answer_at_its_deadline_and_keeps_its_offsets(
@@ -407,8 +409,8 @@ def test_what_is_pulled_ends_without_an_answer_at_its_deadline_and_keeps_its_off
     assert expired.runs == [(second, third)] and len(expired.unknown) == 1
     assert pulled.written == b"" and pulled.ended
     assert b"HTTP/1.1 503 " in back.written
-    assert not shard.answers.is_due(29 * S)  # what ended is not looked at again
-    shard.answers.committed(
+    assert not shard.pending.is_due(29 * S)  # what ended is not looked at again
+    shard.pending.committed(
         commit(shard, Run(ME, 7, 0, 11, 2), heads=(Head(7, 0, 12),), end=shard.position)
     )
     assert shard.said() == [(200, one(12, 12, 12))]
@@ -427,4 +429,4 @@ def test_each_request_has_a_deadline_of_its_own_and_runs_are_as_long_as_they_can
     assert expired.runs == [(positions[0], positions[3])]
     expired = expire(shard, 31 * S, pulled=0)
     assert expired.runs == [(positions[3], shard.position)]
-    assert len(shard.answers) == 0
+    assert len(shard.pending) == 0

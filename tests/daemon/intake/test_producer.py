@@ -26,9 +26,9 @@ from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
 from daemon.http.server import Server
 from daemon.intake.formats import BodyLimits
-from daemon.intake.pending import Answers
+from daemon.intake.pending import PendingRequests
 from daemon.intake.producer import FRAME_BYTES, Producer
-from daemon.intake.topic_cache import Catalog
+from daemon.intake.topic_cache import TopicCache
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards import layout as at
@@ -46,14 +46,14 @@ BODY_BYTES_MAX = 200_000
 
 
 @contextmanager
-def catalog_in(directory: Path) -> Iterator[Catalog]:
+def catalog_in(directory: Path) -> Iterator[TopicCache]:
     """Topics over a real ledger, of which ``t`` is known."""
     segment = Segment.create(Layout(shards=1, ring_bytes=4096))
     with (
         closing(Ledger(directory / "ledger.db", nullcontext())) as ledger,
         ThreadPoolExecutor(1) as thread,
     ):
-        made = Catalog(segment, ledger, nullcontext(), thread)
+        made = TopicCache(segment, ledger, nullcontext(), thread)
         asyncio.run(made.create("t", TopicConfig()))
         asyncio.run(made.entry("t"))
         yield made
@@ -61,7 +61,7 @@ def catalog_in(directory: Path) -> Iterator[Catalog]:
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicCache]:
     """Shared by the examples, none of which changes a topic."""
     with catalog_in(tmp_path_factory.mktemp("produce")) as made:
         yield made
@@ -70,7 +70,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 class Intake:
     """One shard's intake beside a model of its room: ``promises`` and what the ring holds."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: TopicCache) -> None:
         self._segment = Segment.create(Layout(1, RING_BYTES))
         self._words = self._segment.words
         self._base = self._segment.layout.shard(0)
@@ -78,7 +78,7 @@ class Intake:
         limits = BodyLimits(body_bytes_max=BODY_BYTES_MAX)
         self.publications = 0
         self.producer = Producer(
-            self._segment, 0, catalog, self._ring, Answers(self._segment, 0), limits,
+            self._segment, 0, catalog, self._ring, PendingRequests(self._segment, 0), limits,
             self._published, random.Random(1), 20_000,
         )  # fmt: skip
         server = Server()
@@ -188,7 +188,7 @@ steps_strategy = st.lists(
 
 @given(steps=steps_strategy)
 def test_promises_and_used_bytes_are_never_more_than_the_ring_and_each_is_given_back_whole(
-    catalog: Catalog, steps: list[tuple[str, int]]
+    catalog: TopicCache, steps: list[tuple[str, int]]
 ) -> None:
     with closing(Intake(catalog)) as intake:
         for what, number in steps:
@@ -245,7 +245,7 @@ def test_requests_that_wait_for_their_topic_keep_their_promises_until_they_are_w
 def test_a_request_that_waits_for_its_topic_ends_at_its_deadline_though_the_ledger_is_held(
     tmp_path: Path,
 ) -> None:
-    async def go(intake: Intake, catalog: Catalog) -> None:
+    async def go(intake: Intake, catalog: TopicCache) -> None:
         is_free = threading.Event()
         catalog._thread.submit(is_free.wait)  # as while another process holds the ledger's lock
         head = intake.head(10, path="/v0/topics/new?ack_timeout_ms=1000")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from daemon.api.errors import ApiError
-from daemon.intake.topic_cache import Catalog
+from daemon.intake.topic_cache import TopicCache
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards import layout as at
@@ -27,7 +27,7 @@ class Shards:
         self.threads = [ThreadPoolExecutor(1) for _ in range(2)]
         self.ledgers = [Ledger(directory / "ledger.db", nullcontext()) for _ in range(2)]
         self.first, self.second = (
-            Catalog(self.segment, ledger, nullcontext(), thread)
+            TopicCache(self.segment, ledger, nullcontext(), thread)
             for ledger, thread in zip(self.ledgers, self.threads, strict=True)
         )
 

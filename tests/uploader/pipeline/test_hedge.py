@@ -308,4 +308,4 @@ def test_a_loser_that_fails_late_raises_no_alarm_that_nobody_would_clear(
     let_go.set()
     wait_until(lambda: not attempts_running(), "the loser to end")
     assert line.counter(0, at.S_PUT_FAILURES) == 1
-    assert line.alarms() == []  # the door would stay shut, and no PUT come that ends it
+    assert line.alarms() == []  # the gate would stay closed, and no PUT come that ends it

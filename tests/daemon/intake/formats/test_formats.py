@@ -245,10 +245,10 @@ class TestObject:
             ('{"foo":1}', "unknown field `foo`"),
             ('{"key":"a"}', "neither data nor data_b64"),
             ('{"data":1,"data_b64":"AA=="}', "both data and data_b64"),
-            ('{"data_b64":"A"}', "no base64"),
-            ('{"data_b64":"A\\n=="}', "no base64"),
-            ('{"data_b64":"YWJj$ZGVm"}', "no base64"),
-            ('{"data_b64":"YWJj\\n"}', "no base64"),
+            ('{"data_b64":"A"}', "not base64"),
+            ('{"data_b64":"A\\n=="}', "not base64"),
+            ('{"data_b64":"YWJj$ZGVm"}', "not base64"),
+            ('{"data_b64":"YWJj\\n"}', "not base64"),
             ('{"data":1,"meta":[1]}', "meta of record 1 must be a JSON object"),
             ('{"data":1,"meta":"x"}', "meta of record 1 must be a JSON object"),
             ('{"data":1,"ts":-1}', "ts"),
@@ -268,9 +268,9 @@ class TestObject:
         ("body", "words"),
         [
             (b"", "ends too early"),
-            (b"{}", "missing required field `records`"),
-            (b'{"records":[]}', "no records"),
-            (b'{"records":{}}', "Expected `array`"),
+            (b"{}", "misses the required field `records`"),
+            (b'{"records":[]}', "with at least 1 element"),
+            (b'{"records":{}}', "must be an array"),
             (b'{"records":[{"data":1}],"partitoin":1}', "unknown field `partitoin`"),
             (b'{"records":[{"data":1}],"partition":-1}', "partition"),
             (b'{"records":[{"data":1}],"partition":1000}', "partition"),
@@ -281,7 +281,7 @@ class TestObject:
             (b'{"records":[{"data":NaN}]}', "invalid character"),
             (b'{"records":[{"data":"\\ud800"}]}', "surrogate"),
             (b'{"log":"a"}\n{"log":"b"}\n', "application/x-ndjson"),
-            (b"7", "Expected `object`"),
+            (b"7", "a JSON object"),
             (b"\xff\xfe", "invalid character"),
         ],
     )
@@ -306,7 +306,7 @@ class TestObject:
     def test_parameters_of_batches_are_refused_by_name(self) -> None:
         error = refused(JSON, b'{"records":[{"data":1}]}', partition="1")
         assert error.detail == {"parameter": "partition"}
-        assert "say it in the body" in error.message
+        assert "send it in the body" in error.message
 
 
 class TestArray:
@@ -337,18 +337,18 @@ class TestArray:
     @pytest.mark.parametrize(
         ("query", "words"),
         [
-            ({"partition": "x"}, "whole number from 0 to 999"),
-            ({"partition": "-1"}, "whole number from 0 to 999"),
-            ({"partition": "1000"}, "whole number from 0 to 999"),
-            ({"partition": "\u0661"}, "whole number from 0 to 999"),
-            ({"expected_seq": "1.0"}, "whole number"),
+            ({"partition": "x"}, "an integer from 0 to 999"),
+            ({"partition": "-1"}, "an integer from 0 to 999"),
+            ({"partition": "1000"}, "an integer from 0 to 999"),
+            ({"partition": "\u0661"}, "an integer from 0 to 999"),
+            ({"expected_seq": "1.0"}, "an integer"),
             ({"idempotency_key": ""}, "1 to 256 characters"),
             ({"idempotency_key": "x" * 257}, "1 to 256 characters"),
             ({"disable_backpressure": "yes"}, "true or false"),
-            ({"dedupe": "yes"}, "body or none"),
-            ({"ack_timeout_ms": "99"}, "whole number from 100 to 600000"),
-            ({"ack_timeout_ms": "600001"}, "whole number from 100 to 600000"),
-            ({"parttion": "1"}, "not known"),
+            ({"dedupe": "yes"}, 'one of "body", "none"'),
+            ({"ack_timeout_ms": "99"}, "an integer from 100 to 600000"),
+            ({"ack_timeout_ms": "600001"}, "an integer from 100 to 600000"),
+            ({"parttion": "1"}, "does not take the query parameter"),
         ],
     )
     def test_a_bad_parameter_is_refused_by_name(self, query: dict[str, str], words: str) -> None:

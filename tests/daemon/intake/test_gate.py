@@ -10,16 +10,16 @@ from typing import cast
 
 import pytest
 
-from daemon.alarms import Trouble
 from daemon.api.errors import ApiError
+from daemon.api.schemas import AlarmStatus
 from daemon.config import Override, load
 from daemon.http.head import parse_head
 from daemon.http.limits import HttpLimits
-from daemon.intake.door import SPARE_BYTES, Disk, Door, Room, Shut, disks_of, room_of
 from daemon.intake.formats import BodyLimits
-from daemon.intake.pending import Answers
+from daemon.intake.gate import SPARE_BYTES, ClosedBy, Disk, DiskSpace, Gate, disks_of, space_of
+from daemon.intake.pending import PendingRequests
 from daemon.intake.producer import Producer
-from daemon.intake.topic_cache import Catalog
+from daemon.intake.topic_cache import TopicCache
 from shards import layout as at
 from shards.layout import Layout
 from shards.ring import RingWriter
@@ -27,10 +27,10 @@ from shards.segment import Segment
 
 MIB = 1 << 20
 GIB = 1 << 30
-FAILING = Trouble("store_failing", 2_000, 3, "store failing for 2 s: 503", False)
-OTHER = Trouble("foreign_object", 2_000, 1, "", True)
-LEDGER = Disk(Shut.LEDGER_DISK, "the ledger's disk", Path("/data/ledger"), False)
-STORE = Disk(Shut.STORE_DISK, "the store's disk", Path("/data/store"), True)
+FAILING = AlarmStatus("store_failing", 2_000, 3, "store failing for 2 s: 503", False)
+OTHER = AlarmStatus("foreign_object", 2_000, 1, "", True)
+LEDGER = Disk(ClosedBy.LEDGER_DISK, "the ledger's disk", Path("/data/ledger"), False)
+STORE = Disk(ClosedBy.STORE_DISK, "the store's disk", Path("/data/store"), True)
 
 
 class Disks:
@@ -39,13 +39,13 @@ class Disks:
     def __init__(self, total_bytes: int = 100 * GIB) -> None:
         self.total_bytes = total_bytes
         self.free = {LEDGER.path: total_bytes, STORE.path: total_bytes}
-        self.door = Door([LEDGER, STORE], lambda path: Room(self.free[path], total_bytes))
+        self.door = Gate([LEDGER, STORE], lambda path: DiskSpace(self.free[path], total_bytes))
 
 
 def test_the_door_is_shut_while_the_store_fails_and_for_no_other_alarm() -> None:
     door = Disks().door
     assert door.look([OTHER], 0) == 0
-    assert door.look([OTHER, FAILING], 0) == Shut.STORE_FAILING
+    assert door.look([OTHER, FAILING], 0) == ClosedBy.STORE_FAILING
     assert door.look([OTHER], 0) == 0
 
 
@@ -68,7 +68,7 @@ def test_what_is_accepted_and_not_stored_must_still_fit_where_objects_go() -> No
     disks = Disks()
     disks.free[LEDGER.path] = disks.free[STORE.path] = SPARE_BYTES + 10 * MIB
     assert disks.door.look([], 10 * MIB) == 0
-    assert disks.door.look([], 10 * MIB + 1) == Shut.STORE_DISK
+    assert disks.door.look([], 10 * MIB + 1) == ClosedBy.STORE_DISK
 
 
 def test_of_a_small_disk_a_twentieth_is_spare() -> None:
@@ -76,27 +76,27 @@ def test_of_a_small_disk_a_twentieth_is_spare() -> None:
     disks.free[STORE.path] = 24 * MIB // 20
     assert disks.door.look([], 0) == 0
     disks.free[STORE.path] -= 1
-    assert disks.door.look([], 0) == Shut.STORE_DISK
+    assert disks.door.look([], 0) == ClosedBy.STORE_DISK
 
 
 def test_a_disk_that_cannot_be_asked_refuses_nobody() -> None:
-    assert Door([LEDGER], lambda _: None).look([], 0) == 0
+    assert Gate([LEDGER], lambda _: None).look([], 0) == 0
 
 
 def test_the_ledgers_disk_is_looked_at_and_the_embedded_stores(tmp_path: Path) -> None:
     embedded = load(None, {}, [Override("data_dir", str(tmp_path / "a b"))])
     assert [(disk.why, disk.path) for disk in disks_of(embedded)] == [
-        (Shut.LEDGER_DISK, tmp_path / "a b" / "ledger"),
-        (Shut.STORE_DISK, tmp_path / "a b" / "store"),
+        (ClosedBy.LEDGER_DISK, tmp_path / "a b" / "ledger"),
+        (ClosedBy.STORE_DISK, tmp_path / "a b" / "store"),
     ]
     bucket = load(None, {}, [Override("store_url", "s3://bucket/prefix")])
-    assert [disk.why for disk in disks_of(bucket)] == [Shut.LEDGER_DISK]
+    assert [disk.why for disk in disks_of(bucket)] == [ClosedBy.LEDGER_DISK]
 
 
 def test_the_room_is_that_of_the_file_system_also_where_nothing_is_made_yet(
     tmp_path: Path,
 ) -> None:
-    here, later = room_of(tmp_path), room_of(tmp_path / "not" / "yet")
+    here, later = space_of(tmp_path), space_of(tmp_path / "not" / "yet")
     assert here is not None and later is not None
     assert 0 < here.free_bytes <= here.total_bytes == later.total_bytes
 
@@ -112,10 +112,10 @@ def segment() -> Iterator[Segment]:
 @pytest.mark.parametrize(
     ("word", "value", "code", "close"),
     [
-        (at.G_DOOR, Shut.STORE_FAILING, "store_failing", False),
-        (at.G_DOOR, Shut.STORE_FAILING | Shut.STORE_DISK, "store_failing", False),
-        (at.G_DOOR, Shut.LEDGER_DISK, "disk_full", False),
-        (at.G_DOOR, Shut.STORE_DISK, "disk_full", False),
+        (at.G_GATE, ClosedBy.STORE_FAILING, "store_failing", False),
+        (at.G_GATE, ClosedBy.STORE_FAILING | ClosedBy.STORE_DISK, "store_failing", False),
+        (at.G_GATE, ClosedBy.LEDGER_DISK, "disk_full", False),
+        (at.G_GATE, ClosedBy.STORE_DISK, "disk_full", False),
         (at.G_DRAINING, 1, "shutting_down", True),
         (at.G_SUPERSEDED, 1, "superseded", True),
     ],
@@ -124,8 +124,8 @@ def test_a_shut_door_refuses_before_the_body_is_taken_in_and_says_why_and_when_t
     segment: Segment, word: int, value: int, code: str, close: bool
 ) -> None:
     producer = Producer(
-        segment, 0, cast(Catalog, None), RingWriter(segment, 0), Answers(segment, 0), BodyLimits(),
-        lambda: None, random.Random(1), 20_000,
+        segment, 0, cast(TopicCache, None), RingWriter(segment, 0), PendingRequests(segment, 0),
+        BodyLimits(), lambda: None, random.Random(1), 20_000,
     )  # fmt: skip
     head = parse_head(b"POST /v0/topics/t HTTP/1.1\r\nHost: h\r\n\r\n", HttpLimits())
     producer.release(producer.admit(head, 100))

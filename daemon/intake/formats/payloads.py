@@ -1,7 +1,7 @@
 """What a produce request asks for, and its records as payloads per partition.
 
-A row is what ``uploader.l0.records.encode`` takes for a record: ``(data, ts, key, tag, node,
-meta)``, cut off behind its last present field; ``data`` is JSON text, or bytes.
+A row is a record as ``uploader.l0.records.encode`` takes it: ``(data, ts, key, tag, node, meta)``,
+cut off after its last present field. ``data`` is JSON text, or bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from daemon.api.errors import invalid
+from daemon.api.schemas import ProduceOptions
 from daemon.intake.partitioner import partition_of
 from ledger.types import Dedupe
 from uploader.l0.records import encode
@@ -42,6 +43,24 @@ class Produce(Struct, frozen=True, gc=False):
         return len(self.rows)
 
 
+def produce_of(
+    options: ProduceOptions, rows: list[Row], arrival_ms: int, *, keyed: bool, timed: bool
+) -> Produce:
+    """The request that these rows and options are."""
+    return Produce(
+        rows,
+        arrival_ms,
+        options.partition,
+        options.idempotency_key,
+        options.expected_seq,
+        options.disable_backpressure,
+        keyed,
+        timed,
+        options.ack_timeout_ms,
+        options.dedupe,
+    )
+
+
 def row(
     data: str | bytes,
     ts: int | None,
@@ -50,7 +69,7 @@ def row(
     node: str | None,
     meta: str | None,
 ) -> Row:
-    """A row, cut off behind its last present field."""
+    """A row, cut off after its last present field."""
     if meta is not None:
         return (data, ts, key, tag, node, meta)
     if node is not None:
@@ -65,25 +84,26 @@ def row(
 
 
 def payloads(produce: Produce, partitions: int, next_partition: Callable[[], int]) -> list[Payload]:
-    """The request's records per partition, partitions ascending, records in their order.
+    """The request's records by partition, partitions ascending, records in their order.
 
-    A partition that the request names takes all. Else records with keys go by their key, and
-    those without go together to ``next_partition()``, which is called once if at all. Raises
-    ApiError 400 when the request names a partition that is not there, or expects a sequence
-    number without saying of which.
+    A partition that the request names takes all of them. Otherwise records with keys go by their
+    key, and those without go together to ``next_partition()``, which is called at most once.
+    Raises ApiError 400 if the topic does not have the partition, or if ``expected_seq`` leaves open
+    which partition is meant.
     """
     rows = produce.rows
     partition = produce.partition
     if produce.expected_seq is not None and partition is None and partitions > 1:
         raise invalid(
-            f"expected_seq needs a partition: the topic has {partitions}", field="expected_seq"
+            f"expected_seq needs a partition, since the topic has {partitions}",
+            field="expected_seq",
         )
     if partition is None and not (produce.keyed and partitions > 1):
         partition = 0 if partitions == 1 else next_partition()
     if partition is not None:
         if partition >= partitions:
             raise invalid(
-                f"partition {partition} is not there, the topic has 0 to {partitions - 1}",
+                f"the topic has partitions 0 to {partitions - 1}, got partition {partition}",
                 partition=partition,
                 partitions=partitions,
             )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.api.errors import ApiError
-from daemon.intake.formats import BodyLimits, parse, structure
+from daemon.intake.formats import BodyLimits, nesting, parse
 
 values = st.recursive(
     st.integers() | st.text() | st.sampled_from(['"', "\\", '\\"', "[{,", "]},", "\\\\"]),
@@ -33,8 +33,8 @@ def depth(value: Any) -> int:
 @given(values, st.integers(1, 9))
 def test_nesting_is_what_the_built_value_has(value: Any, window: int) -> None:
     text = json.dumps(value).encode()
-    with patch.object(structure, "_WINDOW_BYTES", window):
-        found = [limit for limit in range(12) if not structure.nested_deeper(text, limit)]
+    with patch.object(nesting, "_WINDOW_BYTES", window):
+        found = [limit for limit in range(12) if not nesting.nested_deeper(text, limit)]
     assert min(found, default=12) == depth(value)
 
 
@@ -44,9 +44,9 @@ def test_elements_are_counted_at_their_level_only(
 ) -> None:
     array = json.dumps(value).encode()
     inside = json.dumps({"records": value}).encode()
-    with patch.object(structure, "_WINDOW_BYTES", window):
-        assert structure.more_elements(array, 1, limit) == (len(value) > limit)
-        assert structure.more_elements(inside, 2, limit) == (len(value) > limit)
+    with patch.object(nesting, "_WINDOW_BYTES", window):
+        assert nesting.more_elements(array, 1, limit) == (len(value) > limit)
+        assert nesting.more_elements(inside, 2, limit) == (len(value) > limit)
 
 
 LIMITS = BodyLimits(body_bytes_max=4 << 20, records_max=10_000)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.intake.catchup import CommitFollower
+from daemon.intake.commit_feed import CommitFeed
 from ledger.errors import LedgerBusy, LedgerCorrupt
 from ledger.ledger import Ledger
 from ledger.types import Commit, TopicConfig
@@ -55,7 +55,7 @@ class Following:
         self.taken: list[int] = []
         self.changed = asyncio.Event()
         self.ends = 0
-        self.follower = CommitFollower(
+        self.follower = CommitFeed(
             self.log, self.ledger, self.thread, AlarmBoard(self.segment, 0), Immediately(),
             lambda found: self.taken.append(found.number), self.changed.set, self._ended,
         )  # fmt: skip
@@ -130,7 +130,7 @@ def test_a_read_that_fails_for_good_ends_the_process(
     asyncio.run(following.follow())
     assert following.ends == 1
     assert following.taken == [1, 2]
-    assert "cannot follow the commits after 2 and ends" in caplog.text
+    assert "cannot read the commits after 2" in caplog.text
 
 
 def test_nothing_is_followed_twice_while_the_ledger_is_read(following: Following) -> None:

@@ -1,31 +1,23 @@
 """msgpack bodies: the JSON object's shape, with bin for bytes.
 
-``data`` is any msgpack value and is kept as JSON text, bin as bytes. Inside other values bin
-becomes base64 text and a timestamp its RFC 3339 text; map keys that are numbers become strings,
-as JSON has it. NaN, infinities and extension types are refused: JSON cannot say them.
+``data`` is any msgpack value and is kept as JSON text; bin is kept as bytes. Inside other values,
+bin becomes base64 text and a timestamp its RFC 3339 text, and map keys that are numbers become
+strings. NaN, infinities and extension types are refused, since JSON cannot express them.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw
 
+from daemon.api.decoding import UNREADABLE, refusal
 from daemon.api.errors import invalid, too_large
-from daemon.intake.formats.json_body import (
-    UNREADABLE,
-    AckTimeout,
-    IdempotencyKey,
-    Partition,
-    Sequence,
-    check_record,
-    decode_base64,
-    refusal,
-)
+from daemon.api.schemas import ProduceOptions, ProduceRecord
+from daemon.intake.formats.json_format import check_record, decode_base64
 from daemon.intake.formats.limits import (
     BodyLimits,
     check_ts,
@@ -35,38 +27,19 @@ from daemon.intake.formats.limits import (
     too_many_records,
     utf8_bytes,
 )
-from daemon.intake.formats.produce import Produce, Row, row
-from ledger.types import Dedupe
+from daemon.intake.formats.payloads import Produce, Row, produce_of, row
 
-_ABSENT = Raw()
-_RECORD_PATH = re.compile(r"`\$\[(\d+)\]")
 _NIL = 0xC0
 _BIN8, _BIN32 = 0xC4, 0xC6
 
 
-class _Record(Struct, forbid_unknown_fields=True, gc=False):
-    data: Raw = _ABSENT
-    data_b64: str | None = None
-    key: str | None = None
-    tag: str | None = None
-    node: str | None = None
-    meta: Raw = _ABSENT
-    ts: int | None = None
-
-
-class _Envelope(Struct, forbid_unknown_fields=True, gc=False):
+class _Envelope(ProduceOptions, forbid_unknown_fields=True, kw_only=True, gc=False):
     # Raw, so that the count in the array's head is seen before anything is built.
     records: Raw
-    partition: Partition | None = None
-    idempotency_key: IdempotencyKey | None = None
-    expected_seq: Sequence | None = None
-    disable_backpressure: bool = False
-    ack_timeout_ms: AckTimeout | None = None
-    dedupe: Dedupe | None = None
 
 
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
-_records_decoder = msgspec.msgpack.Decoder(list[_Record])
+_records_decoder = msgspec.msgpack.Decoder(list[ProduceRecord])
 _value_decoder = msgspec.msgpack.Decoder()
 _json_encoder = msgspec.json.Encoder()
 
@@ -90,7 +63,7 @@ def parse_msgpack(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
         where = {"record": index}
         data = _data(each, index, limits)
         meta = None
-        if each.meta is not _ABSENT and memoryview(each.meta)[0] != _NIL:
+        if each.meta is not UNSET and memoryview(each.meta)[0] != _NIL:
             meta = _json_text(each.meta, index, limits)
             if not meta.startswith("{"):
                 raise invalid(f"meta of record {index} must be a map", field="meta", **where)
@@ -107,25 +80,14 @@ def parse_msgpack(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
             check_ts(each.ts, where)
             timed = True
         rows.append(row(data, each.ts, each.key, each.tag, each.node, meta))
-    return Produce(
-        rows,
-        arrival_ms,
-        envelope.partition,
-        envelope.idempotency_key,
-        envelope.expected_seq,
-        envelope.disable_backpressure,
-        keyed,
-        timed,
-        envelope.ack_timeout_ms,
-        envelope.dedupe,
-    )
+    return produce_of(envelope, rows, arrival_ms, keyed=keyed, timed=timed)
 
 
 def _refuse(error: Exception) -> NoReturn:
     if str(error) == "Input data was truncated":
         raise invalid("the msgpack ends too early") from error
     hint = "the body must be one msgpack map with records"
-    raise refusal(b"", error, hint, _RECORD_PATH) from error
+    raise refusal(b"", error, list[ProduceRecord], hint) from error
 
 
 def _array_length(head: bytes) -> int | None:
@@ -139,8 +101,8 @@ def _array_length(head: bytes) -> int | None:
     return None
 
 
-def _data(each: _Record, index: int, limits: BodyLimits) -> str | bytes:
-    if each.data is _ABSENT:
+def _data(each: ProduceRecord, index: int, limits: BodyLimits) -> str | bytes:
+    if each.data is UNSET:
         return decode_base64(each.data_b64, index)
     if each.data_b64 is not None:
         raise invalid(f"record {index} has both data and data_b64", record=index)
@@ -160,12 +122,14 @@ def _json_text(raw: Raw, index: int, limits: BodyLimits) -> str:
         raise nested_too_deep({"record": index}) from None
     except (*UNREADABLE, TypeError, ValueError) as error:
         raise invalid(f"record {index} cannot be kept as JSON: {error}", record=index) from error
-    if "null" in text and _holds_no_number(value):
-        raise invalid(f"record {index} holds NaN or an infinity, which JSON has not", record=index)
+    if "null" in text and _has_no_number(value):
+        raise invalid(
+            f"record {index} has NaN or an infinity, which JSON cannot express", record=index
+        )
     return text
 
 
-def _holds_no_number(value: Any) -> bool:
+def _has_no_number(value: Any) -> bool:
     """Whether a float in ``value`` is NaN or infinite; msgspec writes those as null."""
     pending: list[Iterable[Any]] = [(value,)]
     while pending:

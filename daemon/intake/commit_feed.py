@@ -1,9 +1,9 @@
-"""Following the commit log, and the ledger where the log does not hold a commit.
+"""All commits, in order: from the commit log, and from the ledger where the log has none.
 
-A commit that is larger than a slot, and commits that the log has overwritten, are read from the
-ledger, in the ledger thread. Until then nothing after them is followed: answers come in commit
-order. So the read follows the rule of a lease's steps (``uploader/stores/retry.py``): what may be
-better later is tried again, anything else ends the process.
+A commit that is larger than a slot, or that the log has overwritten, is read from the ledger, in
+the ledger thread. Nothing after it is taken until then, since producers are answered in commit
+order. So the read follows the rule of a lease's steps (``uploader/stores/retry.py``): an error that
+may pass is retried, any other ends the process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from uploader.stores.retry import COMMIT, delay_s, may_pass
 log = logging.getLogger("headgate.shard")
 
 
-class CommitFollower:
-    """One shard's way through all commits, in order; of its loop.
+class CommitFeed:
+    """One shard's way through all commits; belongs to its loop.
 
-    ``take`` gets each commit once, ``caught_up`` is called after a read of the ledger,
-    ``ended`` is called when the process must end.
+    ``take`` gets each commit once; ``caught_up`` is called after a read of the ledger, and
+    ``ended`` if the process must end.
     """
 
     def __init__(
@@ -73,9 +73,8 @@ class CommitFollower:
             self._caught_up()
         except Exception as error:
             log.critical(
-                "this process cannot follow the commits after %d and ends", self.seen,
-                exc_info=error,
-            )  # fmt: skip
+                "this process ends: it cannot read the commits after %d", self.seen, exc_info=error
+            )
             self._ended()
 
     async def _read(self, number: int) -> Commit:
@@ -90,7 +89,7 @@ class CommitFollower:
                 if not may_pass(error):
                     raise
                 attempt += 1
-                log.debug("commit %d is not read (attempt %d): %s", number, attempt, error)
+                log.debug("commit %d cannot be read (attempt %d): %s", number, attempt, error)
                 self._alarms.raise_(AlarmKind.LEDGER_FAILING, str(error), monotonic_ns())
                 await asyncio.sleep(delay_s(attempt, self._rng, COMMIT))
             else:

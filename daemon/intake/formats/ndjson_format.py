@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from msgspec import DecodeError, Raw
 from msgspec.json import Decoder, Encoder
 
+from daemon.api.decoding import UNREADABLE
 from daemon.api.errors import ApiError, invalid
-from daemon.intake.formats.json_body import UNREADABLE, check_record
+from daemon.intake.formats.json_format import check_record
 from daemon.intake.formats.keys import KeyField
 from daemon.intake.formats.limits import (
     BodyLimits,
@@ -26,7 +27,7 @@ from daemon.intake.formats.limits import (
     no_records,
     too_many_records,
 )
-from daemon.intake.formats.produce import Row
+from daemon.intake.formats.payloads import Row
 
 _BLOCK_BYTES = 1 << 20
 _BLANKS = b" \t\r"

@@ -1,27 +1,24 @@
 """JSON bodies: the object with ``records``, or an array at top level.
 
-``data`` and ``meta`` are kept as the JSON text received: msgspec validates them as Raw and they
-are copied out as text, which checks their UTF-8 (Raw does not). Field order, repeated keys and
-the spelling of numbers inside ``data`` stay as they were.
+``data`` and ``meta`` are kept as the JSON text that was received: msgspec validates them as Raw,
+and copying them out as text checks their UTF-8 (which Raw does not). The order of fields, repeated
+keys and the spelling of numbers inside ``data`` stay as they were.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import re
-from typing import Annotated
 
-from msgspec import DecodeError, Meta, Raw, Struct, ValidationError
+from msgspec import UNSET, Raw
 from msgspec.json import Decoder
 
-from daemon.api.errors import ApiError, invalid
+from daemon.api.decoding import NESTING_MAX, UNREADABLE, refusal
+from daemon.api.errors import invalid
+from daemon.api.schemas import ProduceRequest
 from daemon.intake.formats.keys import KeyField
 from daemon.intake.formats.limits import (
-    ACK_TIMEOUT_MS_MAX,
-    ACK_TIMEOUT_MS_MIN,
     NESTED_CHARACTERS_MIN,
-    NESTING_MAX,
     BodyLimits,
     check_ts,
     nested_too_deep,
@@ -30,52 +27,15 @@ from daemon.intake.formats.limits import (
     too_many_records,
     utf8_bytes,
 )
-from daemon.intake.formats.produce import Produce, Row, row
-from daemon.intake.formats.structure import more_elements, nested_deeper
-from ledger.types import Dedupe
+from daemon.intake.formats.nesting import more_elements, nested_deeper
+from daemon.intake.formats.payloads import Produce, Row, produce_of, row
 
-SEQUENCE_MAX = 2**53
-PARTITION_MAX = 999
-IDEMPOTENCY_KEY_CHARACTERS_MAX = 256
-
-# Up to this many commas a body is decoded at once: 64 bytes for each are 16 MiB. Bodies with more
-# have their elements counted first. (Two bytes per comma at least: most are too short to ask.)
+# A body with up to this many commas is decoded without counting: 64 bytes for each are 16 MiB. Of
+# a body with more, the elements are counted first. (A comma has at least two bytes, so most bodies
+# are too short to be counted.)
 _COMMAS_UNCOUNTED_MAX = 256 * 1024
 _BYTES_UNCOUNTED_MAX = 2 * _COMMAS_UNCOUNTED_MAX
-_ABSENT = Raw()
-# What msgspec raises for bytes that are not what they must be.
-UNREADABLE = (DecodeError, UnicodeDecodeError, RecursionError)
-_RECORD_PATH = re.compile(r"`\$\.records\[(\d+)\]")
-_ARRAY_PATH = re.compile(r"`\$\[(\d+)\]")
-_BYTE = re.compile(r"\(byte (\d+)\)")
-
-Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
-IdempotencyKey = Annotated[str, Meta(min_length=1, max_length=IDEMPOTENCY_KEY_CHARACTERS_MAX)]
-Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
-AckTimeout = Annotated[int, Meta(ge=ACK_TIMEOUT_MS_MIN, le=ACK_TIMEOUT_MS_MAX)]
-
-
-class _Record(Struct, forbid_unknown_fields=True, gc=False):
-    data: Raw = _ABSENT
-    data_b64: str | None = None
-    key: str | None = None
-    tag: str | None = None
-    node: str | None = None
-    meta: Raw = _ABSENT
-    ts: int | None = None
-
-
-class _Envelope(Struct, forbid_unknown_fields=True, gc=False):
-    records: list[_Record]
-    partition: Partition | None = None
-    idempotency_key: IdempotencyKey | None = None
-    expected_seq: Sequence | None = None
-    disable_backpressure: bool = False
-    ack_timeout_ms: AckTimeout | None = None
-    dedupe: Dedupe | None = None
-
-
-_envelope_decoder = Decoder(_Envelope)
+_envelope_decoder = Decoder(ProduceRequest)
 _array_decoder = Decoder(list[Raw])
 
 
@@ -94,7 +54,7 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
         envelope = _envelope_decoder.decode(body)
     except UNREADABLE as error:
         hint = "if these are lines of JSON, send application/x-ndjson"
-        raise refusal(body, error, hint, _RECORD_PATH) from error
+        raise refusal(body, error, ProduceRequest, hint) from error
     records = envelope.records
     if len(records) > limits.records_max:
         raise too_many_records(limits)
@@ -106,13 +66,13 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
     for index, each in enumerate(records):
         data: str | bytes
         try:
-            if each.data is _ABSENT:
+            if each.data is UNSET:
                 data = decode_base64(each.data_b64, index)
             elif each.data_b64 is not None:
                 raise invalid(f"record {index} has both data and data_b64", record=index)
             else:
                 data = str(each.data, "utf-8")
-            meta = None if each.meta is _ABSENT else _meta(str(each.meta, "utf-8"), index)
+            meta = None if each.meta is UNSET else _meta(str(each.meta, "utf-8"), index)
         except UnicodeDecodeError as error:
             raise invalid(f"record {index} is not UTF-8: {error}", record=index) from error
         key = each.key
@@ -125,18 +85,7 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
         if careful:
             check_record(data, (key, each.tag, each.node, meta), {"record": index}, limits)
         rows.append(row(data, ts, key, each.tag, each.node, meta))
-    return Produce(
-        rows,
-        arrival_ms,
-        envelope.partition,
-        envelope.idempotency_key,
-        envelope.expected_seq,
-        envelope.disable_backpressure,
-        keyed,
-        timed,
-        envelope.ack_timeout_ms,
-        envelope.dedupe,
-    )
+    return produce_of(envelope, rows, arrival_ms, keyed=keyed, timed=timed)
 
 
 def parse_array(body: bytes, limits: BodyLimits, field: KeyField | None) -> list[Row]:
@@ -145,7 +94,7 @@ def parse_array(body: bytes, limits: BodyLimits, field: KeyField | None) -> list
     try:
         elements = _array_decoder.decode(body)
     except UNREADABLE as error:
-        raise refusal(body, error, "the body must be one JSON array", _ARRAY_PATH) from error
+        raise refusal(body, error, list[Raw], "the body must be one JSON array") from error
     if len(elements) > limits.records_max:
         raise too_many_records(limits)
     if not elements:
@@ -208,7 +157,7 @@ def decode_base64(text: str | None, index: int) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise invalid(f"data_b64 of record {index} is no base64: {error}", record=index) from error
+        raise invalid(f"data_b64 of record {index} is not base64: {error}", record=index) from error
 
 
 def _meta(text: str, index: int) -> str | None:
@@ -217,37 +166,3 @@ def _meta(text: str, index: int) -> str | None:
     if text == "null":
         return None
     raise invalid(f"meta of record {index} must be a JSON object", record=index, field="meta")
-
-
-def refusal(
-    body: bytes, error: Exception, hint: str, record_path: re.Pattern[str] | None = None
-) -> ApiError:
-    """What one of the UNREADABLE means to the client; names the record, or line and byte."""
-    if isinstance(error, RecursionError):
-        return nested_too_deep({})
-    message = str(error)
-    if isinstance(error, UnicodeDecodeError):
-        return _not_utf8(body, error)
-    if isinstance(error, ValidationError):
-        record = None if record_path is None else record_path.search(message)
-        if record is not None:
-            return invalid(f"the body is not as it must be: {message}", record=int(record[1]))
-        return invalid(f"the body is not as it must be: {message}; {hint}")
-    if message == "Input data was truncated":
-        return invalid("the JSON ends too early, or holds half a surrogate pair as an escape")
-    at = _BYTE.search(message)
-    if at is None:
-        return invalid(message)
-    byte = int(at[1])
-    line = body.count(b"\n", 0, byte) + 1
-    return invalid(f"{message}; {hint}", byte=byte, line=line)
-
-
-def _not_utf8(body: bytes, error: UnicodeDecodeError) -> ApiError:
-    """msgspec reports positions inside a string; look for the place in the body."""
-    try:
-        str(body, "utf-8")
-    except UnicodeDecodeError as whole:
-        line = body.count(b"\n", 0, whole.start) + 1
-        return invalid(f"the body is not UTF-8: {whole}", byte=whole.start, line=line)
-    return invalid(f"the body is not UTF-8: {error}")

@@ -1,0 +1,211 @@
+"""The application behind one shard's HTTP front: finds the route, decodes, calls, answers.
+
+A produce request is served within one step of the loop (daemon/intake/producer.py); every other
+route is a coroutine of the table in ``routes.py``, and a task while it runs. The route of a head is
+found once and kept with the head (daemon/http/head.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from compaction.parquet.file_bytes import LakeFileDamaged
+from daemon.api.decoding import read_body, read_query
+from daemon.api.errors import ApiError
+from daemon.api.names import check_topic_name
+from daemon.api.reply import Created
+from daemon.api.routes import Handler, Handlers, Route
+from daemon.api.schemas import ProduceQuery
+from daemon.http.head import Head
+from daemon.http.request import Request
+from daemon.intake.producer import Producer, ledger_unavailable
+from delivery.waiters import Waiters
+from ledger.errors import LedgerError
+from uploader.l0 import L0Error
+from uploader.l0.records import RecordsError
+from uploader.stores.base import StoreError
+
+log = logging.getLogger("headgate.api")
+
+
+class Found(NamedTuple):
+    """Where a request goes: the topic to produce to, or a handler with its first arguments."""
+
+    produce: str | None
+    route: Route
+    handler: Handler | None
+    arguments: tuple[Any, ...]
+    decoder: msgspec.json.Decoder[Any] | None
+
+
+class _Bound(NamedTuple):
+    """A row of the table, with the handler's object and a decoder."""
+
+    route: Route
+    handler: Handler | None
+    decoder: msgspec.json.Decoder[Any] | None
+
+
+class Router:
+    """Routes by path and method."""
+
+    def __init__(self, routes: Iterable[Route], handlers: Handlers) -> None:
+        self._by_path: dict[tuple[str, ...], dict[str, _Bound]] = {}
+        for route in routes:
+            methods = self._by_path.setdefault(tuple(route.path[1:].split("/")), {})
+            is_decoded = route.handler is not None and route.body is not None
+            methods[route.method] = _Bound(
+                route,
+                None if route.handler is None else route.handler(handlers),
+                msgspec.json.Decoder(route.body) if is_decoded else None,
+            )
+
+    def find(self, head: Head) -> Found:
+        """Raises ApiError 404, 405, 400 for a bad topic name or query."""
+        for pattern, methods in self._by_path.items():
+            values = _match(pattern, head.segments)
+            if values is None:
+                continue
+            bound = methods.get("GET" if head.method == "HEAD" else head.method)
+            if bound is None:
+                raise ApiError(
+                    405,
+                    "method_not_allowed",
+                    f"{head.path} allows {', '.join(methods)}, got {head.method}",
+                    {"allow": list(methods)},
+                )
+            route, handler, decoder = bound
+            if handler is None:
+                read_query({k: v for k, v in head.query.items() if k == "create"}, ProduceQuery)
+                return Found(values[0], route, None, (), None)
+            if route.query is not None:
+                values = (*values, read_query(head.query, route.query, "field"))
+            return Found(None, route, handler, values, decoder)
+        raise ApiError(404, "not_found", f"there is nothing at {head.path}", {"path": head.path})
+
+
+def _match(pattern: tuple[str, ...], segments: tuple[str, ...]) -> tuple[Any, ...] | None:
+    """The values of the pattern's parameters. Raises ApiError 400 for a bad topic name."""
+    if len(pattern) != len(segments):
+        return None
+    for part, segment in zip(pattern, segments, strict=True):
+        if part != segment and not part.startswith("{"):
+            return None
+    return tuple(
+        check_topic_name(segment) if part == "{topic}" else segment
+        for part, segment in zip(pattern, segments, strict=True)
+        if part.startswith("{")
+    )
+
+
+class Api:
+    """The application (daemon/http/application.py)."""
+
+    def __init__(
+        self, routes: Iterable[Route], handlers: Handlers, producer: Producer, waiters: Waiters
+    ) -> None:
+        self._router = Router(routes, handlers)
+        self._producer = producer
+        self._waiters = waiters
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def route(self, head: Head) -> Found:
+        """Finds the handler. Raises ApiError 404, 405, 400."""
+        return self._router.find(head)
+
+    def admit(self, head: Head, body_bytes: int | None) -> object | None:
+        """Promises space for a body, before it is taken in."""
+        found: Found = head.route
+        if found.produce is not None:
+            return self._producer.admit(head, body_bytes)
+        limit = found.route.body_bytes_max
+        if body_bytes is None or body_bytes > limit:
+            got = "an unknown length" if body_bytes is None else f"{body_bytes} bytes"
+            raise ApiError(
+                413,
+                "too_large",
+                f"the body of this request must have a Content-Length of at most {limit} bytes,"
+                f" got {got}",
+                {"limit_bytes": limit},
+                close=True,
+            )
+        return None
+
+    def release(self, token: object) -> None:
+        """Gives promised space back."""
+        if isinstance(token, int):
+            self._producer.release(token)
+
+    def handle(self, request: Request, token: object | None) -> None:
+        """Serves a complete request."""
+        found: Found = request.head.route
+        if found.produce is not None:
+            assert isinstance(token, int)  # what admit promised
+            self._producer.produce(request, found.produce, token)
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(request, found))
+        self._tasks.add(task)
+        request.on_close = partial(_cancel, task)
+        task.add_done_callback(self._tasks.discard)
+
+    def take(self, request: Request, body_bytes: int) -> None:
+        """Serves a request whose body came with its head."""
+        name = request.head.route.produce
+        if name is not None:
+            self._producer.take(request, name, body_bytes)
+        else:
+            self.handle(request, self.admit(request.head, body_bytes))
+
+    async def _serve(self, request: Request, found: Found) -> None:
+        try:
+            answer = await call(found, request)
+            if isinstance(answer, Created):
+                request.respond(201, msgspec.json.encode(answer.document))
+            else:
+                request.respond(200, msgspec.json.encode(answer))
+        except asyncio.CancelledError:
+            request.abandon()  # the connection is lost, or the process ends
+        except ApiError as error:
+            request.refuse(error)
+        except StoreError as error:
+            request.refuse(ApiError(503, "store_unavailable", str(error), retry_after_s=1))
+        except LedgerError as error:
+            request.refuse(ledger_unavailable(error))
+        except (L0Error, LakeFileDamaged, RecordsError) as error:
+            log.error("a stored object is damaged: %s", error)
+            request.refuse(ApiError(503, "object_damaged", str(error), retry_after_s=60))
+        except Exception as error:  # the last resort of a task: logged and answered
+            log.error("a request failed because of a bug", exc_info=error)
+            request.refuse(ApiError(500, "internal", "this is a bug in headgate; see its log",
+                                    close=True))  # fmt: skip
+
+    async def finish(self) -> None:
+        """Ends long polls and waits for their answers, before the process stops."""
+        self._waiters.end()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+def body_of(found: Found, request: Request) -> tuple[Any, ...]:
+    """The body that the route's handler gets, if any. Raises ApiError 400 and 415."""
+    if found.decoder is None:
+        return ()
+    if not request.body and not found.route.body_required:
+        return (found.route.body(),)
+    return (read_body(request.head.content_type, request.body, found.decoder),)
+
+
+async def call(found: Found, request: Request) -> Any:
+    """What the route's handler answers."""
+    assert found.handler is not None
+    return await found.handler(*found.arguments, *body_of(found, request))
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

@@ -1,0 +1,38 @@
+"""Handlers that tell about the daemon: liveness, readiness, status, the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daemon.api.errors import ApiError
+from daemon.api.schemas import Live, Ready
+from daemon.api.schemas import Status as StatusDocument
+from daemon.api.status import Status
+from shards.clock import monotonic_ns
+
+
+class DaemonRoutes:
+    """The daemon, as one of its shards knows it."""
+
+    def __init__(self, status: Status, openapi: dict[str, Any]) -> None:
+        self._status = status
+        self._openapi = openapi
+
+    async def live(self) -> Live:
+        """This shard's loop turns, or it would not answer."""
+        return Live()
+
+    async def ready(self) -> Ready:
+        """Raises ApiError 503 ``not_ready``, whose message says why."""
+        obstacles = self._status.obstacles(monotonic_ns())
+        if obstacles:
+            raise ApiError(503, "not_ready", "; ".join(obstacles), retry_after_s=1)
+        return Ready()
+
+    async def status(self) -> StatusDocument:
+        """What the daemon is doing."""
+        return self._status.document(monotonic_ns())
+
+    async def openapi(self) -> dict[str, Any]:
+        """``/openapi.json``."""
+        return self._openapi

@@ -1,0 +1,56 @@
+"""The handler of ``POST /v0/topics/{topic}/diff``: checks the request, and asks the reader."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from daemon.api.errors import ApiError, invalid
+from daemon.api.schemas import DiffAnswer, DiffRequest
+from daemon.intake.topic_cache import TopicCache
+from delivery.diff import DiffReader, OffsetPastEnd
+
+
+def check_diff(asked: DiffRequest) -> None:
+    """Raises ApiError 400 for fields that exclude each other."""
+    given = (asked.from_seq is not UNSET, asked.from_ts is not UNSET, asked.tail)
+    if sum(given) > 1:
+        raise invalid("give only one of from_seq, from_ts and tail", field="from_seq")
+    if asked.topic_id is not UNSET and asked.from_seq is UNSET:
+        raise invalid(
+            "topic_id says which topic from_seq belongs to: give both, or neither",
+            field="topic_id",
+        )
+
+
+class DiffRoutes:
+    """Reads."""
+
+    def __init__(self, topics: TopicCache, reader: DiffReader) -> None:
+        self._topics = topics
+        self._reader = reader
+
+    async def diff(self, name: str, asked: DiffRequest) -> DiffAnswer:
+        """Records after an offset; waits for some if asked to."""
+        check_diff(asked)
+        entry = await self._topics.entry(name)
+        if asked.topic_id is not UNSET and asked.topic_id != entry.topic_id:
+            # This shard may learn late of a recreated topic, and no cursor may go backwards.
+            entry = await self._topics.entry_now(name)
+        if asked.partition >= entry.partitions:
+            raise invalid(
+                f"topic {name!r} has partitions 0 to {entry.partitions - 1}, got partition"
+                f" {asked.partition}",
+                field="partition",
+            )
+        try:
+            return await self._reader.answer(entry.topic_id, asked)
+        except OffsetPastEnd as error:
+            raise ApiError(
+                416, "offset_out_of_range",
+                f"from_seq is {error.from_seq}, but the last offset (head_seq) of partition"
+                f" {asked.partition} of topic {name!r} is {error.head_seq}; read from an offset"
+                " that is not greater, and send topic_id with it if the topic may have been"
+                " deleted and created again",
+                {"from_seq": error.from_seq, "head_seq": error.head_seq,
+                 "partition": asked.partition, "topic": name, "topic_id": entry.topic_id},
+            ) from error  # fmt: skip

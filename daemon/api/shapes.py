@@ -1,0 +1,106 @@
+"""What a type of the API allows, in words: for error messages and for the tables of the docs.
+
+Pure functions of types (``msgspec.inspect``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from msgspec import inspect
+
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+
+
+def describe(type_: inspect.Type) -> str:
+    """``integer from 1 to 1000``, ``one of "old", "reject"``, ``array of TopicState``."""
+    if isinstance(type_, inspect.Metadata):
+        return describe(type_.type)
+    if isinstance(type_, inspect.UnionType):
+        return " or ".join(describe(each) for each in type_.types)
+    if isinstance(type_, inspect.IntType):
+        return "integer" + _range(type_.ge, type_.le)
+    if isinstance(type_, inspect.FloatType):
+        return "number"
+    if isinstance(type_, inspect.BoolType):
+        return "true or false"
+    if isinstance(type_, inspect.StrType):
+        return "string" + _length(type_.min_length, type_.max_length, "characters")
+    if isinstance(type_, inspect.LiteralType):
+        return "one of " + ", ".join(f'"{value}"' for value in type_.values)
+    if isinstance(type_, inspect.NoneType):
+        return "null"
+    if isinstance(type_, inspect.ListType | inspect.VarTupleType):
+        return f"array of {describe(type_.item_type)}" + _length(
+            type_.min_length, type_.max_length, "elements"
+        )
+    if isinstance(type_, inspect.TupleType):
+        return "[" + ", ".join(describe(each) for each in type_.item_types) + "]"
+    if isinstance(type_, inspect.DictType):
+        return f"object with values of {describe(type_.value_type)}" + _length(
+            type_.min_length, type_.max_length, "fields"
+        )
+    if isinstance(type_, inspect.StructType):
+        return type_.cls.__name__
+    return "any JSON value"
+
+
+def type_at(type_: inspect.Type, path: str) -> inspect.Type:
+    """The type at a path like ``.records[0].ts``; as far as the path can be followed."""
+    for name, _ in _STEP.findall(path):
+        inner = _inside(type_)
+        if isinstance(inner, inspect.StructType) and name:
+            found = next((f.type for f in inner.fields if f.encode_name == name), None)
+            if found is None:
+                break
+            type_ = found
+        elif isinstance(inner, inspect.ListType | inspect.VarTupleType):
+            type_ = inner.item_type
+        elif isinstance(inner, inspect.DictType):
+            type_ = inner.value_type
+        else:
+            break
+    return type_
+
+
+def value_at(value: Any, path: str) -> Any:
+    """The value at a path. Raises LookupError where the path does not name one."""
+    for name, index in _STEP.findall(path):
+        if index == "...":
+            raise LookupError(path)
+        try:
+            value = value[name] if name else value[int(index)]
+        except (TypeError, KeyError, IndexError) as error:
+            raise LookupError(path) from error
+    return value
+
+
+def _inside(type_: inspect.Type) -> inspect.Type:
+    """The type without its description and without null."""
+    if isinstance(type_, inspect.Metadata):
+        return _inside(type_.type)
+    if isinstance(type_, inspect.UnionType):
+        for each in type_.types:
+            if not isinstance(each, inspect.NoneType):
+                return _inside(each)
+    return type_
+
+
+def kind(type_: inspect.Type) -> type[inspect.Type]:
+    """The kind of a value that is not null."""
+    return type(_inside(type_))
+
+
+def _range(low: int | None, high: int | None) -> str:
+    if low is not None and high is not None and high < (1 << 62):
+        return f" from {low} to {high}"
+    return "" if low is None else f", {low} or greater"
+
+
+def _length(low: int | None, high: int | None, what: str) -> str:
+    if low is not None and high is not None:
+        return f" with {low} to {high} {what}"
+    if high is not None:
+        return f" with at most {high} {what}"
+    return "" if low is None else f" with at least {low} {what[:-1] if low == 1 else what}"
