@@ -106,11 +106,11 @@ def produce(
         print_json(summary)
     elif summary.records or problem is None:
         click.echo(_text(summary))
-    if problem is not None:
+    if summary.error is not None:
         raise CommandFailed(
             f"{getattr(file, 'name', 'stdin')}: {problem}",
             hint=f"the {summary.records} records before it are stored, and nothing after it; the"
-            f" same command with --resume {(summary.error or {})['resume']} continues there",
+            f" same command with --resume {summary.error.resume} continues there",
             exit_code=UNREACHABLE if isinstance(problem, BatchUnanswered) else FAILED,
         ) from problem
 

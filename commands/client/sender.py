@@ -52,6 +52,15 @@ def parse_resume(text: str) -> Resume:
     return Resume(match[1], int(match[2]))
 
 
+class Stopped(Struct, frozen=True):
+    """Why the input was not sent to its end, and where to continue."""
+
+    line: int
+    code: str
+    message: str
+    resume: str
+
+
 class Summary(Struct):
     """What was sent. ``error`` is set if the input was not sent to its end."""
 
@@ -62,7 +71,7 @@ class Summary(Struct):
     retries: int = 0
     deduped: int = 0
     partitions: list[PartitionSpan] = []
-    error: dict[str, Any] | None = None
+    error: Stopped | None = None
 
 
 class BatchRefused(Exception):
@@ -129,12 +138,9 @@ def send(
         problem = error
         # The batch before a bad line is stored; the batch of a refused record is not.
         line = error.line if isinstance(error, BadLine) else first
-        summary.error = {
-            "line": error.line,
-            "code": "invalid" if isinstance(error, BadLine) else error.code,
-            "message": str(error),
-            "resume": str(Resume(run_id, line)),
-        }
+        code = "invalid" if isinstance(error, BadLine) else error.code
+        resume = str(Resume(run_id, line))
+        summary.error = Stopped(error.line, code, str(error), resume)
     summary.retries = client.retries
     summary.partitions = [spans[number] for number in sorted(spans)]
     return summary, problem

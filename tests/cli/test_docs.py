@@ -1,15 +1,29 @@
-"""docs/cli.md names every command and every option that --help shows."""
+"""docs/cli.md names every command, option, exit code and field of JSON output."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 import click
+import pytest
+from msgspec import Struct
 
 import cli
+from commands.client.sender import Summary
+from commands.compact import Needs
+from commands.objects import Verified
+from commands.quarantine import Row
 from commands.shell import exits
+from compaction.run.report import RunReport
+from daemon.upkeep.check import Report as CheckReport
+from daemon.upkeep.collect import Report as CollectReport
+from daemon.upkeep.quarantine import Outcome
+from daemon.upkeep.recover import Report as RecoverReport
+from ledger.lake.types import Hole
+from ledger.types import ObjectRow
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text()
 
@@ -54,3 +68,42 @@ def test_every_exit_code_is_documented() -> None:
     assert codes == (0, 1, 2, 3, 4)
     for code in codes:
         assert re.search(rf"^\| {code} \| ", PAGE, re.MULTILINE)
+
+
+def structs_in(kind: Any) -> list[type[Struct]]:
+    """The structs of a type: itself, of a list, of a dict, or one that may be null."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return [kind]
+    return [struct for each in get_args(kind) for struct in structs_in(each)]
+
+
+def fields_of(kind: type[Struct]) -> set[str]:
+    """The names of all fields of a struct and of the structs in it."""
+    names = set()
+    for name, hint in get_type_hints(kind).items():
+        if get_origin(hint) is not None and str(hint).startswith("typing.ClassVar"):
+            continue
+        names.add(name)
+        for inner in structs_in(hint):
+            names |= fields_of(inner)
+    return names
+
+
+SHAPES = [
+    ("produce", Summary), ("objects", ObjectRow), ("objects", Verified), ("check", CheckReport),
+    ("compact", RunReport), ("compact", Needs), ("quarantine", Row), ("quarantine", Outcome),
+    ("quarantine", Hole), ("gc", CollectReport), ("recover", RecoverReport),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("section", "kind"), SHAPES)
+def test_every_field_of_json_output_is_documented_and_no_other(
+    section: str, kind: type[Struct]
+) -> None:
+    text = re.split(rf"^## {section}\n", PAGE, flags=re.MULTILINE)[1].partition("\n## ")[0]
+    shapes = re.findall(r"```\n([\[{].*?)\n```|`(\{.*?\})`", text, re.DOTALL)
+    documented = [
+        set(re.findall(r"[a-z]\w*(?=[,}:\]])", block or inline)) for block, inline in shapes
+    ]
+    values = {"null", "offset", "bytes"} - fields_of(kind)
+    assert fields_of(kind) in [names - values for names in documented], sorted(fields_of(kind))
