@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
 import pytest
 
-from commands.shell.output import bytes_text, count_text, duration_text, table
+from commands.shell.output import bytes_text, count_text, duration_text, progress, table
+
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
@@ -46,3 +55,65 @@ def test_a_table_aligns_numbers_to_the_right_and_texts_to_the_left() -> None:
 
 def test_a_table_without_rows_is_its_head() -> None:
     assert table(("a", "b"), []) == "a  b"
+
+
+def test_a_table_in_a_pipe_is_plain_and_no_cell_is_cut() -> None:
+    cell = "[bold]" + "x" * 500
+    assert table(("name",), [(cell,), ("w",)]).splitlines() == ["name", cell, "w"]
+
+
+def on_a_terminal(code: str, columns: int) -> str:
+    """What a process writes to a terminal of this width, both stdout and stderr."""
+    main, end = pty.openpty()
+    termios.tcsetwinsize(end, (24, columns))
+    environ = {
+        name: text for name, text in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=end, stdout=end, stderr=end, cwd=CHECKOUT,
+        env=environ | {"TERM": "xterm-256color"},
+    ) as process:  # fmt: skip
+        os.close(end)
+        written = b""
+        while True:
+            try:
+                chunk = os.read(main, 65_536)
+            except OSError:  # how Linux tells that the other end is closed
+                break
+            if not chunk:
+                break
+            written += chunk
+        assert process.wait() == 0, written
+    os.close(main)
+    return written.decode()
+
+
+def test_a_table_on_a_terminal_has_a_bold_head_and_wraps_what_does_not_fit() -> None:
+    shown = on_a_terminal(
+        "import click; from commands.shell.output import table;"
+        "click.echo(table(('topic', 'n'), [('o' * 60, 7)]))",
+        columns=40,
+    )
+    head, *lines = shown.splitlines()
+    assert head.startswith("\x1b[1m") and "topic" in head
+    assert sum(line.count("o") for line in lines) == 60 and len(lines) == 2
+    assert all(len(line) <= 40 for line in lines)
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_lines_are_written_above_it() -> None:
+    shown = on_a_terminal(
+        "from commands.shell.output import progress, say\n"
+        "with progress(4, 'objects') as advance:\n"
+        "    advance(2)\n"
+        "    say('waiting for a daemon')\n"
+        "    advance(2)\n",
+        columns=80,
+    )
+    assert "headgate: waiting for a daemon\r\n" in shown
+    assert "objects" in shown and "100%" in shown
+
+
+def test_without_a_terminal_no_bar_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(4, "objects") as advance:
+        advance(4)
+    assert capsys.readouterr().err == ""
