@@ -32,7 +32,9 @@ from daemon.serve import open_config_store
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.recover import rebuild
+from ledger import commits, epochs, topics
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.entry import Owner
 from ledger.types import CommitDraft, ExtentDraft, LeaseId, RunDraft, SourceRange, TopicConfig
 from shards import layout as at
@@ -145,8 +147,8 @@ def measure(folder: Path, size_bytes: int) -> Result:
         result = Result(store.url)
         ledger = stack.enter_context(contextlib.closing(Ledger(path, lock)))
         told = stack.enter_context(contextlib.closing(Ledger(path, lock)))
-        topic, _ = ledger.create_topic("t", TopicConfig(), 1)
-        incarnation, epoch = ledger.begin_incarnation(1, 0)
+        topic, _ = ledger.write(topics.create, "t", TopicConfig(), 1)
+        incarnation, epoch = ledger.write(epochs.begin_incarnation, 1, 0)
         fill(path, size_bytes)
         result.ledger_bytes = path.stat().st_size
         segment = Segment.create(Layout(shards=1, ring_bytes=4096))
@@ -155,7 +157,7 @@ def measure(folder: Path, size_bytes: int) -> Result:
         owner = OwnerThread(segment, bells, log, told)
         segment.words[at.G_INCARNATION] = incarnation
         # As a daemon that goes on: the entries before this one told what there is.
-        before = log.entry(0, 1, "entry", ledger.mark())
+        before = log.entry(0, 1, "entry", ledger.read(backup.mark))
         owner.own(incarnation, Taken(0, before, Former.OURS))
         board = AlarmBoard(segment, 1)
         images = ImageThread(segment, owner, log, store, Ledger(path, lock), board)
@@ -171,7 +173,7 @@ def measure(folder: Path, size_bytes: int) -> Result:
         rebuild(there / "ledger.db", nullcontext(), store, taken, log)
         result.recovery_s = (monotonic_ns() - began_ns) / 1e9
         with contextlib.closing(Ledger(there / "ledger.db", nullcontext())) as copy:
-            assert copy.latest_commit_number() == ledger.latest_commit_number()
+            assert copy.read(commits.latest_number) == ledger.read(commits.latest_number)
     return result
 
 

@@ -35,6 +35,7 @@ from daemon.upkeep.cover import Cover, covering, may_collect
 from daemon.upkeep.recover import sleep_s
 from daemon.upkeep.retention import CLOCK_NOTE
 from daemon.upkeep.upkeep import clocks
+from ledger import ages, notes
 from ledger.errors import LedgerMissing
 from ledger.ledger import Ledger
 from shards.clock import monotonic_ns
@@ -133,7 +134,7 @@ def _collect(
             ledger, cover = stack.enter_context(covering(config, store, sleep_s))
             report.daemon_pid = cover.daemon_pid
             if accept_clock:
-                ledger.set_meta(CLOCK_NOTE, "")
+                ledger.write(notes.put, CLOCK_NOTE, "")
             collector = Collector(config, ledger, store, report, cover)
         collector.run()
 
@@ -148,10 +149,10 @@ class Collector:
         self._report = report
         self._cover = cover
         now = clocks()
-        ahead_ms = max(0, ledger.age_ms(now) - now.wall_ms)
+        ahead_ms = max(0, ledger.read(ages.now_ms, now) - now.wall_ms)
 
         def age_ms() -> int:
-            return ledger.age_ms(clocks())
+            return ledger.read(ages.now_ms, clocks())
 
         def store_age_ms() -> int:
             """Not above the clock by which a store dates what it takes."""

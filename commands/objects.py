@@ -21,6 +21,7 @@ from commands.shell.exits import FAILED, CommandFailed
 from commands.shell.options import loaded, output_option, place_options
 from commands.shell.output import bytes_text, count_text, print_json, print_lines, progress
 from daemon.config import Config
+from ledger import reads
 from ledger.ledger import Ledger
 from ledger.types import ObjectRow
 from uploader.l0 import (
@@ -175,14 +176,14 @@ def opened_store(config: Config) -> Iterator[ObjectStore]:
 def rows(ledger: Ledger) -> Iterator[ObjectRow]:
     """All objects in commit order."""
     after = 0
-    while page := ledger.objects(after, PAGE_OBJECTS):
+    while page := ledger.read(reads.objects, after, PAGE_OBJECTS):
         yield from page
         after = page[-1].commit_number
 
 
 def row_of(ledger: Ledger, key: str) -> ObjectRow:
     """One object. Raises CommandFailed for a key that the ledger does not have."""
-    row = ledger.object_by_key(key)
+    row = ledger.read(reads.object_by_key, key)
     if row is None:
         raise CommandFailed(
             f"the ledger {ledger.path} has no object {key!r}",
@@ -214,7 +215,7 @@ def lines_of(ledger: Ledger, store: ObjectStore, row: ObjectRow) -> Iterator[byt
         footer = read_footer(body, row.key)
         there = {
             (extent.topic_id, extent.partition): extent
-            for extent in ledger.extents_of_commit(row.commit_number)
+            for extent in ledger.read(reads.extents_of_commit, row.commit_number)
         }
         for extent in footer.extents:
             live = there.get((extent.topic_id, extent.partition))

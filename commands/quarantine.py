@@ -18,6 +18,8 @@ from commands.shell.exits import FAILED, CommandFailed
 from commands.shell.options import loaded, output_option, place_options, yes_option
 from commands.shell.output import count_text, print_json, progress, table
 from daemon.config import Config
+from ledger import ages
+from ledger.lake import quarantine as ledger_quarantine
 from ledger.lake.types import Quarantined
 from ledger.ledger import Ledger
 
@@ -47,7 +49,7 @@ def rows(config: Config) -> list[Row]:
                 one.topic, one.hole.topic_id, one.hole.partition, one.hole.first_offset,
                 one.hole.last_offset, one.hole.key, one.hole.reason, one.found_ms, one.readable,
             )
-            for one in ledger.quarantine()
+            for one in ledger.read(ledger_quarantine.rows)
         ]  # fmt: skip
 
 
@@ -123,12 +125,16 @@ def accept(config: Config, keys: Sequence[str]) -> list[Quarantined]:
 
     with only_run(config), writable_ledger(config) as ledger:
         found = _chosen(ledger, keys)
-        ledger.accept_holes([one.hole for one in found], ledger.age_ms(clocks()))
+        ledger.write(
+            ledger_quarantine.accept,
+            [one.hole for one in found],
+            ledger.read(ages.now_ms, clocks()),
+        )
         return found
 
 
 def _chosen(ledger: Ledger, keys: Sequence[str]) -> list[Quarantined]:
-    found = ledger.quarantine()
+    found = ledger.read(ledger_quarantine.rows)
     missing = sorted(set(keys) - {one.hole.key for one in found})
     if missing:
         raise CommandFailed(

@@ -38,6 +38,7 @@ from daemon.orphans import Orphans
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.upkeep import UpkeepThread, clocks
+from ledger import ages, commits, epochs, topics
 from ledger.ledger import Ledger
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
@@ -125,18 +126,20 @@ class Supervisor:
 
         Raises LedgerError, StoreError, OtherHistory.
         """
-        incarnation, epoch = self._kept.begin_incarnation(wall_ms(), taken.incarnation)
+        incarnation, epoch = self._kept.write(
+            epochs.begin_incarnation, wall_ms(), taken.incarnation
+        )
         self._owner.own(incarnation, taken)
         words = self._words
         now = clocks()
-        words[at.G_AGE_OFFSET_MS] = max(0, self._kept.age_ms(now) - now.boot_ms)
+        words[at.G_AGE_OFFSET_MS] = max(0, self._kept.read(ages.now_ms, now) - now.boot_ms)
         words[at.G_INCARNATION] = incarnation
         words[at.G_EPOCH] = epoch
         words[at.G_STARTED_NS] = monotonic_ns()
         words[at.G_WINDOW_NS] = int(self.config.commit_window_min_ms * 1e6)
-        words[at.G_CATALOG] = self._kept.catalog_version()
+        words[at.G_CATALOG] = self._kept.read(topics.catalog_version)
         words[at.G_LOG_LEVEL] = logs.LEVELS.index(self.config.log_level)
-        CommitLog(self.segment).start(self._kept.latest_commit_number())
+        CommitLog(self.segment).start(self._kept.read(commits.latest_number))
         self._groups.start()
 
     def run(self) -> int:

@@ -35,6 +35,7 @@ from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest, Tombstone
 from delivery.stored_reader import Overtaken, StoredReader
 from delivery.tail_reader import TailReader
 from delivery.waiters import Waiters
+from ledger import reads
 from ledger.types import Commit
 from uploader.l0.records import Record
 from uploader.stores.base import StoreError
@@ -103,7 +104,7 @@ class DiffReader:
         head = self.followed.head(key)
         if head is None:
             self.followed.follow(key, self._recent)
-            state = await self._l0.ask(lambda ledger: ledger.partition_state(*key))
+            state = await self._l0.ask(reads.partition_state, *key)
             self.followed.head_loaded(key, 0 if state is None else state.head_seq)
             head = self.followed.head(key)
         return head or 0
@@ -150,7 +151,7 @@ class DiffReader:
     async def _from_the_start(self, topic_id: int, asked: DiffRequest, former: int) -> DiffAnswer:
         """The answer to a cursor of a former topic, which is told what it missed of that one."""
         cursor = 0 if asked.from_seq is UNSET else asked.from_seq
-        gone = await self._l0.ask(lambda ledger: ledger.partition_state(former, asked.partition))
+        gone = await self._l0.ask(reads.partition_state, former, asked.partition)
         last = cursor if gone is None else max(cursor, gone.head_seq)
         told = Tombstone(cursor + 1, last, RECREATED)
         start = msgspec.structs.replace(asked, from_seq=0, topic_id=UNSET, wait_ms=0)
@@ -170,7 +171,7 @@ class DiffReader:
         if asked.tail:
             cursor = head
         elif from_ts is not None:
-            first = await self._l0.ask(lambda ledger: ledger.offset_at_time(*key, from_ts))
+            first = await self._l0.ask(reads.offset_at_time, *key, from_ts)
             cursor = await self._before(key, first, from_ts)
             # Commits came while the ledger was asked, which knows them earlier than the log.
             head = max(await self.head(key), cursor)
@@ -178,7 +179,7 @@ class DiffReader:
             cursor = 0 if asked.from_seq is UNSET else asked.from_seq
             if cursor > head:
                 # The log of all commits may be late; the ledger never is.
-                state = await self._l0.ask(lambda ledger: ledger.partition_state(*key))
+                state = await self._l0.ask(reads.partition_state, *key)
                 head = max(head, 0 if state is None else state.head_seq)
                 if cursor > head:
                     raise OffsetPastEnd(cursor, head)

@@ -13,11 +13,12 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
-from typing import TypeVar
+from typing import Concatenate
 
 from delivery.single_flight import SingleFlightCache
 from delivery.store_threads import StoreThreads
 from ledger.ledger import Ledger
+from ledger.tx import P, ReadTx, T, WriteTx
 from ledger.types import Extent
 from shards.checksum import crc32c
 from uploader.l0 import L0Error
@@ -27,8 +28,6 @@ from uploader.stores.verified import verified
 
 CACHE_BYTES_MAX = 64 << 20
 EXTENTS_MAX = 100_000  # of a few bytes each
-
-T = TypeVar("T")
 
 
 class L0Reader:
@@ -49,10 +48,19 @@ class L0Reader:
         kept: LruCache[tuple[str, int], bytes] = LruCache(EXTENTS_MAX, cache_bytes_max, len)
         self._cache = SingleFlightCache(kept)
 
-    async def ask(self, question: Callable[[Ledger], T]) -> T:
+    async def ask(
+        self, question: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """A read of the ledger, in its thread."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._ledger_thread, question, self._ledger)
+        asked = partial(self._ledger.read, question, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._ledger_thread, asked)
+
+    async def change(
+        self, change: Callable[Concatenate[WriteTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """A write to the ledger, in its thread."""
+        done = partial(self._ledger.write, change, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._ledger_thread, done)
 
     def has(self, extent: Extent) -> bool:
         """Whether an extent's bytes are in the cache."""

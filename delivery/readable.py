@@ -19,18 +19,18 @@ compaction leaves: whoever meets records further on than they should be asks aga
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Concatenate, Protocol
 
 from msgspec import Struct
 
 from delivery.followed import FOLLOWED_MAX, Key
 from delivery.schemas import Tombstone
-from ledger.ledger import Ledger
+from ledger import reads
+from ledger.tx import P, ReadTx, T
 from ledger.types import Gap, PartitionState
 from uploader.lru import LruCache
 
 KEPT_MAX = FOLLOWED_MAX  # some 300 bytes each, as long as there are few gaps
-T = TypeVar("T")
 
 
 class ReadableRange(Struct, frozen=True):
@@ -74,7 +74,9 @@ def readable_of(view: tuple[PartitionState, list[Gap]] | None) -> ReadableRange:
 class Ask(Protocol):
     """A read of the ledger, in its thread (L0Reader.ask)."""
 
-    def __call__(self, question: Callable[[Ledger], T], /) -> Awaitable[T]: ...
+    def __call__(
+        self, question: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[T]: ...
 
 
 class ReadableRanges:
@@ -99,7 +101,7 @@ class ReadableRanges:
         # Taken before the question: what changes meanwhile is asked for again.
         version = self._version()
         topic_id, partition = key
-        view = await self._ask(lambda ledger: ledger.partition_view(topic_id, partition))
+        view = await self._ask(reads.partition_view, topic_id, partition)
         readable = readable_of(view)
         self._kept.keep(key, (version, readable))
         return readable

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Iterable
-from functools import partial
 
 from msgspec import Struct
 
@@ -22,8 +21,10 @@ from compaction.parquet.merge import EVER_MS
 from delivery.followed import Key
 from delivery.l0_reader import L0Reader
 from delivery.lake_reader import Item, LakeReader
+from ledger import reads
+from ledger.lake import lake_files
 from ledger.lake.types import FileRange
-from ledger.ledger import Ledger
+from ledger.tx import ReadTx
 from ledger.types import Extent
 from uploader.l0 import records_of
 from uploader.stores.base import ObjectMissing
@@ -51,22 +52,18 @@ class Look(Struct, frozen=True):
     ranges_last: int
 
 
-def look(ledger: Ledger, key: Key, offset: int) -> Look:
-    """Asks the ledger, in an order that makes the parts fit together.
-
-    Extents before the state: what is not compacted afterwards was not collected before. Ranges
-    behind it: what was compacted then stays so, whichever file holds it.
-    """
+def look(tx: ReadTx, key: Key, offset: int) -> Look:
+    """What one committed state of the ledger holds at ``offset`` and after it."""
     topic_id, partition = key
-    extents = ledger.extents_from(topic_id, partition, offset, EXTENTS_PER_LOOK)
-    state = ledger.partition_state(topic_id, partition)
+    extents = reads.extents_from(tx, topic_id, partition, offset, EXTENTS_PER_LOOK)
+    state = reads.partition_state(tx, topic_id, partition)
     if state is None:
         return Look(1, 0, [], [], 0)
     if offset > state.compacted_seq:
         return Look(state.earliest_seq, state.compacted_seq, extents, [], 0)
     limit = RANGES_PER_LOOK
     while True:
-        ranges = ledger.file_ranges(topic_id, partition, offset, limit)
+        ranges = lake_files.ranges_from(tx, topic_id, partition, offset, limit)
         # Ranges that were not given begin at the last one that was, or behind it.
         is_whole = len(ranges) < limit
         last = state.compacted_seq if is_whole else ranges[-1].range.first_offset - 1
@@ -93,7 +90,7 @@ class StoredReader:
         """
         misses = 0
         while True:
-            found = await self._l0.ask(partial(look, key=key, offset=offset))
+            found = await self._l0.ask(look, key, offset)
             if found.earliest_seq > offset:
                 raise Overtaken
             is_compacted = offset <= found.compacted_seq

@@ -1,6 +1,6 @@
 """How old things are: a clock for ages, which no step of the wall clock moves.
 
-Pure: clocks in, an age out. Idempotency keys, the grace of a collection and read leases protect
+Clocks in, an age out. Idempotency keys, the grace of a collection and read leases protect
 data for a while; how long a while is, is counted by this clock (docs/protocol.md, 7).
 
 Vocabulary: *age time* is milliseconds. It begins as the wall clock once, and then goes on by the
@@ -18,7 +18,10 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-NOTE = "ages"  # its name in the ledger's meta
+from ledger import notes
+from ledger.tx import ReadTx
+
+NOTE = "ages"  # its name among the notes
 NOTE_MS = 600_000  # between notes: across a boot the wall clock's rate errs for so long at most
 STEP_MS = 1_000  # of the wall clock beside the other; smaller ones are slews
 
@@ -73,3 +76,13 @@ def is_due(aged: Aged | None, now: Clocks) -> bool:
         return True
     passed_ms = now.boot_ms - aged.boot_ms
     return passed_ms >= NOTE_MS or abs(now.wall_ms - aged.wall_ms - passed_ms) > STEP_MS
+
+
+def noted(tx: ReadTx) -> Aged | None:
+    """The last note."""
+    return aged_of(notes.get(tx, NOTE))
+
+
+def now_ms(tx: ReadTx, now: Clocks) -> int:
+    """The age time now, by the last note."""
+    return age_ms(noted(tx), now)

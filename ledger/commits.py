@@ -9,19 +9,25 @@ Called inside a transaction under the ledger lock. What it keeps:
 
 The usual commit (no conditions) does a fixed number of statements and per extent one row each
 of ``partitions`` and ``extents``; nothing is done per record.
+
+A commit can be read back as it was published: ``objects.result`` holds the parts of it that no
+other column has, as msgpack of [sources, runs, heads, verdicts]. Once no process asks for it any
+more it is empty (``space/reclaim.py``).
 """
 
 from __future__ import annotations
 
-import sqlite3
 from functools import cache
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from ledger import dedupe, results
+from ledger import dedupe
 from ledger.decide import Decision, PartitionKey, PartitionNow, decide, void_records
-from ledger.errors import DraftInvalid, LeaseBelowFloor
-from ledger.types import Commit, CommitDraft, ExtentDraft, Head, Run
+from ledger.errors import DraftInvalid, LeaseBelowFloor, ResultCleared
+from ledger.tx import ReadTx, WriteTx
+from ledger.types import Commit, CommitDraft, ExtentDraft, Head, LeaseId, Run, SourceRange, Verdict
 
 # A lease has 1,000 extents, and at most one request's 1,000 partitions more. SQLite takes 32,766
 # variables a statement; a power of two of partitions takes two each.
@@ -30,6 +36,16 @@ EXTENTS_MAX = 4_096
 PRUNE_EVERY_COMMITS = 64
 
 _encoder = msgspec.msgpack.Encoder()
+
+
+class _Result(Struct, frozen=True, array_like=True):
+    sources: tuple[SourceRange, ...]
+    runs: tuple[Run, ...]
+    heads: tuple[Head, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+_result_decoder = msgspec.msgpack.Decoder(_Result)
 
 
 _LOOK_SQL = """SELECT commit_number, epoch_floor,
@@ -49,31 +65,33 @@ _OBJECT_SQL = """INSERT INTO objects (commit_number, key, locator, size_bytes, c
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 
-def commit_draft(
-    connection: sqlite3.Connection,
+_RESULT_SQL = "SELECT commit_number, incarnation, epoch, shard, counter, result FROM objects"
+_OF_LEASE = "WHERE incarnation = ? AND shard = ? AND counter = ? AND epoch = ?"
+
+
+def commit(
+    tx: WriteTx,
     draft: CommitDraft,
     now_ms: int,
     limits: dedupe.DedupeLimits,
 ) -> Commit:
     """Writes the draft, or finds what it became. Raises LeaseBelowFloor and DraftInvalid."""
     lease = draft.lease_id
-    last_number, epoch_floor, there = connection.execute(
+    last_number, epoch_floor, there = tx.execute(
         _LOOK_SQL, (lease.incarnation, lease.shard, lease.counter, lease.epoch)
     ).fetchone()
     if there is not None:
-        earlier = results.commit_by_number(connection, there)
-        assert earlier is not None
-        return msgspec.structs.replace(earlier, repeated=True)
+        return msgspec.structs.replace(by_number(tx, there), repeated=True)
     if lease.epoch < epoch_floor:
         raise LeaseBelowFloor(lease, epoch_floor)
     number = last_number + 1
-    partitions = _partitions(connection, draft)
+    partitions = _partitions(tx, draft)
     conditions = draft.conditions
-    known = dedupe.answers(connection, conditions, now_ms, limits) if conditions else {}
+    known = dedupe.answers(tx, conditions, now_ms, limits) if conditions else {}
     decision = decide(draft, partitions, known)
-    runs, heads = _write_extents(connection, draft, number, partitions, decision)
-    commit = Commit(number, lease, draft.sources, tuple(runs), tuple(heads), decision.verdicts)
-    connection.execute(
+    runs, heads = _write_extents(tx, draft, number, partitions, decision)
+    made = Commit(number, lease, draft.sources, tuple(runs), tuple(heads), decision.verdicts)
+    tx.execute(
         _OBJECT_SQL,
         (
             number,
@@ -87,13 +105,13 @@ def commit_draft(
             lease.counter,
             len(draft.extents),
             sum([extent.record_count for extent in draft.extents]),
-            results.encode(commit),
+            _encode_result(made),
         ),
     )
-    connection.execute("UPDATE state SET commit_number = ? WHERE id = 1", (number,))
+    tx.execute("UPDATE state SET commit_number = ? WHERE id = 1", (number,))
     if conditions or number % PRUNE_EVERY_COMMITS == 0:
-        dedupe.keep(connection, decision.stored, now_ms, limits)
-    return commit
+        dedupe.keep(tx, decision.stored, now_ms, limits)
+    return made
 
 
 @cache
@@ -108,9 +126,7 @@ def _partitions_sql(size: int) -> str:
     )
 
 
-def _partitions(
-    connection: sqlite3.Connection, draft: CommitDraft
-) -> dict[PartitionKey, PartitionNow]:
+def _partitions(tx: ReadTx, draft: CommitDraft) -> dict[PartitionKey, PartitionNow]:
     extents = draft.extents
     if not 1 <= len(extents) <= EXTENTS_MAX:
         raise DraftInvalid(
@@ -121,12 +137,12 @@ def _partitions(
     values = [0] * (2 * size)
     values[: 2 * len(extents) : 2] = [extent.topic_id for extent in extents]
     values[1 : 2 * len(extents) : 2] = [extent.partition for extent in extents]
-    rows = connection.execute(_partitions_sql(size), values)
+    rows = tx.execute(_partitions_sql(size), values)
     return {(row[0], row[1]): PartitionNow(*row[2:]) for row in rows}
 
 
 def _write_extents(
-    connection: sqlite3.Connection,
+    tx: WriteTx,
     draft: CommitDraft,
     number: int,
     partitions: dict[PartitionKey, PartitionNow],
@@ -189,10 +205,10 @@ def _write_extents(
         partition_rows.append(
             (head + 1, live_count + live, live_bytes + length, max_timestamp_ms, *key)
         )
-    connection.executemany(_PARTITION_SQL, partition_rows)
-    connection.executemany(_EXTENT_SQL, extent_rows)
+    tx.executemany(_PARTITION_SQL, partition_rows)
+    tx.executemany(_EXTENT_SQL, extent_rows)
     if void_rows:
-        connection.executemany(_VOID_EXTENT_SQL, void_rows)
+        tx.executemany(_VOID_EXTENT_SQL, void_rows)
     return runs, heads
 
 
@@ -212,3 +228,66 @@ def _runs_invalid(draft: CommitDraft, extent: ExtentDraft) -> DraftInvalid:
         f"the runs of extent ({extent.topic_id}, {extent.partition}) of {draft.key} do not cover"
         f" its {extent.record_count} records in order: {extent.runs}"
     )
+
+
+def latest_number(tx: ReadTx) -> int:
+    """The number of the last commit, 0 before the first."""
+    number: int = tx.execute("SELECT commit_number FROM state WHERE id = 1").fetchone()[0]
+    return number
+
+
+def lease_of(tx: ReadTx, number: int) -> LeaseId | None:
+    """The lease of a commit, known also when its result is cleared.
+
+    None for a number that is not given yet, or whose object is gone.
+    """
+    sql = "SELECT incarnation, epoch, shard, counter FROM objects WHERE commit_number = ?"
+    row = tx.execute(sql, (number,)).fetchone()
+    return None if row is None else LeaseId(*row)
+
+
+def number_of(tx: ReadTx, lease: LeaseId) -> int | None:
+    """The number of a lease's commit, None while there is none."""
+    sql = f"SELECT commit_number FROM objects {_OF_LEASE}"
+    row = tx.execute(sql, _of_lease(lease)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def by_number(tx: ReadTx, number: int) -> Commit:
+    """The commit as it was published. Raises ResultCleared.
+
+    Raises KeyError for a number that is not given yet.
+    """
+    row = tx.execute(f"{_RESULT_SQL} WHERE commit_number = ?", (number,)).fetchone()
+    if row is None:
+        raise KeyError(f"there is no commit {number} in the ledger")
+    return _published(row)
+
+
+def by_lease(tx: ReadTx, lease: LeaseId) -> Commit | None:
+    """The commit of a lease, or None while there is none. Raises ResultCleared."""
+    row = tx.execute(f"{_RESULT_SQL} {_OF_LEASE}", _of_lease(lease)).fetchone()
+    return None if row is None else _published(row)
+
+
+def before_leases(tx: ReadTx, number: int, leases: list[LeaseId]) -> int:
+    """The last commit up to ``number`` that stands before the commits of all these leases."""
+    numbers = [number_of(tx, lease) for lease in leases]
+    return min([number, *(n - 1 for n in numbers if n is not None)])
+
+
+def _of_lease(lease: LeaseId) -> tuple[int, int, int, int]:
+    return lease.incarnation, lease.shard, lease.counter, lease.epoch
+
+
+def _encode_result(made: Commit) -> bytes:
+    return _encoder.encode(_Result(made.sources, made.runs, made.heads, made.verdicts))
+
+
+def _published(row: Any) -> Commit:
+    number, incarnation, epoch, shard, counter, blob = row
+    if not blob:
+        raise ResultCleared(number)
+    result = _result_decoder.decode(blob)
+    lease = LeaseId(incarnation, epoch, shard, counter)
+    return Commit(number, lease, result.sources, result.runs, result.heads, result.verdicts)

@@ -7,13 +7,13 @@ An entry counts for ``window_ms`` after the commit that made it, and there are n
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
 
 from ledger.decide import Answer, DedupeKey
+from ledger.tx import ReadTx, WriteTx
 from ledger.types import Condition
 
 # Entries removed by one commit besides twice what it adds, so that pruning always gains.
@@ -31,7 +31,7 @@ class DedupeLimits(Struct, frozen=True):
 
 
 def answers(
-    connection: sqlite3.Connection,
+    tx: WriteTx,
     conditions: Sequence[Condition],
     now_ms: int,
     limits: DedupeLimits,
@@ -42,35 +42,33 @@ def answers(
         if condition.idempotency_key is None:
             continue
         key = (condition.topic_id, condition.idempotency_key)
-        row = connection.execute(
+        row = tx.execute(
             "SELECT id, created_ms, answer FROM dedupe WHERE topic_id = ? AND key = ?", key
         ).fetchone()
         if row is None:
             continue
         entry_id, created_ms, answer = row
         if created_ms < now_ms - limits.window_ms:
-            connection.execute("DELETE FROM dedupe WHERE id = ?", (entry_id,))
+            tx.execute("DELETE FROM dedupe WHERE id = ?", (entry_id,))
         else:
             found[key] = _decoder.decode(answer)
     return found
 
 
-def kept_ms(connection: sqlite3.Connection, now_ms: int, limits: DedupeLimits) -> int | None:
+def kept_ms(tx: ReadTx, now_ms: int, limits: DedupeLimits) -> int | None:
     """How long keys are known now, where their number cuts the window; None: the whole window."""
-    oldest = connection.execute("SELECT id, created_ms FROM dedupe ORDER BY id LIMIT 1").fetchone()
+    oldest = tx.execute("SELECT id, created_ms FROM dedupe ORDER BY id LIMIT 1").fetchone()
     if oldest is None:
         return None
-    last = connection.execute("SELECT max(id) FROM dedupe").fetchone()[0]
+    last = tx.execute("SELECT max(id) FROM dedupe").fetchone()[0]
     age_ms = max(0, now_ms - oldest[1])
     is_full = last - oldest[0] + 1 >= limits.entries_max
     return age_ms if is_full and age_ms < limits.window_ms else None
 
 
-def knows(
-    connection: sqlite3.Connection, topic_id: int, key: str, now_ms: int, limits: DedupeLimits
-) -> bool:
+def knows(tx: ReadTx, topic_id: int, key: str, now_ms: int, limits: DedupeLimits) -> bool:
     """Whether a commit now would find the key's answer; changes nothing."""
-    row = connection.execute(
+    row = tx.execute(
         "SELECT 1 FROM dedupe WHERE topic_id = ? AND key = ? AND created_ms >= ?",
         (topic_id, key, now_ms - limits.window_ms),
     ).fetchone()
@@ -78,26 +76,26 @@ def knows(
 
 
 def keep(
-    connection: sqlite3.Connection,
+    tx: WriteTx,
     stored: Mapping[DedupeKey, Answer],
     now_ms: int,
     limits: DedupeLimits,
 ) -> None:
     """Adds the answers of this commit, then removes what is too old or too many."""
     if stored:
-        connection.executemany(
+        tx.executemany(
             "INSERT INTO dedupe (topic_id, key, created_ms, answer) VALUES (?, ?, ?, ?)",
             [
                 (topic_id, key, now_ms, _encoder.encode(answer))
                 for (topic_id, key), answer in stored.items()
             ],
         )
-    front = connection.execute(
+    front = tx.execute(
         "SELECT id, created_ms FROM dedupe ORDER BY id LIMIT ?", (PRUNE_STEP + 2 * len(stored),)
     ).fetchall()
     if not front:
         return
-    last = connection.execute("SELECT max(id) FROM dedupe").fetchone()[0]
+    last = tx.execute("SELECT max(id) FROM dedupe").fetchone()[0]
     # Ids have gaps at most, so this is never fewer than needed; and never more than a step.
     remove_to = min(last - limits.entries_max, front[-1][0])
     for entry_id, created_ms in front:
@@ -105,4 +103,4 @@ def keep(
             break
         remove_to = max(remove_to, entry_id)
     if remove_to >= front[0][0]:
-        connection.execute("DELETE FROM dedupe WHERE id <= ?", (remove_to,))
+        tx.execute("DELETE FROM dedupe WHERE id <= ?", (remove_to,))

@@ -8,13 +8,17 @@ any more.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
+from ledger import commits
+from ledger.tx import ReadTx
 from ledger.types import Extent, Gap, ObjectRow, PartitionState
+
+VALUES_AT_ONCE = 500  # of one statement
 
 _voids_decoder = msgspec.msgpack.Decoder(tuple[tuple[int, int], ...])
 
@@ -46,51 +50,59 @@ _L1_TIME_SQL = """SELECT min(r.first_offset) FROM lake_ranges AS r
 _OBJECT_SQL = "SELECT key, locator, size_bytes, created_ms, commit_number, extents, records"
 
 
-def partition_states(connection: sqlite3.Connection, topic_id: int) -> list[PartitionState]:
+def partition_states(tx: ReadTx, topic_id: int) -> list[PartitionState]:
     """All partitions of a topic, deleted or not, by number; empty for an id that never was."""
-    rows = connection.execute(f"{_STATE_SQL} ORDER BY partition", (topic_id,))
+    rows = tx.execute(f"{_STATE_SQL} ORDER BY partition", (topic_id,))
     return [PartitionState(*row) for row in rows]
 
 
-def partition_state(
-    connection: sqlite3.Connection, topic_id: int, partition: int
-) -> PartitionState | None:
+def partition_state(tx: ReadTx, topic_id: int, partition: int) -> PartitionState | None:
     """One partition, deleted or not; None when it never was."""
-    row = connection.execute(f"{_STATE_SQL} AND partition = ?", (topic_id, partition)).fetchone()
+    row = tx.execute(f"{_STATE_SQL} AND partition = ?", (topic_id, partition)).fetchone()
     return None if row is None else PartitionState(*row)
 
 
-def gaps_of(
-    connection: sqlite3.Connection, topic_id: int, partition: int, offset: int
-) -> list[Gap]:
+def gaps_of(tx: ReadTx, topic_id: int, partition: int, offset: int) -> list[Gap]:
     """A partition's ranges without records that end at or behind ``offset``, in order: gaps, and
     holes of the quarantine with the reason ``quarantined``, ``lost`` where they were given up."""
-    rows = connection.execute(_GAPS_SQL, (topic_id, partition, offset))
+    rows = tx.execute(_GAPS_SQL, (topic_id, partition, offset))
     return [Gap(*row) for row in rows]
 
 
-def heads(
-    connection: sqlite3.Connection, topic_ids: Sequence[int]
-) -> dict[tuple[int, int], PartitionState]:
-    """The partitions of several topics by (topic id, partition)."""
-    return {
+def partition_view(
+    tx: ReadTx, topic_id: int, partition: int
+) -> tuple[PartitionState, list[Gap]] | None:
+    """A partition and its readable offsets that no reader gets: gaps, and holes of the
+    quarantine; as of one moment. None for a partition that never was."""
+    state = partition_state(tx, topic_id, partition)
+    if state is None:
+        return None
+    return state, gaps_of(tx, topic_id, partition, state.earliest_seq)
+
+
+def heads(tx: ReadTx, topic_ids: list[int]) -> tuple[int, dict[tuple[int, int], PartitionState]]:
+    """(commit number, partitions by (topic id, partition)) of one committed state.
+
+    Commits with a higher number can be applied on top.
+    """
+    return commits.latest_number(tx), {
         (topic_id, state.partition): state
         for topic_id in topic_ids
-        for state in partition_states(connection, topic_id)
+        for state in partition_states(tx, topic_id)
     }
 
 
 def extents_from(
-    connection: sqlite3.Connection, topic_id: int, partition: int, offset: int, limit: int
+    tx: ReadTx, topic_id: int, partition: int, offset: int, limit: int
 ) -> list[Extent]:
     """Extents with a live record at or behind ``offset``, in offset order."""
-    rows = connection.execute(_EXTENTS_SQL, (topic_id, partition, offset, limit))
+    rows = tx.execute(_EXTENTS_SQL, (topic_id, partition, offset, limit))
     return [extent_of(row[:-1], row[-1]) for row in rows]
 
 
-def extents_of_commit(connection: sqlite3.Connection, number: int) -> list[Extent]:
+def extents_of_commit(tx: ReadTx, number: int) -> list[Extent]:
     """A commit's extents with a live record."""
-    return [extent_of(row[:-1], row[-1]) for row in connection.execute(_OF_COMMIT_SQL, (number,))]
+    return [extent_of(row[:-1], row[-1]) for row in tx.execute(_OF_COMMIT_SQL, (number,))]
 
 
 def extent_of(row: Sequence[Any], key: str = "") -> Extent:
@@ -100,22 +112,20 @@ def extent_of(row: Sequence[Any], key: str = "") -> Extent:
     return Extent(*columns)
 
 
-def gaps(connection: sqlite3.Connection) -> list[Gap]:
+def gaps(tx: ReadTx) -> list[Gap]:
     """All ranges of offsets that no record has, in order."""
     sql = "SELECT topic_id, partition, gap_from, gap_to, reason FROM gaps ORDER BY 1, 2, 3"
-    return [Gap(*row) for row in connection.execute(sql)]
+    return [Gap(*row) for row in tx.execute(sql)]
 
 
-def offset_at_time(
-    connection: sqlite3.Connection, topic_id: int, partition: int, timestamp_ms: int
-) -> int:
+def offset_at_time(tx: ReadTx, topic_id: int, partition: int, timestamp_ms: int) -> int:
     """Where to begin to read for records from ``timestamp_ms`` on: none of them stands before.
 
     In L0 the first offset of the first extent that holds one; in L1 that of the first range of a
     file, whose rows the reader passes over until it meets one. Never below what can be read. The
     partition's next offset when there is no such record, 1 for a partition that never was.
     """
-    row = connection.execute(
+    row = tx.execute(
         "SELECT next_seq, max_timestamp_ms, earliest_seq, compacted_seq FROM partitions"
         " WHERE topic_id = ? AND partition = ?",
         (topic_id, partition),
@@ -126,24 +136,24 @@ def offset_at_time(
     if max_timestamp_ms < timestamp_ms:
         return int(next_seq)
     if compacted_seq >= earliest_seq:
-        (found,) = connection.execute(
+        (found,) = tx.execute(
             _L1_TIME_SQL, (topic_id, partition, earliest_seq, timestamp_ms)
         ).fetchone()
         if found is not None:
             return max(int(found), int(earliest_seq))
     begin = max(int(earliest_seq), int(compacted_seq) + 1)
-    return max(begin, _in_extents(connection, topic_id, partition, begin, next_seq, timestamp_ms))
+    return max(begin, _in_extents(tx, topic_id, partition, begin, next_seq, timestamp_ms))
 
 
 def _in_extents(
-    connection: sqlite3.Connection, topic_id: int, partition: int, begin: int, next_seq: int,
+    tx: ReadTx, topic_id: int, partition: int, begin: int, next_seq: int,
     timestamp_ms: int,
 ) -> int:  # fmt: skip
-    first = connection.execute(_FIRST_EXTENT_SQL, (topic_id, partition, begin)).fetchone()
+    first = tx.execute(_FIRST_EXTENT_SQL, (topic_id, partition, begin)).fetchone()
     if first is not None and first[2] >= timestamp_ms:
         # Also when it is an extent before ``begin`` that was so late: the running maximum says
         # nothing of those behind it then.
-        row = connection.execute(
+        row = tx.execute(
             "SELECT first_offset FROM extents WHERE topic_id = ? AND partition = ?"
             " AND last_offset >= ? AND last_timestamp_ms >= ? ORDER BY last_offset LIMIT 1",
             (topic_id, partition, begin, timestamp_ms),
@@ -153,7 +163,7 @@ def _in_extents(
     low, high, answer = begin, next_seq, next_seq
     while low < high:
         middle = (low + high) // 2
-        found = connection.execute(_FIRST_EXTENT_SQL, (topic_id, partition, middle)).fetchone()
+        found = tx.execute(_FIRST_EXTENT_SQL, (topic_id, partition, middle)).fetchone()
         if found is None:
             high = middle
         elif found[2] >= timestamp_ms:
@@ -164,18 +174,40 @@ def _in_extents(
     return int(answer)
 
 
-def objects(
-    connection: sqlite3.Connection, after_commit_number: int, limit: int
-) -> list[ObjectRow]:
+def objects(tx: ReadTx, after_commit_number: int = 0, limit: int = 1_000) -> list[ObjectRow]:
     """Objects behind a commit, in commit order."""
-    rows = connection.execute(
+    rows = tx.execute(
         f"{_OBJECT_SQL} FROM objects WHERE commit_number > ? ORDER BY commit_number LIMIT ?",
         (after_commit_number, limit),
     )
     return [ObjectRow(*row) for row in rows]
 
 
-def object_by_key(connection: sqlite3.Connection, key: str) -> ObjectRow | None:
+def object_by_key(tx: ReadTx, key: str) -> ObjectRow | None:
     """The object of this key, or None."""
-    row = connection.execute(f"{_OBJECT_SQL} FROM objects WHERE key = ?", (key,)).fetchone()
+    row = tx.execute(f"{_OBJECT_SQL} FROM objects WHERE key = ?", (key,)).fetchone()
     return None if row is None else ObjectRow(*row)
+
+
+def objects_by_key(tx: ReadTx, after_key: str = "", limit: int = 1_000) -> list[ObjectRow]:
+    """Committed objects by key, a page at a time: the order in which a store lists them."""
+    rows = tx.execute(
+        f"{_OBJECT_SQL} FROM objects WHERE key > ? ORDER BY key LIMIT ?", (after_key, limit)
+    )
+    return [ObjectRow(*row) for row in rows]
+
+
+def committed_keys(tx: ReadTx, keys: list[str]) -> set[str]:
+    """Those of the keys whose objects are committed."""
+    return those_in(tx, "objects", "key", keys)
+
+
+def those_in(tx: ReadTx, table: str, column: str, values: Sequence[str]) -> set[str]:
+    """Those of the values that stand in a column of a table."""
+    found: set[str] = set()
+    left = iter(values)
+    while some := list(islice(left, VALUES_AT_ONCE)):
+        places = ", ".join("?" * len(some))
+        rows = tx.execute(f"SELECT {column} FROM {table} WHERE {column} IN ({places})", some)
+        found.update(row[0] for row in rows)
+    return found

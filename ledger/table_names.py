@@ -8,14 +8,15 @@ name to many catalogs, so among topics that live no two have that.
 ledger or entries, topics that a recovery finds in objects): what is compacted keeps its table,
 the oldest topic gets the name, another one a name of its own that ends in a hash.
 
-Functions take a connection; those that write are called inside a write transaction.
+Functions take a tx; those that write are called inside a write transaction.
 """
 
 from __future__ import annotations
 
 import re
-import sqlite3
 from hashlib import blake2b
+
+from ledger.tx import ReadTx, WriteTx
 
 NAMESPACE = "headgate"
 # Hive and AWS Glue take 128 characters and more; the table's folder has the topic's id too.
@@ -31,36 +32,36 @@ def table_name(topic: str) -> str:
     return name if len(name) <= TABLE_NAME_MAX else _with_hash(name, topic)
 
 
-def holder_of(connection: sqlite3.Connection, table: str) -> str | None:
+def holder_of(tx: ReadTx, table: str) -> str | None:
     """The live topic that has a table of this name, in whatever case."""
-    row = connection.execute(
+    row = tx.execute(
         "SELECT name FROM topics WHERE lower(table_name) = lower(?) AND deleted_ms IS NULL",
         (table,),
     ).fetchone()
     return None if row is None else str(row[0])
 
 
-def free_name(connection: sqlite3.Connection, topic: str) -> str:
+def free_name(tx: ReadTx, topic: str) -> str:
     """A table name for a topic that exists already: its own, or one that no other topic has."""
     name = table_name(topic)
     salted = topic
-    while holder_of(connection, name) is not None:
+    while holder_of(tx, name) is not None:
         name = _with_hash(_REPLACED.sub("_", topic), salted)
         salted += "'"  # in no topic's name
     return name
 
 
-def undecided(connection: sqlite3.Connection) -> bool:
+def undecided(tx: ReadTx) -> bool:
     """Whether some live topic has no table name yet."""
-    row = connection.execute(
+    row = tx.execute(
         "SELECT 1 FROM topics WHERE table_name IS NULL AND deleted_ms IS NULL LIMIT 1"
     ).fetchone()
     return row is not None
 
 
-def decide(connection: sqlite3.Connection) -> list[int]:
+def decide(tx: WriteTx) -> list[int]:
     """Gives each live topic without a table name one; returns their ids, oldest first."""
-    undecided = connection.execute(
+    undecided = tx.execute(
         "SELECT t.topic_id, t.name, l.name FROM topics AS t"
         " LEFT JOIN lake_tables AS l ON l.topic_id = t.topic_id"
         " WHERE t.table_name IS NULL AND t.deleted_ms IS NULL"
@@ -68,11 +69,9 @@ def decide(connection: sqlite3.Connection) -> list[int]:
     ).fetchall()
     for topic_id, topic, compacted in undecided:
         name = (
-            free_name(connection, topic)
-            if compacted is None
-            else compacted.removeprefix(f"{NAMESPACE}.")
+            free_name(tx, topic) if compacted is None else compacted.removeprefix(f"{NAMESPACE}.")
         )
-        connection.execute("UPDATE topics SET table_name = ? WHERE topic_id = ?", (name, topic_id))
+        tx.execute("UPDATE topics SET table_name = ? WHERE topic_id = ?", (name, topic_id))
     return sorted(topic_id for topic_id, *_ in undecided)
 
 

@@ -33,7 +33,9 @@ from compaction.source.schemas import (
     PlanRequest,
     PlanStore,
 )
-from ledger.ledger import Ledger
+from ledger import reads
+from ledger.lake import lake_files, lake_tables
+from ledger.tx import ReadTx
 from ledger.types import Extent, Gap, PartitionState, Topic
 
 FILES_AT_ONCE = 1_000
@@ -107,10 +109,10 @@ def wanted(
     return found
 
 
-def fill(page: Page, ledger: Ledger, asked: Asked, gaps: Sequence[Gap]) -> None:
+def fill(tx: ReadTx, page: Page, asked: Asked, gaps: Sequence[Gap]) -> None:
     """Adds what is asked to the page as far as there is room; the rest goes to ``left``.
 
-    ``gaps`` are the ledger's gaps. Each call is a few short reads of the ledger.
+    ``gaps`` are the ledger's gaps. Each call is a short read of the ledger.
     """
     topic, state = asked.topic, asked.state
     name, topic_id, partition = topic.name, topic.topic_id, state.partition
@@ -122,20 +124,20 @@ def fill(page: Page, ledger: Ledger, asked: Asked, gaps: Sequence[Gap]) -> None:
         page.left.append((name, partition, asked.start, stop))
         return
     else:
-        stop = _fill_files(page, ledger, asked, start, stop)
-        stop = _fill_extents(page, ledger, asked, start, stop)
+        stop = _fill_files(tx, page, asked, start, stop)
+        stop = _fill_extents(tx, page, asked, start, stop)
     page.partitions.append(
         PlanPartition(
             name, topic_id, partition, state.earliest_seq, state.head_seq, state.compacted_seq,
             start, stop,
         )
     )  # fmt: skip
-    _fill_holes(page, ledger, asked, stop, gaps)
+    _fill_holes(tx, page, asked, stop, gaps)
     if stop < asked.stop:
         page.left.append((name, partition, stop, asked.stop))
 
 
-def _fill_files(page: Page, ledger: Ledger, asked: Asked, start: int, stop: int) -> int:
+def _fill_files(tx: ReadTx, page: Page, asked: Asked, start: int, stop: int) -> int:
     """Files for what is compacted of [start, stop); returns up to where the page goes."""
     topic, state = asked.topic, asked.state
     below = min(stop, state.compacted_seq + 1)
@@ -143,7 +145,7 @@ def _fill_files(page: Page, ledger: Ledger, asked: Asked, start: int, stop: int)
         return stop
     limit = min(page.limit, FILES_AT_ONCE)
     while True:
-        found = ledger.file_ranges(topic.topic_id, state.partition, start, limit + 1)
+        found = lake_files.ranges_from(tx, topic.topic_id, state.partition, start, limit + 1)
         cut = found[limit].range.first_offset if len(found) > limit else below
         if cut > start:
             break
@@ -159,15 +161,15 @@ def _fill_files(page: Page, ledger: Ledger, asked: Asked, start: int, stop: int)
     return min(cut, stop) if cut < below else stop
 
 
-def _fill_extents(page: Page, ledger: Ledger, asked: Asked, start: int, stop: int) -> int:
+def _fill_extents(tx: ReadTx, page: Page, asked: Asked, start: int, stop: int) -> int:
     topic, state = asked.topic, asked.state
     above = max(start, state.compacted_seq + 1)
     if above >= stop:
         return stop
     if page.is_full:
         return above
-    holes = ledger.holes(topic.topic_id)
-    found = ledger.extents_from(topic.topic_id, state.partition, above, page.limit + 1)
+    holes = lake_tables.holes(tx, topic.topic_id)
+    found = reads.extents_from(tx, topic.topic_id, state.partition, above, page.limit + 1)
     if len(found) > page.limit:
         stop = min(stop, found[page.limit].first_offset)
     planned = [
@@ -185,7 +187,7 @@ def _fill_extents(page: Page, ledger: Ledger, asked: Asked, start: int, stop: in
     return stop
 
 
-def _fill_holes(page: Page, ledger: Ledger, asked: Asked, stop: int, gaps: Sequence[Gap]) -> None:
+def _fill_holes(tx: ReadTx, page: Page, asked: Asked, stop: int, gaps: Sequence[Gap]) -> None:
     """Names what of [asked.start, stop) is not there and was there, or never was."""
     topic, state = asked.topic, asked.state
     key = (topic.topic_id, state.partition)
@@ -196,7 +198,7 @@ def _fill_holes(page: Page, ledger: Ledger, asked: Asked, stop: int, gaps: Seque
     ]
     found += [
         (hole.first_offset, hole.last_offset, "quarantined")
-        for hole in ledger.holes(topic.topic_id)
+        for hole in lake_tables.holes(tx, topic.topic_id)
         if hole.partition == state.partition
     ]
     if asked.start < min(state.earliest_seq, stop):

@@ -32,8 +32,10 @@ from compaction.source.errors import (
 )
 from compaction.source.plan import LEASE_MS, Page, PlanInvalid, fill, finished, wanted
 from compaction.source.schemas import Plan, PlanRequest, PlanStore
+from ledger import ages, reads, topics
 from ledger.ages import Clocks
 from ledger.errors import LedgerError, LedgerMissing
+from ledger.lake import readleases
 from ledger.ledger import Ledger
 from ledger.types import PartitionState
 from shards import locks
@@ -174,10 +176,12 @@ class LedgerPlanner(Struct, frozen=True):
 
     def state(self, topic: str) -> TopicState:
         with _open(self.data) as ledger:
-            found = ledger.topic(topic)
+            found = ledger.read(topics.find, topic)
             if found is None:
                 raise TopicUnknown(topic, self.data)
-            return TopicState(topic, found.topic_id, ledger.partition_states(found.topic_id))
+            return TopicState(
+                topic, found.topic_id, ledger.read(reads.partition_states, found.topic_id)
+            )
 
     def page(self, request: PlanRequest) -> Plan:
         lease = request.plan or secrets.token_hex(12)
@@ -186,17 +190,17 @@ class LedgerPlanner(Struct, frozen=True):
         with _open(self.data) as ledger:
             if request.plan is None:
                 now_ms = _age_ms(ledger)
-                ledger.take_read_lease(lease, what, now_ms, now_ms + LEASE_MS)
-            gaps = ledger.gaps()
+                ledger.write(readleases.take, lease, what, now_ms, now_ms + LEASE_MS)
+            gaps = ledger.read(reads.gaps)
             for name in request.topics:
-                topic = ledger.topic(name)
+                topic = ledger.read(topics.find, name)
                 if topic is None:
                     raise TopicUnknown(name, self.data)
-                states = ledger.partition_states(topic.topic_id)
+                states = ledger.read(reads.partition_states, topic.topic_id)
                 starts, stops = request.from_.get(name, {}), request.to.get(name, {})
                 try:
                     for part in wanted(topic, states, starts, stops):
-                        fill(page, ledger, part, gaps)
+                        ledger.read(fill, page, part, gaps)
                 except PlanInvalid as error:
                     raise PlannerRefused(400, "invalid", str(error)) from error
         return finished(page, lease, wall_ms() + LEASE_MS, self.store)
@@ -204,19 +208,19 @@ class LedgerPlanner(Struct, frozen=True):
     def renew(self, lease: str) -> bool:
         with _open(self.data) as ledger:
             now_ms = _age_ms(ledger)
-            return ledger.renew_read_lease(lease, now_ms, now_ms + LEASE_MS)
+            return ledger.write(readleases.renew, lease, now_ms, now_ms + LEASE_MS)
 
     def end(self, lease: str) -> None:
         with _open(self.data) as ledger:
-            ledger.end_read_lease(lease)
+            ledger.write(readleases.end, lease)
 
     def extent_at(self, topic: TopicState, partition: int, timestamp_ms: int) -> int:
         with _open(self.data) as ledger:
-            found = ledger.topic(topic.topic)
+            found = ledger.read(topics.find, topic.topic)
             if found is None:
                 raise TopicUnknown(topic.topic, self.data)
             _check_id(topic.topic, found.topic_id, topic.topic_id)
-            return ledger.offset_at_time(found.topic_id, partition, timestamp_ms)
+            return ledger.read(reads.offset_at_time, found.topic_id, partition, timestamp_ms)
 
 
 class _First(Struct):
@@ -230,7 +234,7 @@ class _FirstRecord(Struct):
 
 
 def _age_ms(ledger: Ledger) -> int:
-    return ledger.age_ms(Clocks(boot_id(), wall_ms(), boottime_ms()))
+    return ledger.read(ages.now_ms, Clocks(boot_id(), wall_ms(), boottime_ms()))
 
 
 def _check_id(topic: str, found: int, wanted: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from compaction.tables.errors import ForeignTable, LakeError, TableChanged, busy
 from compaction.tables.lake import Lake
@@ -30,8 +30,10 @@ from compaction.tables.table_state import (
     state_of,
     wanted_columns,
 )
-from ledger.lake.types import Hole, LakeFile, LakeRange, LakeTable
+from ledger.lake import lake_tables
+from ledger.lake.types import LakeTable
 from ledger.table_names import NAMESPACE
+from ledger.tx import Reads
 from ledger.types import Topic
 
 if TYPE_CHECKING:
@@ -39,30 +41,6 @@ if TYPE_CHECKING:
 
 
 TRIES_MAX = 8  # changes by others that one preparation may meet
-
-
-class LakeLedger(Protocol):
-    """What is asked of the ledger; ``ledger.ledger.Ledger`` is one."""
-
-    def lake_table(self, topic_id: int) -> LakeTable | None:
-        """A topic's table as of the last switch."""
-        ...
-
-    def compacted_seqs(self, topic_id: int) -> dict[int, int]:
-        """Up to where each partition is in the table."""
-        ...
-
-    def lake_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
-        """The files of a topic's table."""
-        ...
-
-    def holes(self, topic_id: int) -> list[Hole]:
-        """Offsets of a topic whose object cannot be read."""
-        ...
-
-    def ranges_of_files(self, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
-        """What each live file holds."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -95,14 +73,18 @@ class TopicFailure:
 
 
 def prepare_tables(
-    lake: Lake, topics: Iterable[Topic], ledger: LakeLedger
+    lake: Lake, topics: Iterable[Topic], ledger: Reads
 ) -> tuple[dict[int, TopicTable], list[TopicFailure]]:
     """The tables of ``topics`` by topic id, and the topics that cannot be compacted.
 
     The ledger is asked by this thread only. Raises LakeUnusable, as ``attempt``.
     """
     wanted = [
-        (topic, ledger.lake_table(topic.topic_id), ledger.compacted_seqs(topic.topic_id))
+        (
+            topic,
+            ledger.read(lake_tables.find, topic.topic_id),
+            ledger.read(lake_tables.compacted_seqs, topic.topic_id),
+        )
         for topic in topics
     ]
 

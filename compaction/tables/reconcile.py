@@ -20,7 +20,7 @@ from compaction.tables.datafiles import ranges_of
 from compaction.tables.errors import ForeignTable, LakeError
 from compaction.tables.lake import Lake, live_files
 from compaction.tables.names import day_of_file, identifier_of
-from compaction.tables.prepare import LakeLedger, TopicFailure
+from compaction.tables.prepare import TopicFailure
 from compaction.tables.table_state import (
     TableState,
     check_not_behind,
@@ -28,7 +28,9 @@ from compaction.tables.table_state import (
     owner_of,
     state_of,
 )
+from ledger.lake import lake_files, lake_tables
 from ledger.lake.types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
+from ledger.tx import Reads
 from ledger.types import Topic
 
 if TYPE_CHECKING:
@@ -38,14 +40,14 @@ if TYPE_CHECKING:
 class Seen:
     """What the ledger says of a topic, read before the tables are."""
 
-    def __init__(self, topic: Topic, ledger: LakeLedger) -> None:
+    def __init__(self, topic: Topic, ledger: Reads) -> None:
         self.topic = topic
-        self.table: LakeTable | None = ledger.lake_table(topic.topic_id)
-        self.compacted = ledger.compacted_seqs(topic.topic_id)
+        self.table: LakeTable | None = ledger.read(lake_tables.find, topic.topic_id)
+        self.compacted = ledger.read(lake_tables.compacted_seqs, topic.topic_id)
 
 
 def reconcile(
-    lake: Lake, topics: Iterable[Topic], ledger: LakeLedger
+    lake: Lake, topics: Iterable[Topic], ledger: Reads
 ) -> tuple[list[TableSwitch], list[TopicFailure]]:
     """The switches that the ledger lacks, and topics whose table is not as it should be.
 
@@ -102,22 +104,23 @@ def _look(lake: Lake, seen: Seen) -> tuple[Table, TableState] | None:
     return loaded, state
 
 
-def _switch(
-    lake: Lake, seen: Seen, loaded: Table, state: TableState, ledger: LakeLedger
-) -> TableSwitch:
+def _switch(lake: Lake, seen: Seen, loaded: Table, state: TableState, ledger: Reads) -> TableSwitch:
     topic_id = seen.topic.topic_id
     name = ".".join(loaded.name())
     with lake.about(name):
-        files = {file.path: file for file in ledger.lake_files(topic_id, with_dropped=True)}
+        files = {
+            file.path: file
+            for file in ledger.read(lake_files.of_topic, topic_id, with_dropped=True)
+        }
         there = {file.file_path: file.file_size_in_bytes for file in live_files(loaded)}
         unknown = [(path, size) for path, size in there.items() if path not in files]
         read = lake.map(lambda item: _read(lake, *item), unknown)
         added = [file for file in read if file is not None]
         gone = [f for f in files.values() if f.dropped_ms is None and f.path not in there]
-        dropped = covered(gone, ledger.ranges_of_files(topic_id), added) if added else []
+        dropped = covered(gone, ledger.read(lake_files.ranges, topic_id), added) if added else []
         restored = [
             hole
-            for hole in (ledger.holes(topic_id) if added else [])
+            for hole in (ledger.read(lake_tables.holes, topic_id) if added else [])
             if any(_has_rows(lake, file, hole) for file in added)
         ]
     return TableSwitch(

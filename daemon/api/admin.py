@@ -17,8 +17,9 @@ from compaction.access.settings import LakeSettings
 from daemon.api.errors import ApiError
 from daemon.api.schemas import BackedUp
 from daemon.config import Config
-from daemon.upkeep.upkeep import settled_commits
+from daemon.upkeep.upkeep import followed_and_live
 from delivery.l0_reader import L0Reader
+from ledger import commits
 from ledger.types import LeaseId
 from shards import layout as at
 from shards.clock import boottime_ns
@@ -87,9 +88,8 @@ class AdminRoutes:
 
     async def settled_commits(self) -> int:
         """Up to which commit nobody asks for one."""
-        return await self._l0.ask(
-            lambda ledger: settled_commits(self._words, self._layout, self._leases, ledger)
-        )
+        seen = followed_and_live(self._words, self._layout, self._leases)
+        return await self._l0.ask(commits.before_leases, *seen)
 
     async def lake(self) -> LakeSettings:
         """What a compaction must know."""

@@ -11,7 +11,6 @@ steps is a short read in the shard's ledger thread, so that other readers are se
 from __future__ import annotations
 
 import secrets
-from functools import partial
 
 from compaction.source import plan as source_plan
 from compaction.source.plan import LEASE_MS, Page, PlanInvalid
@@ -22,7 +21,9 @@ from daemon.api.schemas import Plan, PlanEnded, PlanRenewed, PlanRequest
 from daemon.config import Config
 from daemon.intake.topic_cache import TopicCache
 from delivery.l0_reader import L0Reader
+from ledger import reads
 from ledger.errors import ReadLeasesFull
+from ledger.lake import readleases
 from shards.clock import wall_ms
 
 PARTITIONS_MAX = 10_000  # each is asked of the ledger by itself: seconds
@@ -54,15 +55,15 @@ class PlanRoutes:
         lease, expires_ms = await self._lease(asked)
         try:
             page = Page(asked.limit)
-            gaps = await self._l0.ask(lambda ledger: ledger.gaps())
+            gaps = await self._l0.ask(reads.gaps)
             for topic in topics:
                 states = await self._topics.states(topic.topic_id)
                 starts = asked.from_.get(topic.name, {})
                 for part in source_plan.wanted(topic, states, starts, asked.to.get(topic.name, {})):
-                    await self._l0.ask(partial(source_plan.fill, page, asked=part, gaps=gaps))
+                    await self._l0.ask(source_plan.fill, page, part, gaps)
         except PlanInvalid as error:
             if asked.plan is None:
-                await self._l0.ask(lambda ledger: ledger.end_read_lease(lease))
+                await self._l0.change(readleases.end, lease)
             raise invalid(str(error), field=error.field) from error
         return source_plan.finished(page, lease, expires_ms, self._store)
 
@@ -72,7 +73,7 @@ class PlanRoutes:
 
     async def delete(self, plan: str) -> PlanEnded:
         """Ends the lease. Raises ApiError 404 ``plan_expired``."""
-        if not await self._l0.ask(lambda ledger: ledger.end_read_lease(plan)):
+        if not await self._l0.change(readleases.end, plan):
             raise _expired(plan)
         return PlanEnded(plan)
 
@@ -83,18 +84,14 @@ class PlanRoutes:
         now_ms = self._topics.age_ms()
         what = f"plan of {', '.join(asked.topics)}"[:WHAT_CHARACTERS_MAX]
         try:
-            await self._l0.ask(
-                lambda ledger: ledger.take_read_lease(lease, what, now_ms, now_ms + LEASE_MS)
-            )
+            await self._l0.change(readleases.take, lease, what, now_ms, now_ms + LEASE_MS)
         except ReadLeasesFull as error:
             raise ApiError(429, "too_many_plans", str(error), retry_after_s=1) from error
         return lease, wall_ms() + LEASE_MS
 
     async def _renew(self, plan: str) -> int:
         now_ms = self._topics.age_ms()
-        if not await self._l0.ask(
-            lambda ledger: ledger.renew_read_lease(plan, now_ms, now_ms + LEASE_MS)
-        ):
+        if not await self._l0.change(readleases.renew, plan, now_ms, now_ms + LEASE_MS):
             raise _expired(plan)
         return wall_ms() + LEASE_MS  # for people and programs, whose clock is the wall's
 

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from ledger import commits
 from ledger.ledger import Ledger
 from ledger.types import Commit
 from shards.alarms import AlarmBoard, AlarmKind
@@ -83,7 +84,7 @@ class CommitFeed:
         while True:
             try:
                 commit = await loop.run_in_executor(
-                    self._thread, self._ledger.commit_by_number, number
+                    self._thread, self._ledger.read, commits.by_number, number
                 )
             except Exception as error:
                 if not may_pass(error):

@@ -20,6 +20,7 @@ import msgspec
 from daemon.api.errors import ApiError, invalid
 from daemon.api.schemas import Produced
 from daemon.intake.caps import CapTracker, CapTrackers
+from ledger import dedupe, reads, topics
 from ledger.errors import (
     ColumnsRefused,
     PartitionMissing,
@@ -29,6 +30,7 @@ from ledger.errors import (
     TrimBeyondHead,
 )
 from ledger.ledger import Ledger
+from ledger.space import retention
 from ledger.types import PartitionState, Topic, TopicConfig
 from shards import layout as at
 from shards.clock import boottime_ms, wall_ms
@@ -113,7 +115,7 @@ class TopicCache:
         """A topic's name, also of a deleted one. For uploader threads; may read the ledger."""
         name = self._names.get(topic_id)
         if name is None:
-            topic = self._thread.submit(self._ledger.topic_by_id, topic_id).result()
+            topic = self._thread.submit(self._ledger.read, topics.by_id, topic_id).result()
             if topic is None:
                 raise LookupError(f"topic id {topic_id} is in a ring but not in the ledger")
             name = self._remember_name(topic)
@@ -126,7 +128,7 @@ class TopicCache:
     async def entry_now(self, name: str) -> TopicEntry:
         """A live topic as the ledger has it, past the cache. Raises ApiError 404."""
         version = self._now()
-        topic = await self._ask(lambda: self._ledger.topic(name))
+        topic = await self._ask(lambda: self._ledger.read(topics.find, name))
         if topic is None:
             raise unknown_topic(name)
         return self._remember(topic, version)
@@ -137,7 +139,7 @@ class TopicCache:
         version = self.trackers.evicted()
         tracker.begin_load()
         try:
-            number, states = await self._ask(lambda: self._ledger.heads_snapshot(topic_id))
+            number, states = await self._ask(lambda: self._ledger.read(reads.heads, [topic_id]))
             await self.trackers.followed(number)
             by_partition = {partition: state for (_, partition), state in states.items()}
             tracker.load(number, by_partition, version, now_ns)
@@ -150,7 +152,11 @@ class TopicCache:
 
     async def answered(self, topic_id: int, key: str) -> bool:
         """Whether a request with this idempotency key was stored and is still remembered."""
-        return await self._ask(lambda: self._ledger.answered(topic_id, key, self.age_ms()))
+        return await self._ask(
+            lambda: self._ledger.read(
+                dedupe.knows, topic_id, key, self.age_ms(), self._ledger.dedupe_limits
+            )
+        )
 
     async def create(self, name: str, config: TopicConfig) -> tuple[TopicEntry, bool]:
         """The topic of this name, created if there is none, and whether it was created.
@@ -160,7 +166,7 @@ class TopicCache:
         version = self._now()
         try:
             topic, created = await self._change(
-                lambda: self._ledger.create_topic(name, config, wall_ms())
+                lambda: self._ledger.write(topics.create, name, config, wall_ms())
             )
         except TableNameTaken as error:
             detail = {"topic": name, "table": error.table, "other": error.other}
@@ -171,7 +177,7 @@ class TopicCache:
         """Changes a topic's settings. Raises ApiError."""
         version = self._now()
         try:
-            topic = await self._change(lambda: self._ledger.alter_topic(name, config))
+            topic = await self._change(lambda: self._ledger.write(topics.alter, name, config))
             return self._remember(topic, version)
         except TopicMissing as error:
             raise unknown_topic(name) from error
@@ -183,7 +189,7 @@ class TopicCache:
     async def delete(self, name: str) -> Topic:
         """Deletes a topic. Raises ApiError 404."""
         try:
-            topic = await self._change(lambda: self._ledger.delete_topic(name, wall_ms()))
+            topic = await self._change(lambda: self._ledger.write(topics.delete, name, wall_ms()))
         except TopicMissing as error:
             raise unknown_topic(name) from error
         self._entries.pop(name, None)
@@ -192,7 +198,9 @@ class TopicCache:
     async def trim(self, name: str, partition: int, before_seq: int) -> PartitionState:
         """Raises a partition's first offset. Raises ApiError."""
         try:
-            return await self._evicting(lambda: self._ledger.trim(name, partition, before_seq))
+            return await self._evicting(
+                lambda: retention.trim(self._ledger, name, partition, before_seq)
+            )
         except TopicMissing as error:
             raise unknown_topic(name) from error
         except PartitionMissing as error:
@@ -202,11 +210,11 @@ class TopicCache:
 
     async def page(self, after_name: str, limit: int) -> list[Topic]:
         """Live topics after a name, in the order of names."""
-        return await self._ask(lambda: self._ledger.topics(after_name, limit))
+        return await self._ask(lambda: self._ledger.read(topics.page, after_name, limit))
 
     async def states(self, topic_id: int) -> list[PartitionState]:
         """A topic's partitions as the ledger has them."""
-        return await self._ask(lambda: self._ledger.partition_states(topic_id))
+        return await self._ask(lambda: self._ledger.read(reads.partition_states, topic_id))
 
     async def _ask(self, question: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, question)
@@ -222,7 +230,7 @@ class TopicCache:
         def changed() -> T:
             result = change()
             with self._ledger_lock:
-                version = self._ledger.catalog_version()
+                version = self._ledger.read(topics.catalog_version)
                 self._words[word] = max(self._words[word], version)
             return result
 

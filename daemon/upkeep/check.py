@@ -22,10 +22,13 @@ from msgspec import Struct
 from daemon.config import Config
 from daemon.upkeep.cover import directory_holder, owner_here
 from daemon.upkeep.owner import OtherHistory, check_history
+from ledger import commits, epochs, reads
+from ledger.checks import invariants, soundness
 from ledger.checks.invariants import InvariantBroken
 from ledger.ledger import Ledger
 from ledger.log.entry import PREFIX as LOG_PREFIX
 from ledger.log.entry import Entry, EntryError, parse_entry_key, parse_image_key
+from ledger.space import deletions
 from ledger.types import ObjectRow
 from shards.clock import monotonic_ns, wall_ms
 from uploader.l0 import verify
@@ -134,7 +137,7 @@ class Check:
         report.daemon_pid = directory_holder(self._config)
         self._check_log()
         self._check_ledger()
-        with progress(self._ledger.latest_commit_number()) as advance:
+        with progress(self._ledger.read(commits.latest_number)) as advance:
             self._check_objects(advance)
         report.seconds = (monotonic_ns() - began_ns) / 1e9
         return report
@@ -167,20 +170,20 @@ class Check:
 
     def _check_ledger(self) -> None:
         report = self.report
-        report.gaps_declared = len(self._ledger.gaps())
-        for place in self._ledger.unsound_extents(PROBLEMS_MAX):
+        report.gaps_declared = len(self._ledger.read(reads.gaps))
+        for place in self._ledger.read(soundness.problems, PROBLEMS_MAX):
             report.tell(place.kind, place.key, place.problem)
         if report.problems and report.problems[-1].kind in ("overlap", "gap", "extent"):
             return  # the rest would say the same again, without the place
         try:
-            self._ledger.check_invariants()
+            self._ledger.read(invariants.check)
         except InvariantBroken as error:
             report.tell("ledger", "", f"a rule of the ledger does not hold: {error}")
 
     def _check_objects(self, advance: Advance) -> None:
         ledger = self._ledger
-        commits_before = ledger.latest_commit_number()
-        floor_before = ledger.epoch_floor()
+        commits_before = ledger.read(commits.latest_number)
+        floor_before = ledger.read(epochs.floor)
         rows = self._rows()
         row = next(rows, None)
         heads = self._store.list("")
@@ -211,7 +214,7 @@ class Check:
 
     def _rows(self) -> Iterator[ObjectRow]:
         after = ""
-        while page := self._ledger.objects_by_key(after, PAGE_OBJECTS):
+        while page := self._ledger.read(reads.objects_by_key, after, PAGE_OBJECTS):
             yield from page
             after = page[-1].key
 
@@ -233,7 +236,7 @@ class Check:
             self._read(row)
 
     def _not_listed(self, row: ObjectRow, commits_before: int, copies: list[ObjectHead]) -> None:
-        if row.commit_number > commits_before or self._ledger.named_keys([row.key]):
+        if row.commit_number > commits_before or self._ledger.read(deletions.named, [row.key]):
             return  # put, or deleted, behind the LIST's back
         self.report.objects += 1
         where = f" at {row.locator}" if row.locator != row.key else ""
@@ -245,9 +248,9 @@ class Check:
 
     def _check_unlisted(self, heads: list[ObjectHead], floor_before: int) -> None:
         keys = [head.key for head in heads]
-        committed = self._ledger.committed_keys(keys)
-        named = self._ledger.named_keys(keys)
-        incarnations = frozenset(self._ledger.incarnations())
+        committed = self._ledger.read(reads.committed_keys, keys)
+        named = self._ledger.read(deletions.named, keys)
+        incarnations = frozenset(self._ledger.read(epochs.incarnations))
         report = self.report
         for head in heads:
             if head.key in committed:
@@ -291,7 +294,7 @@ class Check:
         try:
             body = self._store.get(row.locator)
         except ObjectMissing as error:
-            if not self._ledger.named_keys([row.key]):
+            if not self._ledger.read(deletions.named, [row.key]):
                 self.report.tell("missing", row.key, str(error))
             return
         except StoreError as error:

@@ -24,8 +24,10 @@ from typing import TypeVar
 from msgspec import Struct, field
 
 from daemon.upkeep.cover import Cover, Sleep
+from ledger import epochs, reads
 from ledger.ledger import Ledger
-from ledger.space.collection import Candidate
+from ledger.space import deletions, orphans
+from ledger.space.orphans import Candidate
 from uploader.l0 import parse_key
 from uploader.ownership.collect import Fate, epoch_prefix, fate
 from uploader.stores.base import ObjectHead, ObjectStore
@@ -113,16 +115,16 @@ class Collection:
         # Names that a killed run left; another collection may add some meanwhile, which are its.
         gone = self._named()
         for batch in self._rounds(floor, gone):
-            named = self._ledger.name_orphans([candidate for candidate, _ in batch])
+            named = self._ledger.write(orphans.name, [candidate for candidate, _ in batch])
             cover.cover()
             self._delete(batch, named)
         for some in pages(iter(sorted(gone)), PAGE_OBJECTS):
-            self._ledger.forget_orphans(some)
+            self._ledger.write(orphans.forget, some)
 
     def _named(self) -> set[str]:
         names: set[str] = set()
         after = ""
-        while page := self._ledger.named_orphans(after, PAGE_OBJECTS):
+        while page := self._ledger.read(orphans.named, after, PAGE_OBJECTS):
             names.update(page)
             after = page[-1]
         return names
@@ -154,8 +156,8 @@ class Collection:
         self, page: Sequence[ObjectHead], floor: int, gone: set[str]
     ) -> Iterator[tuple[Candidate, int]]:
         # Looked up behind the LIST: what was below the floor then is in the ledger or never will.
-        there = self._ledger.committed_keys([head.key for head in page])
-        incarnations = frozenset(self._ledger.incarnations())
+        there = self._ledger.read(reads.committed_keys, [head.key for head in page])
+        incarnations = frozenset(self._ledger.read(epochs.incarnations))
         report = self._report
         for head in page:
             gone.discard(head.key)
@@ -174,15 +176,17 @@ class Collection:
                 yield Candidate(head.key, head.locator, parse_key(head.key)), head.size_bytes
 
     def _delete(self, batch: list[tuple[Candidate, int]], named: Sequence[Candidate]) -> None:
-        names = self._ledger.named_keys([candidate.key for candidate in named])
+        names = self._ledger.read(deletions.named, [candidate.key for candidate in named])
         still = {
-            candidate.locator for candidate in self._ledger.orphans(named) if candidate.key in names
+            candidate.locator
+            for candidate in self._ledger.read(orphans.among, list(named))
+            if candidate.key in names
         }
         going = [(candidate, size) for candidate, size in batch if candidate.locator in still]
         for some in pages(iter(going), PAGE_OBJECTS):
             locators = [candidate.locator for candidate, _ in some]
             self._store.delete(locators)
-            self._ledger.forget_orphans([candidate.key for candidate, _ in some])
+            self._ledger.write(orphans.forget, [candidate.key for candidate, _ in some])
         self._tell(going)
         self._report.deleted += len({candidate.key for candidate, _ in going})
         self._report.deleted_bytes += sum(size for _, size in going)

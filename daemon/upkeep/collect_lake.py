@@ -27,9 +27,13 @@ from daemon.config import Config
 from daemon.upkeep.collect import PAGE_OBJECTS, Report, pages
 from daemon.upkeep.compact import RUN_LOCK_BYTE, RUN_LOCK_NAME, catalog_of, place_of
 from daemon.upkeep.cover import Cover
+from ledger import topics
+from ledger.lake import lake_files, lake_tables
+from ledger.lake import runs as ledger_runs
 from ledger.lake.types import LakeTable
 from ledger.ledger import Ledger
-from ledger.space.collection import Rule
+from ledger.space import deletions
+from ledger.space.deletions import DeletionPolicy
 from shards.locks import LockFile
 from uploader.stores.base import StoreError
 from uploader.stores.counted import Requests
@@ -71,8 +75,8 @@ class LakeCollection:
 
     def run(self) -> None:
         """Collects what it can and says what not. Raises NotCovered, LedgerError."""
-        tables = self._ledger.lake_tables()
-        if not tables and not self._ledger.named_files("", 1):
+        tables = self._ledger.read(lake_tables.every)
+        if not tables and not self._ledger.read(lake_files.named, "", 1):
             return
         if util.find_spec("pyiceberg") is None:
             self._report.lake_skipped = "the extra `spark`, which brings pyiceberg, is missing"
@@ -104,14 +108,18 @@ class LakeCollection:
 
         began_ms = self._now_ms()
         compacting = is_compacting(self._config)
-        run = self._ledger.unfinished_run() if compacting else None
-        rule = self._ledger.collection_rule(
-            began_ms, self._config.gc_grace_ms, EVER, EVER, run_lives=compacting
+        run = self._ledger.read(ledger_runs.unfinished) if compacting else None
+        rule = self._ledger.read(
+            deletions.policy, began_ms, self._config.gc_grace_ms, EVER, EVER, run_lives=compacting
         )
-        live = {file.path for table in tables for file in self._ledger.lake_files(table.topic_id)}
+        live = {
+            file.path
+            for table in tables
+            for file in self._ledger.read(lake_files.of_topic, table.topic_id)
+        }
         # What a killed run named: removed already or not.
         after = ""
-        while page := self._ledger.named_files(after, PAGE_OBJECTS):
+        while page := self._ledger.read(lake_files.named, after, PAGE_OBJECTS):
             self._going.update(dict.fromkeys(page, 0))
             after = page[-1]
         names, damaged = our_tables(lake)
@@ -135,7 +143,7 @@ class LakeCollection:
     ) -> None:
         there = {*names, *(error.table for error in damaged)}
         for table in tables:
-            topic = self._ledger.topic_by_id(table.topic_id)
+            topic = self._ledger.read(topics.by_id, table.topic_id)
             if topic is not None and topic.deleted_ms is None and table.name not in there:
                 self._report.problems.append(
                     f"the table {table.name} is not in the catalog any more, and the ledger reads"
@@ -143,7 +151,7 @@ class LakeCollection:
                 )
 
     def _expire(
-        self, lake: Lake, name: str, table: LakeTable | None, rule: Rule, live: set[str]
+        self, lake: Lake, name: str, table: LakeTable | None, rule: DeletionPolicy, live: set[str]
     ) -> None:
         from compaction.tables.expire import expire
 
@@ -159,7 +167,7 @@ class LakeCollection:
         self._report.lake_snapshots += expired.snapshots
         self._going.update(dict.fromkeys((*expired.data, *expired.metadata), 0))
         if self._cover is not None and table is not None:
-            self._moved |= self._ledger.move_table(table, expired.metadata_location)
+            self._moved |= self._ledger.write(lake_tables.move, table, expired.metadata_location)
 
     def _find_orphans(
         self, lake: Lake, listing: LakeListing, name: str, began_ms: int, runs: set[str],
@@ -174,15 +182,15 @@ class LakeCollection:
             is_data = orphan.location.endswith(".parquet")
             self._going[orphan.location] = orphan.size_bytes if is_data else 0
 
-    def _keep_what_may_be_read(self, tables: Sequence[LakeTable], rule: Rule) -> None:
+    def _keep_what_may_be_read(self, tables: Sequence[LakeTable], rule: DeletionPolicy) -> None:
         """Dropped files within their grace, or that a read lease is older than, stay."""
         may_go: dict[str, int] = {}
         after = ""
-        while page := self._ledger.dropped_files(rule, after, PAGE_OBJECTS):
+        while page := self._ledger.read(lake_files.dropped_page, rule, after, PAGE_OBJECTS):
             may_go.update((one.path, one.size_bytes) for one in page)
             after = page[-1].path
         for table in tables:
-            for file in self._ledger.lake_files(table.topic_id, with_dropped=True):
+            for file in self._ledger.read(lake_files.of_topic, table.topic_id, with_dropped=True):
                 if file.path in may_go:
                     if file.path in self._going:
                         self._going[file.path] = file.size_bytes
@@ -198,14 +206,14 @@ class LakeCollection:
         if not self._going and not self._moved:
             return
         for some in pages(iter(self._going), NAMES_AT_ONCE):
-            self._ledger.name_known_files(some)
+            self._ledger.write(lake_files.name, some)
         self._cover.cover()
         items = iter(self._going.items())
         while some_items := list(islice(items, NAMES_AT_ONCE)):
             locations = [location for location, _ in some_items]
             report.lake_files += listing.remove(locations)
             report.lake_bytes += sum(size for _, size in some_items)
-            self._ledger.forget_files(locations)
+            self._ledger.write(lake_files.forget, locations)
 
 
 def _missing_catalog(config: Config) -> str | None:

@@ -20,9 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from daemon.upkeep.collect import PAGE_OBJECTS, Report, pages
 from daemon.upkeep.cover import Cover, Sleep
+from ledger.lake import quarantine
 from ledger.ledger import Ledger
-from ledger.space.collection import Rule, Spent, is_held
+from ledger.space import deletions, marking, unreferenced
+from ledger.space.deletions import DeletionPolicy
 from ledger.space.settle import Settled
+from ledger.space.unreferenced import Unreferenced
 from uploader.stores.base import ObjectStore
 from uploader.stores.retry import COMMAND
 from uploader.stores.retrying import RetryingStore
@@ -55,19 +58,19 @@ class SpentCollection:
         marked = 0
         for spent in self._spent(rule):
             marked += 1
-            if is_held(rule, spent.free_ms):
+            if rule.is_held(spent.free_ms):
                 report.kept_by_lease += 1
             else:
                 self._tell([spent])
-        waiting = self._ledger.spent_count() - marked
+        waiting = self._ledger.read(unreferenced.count) - marked
         # What is free and not marked yet has its whole grace before it.
         for spent in self._unmarked():
-            if self._grace_ms or is_held(rule, self._now_ms()):
+            if self._grace_ms or rule.is_held(self._now_ms()):
                 waiting += 1
             else:
                 self._tell([spent])
         report.waiting = waiting
-        report.quarantined = self._ledger.quarantined_objects()
+        report.quarantined = self._ledger.read(quarantine.object_count)
 
     def collect(self, cover: Cover) -> int | None:
         """Deletes what is spent. The floor that was needed for it; None when nothing was.
@@ -83,71 +86,71 @@ class SpentCollection:
             for batch in pages(self._spent(self._rule(settled)), ROUND_OBJECTS):
                 self._collect(batch, settled, cover)
         report = self._report
-        report.waiting = self._ledger.spent_count() - report.kept_by_lease
-        report.quarantined = self._ledger.quarantined_objects()
+        report.waiting = self._ledger.read(unreferenced.count) - report.kept_by_lease
+        report.quarantined = self._ledger.read(quarantine.object_count)
         return floor
 
     def _mark(self) -> None:
-        while self._ledger.mark_free(self._now_ms()):
+        while marking.mark_free(self._ledger, self._now_ms()):
             pass
         after: int | None = 0
         while after is not None:
-            after = self._ledger.mark_void(self._now_ms(), after)
+            after = marking.mark_void(self._ledger, self._now_ms(), after)
 
     def _finish_recovered(self) -> None:
         """Names whose rows a recovery took away: entries had told of them."""
         after = ""
-        while page := self._ledger.named_without_rows(after, PAGE_OBJECTS):
+        while page := self._ledger.read(unreferenced.named_without_rows, after, PAGE_OBJECTS):
             self._store.delete([locator for _, locator in page])
-            self._ledger.forget_spent([key for key, _ in page])
+            self._ledger.write(unreferenced.forget, [key for key, _ in page])
             after = page[-1][0]
 
-    def _rule(self, settled: Settled) -> Rule:
-        return self._ledger.collection_rule(
+    def _rule(self, settled: Settled) -> DeletionPolicy:
+        return self._ledger.read(deletions.policy,
             self._now_ms(), self._grace_ms, settled.epoch_floor, settled.commits_to,
             run_lives=self._compacting(),
         )  # fmt: skip
 
-    def _spent(self, rule: Rule) -> Iterator[Spent]:
+    def _spent(self, rule: DeletionPolicy) -> Iterator[Unreferenced]:
         after = (-(1 << 62), 0)
-        while page := self._ledger.spent_after(rule, after, PAGE_OBJECTS):
+        while page := self._ledger.read(unreferenced.page, rule, after, PAGE_OBJECTS):
             yield from page
             after = (page[-1].free_ms, page[-1].commit_number)
 
-    def _unmarked(self) -> Iterator[Spent]:
+    def _unmarked(self) -> Iterator[Unreferenced]:
         after: int | None = 0
         while after is not None:
-            page, after = self._ledger.unmarked_after(after, PAGE_OBJECTS)
+            page, after = self._ledger.read(unreferenced.unmarked, after, PAGE_OBJECTS)
             yield from page
 
-    def _collect(self, batch: Sequence[Spent], settled: Settled, cover: Cover) -> None:
-        named: list[Spent] = []
+    def _collect(self, batch: Sequence[Unreferenced], settled: Settled, cover: Cover) -> None:
+        named: list[Unreferenced] = []
         for some in pages(iter(batch), NAMES_AT_ONCE):
             rule = self._rule(settled)
-            named += self._ledger.name_spent(rule, some)
-            self._report.kept_by_lease += sum(is_held(rule, one.free_ms) for one in some)
+            named += self._ledger.write(unreferenced.name, rule, some)
+            self._report.kept_by_lease += sum(rule.is_held(one.free_ms) for one in some)
         if not named:
             return
         self._told(cover)
         for some in pages(iter(named), PAGE_OBJECTS):
-            going = self._ledger.spent_among(self._rule(settled), some)
+            going = self._ledger.read(unreferenced.among, self._rule(settled), some)
             self._report.kept_by_lease += len(some) - len(going)
             self._store.delete([one.locator for one in going])
             for few in _by_rows(going):
-                self._ledger.forget_spent([one.key for one in few])
+                self._ledger.write(unreferenced.forget, [one.key for one in few])
             self._tell(going)
 
     def _told(self, cover: Cover) -> None:
         cover.cover()
 
-    def _tell(self, gone: Sequence[Spent]) -> None:
+    def _tell(self, gone: Sequence[Unreferenced]) -> None:
         self._report.collected += len(gone)
         self._report.collected_bytes += sum(one.size_bytes for one in gone)
         self._report.tell(one.key for one in gone)
 
 
-def _by_rows(objects: Sequence[Spent]) -> Iterator[list[Spent]]:
-    few: list[Spent] = []
+def _by_rows(objects: Sequence[Unreferenced]) -> Iterator[list[Unreferenced]]:
+    few: list[Unreferenced] = []
     rows = 0
     for one in objects:
         if few and rows + one.extents > ROWS_AT_ONCE:

@@ -49,9 +49,12 @@ from compaction.tables.prepare import prepare_tables
 from daemon.config import Config
 from daemon.upkeep.owner import LOCK_NAME
 from daemon.upkeep.upkeep import clocks
+from ledger import ages, commits, notes, topics
 from ledger.errors import SwitchRefused
+from ledger.lake import lake_files, lake_tables, runs
 from ledger.lake.types import PlannedObject, TableSwitch
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.types import Topic
 from shards import locks
 from shards.clock import monotonic_ns, wall_ms
@@ -134,7 +137,7 @@ def catalog_of(config: Config) -> tuple[dict[str, str], str | None]:
 
 def look(ledger: Ledger, chosen: frozenset[str]) -> Ready:
     """What there is to do, up to the head of now. ``chosen`` are topics by name, empty for all."""
-    to_commit = ledger.latest_commit_number()
+    to_commit = ledger.read(commits.latest_number)
     names = {topic.topic_id: topic.name for topic in topics_of(ledger, chosen)}
     objects, total = 0, 0
     by_topic: dict[str, int] = {}
@@ -144,9 +147,9 @@ def look(ledger: Ledger, chosen: frozenset[str]) -> Ready:
             total += extent.byte_length
             name = names[extent.topic_id]
             by_topic[name] = by_topic.get(name, 0) + extent.byte_length
-    history = ledger.mark().history
-    unfinished = ledger.unfinished_run() is not None or (
-        bool(ledger.lake_tables()) and ledger.meta(HISTORY_NOTE) != history
+    history = ledger.read(backup.mark).history
+    unfinished = ledger.read(runs.unfinished) is not None or (
+        bool(ledger.read(lake_tables.every)) and ledger.read(notes.get, HISTORY_NOTE) != history
     )
     return Ready(to_commit, objects, total, dict(sorted(by_topic.items())), unfinished)
 
@@ -155,7 +158,7 @@ def topics_of(ledger: Ledger, chosen: frozenset[str] = frozenset()) -> list[Topi
     """The live topics of these names, all without names. Raises UnknownTopics."""
     found: list[Topic] = []
     after = ""
-    while page := ledger.topics(after):
+    while page := ledger.read(topics.page, after):
         found += [topic for topic in page if not chosen or topic.name in chosen]
         after = page[-1].name
     missing = chosen - {topic.name for topic in found}
@@ -179,7 +182,7 @@ def planned_objects(
     ledger: Ledger, after: int, to_commit: int, topic_ids: frozenset[int]
 ) -> Iterator[PlannedObject]:
     """What L1 does not hold of these topics, in commit order, a page of the ledger at a time."""
-    while page := ledger.plan_objects(after, to_commit, PAGE_OBJECTS, topic_ids):
+    while page := ledger.read(lake_tables.plan_objects, after, to_commit, PAGE_OBJECTS, topic_ids):
         yield from page
         after = page[-1].commit_number
 
@@ -203,21 +206,21 @@ class Run:
         report.run = f"{wall_ms():013d}{secrets.token_hex(4)}"
 
     def _age_ms(self) -> int:
-        return self._ledger.age_ms(clocks())
+        return self._ledger.read(ages.now_ms, clocks())
 
     def begin(self) -> None:
         """The run's row; one that a dead run left is ended, for we hold the lock."""
         now_ms = self._age_ms()
-        former = self._ledger.unfinished_run()
+        former = self._ledger.read(runs.unfinished)
         if former is not None:
-            self._ledger.end_run(former, now_ms)
+            self._ledger.write(runs.end, former, now_ms)
         owner = f"{socket.gethostname()} pid {os.getpid()}"
-        self._ledger.begin_run(self._report.run, owner, now_ms)
+        self._ledger.write(runs.begin, self._report.run, owner, now_ms)
 
     def end(self) -> None:
         """All that was begun is done, so the next run need not compare."""
-        self._ledger.end_run(self._report.run, self._age_ms())
-        self._ledger.set_meta(HISTORY_NOTE, self._ledger.mark().history)
+        self._ledger.write(runs.end, self._report.run, self._age_ms())
+        self._ledger.write(notes.put, HISTORY_NOTE, self._ledger.read(backup.mark).history)
 
     def reconcile(self, lake: Lake) -> None:
         """Makes up for a run that was killed between tables and ledger. Raises LakeUnusable."""
@@ -228,7 +231,7 @@ class Run:
         self._refuse(failures)
         for switch in switches:
             try:
-                self._ledger.switch_tables(self._report.run, [switch], self._age_ms())
+                self._ledger.write(lake_tables.switch, self._report.run, [switch], self._age_ms())
             except SwitchRefused as error:
                 topic = next(t for t in topics if t.topic_id == switch.topic_id)
                 self._refused.add(topic.topic_id)
@@ -310,7 +313,7 @@ class Run:
         """Leaves out tables that are ahead of the ledger: somebody committed to them since they
         were compared. The next run compares again."""
         for topic_id, table in list(tables.items()):
-            here = self._ledger.compacted_seqs(topic_id)
+            here = self._ledger.read(lake_tables.compacted_seqs, topic_id)
             if any(seq > here.get(partition, 0) for partition, seq in table.watermarks.items()):
                 del tables[topic_id]
                 self._refused.add(topic_id)
@@ -328,12 +331,12 @@ class Run:
         from compaction.run.file_groups import JoiningFile
         from compaction.tables.small_files import files_to_rewrite
 
-        files = self._ledger.lake_files(table.topic_id)
+        files = self._ledger.read(lake_files.of_topic, table.topic_id)
         chosen = files_to_rewrite(files)
         if not chosen:
             return ()
         kept = set(lake.rewritable(table.table, chosen))
-        ranges = self._ledger.ranges_of_files(table.topic_id)
+        ranges = self._ledger.read(lake_files.ranges, table.topic_id)
         return tuple(
             JoiningFile(file.path, file.size_bytes, ranges[file.file_id])
             for file in files
@@ -390,7 +393,7 @@ class Run:
             report.requests.puts += METADATA_PUTS
             self._tell(commit, answer)
         if switches:
-            self._ledger.switch_tables(report.run, switches, self._age_ms())
+            self._ledger.write(lake_tables.switch, report.run, switches, self._age_ms())
 
     def _tell(self, commit: TableCommit, metadata_location: str) -> None:
         report = self._report

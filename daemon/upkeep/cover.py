@@ -23,10 +23,13 @@ from daemon.config import Config
 from daemon.serve import StartError, say, take_directory
 from daemon.upkeep.owner import LOCK_NAME, check_history, this_owner
 from daemon.upkeep.recover import settle
+from ledger import commits, epochs
 from ledger.errors import LedgerMissing
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.log.entry import Entry, Owner
+from ledger.space import settle as ledger_settle
 from ledger.space.settle import Settled
 from shards import locks
 from shards.clock import monotonic_ns, wall_ms
@@ -103,8 +106,10 @@ class Beside:
 
     def raise_floor(self) -> int:
         """Up to the epoch before the present one; see ``collectable_floor``."""
-        wanted = collectable_floor(self._ledger.epoch(), self._ledger.epoch_floor())
-        floor = self._ledger.raise_epoch_floor(wanted)
+        wanted = collectable_floor(
+            self._ledger.read(epochs.current), self._ledger.read(epochs.floor)
+        )
+        floor = self._ledger.write(epochs.raise_floor, wanted)
         try:
             last = self._log.last()
         except StoreError:
@@ -115,12 +120,12 @@ class Beside:
 
     def settle(self) -> Settled:
         """Asks the daemon, which knows leases and shards, and waits for its answer."""
-        asked = self._ledger.ask_settled()
+        asked = self._ledger.write(ledger_settle.ask)
         deadline_ns = monotonic_ns() + int(WAIT_S * 1e9)
         while True:
-            settled = self._ledger.settled()
+            settled = self._ledger.read(ledger_settle.answer)
             if settled is not None and settled.asked >= asked:
-                floor = self._ledger.raise_epoch_floor(settled.epoch_floor)
+                floor = self._ledger.write(epochs.raise_floor, settled.epoch_floor)
                 return msgspec.structs.replace(settled, epoch_floor=floor)
             self._check_waiting(deadline_ns, "not said which commits are settled", "")
             self._sleep_s(POLL_S)
@@ -139,7 +144,7 @@ class Beside:
 
     def cover(self) -> None:
         """Asks, and looks at the log until the answer is there."""
-        asked = self._ledger.want_entry()
+        asked = self._ledger.write(backup.want_entry)
         self._store.requests.puts += 1  # the daemon's, on our behalf
         deadline_ns = monotonic_ns() + int(WAIT_S * 1e9)
         trouble = ""
@@ -160,7 +165,7 @@ class Beside:
 
     def _is_ours(self, entry: Entry) -> bool:
         mine = entry.owner.same_directory(self._log.owner)
-        return mine and entry.mark.history == self._ledger.mark().history
+        return mine and entry.mark.history == self._ledger.read(backup.mark).history
 
 
 class Alone:
@@ -174,16 +179,16 @@ class Alone:
         self._told = Mark() if taken.last is None else taken.last.mark
         self._number = 0
         self._unsure = False
-        self._incarnation, _ = ledger.begin_incarnation(wall_ms(), taken.incarnation)
+        self._incarnation, _ = ledger.write(epochs.begin_incarnation, wall_ms(), taken.incarnation)
         self._tell("entry")
 
     def raise_floor(self) -> int:
         """It is the epoch of this incarnation, and the first entry has it."""
-        return self._ledger.epoch_floor()
+        return self._ledger.read(epochs.floor)
 
     def settle(self) -> Settled:
         """All of it: nobody else has the ledger, and the floor is this incarnation's epoch."""
-        return Settled(0, self._ledger.epoch_floor(), self._ledger.latest_commit_number())
+        return Settled(0, self._ledger.read(epochs.floor), self._ledger.read(commits.latest_number))
 
     def cover(self) -> None:
         """Writes an entry. Raises StoreError, NotCovered when another start was faster."""
@@ -195,7 +200,7 @@ class Alone:
             self._tell("release")
 
     def _tell(self, kind: Literal["entry", "release"]) -> None:
-        mark, changes = self._ledger.changes_since(self._told)
+        mark, changes = self._ledger.read(backup.changes_since, self._told)
         entry = self._log.entry(self._incarnation, self._number + 1, kind, mark, changes)
         self._unsure = True
         if not self._retry(lambda: self._log.put(entry)):
@@ -264,7 +269,7 @@ def may_collect(
     if last is not None and former is Former.ANOTHER:
         raise OwnedByAnother(last, wall_ms())
     check_history(ledger, last, store.url)
-    epoch, floor = ledger.epoch(), ledger.epoch_floor()
+    epoch, floor = ledger.read(epochs.current), ledger.read(epochs.floor)
     if pid is not None:
         return pid, collectable_floor(epoch, floor)
     # Behind a boot a start takes what no entry lists before it raises the floor.

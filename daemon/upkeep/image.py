@@ -22,6 +22,7 @@ from pathlib import Path
 from daemon.upkeep.owner import OwnerThread
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.entry import PREFIX, EntryError, Image, image_key
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
@@ -192,7 +193,7 @@ class ImageThread:
             with copy.open("rb") as file:
                 os.fdatasync(file.fileno())
 
-        return self._ledger.copy_to(copy, between)
+        return self._ledger.read(backup.copy_to, copy, between)
 
     def _check_room(self, size_bytes: int) -> None:
         there = os.statvfs(self._ledger.path.parent)

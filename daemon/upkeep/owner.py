@@ -19,8 +19,10 @@ import threading
 from pathlib import Path
 from typing import Literal
 
+from ledger import commits
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.log.entry import Entry, EntryError, Image, Owner
 from shards import layout as at
@@ -52,7 +54,7 @@ def this_owner(data_dir: str) -> Owner:
 
 def check_history(ledger: Ledger, last: Entry | None, store_url: str) -> None:
     """Raises OtherHistory unless the ledger holds all that ``last`` covers."""
-    here = ledger.mark()
+    here = ledger.read(backup.mark)
     if last is None:
         if here.commit_number:
             raise OtherHistory(
@@ -69,7 +71,7 @@ def check_history(ledger: Ledger, last: Entry | None, store_url: str) -> None:
         and here.history == there.history
     )
     number = there.commit_number
-    if not holds_all or (number and ledger.lease_of_commit(number) != there.lease):
+    if not holds_all or (number and ledger.read(commits.lease_of, number) != there.lease):
         raise OtherHistory(
             f"the ledger has {here.commit_number} commits and does not hold all up to commit"
             f" {number} of {store_url} (topics {here.catalog_version} of {there.catalog_version}):"
@@ -199,7 +201,7 @@ class OwnerThread:
         if self._words[at.G_COMMITS] > self._told.commit_number:
             return True
         try:
-            return self._ledger.mark() != self._told
+            return self._ledger.read(backup.mark) != self._told
         except LedgerError as error:
             log.debug("the ledger cannot be looked at: %s", error)
             return True  # the entry that is due then raises the alarm
@@ -222,7 +224,7 @@ class OwnerThread:
         names = self._to_name
         read_ns = boottime_ns()
         try:
-            mark, changes = self._ledger.changes_since(self._told)
+            mark, changes = self._ledger.read(backup.changes_since, self._told)
         except LedgerError as error:
             self._alarms.raise_(AlarmKind.LEDGER_FAILING, str(error), monotonic_ns())
             raise

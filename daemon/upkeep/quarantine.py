@@ -35,6 +35,8 @@ from compaction.tables.prepare import prepare_tables
 from daemon.config import Config
 from daemon.upkeep.compact import Run, place_of, topics_of
 from daemon.upkeep.upkeep import clocks
+from ledger import ages, reads
+from ledger.lake import lake_tables, quarantine, runs
 from ledger.lake.types import Hole, Quarantined
 from ledger.ledger import Ledger
 from ledger.types import Extent, Topic
@@ -81,14 +83,14 @@ class Retry:
 
     def retry(self, rows: Iterable[Quarantined]) -> list[Outcome]:
         """What became of holes of one object."""
-        still_there = {_place(one.hole) for one in self._ledger.quarantine()}
+        still_there = {_place(one.hole) for one in self._ledger.read(quarantine.rows)}
         outcomes: list[Outcome] = []
         wanted: dict[str, list[Quarantined]] = {}
         for one in rows:
             if _place(one.hole) not in still_there:
                 outcomes.append(_outcome(one, "restored"))  # by the run that was made up for
             elif not one.readable:
-                self._ledger.drop_holes([one.hole], self._age_ms())
+                self._ledger.write(quarantine.drop, [one.hole], self._age_ms())
                 outcomes.append(_outcome(one, EVICTED))
             elif one.topic in self._refused:
                 outcomes.append(_outcome(one, "kept", self._refused[one.topic]))
@@ -98,7 +100,7 @@ class Retry:
 
     def _age_ms(self) -> int:
         """What a grace time is counted by."""
-        return self._ledger.age_ms(clocks())
+        return self._ledger.read(ages.now_ms, clocks())
 
     def _restore(self, wanted: dict[str, list[Quarantined]]) -> list[Outcome]:
         from compaction.tables.errors import LakeError
@@ -109,14 +111,14 @@ class Retry:
         outcomes: list[Outcome] = []
         run = f"{wall_ms():013d}{secrets.token_hex(4)}"
         owner = f"{socket.gethostname()} pid {os.getpid()}, quarantine"
-        self._ledger.begin_run(run, owner, self._age_ms())
+        self._ledger.write(runs.begin, run, owner, self._age_ms())
         for name, rows in sorted(wanted.items()):
             try:
                 outcomes += self._restore_topic(run, topics[name], rows)
             except LakeError as error:
                 problem = f"{error.problem}: {error.hint}"
                 outcomes += [_outcome(one, "kept", problem) for one in rows]
-        self._ledger.end_run(run, self._age_ms())
+        self._ledger.write(runs.end, run, self._age_ms())
         return outcomes
 
     def _restore_topic(self, run: str, topic: Topic, rows: Sequence[Quarantined]) -> list[Outcome]:
@@ -163,7 +165,7 @@ class Retry:
     ) -> None:
         commit = TableCommit(table, files, {}, restored=[one.hole for one in back])
         location = commit_table(self._lake, run, commit)
-        self._ledger.switch_tables(run, [switch_of(commit, location)], self._age_ms())
+        self._ledger.write(lake_tables.switch, run, [switch_of(commit, location)], self._age_ms())
 
     def _read(self, rows: Sequence[Quarantined]) -> list[tuple[Quarantined, ExtentBytes | str]]:
         """The holes' extents of one object, each with its bytes or what is wrong with them."""
@@ -191,8 +193,8 @@ class Retry:
 
     def _extent(self, hole: Hole) -> Extent | None:
         """The extent that is the hole."""
-        for extent in self._ledger.extents_from(
-            hole.topic_id, hole.partition, hole.first_offset, 1
+        for extent in self._ledger.read(
+            reads.extents_from, hole.topic_id, hole.partition, hole.first_offset, 1
         ):
             if (extent.first_offset, extent.last_offset) == (hole.first_offset, hole.last_offset):
                 return extent

@@ -28,10 +28,13 @@ from msgspec import Struct
 
 from daemon.config import Config
 from daemon.upkeep.owner import OtherHistory, check_history, this_owner
+from ledger import commits, epochs, reads, topics
 from ledger.dedupe import DedupeLimits
 from ledger.errors import DraftInvalid
 from ledger.ledger import Ledger
+from ledger.log import backup, recovery
 from ledger.log.backup import Mark
+from ledger.space import deletions
 from ledger.types import Commit, CommitDraft, LeaseId, ObjectRow
 from shards.clock import monotonic_ns, wall_ms
 from uploader.l0 import Footer, L0Error, fetch_footer, parse_key
@@ -153,8 +156,10 @@ def rebuild(
     _apply_entries(aside, lock, owner_log, report)
     with contextlib.closing(Ledger(aside, lock, dedupe_limits=limits)) as ledger:
         check_complete(ledger, taken, store.url)
-        ledger.begin_history(
-            secrets.token_hex(8), Mark() if taken.last is None else taken.last.mark
+        ledger.write(
+            recovery.begin_history,
+            secrets.token_hex(8),
+            Mark() if taken.last is None else taken.last.mark,
         )
         show = progress or _no_progress
         report.records_listed = sum(row.records for row in _rows(ledger))
@@ -174,7 +179,7 @@ def check_complete(ledger: Ledger, taken: Taken, store_url: str) -> None:
     """Raises OtherHistory when entries do not add up to what the last one says."""
     if taken.last is not None:
         there = taken.last.mark.commit_number
-        here = ledger.latest_commit_number()
+        here = ledger.read(commits.latest_number)
         if here < there:
             raise OtherHistory(
                 f"the entries in {store_url} hold {here} commits, but the last one says {there}:"
@@ -235,9 +240,9 @@ def tell(ledger: Ledger, owner_log: OwnerLog, taken: Taken) -> None:
 
     Raises OtherHistory when another start was faster, StoreError.
     """
-    incarnation, _ = ledger.begin_incarnation(wall_ms(), taken.incarnation)
+    incarnation, _ = ledger.write(epochs.begin_incarnation, wall_ms(), taken.incarnation)
     told = Mark() if taken.last is None else taken.last.mark
-    mark, changes = ledger.changes_since(told)
+    mark, changes = ledger.read(backup.changes_since, told)
     first = owner_log.entry(incarnation, 1, "entry", mark, changes)
     if not owner_log.put(first) and owner_log.read(incarnation, 1).nonce != first.nonce:
         raise OtherHistory(
@@ -280,7 +285,7 @@ def _apply_entries(
                 aside.write_bytes(entry.image)
                 ledger = Ledger(aside, lock)
             elif entry.changes is not None:
-                ledger.apply_changes(entry.changes)
+                ledger.write(backup.apply, entry.changes)
     finally:
         ledger.close()
 
@@ -293,8 +298,8 @@ def take_unlisted(
     Fills the report, but for what a rebuild adds. Raises LedgerError, StoreError.
     """
     store = RetryingStore(store, COMMAND, random.Random(store.url), sleep_s)
-    floor = ledger.epoch_floor()
-    named = ledger.deletions()
+    floor = ledger.read(epochs.floor)
+    named = ledger.read(deletions.keys)
     heads: list[ObjectHead] = []
     seen: set[str] = set()
     epoch_max = 0
@@ -309,7 +314,7 @@ def take_unlisted(
             advance(1)
             continue
         epoch_max = max(epoch_max, lease.epoch)
-        if ledger.object_by_key(head.key) is not None:
+        if ledger.read(reads.object_by_key, head.key) is not None:
             report.objects_listed += 1
             seen.add(head.key)
         elif head.key in named:
@@ -334,20 +339,26 @@ def take_unlisted(
             report.corrupt.append(Problem(head.key, str(footer)))
     found, renamed = without_renamed(found)
     report.objects_orphan += len(renamed)
-    names, gaps = ledger.prepare_taking(
-        topics_of(found), records_by_partition(found), damaged_bytes // RECORD_BYTES_MIN, epoch_max
+    names, gaps = ledger.write(
+        recovery.prepare,
+        topics_of(found),
+        records_by_partition(found),
+        damaged_bytes // RECORD_BYTES_MIN,
+        epoch_max,
     )
     report.topics_restored = names
     for gap in gaps:
-        topic = ledger.topic_by_id(gap.topic_id)
+        topic = ledger.read(topics.by_id, gap.topic_id)
         assert topic is not None
         report.gaps.append(GapMade(topic.name, gap.partition, gap.gap_from, gap.gap_to))
     ends = {
         place: state.next_seq - 1
-        for place, state in ledger.heads_snapshot([t.topic_id for t in topics_of(found)])[1].items()
+        for place, state in ledger.read(reads.heads, [t.topic_id for t in topics_of(found)])[
+            1
+        ].items()
     }
     order = RingOrder(
-        found, ledger.latest_commit_number(), records_by_partition(found), ends,
+        found, ledger.read(commits.latest_number), records_by_partition(found), ends,
         exact=not damaged_bytes,
     )  # fmt: skip
     _take(ledger, order, report)
@@ -378,7 +389,8 @@ def _take(ledger: Ledger, order: RingOrder, report: Report) -> None:
 
     left = iter(order)
     while some := next(left, None):
-        ledger.take(drafts(chain([some], islice(left, TAKEN_AT_ONCE - 1))), told)
+        taken = drafts(chain([some], islice(left, TAKEN_AT_ONCE - 1)))
+        ledger.write(recovery.take, taken, told, ledger.dedupe_limits)
 
 
 def _lease_of(key: str, report: Report) -> LeaseId | None:
@@ -416,7 +428,7 @@ def _footer_once(store: ObjectStore, head: ObjectHead) -> Footer:
 
 def _rows(ledger: Ledger) -> Iterator[ObjectRow]:
     after = 0
-    while page := ledger.objects(after):
+    while page := ledger.read(reads.objects, after):
         yield from page
         after = page[-1].commit_number
 

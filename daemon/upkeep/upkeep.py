@@ -19,15 +19,17 @@ import threading
 from collections.abc import Callable, Sequence
 
 from daemon.upkeep.retention import CLOCK_NOTE, Noted, Schedule, judge, note_of, noted_of
+from ledger import commits, dedupe, epochs, notes, topics
 from ledger.ages import NOTE as AGES_NOTE
 from ledger.ages import Aged, Clocks, is_due
 from ledger.ages import note_of as aged_note
 from ledger.errors import LedgerError
 from ledger.lake.types import Evicted
 from ledger.ledger import Ledger
+from ledger.space import marking, reclaim, retention, settle
 from ledger.space.retention import Eviction
 from ledger.space.settle import Settled
-from ledger.types import Topic
+from ledger.types import LeaseId, Topic
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import boot_id, boottime_ms, monotonic_ns, wall_ms
@@ -97,7 +99,7 @@ class UpkeepThread:
                 if reclaim_ms >= RECLAIM_MS:
                     reclaim_ms = 0
                     self.reclaim()
-                wanted = self._ledger.settle_wanted()
+                wanted = self._ledger.read(settle.unanswered)
                 if wanted is not None:
                     self.settle(wanted)
             except LedgerError as error:
@@ -138,9 +140,9 @@ class UpkeepThread:
     def _learn(self) -> bool:
         """Takes the topics that changed since the last time; whether there were any."""
         learned = self._learned
-        while page := self._ledger.changed_topics(self._learned, TOPICS_AT_ONCE):
+        while page := self._ledger.read(retention.changed_topics, self._learned, TOPICS_AT_ONCE):
             for changed, topic_id in page:
-                topic = self._ledger.topic_by_id(topic_id)
+                topic = self._ledger.read(topics.by_id, topic_id)
                 if topic is not None:
                     self._schedule.changed(topic)
                 self._learned = (changed, topic_id)
@@ -152,7 +154,7 @@ class UpkeepThread:
         for topic, by_time in looking:
             if self._stopped.is_set():
                 break
-            look = self._ledger.look_for_evictions(topic, now.wall_ms if by_time else None)
+            look = self._ledger.read(retention.look, topic, now.wall_ms if by_time else None)
             if by_time:
                 wait_ms = look.due_ms - now.wall_ms
                 self._schedule.looked(topic, now.boot_ms, wait_ms, self._interval_ms())
@@ -163,28 +165,27 @@ class UpkeepThread:
         return done + self._evict(waiting)
 
     def _evict(self, evictions: Sequence[Eviction]) -> list[Evicted]:
-        done = self._ledger.carry_out(evictions) if evictions else []
+        done = self._ledger.write(retention.evict, evictions) if evictions else []
         if done:
-            self._ledger.tell_version(self._tell_evicted)
+            with self._ledger.lock:
+                version = self._ledger.read(topics.catalog_version)
+                self._words[at.G_EVICTED] = max(self._words[at.G_EVICTED], version)
             records = sum(one.records for one in done)
             self._words[at.G_RECORDS_EVICTED] += records
             log.debug("%d records of %d partitions evicted", records, len(done))
         return done
 
-    def _tell_evicted(self, version: int) -> None:
-        self._words[at.G_EVICTED] = max(self._words[at.G_EVICTED], version)
-
     def _mark(self) -> None:
         now_ms = self._age_ms(self._now())
-        while self._ledger.mark_free(now_ms) and not self._stopped.is_set():
+        while marking.mark_free(self._ledger, now_ms) and not self._stopped.is_set():
             pass
 
     def _is_trusted(self, now: Noted) -> bool:
         """Whether records are evicted by the wall clock; notes the clocks, and says a jump."""
-        before = noted_of(self._ledger.meta(CLOCK_NOTE))
+        before = noted_of(self._ledger.read(notes.get, CLOCK_NOTE))
         noted = judge(before, now)
         if noted != before:
-            self._ledger.set_meta(CLOCK_NOTE, note_of(noted))
+            self._ledger.write(notes.put, CLOCK_NOTE, note_of(noted))
             if noted.jump_ms:
                 hours = f"{abs(noted.jump_ms) / 3_600_000:.1f}"
                 log.error(
@@ -206,11 +207,13 @@ class UpkeepThread:
         now = self._now()
         if is_due(self._aged, now):
             self._aged = Aged(now.boot_id, now.wall_ms, now.boot_ms, self._age_ms(now))
-            self._ledger.set_meta(AGES_NOTE, aged_note(self._aged))
+            self._ledger.write(notes.put, AGES_NOTE, aged_note(self._aged))
 
     def look_at_keys(self) -> None:
         """Says when idempotency keys are too many for their window; one read."""
-        kept_ms = self._ledger.dedupe_kept_ms(self._age_ms(self._now()))
+        kept_ms = self._ledger.read(
+            dedupe.kept_ms, self._age_ms(self._now()), self._ledger.dedupe_limits
+        )
         if kept_ms is None:
             self._alarms.clear(AlarmKind.DEDUPE_WINDOW_SHORT)
             return
@@ -224,12 +227,13 @@ class UpkeepThread:
 
     def reclaim(self) -> None:
         """Clears results of commits that nobody asks for any more, and gives free pages back."""
-        to = settled_commits(self._words, self._layout, self._leases, self._ledger)
+        seen = followed_and_live(self._words, self._layout, self._leases)
+        to = self._ledger.read(commits.before_leases, *seen)
         for _ in range(CLEARINGS_AT_ONCE):
             if self._cleared >= to or self._stopped.is_set():
                 break
-            self._cleared = self._ledger.clear_results(self._cleared, to)
-        self._ledger.give_pages_back()
+            self._cleared = reclaim.clear_results(self._ledger, self._cleared, to)
+        reclaim.give_pages_back(self._ledger)
 
     # Settling
 
@@ -245,11 +249,11 @@ class UpkeepThread:
         floor = self._oldest_epoch(epoch)
         self._wait(lambda: self._followed(commits) >= commits)
         settled = Settled(asked, floor, self._followed(commits))
-        self._ledger.set_settled(settled)
+        self._ledger.write(settle.give, settled)
         return settled
 
     def _raise_epoch(self) -> int:
-        epoch = self._words[at.G_EPOCH] = self._ledger.raise_epoch()
+        epoch = self._words[at.G_EPOCH] = self._ledger.write(epochs.advance)
         return epoch
 
     def _oldest_epoch(self, epoch: int) -> int:
@@ -280,15 +284,14 @@ def followed(words: memoryview, layout: Layout, commits: int) -> int:
     return min(commits, *seen)
 
 
-def settled_commits(words: memoryview, layout: Layout, leases: LeaseTable, ledger: Ledger) -> int:
-    """Up to which commit nobody asks for one: all shards have followed it, its lease is over.
+def followed_and_live(
+    words: memoryview, layout: Layout, leases: LeaseTable
+) -> tuple[int, list[LeaseId]]:
+    """Up to which commit all shards have followed, and the leases that are not over.
 
-    The order matters: a lease that is filled after the look at leases commits with a higher
-    number than these.
+    No process asks for a commit any more that all shards have followed and whose lease is over:
+    ``commits.before_leases`` says up to which one that is, asked afterwards. The order matters: a
+    lease that is filled after the look at leases commits with a higher number than these.
     """
     to = followed(words, layout, int(words[at.G_COMMITS]))
-    for lease in leases.in_state(LIVE, ORPHAN):
-        number = ledger.number_of_lease(lease.lease_id)
-        if number is not None:
-            to = min(to, number - 1)
-    return to
+    return to, [lease.lease_id for lease in leases.in_state(LIVE, ORPHAN)]

@@ -8,42 +8,42 @@ must hold.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 
 import msgspec
 from msgspec import Struct
 
-from ledger import results
+from ledger import commits
 from ledger.decide import PartitionKey
 from ledger.errors import ResultCleared
 from ledger.lake import rules as lake_rules
 from ledger.lake.coverage import Spans
+from ledger.lake.lake_tables import BOUND
 from ledger.lake.rules import InvariantBroken, require, require_none, spans_of
-from ledger.lake.statements import BOUND
+from ledger.tx import ReadTx
 
-__all__ = ["InvariantBroken", "check_invariants"]
+__all__ = ["InvariantBroken", "check"]
 
 
-def check_invariants(connection: sqlite3.Connection) -> None:
-    """Raises InvariantBroken. The caller has a read transaction open."""
-    _check_commit_numbers(connection)
-    _check_objects(connection)
-    gaps = spans_of(connection, "SELECT topic_id, partition, gap_from, gap_to FROM gaps")
-    _check_partitions(connection, gaps)
-    _check_results(connection, gaps)
-    lake_rules.check_lake(connection)
+def check(tx: ReadTx) -> None:
+    """Raises InvariantBroken; reads everything."""
+    _check_commit_numbers(tx)
+    _check_objects(tx)
+    gaps = spans_of(tx, "SELECT topic_id, partition, gap_from, gap_to FROM gaps")
+    _check_partitions(tx, gaps)
+    _check_results(tx, gaps)
+    lake_rules.check_lake(tx)
     require_none(
-        connection,
+        tx,
         "of topics that live, no two have one table",
         "SELECT table_name, count(*) FROM topics WHERE deleted_ms IS NULL"
         " AND table_name IS NOT NULL GROUP BY table_name HAVING count(*) > 1",
     )
 
 
-def _check_commit_numbers(connection: sqlite3.Connection) -> None:
-    latest = results.latest_commit_number(connection)
-    count, first, last = connection.execute(
+def _check_commit_numbers(tx: ReadTx) -> None:
+    latest = commits.latest_number(tx)
+    count, first, last = tx.execute(
         "SELECT count(*), min(commit_number), max(commit_number) FROM objects"
     ).fetchone()
     if latest:
@@ -52,17 +52,17 @@ def _check_commit_numbers(connection: sqlite3.Connection) -> None:
         require(count == 0, "an object needs a commit", count)
 
 
-def _check_objects(connection: sqlite3.Connection) -> None:
+def _check_objects(tx: ReadTx) -> None:
     for table in ("extents", "void_extents"):
         require_none(
-            connection,
+            tx,
             "each extent has its object",
             f"SELECT * FROM {table}"
             " WHERE NOT EXISTS (SELECT 1 FROM objects AS o WHERE o.commit_number ="
             f" {table}.commit_number)",
         )
     require_none(
-        connection,
+        tx,
         "an object has all its extents",
         "SELECT commit_number, extents FROM objects AS o WHERE extents <>"
         " (SELECT count(*) FROM extents AS e WHERE e.commit_number = o.commit_number)"
@@ -74,13 +74,13 @@ def _check_objects(connection: sqlite3.Connection) -> None:
         " WHERE e.commit_number = o.commit_number AND e.last_offset >"
     )
     require_none(
-        connection,
+        tx,
         "nothing in a free object is needed",
         "SELECT commit_number, key FROM objects AS o WHERE free_ms IS NOT NULL"
         f" AND (EXISTS ({needed} {BOUND}) OR key IN (SELECT key FROM quarantine))",
     )
     require_none(
-        connection,
+        tx,
         "an object without needed extents is marked free",
         "SELECT commit_number, key FROM objects AS o WHERE free_ms IS NULL"
         f" AND NOT EXISTS ({needed} p.freed_seq) AND key NOT IN (SELECT key FROM quarantine)"
@@ -108,17 +108,17 @@ class _Partition(Struct, frozen=True, array_like=True):
         return self.topic_id, self.partition
 
 
-def _partitions(connection: sqlite3.Connection) -> Iterator[_Partition]:
-    rows = connection.execute(
+def _partitions(tx: ReadTx) -> Iterator[_Partition]:
+    rows = tx.execute(
         "SELECT topic_id, partition, next_seq, earliest_seq, count, bytes, max_timestamp_ms,"
         f" compacted_seq, lost_seq, lost_reason, freed_seq, deleted, {BOUND} FROM partitions AS p"
     ).fetchall()
     return (_Partition(*row) for row in rows)
 
 
-def _check_partitions(connection: sqlite3.Connection, gaps: dict[PartitionKey, Spans]) -> None:
+def _check_partitions(tx: ReadTx, gaps: dict[PartitionKey, Spans]) -> None:
     seen = 0
-    for one in _partitions(connection):
+    for one in _partitions(tx):
         name, without = one.name, gaps.get(one.name, Spans(()))
         require(without.overlapping() is None, "gaps do not overlap", name, without.overlapping())
         require(1 <= one.earliest_seq <= one.next_seq, "the earliest is within", name, one)
@@ -129,15 +129,15 @@ def _check_partitions(connection: sqlite3.Connection, gaps: dict[PartitionKey, S
             "a loss has its reason", name, one,
         )  # fmt: skip
         require(0 <= one.freed_seq <= one.bound, "the marking stands at a bound", name, one)
-        seen += _check_extents(connection, one, without)
+        seen += _check_extents(tx, one, without)
         readable = without.outside(one.earliest_seq, one.next_seq - 1)
         require(one.count == readable, "the count is of what can be read", name, one, readable)
         require(one.count > 0 or one.bytes == 0, "without records there are no bytes", name, one)
-    total = connection.execute("SELECT count(*) FROM extents").fetchone()[0]
+    total = tx.execute("SELECT count(*) FROM extents").fetchone()[0]
     require(total == seen, "each extent has its partition", total, seen)
 
 
-def _check_extents(connection: sqlite3.Connection, one: _Partition, gaps: Spans) -> int:
+def _check_extents(tx: ReadTx, one: _Partition, gaps: Spans) -> int:
     name, bound = one.name, one.bound
     seen = bytes_needed = 0
     running_ms: int | None = None
@@ -151,7 +151,7 @@ def _check_extents(connection: sqlite3.Connection, one: _Partition, gaps: Spans)
         require(gaps.before(behind - 1) <= bound, rule, name, offset, behind)
         return True
 
-    for first, last, records, length, last_ms, max_so_far, blob in connection.execute(
+    for first, last, records, length, last_ms, max_so_far, blob in tx.execute(
         "SELECT first_offset, last_offset, record_count, byte_length, last_timestamp_ms,"
         " running_max_ms, voids FROM extents WHERE topic_id = ? AND partition = ?"
         " ORDER BY last_offset",
@@ -179,20 +179,20 @@ def _check_extents(connection: sqlite3.Connection, one: _Partition, gaps: Spans)
     if not missing(one.next_seq, "the head agrees with the extents") and running_ms is not None:
         require(running_ms == one.max_timestamp_ms, "the greatest timestamp agrees", name)
     if not one.deleted:
-        readable = bytes_needed + _bytes_of_l1(connection, one)
+        readable = bytes_needed + _bytes_of_l1(tx, one)
         require(one.bytes == readable, "the bytes are of what can be read", name, one, readable)
     return seen
 
 
-def _bytes_of_l1(connection: sqlite3.Connection, one: _Partition) -> int:
+def _bytes_of_l1(tx: ReadTx, one: _Partition) -> int:
     """Bytes up to ``compacted_seq``: of files' ranges, and of extents in quarantine."""
-    (ranges,) = connection.execute(
+    (ranges,) = tx.execute(
         "SELECT COALESCE(sum(r.bytes), 0) FROM lake_ranges AS r JOIN lake_files AS f"
         " ON f.file_id = r.file_id WHERE r.topic_id = ? AND r.partition = ?"
         " AND r.last_offset >= ? AND f.dropped_ms IS NULL",
         (*one.name, one.earliest_seq),
     ).fetchone()
-    (holes,) = connection.execute(
+    (holes,) = tx.execute(
         "SELECT COALESCE(sum(e.byte_length), 0) FROM extents AS e WHERE e.topic_id = ?"
         " AND e.partition = ? AND e.last_offset >= ? AND e.last_offset <= ?"
         " AND (e.topic_id, e.partition, e.last_offset) IN"
@@ -202,18 +202,17 @@ def _bytes_of_l1(connection: sqlite3.Connection, one: _Partition) -> int:
     return int(ranges) + int(holes)
 
 
-def _check_results(connection: sqlite3.Connection, gaps: dict[PartitionKey, Spans]) -> None:
+def _check_results(tx: ReadTx, gaps: dict[PartitionKey, Spans]) -> None:
     heads: dict[PartitionKey, tuple[int, int]] = {}  # the last head, and the commit that gave it
     missing = number = 0  # the last commit whose object is gone
-    for (there,) in connection.execute("SELECT commit_number FROM objects ORDER BY 1").fetchall():
+    for (there,) in tx.execute("SELECT commit_number FROM objects ORDER BY 1").fetchall():
         missing = there - 1 if there > number + 1 else missing
         number = there
         try:
-            commit = results.commit_by_number(connection, number)
+            commit = commits.by_number(tx, number)
         except ResultCleared:
             missing = number  # what it gave is checked by its extents alone
             continue
-        assert commit is not None
         for head in commit.heads:
             key = (head.topic_id, head.partition)
             before, at = heads.get(key, (0, 0))
@@ -222,7 +221,7 @@ def _check_results(connection: sqlite3.Connection, gaps: dict[PartitionKey, Span
             if head.head_seq >= first:
                 first = gaps[key].behind(first) if key in gaps else first
             heads[key] = (head.head_seq, number)
-            given = connection.execute(
+            given = tx.execute(
                 "SELECT first_offset, last_offset FROM extents WHERE topic_id = ? AND partition = ?"
                 " AND commit_number = ?",
                 (*key, number),
@@ -234,7 +233,7 @@ def _check_results(connection: sqlite3.Connection, gaps: dict[PartitionKey, Span
             else:
                 holds = given == ([(first, head.head_seq)] if head.head_seq >= first else [])
             require(holds, "a commit's heads are its extents' ends", number, given, head, before)
-    for topic_id, partition, next_seq in connection.execute(
+    for topic_id, partition, next_seq in tx.execute(
         "SELECT topic_id, partition, next_seq FROM partitions"
     ):
         key = (topic_id, partition)

@@ -6,18 +6,19 @@ on, and names the object, so that somebody can act. It only reads.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
+from itertools import islice
 
 from msgspec import Struct
 
 from ledger.decide import PartitionKey
 from ledger.lake.coverage import Span, Spans
+from ledger.lake.lake_tables import BOUND
 from ledger.lake.rules import l1_problems, spans_of
-from ledger.lake.statements import BOUND
+from ledger.tx import ReadTx
 
 
-class Unsound(Struct, frozen=True):
+class Problem(Struct, frozen=True):
     """A place in a partition where offsets overlap or are missing, or an extent outside its
     object. ``key`` is the object of the extent there; empty at the end of a partition, and for
     what the files of L1 do not hold, or hold twice."""
@@ -29,11 +30,16 @@ class Unsound(Struct, frozen=True):
     problem: str
 
 
-def unsound_extents(connection: sqlite3.Connection) -> Iterator[Unsound]:
-    """All such places, by topic and partition. The caller has a read transaction open."""
-    gaps = spans_of(connection, "SELECT topic_id, partition, gap_from, gap_to FROM gaps")
-    problems = dict(l1_problems(connection))
-    partitions = connection.execute(
+def problems(tx: ReadTx, limit: int) -> list[Problem]:
+    """Places where offsets overlap or are missing, at most ``limit``; reads all extents."""
+    return list(islice(_problems(tx), limit))
+
+
+def _problems(tx: ReadTx) -> Iterator[Problem]:
+    """All such places, by topic and partition."""
+    gaps = spans_of(tx, "SELECT topic_id, partition, gap_from, gap_to FROM gaps")
+    of_l1 = dict(l1_problems(tx))
+    partitions = tx.execute(
         f"SELECT p.topic_id, p.partition, p.next_seq, {BOUND}, t.name FROM partitions AS p"
         " LEFT JOIN topics AS t ON t.topic_id = p.topic_id ORDER BY 1, 2"
     ).fetchall()
@@ -41,19 +47,19 @@ def unsound_extents(connection: sqlite3.Connection) -> Iterator[Unsound]:
         key = (topic_id, partition)
         declared = gaps.get(key, Spans(()))
         topic = name if name is not None else f"(id {topic_id})"
-        yield from _of_partition(connection, key, next_seq, bound, topic, declared)
-        if key in problems:
-            kind, problem = problems[key]
-            yield Unsound(kind, "", topic, partition, f"{topic}, partition {partition}: {problem}")
+        yield from _of_partition(tx, key, next_seq, bound, topic, declared)
+        if key in of_l1:
+            kind, problem = of_l1[key]
+            yield Problem(kind, "", topic, partition, f"{topic}, partition {partition}: {problem}")
 
 
 def _of_partition(
-    connection: sqlite3.Connection, of: PartitionKey, next_seq: int, bound: int, topic: str,
+    tx: ReadTx, of: PartitionKey, next_seq: int, bound: int, topic: str,
     gaps: Spans,
-) -> Iterator[Unsound]:  # fmt: skip
+) -> Iterator[Problem]:  # fmt: skip
     partition = of[1]
     expected = 1
-    for first, last, byte_end, key, size_bytes in connection.execute(
+    for first, last, byte_end, key, size_bytes in tx.execute(
         "SELECT e.first_offset, e.last_offset, e.byte_start + e.byte_length, o.key, o.size_bytes"
         " FROM extents AS e LEFT JOIN objects AS o ON o.commit_number = e.commit_number"
         " WHERE e.topic_id = ? AND e.partition = ? ORDER BY e.last_offset",
@@ -61,23 +67,23 @@ def _of_partition(
     ):
         where = f"offsets {first} to {last} of {topic}, partition {partition}"
         if key is None:
-            yield Unsound("extent", "", topic, partition, f"{where} are in an object that no row"
+            yield Problem("extent", "", topic, partition, f"{where} are in an object that no row"
                           " names")  # fmt: skip
         elif byte_end > size_bytes:
-            yield Unsound("extent", key, topic, partition, f"{where} end at byte {byte_end} of an"
+            yield Problem("extent", key, topic, partition, f"{where} end at byte {byte_end} of an"
                           f" object of {size_bytes} bytes")  # fmt: skip
         if first < expected:
-            yield Unsound("overlap", key or "", topic, partition,
+            yield Problem("overlap", key or "", topic, partition,
                           f"{where} overlap offsets before {expected}")  # fmt: skip
         elif (lacking := _lacking(expected, first - 1, bound, gaps)) is not None:
-            yield Unsound("gap", key or "", topic, partition,
+            yield Problem("gap", key or "", topic, partition,
                           f"offsets {lacking[0]} to {lacking[1]} of {topic}, partition"
                           f" {partition}, are in no object and in no declared gap")  # fmt: skip
         expected = max(expected, last + 1)
     begin = gaps.behind(expected)
     lacking = _lacking(begin, next_seq - 1, bound, gaps)
     if lacking is not None or begin > next_seq:
-        yield Unsound("overlap" if lacking is None else "gap", "", topic, partition,
+        yield Problem("overlap" if lacking is None else "gap", "", topic, partition,
                       f"the next offset of {topic}, partition {partition}, is {next_seq}, but its"
                       f" objects end before {begin}")  # fmt: skip
 

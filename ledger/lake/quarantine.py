@@ -10,13 +10,11 @@ Called inside a transaction; writing functions inside a write transaction.
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Sequence
-
 from ledger import topics
-from ledger.lake import statements as lake
+from ledger.lake import lake_tables
 from ledger.lake.types import Hole, Quarantined
 from ledger.space import retention
+from ledger.tx import ReadTx, WriteTx
 
 _ROWS_SQL = """SELECT q.topic_id, q.partition, q.first_offset, q.last_offset, q.key, q.reason,
     CASE WHEN t.deleted_ms IS NULL THEN t.name ELSE '' END, COALESCE(o.locator, ''),
@@ -27,28 +25,33 @@ _ROWS_SQL = """SELECT q.topic_id, q.partition, q.first_offset, q.last_offset, q.
     ORDER BY q.key, q.topic_id, q.partition, q.first_offset"""
 
 
-def rows(connection: sqlite3.Connection) -> list[Quarantined]:
-    """All holes of the quarantine, by object."""
+def rows(tx: ReadTx) -> list[Quarantined]:
+    """All holes whose objects are kept, by object."""
     return [
         Quarantined(Hole(*hole), topic, locator, size_bytes, found_ms, bool(readable))
-        for *hole, topic, locator, size_bytes, found_ms, readable in connection.execute(_ROWS_SQL)
+        for *hole, topic, locator, size_bytes, found_ms, readable in tx.execute(_ROWS_SQL)
     ]
 
 
-def accept(connection: sqlite3.Connection, holes: Sequence[Hole], now_ms: int) -> None:
-    """The holes' records are given up."""
-    connection.executemany(
+def accept(tx: WriteTx, holes: list[Hole], now_ms: int) -> None:
+    """Gives up the records of holes; they stay holes, and their objects are kept no longer."""
+    tx.executemany(
         "INSERT INTO lost SELECT topic_id, partition, first_offset, last_offset, key, reason,"
         " found_ms, ? FROM quarantine WHERE topic_id = ? AND partition = ? AND first_offset = ?"
         " ON CONFLICT (topic_id, partition, first_offset) DO NOTHING",
         [(now_ms, hole.topic_id, hole.partition, hole.first_offset) for hole in holes],
     )
-    drop(connection, holes, now_ms)
+    drop(tx, holes, now_ms)
 
 
-def drop(connection: sqlite3.Connection, holes: Sequence[Hole], now_ms: int) -> None:
-    """The holes leave the quarantine."""
-    lake.release(connection, holes, now_ms)
+def drop(tx: WriteTx, holes: list[Hole], now_ms: int) -> None:
+    """Forgets holes that no reader could get anyway."""
+    lake_tables.release(tx, holes, now_ms)
     for topic_id in sorted({hole.topic_id for hole in holes}):
-        topics.touch(connection, topic_id)
-        retention.recount_bytes(connection, topic_id)
+        topics.touch(tx, topic_id)
+        retention.recount_bytes(tx, topic_id)
+
+
+def object_count(tx: ReadTx) -> int:
+    """How many objects are in quarantine."""
+    return int(tx.execute("SELECT count(DISTINCT key) FROM quarantine").fetchone()[0])

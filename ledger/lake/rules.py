@@ -5,11 +5,11 @@ The caller has a read transaction open. ``coverage.py`` says what L1 must hold o
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 
 from ledger.decide import PartitionKey
 from ledger.lake.coverage import Spans, l1_problem
+from ledger.tx import ReadTx
 
 
 class InvariantBroken(AssertionError):
@@ -22,32 +22,32 @@ def require(holds: bool, rule: str, *operands: object) -> None:
         raise InvariantBroken(f"{rule}: {operands}")
 
 
-def require_none(connection: sqlite3.Connection, rule: str, statement: str) -> None:
+def require_none(tx: ReadTx, rule: str, statement: str) -> None:
     """Raises InvariantBroken with the first row that the statement gives."""
-    row = connection.execute(f"{statement} LIMIT 1").fetchone()
+    row = tx.execute(f"{statement} LIMIT 1").fetchone()
     require(row is None, rule, row)
 
 
-def spans_of(connection: sqlite3.Connection, *statements: str) -> dict[PartitionKey, Spans]:
+def spans_of(tx: ReadTx, *statements: str) -> dict[PartitionKey, Spans]:
     """Spans by partition, from rows of (topic id, partition, first, last)."""
     found: dict[PartitionKey, list[tuple[int, int]]] = {}
     for statement in statements:
-        for topic_id, partition, first, last in connection.execute(statement):
+        for topic_id, partition, first, last in tx.execute(statement):
             found.setdefault((topic_id, partition), []).append((first, last))
     return {key: Spans(spans) for key, spans in found.items()}
 
 
-def check_lake(connection: sqlite3.Connection) -> None:
+def check_lake(tx: ReadTx) -> None:
     """Raises InvariantBroken."""
     require_none(
-        connection,
+        tx,
         "a file has the rows of its ranges",
         "SELECT f.file_id, f.path, f.rows FROM lake_files AS f WHERE f.rows <>"
         " (SELECT COALESCE(sum(r.rows), 0) FROM lake_ranges AS r WHERE r.file_id = f.file_id"
         " AND r.topic_id = f.topic_id)",
     )
     require_none(
-        connection,
+        tx,
         "each range has its file and its partition",
         "SELECT r.topic_id, r.partition, r.last_offset FROM lake_ranges AS r"
         " LEFT JOIN lake_files AS f ON f.file_id = r.file_id AND f.topic_id = r.topic_id"
@@ -55,13 +55,13 @@ def check_lake(connection: sqlite3.Connection) -> None:
         " WHERE f.file_id IS NULL OR p.partition IS NULL",
     )
     require_none(
-        connection,
+        tx,
         "a topic with files has its table",
         "SELECT topic_id, path FROM lake_files"
         " WHERE topic_id NOT IN (SELECT topic_id FROM lake_tables)",
     )
     require_none(
-        connection,
+        tx,
         "a hole that can still be read is compacted, and an extent of its object",
         "SELECT q.topic_id, q.partition, q.first_offset, q.key FROM quarantine AS q"
         " JOIN partitions AS p ON p.topic_id = q.topic_id AND p.partition = q.partition"
@@ -71,26 +71,26 @@ def check_lake(connection: sqlite3.Connection) -> None:
         " AND e.topic_id = q.topic_id AND e.partition = q.partition"
         " AND e.first_offset <= q.first_offset AND e.last_offset >= q.last_offset))",
     )
-    for key, problem in l1_problems(connection):
+    for key, problem in l1_problems(tx):
         require(False, "L1 holds each compacted offset once", key, *problem)
 
 
 def l1_problems(
-    connection: sqlite3.Connection,
+    tx: ReadTx,
 ) -> Iterator[tuple[PartitionKey, tuple[str, str]]]:
     """Partitions of live topics whose live files do not hold what is compacted, and how."""
     without = spans_of(
-        connection,
+        tx,
         "SELECT topic_id, partition, gap_from, gap_to FROM gaps",
         "SELECT topic_id, partition, first_offset, last_offset FROM quarantine",
         "SELECT topic_id, partition, first_offset, last_offset FROM lost",
     )
-    for topic_id, partition, earliest_seq, compacted_seq in connection.execute(
+    for topic_id, partition, earliest_seq, compacted_seq in tx.execute(
         "SELECT topic_id, partition, earliest_seq, compacted_seq FROM partitions"
         " WHERE deleted = 0 ORDER BY topic_id, partition"
     ).fetchall():
         key = (topic_id, partition)
-        ranges = connection.execute(
+        ranges = tx.execute(
             "SELECT r.first_offset, r.last_offset, r.rows FROM lake_ranges AS r"
             " JOIN lake_files AS f ON f.file_id = r.file_id"
             " WHERE r.topic_id = ? AND r.partition = ? AND f.dropped_ms IS NULL",

@@ -25,9 +25,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from ledger import results
-from ledger.lake import statements as lake
-from ledger.space.collection import COLLECTED, LAKE
+from ledger import commits, notes
+from ledger.lake import lake_files, lake_tables
+from ledger.space.deletions import COLLECTED, LAKE
+from ledger.tx import ReadTx, WriteTx
 from ledger.types import LeaseId
 
 Row = list[Any]
@@ -119,58 +120,63 @@ class Changes(Struct, frozen=True):
     rows: dict[str, list[Row]]
 
 
-def mark_of(connection: sqlite3.Connection) -> Mark:
-    """Where the ledger stands now; call it inside a snapshot."""
-    number, version, floor = connection.execute(
+def mark(tx: ReadTx) -> Mark:
+    """Where the ledger stands."""
+    number, version, floor = tx.execute(
         "SELECT commit_number, catalog_version, epoch_floor FROM state WHERE id = 1"
     ).fetchone()
-    lease = results.lease_by_number(connection, number) if number else None
+    lease = commits.lease_of(tx, number) if number else None
     return Mark(
         commit_number=number,
         catalog_version=version,
-        dedupe_id=_last_id(connection, "dedupe"),
-        deletion_id=_last_id(connection, "deletions"),
+        dedupe_id=_last_id(tx, "dedupe"),
+        deletion_id=_last_id(tx, "deletions"),
         epoch_floor=floor,
-        wanted=wanted(connection),
+        wanted=wanted(tx),
         lease=lease,
-        history=history(connection),
+        history=history(tx),
     )
 
 
-def wanted(connection: sqlite3.Connection) -> int:
-    """How often an entry was asked for beside the daemon (``Ledger.want_entry``)."""
-    return int(meta(connection, "entry_wanted") or 0)
+def wanted(tx: ReadTx) -> int:
+    """How often an entry was asked for (``want_entry``)."""
+    return int(notes.get(tx, "entry_wanted") or 0)
 
 
-def history(connection: sqlite3.Connection) -> str:
+def history(tx: ReadTx) -> str:
     """The name that the last recovery gave this history; empty before the first."""
-    return meta(connection, "history") or ""
+    return notes.get(tx, "history") or ""
 
 
-def meta(connection: sqlite3.Connection, name: str) -> str | None:
-    """A note by name."""
-    row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-    return None if row is None else str(row[0])
-
-
-def _last_id(connection: sqlite3.Connection, table: str) -> int:
+def _last_id(tx: ReadTx, table: str) -> int:
     # Not max(id): rows at the end may be gone again.
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
+    row = tx.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
     return 0 if row is None else int(row[0])
 
 
-def keep_ids_above(connection: sqlite3.Connection, mark: Mark) -> None:
+def keep_ids_above(tx: WriteTx, mark: Mark) -> None:
     """After applying entries: ids that ``mark`` covers are not given again."""
     for table, last in (("dedupe", mark.dedupe_id), ("deletions", mark.deletion_id)):
-        if _last_id(connection, table) < last:
-            connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
-            connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)",
+        if _last_id(tx, table) < last:
+            tx.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+            tx.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)",
                                (table, last))  # fmt: skip
 
 
-def changes_since(connection: sqlite3.Connection, mark: Mark) -> Changes:
-    """What a ledger has to tell behind ``mark``; call it inside a snapshot."""
-    state = connection.execute(f"SELECT {', '.join(_STATE)} FROM state WHERE id = 1").fetchone()
+def want_entry(tx: WriteTx) -> int:
+    """Asks the daemon for an entry; it has come when an accepted mark's ``wanted`` is this."""
+    number = wanted(tx) + 1
+    notes.put(tx, "entry_wanted", str(number))
+    return number
+
+
+def changes_since(tx: ReadTx, last: Mark) -> tuple[Mark, Changes]:
+    """Where the ledger stands, and what is new after ``last``, as of one moment."""
+    return mark(tx), _changes_since(tx, last)
+
+
+def _changes_since(tx: ReadTx, mark: Mark) -> Changes:
+    state = tx.execute(f"SELECT {', '.join(_STATE)} FROM state WHERE id = 1").fetchone()
     after_commit = ("commit_number > ?", (mark.commit_number,))
     after_version = ("changed > ?", (mark.catalog_version,))
     wheres: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -194,7 +200,7 @@ def changes_since(connection: sqlite3.Connection, mark: Mark) -> Changes:
     rows: dict[str, list[Row]] = {}
     for table, (columns, _) in TABLES.items():
         where, values = wheres.get(table, ("1 = 1", ()))
-        found = connection.execute(
+        found = tx.execute(
             f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", values
         ).fetchall()
         if found:
@@ -202,67 +208,69 @@ def changes_since(connection: sqlite3.Connection, mark: Mark) -> Changes:
     return Changes(dict(zip(_STATE, state, strict=True)), rows)
 
 
-def apply(connection: sqlite3.Connection, changes: Changes) -> None:
+def apply(tx: WriteTx, changes: Changes) -> None:
     """Writes changes into a ledger; inside a write transaction."""
     # A name may have gone from a deleted topic to a new one: the deletion is seen first.
     for row in sorted(changes.rows.get("topics", []), key=lambda row: row[4] is None):
-        _upsert(connection, "topics", [row])
+        _upsert(tx, "topics", [row])
     # Told whole, and none is as much news as some.
-    connection.execute("DELETE FROM read_leases")
-    connection.execute("DELETE FROM quarantine")
+    tx.execute("DELETE FROM read_leases")
+    tx.execute("DELETE FROM quarantine")
     for table, rows in changes.rows.items():
         if table in TABLES and table != "topics":
-            _upsert(connection, table, rows)
-    lake.keep_quarantined(connection, {row[4] for row in changes.rows.get("quarantine", [])})
-    _forget(connection, [(row[1], row[3]) for row in changes.rows.get("deletions", [])])
+            _upsert(tx, table, rows)
+    lake_tables.keep_quarantined(tx, {row[4] for row in changes.rows.get("quarantine", [])})
+    _forget(tx, [(row[1], row[3]) for row in changes.rows.get("deletions", [])])
     state = changes.state
-    connection.execute(
+    tx.execute(
         f"UPDATE state SET {', '.join(f'{name} = max({name}, ?)' for name in _STATE)} WHERE id = 1",
         [state[name] for name in _STATE],
     )
 
 
-def forget_named(connection: sqlite3.Connection) -> None:
+def forget_named(tx: WriteTx) -> None:
     """After an image and entries: what either names for deletion is gone."""
-    _forget(connection, connection.execute("SELECT key, reason FROM deletions").fetchall())
+    _forget(tx, tx.execute("SELECT key, reason FROM deletions").fetchall())
 
 
-def _forget(connection: sqlite3.Connection, named: list[tuple[str, str]]) -> None:
-    lake.remove_objects(connection, [key for key, reason in named if reason == COLLECTED])
-    lake.remove_files(connection, [key for key, reason in named if reason == LAKE])
+def _forget(tx: WriteTx, named: list[tuple[str, str]]) -> None:
+    lake_tables.remove_objects(tx, [key for key, reason in named if reason == COLLECTED])
+    lake_files.remove(tx, [key for key, reason in named if reason == LAKE])
 
 
-def _upsert(connection: sqlite3.Connection, table: str, rows: list[Row]) -> None:
+def _upsert(tx: WriteTx, table: str, rows: list[Row]) -> None:
     columns, keys = TABLES[table]
     if rows:
         columns = columns[: len(rows[0])]
     if table == "dedupe":
         # A key may have been answered again behind its window.
-        connection.executemany(
+        tx.executemany(
             "DELETE FROM dedupe WHERE topic_id = ? AND key = ?", [row[1:3] for row in rows]
         )
     if table == "deletions":
         # An object that was put again behind its deletion is named again.
-        connection.executemany("DELETE FROM deletions WHERE key = ?", [row[1:2] for row in rows])
+        tx.executemany("DELETE FROM deletions WHERE key = ?", [row[1:2] for row in rows])
     updates = ", ".join(f"{column} = excluded.{column}" for column in columns[keys:])
     action = f"DO UPDATE SET {updates}" if updates else "DO NOTHING"
-    connection.executemany(
+    tx.executemany(
         f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
         f" ON CONFLICT ({', '.join(columns[:keys])}) {action}",
         rows,
     )
 
 
-def copy_to(connection: sqlite3.Connection, path: Path, between: Callable[[], None]) -> None:
-    """Copies the database as of the snapshot that the caller is inside to a new file.
+def copy_to(tx: ReadTx, path: Path, between: Callable[[], None]) -> int:
+    """The whole ledger as of one moment into a new file; returns its last commit's number.
 
-    The ledger is not locked meanwhile; its WAL cannot be begun anew before the snapshot ends.
-    ``between`` is called after each step and may raise to break off. The copy is not durable.
+    Commits go on meanwhile; the WAL cannot be begun anew before the copy ends. ``between`` is
+    called after each 16 MiB and may raise to break off. The copy is not durable.
     """
+    number = commits.latest_number(tx)
     target = sqlite3.connect(path, isolation_level=None)
     try:
         for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096"):
             target.execute(f"PRAGMA {pragma}")
-        connection.backup(target, pages=COPY_PAGES, progress=lambda *_: between())
+        tx.connection.backup(target, pages=COPY_PAGES, progress=lambda *_: between())
     finally:
         target.close()
+    return number

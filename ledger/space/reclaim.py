@@ -11,7 +11,7 @@ pages are used again, and their files do not shrink.
 
 from __future__ import annotations
 
-import sqlite3
+from ledger.tx import ReadTx, Transactions, WriteTx
 
 RESULTS_AT_ONCE = 1_000  # in one transaction: some hundred pages
 PAGES_AT_ONCE = 1_024  # 4 MiB, moved in one transaction of some tens of milliseconds
@@ -21,9 +21,26 @@ PAGES_KEPT_SHARE = 16
 _INCREMENTAL = 2  # PRAGMA auto_vacuum
 
 
-def uncleared(connection: sqlite3.Connection, after: int, to: int) -> tuple[list[int], int]:
+def clear_results(ledger: Transactions, after: int, to: int) -> int:
+    """Clears results of commits after ``after`` up to ``to``, which no process asks for any more;
+    some at a time. Returns up to where."""
+    numbers, looked = ledger.read(uncleared, after, to)
+    if numbers:
+        ledger.write(clear, numbers)
+    return looked
+
+
+def give_pages_back(ledger: Transactions) -> bool:
+    """Gives some free pages back to the file system; False when there are few."""
+    if not ledger.read(has_spare_pages):
+        return False
+    ledger.write(_vacuum)
+    return True
+
+
+def uncleared(tx: ReadTx, after: int, to: int) -> tuple[list[int], int]:
     """Commits after ``after`` with a result, and up to where was looked: ``to`` at the end."""
-    rows = connection.execute(
+    rows = tx.execute(
         "SELECT commit_number, length(result) FROM objects WHERE commit_number > ?"
         " AND commit_number <= ? ORDER BY commit_number LIMIT ?",
         (after, to, RESULTS_AT_ONCE),
@@ -32,25 +49,22 @@ def uncleared(connection: sqlite3.Connection, after: int, to: int) -> tuple[list
     return [number for number, length in rows if length], looked
 
 
-def clear(connection: sqlite3.Connection, numbers: list[int]) -> None:
+def clear(tx: WriteTx, numbers: list[int]) -> None:
     """Clears the results of these commits."""
-    connection.executemany(
+    tx.executemany(
         "UPDATE objects SET result = x'' WHERE commit_number = ?", [(number,) for number in numbers]
     )
 
 
-def has_spare_pages(connection: sqlite3.Connection) -> bool:
+def has_spare_pages(tx: ReadTx) -> bool:
     """Whether more pages are free than are kept."""
-    (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
-    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    (mode,) = tx.execute("PRAGMA auto_vacuum").fetchone()
+    (free,) = tx.execute("PRAGMA freelist_count").fetchone()
+    (pages,) = tx.execute("PRAGMA page_count").fetchone()
     return bool(mode == _INCREMENTAL and free > max(PAGES_KEPT_MIN, pages // PAGES_KEPT_SHARE))
 
 
-def give_pages_back(connection: sqlite3.Connection) -> None:
-    """Gives some free pages back, in a transaction of its own; the ledger lock is held.
-
-    The file is shorter after the next checkpoint.
-    """
-    # A script, since `execute` takes one step of a statement without columns: one page.
-    connection.executescript(f"PRAGMA incremental_vacuum ({PAGES_AT_ONCE})")
+def _vacuum(tx: WriteTx) -> None:
+    """Moves pages from the file's end; the file is shorter after the next checkpoint."""
+    for _ in range(PAGES_AT_ONCE):
+        tx.execute("PRAGMA incremental_vacuum")  # one step, and so one page

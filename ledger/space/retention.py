@@ -29,7 +29,6 @@ inside a write transaction, the others in any.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -38,6 +37,7 @@ from msgspec import Struct
 from ledger import reads, topics
 from ledger.errors import PartitionMissing, TopicMissing, TrimBeyondHead
 from ledger.lake.types import Evicted
+from ledger.tx import ReadTx, Transactions, WriteTx
 from ledger.types import PartitionState, Topic, TopicConfig
 
 # Pieces that one look walks over; what is left goes at the next.
@@ -175,10 +175,10 @@ def first_kept(
     return by_bytes or end, by_time or end
 
 
-def look(connection: sqlite3.Connection, topic: Topic, now_ms: int | None) -> Look:
+def look(tx: ReadTx, topic: Topic, now_ms: int | None) -> Look:
     """What the topic's limits evict at ``now_ms``; None: time to live evicts nothing."""
     limits = limits_of(topic.config)
-    row = connection.execute(
+    row = tx.execute(
         "SELECT changed FROM topics WHERE topic_id = ? AND deleted_ms IS NULL", (topic.topic_id,)
     ).fetchone()
     if row is None or not limits.any:
@@ -188,18 +188,18 @@ def look(connection: sqlite3.Connection, topic: Topic, now_ms: int | None) -> Lo
     older_than_ms = None
     if now_ms is not None and limits.ttl_ms is not None:
         older_than_ms = now_ms - limits.ttl_ms
-    views = [_View(*columns) for columns in connection.execute(_VIEW_SQL, (topic.topic_id,))]
+    views = [_View(*columns) for columns in tx.execute(_VIEW_SQL, (topic.topic_id,))]
     for view in views:
-        target, reason, until_ms = _target(connection, topic.topic_id, view, limits, older_than_ms)
+        target, reason, until_ms = _target(tx, topic.topic_id, view, limits, older_than_ms)
         if limits.ttl_ms is not None and until_ms < NEVER_MS - limits.ttl_ms:
             due_ms = min(due_ms, until_ms + limits.ttl_ms + 1)
         if target > view.earliest_seq:
-            found.append(_eviction(connection, topic, int(row[0]), view, target, reason))
+            found.append(_eviction(tx, topic, int(row[0]), view, target, reason))
     return Look(found, due_ms)
 
 
 def _target(
-    connection: sqlite3.Connection,
+    tx: ReadTx,
     topic_id: int,
     view: _View,
     limits: Limits,
@@ -208,14 +208,14 @@ def _target(
     """(earliest offset to be, reason, timestamp of the first piece that is too young)."""
     by_records = 1
     if limits.cap_records is not None and view.records > limits.cap_records:
-        gaps = _gaps(connection, topic_id, view)
+        gaps = _gaps(tx, topic_id, view)
         by_records = kept_from(view.next_seq, limits.cap_records, gaps)
     spare_bytes = None
     if limits.cap_bytes is not None and view.bytes > limits.cap_bytes:
         spare_bytes = view.bytes - limits.cap_bytes
     by_bytes, by_time = Stay(1, 0), Stay(1, NEVER_MS)
     if spare_bytes is not None or older_than_ms is not None:
-        pieces = _pieces(connection, topic_id, view)
+        pieces = _pieces(tx, topic_id, view)
         by_bytes, by_time = first_kept(pieces, spare_bytes, older_than_ms)
     by_cap = max(by_records, by_bytes.from_offset)
     until_ms = by_time.until_ms if older_than_ms is not None else NEVER_MS
@@ -224,16 +224,16 @@ def _target(
     return by_cap, CAP, until_ms
 
 
-def _pieces(connection: sqlite3.Connection, topic_id: int, view: _View) -> Iterator[Piece]:
+def _pieces(tx: ReadTx, topic_id: int, view: _View) -> Iterator[Piece]:
     """The partition's pieces with a readable offset, by first offset."""
     where = (topic_id, view.partition, view.earliest_seq)
-    compacted = [Piece(*row) for row in connection.execute(_RANGES_SQL, where)]
+    compacted = [Piece(*row) for row in tx.execute(_RANGES_SQL, where)]
     if view.compacted_seq >= view.earliest_seq:
-        rows = connection.execute(_QUARANTINED_SQL, (*where, view.compacted_seq))
+        rows = tx.execute(_QUARANTINED_SQL, (*where, view.compacted_seq))
         compacted += [Piece(*row) for row in rows]
     yield from sorted(compacted)
     offset = max(view.earliest_seq, view.compacted_seq + 1)
-    rows = connection.execute(f"{_EXTENTS_SQL} LIMIT ?", (*where[:2], offset, PIECES_MAX))
+    rows = tx.execute(f"{_EXTENTS_SQL} LIMIT ?", (*where[:2], offset, PIECES_MAX))
     for count, row in enumerate(rows, 1):
         piece = Piece(*row)
         if count == PIECES_MAX:
@@ -242,8 +242,8 @@ def _pieces(connection: sqlite3.Connection, topic_id: int, view: _View) -> Itera
         yield piece
 
 
-def _gaps(connection: sqlite3.Connection, topic_id: int, view: _View) -> list[tuple[int, int]]:
-    return connection.execute(
+def _gaps(tx: ReadTx, topic_id: int, view: _View) -> list[tuple[int, int]]:
+    return tx.execute(
         "SELECT gap_from, gap_to FROM gaps WHERE topic_id = ? AND partition = ? AND gap_to >= ?"
         " ORDER BY gap_from",
         (topic_id, view.partition, view.earliest_seq),
@@ -251,29 +251,29 @@ def _gaps(connection: sqlite3.Connection, topic_id: int, view: _View) -> list[tu
 
 
 def _eviction(
-    connection: sqlite3.Connection,
+    tx: ReadTx,
     topic: Topic,
     version: int,
     view: _View,
     target: int,
     reason: str,
 ) -> Eviction:
-    going = _bytes_before(connection, topic.topic_id, view, target)
+    going = _bytes_before(tx, topic.topic_id, view, target)
     return Eviction(topic.name, topic.topic_id, view.partition, version, target, going, reason)
 
 
-def _bytes_before(connection: sqlite3.Connection, topic_id: int, view: _View, target: int) -> int:
+def _bytes_before(tx: ReadTx, topic_id: int, view: _View, target: int) -> int:
     """Bytes of the pieces that hold a readable offset, and none from ``target`` on."""
     key = (topic_id, view.partition)
-    (ranges,) = connection.execute(
+    (ranges,) = tx.execute(
         f"SELECT COALESCE(SUM(bytes), 0) FROM ({_RANGES_SQL} AND r.last_offset < ?)",
         (*key, view.earliest_seq, target),
     ).fetchone()
-    (quarantined,) = connection.execute(
+    (quarantined,) = tx.execute(
         f"SELECT COALESCE(SUM(byte_length), 0) FROM ({_QUARANTINED_SQL})",
         (*key, view.earliest_seq, min(view.compacted_seq, target - 1)),
     ).fetchone()
-    (extents,) = connection.execute(
+    (extents,) = tx.execute(
         "SELECT COALESCE(SUM(byte_length), 0) FROM extents WHERE topic_id = ? AND partition = ?"
         " AND last_offset >= ? AND last_offset < ?",
         (*key, max(view.earliest_seq, view.compacted_seq + 1), target),
@@ -281,45 +281,46 @@ def _bytes_before(connection: sqlite3.Connection, topic_id: int, view: _View, ta
     return int(ranges) + int(quarantined) + int(extents)
 
 
-def trim_to(
-    connection: sqlite3.Connection, name: str, partition: int, before_seq: int
-) -> Eviction | None:
-    """The trim of a partition to ``before_seq``, None when it begins there or later already.
+def trim(ledger: Transactions, name: str, partition: int, before_seq: int) -> PartitionState:
+    """The partition begins at ``before_seq``, or where it began if that is later.
 
-    Raises TopicMissing, PartitionMissing, TrimBeyondHead.
+    Decided and carried out in two transactions, as evictions are. Raises TopicMissing,
+    PartitionMissing, TrimBeyondHead.
     """
-    topic = topics.topic(connection, name)
+    while True:
+        decided, state = ledger.read(_trim_to, name, partition, before_seq)
+        if decided is None:
+            return state
+        ledger.write(evict, [decided])  # nothing, when the topic changed since: look again
+
+
+def _trim_to(
+    tx: ReadTx, name: str, partition: int, before_seq: int
+) -> tuple[Eviction | None, PartitionState]:
+    """The trim of a partition to ``before_seq``, None when it begins there or later already."""
+    topic = topics.find(tx, name)
     if topic is None:
         raise TopicMissing(name)
-    views = connection.execute(f"{_VIEW_SQL} AND partition = ?", (topic.topic_id, partition))
-    view = next((_View(*row) for row in views), None)
-    if view is None:
+    state = reads.partition_state(tx, topic.topic_id, partition)
+    if state is None:
         raise PartitionMissing(name, partition, topic.config.partitions)
-    if before_seq > view.next_seq:
-        raise TrimBeyondHead(name, partition, before_seq, view.next_seq)
-    if before_seq <= view.earliest_seq:
-        return None
-    (version,) = connection.execute(
+    if before_seq > state.next_seq:
+        raise TrimBeyondHead(name, partition, before_seq, state.next_seq)
+    if before_seq <= state.earliest_seq:
+        return None, state
+    columns = tx.execute(f"{_VIEW_SQL} AND partition = ?", (topic.topic_id, partition)).fetchone()
+    (version,) = tx.execute(
         "SELECT changed FROM topics WHERE topic_id = ?", (topic.topic_id,)
     ).fetchone()
-    return _eviction(connection, topic, int(version), view, before_seq, TRIM)
+    return _eviction(tx, topic, int(version), _View(*columns), before_seq, TRIM), state
 
 
-def state_of(connection: sqlite3.Connection, name: str, partition: int) -> PartitionState:
-    """A live topic's partition. Raises TopicMissing."""
-    topic = topics.topic(connection, name)
-    if topic is None:
-        raise TopicMissing(name)
-    states = reads.partition_states(connection, topic.topic_id)
-    return next(state for state in states if state.partition == partition)
-
-
-def evict(connection: sqlite3.Connection, evictions: Sequence[Eviction]) -> list[Evicted]:
+def evict(tx: WriteTx, evictions: Sequence[Eviction]) -> list[Evicted]:
     """Carries out what was decided; what was decided on an older view is passed over."""
     done: list[Evicted] = []
     touched: set[int] = set()
     for one in evictions:
-        row = connection.execute(
+        row = tx.execute(
             "SELECT p.earliest_seq, p.next_seq, p.count FROM partitions AS p JOIN topics AS t"
             " ON t.topic_id = p.topic_id WHERE p.topic_id = ? AND p.partition = ?"
             " AND p.deleted = 0 AND t.changed = ?",
@@ -328,9 +329,9 @@ def evict(connection: sqlite3.Connection, evictions: Sequence[Eviction]) -> list
         if row is None or row[0] >= one.earliest_seq or row[1] < one.earliest_seq:
             continue
         _, next_seq, before = row
-        count = _records_from(connection, one, next_seq)
+        count = _records_from(tx, one, next_seq)
         involuntary = one.reason != TRIM
-        connection.execute(
+        tx.execute(
             "UPDATE partitions SET earliest_seq = ?, count = ?,"
             " bytes = CASE WHEN ? THEN max(0, bytes - ?) ELSE 0 END,"
             " lost_seq = CASE WHEN ? THEN ? ELSE lost_seq END,"
@@ -345,13 +346,13 @@ def evict(connection: sqlite3.Connection, evictions: Sequence[Eviction]) -> list
                     one.reason)
         )  # fmt: skip
     for topic_id in sorted(touched):
-        topics.touch(connection, topic_id)
+        topics.touch(tx, topic_id)
     return done
 
 
-def _records_from(connection: sqlite3.Connection, one: Eviction, next_seq: int) -> int:
+def _records_from(tx: ReadTx, one: Eviction, next_seq: int) -> int:
     """Records from the new ``earliest_seq`` on: all offsets but those of gaps."""
-    (gaps,) = connection.execute(
+    (gaps,) = tx.execute(
         "SELECT COALESCE(SUM(gap_to + 1 - max(gap_from, ?)), 0) FROM gaps"
         " WHERE topic_id = ? AND partition = ? AND gap_to >= ?",
         (one.earliest_seq, one.topic_id, one.partition, one.earliest_seq),
@@ -359,31 +360,23 @@ def _records_from(connection: sqlite3.Connection, one: Eviction, next_seq: int) 
     return next_seq - one.earliest_seq - int(gaps)
 
 
-def recount_bytes(connection: sqlite3.Connection, topic_id: int) -> None:
+def recount_bytes(tx: WriteTx, topic_id: int) -> None:
     """``bytes`` of a topic's partitions anew, after a switch: L1 counts its own.
 
     Reads the ranges of the topic and what is not compacted yet, which is little then.
     """
-    for row in connection.execute(_VIEW_SQL, (topic_id,)).fetchall():
+    for row in tx.execute(_VIEW_SQL, (topic_id,)).fetchall():
         view = _View(*row)
-        connection.execute(
+        tx.execute(
             "UPDATE partitions SET bytes = ? WHERE topic_id = ? AND partition = ?",
-            (_bytes_before(connection, topic_id, view, NEVER_MS), topic_id, view.partition),
+            (_bytes_before(tx, topic_id, view, NEVER_MS), topic_id, view.partition),
         )
 
 
-def catalog_version(connection: sqlite3.Connection) -> int:
-    """Another number after each change of topics."""
-    row = connection.execute("SELECT catalog_version FROM state WHERE id = 1").fetchone()
-    return int(row[0])
-
-
-def changed_topics(
-    connection: sqlite3.Connection, after_version: int, after_id: int, limit: int
-) -> list[tuple[int, int]]:
-    """(changed, topic id) of topics that changed behind a catalog version, in that order."""
-    return connection.execute(
+def changed_topics(tx: ReadTx, after: tuple[int, int], limit: int = 1_000) -> list[tuple[int, int]]:
+    """(catalog version of its last change, topic id) after such a pair; deleted ones too."""
+    return tx.execute(
         "SELECT changed, topic_id FROM topics WHERE (changed, topic_id) > (?, ?)"
         " ORDER BY changed, topic_id LIMIT ?",
-        (after_version, after_id, limit),
+        (*after, limit),
     ).fetchall()

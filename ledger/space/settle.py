@@ -9,10 +9,10 @@ Called inside a transaction.
 
 from __future__ import annotations
 
-import sqlite3
-
 import msgspec
 from msgspec import Struct
+
+from ledger.tx import ReadTx, WriteTx
 
 WANTED = "settle_wanted"
 SETTLED = "settled"
@@ -30,45 +30,45 @@ class Settled(Struct, frozen=True):
 _decoder = msgspec.json.Decoder(Settled)
 
 
-def ask(connection: sqlite3.Connection) -> int:
+def ask(tx: WriteTx) -> int:
     """Asks; the answer has come when its ``asked`` is this."""
-    number = _wanted(connection) + 1
-    _note(connection, WANTED, str(number))
+    number = _wanted(tx) + 1
+    _note(tx, WANTED, str(number))
     return number
 
 
-def unanswered(connection: sqlite3.Connection) -> int | None:
+def unanswered(tx: ReadTx) -> int | None:
     """The last question, None when it is answered or there was none."""
-    wanted = _wanted(connection)
+    wanted = _wanted(tx)
     if not wanted:
         return None
-    last = answer(connection)
+    last = answer(tx)
     return wanted if last is None or last.asked < wanted else None
 
 
-def answer(connection: sqlite3.Connection) -> Settled | None:
+def answer(tx: ReadTx) -> Settled | None:
     """The last answer."""
-    text = _read(connection, SETTLED)
+    text = _read(tx, SETTLED)
     return None if text is None else _decoder.decode(text)
 
 
-def give(connection: sqlite3.Connection, settled: Settled) -> None:
+def give(tx: WriteTx, settled: Settled) -> None:
     """Answers."""
-    _note(connection, SETTLED, msgspec.json.encode(settled).decode())
+    _note(tx, SETTLED, msgspec.json.encode(settled).decode())
 
 
-def _wanted(connection: sqlite3.Connection) -> int:
-    text = _read(connection, WANTED)
+def _wanted(tx: ReadTx) -> int:
+    text = _read(tx, WANTED)
     return 0 if text is None else int(text)
 
 
-def _read(connection: sqlite3.Connection, name: str) -> str | None:
-    row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+def _read(tx: ReadTx, name: str) -> str | None:
+    row = tx.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
     return None if row is None else str(row[0])
 
 
-def _note(connection: sqlite3.Connection, name: str, value: str) -> None:
-    connection.execute(
+def _note(tx: WriteTx, name: str, value: str) -> None:
+    tx.execute(
         "INSERT INTO meta (name, value) VALUES (?, ?)"
         " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
         (name, value),

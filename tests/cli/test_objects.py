@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 import cli
 from commands.objects import problems_of
+from ledger import epochs, reads, topics
 from ledger.ledger import Ledger
 from ledger.types import (
     CommitDraft,
@@ -40,8 +41,8 @@ class Place:
         self.ledger = Ledger(folder / "ledger" / "ledger.db", nullcontext())
         self.store = open_store(f"file://{folder}/store")
         self.store.check()
-        self.incarnation, self.epoch = self.ledger.begin_incarnation(NOW_MS)
-        topic, _ = self.ledger.create_topic("orders", TopicConfig(), NOW_MS)
+        self.incarnation, self.epoch = self.ledger.write(epochs.begin_incarnation, NOW_MS)
+        topic, _ = self.ledger.write(topics.create, "orders", TopicConfig(), NOW_MS)
         self.topic_id = topic.topic_id
         self.position = 0
 
@@ -141,7 +142,7 @@ def test_cat_leaves_out_what_the_commit_made_void(place: Place) -> None:
 
 
 def test_cat_leaves_out_a_topic_that_was_deleted_before_the_commit(place: Place) -> None:
-    place.ledger.delete_topic("orders", NOW_MS)
+    place.ledger.write(topics.delete, "orders", NOW_MS)
     result = place.run("cat", place.put(1, [Record("1")]))
     assert (result.exit_code, result.stdout) == (0, "")
 
@@ -194,7 +195,7 @@ def test_cat_of_a_damaged_object_is_1_and_prints_no_record(place: Place) -> None
 def test_verify_names_an_object_that_is_gone(place: Place) -> None:
     place.put(1, [Record("1")])
     gone = place.put(2, [Record("2")])
-    row = place.ledger.object_by_key(gone)
+    row = place.ledger.read(reads.object_by_key, gone)
     assert row is not None
     place.store.delete([row.locator])
     result = place.run("verify", "-o", "json")
@@ -203,7 +204,7 @@ def test_verify_names_an_object_that_is_gone(place: Place) -> None:
 
 
 def test_an_object_of_another_size_than_the_ledger_says_is_bad(place: Place) -> None:
-    row = place.ledger.object_by_key(place.put(1, [Record("1")]))
+    row = place.ledger.read(reads.object_by_key, place.put(1, [Record("1")]))
     assert row is not None and problems_of(place.store, row) == []
     shorter = msgspec.structs.replace(row, size_bytes=row.size_bytes - 1)
     assert "the ledger says" in problems_of(place.store, shorter)[0]

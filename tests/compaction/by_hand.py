@@ -12,6 +12,9 @@ from compaction.objects import ExtentBytes
 from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
 from compaction.place import Place
+from ledger import commits, reads
+from ledger import topics as ledger_topics
+from ledger.lake import lake_tables, runs
 from ledger.lake.types import PlannedObject, TableSwitch
 from ledger.ledger import Ledger
 from ledger.types import Extent, Topic
@@ -43,14 +46,22 @@ def compact(
 ) -> None:  # fmt: skip
     """Switches the oldest ``objects_max`` objects of the topics to L1."""
     with opened(data) as ledger:
-        ledger.begin_run(run, "a test", wall_ms())
-        found = [topic for name in topics if (topic := ledger.topic(name)) is not None]
+        ledger.write(runs.begin, run, "a test", wall_ms())
+        found = [
+            topic for name in topics if (topic := ledger.read(ledger_topics.find, name)) is not None
+        ]
         ids = {topic.topic_id for topic in found}
-        planned = ledger.plan_objects(0, ledger.latest_commit_number(), objects_max, ids)
+        planned = ledger.read(
+            lake_tables.plan_objects,
+            0,
+            ledger.read(commits.latest_number),
+            objects_max,
+            frozenset(ids),
+        )
         where = place or place_of(data)
         switches = [_written(where, run, topic, planned) for topic in found]
-        ledger.switch_tables(run, switches, wall_ms())
-        ledger.end_run(run, wall_ms())
+        ledger.write(lake_tables.switch, run, switches, wall_ms())
+        ledger.write(runs.end, run, wall_ms())
 
 
 def _written(place: Place, run: str, topic: Topic, planned: Sequence[PlannedObject]) -> TableSwitch:
@@ -92,9 +103,12 @@ def delete_compacted(data: Path, place: Place | None = None) -> int:
     deleted = 0
     with opened(data) as ledger:
         needed = {
-            each.key for each in ledger.plan_objects(0, ledger.latest_commit_number(), 10_000)
+            each.key
+            for each in ledger.read(
+                lake_tables.plan_objects, 0, ledger.read(commits.latest_number), 10_000
+            )
         }
-        for row in ledger.objects(0, 10_000):
+        for row in ledger.read(reads.objects, 0, 10_000):
             if row.key not in needed:
                 (place or place_of(data)).store().delete([row.locator])
                 deleted += 1

@@ -6,10 +6,10 @@ ledger would know. ``duckdb_rows`` shares no code with pyiceberg and begins at t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate
 
 import duckdb
 import pyarrow as pa
@@ -21,8 +21,10 @@ from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.lake import Lake
 from compaction.tables.prepare import TopicTable, prepare_tables
 from compaction.tables.schema import arrow_schema
+from ledger.lake import lake_files, lake_tables
 from ledger.lake.types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.table_names import table_name
+from ledger.tx import P, ReadTx, T
 from ledger.types import Topic, TopicConfig
 
 DAY_MS = 86_400_000
@@ -35,7 +37,7 @@ Row = tuple[int, int]
 
 @dataclass
 class Book:
-    """What a ledger knows of tables, as far as ``LakeLedger`` goes."""
+    """What a ledger knows of tables, as far as ``Lake`` asks it."""
 
     tables: dict[int, LakeTable] = field(default_factory=dict)
     compacted: dict[int, dict[int, int]] = field(default_factory=dict)
@@ -43,24 +45,34 @@ class Book:
     ranges: dict[int, tuple[LakeRange, ...]] = field(default_factory=dict)
     quarantine: list[Hole] = field(default_factory=list)
 
-    def lake_table(self, topic_id: int) -> LakeTable | None:
-        return self.tables.get(topic_id)
+    def read(
+        self, function: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        answers: dict[object, Callable[..., Any]] = {
+            lake_tables.find: self.tables.get,
+            lake_tables.compacted_seqs: self._compacted_seqs,
+            lake_tables.holes: self._holes,
+            lake_files.of_topic: self.live_files,
+            lake_files.ranges: self._ranges,
+        }
+        found: T = answers[function](*args, **kwargs)
+        return found
 
-    def compacted_seqs(self, topic_id: int) -> dict[int, int]:
+    def _compacted_seqs(self, topic_id: int) -> dict[int, int]:
         return dict(self.compacted.get(topic_id, {}))
 
-    def lake_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
+    def live_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
         files = self.files.get(topic_id, {}).values()
         return [file for file in files if with_dropped or file.dropped_ms is None]
 
-    def holes(self, topic_id: int) -> list[Hole]:
+    def _holes(self, topic_id: int) -> list[Hole]:
         return [hole for hole in self.quarantine if hole.topic_id == topic_id]
 
-    def ranges_of_files(self, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
-        return {file.file_id: self.ranges[file.file_id] for file in self.lake_files(topic_id)}
+    def _ranges(self, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
+        return {file.file_id: self.ranges[file.file_id] for file in self.live_files(topic_id)}
 
     def switch(self, switch: TableSwitch, run: str) -> None:
-        """As ``Ledger.switch_tables``."""
+        """As ``lake_tables.switch``."""
         topic_id = switch.topic_id
         self.tables[topic_id] = LakeTable(topic_id, switch.table, switch.metadata_location, 1)
         compacted = self.compacted.setdefault(topic_id, {})

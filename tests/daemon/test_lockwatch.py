@@ -13,6 +13,7 @@ import pytest
 from daemon import alarms
 from daemon.config import load
 from daemon.lockwatch import LOCK_LIMITS, PIN_LIMITS, PIN_TICKS, Act, LedgerWatch, Limits, Pulse
+from ledger import notes
 from ledger.ledger import Ledger
 from shards import locks
 from shards.alarms import AlarmBoard
@@ -64,7 +65,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 def watched_wal(tmp_path: Path) -> Iterator[Watched]:
     """One whose WAL is always long enough to be looked at."""
     with closing(Watched(tmp_path, wal_bytes_max=1)) as made:
-        made.ledger.set_meta("there is", "a WAL")
+        made.ledger.write(notes.put, "there is", "a WAL")
         yield made
 
 
@@ -90,7 +91,7 @@ def test_a_command_that_is_stopped_in_its_transaction_is_continued_and_commits_g
         assert peer.process.stdin is not None
         print(file=peer.process.stdin, flush=True)
         assert peer.line() == "done"
-        watched.ledger.set_meta("commits", "go on")
+        watched.ledger.write(notes.put, "commits", "go on")
         watched.tick()
         assert watched.told() == []
 
@@ -107,7 +108,7 @@ def test_a_command_that_does_not_go_on_is_killed_and_leaves_nothing_half_done(
                 stop(peer)
         watched.tick()
         assert peer.wait() == -signal.SIGKILL
-        watched.ledger.set_meta("commits", "go on")
+        watched.ledger.write(notes.put, "commits", "go on")
 
 
 def test_a_command_that_is_at_work_is_named_after_a_second_and_left_alone(

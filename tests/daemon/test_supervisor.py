@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Concatenate
 
 import pytest
 
@@ -18,9 +19,11 @@ from daemon.listeners import admin_listener, open_listeners
 from daemon.lockwatch import LOCK_LIMITS
 from daemon.supervisor import BACKOFF_TICKS, Child, Supervisor
 from daemon.upkeep.owner import LOCK_NAME, this_owner
-from ledger.lake.types import Evicted
+from ledger import reads, topics
 from ledger.ledger import Ledger
-from ledger.space.retention import Eviction
+from ledger.log import backup
+from ledger.space import retention
+from ledger.tx import P, T, WriteTx
 from ledger.types import TopicConfig
 from shards import layout as at
 from shards import locks
@@ -44,10 +47,13 @@ class SlowLedger(Ledger):
         self.evicting = threading.Event()
         self.let_go = threading.Event()
 
-    def carry_out(self, evictions: Sequence[Eviction]) -> list[Evicted]:
-        self.evicting.set()
-        assert self.let_go.wait(HANG_S)
-        return super().carry_out(evictions)
+    def write(
+        self, function: Callable[Concatenate[WriteTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        if function is retention.evict:
+            self.evicting.set()
+            assert self.let_go.wait(HANG_S)
+        return super().write(function, *args, **kwargs)
 
 
 class Rig:
@@ -171,7 +177,7 @@ def test_a_shard_that_is_stopped_at_its_start_in_the_ledgers_lock_is_continued(r
 
 def test_the_last_entry_tells_what_the_upkeep_did_last(rig: Rig) -> None:
     ledger = rig.ledger
-    topic, _ = ledger.create_topic("t", TopicConfig(cap_records=1), 1)
+    topic, _ = ledger.write(topics.create, "t", TopicConfig(cap_records=1), 1)
     for number in range(1, 4):
         commit(ledger, number, Request(topic.topic_id, ((0, 1),)))
     rig.supervisor.segment.words[at.G_COMMITS] = 3
@@ -190,5 +196,5 @@ def test_the_last_entry_tells_what_the_upkeep_did_last(rig: Rig) -> None:
     ends.join(HANG_S)
     last = rig.log.last()
     assert last is not None and last.kind == "release"
-    assert ledger.partition_states(topic.topic_id)[0].earliest_seq == 3
-    assert last.mark == ledger.mark()
+    assert ledger.read(reads.partition_states, topic.topic_id)[0].earliest_seq == 3
+    assert last.mark == ledger.read(backup.mark)

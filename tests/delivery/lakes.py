@@ -16,7 +16,10 @@ import pyarrow.parquet as pq
 from compaction.objects import ExtentBytes
 from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
+from ledger import commits, reads
+from ledger.lake import lake_files, lake_tables, runs
 from ledger.lake.types import Hole, NewFile, TableSwitch
+from ledger.space import unreferenced
 from ledger.types import Extent
 from tests.delivery.node import Node
 
@@ -26,8 +29,8 @@ def compact(
 ) -> None:
     """Compacts up to a commit; objects of the commits ``damaged`` are put in quarantine."""
     topic_id = node.topic.topic_id
-    head = node.ledger.latest_commit_number() if to_commit is None else to_commit
-    planned = node.ledger.plan_objects(0, head, 1_000, {topic_id})
+    head = node.ledger.read(commits.latest_number) if to_commit is None else to_commit
+    planned = node.ledger.read(lake_tables.plan_objects, 0, head, 1_000, frozenset({topic_id}))
     if not planned:
         return
     watermarks: dict[int, int] = {}
@@ -61,11 +64,11 @@ def compact(
 def rewrite(node: Node) -> None:
     """All rows of the topic in new files; the old ones are dropped, and removed."""
     topic_id = node.topic.topic_id
-    files = node.ledger.lake_files(topic_id)
+    files = node.ledger.read(lake_files.of_topic, topic_id)
     if not files:
         return
     shares: dict[int, list[int]] = {}
-    for ranges in node.ledger.ranges_of_files(topic_id).values():
+    for ranges in node.ledger.read(lake_files.ranges, topic_id).values():
         for one in ranges:
             share = shares.setdefault(one.partition, [0, 0])
             share[0] += one.rows
@@ -82,13 +85,16 @@ def rewrite(node: Node) -> None:
 
 def collect(node: Node) -> None:
     """Deletes all objects that are free, but the last commit's."""
-    head = node.ledger.latest_commit_number()
+    head = node.ledger.read(commits.latest_number)
     topic_id = node.topic.topic_id
-    needed = {one.commit_number for one in node.ledger.plan_objects(0, head, 1_000, {topic_id})}
-    held = {hole.key for hole in node.ledger.holes(topic_id)}
-    for item in node.ledger.objects():
+    needed = {
+        one.commit_number
+        for one in node.ledger.read(lake_tables.plan_objects, 0, head, 1_000, frozenset({topic_id}))
+    }
+    held = {hole.key for hole in node.ledger.read(lake_tables.holes, topic_id)}
+    for item in node.ledger.read(reads.objects):
         if item.commit_number not in needed | {head} and item.key not in held:
-            node.ledger.forget_spent([item.key])
+            node.ledger.write(unreferenced.forget, [item.key])
             node.store.delete([item.locator])
 
 
@@ -109,6 +115,6 @@ def _written(node: Node, run: str, rows: pa.Table, shares: dict[int, list[int]])
 
 def _switch(node: Node, run: str, switch: TableSwitch) -> None:
     node.runs += 1
-    node.ledger.begin_run(run, "test", 1)
-    node.ledger.switch_tables(run, [switch], 1)
-    node.ledger.end_run(run, 1)
+    node.ledger.write(runs.begin, run, "test", 1)
+    node.ledger.write(lake_tables.switch, run, [switch], 1)
+    node.ledger.write(runs.end, run, 1)

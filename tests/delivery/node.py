@@ -21,6 +21,7 @@ from delivery.l0_reader import CACHE_BYTES_MAX, L0Reader
 from delivery.lake_reader import ROWS_BYTES_MAX, LakeReader
 from delivery.store_threads import StoreThreads
 from delivery.stored_reader import StoredReader
+from ledger import epochs, topics
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, LeaseId, SourceRange, Topic, TopicConfig
 from shards import layout as at
@@ -71,10 +72,10 @@ class Node:
         self._writers = [RingWriter(self.segment, shard) for shard in range(shards)]
         self._readers = [RingReader(self.segment, shard) for shard in range(shards)]
         self.ledger = Ledger(directory / "ledger.db", nullcontext())
-        self._incarnation, self._epoch = self.ledger.begin_incarnation(1)
+        self._incarnation, self._epoch = self.ledger.write(epochs.begin_incarnation, 1)
         self.store = CountingStore(str(directory / "store"))
         self.place = Place(f"file://{directory}/store")
-        self.topic: Topic = self.ledger.create_topic("t", TopicConfig(partitions=3), 1)[0]
+        self.topic: Topic = self.ledger.write(topics.create, "t", TopicConfig(partitions=3), 1)[0]
         self.runs = 1  # compactions so far, for their names
         self.commits: list[Commit] = []
         self.records: dict[Key, list[tuple[int, Record]]] = defaultdict(list)

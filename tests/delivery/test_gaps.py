@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from delivery.schemas import DiffAnswer, Tombstone
+from ledger.log import recovery
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
 from tests.delivery.test_diff import rec, told_reader
 
 
 def gap(node: Node, length: int) -> None:
     """What a recovery declares, before the readers begin."""
-    node.ledger.prepare_taking([], {node.key(): length}, 0, 1)
+    node.ledger.write(recovery.prepare, [], {node.key(): length}, 0, 1)
 
 
 def commit(node: Node, *texts: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from delivery.l0_reader import L0Reader
+from ledger import reads
 from ledger.types import Extent
 from tests.delivery.node import Node, l0_reader, node_in
 from uploader.l0 import L0Error, records_of
@@ -26,7 +27,7 @@ def fill(node: Node, objects: int, partitions: int = 1, size: int = 400) -> list
     extents = [
         extent
         for partition in range(partitions)
-        for extent in node.ledger.extents_from(*node.key(partition), 1, 1000)
+        for extent in node.ledger.read(reads.extents_from, *node.key(partition), 1, 1000)
     ]
     assert len(extents) == objects * partitions
     return extents

@@ -18,6 +18,7 @@ from compaction.parquet.blocks import BlockRows
 from delivery import lake_reader
 from delivery.lake_reader import LakeReader
 from delivery.store_threads import StoreThreads
+from ledger.lake import lake_files
 from ledger.lake.types import FileRange
 from tests.delivery.lakes import compact
 from tests.delivery.node import Node, node_in
@@ -75,7 +76,7 @@ class Lake:
         self.node = node
         self.reader = reader
         self.counted = counted
-        self.ranges: list[FileRange] = node.ledger.file_ranges(*node.key(), 1, 99)
+        self.ranges: list[FileRange] = node.ledger.read(lake_files.ranges_from, *node.key(), 1, 99)
 
     async def read(self, first: int, last: int) -> list[int]:
         return [
@@ -240,7 +241,7 @@ def test_partitions_of_one_file_with_the_same_offsets_are_kept_apart(tmp_path: P
 
     async def go(node: Node, reader: LakeReader) -> None:
         for partition in (0, 1, 2):
-            ranges = node.ledger.file_ranges(*node.key(partition), 1, 9)
+            ranges = node.ledger.read(lake_files.ranges_from, *node.key(partition), 1, 9)
             found = [
                 record.data
                 async for chunk in reader.chunks(ranges, partition, 1, 99)

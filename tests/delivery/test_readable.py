@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from delivery import readable
 from delivery.readable import ReadableRange, ReadableRanges
 from delivery.schemas import DiffAnswer, Tombstone
+from ledger import topics
+from ledger.space import retention
 from ledger.types import Gap, TopicConfig
 from tests.delivery.lakes import collect, compact
 from tests.delivery.node import ARRIVAL_MS, Node, l0_reader, node_in
 from tests.delivery.test_diff import Told, rec, told_reader
+from tests.ledger.upkeep import evict_all
 
 CAP_5 = TopicConfig(partitions=3, cap_records=5)
 
@@ -115,7 +118,7 @@ def seqs(answer: DiffAnswer) -> list[int]:
 
 def evict(node: Node, told: Told | None = None) -> None:
     """Evicts by the topic's limits; a reader's word moves."""
-    assert node.ledger.evict(ARRIVAL_MS)
+    assert evict_all(node.ledger, ARRIVAL_MS)
     if told is not None:
         told.version += 1
 
@@ -129,7 +132,7 @@ def test_a_cap_is_told_to_whoever_was_behind_it(node: Node, compacted: bool, rin
                 told.tell()  # the rings still hold all of it
             answer = await told.diff(from_seq=0, limit=3)
             assert (seqs(answer), answer.earliest_seq, answer.tombstone) == ([1, 2, 3], 1, None)
-            node.topic = node.ledger.alter_topic("t", CAP_5)
+            node.topic = node.ledger.write(topics.alter, "t", CAP_5)
             if compacted:
                 compact(node)
             evict(node, told)
@@ -149,7 +152,7 @@ def test_a_trim_only_jumps(node: Node) -> None:
     async def go() -> None:
         with told_reader(node) as told:
             await told.diff()
-            node.ledger.trim("t", 0, 6)
+            retention.trim(node.ledger, "t", 0, 6)
             told.version += 1
             answer = await told.diff(from_seq=2)
             assert (seqs(answer), answer.earliest_seq) == ([6, 7, 8, 9, 10], 6)
@@ -161,9 +164,9 @@ def test_a_trim_only_jumps(node: Node) -> None:
 
 def test_readers_that_come_new_after_a_restart_are_told_the_same(node: Node) -> None:
     commit(node, *"1234567890")
-    node.topic = node.ledger.alter_topic("t", CAP_5)
+    node.topic = node.ledger.write(topics.alter, "t", CAP_5)
     evict(node)
-    node.ledger.trim("t", 0, 8)
+    retention.trim(node.ledger, "t", 0, 8)
     for cursor, told_of in ((0, Tombstone(1, 7, "cap")), (4, Tombstone(5, 7, "cap")), (5, None)):
         with told_reader(node) as told:
             answer = asyncio.run(told.diff(from_seq=cursor))
@@ -181,7 +184,7 @@ def test_everything_may_be_gone(node: Node) -> None:
             assert (answer.next_from_seq, answer.records) == (3, [])
 
     commit(node, *"123")
-    node.ledger.trim("t", 0, 4)
+    retention.trim(node.ledger, "t", 0, 4)
     asyncio.run(go())
 
 
@@ -191,7 +194,7 @@ def test_a_word_that_is_late_is_made_up_for_by_the_look_at_the_store(node: Node)
     async def go() -> None:
         with told_reader(node) as told:
             assert seqs(await told.diff(limit=2)) == [1, 2]
-            node.topic = node.ledger.alter_topic("t", CAP_5)
+            node.topic = node.ledger.write(topics.alter, "t", CAP_5)
             evict(node)
             answer = await told.diff(from_seq=2)
             assert answer.tombstone == Tombstone(3, 5, "cap")
@@ -212,7 +215,7 @@ def test_an_eviction_that_comes_between_two_looks_ends_the_answer(
 
     async def go() -> None:
         with told_reader(node) as told:
-            node.topic = node.ledger.alter_topic("t", CAP_5)
+            node.topic = node.ledger.write(topics.alter, "t", CAP_5)
             node.store.before = lambda: evict(node) if len(node.store.gets) == 2 else None
             answer = await told.diff()
             assert (seqs(answer), answer.tombstone) == ([1, 2, 3, 4], None)
@@ -233,10 +236,10 @@ def test_the_tail_is_read_without_the_ledger(node: Node) -> None:
             questions = 0
             ask = told.reader._l0.ask
 
-            async def counted(question: Any) -> object:
+            async def counted(question: Any, *args: Any) -> object:
                 nonlocal questions
                 questions += 1
-                return await ask(question)
+                return await ask(question, *args)
 
             monkey = pytest.MonkeyPatch()
             monkey.setattr(told.reader._l0, "ask", counted)
@@ -276,7 +279,7 @@ def test_an_eviction_that_is_known_before_its_records_moves_the_head(node: Node)
         with told_reader(node) as told:
             await told.diff()
             commit(node, *"45")
-            node.ledger.trim("t", 0, 6)
+            retention.trim(node.ledger, "t", 0, 6)
             told.version += 1
             answer = await told.diff(from_seq=3)
             assert (answer.next_from_seq, answer.head_seq) == (5, 5)

@@ -10,9 +10,11 @@ import pytest
 
 from delivery.diff import OffsetPastEnd
 from delivery.schemas import DiffAnswer, Tombstone
+from ledger import topics
 from ledger.types import TopicConfig
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
 from tests.delivery.test_diff import data_of, rec, told_reader
+from tests.ledger.upkeep import evict_all
 
 
 @pytest.fixture
@@ -29,8 +31,8 @@ def commit(node: Node, *texts: str) -> None:
 def recreate(node: Node, *texts: str) -> int:
     """Deletes the topic and makes it anew with these records; the id that it had."""
     former = node.topic.topic_id
-    node.ledger.delete_topic("t", ARRIVAL_MS)
-    node.topic = node.ledger.create_topic("t", TopicConfig(partitions=3), 1)[0]
+    node.ledger.write(topics.delete, "t", ARRIVAL_MS)
+    node.topic = node.ledger.write(topics.create, "t", TopicConfig(partitions=3), 1)[0]
     if texts:
         commit(node, *texts)
     return former
@@ -78,8 +80,8 @@ def test_what_is_gone_from_the_start_of_the_new_topic_is_told_by_the_next_answer
 ) -> None:
     commit(node, '"a"')
     former = recreate(node, '"A"', '"B"')
-    node.ledger.alter_topic("t", TopicConfig(partitions=3, cap_records=1))
-    assert node.ledger.evict(ARRIVAL_MS)
+    node.ledger.write(topics.alter, "t", TopicConfig(partitions=3, cap_records=1))
+    assert evict_all(node.ledger, ARRIVAL_MS)
 
     async def go() -> None:
         with told_reader(node) as told:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +17,7 @@ from compaction.parquet.file_bytes import LakeFileDamaged
 from delivery import stored_reader
 from delivery.diff import OffsetPastEnd
 from delivery.schemas import Tombstone
-from ledger.ledger import Ledger
+from ledger.lake import lake_files
 from tests.delivery.lakes import collect, compact, local, rewrite
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
 from tests.delivery.test_diff import Told, data_of, told_reader
@@ -205,7 +204,7 @@ def test_what_is_missing_for_good_is_named_after_a_few_looks(
     with node_in(tmp_path) as node:
         fill(node, 3)
         compact(node)
-        (gone, *_) = node.ledger.file_ranges(*node.key(), 1, 9)
+        (gone, *_) = node.ledger.read(lake_files.ranges_from, *node.key(), 1, 9)
         local(gone.path).unlink()
         with told_reader(node) as told, pytest.raises(ObjectMissing, match=gone.path):
             asyncio.run(told.diff())
@@ -215,7 +214,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     with node_in(tmp_path) as node:
         fill(node, 3)
         compact(node)
-        (torn, *_) = node.ledger.file_ranges(*node.key(), 1, 9)
+        (torn, *_) = node.ledger.read(lake_files.ranges_from, *node.key(), 1, 9)
         stored = local(torn.path).read_bytes()
         local(torn.path).write_bytes(stored[:-4] + b"torn")
         with told_reader(node) as told, pytest.raises(LakeFileDamaged, match=torn.path):
@@ -280,40 +279,3 @@ def test_a_time_is_searched_for_across_holes(tmp_path: Path) -> None:
         fill(node, 3)
         compact(node, damaged={1})
         asyncio.run(go())
-
-
-class Interrupted:
-    """A ledger; after its first answer something happens."""
-
-    def __init__(self, ledger: Ledger, happens: Callable[[], None]) -> None:
-        self._ledger = ledger
-        self._happens: Callable[[], None] | None = happens
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._ledger, name)
-
-        def ask(*operands: Any) -> Any:
-            found = method(*operands)
-            happens, self._happens = self._happens, None
-            if happens is not None:
-                happens()
-            return found
-
-        return ask
-
-
-def test_a_look_hides_nothing_that_is_compacted_and_collected_while_it_asks(
-    tmp_path: Path,
-) -> None:
-    with node_in(tmp_path) as node:
-        node.produce(0, {0: [Record("1"), Record("2")]})
-        node.commit()
-
-        def happens() -> None:
-            compact(node)
-            collect(node)
-
-        ledger = Interrupted(node.ledger, happens)
-        found = stored_reader.look(cast("Ledger", ledger), node.key(), 1)
-        assert (found.compacted_seq, found.ranges_last) == (2, 2)
-        assert [one.range.first_offset for one in found.ranges] == [1]

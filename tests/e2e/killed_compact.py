@@ -16,6 +16,7 @@ import compaction.run.driver
 import compaction.tables.commit
 from cli import headgate
 from daemon.upkeep.compact import Run
+from ledger.lake import lake_tables
 from ledger.ledger import Ledger
 
 
@@ -38,6 +39,19 @@ def behind(function: Callable[..., Any], times: int = 1) -> Callable[..., Any]:
     return called
 
 
+def behind_write(of: Callable[..., Any]) -> Callable[..., Any]:
+    """``Ledger.write``, and then the end, when it was ``of`` that wrote: after the transaction."""
+    write = Ledger.write
+
+    def called(ledger: Ledger, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        result = write(ledger, function, *arguments, **named)
+        if function is of:
+            die()
+        return result
+
+    return called
+
+
 POINTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "before anything is read": (compaction.run.driver, "run_job", die),
     "files are written": (
@@ -46,8 +60,8 @@ POINTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "one of two tables is committed": (
         compaction.tables.commit, "commit_table", behind(compaction.tables.commit.commit_table)
     ),
-    "all tables are committed": (Ledger, "switch_tables", die),
-    "readers are switched": (Ledger, "switch_tables", behind(Ledger.switch_tables)),
+    "all tables are committed": (lake_tables, "switch", die),
+    "readers are switched": (Ledger, "write", behind_write(lake_tables.switch)),
     "before the run's end": (Run, "end", die),
 }  # fmt: skip
 

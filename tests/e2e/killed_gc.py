@@ -14,7 +14,8 @@ from cli import headgate
 from daemon.upkeep.collect_spent import SpentCollection
 from daemon.upkeep.cover import Alone, Beside
 from ledger.ledger import Ledger
-from tests.e2e.killed_compact import behind, die
+from ledger.space import unreferenced
+from tests.e2e.killed_compact import behind, behind_write, die
 from uploader.stores.retrying import RetryingStore
 
 POINTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
@@ -22,13 +23,13 @@ POINTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "the commits are settled": [
         (Beside, "settle", behind(Beside.settle)), (Alone, "settle", behind(Alone.settle)),
     ],
-    "the first objects are named": [(Ledger, "name_spent", behind(Ledger.name_spent))],
+    "the first objects are named": [(Ledger, "write", behind_write(unreferenced.name))],
     "before an entry has the names": [(SpentCollection, "_told", die)],
     "an entry has the names": [(SpentCollection, "_told", behind(SpentCollection._told))],
     "the first objects are deleted": [
         (RetryingStore, "delete", behind(RetryingStore.delete))
     ],
-    "the first rows are gone": [(Ledger, "forget_spent", behind(Ledger.forget_spent))],
+    "the first rows are gone": [(Ledger, "write", behind_write(unreferenced.forget))],
 }  # fmt: skip
 
 

@@ -10,7 +10,9 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+from ledger import reads
 from ledger.ledger import Ledger
+from ledger.space import orphans
 from ledger.types import LeaseId, ObjectRow
 from shards.frame import CODEC_RECORDS
 from tests.e2e.daemon import HANG_S, ROOT, Daemon
@@ -72,12 +74,12 @@ class Place:
     def rows(self) -> list[ObjectRow]:
         """The objects of the ledger."""
         with closing(self.ledger()) as ledger:
-            return ledger.objects()
+            return ledger.read(reads.objects)
 
     def named(self) -> list[str]:
         """The orphans that the ledger names for deletion."""
         with closing(self.ledger()) as ledger:
-            return ledger.named_orphans()
+            return ledger.read(orphans.named)
 
 
 def write_some(daemon: Daemon) -> list[Any]:

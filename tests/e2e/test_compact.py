@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from daemon.upkeep.compact import RUN_LOCK_NAME
+from ledger import topics
+from ledger.lake import lake_tables
 from shards.clock import wall_ms
 from shards.locks import LockFile
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running
@@ -45,8 +47,8 @@ def all_rows(daemon: Daemon) -> dict[str, Any]:
 def locations(place: Place) -> dict[str, str]:
     """Where the tables' metadata is, by topic."""
     with closing(place.ledger()) as ledger:
-        names = {topic.topic_id: topic.name for topic in ledger.topics()}
-        return {names[t.topic_id]: t.metadata_location for t in ledger.lake_tables()}
+        names = {topic.topic_id: topic.name for topic in ledger.read(topics.page)}
+        return {names[t.topic_id]: t.metadata_location for t in ledger.read(lake_tables.every)}
 
 
 def compact(place: Place, *more: str, code: int = 0) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from compaction.place import Place
+from ledger import topics
+from ledger.lake import lake_files as ledger_lake_files
 from shards.clock import wall_ms
 from tests.compaction.by_hand import compact, delete_compacted, opened, place_of
 from tests.e2e.daemon import Daemon, running, wait_until
@@ -111,10 +113,13 @@ def test_answers_are_the_same_bytes_from_a_bucket(
 
 def lake_files(data: Path, topic: str) -> list[Path]:
     with opened(data) as ledger:
-        found = ledger.topic(topic)
+        found = ledger.read(topics.find, topic)
         assert found is not None
         place = place_of(data)
-        return [Path(place.path_of(file.path)) for file in ledger.lake_files(found.topic_id)]
+        return [
+            Path(place.path_of(file.path))
+            for file in ledger.read(ledger_lake_files.of_topic, found.topic_id)
+        ]
 
 
 def test_a_damaged_or_missing_file_is_named(data: Path) -> None:

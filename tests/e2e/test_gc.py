@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from ledger import notes
+from ledger.log import backup
 from shards import locks
 from shards.locks import LockFile
 from tests.compaction.by_hand import compact, opened
@@ -185,7 +187,7 @@ def test_a_mistyped_store_beside_a_daemon_is_refused_without_asking_it(
         done = Place(data, {"store": mistyped}).run("gc")
         assert done.returncode == 1 and "is not the store of the daemon" in done.stderr, done
         with closing(Place(data, {}).ledger()) as ledger:
-            assert ledger.mark().wanted == 0
+            assert ledger.read(backup.mark).wanted == 0
         assert not (tmp_path / "mistyped").exists()
 
 
@@ -381,10 +383,10 @@ def test_a_clock_that_was_accepted_is_trusted_again(data: Path) -> None:
         daemon.json("PUT", "/v0/topics/t", {"ttl_ms": 1_000})
         # A note as of a moment when the wall clock was ten hours ahead.
         with opened(data) as ledger:
-            note = wait_until(lambda: ledger.meta("clock"), "the clock's note")
+            note = wait_until(lambda: ledger.read(notes.get, "clock"), "the clock's note")
             noted = json.loads(str(note))
-            ledger.set_meta(
-                "clock", json.dumps({**noted, "wall_ms": noted["wall_ms"] + 36_000_000})
+            ledger.write(
+                notes.put, "clock", json.dumps({**noted, "wall_ms": noted["wall_ms"] + 36_000_000})
             )
         daemon.json("POST", "/v0/topics/t", {"records": [{"data": "kept", "ts": 1}]})
         jump_ms = wait_until(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from compaction.source.plan import LEASE_MS
+from ledger.lake import readleases
 from ledger.lake.types import ReadLease
 from shards.clock import wall_ms
 from tests.compaction.by_hand import compact, opened
@@ -68,7 +69,7 @@ def offsets(page: Any) -> dict[tuple[str, int], list[int]]:
 
 def leases(daemon: Daemon) -> dict[str, ReadLease]:
     with opened(daemon.data) as ledger:
-        return {lease.lease: lease for lease in ledger.read_leases(wall_ms())}
+        return {lease.lease: lease for lease in ledger.read(readleases.live, wall_ms())}
 
 
 def test_a_plan_names_every_record_once_and_where_the_store_is(daemon: Daemon) -> None:
@@ -151,7 +152,7 @@ def test_a_plan_is_held_renewed_and_ended(daemon: Daemon) -> None:
 def test_a_plan_that_has_expired_cannot_go_on(daemon: Daemon) -> None:
     produced(daemon, "late", 1)
     with opened(daemon.data) as ledger:
-        ledger.take_read_lease("expired", "a test", 1, 2)
+        ledger.write(readleases.take, "expired", "a test", 1, 2)
     refused = daemon.json("POST", "/v0/plans", {"topics": ["late"], "plan": "expired"})
     assert (refused.status, refused.code) == (404, "plan_expired")
 
@@ -170,7 +171,7 @@ def test_the_thousand_and_first_plan_is_told_to_come_again(tmp_path: Path) -> No
         with opened(daemon.data) as ledger:
             now_ms = wall_ms()
             for number in range(1_000):
-                ledger.take_read_lease(f"lease-{number}", "a test", now_ms, now_ms + 600_000)
+                ledger.write(readleases.take, f"lease-{number}", "a test", now_ms, now_ms + 600_000)
         refused = daemon.json("POST", "/v0/plans", {"topics": ["many"]})
         assert (refused.status, refused.code) == (429, "too_many_plans")
         assert int(refused.headers["retry-after"]) >= 1

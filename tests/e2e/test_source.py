@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ledger.lake import readleases
 from shards.clock import wall_ms
 from tests.compaction.by_hand import compact, delete_compacted, opened
 from tests.e2e.daemon import Daemon, running
@@ -134,7 +135,7 @@ def streamed(
 def leases(daemon: Daemon, topic: str) -> list[str]:
     """Read leases that hold something for plans of this topic."""
     with opened(daemon.data) as ledger:
-        held = ledger.read_leases(wall_ms())
+        held = ledger.read(readleases.live, wall_ms())
     return [lease.lease for lease in held if lease.what == f"plan of {topic}"]
 
 

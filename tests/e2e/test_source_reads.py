@@ -18,6 +18,8 @@ from compaction.source.errors import DataLoss, SourceError, TopicUnknown
 from compaction.source.lease import end_batches
 from compaction.source.options import parse
 from compaction.source.partitions import TaskPartition
+from ledger import reads, topics
+from ledger.lake import lake_files, lake_tables, readleases, runs
 from ledger.lake.types import Hole, NewFile, TableSwitch
 from shards.clock import wall_ms
 from tests.compaction.by_hand import compact, delete_compacted, opened, place_of
@@ -173,7 +175,7 @@ def test_times_begin_at_the_first_record_that_is_not_before(
     with opened(daemon.data) as ledger:
         assert not any(
             f"reads {topic}" in lease.what and lease.expires_ms - wall_ms() <= 0
-            for lease in ledger.read_leases(wall_ms())
+            for lease in ledger.read(readleases.live, wall_ms())
         )
 
 
@@ -209,11 +211,11 @@ def test_a_file_that_was_rewritten_behind_a_plan_is_read_where_its_rows_are(
     compact(daemon.data, f"{name}-1", [name], objects_max=5)
     reader, tasks = partitions(daemon, name)
     with opened(daemon.data) as ledger:
-        topic = ledger.topic(name)
+        topic = ledger.read(topics.find, name)
         assert topic is not None
-        files = ledger.lake_files(topic.topic_id)
+        files = ledger.read(lake_files.of_topic, topic.topic_id)
         assert len(files) > 1
-        ranges = ledger.ranges_of_files(topic.topic_id)
+        ranges = ledger.read(lake_files.ranges, topic.topic_id)
         place = place_of(daemon.data)
         if which == "last":
             files = [max(files, key=lambda file: ranges[file.file_id][0].first_offset)]
@@ -222,7 +224,7 @@ def test_a_file_that_was_rewritten_behind_a_plan_is_read_where_its_rows_are(
             path = Path(place.path_of(file.path))
             path.rename(path.with_name(f"moved-{path.name}"))
             moved.append((file, str(Path(file.path).with_name(f"moved-{path.name}"))))
-        ledger.begin_run(f"{name}-2", "a test", wall_ms())
+        ledger.write(runs.begin, f"{name}-2", "a test", wall_ms())
         added = tuple(
             NewFile(
                 file.path.replace(path_name(file.path), f"moved-{path_name(file.path)}"),
@@ -232,8 +234,8 @@ def test_a_file_that_was_rewritten_behind_a_plan_is_read_where_its_rows_are(
         )  # fmt: skip
         dropped = tuple(file.path for file in files)
         switch = TableSwitch(topic.topic_id, name, "2.json", {}, added, dropped)
-        ledger.switch_tables(f"{name}-2", [switch], wall_ms())
-        ledger.end_run(f"{name}-2", wall_ms())
+        ledger.write(lake_tables.switch, f"{name}-2", [switch], wall_ms())
+        ledger.write(runs.end, f"{name}-2", wall_ms())
     assert rows_of(reader, tasks) == expected
 
 
@@ -248,9 +250,9 @@ def test_an_object_that_is_gone_for_good_is_an_error_that_names_its_offsets(
     for number in range(3):
         daemon.produce("gone", number, number)
     with opened(daemon.data) as ledger:
-        topic = ledger.topic("gone")
+        topic = ledger.read(topics.find, "gone")
         assert topic is not None
-        lost = ledger.extents_from(topic.topic_id, 0, 3, 1)[0]
+        lost = ledger.read(reads.extents_from, topic.topic_id, 0, 3, 1)[0]
     place_of(daemon.data).store().delete([lost.locator])
     with pytest.raises(DataLoss) as raised:
         read(daemon, "gone")
@@ -268,16 +270,16 @@ def test_quarantined_offsets_are_a_loss(daemon: Daemon) -> None:
     for number in range(3):
         daemon.produce("quarantine", number, number)
     with opened(daemon.data) as ledger:
-        topic = ledger.topic("quarantine")
+        topic = ledger.read(topics.find, "quarantine")
         assert topic is not None
-        bad = ledger.extents_from(topic.topic_id, 0, 1, 1)[0]
-        ledger.begin_run("quarantine", "a test", wall_ms())
+        bad = ledger.read(reads.extents_from, topic.topic_id, 0, 1, 1)[0]
+        ledger.write(runs.begin, "quarantine", "a test", wall_ms())
         hole = Hole(topic.topic_id, 0, bad.first_offset, bad.last_offset, bad.key, "torn")
         switch = TableSwitch(
             topic.topic_id, "quarantine", "1.json", {0: bad.last_offset}, holes=(hole,)
         )
-        ledger.switch_tables("quarantine", [switch], wall_ms())
-        ledger.end_run("quarantine", wall_ms())
+        ledger.write(lake_tables.switch, "quarantine", [switch], wall_ms())
+        ledger.write(runs.end, "quarantine", wall_ms())
     with pytest.raises(DataLoss, match=r"offsets 1 to 2 .* quarantine"):
         read(daemon, "quarantine")
     found = read(daemon, "quarantine", failOnDataLoss="false")
@@ -359,7 +361,7 @@ def test_a_plan_of_a_batch_is_held(daemon: Daemon) -> None:
     _, tasks = partitions(daemon, "leased")
     (plan,) = {task.task.plan for task in tasks if isinstance(task, TaskPartition)}
     with opened(daemon.data) as ledger:
-        assert plan in {lease.lease for lease in ledger.read_leases(wall_ms())}
+        assert plan in {lease.lease for lease in ledger.read(readleases.live, wall_ms())}
 
 
 def test_a_bucket_is_read_with_what_the_daemon_says_of_it(
@@ -380,7 +382,7 @@ def test_a_bucket_is_read_with_what_the_daemon_says_of_it(
         reader, tasks = partitions(daemon, "s3")
         compact(daemon.data, "again", ["s3"], place=place)
         with opened(daemon.data) as ledger:
-            gone = [row.locator for row in ledger.objects(0, 1_000)]
+            gone = [row.locator for row in ledger.read(reads.objects, 0, 1_000)]
         place.store().delete(gone)
         assert rows_of(reader, tasks) == expected
     end_batches()

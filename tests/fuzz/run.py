@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 
+from ledger.checks import invariants
 from ledger.ledger import Ledger
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Answer, Daemon, running, wait_until
@@ -75,7 +76,7 @@ def run(options: Options) -> Report:
         hunt.go()
         hunt.judge()
     with closing(Ledger(data / "ledger" / "ledger.db", nullcontext(), must_exist=True)) as ledger:
-        ledger.check_invariants()
+        ledger.read(invariants.check)
     return hunt.report
 
 

@@ -14,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 
+from ledger import topics
 from ledger.ledger import Ledger
 from ledger.types import Commit, TopicConfig
 from tests.ledger.requests import Request, answers, draft_of, lease
@@ -37,7 +38,7 @@ class LockfLock:
 
 def main(directory: Path, shard: int, commits: int, race: bool) -> None:
     ledger = Ledger(directory / "ledger.db", LockfLock(directory / "lock"))
-    topic, _ = ledger.create_topic("shared", TopicConfig(partitions=2), 1)
+    topic, _ = ledger.write(topics.create, "shared", TopicConfig(partitions=2), 1)
     published: list[Commit] = []
     for counter in range(commits):
         if race:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ledger import epochs, topics
+from ledger.checks import invariants
 from ledger.ledger import Ledger
 from ledger.types import Topic, TopicConfig
 
@@ -15,13 +17,13 @@ from ledger.types import Topic, TopicConfig
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
     ledger = Ledger(tmp_path / "ledger.db", nullcontext())
-    ledger.begin_incarnation(1)
+    ledger.write(epochs.begin_incarnation, 1)
     yield ledger
-    ledger.check_invariants()
+    ledger.read(invariants.check)
     ledger.close()
 
 
 @pytest.fixture
 def topic(ledger: Ledger) -> Topic:
     """A topic of two partitions."""
-    return ledger.create_topic("orders", TopicConfig(partitions=2), 1)[0]
+    return ledger.write(topics.create, "orders", TopicConfig(partitions=2), 1)[0]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from ledger import commits
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.entry import Image, image_key
 from shards import checksum
 from uploader.stores.base import PartedStore
@@ -15,7 +17,7 @@ def image_of(ledger: Ledger) -> bytes:
     """The whole ledger as it is now."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "copy"
-        ledger.copy_to(path, lambda: None)
+        ledger.read(backup.copy_to, path, lambda: None)
         return path.read_bytes()
 
 
@@ -26,4 +28,4 @@ def put(store: PartedStore, ledger: Ledger, incarnation: int, after: int, nonce:
     made = store.put_in_parts(key)
     made.put(body)
     made.finish()
-    return Image(key, len(body), checksum.crc32c(body), after, ledger.latest_commit_number())
+    return Image(key, len(body), checksum.crc32c(body), after, ledger.read(commits.latest_number))

@@ -13,14 +13,19 @@ from hypothesis.stateful import initialize, invariant, rule
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ledger import commits, epochs, reads, topics
+from ledger.checks import invariants, soundness
 from ledger.errors import LeaseBelowFloor
+from ledger.lake import lake_files, lake_tables, runs
 from ledger.lake.types import Hole, LakeRange, NewFile, PlannedObject, TableSwitch
+from ledger.space import deletions, marking, retention, unreferenced
 from ledger.types import CommitDraft, Extent, PartitionState
 from tests.ledger.lakes import plan_all, switches_of
 from tests.ledger.model import Record
 from tests.ledger.requests import Request
 from tests.ledger.test_backup import BackupMachine
 from tests.ledger.test_model import NAMES, RequestShape
+from tests.ledger.upkeep import evict_all
 
 Offset = tuple[int, int, int]
 """(topic id, partition, offset)"""
@@ -79,8 +84,8 @@ class LakeMachine(BackupMachine):
     )  # fmt: skip
     def compact(self, bad: int, days: int, dies: bool, part: int, only: bool) -> None:
         self.begin_run()
-        head = self.ledger.latest_commit_number()
-        topic_ids = {max(self.live.values())} if only and self.live else None
+        head = self.ledger.read(commits.latest_number)
+        topic_ids = frozenset({max(self.live.values())}) if only and self.live else None
         planned = plan_all(self.ledger, head, 2, topic_ids)
         planned = planned[: (len(planned) + part - 1) // part]
         self.tell()  # covers the head, and what was evicted before the plan
@@ -114,10 +119,10 @@ class LakeMachine(BackupMachine):
         """The next run; it makes up for what one that died has not switched."""
         self.runs += 1
         self.run = f"run-{self.runs}"
-        former = self.ledger.unfinished_run()
+        former = self.ledger.read(runs.unfinished)
         if former is not None:
-            self.ledger.end_run(former, self.now_ms)
-        self.ledger.begin_run(self.run, "test", self.now_ms)
+            self.ledger.write(runs.end, former, self.now_ms)
+        self.ledger.write(runs.begin, self.run, "test", self.now_ms)
         self.switch()
 
     def finish(self, dies: bool) -> None:
@@ -125,12 +130,12 @@ class LakeMachine(BackupMachine):
             self.now_ms += MEANWHILE_MS
         else:
             self.switch()
-            self.ledger.end_run(self.run, self.now_ms)
+            self.ledger.write(runs.end, self.run, self.now_ms)
 
     def switch(self) -> None:
         untold = [switch for table in self.tables.values() for switch in table.untold]
         for _ in range(2):
-            self.ledger.switch_tables(self.run, untold, self.now_ms)
+            self.ledger.write(lake_tables.switch, self.run, untold, self.now_ms)
         for table in self.tables.values():
             table.untold = []
 
@@ -190,31 +195,35 @@ class LakeMachine(BackupMachine):
             topic_id = self.live[name]
             partition %= self.config[topic_id].partitions
             head = self.model.head(topic_id, partition)
-            state = self.ledger.trim(name, partition, 1 + share * head // 10)
+            state = retention.trim(self.ledger, name, partition, 1 + share * head // 10)
             assert state.earliest_seq >= 1 + share * head // 10
 
     @rule(name=st.sampled_from(NAMES), records=st.integers(1, 8))
     def evict(self, name: str, records: int) -> None:
         if name in self.live:
             config = self.config[self.live[name]]
-            self.ledger.alter_topic(name, replace(config, cap_records=records))
-            self.ledger.evict(self.now_ms)
-            self.ledger.alter_topic(name, config)
-            for state in self.ledger.partition_states(self.live[name]):
+            self.ledger.write(topics.alter, name, replace(config, cap_records=records))
+            evict_all(self.ledger, self.now_ms)
+            self.ledger.write(topics.alter, name, config)
+            for state in self.ledger.read(reads.partition_states, self.live[name]):
                 assert state.count <= records
 
     @rule(finishes=st.booleans())
     def collect(self, finishes: bool) -> None:
-        while self.ledger.mark_free(self.now_ms):
+        while marking.mark_free(self.ledger, self.now_ms):
             pass
-        self.ledger.mark_void(self.now_ms)
-        self.ledger.raise_epoch_floor(self.ledger.raise_epoch())
-        latest = self.ledger.latest_commit_number()
-        rule = self.ledger.collection_rule(self.now_ms, 0, self.ledger.epoch_floor(), latest)
-        spent = self.ledger.name_spent(rule, self.ledger.spent_after(rule, (-1, 0)))
+        marking.mark_void(self.ledger, self.now_ms)
+        self.ledger.write(epochs.raise_floor, self.ledger.write(epochs.advance))
+        latest = self.ledger.read(commits.latest_number)
+        rule = self.ledger.read(
+            deletions.policy, self.now_ms, 0, self.ledger.read(epochs.floor), latest
+        )
+        spent = self.ledger.write(
+            unreferenced.name, rule, self.ledger.read(unreferenced.page, rule, (-1, 0))
+        )
         self.named += [one.key for one in spent]
-        dropped = [one.path for one in self.ledger.dropped_files(rule)]
-        self.ledger.name_known_files(dropped)
+        dropped = [one.path for one in self.ledger.read(lake_files.dropped_page, rule)]
+        self.ledger.write(lake_files.name, dropped)
         self.named_files += dropped
         self.tell()
         self.collected.update(self.named)
@@ -225,8 +234,8 @@ class LakeMachine(BackupMachine):
             self.forget()
 
     def forget(self) -> None:
-        self.ledger.forget_spent(self.named)
-        self.ledger.forget_files(self.named_files)
+        self.ledger.write(unreferenced.forget, self.named)
+        self.ledger.write(lake_files.forget, self.named_files)
         self.named, self.named_files = [], []
 
     # What the bucket and readers have
@@ -242,7 +251,7 @@ class LakeMachine(BackupMachine):
             return
         # Its rows are gone, but no upload that comes late can commit it again.
         draft, _ = self.history[which % len(self.history)]
-        if self.ledger.object_by_key(draft.key) is None:
+        if self.ledger.read(reads.object_by_key, draft.key) is None:
             with pytest.raises(LeaseBelowFloor):
                 self.ledger.commit(draft, self.now_ms, lambda _: None)
 
@@ -251,7 +260,7 @@ class LakeMachine(BackupMachine):
         """L1 up to ``compacted_seq``, L0 behind it; holes and gaps are the rest, nothing twice."""
         planned = self.planned()
         for topic_id in self.live.values():
-            for state in self.ledger.partition_states(topic_id):
+            for state in self.ledger.read(reads.partition_states, topic_id):
                 self.check_partition(topic_id, state, planned)
 
     def planned(self) -> dict[Offset, Record]:
@@ -271,14 +280,18 @@ class LakeMachine(BackupMachine):
         records = self.model.partitions[key]
         assert state.head_seq == len(records)
         in_l1: dict[Offset, Record] = {}
-        for one in self.ledger.file_ranges(*key, state.earliest_seq, 10**6):
+        for one in self.ledger.read(lake_files.ranges_from, *key, state.earliest_seq, 10**6):
             rows = self.files[one.path][1]
             within = range(one.range.first_offset, one.range.last_offset + 1)
             there = {at: rows[at] for o in within if (at := (*key, o)) in rows}
             assert len(there) == one.range.rows
             assert not in_l1.keys() & there.keys()
             in_l1 |= there
-        holes = [hole for hole in self.ledger.holes(topic_id) if hole.partition == key[1]]
+        holes = [
+            hole
+            for hole in self.ledger.read(lake_tables.holes, topic_id)
+            if hole.partition == key[1]
+        ]
         assert all(
             hole.key in self.store for hole in holes if hole.last_offset >= state.earliest_seq
         )
@@ -297,14 +310,14 @@ class LakeMachine(BackupMachine):
 
     @invariant()
     def the_ledger_agrees_with_itself(self) -> None:
-        self.ledger.check_invariants()
-        assert self.ledger.unsound_extents(9) == []
+        self.ledger.read(invariants.check)
+        assert self.ledger.read(soundness.problems, 9) == []
         for draft, commit in self.history:
-            if self.ledger.object_by_key(draft.key) is None:
+            if self.ledger.read(reads.object_by_key, draft.key) is None:
                 assert draft.key in self.collected
             else:
-                assert self.ledger.commit_by_lease(draft.lease_id) == commit
-                assert self.ledger.commit_by_number(commit.number) == commit
+                assert self.ledger.read(commits.by_lease, draft.lease_id) == commit
+                assert self.ledger.read(commits.by_number, commit.number) == commit
 
     def teardown(self) -> None:
         self.tell()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
+from ledger import commits
+from ledger.lake import lake_tables, runs
 from ledger.lake.types import Hole, LakeRange, NewFile, PlannedObject, TableSwitch
 from ledger.ledger import Ledger
 from ledger.types import Extent
@@ -23,13 +25,13 @@ def commit(ledger: Ledger, counter: int, *requests: Request) -> None:
 
 def plan_all(
     ledger: Ledger, to_commit: int | None = None, page: int = 1_000,
-    topic_ids: AbstractSet[int] | None = None,
+    topic_ids: frozenset[int] | None = None,
 ) -> list[PlannedObject]:  # fmt: skip
     """A whole plan up to a commit, by pages."""
-    head = ledger.latest_commit_number() if to_commit is None else to_commit
+    head = ledger.read(commits.latest_number) if to_commit is None else to_commit
     planned: list[PlannedObject] = []
-    while some := ledger.plan_objects(
-        planned[-1].commit_number if planned else 0, head, page, topic_ids
+    while some := ledger.read(
+        lake_tables.plan_objects, planned[-1].commit_number if planned else 0, head, page, topic_ids
     ):
         planned += some
     return planned
@@ -87,12 +89,12 @@ def _file(partitions: dict[int, list[Extent]], name: str, day: int, days: int) -
 
 def compact(
     ledger: Ledger, run: str, now_ms: int = 100, bad_keys: AbstractSet[str] = frozenset(),
-    to_commit: int | None = None, topic_ids: AbstractSet[int] | None = None, days: int = 1,
+    to_commit: int | None = None, topic_ids: frozenset[int] | None = None, days: int = 1,
 ) -> list[TableSwitch]:  # fmt: skip
     """A whole run up to a commit; what it told."""
-    ledger.begin_run(run, "test", now_ms)
+    ledger.write(runs.begin, run, "test", now_ms)
     planned = plan_all(ledger, to_commit, topic_ids=topic_ids)
     switches = switches_of(planned, run, bad_keys, days)
-    ledger.switch_tables(run, switches, now_ms)
-    ledger.end_run(run, now_ms)
+    ledger.write(lake_tables.switch, run, switches, now_ms)
+    ledger.write(runs.end, run, now_ms)
     return switches

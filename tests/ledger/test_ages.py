@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledger import epochs, notes, topics
 from ledger.ages import (
     NOTE,
     NOTE_MS,
@@ -23,6 +24,7 @@ from ledger.ages import (
     of_wall_time,
 )
 from ledger.ledger import Ledger
+from ledger.log import recovery
 from ledger.types import TopicConfig
 from tests.ledger.requests import Request, draft_of, lease
 
@@ -95,14 +97,14 @@ def test_an_unlisted_repeat_is_known_though_the_wall_clock_stepped_before_it(
     tmp_path: Path,
 ) -> None:
     with closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger:
-        ledger.begin_incarnation(1)
-        request = Request(ledger.create_topic("a", TopicConfig(), 1)[0].topic_id, key="k")
+        ledger.write(epochs.begin_incarnation, 1)
+        request = Request(ledger.write(topics.create, "a", TopicConfig(), 1)[0].topic_id, key="k")
         aged = noted(at(1_000, HOUR_MS), noted(at(0)))
-        ledger.set_meta(NOTE, note_of(aged))
+        ledger.write(notes.put, NOTE, note_of(aged))
         ledger.commit(draft_of(lease(1), [request]), aged.age_ms, lambda _: None)
         repeat = msgspec.structs.replace(
             draft_of(lease(2), [request]), created_ms=aged.wall_ms + 10_000
         )
         found: list[object] = []
-        ledger.take([repeat], found.append)
+        ledger.write(recovery.take, [repeat], found.append, ledger.dedupe_limits)
         assert "deduped" in str(found)

@@ -12,16 +12,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from ledger import epochs, reads, topics
+from ledger.checks import invariants
+from ledger.lake import lake_files, lake_tables, readleases, runs
 from ledger.lake.types import NewFile, TableSwitch
 from ledger.ledger import Ledger
+from ledger.log import backup, recovery
 from ledger.log.backup import TABLES, Mark
 from ledger.log.entry import VERSION, Entry, Owner, decode, encode, entry_key
-from ledger.space.collection import Candidate
+from ledger.space import deletions, marking, orphans, retention, unreferenced
+from ledger.space.orphans import Candidate
 from ledger.types import Topic, TopicConfig
 from tests.ledger.images import image_of
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of, key_of, lease
 from tests.ledger.test_model import LedgerMachine
+from tests.ledger.upkeep import evict_all
 from tests.long import examples
 
 OWNER = Owner("host", 1, "boot", 1, 2, "/data")
@@ -65,8 +71,7 @@ def assert_same(source: Path, copy: Path) -> None:
 
 def unsynced(ledger: Ledger) -> Ledger:
     """The ledger with commits that are not durable: no test of these cuts the power."""
-    with ledger._session.reading() as connection:
-        connection.execute("PRAGMA synchronous = OFF")
+    ledger._connection.execute("PRAGMA synchronous = OFF")
     return ledger
 
 
@@ -79,7 +84,7 @@ class Chain:
         self.entries: list[bytes] = []
 
     def tell(self, ledger: Ledger) -> None:
-        self.told, changes = ledger.changes_since(self.told)
+        self.told, changes = ledger.read(backup.changes_since, self.told)
         number = len(self.entries) + 1
         entry = Entry(VERSION, b"", 1, number, "entry", OWNER, 0, self.told, changes)
         self.entries.append(encode(entry))
@@ -92,8 +97,8 @@ class Chain:
             changes = decode(data, entry_key(1, number)).changes
             assert changes is not None
             for _ in range(repeats):
-                copy.apply_changes(changes)
-        copy.begin_history("copied", self.told)
+                copy.write(backup.apply, changes)
+        copy.write(recovery.begin_history, "copied", self.told)
         return copy
 
 
@@ -115,7 +120,7 @@ class BackupMachine(LedgerMachine):
     @precondition(lambda self: len(self.chains) < 4)
     @rule(more_meanwhile=st.booleans())
     def snapshot(self, more_meanwhile: bool) -> None:
-        mark = self.ledger.mark()
+        mark = self.ledger.read(backup.mark)
         if more_meanwhile:
             self.create("b", 1)
         self.chains.append(Chain(mark, image_of(self.ledger)))
@@ -127,7 +132,7 @@ class BackupMachine(LedgerMachine):
                 for repeats in (1, 2):
                     path = Path(self.directory.name) / f"copy-{at}-{repeats}.db"
                     with closing(chain.applied(path, repeats)) as copy:
-                        copy.check_invariants()
+                        copy.read(invariants.check)
                         assert_same(self.ledger.path, path)
         finally:
             super().teardown()
@@ -147,22 +152,22 @@ def test_images_alone_are_the_whole_ledger(ledger: Ledger, topic: Topic, tmp_pat
 
 
 def test_a_mark_tells_everything_that_is_news(ledger: Ledger, topic: Topic) -> None:
-    seen = [ledger.mark()]
+    seen = [ledger.read(backup.mark)]
 
     def is_news() -> bool:
-        seen.append(ledger.mark())
+        seen.append(ledger.read(backup.mark))
         return seen[-1] != seen[-2]
 
     assert not is_news()
     ledger.commit(draft_of(lease(1), [Request(topic.topic_id)]), 10, lambda _: None)
     assert is_news()
-    ledger.alter_topic("orders", TopicConfig(partitions=3))
+    ledger.write(topics.alter, "orders", TopicConfig(partitions=3))
     assert is_news()
-    ledger.raise_epoch_floor(ledger.raise_epoch())
+    ledger.write(epochs.raise_floor, ledger.write(epochs.advance))
     assert is_news()
-    assert ledger.want_entry() == 1
+    assert ledger.write(backup.want_entry) == 1
     assert is_news() and seen[-1].wanted == 1
-    ledger.begin_history("another", seen[-1])
+    ledger.write(recovery.begin_history, "another", seen[-1])
     assert is_news()
     assert not is_news()
 
@@ -170,12 +175,12 @@ def test_a_mark_tells_everything_that_is_news(ledger: Ledger, topic: Topic) -> N
 def test_an_answer_is_told_though_all_told_before_are_gone(tmp_path: Path) -> None:
     # Ids must not begin again when the table was emptied: the mark would cover the new row.
     ledger = Ledger(tmp_path / "ledger.db", nullcontext())
-    topic, _ = ledger.create_topic("orders", TopicConfig(), 1)
+    topic, _ = ledger.write(topics.create, "orders", TopicConfig(), 1)
     request = Request(topic.topic_id, key="k")
     for counter, now_ms in ((1, 1_000), (2, 10_000_000)):
-        told = ledger.mark()
+        told = ledger.read(backup.mark)
         ledger.commit(draft_of(lease(counter), [request]), now_ms, lambda _: None)
-        _, changes = ledger.changes_since(told)
+        _, changes = ledger.read(backup.changes_since, told)
         assert [row[2] for row in changes.rows["dedupe"]] == ["k"]
     ledger.close()
 
@@ -188,13 +193,13 @@ def lake_of(ledger: Ledger, topic: Topic, counters: Sequence[int]) -> None:
 
 
 def test_a_switch_is_news_and_tells_only_what_it_changed(ledger: Ledger, topic: Topic) -> None:
-    other, _ = ledger.create_topic("other", TopicConfig(), 1)
+    other, _ = ledger.write(topics.create, "other", TopicConfig(), 1)
     lake_of(ledger, topic, [1])
     lake_of(ledger, other, [9])
-    told = ledger.mark()
+    told = ledger.read(backup.mark)
     lake_of(ledger, topic, [2])
-    assert ledger.mark() != told
-    _, changes = ledger.changes_since(told)
+    assert ledger.read(backup.mark) != told
+    _, changes = ledger.read(backup.changes_since, told)
     assert [row[5] for row in changes.rows["lake_files"]] == ["run-2"]
     assert [row[:3] for row in changes.rows["lake_ranges"]] == [[topic.topic_id, 0, 2]]
     assert [row[2] for row in changes.rows["lake_tables"]] == ["run-2.json"]
@@ -204,13 +209,15 @@ def test_a_switch_is_news_and_tells_only_what_it_changed(ledger: Ledger, topic: 
 
 def test_a_dropped_file_is_told_again(ledger: Ledger, topic: Topic) -> None:
     lake_of(ledger, topic, [1])
-    told = ledger.mark()
-    (file,) = ledger.lake_files(topic.topic_id)
-    ledger.begin_run("again", "test", 500)
-    joined = NewFile("file:///joined", 1, 1, ledger.ranges_of_files(topic.topic_id)[file.file_id])
+    told = ledger.read(backup.mark)
+    (file,) = ledger.read(lake_files.of_topic, topic.topic_id)
+    ledger.write(runs.begin, "again", "test", 500)
+    joined = NewFile(
+        "file:///joined", 1, 1, ledger.read(lake_files.ranges, topic.topic_id)[file.file_id]
+    )
     switch = TableSwitch(topic.topic_id, "t", "m", {}, (joined,), (file.path,))
-    ledger.switch_tables("again", [switch], 600)
-    _, changes = ledger.changes_since(told)
+    ledger.write(lake_tables.switch, "again", [switch], 600)
+    _, changes = ledger.read(backup.changes_since, told)
     assert [(row[2], row[6]) for row in changes.rows["lake_files"]] == [
         (file.path, 600), (joined.path, None)
     ]  # fmt: skip
@@ -220,29 +227,34 @@ def test_what_an_entry_names_is_gone_for_who_applies_it(
     ledger: Ledger, topic: Topic, tmp_path: Path
 ) -> None:
     lake_of(ledger, topic, [1, 2])
-    ledger.create_topic("other", TopicConfig(), 1)
+    ledger.write(topics.create, "other", TopicConfig(), 1)
     with closing(Ledger(tmp_path / "copy.db", nullcontext())) as copy:
-        mark, changes = ledger.changes_since(Mark())
-        copy.apply_changes(changes)
-        assert len(copy.objects()) == 2
-        before = ledger.lake_files(topic.topic_id)
-        assert copy.lake_files(topic.topic_id) == before
-        rule = ledger.collection_rule(10_000, 0, 99, 2)
-        spent = ledger.spent_after(rule, (-1, 0))
-        assert [one.key for one in ledger.name_spent(rule, spent)] == [key_of(lease(1))]
-        ledger.name_known_files([before[0].path])
-        mark, changes = ledger.changes_since(mark)
+        mark, changes = ledger.read(backup.changes_since, Mark())
+        copy.write(backup.apply, changes)
+        assert len(copy.read(reads.objects)) == 2
+        before = ledger.read(lake_files.of_topic, topic.topic_id)
+        assert copy.read(lake_files.of_topic, topic.topic_id) == before
+        rule = ledger.read(deletions.policy, 10_000, 0, 99, 2)
+        spent = ledger.read(unreferenced.page, rule, (-1, 0))
+        assert [one.key for one in ledger.write(unreferenced.name, rule, spent)] == [
+            key_of(lease(1))
+        ]
+        ledger.write(lake_files.name, [before[0].path])
+        mark, changes = ledger.read(backup.changes_since, mark)
         for _ in range(2):
-            copy.apply_changes(changes)
-        assert [row.key for row in copy.objects()] == [key_of(lease(2))]
-        assert copy.extents_from(topic.topic_id, 0, 1, 9) == ledger.extents_from(
-            topic.topic_id, 0, 2, 9
+            copy.write(backup.apply, changes)
+        assert [row.key for row in copy.read(reads.objects)] == [key_of(lease(2))]
+        assert copy.read(reads.extents_from, topic.topic_id, 0, 1, 9) == ledger.read(
+            reads.extents_from, topic.topic_id, 0, 2, 9
         )
-        assert copy.lake_files(topic.topic_id) == before[1:]
-        assert set(copy.ranges_of_files(topic.topic_id)) == {before[1].file_id}
+        assert copy.read(lake_files.of_topic, topic.topic_id) == before[1:]
+        assert set(copy.read(lake_files.ranges, topic.topic_id)) == {before[1].file_id}
         # Here they are until the store has let go of them.
-        assert len(ledger.objects()) == 2 and ledger.lake_files(topic.topic_id) == before
-        assert copy.deletions() == ledger.deletions()
+        assert (
+            len(ledger.read(reads.objects)) == 2
+            and ledger.read(lake_files.of_topic, topic.topic_id) == before
+        )
+        assert copy.read(deletions.keys) == ledger.read(deletions.keys)
 
 
 def test_read_leases_are_told_as_they_stand(ledger: Ledger, tmp_path: Path) -> None:
@@ -250,13 +262,13 @@ def test_read_leases_are_told_as_they_stand(ledger: Ledger, tmp_path: Path) -> N
         mark = Mark()
         for held in (["a"], ["a", "b"], ["b"], []):
             for name in {"a", "b"} - set(held):
-                ledger.end_read_lease(name)
-            for name in sorted(set(held) - {one.lease for one in ledger.read_leases(5)}):
-                ledger.take_read_lease(name, "plan", 5, 1_000)
-            mark, changes = ledger.changes_since(mark)
-            copy.apply_changes(changes)
-            assert copy.read_leases(5) == ledger.read_leases(5)
-            assert [one.lease for one in copy.read_leases(5)] == held
+                ledger.write(readleases.end, name)
+            for name in sorted(set(held) - {one.lease for one in ledger.read(readleases.live, 5)}):
+                ledger.write(readleases.take, name, "plan", 5, 1_000)
+            mark, changes = ledger.read(backup.changes_since, mark)
+            copy.write(backup.apply, changes)
+            assert copy.read(readleases.live, 5) == ledger.read(readleases.live, 5)
+            assert [one.lease for one in copy.read(readleases.live, 5)] == held
 
 
 def test_since_when_objects_are_free_is_found_again(
@@ -264,24 +276,24 @@ def test_since_when_objects_are_free_is_found_again(
 ) -> None:
     lake_of(ledger, topic, [1, 2])
     with closing(Ledger(tmp_path / "copy.db", nullcontext())) as copy:
-        copy.apply_changes(ledger.changes_since(Mark())[1])
-        rule = copy.collection_rule(10_000, 0, 99, 9)
-        assert copy.spent_after(rule, (-1, 0)) == []
-        while copy.mark_free(9_000):
+        copy.write(backup.apply, ledger.read(backup.changes_since, Mark())[1])
+        rule = copy.read(deletions.policy, 10_000, 0, 99, 9)
+        assert copy.read(unreferenced.page, rule, (-1, 0)) == []
+        while marking.mark_free(copy, 9_000):
             pass
-        assert [one.free_ms for one in copy.spent_after(rule, (-1, 0))] == [9_000]
+        assert [one.free_ms for one in copy.read(unreferenced.page, rule, (-1, 0))] == [9_000]
 
 
 def test_what_a_cap_evicted_is_told(ledger: Ledger, topic: Topic, tmp_path: Path) -> None:
     ledger.commit(draft_of(lease(1), [Request(topic.topic_id, ((0, 5),))]), 10, lambda _: None)
-    told = ledger.mark()
-    ledger.alter_topic("orders", TopicConfig(partitions=2, cap_records=2))
-    ledger.evict(20)
+    told = ledger.read(backup.mark)
+    ledger.write(topics.alter, "orders", TopicConfig(partitions=2, cap_records=2))
+    evict_all(ledger, 20)
     with closing(Ledger(tmp_path / "copy.db", nullcontext())) as copy:
         for mark in (Mark(), told):
-            copy.apply_changes(ledger.changes_since(mark)[1])
-        state = copy.partition_states(topic.topic_id)[0]
-        assert state == ledger.partition_states(topic.topic_id)[0]
+            copy.write(backup.apply, ledger.read(backup.changes_since, mark)[1])
+        state = copy.read(reads.partition_states, topic.topic_id)[0]
+        assert state == ledger.read(reads.partition_states, topic.topic_id)[0]
         assert (state.earliest_seq, state.lost_seq, state.lost_reason) == (4, 3, "cap")
 
 
@@ -290,11 +302,11 @@ def test_ids_that_were_told_are_not_given_again_by_a_recovered_ledger(
 ) -> None:
     """Also when no row is left to tell them by: a later entry would pass the new rows over."""
     told = Mark(dedupe_id=5, deletion_id=7)
-    ledger.begin_history("recovered", told)
+    ledger.write(recovery.begin_history, "recovered", told)
     ledger.commit(draft_of(lease(1), [Request(topic.topic_id, key="k")]), 10, lambda _: None)
-    ledger.raise_epoch_floor(ledger.raise_epoch())
-    assert ledger.name_orphans([Candidate("l0/orphan", "there", lease(9, epoch=0))])
-    rows = ledger.changes_since(told)[1].rows
+    ledger.write(epochs.raise_floor, ledger.write(epochs.advance))
+    assert ledger.write(orphans.name, [Candidate("l0/orphan", "there", lease(9, epoch=0))])
+    rows = ledger.read(backup.changes_since, told)[1].rows
     assert [row[0] for row in rows["dedupe"]] == [6]
     assert [row[0] for row in rows["deletions"]] == [8]
 
@@ -303,30 +315,30 @@ def test_an_entry_that_was_told_before_an_image_was_copied_takes_nothing_of_it_b
     ledger: Ledger, topic: Topic
 ) -> None:
     """Such an entry may be sent behind the image, and is applied on top of it."""
-    told, older = ledger.changes_since(Mark())
-    ledger.raise_epoch_floor(ledger.raise_epoch())
-    ledger.begin_incarnation(1)
-    ledger.create_topic("later", TopicConfig(), 1)
+    told, older = ledger.read(backup.changes_since, Mark())
+    ledger.write(epochs.raise_floor, ledger.write(epochs.advance))
+    ledger.write(epochs.begin_incarnation, 1)
+    ledger.write(topics.create, "later", TopicConfig(), 1)
     ledger.commit(draft_of(lease(1, epoch=3), [Request(topic.topic_id)]), 10, lambda _: None)
-    newer = ledger.changes_since(told)[1]
+    newer = ledger.read(backup.changes_since, told)[1]
     assert all(newer.state[name] > older.state[name] for name in newer.state)
-    ledger.apply_changes(older)
-    assert ledger.changes_since(Mark())[1].state == newer.state
-    ledger.apply_changes(newer)  # comes behind it, and tells what the older one took back
+    ledger.write(backup.apply, older)
+    assert ledger.read(backup.changes_since, Mark())[1].state == newer.state
+    ledger.write(backup.apply, newer)  # comes behind it, and tells what the older one took back
 
 
 def test_an_object_whose_quarantine_is_told_is_not_free(
     ledger: Ledger, topic: Topic, tmp_path: Path
 ) -> None:
     ledger.commit(draft_of(lease(1), [Request(topic.topic_id)]), 10, lambda _: None)
-    (row,) = ledger.objects()
+    (row,) = ledger.read(reads.objects)
     there = tmp_path / "copy.db"
     there.write_bytes(image_of(ledger))
     with closing(Ledger(there, nullcontext())) as copy, closing(sqlite3.connect(there)) as look:
-        copy.trim("orders", 0, 2)
-        while copy.mark_free(20):
+        retention.trim(copy, "orders", 0, 2)
+        while marking.mark_free(copy, 20):
             pass
         assert look.execute("SELECT free_ms FROM objects").fetchall() == [(20,)]
         compact(ledger, "r", bad_keys={row.key})
-        copy.apply_changes(ledger.changes_since(Mark())[1])
+        copy.write(backup.apply, ledger.read(backup.changes_since, Mark())[1])
         assert look.execute("SELECT free_ms FROM objects").fetchall() == [(None,)]

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from ledger import epochs, reads, topics
+from ledger.checks import soundness
 from ledger.errors import LeaseBelowFloor
 from ledger.ledger import Ledger
+from ledger.log import backup, recovery
 from ledger.log.backup import Mark
-from ledger.space.collection import Candidate
+from ledger.space import deletions, orphans
+from ledger.space.orphans import Candidate
 from ledger.types import LeaseId, Topic, TopicConfig
 from tests.ledger.requests import Request, draft_of, key_of, lease
 
@@ -29,65 +33,65 @@ def test_only_uncommitted_objects_of_ours_below_the_floor_are_named(
 ) -> None:
     committed = lease(1, epoch=1)
     commit(ledger, topic, committed)
-    ledger.begin_incarnation(2)
+    ledger.write(epochs.begin_incarnation, 2)
     below, at_floor, foreign = lease(2, epoch=1), lease(3, epoch=2), lease(4, 1, incarnation=9)
     found = [candidate(each) for each in (committed, below, at_floor, foreign)]
 
-    assert ledger.name_orphans(found) == [candidate(below)]
-    assert ledger.orphans(found) == [candidate(below)]
-    assert ledger.deletions() == {key_of(below)}
-    assert ledger.named_orphans() == [key_of(below)]
-    assert ledger.named_keys([each.key for each in found]) == {key_of(below)}
-    assert ledger.committed_keys([each.key for each in found]) == {key_of(committed)}
+    assert ledger.write(orphans.name, found) == [candidate(below)]
+    assert ledger.read(orphans.among, found) == [candidate(below)]
+    assert ledger.read(deletions.keys) == {key_of(below)}
+    assert ledger.read(orphans.named) == [key_of(below)]
+    assert ledger.read(deletions.named, [each.key for each in found]) == {key_of(below)}
+    assert ledger.read(reads.committed_keys, [each.key for each in found]) == {key_of(committed)}
 
 
 def test_what_is_named_cannot_commit_any_more(ledger: Ledger, topic: Topic) -> None:
     late = lease(1, epoch=1)
-    assert ledger.name_orphans([candidate(late)]) == []
-    ledger.begin_incarnation(2)
-    assert ledger.name_orphans([candidate(late)]) == [candidate(late)]
+    assert ledger.write(orphans.name, [candidate(late)]) == []
+    ledger.write(epochs.begin_incarnation, 2)
+    assert ledger.write(orphans.name, [candidate(late)]) == [candidate(late)]
     with pytest.raises(LeaseBelowFloor):
         commit(ledger, topic, late)
 
 
 def test_a_name_is_one_row_until_it_is_forgotten(ledger: Ledger) -> None:
-    ledger.begin_incarnation(2)
+    ledger.write(epochs.begin_incarnation, 2)
     orphan = candidate(lease(1, epoch=1))
     for _ in range(2):
-        assert ledger.name_orphans([orphan]) == [orphan]
-    mark = ledger.mark()
-    assert ledger.named_orphans() == [orphan.key]
-    ledger.forget_orphans([orphan.key, "l0/never-was"])
-    assert ledger.named_orphans() == []
-    assert ledger.mark() == mark, "that a name has gone is no news for the owner's log"
+        assert ledger.write(orphans.name, [orphan]) == [orphan]
+    mark = ledger.read(backup.mark)
+    assert ledger.read(orphans.named) == [orphan.key]
+    ledger.write(orphans.forget, [orphan.key, "l0/never-was"])
+    assert ledger.read(orphans.named) == []
+    assert ledger.read(backup.mark) == mark, "that a name has gone is no news for the owner's log"
 
 
 def test_more_keys_than_one_statement_takes_are_looked_up(ledger: Ledger, topic: Topic) -> None:
     for counter in (1, 1_200):
         commit(ledger, topic, lease(counter, epoch=1))
     keys = [key_of(lease(counter, epoch=1)) for counter in range(1, 1_201)]
-    assert ledger.committed_keys(keys) == {keys[0], keys[-1]}
+    assert ledger.read(reads.committed_keys, keys) == {keys[0], keys[-1]}
 
 
 def test_a_key_that_is_named_again_can_be_recovered(ledger: Ledger, tmp_path: Path) -> None:
     """The object was deleted, put again by a slow uploader, and found by a later collection."""
-    ledger.begin_incarnation(2)
+    ledger.write(epochs.begin_incarnation, 2)
     orphan = candidate(lease(1, epoch=1))
     with closing(Ledger(tmp_path / "other.db", nullcontext())) as other:
         mark = Mark()
         for _ in range(2):
-            ledger.name_orphans([orphan])
-            mark, changes = ledger.changes_since(mark)
-            other.apply_changes(changes)
-            ledger.forget_orphans([orphan.key])
-        assert other.named_orphans() == [orphan.key]
+            ledger.write(orphans.name, [orphan])
+            mark, changes = ledger.read(backup.changes_since, mark)
+            other.write(backup.apply, changes)
+            ledger.write(orphans.forget, [orphan.key])
+        assert other.read(orphans.named) == [orphan.key]
 
 
 def test_objects_come_in_the_order_of_their_keys(ledger: Ledger, topic: Topic) -> None:
     for counter in (10, 9, 2):
         commit(ledger, topic, lease(counter, epoch=1))
-    keys = [row.key for row in ledger.objects_by_key(limit=2)]
-    keys += [row.key for row in ledger.objects_by_key(keys[-1])]
+    keys = [row.key for row in ledger.read(reads.objects_by_key, limit=2)]
+    keys += [row.key for row in ledger.read(reads.objects_by_key, keys[-1])]
     assert keys == sorted(key_of(lease(counter, epoch=1)) for counter in (10, 9, 2))
 
 
@@ -106,15 +110,15 @@ def test_a_place_that_is_unsound_is_named(
     tmp_path: Path, damage: str, kind: str, counter: int | None, words: str
 ) -> None:
     with closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger:
-        ledger.begin_incarnation(1)
-        topic = ledger.create_topic("orders", TopicConfig(partitions=2), 1)[0]
+        ledger.write(epochs.begin_incarnation, 1)
+        topic = ledger.write(topics.create, "orders", TopicConfig(partitions=2), 1)[0]
         for each in (1, 2, 3):
             commit(ledger, topic, lease(each, epoch=1))
-        assert ledger.unsound_extents(10) == []
+        assert ledger.read(soundness.problems, 10) == []
         with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
             connection.execute(damage)
             connection.commit()
-        (place,) = ledger.unsound_extents(10)
+        (place,) = ledger.read(soundness.problems, 10)
     assert place.kind == kind
     assert place.key == ("" if counter is None else key_of(lease(counter, epoch=1)))
     assert (place.topic, place.partition) == ("orders", 0)
@@ -123,7 +127,7 @@ def test_a_place_that_is_unsound_is_named(
 
 def test_a_declared_gap_is_sound(ledger: Ledger, topic: Topic) -> None:
     commit(ledger, topic, lease(1, epoch=1))
-    ledger.prepare_taking([], {(topic.topic_id, 0): 5}, 0, 1)
+    ledger.write(recovery.prepare, [], {(topic.topic_id, 0): 5}, 0, 1)
     commit(ledger, topic, lease(2, epoch=1))
-    assert [(gap.gap_from, gap.gap_to) for gap in ledger.gaps()] == [(2, 6)]
-    assert ledger.unsound_extents(10) == []
+    assert [(gap.gap_from, gap.gap_to) for gap in ledger.read(reads.gaps)] == [(2, 6)]
+    assert ledger.read(soundness.problems, 10) == []

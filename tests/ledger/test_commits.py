@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ledger import commits, epochs, notes, reads, topics
+from ledger.checks import invariants
 from ledger.commits import EXTENTS_MAX
 from ledger.errors import DraftInvalid, LeaseBelowFloor
 from ledger.ledger import Ledger
@@ -54,8 +56,8 @@ def test_a_lease_is_committed_once_and_its_repeat_is_the_first_result(
     again = ledger.commit(draft, 20, published.append)
     assert again == msgspec.structs.replace(first, repeated=True)
     assert published == [first, again]
-    assert ledger.latest_commit_number() == 1
-    assert ledger.partition_states(topic.topic_id)[0].head_seq == 1
+    assert ledger.read(commits.latest_number) == 1
+    assert ledger.read(reads.partition_states, topic.topic_id)[0].head_seq == 1
 
 
 def test_a_repeat_after_a_restart_gives_the_same_result_below_the_new_floor(
@@ -63,31 +65,31 @@ def test_a_repeat_after_a_restart_gives_the_same_result_below_the_new_floor(
 ) -> None:
     path = tmp_path / "ledger.db"
     ledger = Ledger(path, nullcontext())
-    _, epoch = ledger.begin_incarnation(1)
-    made, _ = ledger.create_topic("a", TopicConfig(), 1)
+    _, epoch = ledger.write(epochs.begin_incarnation, 1)
+    made, _ = ledger.write(topics.create, "a", TopicConfig(), 1)
     requests = [Request(made.topic_id, expected_seq=0), Request(made.topic_id, expected_seq=0)]
     draft = draft_of(lease(1, epoch), requests)
     first = ledger.commit(draft, 10, lambda _: None)
     ledger.close()
     again = Ledger(path, nullcontext())
-    again.begin_incarnation(20)
-    assert again.epoch_floor() > epoch
+    again.write(epochs.begin_incarnation, 20)
+    assert again.read(epochs.floor) > epoch
     repeated = again.commit(draft, 30, lambda _: None)
     assert repeated == msgspec.structs.replace(first, repeated=True)
-    assert again.commit_by_number(1) == first
-    assert again.commit_by_lease(draft.lease_id) == first
+    assert again.read(commits.by_number, 1) == first
+    assert again.read(commits.by_lease, draft.lease_id) == first
     again.close()
 
 
 def test_a_new_lease_below_the_epoch_floor_is_refused_and_leaves_nothing(
     ledger: Ledger, topic: Topic
 ) -> None:
-    ledger.raise_epoch()
-    assert ledger.raise_epoch_floor(2) == 2
+    ledger.write(epochs.advance)
+    assert ledger.write(epochs.raise_floor, 2) == 2
     with pytest.raises(LeaseBelowFloor, match="epoch 1, the epoch floor is 2"):
         commit(ledger, 1, [Request(topic.topic_id)])
-    assert ledger.latest_commit_number() == 0
-    assert ledger.commit_by_lease(lease(1)) is None
+    assert ledger.read(commits.latest_number) == 0
+    assert ledger.read(commits.by_lease, lease(1)) is None
 
 
 def test_of_racing_appends_with_the_same_expectation_exactly_one_is_stored_in_one_lease(
@@ -115,7 +117,7 @@ def test_an_expectation_counts_the_live_records_before_it_in_its_lease_and_no_vo
         Answer("stored", ((0, 4, 5),)),
         Answer("stored", ((0, 6, 6),)),
     ]
-    (extent,) = ledger.extents_from(topic.topic_id, 0, 1, 10)
+    (extent,) = ledger.read(reads.extents_from, topic.topic_id, 0, 1, 10)
     assert (extent.first_offset, extent.last_offset, extent.voids) == (1, 6, ((3, 2),))
 
 
@@ -133,7 +135,7 @@ def test_a_key_replays_the_first_answer_in_the_same_lease_and_in_a_later_one(
     later = commit(ledger, 2, [request])
     assert answers(later, [request]) == [Answer("deduped", ((0, 2, 3), (1, 1, 1)), 4)]
     assert later.verdicts[0].parts == (AnswerPart(0, 2, 3), AnswerPart(1, 1, 1))
-    assert ledger.partition_states(topic.topic_id)[0].head_seq == 4
+    assert ledger.read(reads.partition_states, topic.topic_id)[0].head_seq == 4
 
 
 def test_a_key_is_looked_at_before_the_expectation(ledger: Ledger, topic: Topic) -> None:
@@ -154,8 +156,8 @@ def test_a_mismatch_leaves_its_key_free_for_another_try(ledger: Ledger, topic: T
 def test_a_deleted_topic_s_extents_are_void_and_their_requests_told_so(
     ledger: Ledger, topic: Topic
 ) -> None:
-    other = ledger.create_topic("other", TopicConfig(), 1)[0]
-    ledger.delete_topic("orders", 5)
+    other = ledger.write(topics.create, "other", TopicConfig(), 1)[0]
+    ledger.write(topics.delete, "orders", 5)
     requests = [
         Request(topic.topic_id, ((0, 2),)),
         Request(topic.topic_id, ((1, 2),), key="k"),
@@ -170,15 +172,15 @@ def test_a_deleted_topic_s_extents_are_void_and_their_requests_told_so(
         Answer("stored", ((0, 1, 3),)),
     ]
     assert result.heads == (Head(other.topic_id, 0, 3),)
-    assert ledger.extents_from(topic.topic_id, 0, 1, 10) == []
+    assert ledger.read(reads.extents_from, topic.topic_id, 0, 1, 10) == []
 
 
 def test_a_re_created_topic_starts_at_one_with_another_id_and_without_old_keys(
     ledger: Ledger, topic: Topic
 ) -> None:
     commit(ledger, 1, [Request(topic.topic_id, ((0, 5),), key="k")])
-    ledger.delete_topic("orders", 5)
-    again, created = ledger.create_topic("orders", TopicConfig(partitions=2), 6)
+    ledger.write(topics.delete, "orders", 5)
+    again, created = ledger.write(topics.create, "orders", TopicConfig(partitions=2), 6)
     assert created
     assert again.topic_id > topic.topic_id
     found = replies(ledger, 2, [Request(again.topic_id, ((0, 2),), key="k")])
@@ -191,8 +193,8 @@ def test_an_extent_whose_records_are_all_void_never_reaches_a_reader(
     result = commit(ledger, 1, [Request(topic.topic_id, ((0, 3),), expected_seq=8)])
     assert result.runs == (Run(0, topic.topic_id, 0, 1, 3),)
     assert result.heads == (Head(topic.topic_id, 0, 0),)
-    assert ledger.extents_from(topic.topic_id, 0, 0, 10) == []
-    assert ledger.objects()[0].records == 3
+    assert ledger.read(reads.extents_from, topic.topic_id, 0, 0, 10) == []
+    assert ledger.read(reads.objects)[0].records == 3
     after = commit(ledger, 2, [Request(topic.topic_id, ((0, 1),))])
     assert after.runs[0].first_offset == 1
 
@@ -205,7 +207,7 @@ def test_what_published_raises_comes_through_and_the_commit_stands(
 
     with pytest.raises(OSError, match="the log is gone"):
         ledger.commit(draft_of(lease(1), [Request(topic.topic_id)]), 10, publish)
-    assert ledger.commit_by_lease(lease(1)) is not None
+    assert ledger.read(commits.by_lease, lease(1)) is not None
     assert commit(ledger, 1, [Request(topic.topic_id)]).repeated
 
 
@@ -227,12 +229,12 @@ class Lock:
 def test_published_is_called_under_the_lock_and_sees_the_commit(tmp_path: Path) -> None:
     lock = Lock()
     ledger = Ledger(tmp_path / "ledger.db", lock)
-    made, _ = ledger.create_topic("a", TopicConfig(), 1)
+    made, _ = ledger.write(topics.create, "a", TopicConfig(), 1)
     seen: list[bool] = []
 
     def publish(result: Commit) -> None:
         seen.append(lock.held)
-        assert ledger.commit_by_number(result.number) == result
+        assert ledger.read(commits.by_number, result.number) == result
 
     ledger.commit(draft_of(lease(1), [Request(made.topic_id)]), 10, publish)
     assert seen == [True]
@@ -244,20 +246,20 @@ def test_writers_take_the_lock_once_each_and_readers_never(tmp_path: Path) -> No
     lock = Lock()
     ledger = Ledger(tmp_path / "ledger.db", lock)
     assert lock.taken == 1
-    ledger.begin_incarnation(1)
-    ledger.raise_epoch()
-    ledger.raise_epoch_floor(2)
-    ledger.set_meta("a", "b")
-    ledger.create_topic("a", TopicConfig(), 1)
-    ledger.alter_topic("a", TopicConfig(2))
-    ledger.delete_topic("a", 2)
+    ledger.write(epochs.begin_incarnation, 1)
+    ledger.write(epochs.advance)
+    ledger.write(epochs.raise_floor, 2)
+    ledger.write(notes.put, "a", "b")
+    ledger.write(topics.create, "a", TopicConfig(), 1)
+    ledger.write(topics.alter, "a", TopicConfig(2))
+    ledger.write(topics.delete, "a", 2)
     assert lock.taken == 8
-    ledger.topics()
-    ledger.heads_snapshot(1)
-    ledger.extents_from(1, 0, 1, 1)
-    ledger.offset_at_time(1, 0, 1)
-    ledger.commit_by_lease(lease(1))
-    ledger.check_invariants()
+    ledger.read(topics.page)
+    ledger.read(reads.heads, [1])
+    ledger.read(reads.extents_from, 1, 0, 1, 1)
+    ledger.read(reads.offset_at_time, 1, 0, 1)
+    ledger.read(commits.by_lease, lease(1))
+    ledger.read(invariants.check)
     assert lock.taken == 8
     ledger.close()
 
@@ -292,7 +294,7 @@ def test_a_draft_that_contradicts_itself_is_refused_and_leaves_nothing(
     for message, draft in bad.items():
         with pytest.raises(DraftInvalid, match=message):
             ledger.commit(draft, 10, lambda _: None)
-    assert ledger.latest_commit_number() == 0
+    assert ledger.read(commits.latest_number) == 0
     assert ledger.commit(good, 10, lambda _: None).number == 1
 
 
@@ -301,7 +303,7 @@ def test_a_commit_takes_as_many_extents_as_the_limit_says_and_refuses_more(
 ) -> None:
     requests: list[Request] = []
     for name in ("a", "b", "c", "d", "e"):
-        made, _ = ledger.create_topic(name, TopicConfig(partitions=1_000), 1)
+        made, _ = ledger.write(topics.create, name, TopicConfig(partitions=1_000), 1)
         parts = tuple((partition, 2) for partition in range(1_000))
         requests.append(Request(made.topic_id, parts))
     full = draft_of(lease(1), requests)
@@ -311,4 +313,4 @@ def test_a_commit_takes_as_many_extents_as_the_limit_says_and_refuses_more(
     result = ledger.commit(draft, 10, lambda _: None)
     assert len(result.heads) == EXTENTS_MAX
     assert {head.head_seq for head in result.heads} == {2}
-    assert ledger.commit_by_number(1) == result
+    assert ledger.read(commits.by_number, 1) == result

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ledger import topics
+from ledger.checks import invariants
 from ledger.dedupe import PRUNE_STEP, DedupeLimits
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
@@ -23,7 +25,7 @@ class Keys:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ledger = Ledger(path, nullcontext(), dedupe_limits=LIMITS)
-        self.topic_id = self.ledger.create_topic("a", TopicConfig(), 1)[0].topic_id
+        self.topic_id = self.ledger.write(topics.create, "a", TopicConfig(), 1)[0].topic_id
         self.counter = 0
 
     def send(self, keys: list[str], now_ms: int) -> list[str]:
@@ -43,7 +45,7 @@ class Keys:
 def keys(tmp_path: Path) -> Iterator[Keys]:
     keys = Keys(tmp_path / "ledger.db")
     yield keys
-    keys.ledger.check_invariants()
+    keys.ledger.read(invariants.check)
     keys.ledger.close()
 
 

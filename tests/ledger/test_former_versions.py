@@ -13,9 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from ledger import schema
+from ledger import reads, schema, topics
+from ledger.checks import invariants
+from ledger.lake import lake_tables, readleases
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.entry import Entry, EntryError, decode, entry_key
+from ledger.space import orphans
 from ledger.types import Gap, PartitionState
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of, key_of, lease
@@ -42,33 +46,33 @@ def test_a_ledger_is_rebuilt_from_what_a_former_version_told(tmp_path: Path) -> 
             version = connection.execute("PRAGMA user_version").fetchone()
         assert version == (len(schema.MIGRATIONS),)
         for _ in range(2):
-            ledger.apply_changes(entry.changes)
-        ledger.check_invariants()
-        assert ledger.partition_states(1) == [
+            ledger.write(backup.apply, entry.changes)
+        ledger.read(invariants.check)
+        assert ledger.read(reads.partition_states, 1) == [
             PartitionState(0, 11, 1, 12, 7, 80, 0, 0, ""),
             PartitionState(1, 2, 1, 3, 2, 20, 0, 0, ""),
         ]
-        assert [topic.name for topic in ledger.topics()] == ["orders"]
-        assert ledger.gaps() == [Gap(1, 0, 6, 9, "recovery")]
-        assert ledger.named_orphans() == [key_of(lease(9))]
-        assert [row.commit_number for row in ledger.objects()] == [1, 2, 3]
-        assert ledger.lake_tables() == [] and ledger.read_leases(0) == []
+        assert [topic.name for topic in ledger.read(topics.page)] == ["orders"]
+        assert ledger.read(reads.gaps) == [Gap(1, 0, 6, 9, "recovery")]
+        assert ledger.read(orphans.named) == [key_of(lease(9))]
+        assert [row.commit_number for row in ledger.read(reads.objects)] == [1, 2, 3]
+        assert ledger.read(lake_tables.every) == [] and ledger.read(readleases.live, 0) == []
         # And it goes on as any ledger.
         draft = draft_of(lease(20, epoch=2), [Request(1, ((0, 2),))])
         ledger.commit(draft, 60, lambda _: None)
         compact(ledger, "r")
-        assert ledger.compacted_seqs(1) == {0: 13, 1: 2}
-        ledger.check_invariants()
+        assert ledger.read(lake_tables.compacted_seqs, 1) == {0: 13, 1: 2}
+        ledger.read(invariants.check)
 
 
 def test_entries_alone_of_a_former_version_leave_what_they_do_not_know(tmp_path: Path) -> None:
     _, entry = golden()
     assert entry.changes is not None
     with closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger:
-        ledger.apply_changes(entry.changes)
-        assert [(s.compacted_seq, s.lost_reason) for s in ledger.partition_states(1)] == [
-            (0, ""), (0, "")
-        ]  # fmt: skip
+        ledger.write(backup.apply, entry.changes)
+        assert [
+            (s.compacted_seq, s.lost_reason) for s in ledger.read(reads.partition_states, 1)
+        ] == [(0, ""), (0, "")]
 
 
 @pytest.mark.parametrize("version", [0, 5])

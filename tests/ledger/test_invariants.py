@@ -10,8 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ledger import epochs, reads, topics
+from ledger.checks import invariants, soundness
 from ledger.checks.invariants import InvariantBroken
 from ledger.ledger import Ledger
+from ledger.log import recovery
+from ledger.space import marking, retention, unreferenced
 from ledger.types import TopicConfig
 from tests.ledger.lakes import commit, compact
 from tests.ledger.requests import Request, key_of, lease
@@ -22,20 +26,20 @@ def rich(tmp_path: Path) -> Iterator[Ledger]:
     """Partition 0 of topic 1: offsets 1 to 2 evicted, 3 to 4 in L1 with their object collected,
     5 to 6 in L1, 7 to 8 in quarantine, 9 to 11 a gap, 12 to 13 and 14 to 15 in L0."""
     with closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger:
-        ledger.begin_incarnation(1)
-        topic, _ = ledger.create_topic("orders", TopicConfig(partitions=2), 1)
+        ledger.write(epochs.begin_incarnation, 1)
+        topic, _ = ledger.write(topics.create, "orders", TopicConfig(partitions=2), 1)
         t = topic.topic_id
         for counter in (1, 2, 3, 4):
             commit(ledger, counter, Request(t, ((0, 2),)))
         compact(ledger, "a", now_ms=20, to_commit=3)
         compact(ledger, "b", now_ms=30, bad_keys={key_of(lease(4))})
-        ledger.trim("orders", 0, 3)
-        ledger.prepare_taking([], {(t, 0): 3}, 0, 1)
+        retention.trim(ledger, "orders", 0, 3)
+        ledger.write(recovery.prepare, [], {(t, 0): 3}, 0, 1)
         commit(ledger, 5, Request(t, ((0, 2), (1, 2)), key="k"), Request(t, ((1, 1),), key="k"))
         commit(ledger, 6, Request(t, ((0, 2),)))
-        ledger.forget_spent([key_of(lease(2))])
-        ledger.check_invariants()
-        assert ledger.unsound_extents(9) == []
+        ledger.write(unreferenced.forget, [key_of(lease(2))])
+        ledger.read(invariants.check)
+        assert ledger.read(soundness.problems, 9) == []
         yield ledger
 
 
@@ -98,7 +102,7 @@ DAMAGES = [
 def test_a_broken_rule_is_named(rich: Ledger, statement: str, rule: str) -> None:
     damage(rich, statement)
     with pytest.raises(InvariantBroken, match=rule):
-        rich.check_invariants()
+        rich.read(invariants.check)
 
 
 @pytest.mark.parametrize(
@@ -116,18 +120,18 @@ def test_a_place_in_what_the_lake_holds_is_named(
     rich: Ledger, statement: str, kind: str, words: str
 ) -> None:
     damage(rich, statement)
-    (place,) = rich.unsound_extents(9)
+    (place,) = rich.read(soundness.problems, 9)
     assert (place.kind, place.topic, place.partition) == (kind, "orders", 0)
     assert words in place.problem
 
 
 def test_the_rows_of_a_deleted_topic_may_all_be_gone_but_the_last_commits(rich: Ledger) -> None:
-    rich.delete_topic("orders", 50)
-    assert not rich.mark_free(51)
-    rich.forget_spent([key_of(lease(counter)) for counter in (1, 3, 5)])
-    rich.check_invariants()
-    assert rich.unsound_extents(9) == []
-    assert [row.commit_number for row in rich.objects()] == [4, 6]
+    rich.write(topics.delete, "orders", 50)
+    assert not marking.mark_free(rich, 51)
+    rich.write(unreferenced.forget, [key_of(lease(counter)) for counter in (1, 3, 5)])
+    rich.read(invariants.check)
+    assert rich.read(soundness.problems, 9) == []
+    assert [row.commit_number for row in rich.read(reads.objects)] == [4, 6]
 
 
 def change_head(ledger: Ledger, number: int, head_seq: int | None) -> None:
@@ -156,7 +160,7 @@ def test_an_answer_that_is_not_what_the_extents_say_is_named(
 ) -> None:
     change_head(rich, number, head_seq)
     with pytest.raises(InvariantBroken, match=rule):
-        rich.check_invariants()
+        rich.read(invariants.check)
 
 
 @pytest.mark.parametrize(("void", "head_seq"), [(True, 1), (False, 5), (False, 7)])
@@ -164,17 +168,17 @@ def test_a_head_between_commits_that_are_gone_is_held_to_what_is_left(
     tmp_path: Path, void: bool, head_seq: int
 ) -> None:
     with closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger:
-        topic, _ = ledger.create_topic("orders", TopicConfig(partitions=2), 1)
+        topic, _ = ledger.write(topics.create, "orders", TopicConfig(partitions=2), 1)
         t = topic.topic_id
         for counter in (1, 2):
             commit(ledger, counter, Request(t, ((0, 2),)))
         commit(ledger, 3, Request(t, ((0, 2),), expected_seq=99 if void else None))
         commit(ledger, 4, Request(t, ((0, 2),)))
         commit(ledger, 5, Request(t, ((1, 1),)))
-        ledger.trim("orders", 0, ledger.partition_states(t)[0].next_seq)
-        ledger.forget_spent([key_of(lease(2)), key_of(lease(4))])
-        ledger.check_invariants()
-        assert [row.commit_number for row in ledger.objects()] == [1, 3, 5]
+        retention.trim(ledger, "orders", 0, ledger.read(reads.partition_states, t)[0].next_seq)
+        ledger.write(unreferenced.forget, [key_of(lease(2)), key_of(lease(4))])
+        ledger.read(invariants.check)
+        assert [row.commit_number for row in ledger.read(reads.objects)] == [1, 3, 5]
         change_head(ledger, 3, head_seq)
         with pytest.raises(InvariantBroken, match="a commit's heads are its extents' ends"):
-            ledger.check_invariants()
+            ledger.read(invariants.check)

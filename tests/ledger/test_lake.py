@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from ledger import reads, topics
+from ledger.checks import invariants
 from ledger.errors import SwitchRefused
-from ledger.lake import statements as lake
+from ledger.lake import lake_files, lake_tables, runs
 from ledger.lake.types import FileRange, Hole, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.ledger import Ledger
-from ledger.space import marking
+from ledger.space import marking, retention
 from ledger.types import Topic, TopicConfig
 from tests.ledger.lakes import commit, compact, plan_all, switches_of
 from tests.ledger.requests import Request, key_of, lease
@@ -54,16 +56,16 @@ def test_a_plan_is_objects_in_commit_order_with_their_extents(ledger: Ledger, to
     ]
     assert planned(ledger, to_commit=2) == planned(ledger)[:2]
     assert planned(ledger, page=1) == planned(ledger)
-    (first, *_) = ledger.plan_objects(0, 3)
+    (first, *_) = ledger.read(lake_tables.plan_objects, 0, 3)
     assert (first.key, first.locator) == (key_of(lease(7)), f"at:{key_of(lease(7))}")
     assert list(first.extents) == [
-        *ledger.extents_from(t, 0, 1, 1), *ledger.extents_from(t, 1, 1, 1)
+        *ledger.read(reads.extents_from, t, 0, 1, 1), *ledger.read(reads.extents_from, t, 1, 1, 1)
     ]  # fmt: skip
     assert first.size_bytes == first.extents[0].object_size_bytes
 
 
 def test_a_plan_is_of_live_topics_and_of_those_asked_for(ledger: Ledger, topic: Topic) -> None:
-    other, _ = ledger.create_topic("other", TopicConfig(), 1)
+    other, _ = ledger.write(topics.create, "other", TopicConfig(), 1)
     commit(ledger, 1, Request(topic.topic_id), Request(other.topic_id))
     commit(ledger, 2, Request(topic.topic_id))
     commit(ledger, 3, Request(other.topic_id))
@@ -71,7 +73,7 @@ def test_a_plan_is_of_live_topics_and_of_those_asked_for(ledger: Ledger, topic: 
         (1, [(other.topic_id, 0, 1, 1)]),
         (3, [(other.topic_id, 0, 2, 2)]),
     ]
-    ledger.delete_topic("orders", 2)
+    ledger.write(topics.delete, "orders", 2)
     assert planned(ledger) == planned(ledger, topic_ids={other.topic_id})
     assert planned(ledger, topic_ids=set()) == []
 
@@ -90,36 +92,36 @@ def test_a_page_of_a_plan_does_not_hold_its_view_of_the_ledger(
 ) -> None:
     for counter in range(1, 5):
         commit(ledger, counter, Request(topic.topic_id))
-    assert len(ledger.plan_objects(0, 4, limit=1)) == 1
+    assert len(ledger.read(lake_tables.plan_objects, 0, 4, limit=1)) == 1
     rows(
         ledger, "UPDATE partitions SET earliest_seq = 4, count = 1, bytes = 10 WHERE partition = 0"
     )
-    assert ledger.partition_states(topic.topic_id)[0].earliest_seq == 4
+    assert ledger.read(reads.partition_states, topic.topic_id)[0].earliest_seq == 4
 
 
 def test_a_switch_is_what_readers_and_the_next_plan_see(ledger: Ledger, topic: Topic) -> None:
     t = topic.topic_id
     commit(ledger, 1, Request(t, ((0, 4), (1, 2))))
     commit(ledger, 2, Request(t, ((0, 2),)))
-    version = ledger.catalog_version()
+    version = ledger.read(topics.catalog_version)
     compact(ledger, "r1", now_ms=100, to_commit=1)
-    assert ledger.compacted_seqs(t) == {0: 4, 1: 2}
-    assert [state.compacted_seq for state in ledger.partition_states(t)] == [4, 2]
-    assert ledger.catalog_version() == version + 1
+    assert ledger.read(lake_tables.compacted_seqs, t) == {0: 4, 1: 2}
+    assert [state.compacted_seq for state in ledger.read(reads.partition_states, t)] == [4, 2]
+    assert ledger.read(topics.catalog_version) == version + 1
     assert planned(ledger) == [(2, [(t, 0, 5, 6)])]
-    assert ledger.lake_table(t) == LakeTable(t, f"headgate.t{t}", "r1.json", 100)
-    assert ledger.lake_tables() == [ledger.lake_table(t)]
-    assert ledger.lake_table(99) is None
-    (file,) = ledger.lake_files(t)
+    assert ledger.read(lake_tables.find, t) == LakeTable(t, f"headgate.t{t}", "r1.json", 100)
+    assert ledger.read(lake_tables.every) == [ledger.read(lake_tables.find, t)]
+    assert ledger.read(lake_tables.find, 99) is None
+    (file,) = ledger.read(lake_files.of_topic, t)
     assert (file.path, file.rows, file.run) == (f"file:///lake/r1-{t}-0.parquet", 6, "r1")
-    assert ledger.ranges_of_files(t) == {
+    assert ledger.read(lake_files.ranges, t) == {
         file.file_id: (
             LakeRange(0, 1, 4, 4, 40, 1_000, 1_000), LakeRange(1, 1, 2, 2, 20, 1_000, 1_000)
         )
     }  # fmt: skip
     assert free(ledger) == [1]
     compact(ledger, "r2", now_ms=200)
-    assert ledger.compacted_seqs(t) == {0: 6, 1: 2}
+    assert ledger.read(lake_tables.compacted_seqs, t) == {0: 6, 1: 2}
     assert planned(ledger) == []
     assert free(ledger) == [1, 2]
 
@@ -127,13 +129,19 @@ def test_a_switch_is_what_readers_and_the_next_plan_see(ledger: Ledger, topic: T
 def test_a_repeated_switch_does_no_harm(ledger: Ledger, topic: Topic) -> None:
     commit(ledger, 1, Request(topic.topic_id, ((0, 4),)))
     switches = switches_of(plan_all(ledger), "r")
-    ledger.begin_run("r", "test", 1)
-    ledger.switch_tables("r", switches, 2)
+    ledger.write(runs.begin, "r", "test", 1)
+    ledger.write(lake_tables.switch, "r", switches, 2)
     commit(ledger, 2, Request(topic.topic_id, ((0, 1),)))
-    before = (ledger.lake_files(topic.topic_id), ledger.ranges_of_files(topic.topic_id))
-    ledger.switch_tables("r", switches, 3)
-    assert (ledger.lake_files(topic.topic_id), ledger.ranges_of_files(topic.topic_id)) == before
-    assert ledger.compacted_seqs(topic.topic_id)[0] == 4
+    before = (
+        ledger.read(lake_files.of_topic, topic.topic_id),
+        ledger.read(lake_files.ranges, topic.topic_id),
+    )
+    ledger.write(lake_tables.switch, "r", switches, 3)
+    assert (
+        ledger.read(lake_files.of_topic, topic.topic_id),
+        ledger.read(lake_files.ranges, topic.topic_id),
+    ) == before
+    assert ledger.read(lake_tables.compacted_seqs, topic.topic_id)[0] == 4
 
 
 def test_file_ranges_are_those_of_live_files_by_their_first_offset(
@@ -145,28 +153,40 @@ def test_file_ranges_are_those_of_live_files_by_their_first_offset(
         compact(ledger, run, days=2)
 
     def firsts(offset: int, limit: int = 99) -> list[int]:
-        return [one.range.first_offset for one in ledger.file_ranges(t, 0, offset, limit)]
+        return [
+            one.range.first_offset
+            for one in ledger.read(lake_files.ranges_from, t, 0, offset, limit)
+        ]
 
     assert firsts(1) == [1, 2, 11, 12, 21, 22]
     assert firsts(9, 2) == [1, 2]
     assert firsts(10) == [2, 11, 12, 21, 22]
     assert firsts(30) == [22]
     assert firsts(31) == []
-    assert ledger.file_ranges(t, 1, 1, 9) == []
+    assert ledger.read(lake_files.ranges_from, t, 1, 1, 9) == []
     # A later run rewrites the files of the first.
-    old = ledger.lake_files(t)[:2]
+    old = ledger.read(lake_files.of_topic, t)[:2]
     merged = NewFile("file:///lake/r4.parquet", 9, 10, (LakeRange(0, 1, 10, 10, 100, 1, 1),))
-    ledger.begin_run("r4", "test", 500)
-    ledger.switch_tables(
-        "r4", [TableSwitch(t, "headgate.x", "4", {}, (merged,), tuple(f.path for f in old))], 500
+    ledger.write(runs.begin, "r4", "test", 500)
+    ledger.write(
+        lake_tables.switch,
+        "r4",
+        [TableSwitch(t, "headgate.x", "4", {}, (merged,), tuple(f.path for f in old))],
+        500,
     )
     assert firsts(1) == [1, 11, 12, 21, 22]
-    assert ledger.file_ranges(t, 0, 1, 1) == [
-        FileRange(ledger.lake_files(t)[-1].file_id, merged.path, 9, merged.ranges[0])
+    assert ledger.read(lake_files.ranges_from, t, 0, 1, 1) == [
+        FileRange(ledger.read(lake_files.of_topic, t)[-1].file_id, merged.path, 9, merged.ranges[0])
     ]
-    assert {f.file_id for f in ledger.lake_files(t)} == set(ledger.ranges_of_files(t))
-    assert len(ledger.lake_files(t)) == 5
-    dropped = [f for f in ledger.lake_files(t, with_dropped=True) if f.dropped_ms is not None]
+    assert {f.file_id for f in ledger.read(lake_files.of_topic, t)} == set(
+        ledger.read(lake_files.ranges, t)
+    )
+    assert len(ledger.read(lake_files.of_topic, t)) == 5
+    dropped = [
+        f
+        for f in ledger.read(lake_files.of_topic, t, with_dropped=True)
+        if f.dropped_ms is not None
+    ]
     assert [(f.path, f.dropped_ms) for f in dropped] == [(f.path, 500) for f in old]
 
 
@@ -176,13 +196,13 @@ def test_a_hole_is_kept_and_its_object_is_never_free(ledger: Ledger, topic: Topi
         commit(ledger, counter, Request(t, ((0, 3),)))
     compact(ledger, "r", bad_keys={key_of(lease(2))})
     hole = Hole(t, 0, 4, 6, key_of(lease(2)), "torn")
-    assert ledger.holes(t) == [hole]
-    assert ledger.holes(99) == []
+    assert ledger.read(lake_tables.holes, t) == [hole]
+    assert ledger.read(lake_tables.holes, 99) == []
     assert planned(ledger) == []
     assert free(ledger) == [1, 3]
-    ledger.delete_topic("orders", 7)
-    with ledger._session.writing() as connection:
-        assert lake.mark_free(connection, 7) == 0
+    ledger.write(topics.delete, "orders", 7)
+    with ledger.writing() as connection:
+        assert lake_tables.mark_free(connection, 7) == 0
 
 
 @pytest.mark.parametrize(
@@ -198,15 +218,18 @@ def test_a_switch_that_says_more_than_the_ledger_is_refused_whole(
     words: str,
 ) -> None:  # fmt: skip
     commit(ledger, 1, Request(topic.topic_id, ((0, 4),)))
-    ledger.begin_run("r", "test", 1)
+    ledger.write(runs.begin, "r", "test", 1)
     good = TableSwitch(topic.topic_id, "headgate.orders", "1", {0: 1})
     bad = TableSwitch(
         topic.topic_id, "headgate.orders", "2", watermarks, (NewFile("file:///x", 1, 4, ranges),)
     )
     with pytest.raises(SwitchRefused, match=words):
-        ledger.switch_tables("r", [good, bad], 5)
-    assert ledger.lake_tables() == [] and ledger.lake_files(topic.topic_id) == []
-    assert ledger.compacted_seqs(topic.topic_id) == {0: 0, 1: 0}
+        ledger.write(lake_tables.switch, "r", [good, bad], 5)
+    assert (
+        ledger.read(lake_tables.every) == []
+        and ledger.read(lake_files.of_topic, topic.topic_id) == []
+    )
+    assert ledger.read(lake_tables.compacted_seqs, topic.topic_id) == {0: 0, 1: 0}
 
 
 def scans(ledger: Ledger, statement: str, values: tuple[int, ...]) -> list[str]:
@@ -218,26 +241,26 @@ def scans(ledger: Ledger, statement: str, values: tuple[int, ...]) -> list[str]:
 
 def test_marking_reads_what_moved_and_a_page_of_a_plan_ends_early(ledger: Ledger) -> None:
     # With 100,000 objects a scan would hold the ledger's lock for a second.
-    assert scans(ledger, lake._MARK_SQL, (1,)) == ["SCAN p", "SCAN quarantine"]
-    assert scans(ledger, lake._PLAN_SQL, (0, 9)) == []
-    assert scans(ledger, lake._FILE_RANGES_SQL, (1, 0, 1, 9)) == ["USE TEMP B-TREE FOR ORDER BY"]
+    assert scans(ledger, lake_tables._MARK_SQL, (1,)) == ["SCAN p", "SCAN quarantine"]
+    assert scans(ledger, lake_tables._PLAN_SQL, (0, 9)) == []
+    assert scans(ledger, lake_files._RANGES_SQL, (1, 0, 1, 9)) == ["USE TEMP B-TREE FOR ORDER BY"]
 
 
 def test_an_object_is_free_when_the_last_of_its_partitions_is(ledger: Ledger, topic: Topic) -> None:
-    other, _ = ledger.create_topic("other", TopicConfig(), 1)
+    other, _ = ledger.write(topics.create, "other", TopicConfig(), 1)
     commit(ledger, 1, Request(topic.topic_id, ((0, 2), (1, 2))), Request(other.topic_id))
     commit(ledger, 2, Request(topic.topic_id))
-    compact(ledger, "r", to_commit=1, topic_ids={topic.topic_id})
+    compact(ledger, "r", to_commit=1, topic_ids=frozenset({topic.topic_id}))
     assert free(ledger) == []
     commit(ledger, 3, Request(other.topic_id))
-    ledger.trim("other", 0, 2)
-    with ledger._session.writing() as connection:
-        assert lake.mark_free(connection, 77) == 1
-        assert lake.mark_free(connection, 78) == 0
+    retention.trim(ledger, "other", 0, 2)
+    with ledger.writing() as connection:
+        assert lake_tables.mark_free(connection, 77) == 1
+        assert lake_tables.mark_free(connection, 78) == 0
     assert rows(ledger, "SELECT free_ms FROM objects") == [(77,), (None,), (None,)]
-    ledger.delete_topic("other", 80)
-    with ledger._session.writing() as connection:
-        assert lake.mark_free(connection, 81) == 1
+    ledger.write(topics.delete, "other", 80)
+    with ledger.writing() as connection:
+        assert lake_tables.mark_free(connection, 81) == 1
     assert free(ledger) == [1, 3]
 
 
@@ -245,11 +268,11 @@ def test_a_hole_of_an_evicted_object_takes_the_mark_away(ledger: Ledger, topic: 
     # A run died between its tables' commit and the switch; meanwhile all of it was evicted.
     commit(ledger, 1, Request(topic.topic_id, ((0, 2),)))
     switches = switches_of(plan_all(ledger), "r", {key_of(lease(1))})
-    ledger.trim("orders", 0, 3)
-    assert not ledger.mark_free(5)
+    retention.trim(ledger, "orders", 0, 3)
+    assert not marking.mark_free(ledger, 5)
     assert free(ledger) == [1]
-    ledger.begin_run("next", "test", 6)
-    ledger.switch_tables("next", switches, 7)
+    ledger.write(runs.begin, "next", "test", 6)
+    ledger.write(lake_tables.switch, "next", switches, 7)
     assert free(ledger) == []
 
 
@@ -258,24 +281,26 @@ def test_a_mark_that_a_quarantine_came_before_is_not_made(ledger: Ledger, topic:
     commit(ledger, 1, Request(topic.topic_id, ((0, 2),)))
     commit(ledger, 2, Request(topic.topic_id, ((0, 1),)))
     switches = switches_of(plan_all(ledger, 1), "r", {key_of(lease(1))})
-    ledger.trim("orders", 0, 4)
-    with ledger._session.snapshot() as connection:
+    retention.trim(ledger, "orders", 0, 4)
+    with ledger.reading() as connection:
         marks = marking.markable(connection)
     assert marks.commits == [1, 2]
-    ledger.begin_run("r", "test", 6)
-    ledger.switch_tables("r", switches, 7)
-    with ledger._session.writing() as connection:
+    ledger.write(runs.begin, "r", "test", 6)
+    ledger.write(lake_tables.switch, "r", switches, 7)
+    with ledger.writing() as connection:
         marking.mark(connection, marks, 8)
     assert free(ledger) == [2]
-    ledger.check_invariants()
+    ledger.read(invariants.check)
 
 
 def test_bytes_up_to_the_switch_are_those_that_the_files_say(ledger: Ledger, topic: Topic) -> None:
     t = topic.topic_id
     commit(ledger, 1, Request(t, ((0, 4),)))
     commit(ledger, 2, Request(t, ((0, 2),)))
-    assert ledger.partition_states(t)[0].bytes == 60
-    ledger.begin_run("r", "test", 1)
+    assert ledger.read(reads.partition_states, t)[0].bytes == 60
+    ledger.write(runs.begin, "r", "test", 1)
     file = NewFile("file:///x", 9, 4, (LakeRange(0, 1, 4, 4, 33, 1, 1),))
-    ledger.switch_tables("r", [TableSwitch(t, "headgate.orders", "1", {0: 4}, (file,))], 2)
-    assert ledger.partition_states(t)[0].bytes == 53
+    ledger.write(
+        lake_tables.switch, "r", [TableSwitch(t, "headgate.orders", "1", {0: 4}, (file,))], 2
+    )
+    assert ledger.read(reads.partition_states, t)[0].bytes == 53

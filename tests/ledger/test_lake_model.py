@@ -10,9 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from ledger import commits as ledger_commits
+from ledger import epochs, reads
+from ledger.checks import invariants
 from ledger.errors import DraftInvalid
+from ledger.lake import lake_files
 from ledger.lake.types import TableSwitch
 from ledger.ledger import Ledger
+from ledger.log import recovery
 from ledger.types import Commit, CommitDraft
 from tests.ledger.lake_machine import LakeMachine, Table
 from tests.ledger.model import Record
@@ -70,12 +75,12 @@ class RecoveringMachine(LakeMachine):
         self.ledger.close()
         self.recoveries += 1
         self.ledger = ledger = chain.applied(self.path, 1)
-        assert ledger.latest_commit_number() == told.commit_number
-        ledger.check_invariants()
+        assert ledger.read(ledger_commits.latest_number) == told.commit_number
+        ledger.read(invariants.check)
         self.told_heads = {
             (topic_id, state.partition): state.head_seq
             for topic_id in self.config
-            for state in ledger.partition_states(topic_id)
+            for state in ledger.read(reads.partition_states, topic_id)
         }
         unlisted = [draft for draft, commit in self.history if commit.number > told.commit_number]
         counts = Counter[tuple[int, int]]()
@@ -83,9 +88,9 @@ class RecoveringMachine(LakeMachine):
             for extent in draft.extents:
                 counts[extent.topic_id, extent.partition] += extent.record_count
         self.lose(ledger, counts)
-        ledger.prepare_taking([], dict(counts), 0, self.epoch)
+        ledger.write(recovery.prepare, [], dict(counts), 0, self.epoch)
         commits: list[Commit | DraftInvalid] = []
-        ledger.take(unlisted, commits.append)
+        ledger.write(recovery.take, unlisted, commits.append, ledger.dedupe_limits)
         del self.history[told.commit_number :]
         for draft, commit in zip(unlisted, commits, strict=True):
             assert not isinstance(commit, DraftInvalid)
@@ -93,17 +98,17 @@ class RecoveringMachine(LakeMachine):
             self.model_takes(draft)
         # What was collected and whose entry is lost is not lost: it is collected again.
         self.named, self.named_files = [], []
-        ledger.begin_incarnation(self.now_ms)
+        ledger.write(epochs.begin_incarnation, self.now_ms)
         for table in self.tables.values():
             self.look_at(table)
 
     def look_at(self, table: Table) -> None:
         """What the next run's reconcile finds: all that the table has and the ledger has not."""
-        states = self.ledger.partition_states(table.topic_id)
+        states = self.ledger.read(reads.partition_states, table.topic_id)
         for partition, seq in table.watermarks.items():
             assert seq <= self.told_heads[table.topic_id, partition]
             assert seq < states[partition].next_seq
-        there = [file.path for file in self.ledger.lake_files(table.topic_id)]
+        there = [file.path for file in self.ledger.read(lake_files.of_topic, table.topic_id)]
         table.untold = [
             TableSwitch(
                 table.topic_id, f"t{table.topic_id}", "found.json", table.watermarks,
@@ -115,7 +120,7 @@ class RecoveringMachine(LakeMachine):
     def lose(self, ledger: Ledger, counts: Counter[tuple[int, int]]) -> None:
         """The model as of the last entry, with gaps for what may have been given since."""
         for (topic_id, partition), records in self.model.partitions.items():
-            state = ledger.heads_snapshot(topic_id)[1][topic_id, partition]
+            state = ledger.read(reads.heads, [topic_id])[1][topic_id, partition]
             del records[state.head_seq :]
             if topic_id not in self.model.deleted:
                 records += [None] * counts[topic_id, partition]

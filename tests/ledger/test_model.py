@@ -11,6 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from ledger import commits, epochs, reads, topics
+from ledger.checks import invariants
 from ledger.dedupe import DedupeLimits
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, TopicConfig
@@ -65,12 +67,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.ledger.begin_incarnation(self.now_ms)
+        self.ledger.write(epochs.begin_incarnation, self.now_ms)
         self.create(NAMES[0], 2)
 
     @rule(name=st.sampled_from(NAMES), partitions=st.integers(1, 3))
     def create(self, name: str, partitions: int) -> None:
-        topic, created = self.ledger.create_topic(name, TopicConfig(partitions), self.now_ms)
+        topic, created = self.ledger.write(
+            topics.create, name, TopicConfig(partitions), self.now_ms
+        )
         assert created == (name not in self.live)
         if created:
             assert topic.topic_id not in self.config
@@ -81,7 +85,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def delete(self, name: str) -> None:
         if name in self.live:
-            self.ledger.delete_topic(name, self.now_ms)
+            self.ledger.write(topics.delete, name, self.now_ms)
             self.model.deleted.add(self.live.pop(name))
 
     @rule(name=st.sampled_from(NAMES), more=st.integers(0, 1))
@@ -89,7 +93,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if name in self.live:
             topic_id = self.live[name]
             config = TopicConfig(self.config[topic_id].partitions + more)
-            self.ledger.alter_topic(name, config)
+            self.ledger.write(topics.alter, name, config)
             self.config[topic_id] = config
             self.model.grow(topic_id, config.partitions)
 
@@ -103,7 +107,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.request(shape, shard) for shard, some in enumerate(per_shard) for shape in some
         ]
         self.counter += 1
-        draft = draft_of(lease(self.counter, self.ledger.epoch()), requests)
+        draft = draft_of(lease(self.counter, self.ledger.read(epochs.current)), requests)
         self.keep_object(draft, requests)
         expected = self.model.commit(requests, self.now_ms)
         published: list[Commit] = []
@@ -146,13 +150,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.ledger.close()
         self.ledger = self.opened()
-        self.ledger.begin_incarnation(self.now_ms)
+        self.ledger.write(epochs.begin_incarnation, self.now_ms)
 
     @invariant()
     def readers_get_each_record_at_its_offset(self) -> None:
         for (topic_id, partition), records in self.model.partitions.items():
             found: list[Record] = []
-            for extent in self.ledger.extents_from(topic_id, partition, 1, 10**6):
+            for extent in self.ledger.read(reads.extents_from, topic_id, partition, 1, 10**6):
                 assert extent.first_offset == len(found) + 1
                 void = {at for start, count in extent.voids for at in range(start, start + count)}
                 there = self.objects[extent.locator, topic_id, partition]
@@ -162,11 +166,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_ledger_agrees_with_itself(self) -> None:
-        self.ledger.check_invariants()
-        assert self.ledger.latest_commit_number() == len(self.history)
+        self.ledger.read(invariants.check)
+        assert self.ledger.read(commits.latest_number) == len(self.history)
         for draft, commit in self.history:
-            assert self.ledger.commit_by_lease(draft.lease_id) == commit
-            assert self.ledger.commit_by_number(commit.number) == commit
+            assert self.ledger.read(commits.by_lease, draft.lease_id) == commit
+            assert self.ledger.read(commits.by_number, commit.number) == commit
 
 
 TestLedgerAgainstModel = LedgerMachine.TestCase

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ledger import commits, reads, topics
+from ledger.checks import invariants
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from tests.ledger.committer import LockfLock
@@ -43,7 +45,7 @@ def lines_of(processes: Sequence[subprocess.Popen[str]]) -> list[list[str]]:
 
 def checked(directory: Path) -> Ledger:
     ledger = Ledger(directory / "ledger.db", LockfLock(directory / "lock"), must_exist=True)
-    ledger.check_invariants()
+    ledger.read(invariants.check)
     return ledger
 
 
@@ -57,10 +59,10 @@ def test_processes_that_start_and_commit_at_once_get_gapless_numbers_and_dense_o
         assert first == next_offset
         next_offset += count
     with closing(checked(tmp_path)) as ledger:
-        assert len(ledger.topics()) == 1
-        (topic,) = ledger.topics()
+        assert len(ledger.read(topics.page)) == 1
+        (topic,) = ledger.read(topics.page)
         assert topic.topic_id == 1
-        assert ledger.partition_states(1)[0].next_seq == next_offset
+        assert ledger.read(reads.partition_states, 1)[0].next_seq == next_offset
 
 
 def test_of_racing_appends_with_the_same_expectation_exactly_one_is_stored_over_processes(
@@ -71,7 +73,7 @@ def test_of_racing_appends_with_the_same_expectation_exactly_one_is_stored_over_
     assert stored == [["1", "3"]]
     assert len(lines) == 60
     with closing(checked(tmp_path)) as ledger:
-        assert ledger.partition_states(1)[1].count == 3
+        assert ledger.read(reads.partition_states, 1)[1].count == 3
 
 
 @pytest.mark.parametrize("commits_before_kill", [1, 20, 150])
@@ -87,10 +89,10 @@ def test_after_a_kill_everything_reported_is_there_and_the_rest_is_whole(
     process.stdout.close()
     process.wait(timeout=ENDS_WITHIN_S)
     with closing(checked(tmp_path)) as ledger:
-        latest = ledger.latest_commit_number()
+        latest = ledger.read(commits.latest_number)
         assert latest - len(reported) in (0, 1)
         for number, first, count in reported:
-            (run,) = ledger.commit_by_number(int(number)).runs
+            (run,) = ledger.read(commits.by_number, int(number)).runs
             assert (run.first_offset, run.record_count) == (int(first), int(count))
         # The one lease that may have been committed unreported is there, or can be committed.
         request = Request(1, ((0, 1 + len(reported) % 3),))
@@ -98,16 +100,16 @@ def test_after_a_kill_everything_reported_is_there_and_the_rest_is_whole(
         commit = ledger.commit(draft, 10, lambda _: None)
         assert commit.number == len(reported) + 1
         assert commit.repeated == (latest > len(reported))
-        ledger.check_invariants()
+        ledger.read(invariants.check)
 
 
 def test_a_reader_beside_a_writer_sees_whole_commits_only(tmp_path: Path) -> None:
     with closing(Ledger(tmp_path / "ledger.db", LockfLock(tmp_path / "lock"))) as reader:
-        topic, _ = reader.create_topic("shared", TopicConfig(partitions=2), 1)
+        topic, _ = reader.write(topics.create, "shared", TopicConfig(partitions=2), 1)
         process = started(tmp_path, 0, 150, race=False)
         seen = 0
         while seen < 150 and (process.poll() is None or seen == 0):
-            number, heads = reader.heads_snapshot(topic.topic_id)
+            number, heads = reader.read(reads.heads, [topic.topic_id])
             assert number >= seen
             seen = number
             wanted = sum(1 + counter % 3 for counter in range(number))
@@ -120,15 +122,15 @@ def test_writers_without_a_lock_are_still_kept_apart_by_their_immediate_transact
 ) -> None:
     path = tmp_path / "ledger.db"
     with closing(Ledger(path, nullcontext())) as ledger:
-        topic, _ = ledger.create_topic("shared", TopicConfig(), 1)
+        topic, _ = ledger.write(topics.create, "shared", TopicConfig(), 1)
 
-    def commits(shard: int) -> None:
+    def committing(shard: int) -> None:
         with closing(Ledger(path, nullcontext())) as ledger:
             for counter in range(100):
                 draft = draft_of(lease(counter, shard=shard), [Request(topic.topic_id)])
                 ledger.commit(draft, 10, lambda _: None)
 
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(commits, range(2)))
+        list(threads.map(committing, range(2)))
     with closing(checked(tmp_path)) as ledger:
-        assert ledger.latest_commit_number() == 200
+        assert ledger.read(commits.latest_number) == 200

@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ledger import commits, reads, topics
+from ledger.checks import invariants
+from ledger.lake import lake_files
 from ledger.ledger import Ledger
+from ledger.space import deletions, marking, retention, unreferenced
 from ledger.types import Topic, TopicConfig
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of, key_of, lease
@@ -26,7 +30,7 @@ def test_extents_are_given_from_the_one_that_holds_the_offset(ledger: Ledger, to
         commit(ledger, counter, Request(topic.topic_id, ((0, 10),)))
 
     def firsts(offset: int, limit: int = 99) -> list[int]:
-        extents = ledger.extents_from(topic.topic_id, 0, offset, limit)
+        extents = ledger.read(reads.extents_from, topic.topic_id, 0, offset, limit)
         return [extent.first_offset for extent in extents]
 
     assert firsts(0) == [1, 11, 21, 31, 41]
@@ -34,13 +38,13 @@ def test_extents_are_given_from_the_one_that_holds_the_offset(ledger: Ledger, to
     assert firsts(11, limit=2) == [11, 21]
     assert firsts(50) == [41]
     assert firsts(51) == []
-    assert ledger.extents_from(topic.topic_id, 1, 0, 9) == []
+    assert ledger.read(reads.extents_from, topic.topic_id, 1, 0, 9) == []
 
 
 def test_an_extent_says_where_its_bytes_are(ledger: Ledger, topic: Topic) -> None:
     draft = draft_of(lease(1), [Request(topic.topic_id, ((0, 2), (1, 3)), timestamp_ms=77)])
     ledger.commit(draft, 10, lambda _: None)
-    (extent,) = ledger.extents_from(topic.topic_id, 1, 1, 9)
+    (extent,) = ledger.read(reads.extents_from, topic.topic_id, 1, 1, 9)
     written = draft.extents[1]
     assert extent.locator == draft.locator
     assert extent.object_size_bytes == draft.size_bytes
@@ -53,14 +57,14 @@ def test_an_extent_says_where_its_bytes_are(ledger: Ledger, topic: Topic) -> Non
 def test_heads_come_with_the_number_of_the_commit_that_made_them(
     ledger: Ledger, topic: Topic
 ) -> None:
-    other = ledger.create_topic("other", TopicConfig(), 1)[0]
+    other = ledger.write(topics.create, "other", TopicConfig(), 1)[0]
     commit(ledger, 1, Request(topic.topic_id, ((0, 2),)), Request(other.topic_id, ((0, 5),)))
-    number, one = ledger.heads_snapshot(topic.topic_id)
+    number, one = ledger.read(reads.heads, [topic.topic_id])
     assert number == 1
     assert set(one) == {(topic.topic_id, 0), (topic.topic_id, 1)}
     state = one[topic.topic_id, 0]
     assert (state.head_seq, state.next_seq, state.count, state.bytes) == (2, 3, 2, 20)
-    _, both = ledger.heads_snapshot([topic.topic_id, other.topic_id])
+    _, both = ledger.read(reads.heads, [topic.topic_id, other.topic_id])
     assert both[other.topic_id, 0].head_seq == 5
     assert len(both) == 3
 
@@ -69,27 +73,27 @@ def test_objects_are_listed_in_commit_order_and_found_by_key(ledger: Ledger, top
     for counter in (5, 3, 9):
         commit(ledger, counter, Request(topic.topic_id, ((0, 2), (1, 1))))
     keys = [key_of(lease(counter)) for counter in (5, 3, 9)]
-    assert [row.key for row in ledger.objects()] == keys
-    assert [row.key for row in ledger.objects(1, 1)] == keys[1:2]
-    found = ledger.object_by_key(keys[2])
-    assert found == ledger.objects(2)[0]
+    assert [row.key for row in ledger.read(reads.objects)] == keys
+    assert [row.key for row in ledger.read(reads.objects, 1, 1)] == keys[1:2]
+    found = ledger.read(reads.object_by_key, keys[2])
+    assert found == ledger.read(reads.objects, 2)[0]
     assert found is not None
     assert (found.commit_number, found.extents, found.records) == (3, 2, 3)
-    assert ledger.object_by_key("l0/none") is None
+    assert ledger.read(reads.object_by_key, "l0/none") is None
 
 
 def test_a_commit_that_is_not_there_is_said_by_number(ledger: Ledger) -> None:
     with pytest.raises(KeyError, match="no commit 4"):
-        ledger.commit_by_number(4)
+        ledger.read(commits.by_number, 4)
 
 
 def test_a_time_in_a_partition_without_records_is_its_next_offset(
     ledger: Ledger, topic: Topic
 ) -> None:
-    assert ledger.offset_at_time(topic.topic_id, 0, 0) == 1
+    assert ledger.read(reads.offset_at_time, topic.topic_id, 0, 0) == 1
     commit(ledger, 1, Request(topic.topic_id, ((0, 4),), timestamp_ms=50))
-    assert ledger.offset_at_time(topic.topic_id, 0, 51) == 5
-    assert ledger.offset_at_time(topic.topic_id, 7, 0) == 1
+    assert ledger.read(reads.offset_at_time, topic.topic_id, 0, 51) == 5
+    assert ledger.read(reads.offset_at_time, topic.topic_id, 7, 0) == 1
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -102,7 +106,7 @@ def test_a_time_gives_the_first_extent_that_late_for_timestamps_in_any_order(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         ledger = Ledger(Path(directory) / "ledger.db", nullcontext())
-        made, _ = ledger.create_topic("a", TopicConfig(), 1)
+        made, _ = ledger.write(topics.create, "a", TopicConfig(), 1)
         for counter, (count, timestamp_ms) in enumerate(extents):
             request = Request(made.topic_id, ((0, count),), timestamp_ms=timestamp_ms)
             commit(ledger, counter, request)
@@ -112,7 +116,7 @@ def test_a_time_gives_the_first_extent_that_late_for_timestamps_in_any_order(
                 if timestamp_ms >= time_ms:
                     break
                 expected += count
-            assert ledger.offset_at_time(made.topic_id, 0, time_ms) == expected
+            assert ledger.read(reads.offset_at_time, made.topic_id, 0, time_ms) == expected
         ledger.close()
 
 
@@ -133,25 +137,27 @@ def test_a_time_is_found_in_what_is_compacted_trimmed_and_collected(
         tempfile.TemporaryDirectory() as directory,
         closing(Ledger(Path(directory) / "ledger.db", nullcontext())) as ledger,
     ):
-        made, _ = ledger.create_topic("a", TopicConfig(), 1)
+        made, _ = ledger.write(topics.create, "a", TopicConfig(), 1)
         key = (made.topic_id, 0)
         for counter, (count, timestamp_ms) in enumerate(extents):
             commit(ledger, counter, Request(key[0], ((0, count),), timestamp_ms=timestamp_ms))
         compact(ledger, "r", to_commit=min(compacted, len(extents)), days=days)
-        (state,) = ledger.partition_states(key[0])
-        ledger.trim("a", 0, min(1 + trimmed, state.next_seq))
-        while ledger.mark_free(1):
+        (state,) = ledger.read(reads.partition_states, key[0])
+        retention.trim(ledger, "a", 0, min(1 + trimmed, state.next_seq))
+        while marking.mark_free(ledger, 1):
             pass
         if collects:
             keys = [key_of(lease(counter)) for counter in range(len(extents) - 1)]
-            rule = ledger.collection_rule(1, 0, 99, len(extents))
-            free = [one.key for one in ledger.spent_after(rule, (-1, 0))]
+            rule = ledger.read(deletions.policy, 1, 0, 99, len(extents))
+            free = [one.key for one in ledger.read(unreferenced.page, rule, (-1, 0))]
             assert set(free) <= {*keys, key_of(lease(len(extents) - 1))}
-            ledger.forget_spent([one for one in free if one in keys])
-        ledger.check_invariants()
-        (state,) = ledger.partition_states(key[0])
+            ledger.write(unreferenced.forget, [one for one in free if one in keys])
+        ledger.read(invariants.check)
+        (state,) = ledger.read(reads.partition_states, key[0])
         in_l0 = max(state.earliest_seq, state.compacted_seq + 1)
-        ranges = [one.range for one in ledger.file_ranges(*key, state.earliest_seq, 99)]
+        ranges = [
+            one.range for one in ledger.read(lake_files.ranges_from, *key, state.earliest_seq, 99)
+        ]
         for time_ms in times:
             late = [one.first_offset for one in ranges if one.last_timestamp_ms >= time_ms]
             if late:
@@ -163,7 +169,7 @@ def test_a_time_is_found_in_what_is_compacted_trimmed_and_collected(
                     if end > in_l0 and timestamp_ms >= time_ms:
                         expected = max(end - count, in_l0)
                         break
-            assert ledger.offset_at_time(*key, time_ms) == expected
+            assert ledger.read(reads.offset_at_time, *key, time_ms) == expected
 
 
 def test_a_late_record_that_was_evicted_does_not_hide_where_the_others_begin(
@@ -172,8 +178,8 @@ def test_a_late_record_that_was_evicted_does_not_hide_where_the_others_begin(
     for counter, timestamp_ms in enumerate((9_000, 10, 20, 30, 40)):
         request = Request(topic.topic_id, ((0, 10),), timestamp_ms=timestamp_ms)
         commit(ledger, counter, request)
-    assert ledger.offset_at_time(topic.topic_id, 0, 30) == 1
-    ledger.trim("orders", 0, 15)
-    assert ledger.offset_at_time(topic.topic_id, 0, 30) == 31
-    assert ledger.offset_at_time(topic.topic_id, 0, 5) == 15
-    assert ledger.offset_at_time(topic.topic_id, 0, 41) == 51
+    assert ledger.read(reads.offset_at_time, topic.topic_id, 0, 30) == 1
+    retention.trim(ledger, "orders", 0, 15)
+    assert ledger.read(reads.offset_at_time, topic.topic_id, 0, 30) == 31
+    assert ledger.read(reads.offset_at_time, topic.topic_id, 0, 5) == 15
+    assert ledger.read(reads.offset_at_time, topic.topic_id, 0, 41) == 51

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ledger import commits, reads
+from ledger.checks import invariants
 from ledger.errors import ResultCleared
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.space import reclaim
 from ledger.types import Topic
 from tests.ledger.lakes import commit
@@ -22,29 +25,32 @@ def test_results_of_old_commits_are_cleared_and_the_extents_tell_all_that_they_t
     monkeypatch.setattr(reclaim, "RESULTS_AT_ONCE", 2)
     for counter in range(1, 6):
         commit(ledger, counter, Request(topic.topic_id, ((0, counter),)))
-    mark = ledger.mark()
+    mark = ledger.read(backup.mark)
     looked = 0
     steps = []
     while looked < 4:
-        looked = ledger.clear_results(looked, 4)
+        looked = reclaim.clear_results(ledger, looked, 4)
         steps.append(looked)
     assert steps == [2, 4, 4] or steps == [2, 4]
-    assert ledger.clear_results(0, 4) == 2  # a start looks again, and writes nothing
+    assert reclaim.clear_results(ledger, 0, 4) == 2  # a start looks again, and writes nothing
     for number in range(1, 5):
         with pytest.raises(ResultCleared, match=f"commit {number}"):
-            ledger.commit_by_number(number)
+            ledger.read(commits.by_number, number)
         with pytest.raises(ResultCleared):
-            ledger.commit_by_lease(lease(number))
-        assert ledger.lease_of_commit(number) == lease(number)
-        assert ledger.number_of_lease(lease(number)) == number
-    assert ledger.commit_by_number(5).number == 5
-    assert ledger.number_of_lease(lease(6)) is None and ledger.lease_of_commit(6) is None
-    assert ledger.mark() == mark
-    (extent,) = ledger.extents_of_commit(3)
+            ledger.read(commits.by_lease, lease(number))
+        assert ledger.read(commits.lease_of, number) == lease(number)
+        assert ledger.read(commits.number_of, lease(number)) == number
+    assert ledger.read(commits.by_number, 5).number == 5
+    assert (
+        ledger.read(commits.number_of, lease(6)) is None
+        and ledger.read(commits.lease_of, 6) is None
+    )
+    assert ledger.read(backup.mark) == mark
+    (extent,) = ledger.read(reads.extents_of_commit, 3)
     assert (extent.first_offset, extent.last_offset, extent.voids) == (4, 6, ())
-    assert ledger.clear_results(4, 5) == 5
-    assert ledger.mark() == mark  # a ledger is known by its last commit's lease
-    ledger.check_invariants()
+    assert reclaim.clear_results(ledger, 4, 5) == 5
+    assert ledger.read(backup.mark) == mark  # a ledger is known by its last commit's lease
+    ledger.read(invariants.check)
     commit(ledger, 6, Request(topic.topic_id))
 
 
@@ -64,19 +70,19 @@ def pages(path: Path) -> tuple[int, int]:
 
 
 def test_free_pages_are_given_back_in_steps_but_for_a_share(ledger: Ledger, topic: Topic) -> None:
-    assert not ledger.give_pages_back()
+    assert not reclaim.give_pages_back(ledger)
     grow_and_shrink(ledger.path)
     before, free = pages(ledger.path)
     assert free > 4_000
-    assert ledger.give_pages_back()
+    assert reclaim.give_pages_back(ledger)
     count, left = pages(ledger.path)
     assert before - count >= reclaim.PAGES_AT_ONCE and left == free - reclaim.PAGES_AT_ONCE
-    while ledger.give_pages_back():
+    while reclaim.give_pages_back(ledger):
         pass
     count, left = pages(ledger.path)
     assert left <= reclaim.PAGES_KEPT_MIN < left + reclaim.PAGES_AT_ONCE
     commit(ledger, 1, Request(topic.topic_id))
-    ledger.check_invariants()
+    ledger.read(invariants.check)
 
 
 def test_a_ledger_of_a_former_version_keeps_its_pages(tmp_path: Path) -> None:
@@ -85,4 +91,4 @@ def test_a_ledger_of_a_former_version_keeps_its_pages(tmp_path: Path) -> None:
         connection.execute("PRAGMA journal_mode = WAL")  # its first page: without a map
     with closing(Ledger(path, nullcontext())) as ledger:
         grow_and_shrink(path)
-        assert not ledger.give_pages_back()
+        assert not reclaim.give_pages_back(ledger)

@@ -7,9 +7,12 @@ from contextlib import closing
 
 import pytest
 
+from ledger import epochs, reads, topics
+from ledger.checks import invariants
 from ledger.checks.invariants import InvariantBroken
 from ledger.errors import DraftInvalid
 from ledger.ledger import Ledger
+from ledger.log import backup, recovery
 from ledger.log.recovery import IDS_SKIPPED, TopicSeen
 from ledger.types import Commit, Gap, Topic, TopicConfig
 from tests.ledger.requests import Request, draft_of, lease
@@ -21,57 +24,61 @@ def commit(ledger: Ledger, counter: int, *requests: Request) -> None:
 
 def extents(ledger: Ledger, topic: Topic, offset: int = 1) -> list[tuple[int, int]]:
     """Offsets of partition 0's extents from ``offset`` on."""
-    found = ledger.extents_from(topic.topic_id, 0, offset, 100)
+    found = ledger.read(reads.extents_from, topic.topic_id, 0, offset, 100)
     return [(extent.first_offset, extent.last_offset) for extent in found]
 
 
 def test_records_behind_a_gap_stand_behind_all_of_it(ledger: Ledger, topic: Topic) -> None:
     key = (topic.topic_id, 0)
     commit(ledger, 1, Request(*key[:1], ((0, 3),)))
-    changed, gaps = ledger.prepare_taking([], {key: 5}, 0, 1)
-    assert changed == [] and gaps == [Gap(*key, 4, 8, "recovery")] == ledger.gaps()
+    changed, gaps = ledger.write(recovery.prepare, [], {key: 5}, 0, 1)
+    assert changed == [] and gaps == [Gap(*key, 4, 8, "recovery")] == ledger.read(reads.gaps)
     commit(ledger, 2, Request(topic.topic_id, ((0, 2), (1, 1))))
     assert extents(ledger, topic) == [(1, 3), (9, 10)]
     assert extents(ledger, topic, 5) == [(9, 10)]
-    state = ledger.partition_states(topic.topic_id)[0]
+    state = ledger.read(reads.partition_states, topic.topic_id)[0]
     assert (state.head_seq, state.earliest_seq, state.count) == (10, 1, 5)
-    assert ledger.partition_states(topic.topic_id)[1].head_seq == 1
+    assert ledger.read(reads.partition_states, topic.topic_id)[1].head_seq == 1
 
 
 def test_gaps_may_follow_each_other_and_stand_around_void_commits(
     ledger: Ledger, topic: Topic
 ) -> None:
     key = (topic.topic_id, 0)
-    ledger.prepare_taking([], {key: 2}, 0, 1)
-    ledger.prepare_taking([], {key: 3}, 0, 1)
+    ledger.write(recovery.prepare, [], {key: 2}, 0, 1)
+    ledger.write(recovery.prepare, [], {key: 3}, 0, 1)
     commit(ledger, 1, Request(topic.topic_id, expected_seq=99))  # void
-    ledger.prepare_taking([], {key: 1}, 0, 1)
-    assert [(gap.gap_from, gap.gap_to) for gap in ledger.gaps()] == [(1, 2), (3, 5), (6, 6)]
-    ledger.check_invariants()
+    ledger.write(recovery.prepare, [], {key: 1}, 0, 1)
+    assert [(gap.gap_from, gap.gap_to) for gap in ledger.read(reads.gaps)] == [
+        (1, 2),
+        (3, 5),
+        (6, 6),
+    ]
+    ledger.read(invariants.check)
     commit(ledger, 2, Request(topic.topic_id))
     assert extents(ledger, topic) == [(7, 7)]
 
 
 def test_a_gap_is_news_for_the_log_though_no_record_follows(ledger: Ledger, topic: Topic) -> None:
-    told = ledger.mark()
-    ledger.prepare_taking([], {(topic.topic_id, 0): 5}, 0, 1)
-    assert ledger.mark() != told
-    _, changes = ledger.changes_since(told)
+    told = ledger.read(backup.mark)
+    ledger.write(recovery.prepare, [], {(topic.topic_id, 0): 5}, 0, 1)
+    assert ledger.read(backup.mark) != told
+    _, changes = ledger.read(backup.changes_since, told)
     assert [row[:4] for row in changes.rows["partitions"] if row[1] == 0] == [[1, 0, 6, 1]]
     assert changes.rows["gaps"] == [[1, 0, 1, 5, "recovery"]]
 
 
 def test_damage_skips_offsets_everywhere_and_topic_ids(ledger: Ledger, topic: Topic) -> None:
-    dead, _ = ledger.create_topic("dead", TopicConfig(), 1)
-    ledger.delete_topic("dead", 2)
-    _, gaps = ledger.prepare_taking([], {(topic.topic_id, 1): 3}, 10, 1)
+    dead, _ = ledger.write(topics.create, "dead", TopicConfig(), 1)
+    ledger.write(topics.delete, "dead", 2)
+    _, gaps = ledger.write(recovery.prepare, [], {(topic.topic_id, 1): 3}, 10, 1)
     assert gaps == [Gap(1, 0, 1, 10, "recovery"), Gap(1, 1, 1, 13, "recovery")]
-    later, _ = ledger.create_topic("later", TopicConfig(), 3)
+    later, _ = ledger.write(topics.create, "later", TopicConfig(), 3)
     assert later.topic_id == dead.topic_id + IDS_SKIPPED + 1
 
 
 def test_topics_are_restored_and_a_newer_id_has_the_name(ledger: Ledger, topic: Topic) -> None:
-    changed, _ = ledger.prepare_taking(
+    changed, _ = ledger.write(recovery.prepare,
         [
             TopicSeen(topic.topic_id, "orders", 4, 1),  # grew behind the last entry
             TopicSeen(9, "orders", 2, 50),  # was made again behind it
@@ -81,51 +88,51 @@ def test_topics_are_restored_and_a_newer_id_has_the_name(ledger: Ledger, topic: 
         {}, 0, 1,
     )  # fmt: skip
     assert changed == ["orders", "orders", "other", "orders"]
-    assert {t.name: t.topic_id for t in ledger.topics()} == {"orders": 9, "other": 8}
+    assert {t.name: t.topic_id for t in ledger.read(topics.page)} == {"orders": 9, "other": 8}
     for gone in (topic.topic_id, 7):
-        deleted = ledger.topic_by_id(gone)
+        deleted = ledger.read(topics.by_id, gone)
         assert deleted is not None and deleted.deleted_ms is not None
-    assert len(ledger.partition_states(topic.topic_id)) == 4
-    assert ledger.create_topic("next", TopicConfig(), 60)[0].topic_id == 10
+    assert len(ledger.read(reads.partition_states, topic.topic_id)) == 4
+    assert ledger.write(topics.create, "next", TopicConfig(), 60)[0].topic_id == 10
 
 
 def test_an_older_id_does_not_take_the_name_back(ledger: Ledger) -> None:
     for name in ("x", "orders"):
-        ledger.create_topic(name, TopicConfig(), 1)
-    newer = ledger.topic("orders")
+        ledger.write(topics.create, name, TopicConfig(), 1)
+    newer = ledger.read(topics.find, "orders")
     assert newer is not None and newer.topic_id == 2
-    ledger.delete_topic("x", 1)
+    ledger.write(topics.delete, "x", 1)
     with closing(sqlite3.connect(ledger.path)) as connection, connection:
         connection.execute("DELETE FROM topics WHERE topic_id = 1")
         connection.execute("DELETE FROM partitions WHERE topic_id = 1")
-    ledger.prepare_taking([TopicSeen(1, "orders", 1, 1)], {}, 0, 1)
-    assert ledger.topic("orders") == newer
-    older = ledger.topic_by_id(1)
+    ledger.write(recovery.prepare, [TopicSeen(1, "orders", 1, 1)], {}, 0, 1)
+    assert ledger.read(topics.find, "orders") == newer
+    older = ledger.read(topics.by_id, 1)
     assert older is not None and older.deleted_ms is not None
     commit(ledger, 1, Request(1))
-    assert ledger.partition_states(1)[0].count == 0
+    assert ledger.read(reads.partition_states, 1)[0].count == 0
 
 
 def test_epochs_go_on_above_all_that_were_seen(ledger: Ledger) -> None:
-    ledger.prepare_taking([], {}, 0, 40)
-    assert ledger.begin_incarnation(2, 1) == (2, 41)
-    ledger.prepare_taking([], {}, 0, 3)
-    assert ledger.epoch() == ledger.epoch_floor() == 41
+    ledger.write(recovery.prepare, [], {}, 0, 40)
+    assert ledger.write(epochs.begin_incarnation, 2, 1) == (2, 41)
+    ledger.write(recovery.prepare, [], {}, 0, 3)
+    assert ledger.read(epochs.current) == ledger.read(epochs.floor) == 41
 
 
 def test_a_start_takes_the_number_behind_the_logs_whatever_failed_before(ledger: Ledger) -> None:
     # The fixture began 1; three more starts never wrote their first entry.
     for _ in range(3):
-        assert ledger.begin_incarnation(2, 1)[0] == 2
-    assert ledger.begin_incarnation(3, 2)[0] == 3
-    assert ledger.incarnations() == [1, 2, 3]
+        assert ledger.write(epochs.begin_incarnation, 2, 1)[0] == 2
+    assert ledger.write(epochs.begin_incarnation, 3, 2)[0] == 3
+    assert ledger.read(epochs.incarnations) == [1, 2, 3]
 
 
 def test_a_draft_that_contradicts_itself_hinders_no_other(ledger: Ledger, topic: Topic) -> None:
     good = [draft_of(lease(n), [Request(topic.topic_id)]) for n in (1, 3)]
     bad = draft_of(lease(2), [Request(topic.topic_id, ((5, 1),))])
     results: list[Commit | DraftInvalid] = []
-    ledger.take([good[0], bad, good[1]], results.append)
+    ledger.write(recovery.take, [good[0], bad, good[1]], results.append, ledger.dedupe_limits)
     first, refused, second = results
     assert isinstance(refused, DraftInvalid)
     assert not isinstance(first, DraftInvalid) and not isinstance(second, DraftInvalid)
@@ -137,7 +144,9 @@ def test_an_object_is_taken_as_of_its_own_time(ledger: Ledger, topic: Topic) -> 
     request = Request(topic.topic_id, key="k")
     commit(ledger, 1, request)
     results: list[Commit | DraftInvalid] = []
-    ledger.take([draft_of(lease(2), [request])], results.append)
+    ledger.write(
+        recovery.take, [draft_of(lease(2), [request])], results.append, ledger.dedupe_limits
+    )
     (taken,) = results
     assert not isinstance(taken, DraftInvalid)
     assert [verdict.kind for verdict in taken.verdicts] == ["deduped"]
@@ -145,11 +154,11 @@ def test_an_object_is_taken_as_of_its_own_time(ledger: Ledger, topic: Topic) -> 
 
 def test_a_hole_that_nobody_declared_breaks_the_invariants(ledger: Ledger, topic: Topic) -> None:
     commit(ledger, 1, Request(topic.topic_id))
-    ledger.prepare_taking([], {(topic.topic_id, 0): 2}, 0, 1)
+    ledger.write(recovery.prepare, [], {(topic.topic_id, 0): 2}, 0, 1)
     with closing(sqlite3.connect(ledger.path)) as connection:
         with connection:
             connection.execute("UPDATE gaps SET gap_to = 2")
         with pytest.raises(InvariantBroken, match="the head agrees"):
-            ledger.check_invariants()
+            ledger.read(invariants.check)
         with connection:
             connection.execute("UPDATE gaps SET gap_to = 3")

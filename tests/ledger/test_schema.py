@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger import schema
+from ledger import epochs, notes, schema, topics
+from ledger.checks import invariants
 from ledger.errors import (
     LedgerBusy,
     LedgerCorrupt,
@@ -49,35 +50,35 @@ def test_each_start_is_a_higher_incarnation_with_a_higher_epoch_and_the_floor_at
     starts = []
     for start in range(3):
         ledger = opened(tmp_path / "ledger.db")
-        starts.append(ledger.begin_incarnation(start))
-        assert ledger.epoch_floor() == ledger.epoch() == starts[-1][1]
-        assert ledger.raise_epoch() == starts[-1][1] + 1
+        starts.append(ledger.write(epochs.begin_incarnation, start))
+        assert ledger.read(epochs.floor) == ledger.read(epochs.current) == starts[-1][1]
+        assert ledger.write(epochs.advance) == starts[-1][1] + 1
         ledger.close()
     assert starts == [(1, 1), (2, 3), (3, 5)]
     again = opened(tmp_path / "ledger.db")
-    assert again.incarnations() == [1, 2, 3]
+    assert again.read(epochs.incarnations) == [1, 2, 3]
     again.close()
 
 
 def test_the_epoch_floor_never_falls_and_never_passes_the_epoch(tmp_path: Path) -> None:
     ledger = opened(tmp_path / "ledger.db")
-    ledger.begin_incarnation(1)
-    ledger.raise_epoch()
-    assert ledger.raise_epoch_floor(2) == 2
-    assert ledger.raise_epoch_floor(1) == 2
+    ledger.write(epochs.begin_incarnation, 1)
+    ledger.write(epochs.advance)
+    assert ledger.write(epochs.raise_floor, 2) == 2
+    assert ledger.write(epochs.raise_floor, 1) == 2
     with pytest.raises(ValueError, match="floor 3 is above the epoch 2"):
-        ledger.raise_epoch_floor(3)
+        ledger.write(epochs.raise_floor, 3)
     ledger.close()
 
 
 def test_notes_are_kept_over_a_restart(tmp_path: Path) -> None:
     ledger = opened(tmp_path / "ledger.db")
-    assert ledger.meta("store") is None
-    ledger.set_meta("store", "file:///a")
-    ledger.set_meta("store", "file:///b")
+    assert ledger.read(notes.get, "store") is None
+    ledger.write(notes.put, "store", "file:///a")
+    ledger.write(notes.put, "store", "file:///b")
     ledger.close()
     again = opened(tmp_path / "ledger.db")
-    assert again.meta("store") == "file:///b"
+    assert again.read(notes.get, "store") == "file:///b"
     again.close()
 
 
@@ -93,7 +94,7 @@ def test_a_missing_file_is_made_unless_it_must_exist(tmp_path: Path) -> None:
 def test_a_later_migration_is_applied_once_and_keeps_the_rows(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     ledger = opened(path)
-    made, _ = ledger.create_topic("a", TopicConfig(), 1)
+    made, _ = ledger.write(topics.create, "a", TopicConfig(), 1)
     ledger.close()
     later: schema.Migration = (
         "ALTER TABLE topics ADD COLUMN colour TEXT",
@@ -155,7 +156,7 @@ def test_a_database_of_another_program_is_refused_untouched(tmp_path: Path) -> N
 def test_damage_in_the_middle_of_the_file_is_named_when_it_is_met(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     ledger = opened(path)
-    made, _ = ledger.create_topic("a", TopicConfig(partitions=500), 1)
+    made, _ = ledger.write(topics.create, "a", TopicConfig(partitions=500), 1)
     for counter in range(20):
         requests = [Request(made.topic_id, tuple((number, 1) for number in range(500)))]
         ledger.commit(draft_of(lease(counter), requests), 10, lambda _: None)
@@ -167,7 +168,7 @@ def test_damage_in_the_middle_of_the_file_is_named_when_it_is_met(tmp_path: Path
         pytest.raises(LedgerCorrupt, match=str(path)),
         closing(opened(path)) as damaged,
     ):
-        damaged.check_invariants()
+        damaged.read(invariants.check)
 
 
 def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -186,18 +187,18 @@ def test_a_full_disk_is_an_error_that_can_be_tried_again_and_leaves_nothing(
 ) -> None:
     path = tmp_path / "ledger.db"
     ledger = opened(path)
-    made, _ = ledger.create_topic("a", TopicConfig(partitions=500), 1)
+    made, _ = ledger.write(topics.create, "a", TopicConfig(partitions=500), 1)
     draft = draft_of(lease(1), [Request(made.topic_id, tuple((p, 1) for p in range(500)))])
-    with ledger._session.reading() as connection:
+    with ledger.reading() as connection:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(LedgerUnusable, match="full") as caught:
         ledger.commit(draft, 10, lambda _: None)
     assert caught.value.retryable
-    with ledger._session.reading() as connection:
+    with ledger.reading() as connection:
         connection.execute("PRAGMA max_page_count = 1000000")
     assert ledger.commit(draft, 10, lambda _: None).number == 1
-    ledger.check_invariants()
+    ledger.read(invariants.check)
     ledger.close()
 
 
@@ -246,11 +247,11 @@ def test_no_memory_within_a_transaction_is_an_error_of_the_ledger_and_leaves_not
     ledger = opened(tmp_path / "ledger.db")
 
     def call() -> None:
-        with ledger._session.writing() as connection:
+        with ledger.writing() as connection:
             connection.execute("INSERT INTO meta (name, value) VALUES ('a', 'b')")
             raise MemoryError  # as sqlite3 does for SQLITE_NOMEM
 
     with pytest.raises(LedgerMemory):
         call()
-    assert ledger.meta("a") is None
+    assert ledger.read(notes.get, "a") is None
     ledger.close()

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ledger.log import backup
 from ledger.log.backup import Changes, Mark
 from tests.sim.oracle import require
 from tests.sim.schedule import MS, Schedule, log_uniform
@@ -35,16 +36,25 @@ class ListLedger:
         self.commits = commits
         path.touch()
 
-    def mark(self) -> Mark:
+    def read(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What ``function`` would read."""
+        answers: dict[object, Callable[..., Any]] = {
+            backup.mark: self._mark,
+            backup.changes_since: self._changes_since,
+            backup.copy_to: self._copy_to,
+        }
+        return answers[function](*args)
+
+    def _mark(self) -> Mark:
         """How far it is."""
         return Mark(commit_number=len(self.commits))
 
-    def changes_since(self, mark: Mark) -> tuple[Mark, Changes]:
+    def _changes_since(self, mark: Mark) -> tuple[Mark, Changes]:
         """Commits after a mark, with their numbers."""
         rows = [[at + 1, key] for at, key in enumerate(self.commits) if at >= mark.commit_number]
-        return self.mark(), Changes({}, {"objects": rows})
+        return self._mark(), Changes({}, {"objects": rows})
 
-    def copy_to(self, path: Path, between: Callable[[], None]) -> int:
+    def _copy_to(self, path: Path, between: Callable[[], None]) -> int:
         """A copy as of now, which takes a while."""
         there = list(self.commits)
         path.write_bytes(msgspec.msgpack.encode(there))

@@ -7,6 +7,7 @@ ledger did.
 
 from __future__ import annotations
 
+from ledger import topics
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards.frame import Part, encode_conditions
@@ -29,8 +30,8 @@ class Load:
         self.requests = 0
         self._keys: list[str] = []
         for number in range(TOPICS):
-            ledger.create_topic(f"t{number + 1}", TopicConfig(partitions=PARTITIONS), 1)
-        ledger.create_topic(f"t{APPENDED}", TopicConfig(), 1)
+            ledger.write(topics.create, f"t{number + 1}", TopicConfig(partitions=PARTITIONS), 1)
+        ledger.write(topics.create, f"t{APPENDED}", TopicConfig(), 1)
 
     def request(self, shard: int) -> tuple[int, bytes, list[Part]]:
         """A request with a number of its own in each payload; some repeat an idempotency key."""

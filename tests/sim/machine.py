@@ -18,15 +18,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Concatenate, cast
 from unittest.mock import patch
 
 from daemon.heartbeat import Pulse, Verdict
 from daemon.orphans import ADOPTIONS_MAX, Orphans
-from daemon.upkeep.upkeep import settled_commits
+from daemon.upkeep.upkeep import followed_and_live
+from ledger import commits, epochs
 from ledger.errors import LedgerBusy, LedgerError, LedgerFault
 from ledger.ledger import Ledger
-from ledger.types import Commit, CommitDraft, LeaseId
+from ledger.space import reclaim
+from ledger.tx import P, ReadTx, T
+from ledger.types import Commit, CommitDraft
 from shards import alarms, locks
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind, raised
@@ -124,13 +127,14 @@ class WatchedLedger(Ledger):
         machine.fail("after all of it")
         return commit
 
-    def commit_by_lease(self, lease_id: LeaseId) -> Commit | None:
-        self.machine.fail("the look for a lease")
-        return super().commit_by_lease(lease_id)
-
-    def commit_by_number(self, number: int) -> Commit:
-        self.machine.fail("the look for a commit")
-        return super().commit_by_number(number)
+    def read(
+        self, function: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        if function is commits.by_lease:
+            self.machine.fail("the look for a lease")
+        elif function is commits.by_number:
+            self.machine.fail("the look for a commit")
+        return super().read(function, *args, **kwargs)
 
     def name_of(self, topic_id: int) -> str:
         """A topic's name."""
@@ -259,7 +263,7 @@ class Shard:
             commit = self._log.read(self._seen + 1)
             if commit is None:
                 try:
-                    commit = self.machine.ledger.commit_by_number(self._seen + 1)
+                    commit = self.machine.ledger.read(commits.by_number, self._seen + 1)
                 except LedgerError:
                     self.machine.rung[self.shard] = True  # the daemon tries again, too
                     break
@@ -345,7 +349,7 @@ class Machine:
         self.ledger.machine = self
         # The oracle sees what is committed, not what another connection is about to.
         self.seen_ledger = Ledger(directory / "ledger.db", LedgerLock(self), must_exist=True)
-        incarnation, epoch = self.ledger.begin_incarnation(1)
+        incarnation, epoch = self.ledger.write(epochs.begin_incarnation, 1)
         self.cleared = 0  # results of commits up to here
         self.words[at.G_INCARNATION], self.words[at.G_EPOCH] = incarnation, epoch
         self.wall_off_ns = 0  # steps of the wall clock
@@ -457,13 +461,14 @@ class Machine:
                 elif life.process.alive:
                     self._watch(life, words, leases, group_table)
             self._check_stuck(leases)
-            to = settled_commits(cast(memoryview, words), self.layout, leases, self.ledger)
-            self.cleared = self.ledger.clear_results(self.cleared, to)
+            seen = followed_and_live(cast(memoryview, words), self.layout, leases)
+            to = self.ledger.read(commits.before_leases, *seen)
+            self.cleared = reclaim.clear_results(self.ledger, self.cleared, to)
             if schedule.now_ns >= epoch_due_ns:
-                epoch = self.ledger.raise_epoch()
+                epoch = self.ledger.write(epochs.advance)
                 if self.faults and self.rng.randrange(2):
                     self.log(f"floor {epoch}")
-                    self.ledger.raise_epoch_floor(epoch)
+                    self.ledger.write(epochs.raise_floor, epoch)
                 words[at.G_EPOCH] = epoch
                 epoch_due_ns = schedule.now_ns + EPOCH_NS
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from ledger import commits
+from ledger.checks import invariants
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft
 from shards import layout as at
@@ -194,8 +196,8 @@ class Oracle:
     def _take_in(self) -> None:
         """Takes in what the ledger has committed since."""
         self._asked = False
-        for number in range(self._numbers + 1, self._ledger.latest_commit_number() + 1):
-            self._committed_now(self._ledger.commit_by_number(number))
+        for number in range(self._numbers + 1, self._ledger.read(commits.latest_number) + 1):
+            self._committed_now(self._ledger.read(commits.by_number, number))
             self._numbers = number
 
     def _committed_now(self, commit: Commit) -> None:
@@ -312,4 +314,4 @@ class Oracle:
         left = [number for waiting in self._published for _, _, number in waiting]
         require(self._void >= set(left), "each request is in a commit, or void", left)
         require(self._words[at.G_COMMITS] == self._numbers, "the log is whole", self._numbers)
-        self._ledger.check_invariants()
+        self._ledger.read(invariants.check)

@@ -18,7 +18,10 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 
 from daemon.upkeep.recover import Report, take_unlisted
+from ledger import reads, topics
+from ledger.checks import invariants
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.backup import Mark
 from shards.frame import batch_payload, batches
 from tests.sim.oracle import Oracle, require
@@ -55,9 +58,9 @@ class Backup:
 
     def tell(self) -> None:
         """An entry."""
-        self._mark, changes = self._ledger.changes_since(self._mark)
+        self._mark, changes = self._ledger.read(backup.changes_since, self._mark)
         with closing(Ledger(self._path, nullcontext())) as told:
-            told.apply_changes(changes)
+            told.write(backup.apply, changes)
 
     def recover(self) -> None:
         """Raises Violation."""
@@ -73,7 +76,7 @@ class Backup:
             report = Report()
             take_unlisted(ledger, store, 1, report, lambda _: None)
             require(report.sound, "every object is whole and there", report.corrupt, report.missing)
-            ledger.check_invariants()
+            ledger.read(invariants.check)
             stored = self._stored(ledger, store)
         self.taken += report.objects_taken
         twice = [number for number, count in stored.items() if count > 1]
@@ -83,10 +86,12 @@ class Backup:
     def _stored(self, ledger: Ledger, store: Store) -> Counter[tuple[int, tuple[int, int]]]:
         """How often each request's part of a partition is readable."""
         found: Counter[tuple[int, tuple[int, int]]] = Counter()
-        for topic in ledger.topics():
+        for topic in ledger.read(topics.page):
             for partition in range(topic.config.partitions):
                 in_order: list[int] = []
-                for extent in ledger.extents_from(topic.topic_id, partition, 1, 1 << 30):
+                for extent in ledger.read(
+                    reads.extents_from, topic.topic_id, partition, 1, 1 << 30
+                ):
                     body = store.kept[extent.locator][1]
                     place = (topic.topic_id, partition)
                     footer = read_footer(body)

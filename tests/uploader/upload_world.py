@@ -8,9 +8,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Concatenate
 
+from ledger import commits, epochs, reads, topics
+from ledger.checks import invariants
 from ledger.ledger import Ledger
-from ledger.types import Commit, CommitDraft, LeaseId, Topic, TopicConfig
+from ledger.tx import P, ReadTx, T
+from ledger.types import Commit, CommitDraft, Topic, TopicConfig
 from shards import layout as at
 from shards import locks
 from shards.alarms import AlarmBoard, AlarmKind, raised
@@ -82,15 +86,13 @@ class WatchedLedger(Ledger):
     before_commit: Callable[[CommitDraft], None] | None = None
     before_look: Callable[[], None] | None = None  # for the commit of a lease or a number
 
-    def commit_by_lease(self, lease_id: LeaseId) -> Commit | None:
-        if self.before_look is not None:
+    def read(
+        self, function: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        is_look = function is commits.by_lease or function is commits.by_number
+        if is_look and self.before_look is not None:
             self.before_look()
-        return super().commit_by_lease(lease_id)
-
-    def commit_by_number(self, number: int) -> Commit:
-        if self.before_look is not None:
-            self.before_look()
-        return super().commit_by_number(number)
+        return super().read(function, *args, **kwargs)
 
     def commit(
         self, draft: CommitDraft, now_ms: int, published: Callable[[Commit], None]
@@ -116,11 +118,11 @@ class Pipeline:
         self.store = FaultyStore(open_store(f"file://{directory}/store", threads=8))
         self.lock = SharedLock(made.locks, locks.LEDGER)
         self.ledger = WatchedLedger(directory / "ledger.db", self.lock)
-        incarnation, epoch = self.ledger.begin_incarnation(1)
+        incarnation, epoch = self.ledger.write(epochs.begin_incarnation, 1)
         self.words[at.G_INCARNATION], self.words[at.G_EPOCH] = incarnation, epoch
         # As behind an entry of the owner's log that was accepted just now.
         tell_sent(self.words, Moment(boottime_ns(), wall_ns()))
-        self.topic: Topic = self.ledger.create_topic("t", TopicConfig(partitions=2), 1)[0]
+        self.topic: Topic = self.ledger.write(topics.create, "t", TopicConfig(partitions=2), 1)[0]
         self.log = CommitLog(made.segment)
         self.topic_name: Callable[[int], str] = {self.topic.topic_id: "t"}.__getitem__
         self.ended: list[int] = []  # shards whose process would have ended
@@ -194,7 +196,7 @@ class Pipeline:
         """All records of partition 0 in offset order, as a reader finds them."""
         found: list[str] = []
         next_offset = 1
-        for extent in self.ledger.extents_from(self.topic.topic_id, 0, 1, 1000):
+        for extent in self.ledger.read(reads.extents_from, self.topic.topic_id, 0, 1, 1000):
             assert extent.first_offset == next_offset
             next_offset = extent.last_offset + 1
             data = self.store.get(extent.locator, extent.byte_start, extent.byte_length)
@@ -208,7 +210,7 @@ class Pipeline:
     def close(self) -> None:
         for uploads in self.uploads:
             uploads.stop()
-        self.ledger.check_invariants()
+        self.ledger.read(invariants.check)
         self.ledger.close()
         self.store.close()
 

@@ -32,6 +32,7 @@ from typing import Optional
 
 from msgspec import Struct
 
+from ledger import commits
 from ledger.errors import LeaseBelowFloor, LedgerError
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, Condition
@@ -349,7 +350,7 @@ class Uploads:
         if not self._is_owned():
             return
         for number in range(self._log.end + 1, commit.number):
-            self._log.publish(self._ledger.commit_by_number(number))
+            self._log.publish(self._ledger.read(commits.by_number, number))
         self._log.publish(commit)
 
     def _count(self, word: int, amount: int) -> None:

@@ -16,7 +16,9 @@ from compaction.source.plan import Page, PlanInvalid, fill, finished, wanted
 from compaction.source.planner import LedgerPlanner
 from compaction.source.read_tasks import ReadTask, losses, tasks_of
 from compaction.source.schemas import Offsets, Plan, PlanRequest, PlanStore
+from ledger import commits, epochs, notes, reads, topics
 from ledger.ages import NOTE, Aged, note_of
+from ledger.lake import lake_files, lake_tables, runs
 from ledger.lake.types import Hole, LakeRange, NewFile, TableSwitch
 from ledger.ledger import Ledger
 from ledger.types import Topic, TopicConfig
@@ -44,7 +46,13 @@ def with_commits(ledger: Ledger, topic: Topic, commits: list[list[Key]]) -> None
 
 def compacted(ledger: Ledger, topic: Topic, run: str, objects: int, files: int) -> None:
     """Switches the oldest objects; their rows are dealt to ``files`` files, which interleave."""
-    planned = ledger.plan_objects(0, ledger.latest_commit_number(), objects, {topic.topic_id})
+    planned = ledger.read(
+        lake_tables.plan_objects,
+        0,
+        ledger.read(commits.latest_number),
+        objects,
+        frozenset({topic.topic_id}),
+    )
     rows: dict[int, dict[int, list[int]]] = {}
     watermarks: dict[int, int] = {}
     for extent in (extent for each in planned for extent in each.extents):
@@ -61,10 +69,10 @@ def compacted(ledger: Ledger, topic: Topic, run: str, objects: int, files: int) 
         )
         for number, parts in rows.items()
     )  # fmt: skip
-    ledger.begin_run(run, "a test", 1)
+    ledger.write(runs.begin, run, "a test", 1)
     switch = TableSwitch(topic.topic_id, topic.name, "1.json", watermarks, added)
-    ledger.switch_tables(run, [switch], 1)
-    ledger.end_run(run, 1)
+    ledger.write(lake_tables.switch, run, [switch], 1)
+    ledger.write(runs.end, run, 1)
 
 
 def planned(ledger: Ledger, request: PlanRequest) -> list[Plan]:
@@ -74,12 +82,12 @@ def planned(ledger: Ledger, request: PlanRequest) -> list[Plan]:
     while asked is not None:
         page = Page(asked.limit)
         for name in asked.topics:
-            topic = ledger.topic(name)
+            topic = ledger.read(topics.find, name)
             assert topic is not None
-            states = ledger.partition_states(topic.topic_id)
+            states = ledger.read(reads.partition_states, topic.topic_id)
             starts, stops = asked.from_.get(name, {}), asked.to.get(name, {})
             for part in wanted(topic, states, starts, stops):
-                fill(page, ledger, part, ledger.gaps())
+                ledger.read(fill, page, part, ledger.read(reads.gaps))
         pages.append(finished(page, "plan", 1, PlanStore("file:///store")))
         asked = pages[-1].next
         if asked is not None:
@@ -133,14 +141,14 @@ def test_tasks_read_every_offset_once_and_in_order(
 ) -> None:  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / "ledger.db", nullcontext())
-        ledger.begin_incarnation(1)
-        topic, _ = ledger.create_topic("orders", TopicConfig(partitions=PARTITIONS), 1)
+        ledger.write(epochs.begin_incarnation, 1)
+        topic, _ = ledger.write(topics.create, "orders", TopicConfig(partitions=PARTITIONS), 1)
         with_commits(ledger, topic, commits)
         if objects:
             compacted(ledger, topic, "run", objects, files)
         starts: dict[int, int] = {}
         stops: dict[int, int] = {}
-        for state in ledger.partition_states(topic.topic_id):
+        for state in ledger.read(reads.partition_states, topic.topic_id):
             starts[state.partition] = data.draw(st.integers(1, state.next_seq))
             stops[state.partition] = data.draw(st.integers(starts[state.partition], state.next_seq))
         request = PlanRequest(["orders"], {"orders": starts}, {"orders": stops}, None, limit)
@@ -165,8 +173,8 @@ def test_tasks_read_every_offset_once_and_in_order(
 @pytest.fixture
 def orders(tmp_path: Path) -> tuple[Ledger, Topic]:
     ledger = Ledger(tmp_path / "ledger.db", nullcontext())
-    ledger.begin_incarnation(1)
-    topic, _ = ledger.create_topic("orders", TopicConfig(partitions=2), 1)
+    ledger.write(epochs.begin_incarnation, 1)
+    topic, _ = ledger.write(topics.create, "orders", TopicConfig(partitions=2), 1)
     with_commits(ledger, topic, [[(0, 3), (1, 1)], [(0, 2)], [(0, 4), (1, 5)]])
     return ledger, topic
 
@@ -183,11 +191,11 @@ def test_a_switch_between_two_looks_neither_doubles_nor_hides(
     """The states were read before it: L0 is taken above their bound, and files up to it."""
     ledger, topic = orders
     compacted(ledger, topic, "first", 1, 2)
-    states = ledger.partition_states(topic.topic_id)
+    states = ledger.read(reads.partition_states, topic.topic_id)
     compacted(ledger, topic, "second", 2, 2)
     page = Page(100)
     for part in wanted(topic, states, {}, {}):
-        fill(page, ledger, part, [])
+        ledger.read(fill, page, part, [])
     ledger.close()
     plan = finished(page, "plan", 1, PlanStore("file:///store"))
     assert losses(plan) == []
@@ -202,16 +210,16 @@ def test_a_rewriting_between_two_looks_neither_doubles_nor_hides(
     """Its file holds what was compacted before and after the states were read."""
     ledger, topic = orders
     compacted(ledger, topic, "first", 1, 1)
-    states = ledger.partition_states(topic.topic_id)
-    before = tuple(file.path for file in ledger.lake_files(topic.topic_id))
+    states = ledger.read(reads.partition_states, topic.topic_id)
+    before = tuple(file.path for file in ledger.read(lake_files.of_topic, topic.topic_id))
     rows = (LakeRange(0, 1, 9, 9, 90, 1, 1), LakeRange(1, 1, 6, 6, 60, 1, 1))
     file = NewFile("file:///lake/second-0", 100, 15, rows)
-    ledger.begin_run("second", "a test", 1)
+    ledger.write(runs.begin, "second", "a test", 1)
     switch = TableSwitch(topic.topic_id, "orders", "2.json", {0: 9, 1: 6}, (file,), before)
-    ledger.switch_tables("second", [switch], 1)
+    ledger.write(lake_tables.switch, "second", [switch], 1)
     page = Page(100)
     for part in wanted(topic, states, {}, {}):
-        fill(page, ledger, part, [])
+        ledger.read(fill, page, part, [])
     ledger.close()
     plan = finished(page, "plan", 1, PlanStore("file:///store"))
     assert losses(plan) == []
@@ -233,9 +241,9 @@ def test_objects_of_several_partitions_are_one_read_each(orders: tuple[Ledger, T
 def test_quarantined_offsets_are_holes_and_losses(orders: tuple[Ledger, Topic]) -> None:
     ledger, topic = orders
     hole = Hole(topic.topic_id, 0, 1, 3, "l0/key", "torn")
-    ledger.begin_run("run", "a test", 1)
+    ledger.write(runs.begin, "run", "a test", 1)
     switch = TableSwitch(topic.topic_id, "orders", "1.json", {0: 3}, holes=(hole,))
-    ledger.switch_tables("run", [switch], 1)
+    ledger.write(lake_tables.switch, "run", [switch], 1)
     (loss,) = losses(whole(ledger))
     assert (loss.partition, loss.first, loss.last) == (0, 1, 3)
     assert "quarantine" in loss.reason
@@ -263,7 +271,7 @@ def test_what_is_asked_must_lie_within_the_partition(
     orders: tuple[Ledger, Topic], starts: dict[int, int], stops: dict[int, int], field: str
 ) -> None:
     ledger, topic = orders
-    states = ledger.partition_states(topic.topic_id)
+    states = ledger.read(reads.partition_states, topic.topic_id)
     ledger.close()
     with pytest.raises(PlanInvalid) as raised:
         wanted(topic, states, starts, stops)
@@ -275,9 +283,9 @@ def test_a_step_of_the_wall_clock_ends_no_lease_of_a_reader(
 ) -> None:
     (tmp_path / "ledger").mkdir()
     with closing(Ledger(tmp_path / "ledger" / "ledger.db", nullcontext())) as ledger:
-        ledger.create_topic("t", TopicConfig(), 1)
+        ledger.write(topics.create, "t", TopicConfig(), 1)
         note = Aged(boot_id(), wall_ms(), boottime_ms(), wall_ms())
-        ledger.set_meta(NOTE, note_of(note))
+        ledger.write(notes.put, NOTE, note_of(note))
     planner = LedgerPlanner(str(tmp_path), PlanStore("file:///store"))
     lease = planner.page(PlanRequest(["t"])).plan
     stepped_ns = (wall_ms() + 3_600_000) * 10**6

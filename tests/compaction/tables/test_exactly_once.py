@@ -118,7 +118,7 @@ def test_rows_that_were_deleted_beside_their_files_do_not_come_back(
     """Engines that delete by merge-on-read leave our files and add delete files."""
     compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
     table = prepared(lake, ORDERS, book)
-    small = [file.path for file in book.lake_files(1)]
+    small = [file.path for file in book.live_files(1)]
     assert lake.rewritable(table.table, small) == small
     loaded = lake.catalog.load_table("headgate.orders")
     with loaded.transaction() as change:
@@ -287,7 +287,7 @@ class Runs(RuleBasedStateMachine):
             for row in rows(p, table.watermarks.get(p, 0) + 1, head)
         ]  # fmt: skip
         small = self.lake.rewritable(
-            table.table, files_to_rewrite(self.book.lake_files(1), gathered_min=gathered)
+            table.table, files_to_rewrite(self.book.live_files(1), gathered_min=gathered)
         )
         for path in small:
             file = self.book.files[1][path]
@@ -332,7 +332,7 @@ class Runs(RuleBasedStateMachine):
     def the_ledgers_live_files_are_the_tables(self) -> None:
         if self.unswitched or self.lake.load("headgate.orders") is None:
             return
-        live = {file.path for file in self.book.lake_files(1)}
+        live = {file.path for file in self.book.live_files(1)}
         loaded = self.lake.catalog.load_table("headgate.orders")
         assert live == {task.file.file_path for task in loaded.scan().plan_files()}
 

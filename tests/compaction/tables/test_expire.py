@@ -60,7 +60,7 @@ def snapshots(lake: Lake) -> list[Snapshot]:
 
 
 def expired(lake: Lake, book: Book, older_than_ms: int = LATER_MS, **options: object) -> Expired:
-    read = {file.path for file in book.lake_files(1)}
+    read = {file.path for file in book.live_files(1)}
     found = expire(lake, TABLE, older_than_ms=older_than_ms, read_files=read, **options)  # type: ignore[arg-type]  # keep, dry_run
     assert found is not None
     return found

@@ -57,7 +57,7 @@ def found(
     active: frozenset[str] = frozenset(),
     book: Book | None = None,
 ) -> list[Orphan]:
-    read = {file.path for file in (book or Book()).lake_files(1)}
+    read = {file.path for file in (book or Book()).live_files(1)}
     tables, damaged = our_tables(lake)
     assert not damaged
     return [

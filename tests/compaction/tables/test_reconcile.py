@@ -16,6 +16,9 @@ from compaction.tables.errors import TableChanged
 from compaction.tables.lake import Lake
 from compaction.tables.prepare import prepare_tables
 from compaction.tables.reconcile import covered, reconcile
+from ledger import epochs, topics
+from ledger.checks import invariants
+from ledger.lake import lake_files, lake_tables, runs
 from ledger.lake.types import Hole, LakeFile, LakeRange, NewFile
 from ledger.ledger import Ledger
 from ledger.types import Topic, TopicConfig
@@ -39,35 +42,39 @@ ORDERS = topic()
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
     ledger = Ledger(tmp_path / "ledger.db", nullcontext())
-    ledger.begin_incarnation(1)
+    ledger.write(epochs.begin_incarnation, 1)
     yield ledger
-    ledger.check_invariants()
+    ledger.read(invariants.check)
     ledger.close()
 
 
 def test_a_real_ledger_takes_what_was_made_up_for(lake: Lake, ledger: Ledger) -> None:
-    orders, _ = ledger.create_topic("orders", TopicConfig(partitions=2), 1)
+    orders, _ = ledger.write(topics.create, "orders", TopicConfig(partitions=2), 1)
     counter = itertools.count(1)
     for count in (4, 3):
         ingest(ledger, next(counter), Request(orders.topic_id, ((0, count), (1, 2))))
-    ledger.begin_run("run1", "test", 10)
+    ledger.write(runs.begin, "run1", "test", 10)
     table = prepare_tables(lake, [orders], ledger)[0][orders.topic_id]
     first = commit_of(lake.place, table, "run1", rows(0, 1, 4) + rows(1, 1, 2))
-    ledger.switch_tables("run1", [switch_of(first, commit_table(lake, "run1", first))], 20)
+    ledger.write(
+        lake_tables.switch, "run1", [switch_of(first, commit_table(lake, "run1", first))], 20
+    )
     # The next run is killed before its switch.
     table = prepare_tables(lake, [orders], ledger)[0][orders.topic_id]
-    (old,) = ledger.lake_files(orders.topic_id)
+    (old,) = ledger.read(lake_files.of_topic, orders.topic_id)
     files = written(lake.place, table, "run2", rows(0, 1, 7) + rows(1, 1, 4))
     location = commit_table(lake, "run2", TableCommit(table, files, {0: 7, 1: 4}, [old.path]))
 
     switches, failures = reconcile(lake, [orders], ledger)
     assert not failures
-    ledger.end_run("run1", 30)
-    ledger.begin_run("run3", "test", 30)
-    ledger.switch_tables("run3", switches, 40)
-    assert ledger.compacted_seqs(orders.topic_id) == {0: 7, 1: 4}
-    assert [file.path for file in ledger.lake_files(orders.topic_id)] == [files[0][0].path]
-    found = ledger.lake_table(orders.topic_id)
+    ledger.write(runs.end, "run1", 30)
+    ledger.write(runs.begin, "run3", "test", 30)
+    ledger.write(lake_tables.switch, "run3", switches, 40)
+    assert ledger.read(lake_tables.compacted_seqs, orders.topic_id) == {0: 7, 1: 4}
+    assert [file.path for file in ledger.read(lake_files.of_topic, orders.topic_id)] == [
+        files[0][0].path
+    ]
+    found = ledger.read(lake_tables.find, orders.topic_id)
     assert found is not None and found.metadata_location == location
     assert reconcile(lake, [orders], ledger) == ([], [])
 

@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Concatenate
 
 import pytest
 
 from daemon.intake.commit_feed import CommitFeed
+from ledger import commits, epochs, topics
 from ledger.errors import LedgerBusy, LedgerCorrupt
 from ledger.ledger import Ledger
-from ledger.types import Commit, TopicConfig
+from ledger.tx import P, ReadTx, T
+from ledger.types import TopicConfig
 from shards.alarms import AlarmBoard, AlarmKind, raised
 from shards.commitlog import CommitLog
 from shards.layout import Layout
@@ -31,9 +34,12 @@ class FailingLedger(Ledger):
 
     before_read: Callable[[], None] = staticmethod(lambda: None)
 
-    def commit_by_number(self, number: int) -> Commit:
-        self.before_read()
-        return super().commit_by_number(number)
+    def read(
+        self, function: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        if function is commits.by_number:
+            self.before_read()
+        return super().read(function, *args, **kwargs)
 
 
 class Immediately(random.Random):
@@ -49,7 +55,7 @@ class Following:
     def __init__(self, directory: Path) -> None:
         self.segment = Segment.create(Layout(1, 4096, commit_slots=8, commit_slot_bytes=1024))
         self.ledger = FailingLedger(directory / "ledger.db", nullcontext())
-        self.ledger.begin_incarnation(1)
+        self.ledger.write(epochs.begin_incarnation, 1)
         self.log = CommitLog(self.segment)
         self.thread = ThreadPoolExecutor(1)
         self.taken: list[int] = []
@@ -59,13 +65,13 @@ class Following:
             self.log, self.ledger, self.thread, AlarmBoard(self.segment, 0), Immediately(),
             lambda found: self.taken.append(found.number), self.changed.set, self._ended,
         )  # fmt: skip
-        topic, _ = self.ledger.create_topic("t", TopicConfig(partitions=300), 1)
+        topic, _ = self.ledger.write(topics.create, "t", TopicConfig(partitions=300), 1)
         for number in range(1, 6):
             # A commit of so many partitions is larger than a slot of the log.
             partitions = 300 if number == 3 else 1
             parts = tuple((partition, 1) for partition in range(partitions))
             commit(self.ledger, number, Request(topic.topic_id, parts))
-            self.log.publish(self.ledger.commit_by_number(number))
+            self.log.publish(self.ledger.read(commits.by_number, number))
         assert [bool(self.log.read(n)) for n in range(1, 6)] == [True, True, False, True, True]
 
     def _ended(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from daemon.api.errors import ApiError
 from daemon.intake.topic_cache import TopicCache
+from ledger import topics
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards import layout as at
@@ -80,7 +81,7 @@ def test_a_change_that_a_dead_shard_could_not_tell_of_is_found(tmp_path: Path) -
     async def go(shards: Shards) -> None:
         await shards.first.create("t", TopicConfig())
         await shards.second.entry("t")
-        shards.ledgers[0].delete_topic("t", 1)
+        shards.ledgers[0].write(topics.delete, "t", 1)
         shards.segment.words[at.G_DEATHS] += 1  # as the supervisor does
         assert shards.second.known("t") is None
 
@@ -95,8 +96,8 @@ def test_what_the_ledger_said_before_a_change_is_not_kept_after_it(tmp_path: Pat
         asking = asyncio.create_task(shards.second.entry("t"))
         await asyncio.sleep(0)
         shards.threads[1].submit(lambda: None).result()  # the answer is there, and not yet taken
-        shards.ledgers[0].delete_topic("t", 1)
-        shards.segment.words[at.G_CATALOG] = shards.ledgers[0].catalog_version()
+        shards.ledgers[0].write(topics.delete, "t", 1)
+        shards.segment.words[at.G_CATALOG] = shards.ledgers[0].read(topics.catalog_version)
         assert shards.second.known("something else") is None
         assert (await asking).name == "t"
         assert shards.second.known("t") is None

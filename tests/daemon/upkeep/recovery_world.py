@@ -19,7 +19,10 @@ from crc32c import crc32c
 
 from daemon.upkeep.owner import check_history
 from daemon.upkeep.recover import Report, rebuild
+from ledger import commits, epochs, reads, topics
+from ledger.checks import invariants
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.log.entry import Image, Owner
 from ledger.types import CommitDraft, Condition, ConditionPart, LeaseId, SourceRange
@@ -52,16 +55,19 @@ class Node:
         self.path = root / f"data-{number}" / "ledger.db"
         self.log = log
         self.ledger = Ledger(self.path, nullcontext())
-        self.incarnation, self.epoch = self.ledger.begin_incarnation(1, taken.incarnation)
+        self.incarnation, self.epoch = self.ledger.write(
+            epochs.begin_incarnation, 1, taken.incarnation
+        )
         self.told = Mark() if taken.last is None else taken.last.mark
         self.number = 0
         self.image: Image | None = None
+        self.images = 0
         self.counter = 0
         self.rings = [0, 0]
 
     def tell(self, kind: Literal["entry", "release"] = "entry", *, naming: bool = True) -> None:
         self.number += 1
-        mark, changes = self.ledger.changes_since(self.told)
+        mark, changes = self.ledger.read(backup.changes_since, self.told)
         names = None
         if naming:
             names, self.image = self.image, None
@@ -73,7 +79,10 @@ class Node:
 
     def put_image(self, store: PartedStore) -> None:
         """An image of now; the next entry that is asked to names it."""
-        self.image = images.put(store, self.ledger, self.incarnation, self.number)
+        self.images += 1  # each has a key of its own
+        self.image = images.put(
+            store, self.ledger, self.incarnation, self.number, nonce=self.images
+        )
 
 
 class World:
@@ -146,7 +155,7 @@ class World:
         counts: dict[Place, int] = {}
         conditions: list[Condition] = []
         for position, request in enumerate(requests):
-            topic = node.ledger.topic(request.topic)
+            topic = node.ledger.read(topics.find, request.topic)
             assert topic is not None
             self.names[topic.topic_id] = request.topic
             place = (topic.topic_id, request.partition)
@@ -176,7 +185,7 @@ class World:
             for place, parts in batches.items()
         ]  # fmt: skip
         if seen is None:
-            seen = node.ledger.latest_commit_number()
+            seen = node.ledger.read(commits.latest_number)
         built = l0.build(lease, 1_000 + self.records, extents, conditions, seen)
         key = l0.object_key(lease)
         locator = self.store.put(key, built.body, built.crc32c)
@@ -194,7 +203,7 @@ class World:
         start = draft.sources[0].start
         firsts = {(run.topic_id, run.partition): run.first_offset for run in commit.runs}
         for position, (request, mine) in enumerate(zip(requests, numbers, strict=True)):
-            topic = self.node.ledger.topic(request.topic)
+            topic = self.node.ledger.read(topics.find, request.topic)
             assert topic is not None
             place = (topic.topic_id, request.partition)
             known = self.answers.get((topic.topic_id, request.key or ""))
@@ -218,13 +227,13 @@ class World:
     def check(self) -> None:
         """All that was acknowledged is there once, at an offset that nothing else ever had."""
         ledger = self.node.ledger
-        ledger.check_invariants()
+        ledger.read(invariants.check)
         times: dict[int, int] = {}
-        live = {topic.topic_id: topic for topic in ledger.topics()}
+        live = {topic.topic_id: topic for topic in ledger.read(topics.page)}
         for topic_id, topic in live.items():
             for partition in range(topic.config.partitions):
                 last: dict[tuple[int, int], int] = {}
-                for extent in ledger.extents_from(topic_id, partition, 1, 10**6):
+                for extent in ledger.read(reads.extents_from, topic_id, partition, 1, 10**6):
                     data = self.store.get(extent.locator, extent.byte_start, extent.byte_length)
                     assert crc32c(data) == extent.crc32c
                     for offset, _, record in l0.records_of(data, extent.first_offset, extent.voids):

@@ -19,9 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from daemon.upkeep.collect import Collection, Report
+from ledger import commits, epochs, reads, topics
+from ledger.checks import invariants
 from ledger.errors import LeaseBelowFloor
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.backup import Mark
+from ledger.space import deletions, orphans
 from ledger.space.settle import Settled
 from ledger.types import LeaseId, TopicConfig
 from tests.ledger.requests import Request, draft_of, key_of
@@ -107,8 +111,8 @@ class World:
         self.counter = 0
         self.live: list[LeaseId] = []  # put, or about to be; their holders go on
         self.steps_left: int | None = None
-        self.ledger.begin_incarnation(1)
-        self.topic_id = self.ledger.create_topic("t", TopicConfig(), 1)[0].topic_id
+        self.ledger.write(epochs.begin_incarnation, 1)
+        self.topic_id = self.ledger.write(topics.create, "t", TopicConfig(), 1)[0].topic_id
 
     def close(self) -> None:
         self.ledger.close()
@@ -117,8 +121,8 @@ class World:
     def lease(self, back: int = 0, incarnation: int | None = None) -> LeaseId:
         """A new lease of an epoch ``back`` before the present one."""
         self.counter += 1
-        epoch = max(0, self.ledger.epoch() - back)
-        mine = self.ledger.incarnations()[-1]
+        epoch = max(0, self.ledger.read(epochs.current) - back)
+        mine = self.ledger.read(epochs.incarnations)[-1]
         return LeaseId(mine if incarnation is None else incarnation, epoch, 0, self.counter)
 
     def do(self, action: str, number: int) -> None:
@@ -139,10 +143,10 @@ class World:
             if number:
                 self.shelf.keep(key_of(self.live[-1]), age_ms)
         elif action == "epoch":
-            self.ledger.raise_epoch()
+            self.ledger.write(epochs.advance)
         elif action == "restart":
             self.live.clear()  # their holders are dead: what was put is orphan now
-            self.ledger.begin_incarnation(1)
+            self.ledger.write(epochs.begin_incarnation, 1)
         elif action == "go on":
             self.go_on()
 
@@ -172,29 +176,29 @@ class World:
 
     def raise_floor(self) -> int:
         self.step()
-        wanted = collectable_floor(self.ledger.epoch(), self.ledger.epoch_floor())
-        floor = self.ledger.raise_epoch_floor(wanted)
+        wanted = collectable_floor(self.ledger.read(epochs.current), self.ledger.read(epochs.floor))
+        floor = self.ledger.write(epochs.raise_floor, wanted)
         self.cover()
         return floor
 
     def settle(self) -> Settled:
-        return Settled(0, self.ledger.epoch_floor(), self.ledger.latest_commit_number())
+        return Settled(0, self.ledger.read(epochs.floor), self.ledger.read(commits.latest_number))
 
     def cover(self) -> None:
         self.step()
         self.go_on()
-        self.mark, changes = self.ledger.changes_since(self.mark)
-        self.told.apply_changes(changes)
+        self.mark, changes = self.ledger.read(backup.changes_since, self.mark)
+        self.told.write(backup.apply, changes)
         self.step()
         self.go_on()
 
     def check_deletable(self, head: ObjectHead) -> None:
         """What may be deleted at this moment."""
-        assert head.key in self.told.deletions(), "no accepted entry names it"
+        assert head.key in self.told.read(deletions.keys), "no accepted entry names it"
         lease_id = parse_key(head.key)
-        assert lease_id.epoch < self.told.epoch_floor()
-        assert lease_id.incarnation in self.ledger.incarnations()
-        assert self.ledger.object_by_key(head.key) is None, "it is committed"
+        assert lease_id.epoch < self.told.read(epochs.floor)
+        assert lease_id.incarnation in self.ledger.read(epochs.incarnations)
+        assert self.ledger.read(reads.object_by_key, head.key) is None, "it is committed"
         assert NOW_MS - head.modified_ms >= GRACE_MS
 
     def is_orphan(self, head: ObjectHead) -> bool:
@@ -204,9 +208,9 @@ class World:
         except L0Error:
             return False
         return (
-            lease_id.epoch < self.ledger.epoch_floor()
-            and lease_id.incarnation in self.ledger.incarnations()
-            and self.ledger.object_by_key(head.key) is None
+            lease_id.epoch < self.ledger.read(epochs.floor)
+            and lease_id.incarnation in self.ledger.read(epochs.incarnations)
+            and self.ledger.read(reads.object_by_key, head.key) is None
             and NOW_MS - head.modified_ms >= GRACE_MS
         )
 
@@ -255,15 +259,15 @@ def test_all_orphans_go_and_nothing_else_whatever_is_killed(
             left = set(before) - set(world.shelf.heads)
             assert all(world.is_orphan(before[locator]) for locator in left)
             assert not [head for head in world.shelf.heads.values() if world.is_orphan(head)]
-            committed = {row.key for row in world.ledger.objects(limit=10_000)}
+            committed = {row.key for row in world.ledger.read(reads.objects, limit=10_000)}
             assert committed <= world.shelf.present()
             assert set(STRANGERS) & world.shelf.present() == {
                 STRANGERS[number] for action, number in history if action == "stranger"
             }
             young = report.orphans - report.deleted
             assert report.young == young
-            assert set(world.ledger.named_orphans()) <= world.shelf.present()
-            world.ledger.check_invariants()
+            assert set(world.ledger.read(orphans.named)) <= world.shelf.present()
+            world.ledger.read(invariants.check)
 
 
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -277,11 +281,13 @@ def test_a_look_changes_nothing_and_says_what_a_collection_does(
             for action, number in history:
                 world.do(action, number)
             world.live.clear()
-            before, mark = dict(world.shelf.heads), world.ledger.mark()
+            before, mark = dict(world.shelf.heads), world.ledger.read(backup.mark)
             look = Report(dry_run=True)
-            floor = collectable_floor(world.ledger.epoch(), world.ledger.epoch_floor())
+            floor = collectable_floor(
+                world.ledger.read(epochs.current), world.ledger.read(epochs.floor)
+            )
             world.collection(look).look(floor)
-            assert (world.shelf.heads, world.ledger.mark()) == (before, mark)
+            assert (world.shelf.heads, world.ledger.read(backup.mark)) == (before, mark)
 
             done = world.collect()
             assert (look.keys, look.orphans, look.young, look.foreign, look.objects) == (
@@ -297,10 +303,10 @@ def test_a_name_whose_object_is_gone_is_forgotten(world: World) -> None:
     with pytest.raises(Killed):
         world.collect()
     world.steps_left = None
-    named = set(world.ledger.named_orphans())
+    named = set(world.ledger.read(orphans.named))
     assert named > named & world.shelf.present(), "the kill came before the first DELETE"
     world.collect()
-    assert world.ledger.named_orphans() == []
+    assert world.ledger.read(orphans.named) == []
 
 
 def test_orphans_of_many_rounds_all_go(world: World, monkeypatch: Any) -> None:
@@ -312,4 +318,4 @@ def test_orphans_of_many_rounds_all_go(world: World, monkeypatch: Any) -> None:
     world.do("restart", 0)
     report = world.collect()
     assert (report.orphans, report.deleted, report.objects) == (40, 40, 80)
-    assert world.shelf.present() == {row.key for row in world.ledger.objects()}
+    assert world.shelf.present() == {row.key for row in world.ledger.read(reads.objects)}

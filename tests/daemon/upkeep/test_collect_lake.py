@@ -17,7 +17,11 @@ from daemon.upkeep import collect_lake
 from daemon.upkeep.collect import Report
 from daemon.upkeep.collect_lake import LakeCollection, is_compacting
 from daemon.upkeep.compact import RUN_LOCK_NAME, catalog_of, place_of
+from ledger import epochs, topics
+from ledger.checks import invariants
+from ledger.lake import lake_files, lake_tables, readleases, runs
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.space.settle import Settled
 from ledger.types import TopicConfig
@@ -53,8 +57,8 @@ class World:
         path = Path(self.config.ledger_path)
         path.parent.mkdir()
         self.ledger = Ledger(path, nullcontext())
-        self.ledger.begin_incarnation(1)
-        self.topic = self.ledger.create_topic("orders", TopicConfig(), 1)[0]
+        self.ledger.write(epochs.begin_incarnation, 1)
+        self.topic = self.ledger.write(topics.create, "orders", TopicConfig(), 1)[0]
         for number in range(1, 11):
             commit(self.ledger, number, Request(self.topic.topic_id))
         self.told = Ledger(directory / "told.db", nullcontext())
@@ -71,20 +75,20 @@ class World:
 
     def close(self) -> None:
         self.lake.close()
-        self.ledger.check_invariants()
+        self.ledger.read(invariants.check)
         self.ledger.close()
         self.told.close()
 
     def run(self, run: str, first: int, last: int, *, rewrite: bool = False) -> None:
         """A run of one file, from the table's commit to the ledger's switch."""
-        self.ledger.begin_run(run, "test", wall_ms())
+        self.ledger.write(runs.begin, run, "test", wall_ms())
         table = prepared(self.lake, self.topic, self.ledger)  # type: ignore[arg-type]
         gone = sorted(data_files(self.lake, TABLE)) if rewrite else []
         files = written(self.lake.place, table, run, rows(0, 1 if rewrite else first, last))
         made = TableCommit(table, files, {0: last}, gone)
         switch = switch_of(made, commit_table(self.lake, run, made))
-        self.ledger.switch_tables(run, [switch], wall_ms())
-        self.ledger.end_run(run, wall_ms())
+        self.ledger.write(lake_tables.switch, run, [switch], wall_ms())
+        self.ledger.write(runs.end, run, wall_ms())
 
     def collect(self, *, dry_run: bool = False) -> Report:
         report = Report(dry_run)
@@ -103,8 +107,8 @@ class World:
     def cover(self) -> None:
         self.covers += 1
         self.step()
-        self.mark, changes = self.ledger.changes_since(self.mark)
-        self.told.apply_changes(changes)
+        self.mark, changes = self.ledger.read(backup.changes_since, self.mark)
+        self.told.write(backup.apply, changes)
         self.step()
 
     def step(self) -> None:
@@ -119,24 +123,26 @@ class World:
 
     def known(self) -> set[str]:
         """Paths that the ledger knows, dropped ones too."""
-        return {file.path for file in self.ledger.lake_files(self.topic.topic_id, True)}
+        return {
+            file.path for file in self.ledger.read(lake_files.of_topic, self.topic.topic_id, True)
+        }
 
     def live(self) -> set[str]:
-        return {file.path for file in self.ledger.lake_files(self.topic.topic_id)}
+        return {file.path for file in self.ledger.read(lake_files.of_topic, self.topic.topic_id)}
 
     def check(self) -> None:
         """Ledger, table and disk hold the same rows, and the log's ledger reads them too."""
         assert self.live() == data_files(self.lake, TABLE) == self.files == self.known()
-        table = self.ledger.lake_table(self.topic.topic_id)
+        table = self.ledger.read(lake_tables.find, self.topic.topic_id)
         assert table is not None
-        wanted = rows(0, 1, self.ledger.compacted_seqs(self.topic.topic_id)[0])
+        wanted = rows(0, 1, self.ledger.read(lake_tables.compacted_seqs, self.topic.topic_id)[0])
         assert pyiceberg_rows(self.lake, TABLE) == wanted == duckdb_rows(table.metadata_location)
         assert table.metadata_location == self.lake.locations()[TABLE]
-        assert self.told.lake_table(self.topic.topic_id) == table
-        assert self.told.lake_files(self.topic.topic_id, True) == (
-            self.ledger.lake_files(self.topic.topic_id, True)
+        assert self.told.read(lake_tables.find, self.topic.topic_id) == table
+        assert self.told.read(lake_files.of_topic, self.topic.topic_id, True) == (
+            self.ledger.read(lake_files.of_topic, self.topic.topic_id, True)
         )
-        assert not self.ledger.named_files()
+        assert not self.ledger.read(lake_files.named)
 
 
 @pytest.fixture
@@ -187,10 +193,10 @@ def test_snapshots_and_files_are_kept_as_long_as_they_are_asked_to(
 def test_a_reader_that_planned_before_the_drop_keeps_its_files(
     world: World, rewritten: set[str]
 ) -> None:
-    world.ledger.take_read_lease("old", "test", 5, wall_ms() + HOUR_MS)
+    world.ledger.write(readleases.take, "old", "test", 5, wall_ms() + HOUR_MS)
     done = world.collect()
     assert (done.lake_files, done.lake_snapshots) == (0, 0) and rewritten < world.files
-    world.ledger.end_read_lease("old")
+    world.ledger.write(readleases.end, "old")
     assert world.collect().lake_snapshots == 2
     world.check()
 
@@ -200,19 +206,21 @@ def test_a_reader_between_the_tables_commit_and_the_switch_keeps_its_files(
 ) -> None:
     """By the table's snapshots alone they could go: it planned with the ledger."""
     dropped = [
-        file.dropped_ms for file in world.ledger.lake_files(1, True) if file.dropped_ms is not None
+        file.dropped_ms
+        for file in world.ledger.read(lake_files.of_topic, 1, True)
+        if file.dropped_ms is not None
     ]
-    world.ledger.take_read_lease("late", "test", min(dropped), wall_ms() + HOUR_MS)
+    world.ledger.write(readleases.take, "late", "test", min(dropped), wall_ms() + HOUR_MS)
     done = world.collect()
     assert rewritten < world.files and done.kept_by_lease in (0, 2)
-    world.ledger.end_read_lease("late")
+    world.ledger.write(readleases.end, "late")
     world.collect()
     world.check()
 
 
 def test_files_of_a_run_that_died_go_and_those_of_one_that_lives_stay(world: World) -> None:
     world.run("r1", 1, 2)
-    world.ledger.begin_run("dead", "test", wall_ms())
+    world.ledger.write(runs.begin, "dead", "test", wall_ms())
     table = prepared(world.lake, world.topic, world.ledger)  # type: ignore[arg-type]
     written(world.lake.place, table, "dead", rows(0, 3, 4))
     (left,) = world.files - world.live()
@@ -221,7 +229,7 @@ def test_files_of_a_run_that_died_go_and_those_of_one_that_lives_stay(world: Wor
         assert world.collect().lake_files == 0 and left in world.files
     assert not is_compacting(world.config)
     assert world.collect().lake_files == 1 and left not in world.files
-    world.ledger.end_run("dead", wall_ms())
+    world.ledger.write(runs.end, "dead", wall_ms())
     world.check()
 
 
@@ -238,7 +246,7 @@ def test_a_collection_that_is_killed_at_its_entry_is_made_up_for(
     world.steps_left = steps
     with pytest.raises(Killed):
         world.collect()
-    assert rewritten < world.files and set(world.ledger.named_files()) == rewritten
+    assert rewritten < world.files and set(world.ledger.read(lake_files.named)) == rewritten
     world.steps_left = None
     done = world.collect()
     assert done.problems == []
@@ -256,10 +264,10 @@ def test_a_collection_that_is_killed_among_the_files_is_made_up_for(
         if call == "remove":
             patch.setattr("os.unlink", killed)
         else:
-            patch.setattr(world.ledger, "forget_files", killed)
+            patch.setattr(lake_files, "forget", killed)
         with pytest.raises(Killed):
             world.collect()
-    assert set(world.ledger.named_files()) == rewritten
+    assert set(world.ledger.read(lake_files.named)) == rewritten
     assert bool(rewritten & world.files) == (call == "remove")
     assert world.collect().problems == []
     world.check()
@@ -271,23 +279,23 @@ def test_the_ledger_that_is_recovered_knows_nothing_of_what_was_named(
     world.steps_left = 1
     with pytest.raises(Killed):
         world.collect()
-    assert {file.path for file in world.told.lake_files(1, True)} == world.live()
-    assert set(world.told.named_files()) == rewritten
+    assert {file.path for file in world.told.read(lake_files.of_topic, 1, True)} == world.live()
+    assert set(world.told.read(lake_files.named)) == rewritten
     world.steps_left = None
     lost, world.ledger = world.ledger, world.told
     assert world.collect().problems == [] and not rewritten & world.files
     world.ledger, world.told = lost, world.ledger
     world.collect()
-    assert not world.told.named_files()
+    assert not world.told.read(lake_files.named)
 
 
 def test_a_table_that_moved_on_is_not_moved_back(world: World, rewritten: set[str]) -> None:
-    before = world.ledger.lake_table(1)
+    before = world.ledger.read(lake_tables.find, 1)
     assert before is not None
     world.run("r4", 7, 7)
-    after = world.ledger.lake_table(1)
-    assert not world.ledger.move_table(before, "elsewhere")
-    assert world.ledger.lake_table(1) == after
+    after = world.ledger.read(lake_tables.find, 1)
+    assert not world.ledger.write(lake_tables.move, before, "elsewhere")
+    assert world.ledger.read(lake_tables.find, 1) == after
 
 
 # What is not as it must be

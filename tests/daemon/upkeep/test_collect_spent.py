@@ -21,10 +21,17 @@ from hypothesis import strategies as st
 
 from daemon.upkeep.collect import Report
 from daemon.upkeep.collect_spent import SpentCollection
+from ledger import commits as ledger_commits
+from ledger import epochs, reads, topics
+from ledger.checks import invariants
+from ledger.lake import lake_tables, readleases, runs
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.backup import Mark
-from ledger.space.collection import Spent
+from ledger.space import deletions, retention, unreferenced
 from ledger.space.settle import Settled
+from ledger.space.unreferenced import Unreferenced
+from ledger.tx import WriteTx
 from ledger.types import LeaseId, Topic, TopicConfig
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of
@@ -93,7 +100,7 @@ class World:
         self.shelf = Shelf(self)
         self.now_ms = 1_000_000
         self.steps_left: int | None = None
-        self.ledger.begin_incarnation(1)
+        self.ledger.write(epochs.begin_incarnation, 1)
         self.topics = [self.topic(name) for name in "ab"]
         self.runs = 0
         self.counter = 0
@@ -108,13 +115,13 @@ class World:
         self.told.close()
 
     def topic(self, name: str) -> Topic:
-        return self.ledger.create_topic(name, TopicConfig(), 1)[0]
+        return self.ledger.write(topics.create, name, TopicConfig(), 1)[0]
 
     def do(self, action: str, number: int) -> None:
         topic = self.topics[number % 2]
         if action in ("commit", "late commit"):
             self.counter += 1
-            lease = LeaseId(1, self.ledger.epoch(), 0, self.counter)
+            lease = LeaseId(1, self.ledger.read(epochs.current), 0, self.counter)
             requests = [Request(topic.topic_id, ((0, 1 + number),))]
             if number == 3:
                 requests.append(Request(self.topics[0].topic_id))
@@ -124,33 +131,35 @@ class World:
             if action == "late commit":
                 self.live.append(lease)
                 if self.followed is None:
-                    self.followed = self.ledger.latest_commit_number() - 1
+                    self.followed = self.ledger.read(ledger_commits.latest_number) - 1
         elif action == "finish" and self.live:
             self.live.pop(0)
         elif action == "follow":
             self.followed = None
         elif action == "compact":
             self.runs += 1
-            rows = self.ledger.objects(limit=10_000)
+            rows = self.ledger.read(reads.objects, limit=10_000)
             bad = {rows[0].key} if number == 3 and rows else set()
             compact(self.ledger, f"r{self.runs}", self.now_ms, bad_keys=bad)
         elif action == "trim":
-            state = self.ledger.partition_states(topic.topic_id)[0]
-            self.ledger.trim(topic.name, 0, min(state.next_seq, state.earliest_seq + number))
+            state = self.ledger.read(reads.partition_states, topic.topic_id)[0]
+            retention.trim(
+                self.ledger, topic.name, 0, min(state.next_seq, state.earliest_seq + number)
+            )
         elif action == "delete":
-            self.ledger.delete_topic(topic.name, self.now_ms)
+            self.ledger.write(topics.delete, topic.name, self.now_ms)
             self.topics[number % 2] = self.topic(topic.name)
         elif action == "read":
             name = f"reader {len(self.readers)}"
-            self.ledger.take_read_lease(name, "test", self.now_ms, self.now_ms + 40 * number)
-            planned = self.ledger.plan_objects(0, 1 << 60)
+            self.ledger.write(readleases.take, name, "test", self.now_ms, self.now_ms + 40 * number)
+            planned = self.ledger.read(lake_tables.plan_objects, 0, 1 << 60)
             self.readers[name] = (
                 self.now_ms + 40 * number, {one.locator for one in planned}
             )  # fmt: skip
         elif action == "wait":
             self.now_ms += 40 * number
         elif action == "epoch":
-            self.ledger.raise_epoch()
+            self.ledger.write(epochs.advance)
 
     # The cover
 
@@ -170,47 +179,58 @@ class World:
 
     def settle(self) -> Settled:
         self.step()
-        last = self.ledger.latest_commit_number()
+        last = self.ledger.read(ledger_commits.latest_number)
         commits = last if self.followed is None else self.followed
-        epoch = self.ledger.raise_epoch()
+        epoch = self.ledger.write(epochs.advance)
         floor = min([lease.epoch for lease in self.live], default=epoch)
-        return Settled(1, self.ledger.raise_epoch_floor(floor), commits)
+        return Settled(1, self.ledger.write(epochs.raise_floor, floor), commits)
 
     def cover(self) -> None:
         self.step()
         self.meanwhile()
-        self.mark, changes = self.ledger.changes_since(self.mark)
-        self.told.apply_changes(changes)
+        self.mark, changes = self.ledger.read(backup.changes_since, self.mark)
+        self.told.write(backup.apply, changes)
         self.step()
 
     def check_deletable(self, locator: str) -> None:
         """What may be deleted at this moment."""
         row = next(
-            (one for one in self.ledger.objects(limit=10_000) if one.locator == locator), None
+            (
+                one
+                for one in self.ledger.read(reads.objects, limit=10_000)
+                if one.locator == locator
+            ),
+            None,
         )
         assert row is not None, "its row goes with it"
-        assert row.key in self.told.deletions(), "no accepted entry names it"
-        assert self.told.object_by_key(row.key) is None, "who recovers takes it as gone"
+        assert row.key in self.told.read(deletions.keys), "no accepted entry names it"
+        assert self.told.read(reads.object_by_key, row.key) is None, "who recovers takes it as gone"
         needed = {
             one.locator
             for topic_id in range(1, 50)
-            for state in self.ledger.partition_states(topic_id)
-            if self.ledger.topic_by_id(topic_id) in self.topics
-            for one in self.ledger.extents_from(
-                topic_id, 0, max(state.earliest_seq, state.compacted_seq + 1), 10_000
+            for state in self.ledger.read(reads.partition_states, topic_id)
+            if self.ledger.read(topics.by_id, topic_id) in self.topics
+            for one in self.ledger.read(
+                reads.extents_from,
+                topic_id,
+                0,
+                max(state.earliest_seq, state.compacted_seq + 1),
+                10_000,
             )
         }
         assert locator not in needed, "its records are read from it"
         for until_ms, planned in self.readers.values():
             assert until_ms <= self.now_ms or locator not in planned, "a reader planned with it"
-        commit = self.ledger.commit_by_number(row.commit_number)
+        commit = self.ledger.read(ledger_commits.by_number, row.commit_number)
         assert commit.lease_id not in self.live, "its lease may ask for its commit"
-        last = self.ledger.latest_commit_number()
+        last = self.ledger.read(ledger_commits.latest_number)
         followed = last if self.followed is None else self.followed
         assert row.commit_number <= followed, "a shard has not followed its commit"
         assert row.commit_number < last
-        assert commit.lease_id.epoch < self.told.epoch_floor(), "a late PUT would be recovered"
-        quarantined = {hole.key for one in range(1, 50) for hole in self.ledger.holes(one)}
+        assert commit.lease_id.epoch < self.told.read(epochs.floor), "a late PUT would be recovered"
+        quarantined = {
+            hole.key for one in range(1, 50) for hole in self.ledger.read(lake_tables.holes, one)
+        }
         assert row.key not in quarantined
 
     def collection(self, report: Report, grace_ms: int = GRACE_MS) -> SpentCollection:
@@ -225,24 +245,24 @@ class World:
         return report
 
     def rows(self) -> set[str]:
-        return {row.locator for row in self.ledger.objects(limit=10_000)}
+        return {row.locator for row in self.ledger.read(reads.objects, limit=10_000)}
 
     def check_recovered(self) -> None:
         """Whoever recovers from the entries reads what is read here, and finishes what is left."""
         self.cover()
         for topic in self.topics:
             for here, there in zip(
-                self.ledger.partition_states(topic.topic_id),
-                self.told.partition_states(topic.topic_id),
+                self.ledger.read(reads.partition_states, topic.topic_id),
+                self.told.read(reads.partition_states, topic.topic_id),
                 strict=True,
             ):
                 assert here == there
-            state = self.ledger.partition_states(topic.topic_id)[0]
+            state = self.ledger.read(reads.partition_states, topic.topic_id)[0]
             first = max(state.earliest_seq, state.compacted_seq + 1)
-            assert self.ledger.extents_from(topic.topic_id, 0, first, 10_000) == (
-                self.told.extents_from(topic.topic_id, 0, first, 10_000)
+            assert self.ledger.read(reads.extents_from, topic.topic_id, 0, first, 10_000) == (
+                self.told.read(reads.extents_from, topic.topic_id, 0, first, 10_000)
             )
-        self.told.check_invariants()
+        self.told.read(invariants.check)
 
 
 @pytest.fixture
@@ -303,13 +323,19 @@ def test_what_is_needed_never_goes_and_what_is_not_does_whatever_is_killed(
             report = world.collect(grace_ms)
             assert (report.waiting, report.kept_by_lease) == (0, 0)
             assert world.rows() == world.shelf.locators
-            needed = {one.commit_number for one in world.ledger.plan_objects(0, 1 << 60)}
-            last = world.ledger.latest_commit_number()
-            holes = {hole.key for one in range(1, 50) for hole in world.ledger.holes(one)}
-            for row in world.ledger.objects(limit=10_000):
+            needed = {
+                one.commit_number for one in world.ledger.read(lake_tables.plan_objects, 0, 1 << 60)
+            }
+            last = world.ledger.read(ledger_commits.latest_number)
+            holes = {
+                hole.key
+                for one in range(1, 50)
+                for hole in world.ledger.read(lake_tables.holes, one)
+            }
+            for row in world.ledger.read(reads.objects, limit=10_000):
                 assert row.commit_number in needed | {last} or row.key in holes
-            assert not [key for key in world.ledger.deletions() if key.startswith("l0/")]
-            world.ledger.check_invariants()
+            assert not [key for key in world.ledger.read(deletions.keys) if key.startswith("l0/")]
+            world.ledger.read(invariants.check)
             world.check_recovered()
 
 
@@ -323,12 +349,12 @@ def spent_world(world: World, objects: int = 4) -> None:
 
 def test_a_look_changes_nothing_and_says_what_a_collection_does(world: World) -> None:
     spent_world(world)
-    world.ledger.trim("a", 0, 6)
+    retention.trim(world.ledger, "a", 0, 6)
     world.do("commit", 1)
-    before, mark = world.rows(), world.ledger.mark()
+    before, mark = world.rows(), world.ledger.read(backup.mark)
     look = Report(dry_run=True)
     world.collection(look, 0).look()
-    assert (world.rows(), world.ledger.mark()) == (before, mark)
+    assert (world.rows(), world.ledger.read(backup.mark)) == (before, mark)
     done = world.collect(0)
     assert (look.collected, look.waiting, set(look.keys)) == (5, 0, set(done.keys))
     assert done.collected == 5 and done.collected_bytes == look.collected_bytes > 0
@@ -385,7 +411,7 @@ def test_objects_of_void_records_alone_go(world: World) -> None:
 def test_a_reader_that_planned_before_keeps_what_it_planned_with(world: World) -> None:
     for _ in range(3):
         world.do("commit", 0)
-    world.ledger.take_read_lease("l", "test", world.now_ms, world.now_ms + 500)
+    world.ledger.write(readleases.take, "l", "test", world.now_ms, world.now_ms + 500)
     world.now_ms += 1
     world.do("compact", 0)
     world.do("commit", 0)
@@ -395,8 +421,8 @@ def test_a_reader_that_planned_before_keeps_what_it_planned_with(world: World) -
     world.collection(look, 0).look()
     assert (look.collected, look.kept_by_lease) == (0, 3)
     # One that comes later planned with the table.
-    world.ledger.take_read_lease("m", "test", world.now_ms + 1, world.now_ms + 500)
-    world.ledger.end_read_lease("l")
+    world.ledger.write(readleases.take, "m", "test", world.now_ms + 1, world.now_ms + 500)
+    world.ledger.write(readleases.end, "l")
     world.now_ms += 1
     assert world.collect(0).collected == 3
 
@@ -407,20 +433,20 @@ def test_a_reader_that_comes_between_the_name_and_the_delete_is_seen(world: Worl
 
     def renewed() -> None:
         cover()
-        world.ledger.take_read_lease("l", "test", 0, world.now_ms + 500)
+        world.ledger.write(readleases.take, "l", "test", 0, world.now_ms + 500)
 
     world.cover = renewed  # type: ignore[method-assign]
     report = world.collect(0)
     assert (report.collected, report.kept_by_lease) == (0, 4)
     world.cover = cover  # type: ignore[method-assign]
-    world.ledger.end_read_lease("l")
+    world.ledger.write(readleases.end, "l")
     assert world.collect(0).collected == 4, "what was named before goes"
 
 
 def test_a_compaction_at_work_is_a_reader(world: World) -> None:
     for _ in range(3):
         world.do("commit", 0)
-    world.ledger.begin_run("r", "test", world.now_ms)
+    world.ledger.write(runs.begin, "r", "test", world.now_ms)
     world.now_ms += 10
     world.do("delete", 0)
     world.do("commit", 1)
@@ -450,15 +476,17 @@ def test_names_that_a_recovery_found_are_finished(world: World, tmp_path: Path) 
     with pytest.raises(Killed):
         world.collect(0)
     world.steps_left = None
-    locators = {row.key: row.locator for row in world.ledger.objects()}
-    named = set(world.told.deletions())
+    locators = {row.key: row.locator for row in world.ledger.read(reads.objects)}
+    named = set(world.told.read(deletions.keys))
     assert len(named) == 4 and len(world.shelf.locators & set(locators.values())) == 4
     # The ledger is lost; the one from the entries knows names, and no rows.
-    assert [key for key, _ in world.told.named_without_rows("", 10)] == sorted(named)
+    assert [key for key, _ in world.told.read(unreferenced.named_without_rows, "", 10)] == sorted(
+        named
+    )
     lost, world.ledger = world.ledger, world.told
     world.check_deletable = lambda locator: None  # type: ignore[method-assign]
     world.collect(0)
-    assert world.ledger.deletions() == set() and world.shelf.locators == world.rows()
+    assert world.ledger.read(deletions.keys) == set() and world.shelf.locators == world.rows()
     lost.close()
     world.told = Ledger(tmp_path / "other.db", nullcontext())
 
@@ -467,27 +495,27 @@ def test_rows_go_in_short_transactions(world: World, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("daemon.upkeep.collect_spent.ROWS_AT_ONCE", 2)
     spent_world(world, 5)
     forgotten: list[int] = []
-    forget = world.ledger.forget_spent
+    forget = unreferenced.forget
 
-    def counted(keys: Sequence[str]) -> None:
+    def counted(tx: WriteTx, keys: list[str]) -> None:
         forgotten.append(len(keys))
-        forget(keys)
+        forget(tx, keys)
 
-    monkeypatch.setattr(world.ledger, "forget_spent", counted)
+    monkeypatch.setattr(unreferenced, "forget", counted)
     world.collect(0)
     assert forgotten == [2, 2, 1]
 
 
 def test_what_is_named_and_not_spent_any_more_by_the_rule_stays(world: World) -> None:
     spent_world(world)
-    rule = world.ledger.collection_rule(world.now_ms, 0, 1 << 60, 1 << 60)
-    some = world.ledger.spent_after(rule, (0, 0), 1)
-    assert len(some) == 1 and isinstance(some[0], Spent)
+    rule = world.ledger.read(deletions.policy, world.now_ms, 0, 1 << 60, 1 << 60)
+    some = world.ledger.read(unreferenced.page, rule, (0, 0), 1)
+    assert len(some) == 1 and isinstance(some[0], Unreferenced)
     for other in (
-        world.ledger.collection_rule(world.now_ms, 1, 1 << 60, 1 << 60),
-        world.ledger.collection_rule(world.now_ms, 0, 1, 1 << 60),
-        world.ledger.collection_rule(world.now_ms, 0, 1 << 60, 0),
+        world.ledger.read(deletions.policy, world.now_ms, 1, 1 << 60, 1 << 60),
+        world.ledger.read(deletions.policy, world.now_ms, 0, 1, 1 << 60),
+        world.ledger.read(deletions.policy, world.now_ms, 0, 1 << 60, 0),
     ):
-        assert world.ledger.name_spent(other, some) == []
-        assert world.ledger.spent_after(other, (0, 0)) == []
-    assert world.ledger.deletions() == set()
+        assert world.ledger.write(unreferenced.name, other, some) == []
+        assert world.ledger.read(unreferenced.page, other, (0, 0)) == []
+    assert world.ledger.read(deletions.keys) == set()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger import epochs, topics
 from tests.e2e.unit import settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,8 +39,8 @@ def with_something_to_compact(folder: Path) -> list[str]:
 
     (folder / "ledger").mkdir(parents=True)
     with closing(Ledger(folder / "ledger" / "ledger.db", nullcontext())) as ledger:
-        ledger.begin_incarnation(1)
-        topic, _ = ledger.create_topic("orders", TopicConfig(), 1)
+        ledger.write(epochs.begin_incarnation, 1)
+        topic, _ = ledger.write(topics.create, "orders", TopicConfig(), 1)
         ledger.commit(draft_of(lease(1), [Request(topic.topic_id, ((0, 1),))]), 1, lambda _: None)
     return ["--data", str(folder)]
 

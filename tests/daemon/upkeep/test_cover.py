@@ -12,10 +12,13 @@ import pytest
 
 from daemon.upkeep.cover import Alone, Beside, NotCovered
 from daemon.upkeep.owner import LOCK_NAME, this_owner
+from ledger import epochs, topics
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.log.entry import Owner
-from ledger.space.collection import Candidate
+from ledger.space import orphans, settle
+from ledger.space.orphans import Candidate
 from ledger.space.settle import Settled
 from ledger.types import TopicConfig
 from shards import locks
@@ -67,7 +70,7 @@ class Place:
         self.flaky = Flaky(directory / "store")
         self.store = CountedStore(self.flaky)
         self.ledger = Ledger(directory / "ledger.db", SharedLock(self.file, locks.LEDGER))
-        self.incarnation, _ = self.ledger.begin_incarnation(1)
+        self.incarnation, _ = self.ledger.write(epochs.begin_incarnation, 1)
         self.owner = this_owner(str(directory))
         self.log = OwnerLog(self.store, self.owner, lambda _: None)
         self.number = 0
@@ -77,7 +80,7 @@ class Place:
     def daemon_writes(self, owner: Owner | None = None, **mark: object) -> None:
         """An entry as the daemon of this directory, or another, would write it."""
         self.number += 1
-        told = msgspec.structs.replace(self.ledger.mark(), **mark)
+        told = msgspec.structs.replace(self.ledger.read(backup.mark), **mark)
         log = OwnerLog(self.store, owner or self.owner, lambda _: None)
         assert log.put(log.entry(self.incarnation, self.number, "entry", told))
 
@@ -153,7 +156,7 @@ def test_a_store_that_is_not_the_daemons_is_refused_before_anything_is_asked(
         place.beside(holder.pid).check_store()
     place.daemon_writes()
     place.beside(holder.pid).check_store()
-    assert place.looks == 0 and place.ledger.mark().wanted == 0
+    assert place.looks == 0 and place.ledger.read(backup.mark).wanted == 0
 
 
 def test_who_waits_for_a_daemon_that_ended_is_told(
@@ -178,9 +181,9 @@ def test_a_floor_that_an_entry_has_already_needs_no_other(
     assert place.beside(holder.pid).raise_floor() == 1
     assert place.looks == 0
     for _ in range(2):
-        place.ledger.raise_epoch()
+        place.ledger.write(epochs.advance)
     place.then = place.daemon_writes
-    assert place.beside(holder.pid).raise_floor() == 2 == place.ledger.epoch_floor()
+    assert place.beside(holder.pid).raise_floor() == 2 == place.ledger.read(epochs.floor)
     assert place.looks == 1
 
 
@@ -198,9 +201,9 @@ def test_a_log_that_cannot_be_read_for_a_moment_is_looked_at_again(
 def test_alone_each_entry_has_what_is_new_and_the_last_gives_the_store_back(place: Place) -> None:
     place.daemon_writes()
     alone = Alone(place.ledger, place.log, Taken(1, None, Former.OURS), place.sleep)
-    assert alone.raise_floor() == place.ledger.epoch()
+    assert alone.raise_floor() == place.ledger.read(epochs.current)
     orphan = Candidate(key_of(lease(1, epoch=1)), "there", lease(1, epoch=1))
-    assert place.ledger.name_orphans([orphan])
+    assert place.ledger.write(orphans.name, [orphan])
     place.flaky.lose_answer = True
     alone.cover()
     alone.release()
@@ -229,24 +232,24 @@ def test_alone_whose_log_another_start_sealed_gives_way_and_releases_nothing(pla
 def test_what_the_daemon_says_is_settled_raises_the_floor(
     place: Place, holder: subprocess.Popen[str]
 ) -> None:
-    place.ledger.set_settled(Settled(0, 1, 99))  # to an earlier question
+    place.ledger.write(settle.give, Settled(0, 1, 99))  # to an earlier question
 
     def answers() -> None:
-        asked = place.ledger.settle_wanted()
+        asked = place.ledger.read(settle.unanswered)
         assert asked is not None
-        place.ledger.set_settled(Settled(asked, place.ledger.raise_epoch(), 7))
+        place.ledger.write(settle.give, Settled(asked, place.ledger.write(epochs.advance), 7))
 
     place.then = answers
     settled = place.beside(holder.pid).settle()
     assert (settled.epoch_floor, settled.commits_to) == (2, 7)
-    assert place.ledger.epoch_floor() == 2 and place.looks == 1
+    assert place.ledger.read(epochs.floor) == 2 and place.looks == 1
 
 
 def test_a_floor_that_is_higher_already_holds(place: Place, holder: subprocess.Popen[str]) -> None:
-    place.ledger.begin_incarnation(2)
-    floor = place.ledger.epoch_floor()
-    place.then = lambda: place.ledger.set_settled(Settled(1, floor - 1, 7))
-    assert place.beside(holder.pid).settle().epoch_floor == floor == place.ledger.epoch_floor()
+    place.ledger.write(epochs.begin_incarnation, 2)
+    floor = place.ledger.read(epochs.floor)
+    place.then = lambda: place.ledger.write(settle.give, Settled(1, floor - 1, 7))
+    assert place.beside(holder.pid).settle().epoch_floor == floor == place.ledger.read(epochs.floor)
 
 
 def test_a_daemon_that_ends_before_it_answers_is_not_waited_for(
@@ -262,7 +265,7 @@ def test_a_daemon_that_ends_before_it_answers_is_not_waited_for(
 
 
 def test_alone_all_commits_are_settled(place: Place) -> None:
-    topic, _ = place.ledger.create_topic("t", TopicConfig(), 1)
+    topic, _ = place.ledger.write(topics.create, "t", TopicConfig(), 1)
     commit(place.ledger, 1, Request(topic.topic_id))
     alone = Alone(place.ledger, place.log, Taken(1, None, Former.NONE), place.sleep)
-    assert alone.settle() == Settled(0, place.ledger.epoch(), 1)
+    assert alone.settle() == Settled(0, place.ledger.read(epochs.current), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,8 +15,11 @@ from daemon.upkeep import image as image_module
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.recover import rebuild
+from ledger import epochs, topics
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.entry import Owner, image_key
+from ledger.tx import ReadTx
 from ledger.types import TopicConfig
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind, raised
@@ -91,7 +94,7 @@ class Rig:
         self.owner = OwnerThread(self.segment, self.bells, self.log, told)
         board = AlarmBoard(self.segment, self.segment.layout.shards)
         self.images = ImageThread(self.segment, self.owner, self.log, self.store, copied, board)
-        incarnation, _ = self.ledger.begin_incarnation(1, 0)
+        incarnation, _ = self.ledger.write(epochs.begin_incarnation, 1, 0)
         self.words[at.G_INCARNATION] = incarnation
         self.owner.own(incarnation, Taken(0, None))
         self.owner.start()
@@ -104,7 +107,7 @@ class Rig:
     def news(self, name: str) -> None:
         """A topic, and an entry that tells it."""
         before = self.entries
-        self.ledger.create_topic(name, TopicConfig(), 1)
+        self.ledger.write(topics.create, name, TopicConfig(), 1)
         self.bells.ring(self.bells.owner)
         wait_until(lambda: self.entries > before, f"an entry that tells {name}")
 
@@ -257,18 +260,20 @@ def test_a_copy_leaves_room_for_what_is_written_meanwhile(
     assert rig.copies() == []
 
 
-def test_what_an_image_says_that_it_covers_was_told_before_it_was_copied(rig: Rig) -> None:
+def test_what_an_image_says_that_it_covers_was_told_before_it_was_copied(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commits between the copy and the entry that names it are in the entries behind."""
     rig.news("a")
-    real = rig.ledgers[2].copy_to
+    real = backup.copy_to
 
-    def copied_late(path: Path, between: object) -> int:
+    def copied_late(tx: ReadTx, path: Path, between: Callable[[], None]) -> int:
         rig.news("b")  # accepted behind the number that the image is said to be after
-        number = real(path, between)  # type: ignore[arg-type]  # passed on
+        number = real(tx, path, between)
         rig.news("c")
         return number
 
-    rig.ledgers[2].copy_to = copied_late  # type: ignore[method-assign]  # the moment between two calls
+    monkeypatch.setattr(backup, "copy_to", copied_late)  # the moment between two calls
     image = rig.images.make()
     assert image.after == 2 and rig.entries == 5
     rig.owner.release()

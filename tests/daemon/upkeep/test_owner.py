@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import select
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Concatenate
 
 import msgspec
 import pytest
 
 from daemon.upkeep.owner import LOCK_NAME, OtherHistory, OwnerThread, check_history, this_owner
+from ledger import epochs, topics
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
-from ledger.log.backup import Changes, Mark
+from ledger.log import backup
+from ledger.log.backup import Mark
 from ledger.log.entry import Entry, Owner, entry_key
+from ledger.tx import P, ReadTx, T
 from ledger.types import TopicConfig
 from shards import layout as at
 from shards.alarms import AlarmKind, raised
@@ -60,10 +64,12 @@ class FailingLedger(Ledger):
 
     error: LedgerError | None = None
 
-    def changes_since(self, mark: Mark) -> tuple[Mark, Changes]:
-        if self.error is not None:
+    def read(
+        self, function: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        if function is backup.changes_since and self.error is not None:
             raise self.error
-        return super().changes_since(mark)
+        return super().read(function, *args, **kwargs)
 
 
 class Rig:
@@ -80,15 +86,15 @@ class Rig:
         self.words = self.segment.words
 
     def own(self) -> None:
-        incarnation, _ = self.ledger.begin_incarnation(1, 0)
+        incarnation, _ = self.ledger.write(epochs.begin_incarnation, 1, 0)
         self.owner.own(incarnation, Taken(0, None))
         self.owner.start()
 
     def news(self, name: str) -> Mark:
         """Something that an entry must tell; the bell spares a second of looking."""
-        self.ledger.create_topic(name, TopicConfig(), 1)
+        self.ledger.write(topics.create, name, TopicConfig(), 1)
         self.bells.ring(self.bells.owner)
-        return self.ledger.mark()
+        return self.ledger.read(backup.mark)
 
     def entries(self) -> list[Entry]:
         return list(self.log.chain())
@@ -213,7 +219,7 @@ def test_a_release_stands_behind_an_entry_whose_fate_was_unknown(rig: Rig) -> No
     rig.store.fail_lost = 0
     rig.owner.release()
     last = rig.entries()[-1]
-    assert last.kind == "release" and last.mark == rig.ledger.mark()
+    assert last.kind == "release" and last.mark == rig.ledger.read(backup.mark)
 
 
 def test_a_number_that_another_took_ends_the_ownership_for_good(rig: Rig) -> None:
@@ -253,9 +259,9 @@ def test_a_release_stands_behind_an_entry_that_was_kept_though_nobody_said_so(
 
 def test_histories_are_told_apart(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.db", nullcontext())
-    topic, _ = ledger.create_topic("t", TopicConfig(), 1)
+    topic, _ = ledger.write(topics.create, "t", TopicConfig(), 1)
     ledger.commit(draft_of(lease(1, epoch=0), [Request(topic.topic_id)]), 1, lambda _: None)
-    there = ledger.mark()
+    there = ledger.read(backup.mark)
     log = OwnerLog(FileStore(str(tmp_path / "store")), OWNER, lambda _: None)
 
     def check(mark: Mark) -> None:
@@ -294,7 +300,9 @@ def test_who_waits_for_a_backup_gets_an_entry_that_covers_what_was_written_befor
     rig.own()
     first_ns = rig.words[at.G_BACKED_UP_NS]
     assert first_ns > 0, "the first entry covers what was there"
-    mark = rig.ledger.mark()  # nothing new is to be told, and the waiter gets an entry all the same
+    mark = rig.ledger.read(
+        backup.mark
+    )  # nothing new is to be told, and the waiter gets an entry all the same
     asked_ns = boottime_ns()
     rig.words[rig.segment.layout.shard(0) + at.S_BACKUP_WANTED_NS] = asked_ns
     rig.bells.ring(rig.bells.owner)

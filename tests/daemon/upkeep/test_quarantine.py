@@ -29,9 +29,14 @@ from daemon.upkeep import quarantine
 from daemon.upkeep.compact import catalog_of
 from daemon.upkeep.quarantine import Outcome, Retry
 from delivery.schemas import Tombstone
+from ledger import commits, reads
+from ledger.checks import invariants
+from ledger.lake import lake_tables, runs
+from ledger.lake import quarantine as ledger_quarantine
 from ledger.lake.types import Hole
 from ledger.ledger import Ledger
 from ledger.log import backup
+from ledger.space import retention, unreferenced
 from tests.compaction.lakes import duckdb_rows, pyiceberg_rows, rows, written
 from tests.delivery.node import ARRIVAL_MS, Node
 from tests.delivery.test_diff import data_of, rec, told_reader
@@ -60,8 +65,10 @@ class World(Node):
 
     def flip(self) -> None:
         """Spoils the second object in the store, or mends it."""
-        row = self.ledger.objects()[1]
-        extents = [self.ledger.extents_from(*self.key(p), 3 - 2 * p, 1)[0] for p in (0, 1)]
+        row = self.ledger.read(reads.objects)[1]
+        extents = [
+            self.ledger.read(reads.extents_from, *self.key(p), 3 - 2 * p, 1)[0] for p in (0, 1)
+        ]
         segment, position, _ = row.locator.split(":")
         body = self.store.get(row.locator)
         (path,) = Path(self.store.directory).rglob(segment)
@@ -73,7 +80,9 @@ class World(Node):
 
     def compact(self) -> None:
         """Everything, by one task."""
-        planned = self.ledger.plan_objects(0, self.ledger.latest_commit_number(), 100, None)
+        planned = self.ledger.read(
+            lake_tables.plan_objects, 0, self.ledger.read(commits.latest_number), 100, None
+        )
         tables, _ = prepare_tables(self.lake, [self.topic], self.ledger)
         table = tables[self.topic.topic_id]
         found: list[ExtentBytes] = []
@@ -102,16 +111,16 @@ class World(Node):
         files = [(each.file, each.footer) for each in result.files]
         run = f"compact{self.runs}"
         self.runs += 1
-        self.ledger.begin_run(run, "test", 1)
+        self.ledger.write(runs.begin, run, "test", 1)
         commit = TableCommit(table, files, watermarks, holes=holes)
-        self.ledger.switch_tables(
-            run, [switch_of(commit, commit_table(self.lake, run, commit))], 77
+        self.ledger.write(
+            lake_tables.switch, run, [switch_of(commit, commit_table(self.lake, run, commit))], 77
         )
-        self.ledger.end_run(run, 1)
+        self.ledger.write(runs.end, run, 1)
 
     def retry(self) -> list[Outcome]:
         """All of the quarantine, as the command does it."""
-        rows = self.ledger.quarantine()
+        rows = self.ledger.read(ledger_quarantine.rows)
         work = Retry(self.config, self.ledger, self.lake)
         work.compare()
         return work.retry(rows) if rows else []
@@ -139,13 +148,13 @@ class World(Node):
 
     def check_is_back(self) -> None:
         """Everything is there once for every reader, and nothing is in quarantine."""
-        self.ledger.check_invariants()
+        self.ledger.read(invariants.check)
         assert pyiceberg_rows(self.lake, TABLE) == EVERYTHING
-        (table,) = self.ledger.lake_tables()
+        (table,) = self.ledger.read(lake_tables.every)
         assert duckdb_rows(table.metadata_location) == EVERYTHING
-        assert self.ledger.quarantine() == [] and self.property_holes() == ()
+        assert self.ledger.read(ledger_quarantine.rows) == [] and self.property_holes() == ()
         assert self.read() == (['"a"', '"b"', '"c"', '"d"', '"f"'], [])
-        assert self.ledger.spent_count() == 2, "all but the last object may be collected"
+        assert self.ledger.read(unreferenced.count) == 2, "all but the last object may be collected"
 
 
 @pytest.fixture
@@ -162,23 +171,23 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def test_the_quarantine_says_what_since_when_and_why(world: World) -> None:
-    found = world.ledger.quarantine()
+    found = world.ledger.read(ledger_quarantine.rows)
     holes = [one.hole for one in found]
     assert [(h.partition, h.first_offset, h.last_offset) for h in holes] == [(0, 3, 4), (1, 1, 1)]
     assert {one.topic for one in found} == {"t"}
     for one in found:
-        assert one.hole.key == world.ledger.objects()[1].key
+        assert one.hole.key == world.ledger.read(reads.objects)[1].key
         assert one.hole.reason.startswith("damaged: ") and one.found_ms == 77 and one.readable
     assert world.read() == (['"a"', '"b"', '"f"'], [Tombstone(3, 4, "quarantined")])
 
 
 def test_what_is_damaged_still_stays_in_quarantine(world: World) -> None:
-    before = world.ledger.quarantine()
+    before = world.ledger.read(ledger_quarantine.rows)
     outcomes = world.retry()
     assert [one.outcome for one in outcomes] == ["kept", "kept"]
     assert all("CRC32C" in one.problem for one in outcomes)
-    assert world.ledger.quarantine() == before
-    world.ledger.check_invariants()
+    assert world.ledger.read(ledger_quarantine.rows) == before
+    world.ledger.read(invariants.check)
 
 
 def test_records_whose_object_is_whole_again_are_back_for_every_reader_once(world: World) -> None:
@@ -216,10 +225,12 @@ def test_a_retry_that_is_killed_behind_its_commit_is_made_up_for(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.ledger, "switch_tables", killed)
+        patch.setattr(lake_tables, "switch", killed)
         with pytest.raises(Killed):
             world.retry()
-    assert pyiceberg_rows(world.lake, TABLE) == EVERYTHING and world.ledger.quarantine()
+    assert pyiceberg_rows(world.lake, TABLE) == EVERYTHING and world.ledger.read(
+        ledger_quarantine.rows
+    )
     assert [one.outcome for one in world.retry()] == ["restored", "restored"]
     world.check_is_back()
 
@@ -266,11 +277,11 @@ def test_a_retry_on_a_table_that_has_moved_since_is_refused(
 def test_a_ledger_that_was_rebuilt_from_before_the_retry_finds_the_rows_in_the_table(
     world: World, tmp_path: Path
 ) -> None:
-    before = world.ledger.quarantine()
+    before = world.ledger.read(ledger_quarantine.rows)
     world.flip()
     world.retry()
     # What a recovery from an older entry leaves: the hole is back, the new files are unknown.
-    with world.ledger._session.writing() as connection:
+    with world.ledger.writing() as connection:
         connection.executemany(
             "INSERT INTO quarantine VALUES (?, ?, ?, ?, ?, ?, ?)",
             [(*(getattr(q.hole, name) for name in q.hole.__struct_fields__), 77) for q in before],
@@ -284,52 +295,58 @@ def test_a_ledger_that_was_rebuilt_from_before_the_retry_finds_the_rows_in_the_t
 
 
 def test_holes_that_are_evicted_are_only_forgotten(world: World) -> None:
-    world.ledger.trim("t", 0, 5)
+    retention.trim(world.ledger, "t", 0, 5)
     world.flip()
     assert {(one.partition, one.outcome) for one in world.retry()} == {
         (0, "evicted"), (1, "restored"),
     }  # fmt: skip
-    assert world.ledger.quarantine() == []
-    world.ledger.check_invariants()
+    assert world.ledger.read(ledger_quarantine.rows) == []
+    world.ledger.read(invariants.check)
 
 
 def test_records_that_are_given_up_stay_declared_and_free_their_object(world: World) -> None:
-    holes = [one.hole for one in world.ledger.quarantine()]
-    assert world.ledger.spent_count() == 1
-    world.ledger.accept_holes(holes, 99)
-    world.ledger.check_invariants()
-    assert world.ledger.quarantine() == [] and world.ledger.spent_count() == 2
+    holes = [one.hole for one in world.ledger.read(ledger_quarantine.rows)]
+    assert world.ledger.read(unreferenced.count) == 1
+    world.ledger.write(ledger_quarantine.accept, holes, 99)
+    world.ledger.read(invariants.check)
+    assert (
+        world.ledger.read(ledger_quarantine.rows) == []
+        and world.ledger.read(unreferenced.count) == 2
+    )
     assert world.read() == (['"a"', '"b"', '"f"'], [Tombstone(3, 4, "lost")])
-    assert world.ledger.holes(world.topic.topic_id) == holes == list(world.property_holes())
-    world.ledger.forget_spent([holes[0].key])
-    world.ledger.check_invariants()
+    assert (
+        world.ledger.read(lake_tables.holes, world.topic.topic_id)
+        == holes
+        == list(world.property_holes())
+    )
+    world.ledger.write(unreferenced.forget, [holes[0].key])
+    world.ledger.read(invariants.check)
     assert world.read() == (['"a"', '"b"', '"f"'], [Tombstone(3, 4, "lost")])
 
 
 def test_the_owners_log_tells_of_both_ways_out(world: World, tmp_path: Path) -> None:
-    first, second = world.ledger.quarantine()
+    first, second = world.ledger.read(ledger_quarantine.rows)
     (tmp_path / "copy").mkdir()
     with closing(Ledger(tmp_path / "copy" / "ledger.db", nullcontext())) as copy:
         told = backup.Mark()
         for change in ("holes", "accept", "drop"):
             if change == "accept":
-                world.ledger.accept_holes([first.hole], 99)
+                world.ledger.write(ledger_quarantine.accept, [first.hole], 99)
             elif change == "drop":
-                world.ledger.drop_holes([second.hole], 99)
-            with world.ledger._session.snapshot() as connection:
-                changes = backup.changes_since(connection, told)
-                told = backup.mark_of(connection)
-            with copy._session.writing() as connection:
-                backup.apply(connection, changes)
-            assert copy.quarantine() == world.ledger.quarantine()
+                world.ledger.write(ledger_quarantine.drop, [second.hole], 99)
+            told, changes = world.ledger.read(backup.changes_since, told)
+            copy.write(backup.apply, changes)
+            assert copy.read(ledger_quarantine.rows) == world.ledger.read(ledger_quarantine.rows)
             topic_id = world.topic.topic_id
-            assert copy.holes(topic_id) == world.ledger.holes(topic_id)
+            assert copy.read(lake_tables.holes, topic_id) == world.ledger.read(
+                lake_tables.holes, topic_id
+            )
 
 
 def test_a_restoring_commit_takes_no_other_rows(world: World) -> None:
     tables, _ = prepare_tables(world.lake, [world.topic], world.ledger)
     table = tables[world.topic.topic_id]
-    hole = world.ledger.quarantine()[0].hole
+    hole = world.ledger.read(ledger_quarantine.rows)[0].hole
     files = written(world.place, table, "run9", rows(0, 2, 4))
     with pytest.raises(ValueError, match="which are not those of the holes"):
         commit_table(world.lake, "run9", TableCommit(table, files, {}, restored=[hole]))
@@ -344,7 +361,7 @@ def run(world: World, *arguments: str) -> Result:
 
 
 def test_the_command_lists_retries_and_gives_up(world: World) -> None:
-    key = world.ledger.objects()[1].key
+    key = world.ledger.read(reads.objects)[1].key
     listed = run(world, "ls")
     assert key in listed.stdout and "3-4" in listed.stdout and "CRC32C" in listed.stdout
     rows = json.loads(run(world, "ls", "-o", "json").stdout)
@@ -365,7 +382,7 @@ def test_the_command_lists_retries_and_gives_up(world: World) -> None:
 
 
 def test_the_command_gives_records_up(world: World) -> None:
-    key = world.ledger.objects()[1].key
+    key = world.ledger.read(reads.objects)[1].key
     done = run(world, "accept", key)
     assert done.exit_code == 0 and done.stdout == "3 records of 1 objects are given up\n"
     assert world.read()[1] == [Tombstone(3, 4, "lost")]

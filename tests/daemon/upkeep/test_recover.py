@@ -20,7 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from daemon.upkeep.owner import OtherHistory
 from daemon.upkeep.recover import lives, rebuild, settle, tell
+from ledger import commits, epochs, reads, topics
+from ledger.checks import invariants
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.log.backup import Changes, Mark
 from ledger.types import LeaseId, TopicConfig
 from tests.daemon.upkeep.recovery_world import Request, World
@@ -51,7 +54,7 @@ class RecoveryMachine(RuleBasedStateMachine):
             self.create(name)
 
     def create(self, name: str) -> None:
-        self.world.node.ledger.create_topic(name, TopicConfig(partitions=2), 1)
+        self.world.node.ledger.write(topics.create, name, TopicConfig(partitions=2), 1)
 
     @rule(requests=requests_)
     def produce(self, requests: list[Request]) -> None:
@@ -63,9 +66,11 @@ class RecoveryMachine(RuleBasedStateMachine):
     )  # fmt: skip
     def append_if(self, name: str, partition: int, behind: list[int]) -> None:
         """Expectations of the head as it is before the lease, or as it was: some are void."""
-        topic = self.world.node.ledger.topic(name)
+        topic = self.world.node.ledger.read(topics.find, name)
         assert topic is not None
-        head = self.world.node.ledger.partition_states(topic.topic_id)[partition].head_seq
+        head = self.world.node.ledger.read(reads.partition_states, topic.topic_id)[
+            partition
+        ].head_seq
         self.world.produce([Request(name, partition, 1, None, max(0, head - b)) for b in behind])
 
     @rule(requests=requests_)
@@ -86,12 +91,12 @@ class RecoveryMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def make_again(self, name: str) -> None:
-        self.world.node.ledger.delete_topic(name, 2)
+        self.world.node.ledger.write(topics.delete, name, 2)
         self.create(name)
 
     @rule()
     def raise_epoch(self) -> None:
-        self.world.node.epoch = self.world.node.ledger.raise_epoch()
+        self.world.node.epoch = self.world.node.ledger.write(epochs.advance)
 
     @rule()
     def kill_and_restart(self) -> None:
@@ -105,20 +110,20 @@ class RecoveryMachine(RuleBasedStateMachine):
         assert report.sound
         for name in NAMES:
             self.create(name)  # one that was not listed and has no object is unknown
-            topic = self.world.node.ledger.topic(name)
+            topic = self.world.node.ledger.read(topics.find, name)
             assert topic is not None
             if topic.config.partitions < 2:
-                self.world.node.ledger.alter_topic(name, TopicConfig(partitions=2))
+                self.world.node.ledger.write(topics.alter, name, TopicConfig(partitions=2))
         self.world.check()
 
     @precondition(lambda self: self.world.node.number)
     @rule()
     def stop_and_lose_the_directory(self) -> None:
         self.world.node.tell("release")
-        before = self.world.node.ledger.latest_commit_number()
+        before = self.world.node.ledger.read(commits.latest_number)
         report = self.world.recover()
         # What was put and never committed is the only thing that no entry lists.
-        assert self.world.node.ledger.latest_commit_number() == before + report.objects_taken
+        assert self.world.node.ledger.read(commits.latest_number) == before + report.objects_taken
 
     def teardown(self) -> None:
         try:
@@ -139,7 +144,7 @@ TestRecoveryOfHistories.settings = settings(
 def world(tmp_path: Path) -> Iterator[World]:
     """A node with the topic ``a`` of two partitions, which its first entry lists."""
     made = World(tmp_path)
-    made.node.ledger.create_topic("a", TopicConfig(partitions=2), 1)
+    made.node.ledger.write(topics.create, "a", TopicConfig(partitions=2), 1)
     made.node.tell()
     yield made
     made.check()
@@ -158,7 +163,7 @@ def test_the_gap_is_as_long_as_all_that_could_have_got_offsets(world: World) -> 
     ]
     assert (report.objects_listed, report.objects_taken, report.records_taken) == (1, 2, 6)
     assert report.records_may_be_doubled == 6
-    state = world.node.ledger.partition_states(1)[0]
+    state = world.node.ledger.read(reads.partition_states, 1)[0]
     assert (state.earliest_seq, state.count, state.head_seq) == (1, 9, 14)
 
 
@@ -166,7 +171,7 @@ def test_no_offset_that_a_reader_was_given_is_past_the_end_after_a_recovery(worl
     """A cursor at the head stays at or before it, so no reader is refused for what it was told."""
 
     def heads() -> list[int]:
-        return [state.head_seq for state in world.node.ledger.partition_states(1)]
+        return [state.head_seq for state in world.node.ledger.read(reads.partition_states, 1)]
 
     world.produce([Request("a", 0, 4), Request("a", 1, 2, "k")])
     world.node.tell()
@@ -187,7 +192,10 @@ def test_keys_that_are_listed_win(world: World) -> None:
     world.build([Request("a", 0, 1, "listed")], shard=1)  # the repeat, void before and now
     world.produce([Request("a", 0, 2, "unlisted")])
     report = world.recover()
-    assert (world.node.ledger.partition_states(1)[0].count, report.records_taken) == (3, 2)
+    assert (world.node.ledger.read(reads.partition_states, 1)[0].count, report.records_taken) == (
+        3,
+        2,
+    )
     assert report.records_may_be_doubled == 0
     # The key of the unlisted one is known again.
     draft, _ = world.build([Request("a", 0, 2, "unlisted")])
@@ -205,7 +213,7 @@ def test_of_two_appends_in_flight_with_the_same_expectation_a_recovery_stores_on
     report = world.recover()
     assert (report.objects_taken, report.records_taken, report.records_void) == (2, 1, 1)
     assert report.records_may_be_doubled == 0
-    assert world.node.ledger.partition_states(1)[0].count == 3
+    assert world.node.ledger.read(reads.partition_states, 1)[0].count == 3
 
 
 def test_an_append_that_was_answered_412_is_void_after_a_rebuild(world: World) -> None:
@@ -224,7 +232,7 @@ def test_an_expectation_counts_what_was_listed_and_not_the_gap(world: World) -> 
     report = world.recover()
     assert (report.records_taken, report.records_void) == (1, 1)
     assert [(gap.gap_from, gap.gap_to) for gap in report.gaps] == [(6, 7)]
-    assert world.node.ledger.partition_states(1)[0].head_seq == 8
+    assert world.node.ledger.read(reads.partition_states, 1)[0].head_seq == 8
 
 
 def test_beside_a_damaged_object_expectations_hold_once(world: World) -> None:
@@ -243,19 +251,21 @@ def test_topics_that_no_entry_lists_come_from_footers_and_a_newer_id_wins_the_na
     world: World,
 ) -> None:
     ledger = world.node.ledger
-    ledger.create_topic("new", TopicConfig(partitions=3), 1)
+    ledger.write(topics.create, "new", TopicConfig(partitions=3), 1)
     world.produce([Request("new", 2, 1)])
-    ledger.delete_topic("a", 2)
-    ledger.create_topic("a", TopicConfig(partitions=2), 2)
+    ledger.write(topics.delete, "a", 2)
+    ledger.write(topics.create, "a", TopicConfig(partitions=2), 2)
     world.produce([Request("a", 1, 1)])
     report = world.recover()
     assert sorted(report.topics_restored) == ["a", "new"]
     ledger = world.node.ledger
-    found = {topic.name: (topic.topic_id, topic.config.partitions) for topic in ledger.topics()}
+    found = {
+        topic.name: (topic.topic_id, topic.config.partitions) for topic in ledger.read(topics.page)
+    }
     assert found == {"a": (3, 2), "new": (2, 3)}
-    old = ledger.topic_by_id(1)
+    old = ledger.read(topics.by_id, 1)
     assert old is not None and old.deleted_ms is not None
-    assert ledger.create_topic("later", TopicConfig(), 3)[0].topic_id == 4
+    assert ledger.write(topics.create, "later", TopicConfig(), 3)[0].topic_id == 4
 
 
 def test_what_a_former_owner_puts_behind_the_take_over_is_never_taken(world: World) -> None:
@@ -286,7 +296,7 @@ def test_an_object_that_is_named_for_deletion_is_gone(world: World) -> None:
 
 def test_an_object_that_the_log_lists_and_the_store_has_not_is_named(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.node.ledger.create_topic("a", TopicConfig(partitions=2), 1)
+    world.node.ledger.write(topics.create, "a", TopicConfig(partitions=2), 1)
     world.produce([Request("a", 0, 1)])
     world.node.tell()
     (head,) = world.store.list("l0/")
@@ -311,8 +321,10 @@ def test_a_log_whose_entries_do_not_add_up_is_not_believed(world: World) -> None
     world.produce([Request("a", 0, 2)])
     world.node.tell()
     world.produce([Request("a", 0, 1)])
-    mark = world.node.ledger.mark()
-    empty = Changes(dict.fromkeys(world.node.ledger.changes_since(mark)[1].state, 0), {})
+    mark = world.node.ledger.read(backup.mark)
+    empty = Changes(
+        dict.fromkeys(world.node.ledger.read(backup.changes_since, mark)[1].state, 0), {}
+    )
     node = world.node
     assert world.node.log.put(
         node.log.entry(node.incarnation, node.number + 1, "entry", mark, empty)
@@ -358,8 +370,8 @@ def test_the_former_ledger_is_kept_with_what_only_its_wal_has(world: World) -> N
     report = rebuild(path, nullcontext(), world.store, taken, log)
     assert report.kept_ledger is not None
     with closing(Ledger(Path(report.kept_ledger), nullcontext())) as kept:
-        assert kept.latest_commit_number() == 1
-        kept.check_invariants()
+        assert kept.read(commits.latest_number) == 1
+        kept.read(invariants.check)
 
 
 def test_a_start_trusts_its_own_ledger_only_where_nobody_else_can_have_written(
@@ -405,14 +417,14 @@ def test_a_recovery_that_another_start_was_faster_than_is_not_believed(world: Wo
 def test_each_recovery_begins_a_history_of_its_own(world: World) -> None:
     # Else a ledger from before it, with as many commits, would pass for this one.
     world.produce([Request("a", 0, 1)])
-    names = {world.node.ledger.mark().history}
+    names = {world.node.ledger.read(backup.mark).history}
     for _ in range(2):
         world.recover()
         world.node.tell()
-        names.add(world.node.ledger.mark().history)
+        names.add(world.node.ledger.read(backup.mark).history)
     assert len(names) == 3
     last = world.node.log.last()
-    assert last is not None and last.mark.history == world.node.ledger.mark().history
+    assert last is not None and last.mark.history == world.node.ledger.read(backup.mark).history
 
 
 def test_who_lives_is_asked_of_the_kernel() -> None:

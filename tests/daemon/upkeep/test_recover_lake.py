@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ledger import commits, epochs, reads, topics
+from ledger.checks import invariants, soundness
 from ledger.errors import LeaseBelowFloor
+from ledger.lake import lake_files, lake_tables, runs
 from ledger.ledger import Ledger
+from ledger.space import deletions, unreferenced
 from ledger.types import CommitDraft, TopicConfig
 from tests.daemon.upkeep.recovery_world import Request, World
 from tests.ledger.lakes import compact, plan_all, switches_of
@@ -17,11 +21,11 @@ from tests.ledger.lakes import compact, plan_all, switches_of
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
-    made.node.ledger.create_topic("a", TopicConfig(), 1)
+    made.node.ledger.write(topics.create, "a", TopicConfig(), 1)
     made.node.tell()
     yield made
-    made.node.ledger.check_invariants()
-    assert made.node.ledger.unsound_extents(9) == []
+    made.node.ledger.read(invariants.check)
+    assert made.node.ledger.read(soundness.problems, 9) == []
     made.close()
 
 
@@ -33,13 +37,18 @@ def produce(world: World, records: int) -> CommitDraft:
 
 def name_all(ledger: Ledger) -> list[str]:
     """Names everything that nothing needs; grace is over, and no upload is under way."""
-    floor = ledger.raise_epoch_floor(ledger.raise_epoch())
-    rule = ledger.collection_rule(10**6, 0, floor, ledger.latest_commit_number())
-    return [one.locator for one in ledger.name_spent(rule, ledger.spent_after(rule, (-1, 0)))]
+    floor = ledger.write(epochs.raise_floor, ledger.write(epochs.advance))
+    rule = ledger.read(deletions.policy, 10**6, 0, floor, ledger.read(commits.latest_number))
+    return [
+        one.locator
+        for one in ledger.write(
+            unreferenced.name, rule, ledger.read(unreferenced.page, rule, (-1, 0))
+        )
+    ]
 
 
 def firsts(ledger: Ledger) -> list[int]:
-    return [extent.first_offset for extent in ledger.extents_from(1, 0, 1, 99)]
+    return [extent.first_offset for extent in ledger.read(reads.extents_from, 1, 0, 1, 99)]
 
 
 @pytest.mark.parametrize("imaged", [False, True])
@@ -55,16 +64,16 @@ def test_what_was_collected_is_neither_missing_nor_taken_again(world: World, ima
     world.node.tell()
     # One is gone and its name with it, one is gone, one is still there when the machine dies.
     world.store.delete(locators[:2])
-    world.node.ledger.forget_spent([drafts[0].key])
+    world.node.ledger.write(unreferenced.forget, [drafts[0].key])
     report = world.recover()
     assert report.sound and report.objects_taken == 0
     assert (report.objects_listed, report.objects_named_for_deletion) == (1, 1)
     assert (report.objects, report.gaps) == (2, [])
     ledger = world.node.ledger
     assert firsts(ledger) == [7]
-    assert ledger.compacted_seqs(1) == {0: 6}
-    assert [one.range.last_offset for one in ledger.file_ranges(1, 0, 1, 9)] == [6]
-    state = ledger.partition_states(1)[0]
+    assert ledger.read(lake_tables.compacted_seqs, 1) == {0: 6}
+    assert [one.range.last_offset for one in ledger.read(lake_files.ranges_from, 1, 0, 1, 9)] == [6]
+    state = ledger.read(reads.partition_states, 1)[0]
     assert (state.earliest_seq, state.next_seq, state.count) == (1, 9, 8)
     # An upload that comes late, whose commit nobody knows any more, is refused.
     with pytest.raises(LeaseBelowFloor):
@@ -86,17 +95,17 @@ def test_offsets_behind_a_recovery_are_above_a_table_that_is_ahead(world: World)
     produce(world, 3)
     planned = plan_all(world.node.ledger)
     world.node.tell()  # the run's entry covers the head, so what it plans
-    world.node.ledger.begin_run("second", "test", 10)
+    world.node.ledger.write(runs.begin, "second", "test", 10)
     switches = switches_of(planned, "second")
     produce(world, 4)
-    world.node.ledger.switch_tables("second", switches, 20)  # no entry tells
+    world.node.ledger.write(lake_tables.switch, "second", switches, 20)  # no entry tells
     report = world.recover()
     assert [(gap.gap_from, gap.gap_to) for gap in report.gaps] == [(6, 9)]
     ledger = world.node.ledger
-    assert ledger.compacted_seqs(1) == {0: 2}
+    assert ledger.read(lake_tables.compacted_seqs, 1) == {0: 2}
     assert firsts(ledger) == [1, 3, 10]
     # The next run finds the table ahead, and makes up for it.
-    ledger.begin_run("third", "test", 30)
-    ledger.switch_tables("third", switches, 40)
-    assert ledger.compacted_seqs(1) == {0: 5}
+    ledger.write(runs.begin, "third", "test", 30)
+    ledger.write(lake_tables.switch, "third", switches, 40)
+    assert ledger.read(lake_tables.compacted_seqs, 1) == {0: 5}
     assert [one.commit_number for one in plan_all(ledger)] == [3]

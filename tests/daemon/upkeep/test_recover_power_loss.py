@@ -11,7 +11,10 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from daemon.upkeep.recover import rebuild
+from ledger import commits, topics
+from ledger.checks import invariants
 from ledger.ledger import Ledger
+from ledger.log import backup
 from ledger.types import TopicConfig
 from tests.daemon.upkeep.recovery_world import Request, World
 from tests.powerloss import Disk, Image
@@ -33,7 +36,7 @@ def test_no_loss_of_power_leaves_half_a_ledger_in_place(
 ) -> None:
     (folder / "world").mkdir()
     world = World(folder / "world")
-    world.node.ledger.create_topic("a", TopicConfig(), 1)
+    world.node.ledger.write(topics.create, "a", TopicConfig(), 1)
     for _ in range(3):
         world.produce([Request("a", 0, 2)])
     world.node.tell()
@@ -56,7 +59,7 @@ def test_no_loss_of_power_leaves_half_a_ledger_in_place(
         rebuild(path, nullcontext(), world.store, taken, log)
         disk.note(REBUILT)
     with closing(Ledger(path, nullcontext())) as ledger:
-        rebuilt = (ledger.mark().history, ledger.latest_commit_number())
+        rebuilt = (ledger.read(backup.mark).history, ledger.read(commits.latest_number))
     assert rebuilt[1] == 4
     images = 0
     for image in disk.images(seed=1):
@@ -91,5 +94,5 @@ def state(folder: Path, name: str, copy: Path) -> tuple[str, int]:
     database changes it."""
     shutil.copytree(folder, copy)
     with closing(Ledger(copy / name, nullcontext(), must_exist=True)) as ledger:
-        ledger.check_invariants()
-        return ledger.mark().history, ledger.latest_commit_number()
+        ledger.read(invariants.check)
+        return ledger.read(backup.mark).history, ledger.read(commits.latest_number)

@@ -10,9 +10,14 @@ import pytest
 
 from daemon.upkeep.retention import Noted
 from daemon.upkeep.upkeep import UpkeepThread
+from ledger import ages, epochs, notes, reads, topics
+from ledger import commits as ledger_commits
+from ledger import topics as ledger_topics
+from ledger.checks import invariants
 from ledger.dedupe import DedupeLimits
 from ledger.errors import ResultCleared
 from ledger.ledger import Ledger
+from ledger.space import deletions, marking, retention, settle, unreferenced
 from ledger.space.settle import Settled
 from ledger.types import LeaseId, PartitionState, SourceRange, Topic, TopicConfig
 from shards import layout as at
@@ -33,10 +38,10 @@ class Place:
 
     def __init__(self, directory: Path, limits: DedupeLimits | None = None) -> None:
         self.ledger = Ledger(directory / "ledger.db", nullcontext(), dedupe_limits=limits)
-        self.ledger.begin_incarnation(1)
+        self.ledger.write(epochs.begin_incarnation, 1)
         self.segment = Segment.create(Layout(SHARDS, 4096))
         self.words = self.segment.words
-        self.words[at.G_EPOCH] = self.ledger.epoch()
+        self.words[at.G_EPOCH] = self.ledger.read(epochs.current)
         self.wall_ms = self.boot_ms = 1_000_000
         self.upkeep = UpkeepThread(self.segment, self.ledger, lambda: 1_000, self.now)
 
@@ -45,16 +50,16 @@ class Place:
 
     def topic(self, name: str, **settings: object) -> Topic:
         config = TopicConfig(**settings)  # type: ignore[arg-type]
-        return self.ledger.create_topic(name, config, 1)[0]
+        return self.ledger.write(ledger_topics.create, name, config, 1)[0]
 
     def write(self, topic: Topic, *counts: int, timestamp_ms: int = 0) -> None:
         for count in counts:
-            number = self.ledger.latest_commit_number() + 1
+            number = self.ledger.read(ledger_commits.latest_number) + 1
             request = Request(topic.topic_id, ((0, count),), timestamp_ms=timestamp_ms)
             commit(self.ledger, number, request)
 
     def state(self, topic: Topic) -> PartitionState:
-        return self.ledger.partition_states(topic.topic_id)[0]
+        return self.ledger.read(reads.partition_states, topic.topic_id)[0]
 
     def passed(self, passed_ms: int) -> None:
         self.wall_ms += passed_ms
@@ -62,12 +67,12 @@ class Place:
 
     def seen(self, *commits: int) -> None:
         """Up to where each shard has followed the log, whose end is the ledger's."""
-        self.words[at.G_COMMITS] = self.ledger.latest_commit_number()
+        self.words[at.G_COMMITS] = self.ledger.read(ledger_commits.latest_number)
         for shard, number in enumerate(commits):
             self.words[self.segment.layout.shard(shard) + at.S_SEEN] = number
 
     def close(self) -> None:
-        self.ledger.check_invariants()
+        self.ledger.read(invariants.check)
         self.ledger.close()
         self.segment.close()
 
@@ -92,7 +97,7 @@ def test_a_round_evicts_what_is_over_the_limits_and_tells_the_shards(
     assert {one.topic for one in done} == {topic.name for topic in topics}
     assert {place.state(topic).count for topic in topics} == {2}
     assert place.state(other).count == 5
-    assert place.words[at.G_EVICTED] == place.ledger.catalog_version()
+    assert place.words[at.G_EVICTED] == place.ledger.read(ledger_topics.catalog_version)
     assert place.words[at.G_RECORDS_EVICTED] == 15
     assert place.upkeep.round() == []
     place.write(topics[0], 1)
@@ -113,13 +118,13 @@ def test_settings_hold_from_the_next_round_on(place: Place) -> None:
     topic = place.topic("t")
     place.write(topic, 5)
     assert place.upkeep.round() == []
-    place.ledger.alter_topic("t", TopicConfig(cap_records=3))
+    place.ledger.write(ledger_topics.alter, "t", TopicConfig(cap_records=3))
     assert [one.earliest_seq for one in place.upkeep.round()] == [3]
-    place.ledger.alter_topic("t", TopicConfig())
+    place.ledger.write(ledger_topics.alter, "t", TopicConfig())
     place.write(topic, 5)
     assert place.upkeep.round() == []
-    place.ledger.alter_topic("t", TopicConfig(cap_records=1))
-    place.ledger.delete_topic("t", 5)
+    place.ledger.write(ledger_topics.alter, "t", TopicConfig(cap_records=1))
+    place.ledger.write(ledger_topics.delete, "t", 5)
     assert place.upkeep.round() == []
 
 
@@ -132,8 +137,11 @@ def test_without_limits_no_topic_is_looked_at(
     def looked(*_: object) -> None:
         raise AssertionError("a look costs more than it may where nothing has a limit")
 
-    for name in ("look_for_evictions", "carry_out", "mark_free", "topic_by_id", "meta"):
-        monkeypatch.setattr(place.ledger, name, looked)
+    for module, name in (
+        (retention, "look"), (retention, "evict"), (marking, "mark_free"), (topics, "by_id"),
+        (notes, "get"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, looked)
     assert place.upkeep.round() == []
 
 
@@ -143,11 +151,11 @@ def test_what_is_evicted_or_deleted_is_marked_as_free(place: Place) -> None:
     place.write(gone, 1)
     place.write(topic, 1)
     place.upkeep.round()
-    place.ledger.delete_topic("gone", 5)
+    place.ledger.write(ledger_topics.delete, "gone", 5)
     place.passed(2_000)
     place.upkeep.round()
-    rule = place.ledger.collection_rule(place.wall_ms, 0, 1 << 60, 1 << 60)
-    spent = place.ledger.spent_after(rule, (0, 0))
+    rule = place.ledger.read(deletions.policy, place.wall_ms, 0, 1 << 60, 1 << 60)
+    spent = place.ledger.read(unreferenced.page, rule, (0, 0))
     assert [(one.commit_number, one.free_ms) for one in spent] == [
         (1, 1_000_000), (2, 1_000_000), (3, 1_002_000),
     ]  # fmt: skip
@@ -161,8 +169,8 @@ def test_what_retention_evicts_is_marked_as_free_in_a_round_without_news_of_topi
     place.write(topic, 1, 1, 1)
     place.passed(1_000)
     assert [one.records for one in place.upkeep.round()] == [2]
-    rule = place.ledger.collection_rule(place.wall_ms, 0, 1 << 60, 1 << 60)
-    spent = place.ledger.spent_after(rule, (0, 0))
+    rule = place.ledger.read(deletions.policy, place.wall_ms, 0, 1 << 60, 1 << 60)
+    spent = place.ledger.read(unreferenced.page, rule, (0, 0))
     assert [(one.commit_number, one.free_ms) for one in spent] == [(1, 1_001_000), (2, 1_001_000)]
 
 
@@ -170,9 +178,9 @@ def test_a_deleted_topic_frees_its_objects_where_no_topic_has_a_limit(place: Pla
     gone = place.topic("gone")
     place.write(gone, 1, 1)
     place.upkeep.round()
-    place.ledger.delete_topic("gone", 5)
+    place.ledger.write(ledger_topics.delete, "gone", 5)
     place.upkeep.round()
-    assert place.ledger.spent_count() == 1  # and the last commit's
+    assert place.ledger.read(unreferenced.count) == 1  # and the last commit's
 
 
 def test_records_go_when_their_time_has_come(place: Place) -> None:
@@ -202,7 +210,7 @@ def test_a_clock_that_jumped_evicts_nothing_by_time_until_it_is_accepted(
     again = UpkeepThread(place.segment, place.ledger, lambda: 1_000, place.now)
     assert again.round() == [] and words[at.G_CLOCK_STOPPED] == stopped
 
-    place.ledger.set_meta("clock", "")
+    place.ledger.write(notes.put, "clock", "")
     place.passed(10_000)
     assert [one.topic for one in place.upkeep.round()] == ["old"]
     assert (words[at.G_CLOCK_STOPPED], words[at.G_CLOCK_JUMP_MS]) == (0, 0)
@@ -225,18 +233,22 @@ def test_all_commits_are_settled_when_every_shard_followed_and_no_lease_lives(
     topic = place.topic("t")
     place.write(topic, 1, 1, 1)
     place.seen(3, 3)
-    asked = place.ledger.ask_settled()
-    assert place.ledger.settle_wanted() == asked
+    asked = place.ledger.write(settle.ask)
+    assert place.ledger.read(settle.unanswered) == asked
     settled = place.upkeep.settle(asked)
-    assert settled == Settled(asked, place.ledger.epoch(), 3) == place.ledger.settled()
-    assert place.words[at.G_EPOCH] == place.ledger.epoch() == 2
-    assert place.ledger.settle_wanted() is None
-    assert place.ledger.ask_settled() == asked + 1 == place.ledger.settle_wanted()
+    assert (
+        settled
+        == Settled(asked, place.ledger.read(epochs.current), 3)
+        == place.ledger.read(settle.answer)
+    )
+    assert place.words[at.G_EPOCH] == place.ledger.read(epochs.current) == 2
+    assert place.ledger.read(settle.unanswered) is None
+    assert place.ledger.write(settle.ask) == asked + 1 == place.ledger.read(settle.unanswered)
 
 
 def test_a_lease_that_lives_holds_the_floor_at_its_epoch(place: Place) -> None:
-    place.ledger.raise_epoch()
-    place.words[at.G_EPOCH] = place.ledger.raise_epoch()
+    place.ledger.write(epochs.advance)
+    place.words[at.G_EPOCH] = place.ledger.write(epochs.advance)
     lease(place, 0, 3)
     leases, state = lease(place, 1, 2)
     place.seen(0, 0)
@@ -285,7 +297,7 @@ def test_the_epoch_rises_by_itself(place: Place, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(place.upkeep._stopped, "wait", wait)
     place.upkeep._run()
-    assert place.words[at.G_EPOCH] == place.ledger.epoch() == 3
+    assert place.words[at.G_EPOCH] == place.ledger.read(epochs.current) == 3
 
 
 # Ages
@@ -298,13 +310,15 @@ def test_what_is_free_is_dated_by_the_clock_of_ages(place: Place) -> None:
     place.wall_ms += HOUR_MS
     place.upkeep.note_ages()
     place.upkeep.round()
-    age_ms = place.ledger.age_ms(place.now())
+    age_ms = place.ledger.read(ages.now_ms, place.now())
     assert age_ms == place.boot_ms
-    rule = place.ledger.collection_rule(age_ms, 1, 1 << 60, 1 << 60)
-    assert not place.ledger.spent_after(rule, (0, 0)), "its grace has only begun"
+    rule = place.ledger.read(deletions.policy, age_ms, 1, 1 << 60, 1 << 60)
+    assert not place.ledger.read(unreferenced.page, rule, (0, 0)), "its grace has only begun"
     place.passed(1)
-    rule = place.ledger.collection_rule(place.ledger.age_ms(place.now()), 1, 1 << 60, 1 << 60)
-    assert len(place.ledger.spent_after(rule, (0, 0))) == 2
+    rule = place.ledger.read(
+        deletions.policy, place.ledger.read(ages.now_ms, place.now()), 1, 1 << 60, 1 << 60
+    )
+    assert len(place.ledger.read(unreferenced.page, rule, (0, 0))) == 2
 
 
 def test_a_step_of_the_wall_clock_is_noted_so_that_a_boot_goes_on_from_there(place: Place) -> None:
@@ -312,7 +326,7 @@ def test_a_step_of_the_wall_clock_is_noted_so_that_a_boot_goes_on_from_there(pla
     place.wall_ms += HOUR_MS
     place.upkeep.note_ages()
     after_boot = Noted("next", place.wall_ms + 5_000, 100)
-    assert place.ledger.age_ms(after_boot) == place.boot_ms + 5_000
+    assert place.ledger.read(ages.now_ms, after_boot) == place.boot_ms + 5_000
 
 
 def test_keys_that_are_too_many_for_their_window_raise_an_alarm_until_they_are_not(
@@ -322,7 +336,7 @@ def test_keys_that_are_too_many_for_their_window_raise_an_alarm_until_they_are_n
         topic = place.topic("t")
 
         def send(first: int, count: int) -> list[str]:
-            number = place.ledger.latest_commit_number() + 1
+            number = place.ledger.read(ledger_commits.latest_number) + 1
             requests = [Request(topic.topic_id, key=f"k{n}") for n in range(first, first + count)]
             draft = draft_of(lease_id(number), requests)
             place.ledger.commit(draft, place.boot_ms, lambda _: None)
@@ -339,9 +353,9 @@ def test_keys_that_are_too_many_for_their_window_raise_an_alarm_until_they_are_n
 def results(place: Place) -> list[bool]:
     """Of each commit: whether its result is there."""
     found = []
-    for number in range(1, place.ledger.latest_commit_number() + 1):
+    for number in range(1, place.ledger.read(ledger_commits.latest_number) + 1):
         try:
-            place.ledger.commit_by_number(number)
+            place.ledger.read(ledger_commits.by_number, number)
             found.append(True)
         except ResultCleared:
             found.append(False)
@@ -365,7 +379,7 @@ def test_results_are_cleared_once_all_shards_followed_and_their_lease_is_over(
     place.words[place.segment.layout.lease(0, 0)] = DONE
     place.upkeep.reclaim()
     assert results(place) == [False, False, False, False]
-    place.ledger.check_invariants()
+    place.ledger.read(invariants.check)
 
 
 def test_a_commit_that_is_not_in_the_log_yet_keeps_its_result(place: Place) -> None:

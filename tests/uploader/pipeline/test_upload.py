@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger import commits, epochs, reads
 from ledger.errors import LedgerBusy, LedgerFault, LedgerMemory
 from ledger.types import Commit, CommitDraft
 from shards import layout as at
@@ -37,9 +38,9 @@ def test_a_lease_becomes_an_object_a_commit_a_log_entry_and_moved_words(line: Pi
     assert line.crew.word(0, at.S_COMMITTED) == line.crew.word(0, at.S_HEAD)
     commit = line.log.read(1)
     assert commit is not None
-    assert commit == line.ledger.commit_by_number(1)
+    assert commit == line.ledger.read(commits.by_number, 1)
     assert (commit.lease_id, commit.sources) == (pulled.lease.lease_id, pulled.lease.sources)
-    (row,) = line.ledger.objects()
+    (row,) = line.ledger.read(reads.objects)
     assert row.key == key_of(pulled)
     assert l0.verify(line.store.get(row.locator)) == []
     counters = [line.counter(0, word) for word in (at.S_PUTS, at.S_PUT_FAILURES)]
@@ -67,12 +68,12 @@ def test_commits_of_a_source_happen_in_pull_order_though_a_later_put_is_there_fi
     line.turn_until(lambda: len(line.store.kept) == 2)
     assert {key_of(second), key_of(third)} == set(line.store.kept)
     line.uploads[0].committed_moved()
-    assert line.ledger.latest_commit_number() == 0
+    assert line.ledger.read(commits.latest_number) == 0
     assert line.crew.word(0, at.S_COMMITTED) == 0
     let_go.set()
     line.turn_until_done(first, second, third)
     assert line.committed() == ["first", "second", "third"]
-    ids = [line.ledger.commit_by_number(number).lease_id for number in (1, 2, 3)]
+    ids = [line.ledger.read(commits.by_number, number).lease_id for number in (1, 2, 3)]
     assert ids == [each.lease.lease_id for each in (first, second, third)]
     assert line.store.calls.count(key_of(first)) == 3
     assert line.counter(0, at.S_PUT_FAILURES) == 2
@@ -89,7 +90,7 @@ def test_an_upload_that_begins_to_wait_rings_its_own_bell_to_be_looked_at_again(
     own_bell = line.crew.bells.fds[0]
     assert select.select([own_bell], [], [], 30)[0] == [own_bell]
     assert line.store.kept == [key_of(second)]
-    assert line.ledger.latest_commit_number() == 0
+    assert line.ledger.read(commits.latest_number) == 0
 
 
 def test_a_source_whose_put_fails_keeps_no_other_source_back(line: Pipeline) -> None:
@@ -143,7 +144,7 @@ def test_a_put_whose_answer_was_lost_is_made_again_and_committed_once(line: Pipe
     line.start(0, pulled)
     line.turn_until_done(pulled)
     assert line.store.kept == [key_of(pulled)] * 2
-    assert line.ledger.latest_commit_number() == 1
+    assert line.ledger.read(commits.latest_number) == 1
     assert line.committed() == ["a"]
     bodies = {line.store.get(head.locator) for head in line.store.list("l0/")}
     assert len(bodies) == 1
@@ -280,7 +281,7 @@ def test_stopping_leaves_a_lease_that_cannot_be_put_as_it_is(line: Pipeline) -> 
     assert failed.wait(30)
     line.uploads[0].stop()
     assert line.crew.leases.state(0, pulled.lease.slot) == LIVE
-    assert line.ledger.latest_commit_number() == 0
+    assert line.ledger.read(commits.latest_number) == 0
 
 
 # Adoption
@@ -320,7 +321,7 @@ def test_an_adopted_lease_that_is_not_in_the_ledger_is_put_and_committed(line: P
     line.turn_until_done(pulled)
     assert line.committed() == ["a", "b"]
     assert line.store.kept == [key_of(pulled)]
-    assert line.ledger.commit_by_number(1).lease_id == pulled.lease.lease_id
+    assert line.ledger.read(commits.by_number, 1).lease_id == pulled.lease.lease_id
     assert line.counter(1, at.S_ORPHANS_ADOPTED) == 1
     assert line.counter(1, at.S_OBJECTS_COMMITTED) == 1
 
@@ -344,7 +345,7 @@ def test_leases_whose_holders_died_while_they_renamed_them_get_ids_of_their_own(
     line.turn_until_done(*both)
     assert sorted(line.committed()) == ["a", "b"]
     numbers = (1, 2)
-    assert all(line.ledger.commit_by_number(n).lease_id.incarnation == 1 for n in numbers)
+    assert all(line.ledger.read(commits.by_number, n).lease_id.incarnation == 1 for n in numbers)
 
 
 def test_an_adopter_makes_the_very_object_that_the_dead_holder_had_put(line: Pipeline) -> None:
@@ -367,7 +368,7 @@ def test_an_adopted_lease_that_is_in_the_ledger_is_only_finished(line: Pipeline)
     line.uploads[1].start(adopted_by_one(line))
     line.turn_until_done(pulled)
     assert line.store.calls == []
-    assert line.ledger.latest_commit_number() == 1
+    assert line.ledger.read(commits.latest_number) == 1
     assert line.committed() == ["a"]
     assert line.crew.word(0, at.S_COMMITTED) == line.crew.word(0, at.S_HEAD)
     assert line.counter(1, at.S_ORPHANS_ADOPTED) == 1
@@ -418,7 +419,7 @@ def test_an_uncommitted_range_that_its_ring_does_not_hold_is_never_committed_in_
     line.turn_until(lambda: line.ended == [1])
     assert "no frame at" in caplog.text
     assert "taken over 1 times so far" in caplog.text
-    assert line.ledger.latest_commit_number() == 0
+    assert line.ledger.read(commits.latest_number) == 0
     assert line.store.calls == []
 
 
@@ -426,9 +427,9 @@ def test_an_uncommitted_range_that_its_ring_does_not_hold_is_never_committed_in_
 
 
 def raise_floor(line: Pipeline) -> int:
-    epoch = line.ledger.raise_epoch()
+    epoch = line.ledger.write(epochs.advance)
     line.words[at.G_EPOCH] = epoch
-    return line.ledger.raise_epoch_floor(epoch)
+    return line.ledger.write(epochs.raise_floor, epoch)
 
 
 def test_a_lease_below_the_epoch_floor_is_leased_again_under_a_new_id(line: Pipeline) -> None:
@@ -438,32 +439,32 @@ def test_a_lease_below_the_epoch_floor_is_leased_again_under_a_new_id(line: Pipe
     line.start(0, behind)
     line.turn_until_done(pulled, behind)
     assert line.committed() == ["a", "b"]
-    commits = [line.ledger.commit_by_number(number) for number in (1, 2)]
-    assert [commit.lease_id.epoch for commit in commits] == [epoch, epoch]
-    assert [commit.sources for commit in commits] == [
+    found = [line.ledger.read(commits.by_number, number) for number in (1, 2)]
+    assert [commit.lease_id.epoch for commit in found] == [epoch, epoch]
+    assert [commit.sources for commit in found] == [
         pulled.lease.sources,
         behind.lease.sources,
     ]
     # The objects of the old ids are orphans now, for a collection to find.
-    keys = {l0.object_key(commit.lease_id) for commit in commits}
-    assert {row.key for row in line.ledger.objects()} == keys
-    found = {head.key for head in line.store.list("l0/")}
-    assert found == keys | {key_of(pulled), key_of(behind)}
+    keys = {l0.object_key(commit.lease_id) for commit in found}
+    assert {row.key for row in line.ledger.read(reads.objects)} == keys
+    stored = {head.key for head in line.store.list("l0/")}
+    assert stored == keys | {key_of(pulled), key_of(behind)}
 
 
 def test_a_new_id_waits_until_the_new_epoch_is_known_and_makes_one_object(
     line: Pipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     pulled = line.lease_of(0, "a")
-    epoch = line.ledger.raise_epoch()
-    line.ledger.raise_epoch_floor(epoch)
+    epoch = line.ledger.write(epochs.advance)
+    line.ledger.write(epochs.raise_floor, epoch)
     line.start(0, pulled)
     line.turn_until(lambda: "leased again" in caplog.text)
     assert line.crew.leases.read(0, pulled.lease.slot).lease_id == pulled.lease.lease_id
     line.words[at.G_EPOCH] = epoch
     line.turn_until_done(pulled)
     assert len(line.store.calls) == len(set(line.store.calls)) == 2
-    assert line.ledger.commit_by_number(1).lease_id.epoch == epoch
+    assert line.ledger.read(commits.by_number, 1).lease_id.epoch == epoch
     assert line.committed() == ["a"]
 
 
@@ -476,12 +477,12 @@ def test_who_commits_next_fills_in_what_a_killed_process_did_not_tell_the_log(
     killed, mine = line.lease_of(1, "killed"), line.lease_of(0, "mine")
     silent: list[Commit] = []
     line.ledger.commit(draft_of(line, killed), 10, silent.append)
-    assert (line.log.end, line.ledger.latest_commit_number()) == (0, 1)
+    assert (line.log.end, line.ledger.read(commits.latest_number)) == (0, 1)
     line.start(0, mine)
     line.turn_until_done(mine)
     assert line.log.end == 2
     assert line.log.read(1) == silent[0]
-    assert line.log.read(2) == line.ledger.commit_by_number(2)
+    assert line.log.read(2) == line.ledger.read(commits.by_number, 2)
 
 
 def test_others_are_rung_when_the_words_have_moved_and_before_the_lease_is_done(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger import reads
 from shards.clock import boottime_ns, wall_ms, wall_ns
 from tests.uploader.upload_world import Pipeline, pipeline
 from uploader.ownership.ownership import Moment, tell_sent
@@ -30,4 +31,4 @@ def test_a_step_of_the_wall_clock_forgets_no_idempotency_key(
         line.turn_until_done(pulled)
         monkeypatch.setattr("time.time_ns", lambda: stepped_ns)
         tell_sent(line.words, Moment(boottime_ns(), wall_ns()))  # an entry after the gap in time
-    assert line.ledger.partition_states(line.topic.topic_id)[0].count == 1
+    assert line.ledger.read(reads.partition_states, line.topic.topic_id)[0].count == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger import commits
 from ledger.types import CommitDraft
 from shards import layout as at
 from shards.clock import boottime_ns, wall_ns
@@ -54,7 +55,7 @@ def test_nothing_is_committed_while_ownership_is_too_old(line: Pipeline) -> None
     pulled = line.lease_of(0, "a")
     line.start(0, pulled)
     wait_until(lambda: line.counter(0, at.S_PUTS) and asked(line), "the PUT and the question")
-    assert line.ledger.latest_commit_number() == 0
+    assert line.ledger.read(commits.latest_number) == 0
     age(line, 0)
     wait_done(line, pulled)
     assert line.committed() == ["a"]
@@ -108,7 +109,7 @@ def test_after_a_gap_in_time_nothing_is_committed_until_an_entry_is_accepted(
     pulled = line.lease_of(0, "a")
     line.start(0, pulled)
     wait_until(lambda: line.counter(0, at.S_PUTS) and asked(line), "the PUT and the question")
-    assert line.ledger.latest_commit_number() == 0
+    assert line.ledger.read(commits.latest_number) == 0
     age(line, 0)
     wait_done(line, pulled)
     assert line.committed() == ["a"]
@@ -122,7 +123,7 @@ def test_the_ledger_is_free_for_others_while_a_commit_waits_to_be_told(line: Pip
     # While nobody knows whether the prefix is ours: reads, topics and collections go on.
     assert line.lock.threads.acquire(timeout=GIVES_UP_S)
     line.lock.threads.release()
-    assert line.ledger.latest_commit_number() == 1
+    assert line.ledger.read(commits.latest_number) == 1
     assert (line.log.end, line.is_done(pulled.lease)) == (0, False)
     age(line, 0)
     wait_done(line, pulled)
@@ -141,7 +142,9 @@ def test_whoever_publishes_next_tells_the_log_of_a_commit_that_was_slept_over(
     line.start(1, next_one)
     wait_done(line, next_one)
     assert line.log.end == 2
-    assert [line.log.read(n) for n in (1, 2)] == [line.ledger.commit_by_number(n) for n in (1, 2)]
+    assert [line.log.read(n) for n in (1, 2)] == [
+        line.ledger.read(commits.by_number, n) for n in (1, 2)
+    ]
 
 
 def test_nothing_is_committed_once_the_prefix_is_anothers_however_young_the_last_entry(
@@ -152,5 +155,5 @@ def test_nothing_is_committed_once_the_prefix_is_anothers_however_young_the_last
     line.start(0, pulled)
     wait_until(lambda: bool(line.store.kept), "the PUT")
     line.uploads[0].stop()
-    assert line.ledger.latest_commit_number() == 0
+    assert line.ledger.read(commits.latest_number) == 0
     assert line.crew.leases.state(0, pulled.lease.slot) == LIVE

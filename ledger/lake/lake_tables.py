@@ -15,19 +15,15 @@ themselves are others': nothing is read or deleted in a store here.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
 
 from ledger import topics
 from ledger.errors import SwitchRefused
-from ledger.lake import readlease
+from ledger.lake import runs
 from ledger.lake.types import (
-    FileRange,
     Hole,
-    LakeFile,
-    LakeRange,
     LakeTable,
     NewFile,
     PlannedObject,
@@ -35,6 +31,7 @@ from ledger.lake.types import (
 )
 from ledger.reads import extent_of
 from ledger.space import retention
+from ledger.tx import ReadTx, WriteTx
 from ledger.types import Extent
 
 # Of partition p; kept out of a view, which no other statement here needs.
@@ -60,12 +57,6 @@ _PLAN_SQL = """SELECT o.commit_number, o.key, e.topic_id, e.partition, e.first_o
         AND q.last_offset >= e.first_offset)
     ORDER BY o.commit_number, e.topic_id, e.partition"""
 
-_FILE_RANGES_SQL = """SELECT f.file_id, f.path, f.size_bytes, r.partition, r.first_offset,
-    r.last_offset, r.rows, r.bytes, r.first_timestamp_ms, r.last_timestamp_ms
-    FROM lake_ranges AS r JOIN lake_files AS f ON f.file_id = r.file_id
-    WHERE r.topic_id = ? AND r.partition = ? AND r.last_offset >= ? AND f.dropped_ms IS NULL
-    ORDER BY r.first_offset, r.last_offset, f.file_id LIMIT ?"""
-
 # Partitions whose bound moved since the last marking say which extents are not needed any more;
 # only objects of those can have become free. (Objects without a live extent: ``marking.py``.)
 _IS_FREE = f"""key NOT IN (SELECT key FROM quarantine)
@@ -82,11 +73,11 @@ _MARKED_SQL = f"UPDATE partitions AS p SET freed_seq = {BOUND} WHERE p.freed_seq
 
 
 def plan_objects(
-    connection: sqlite3.Connection,
+    tx: ReadTx,
     after_commit: int,
     to_commit: int,
-    limit: int,
-    topic_ids: AbstractSet[int] | None,
+    limit: int = 1_000,
+    topic_ids: frozenset[int] | None = None,
 ) -> list[PlannedObject]:
     """At most ``limit`` objects of commits (after_commit, to_commit] that hold what is needed."""
     planned: list[PlannedObject] = []
@@ -98,7 +89,7 @@ def plan_objects(
             planned.append(PlannedObject(*head, tuple(extents)))
 
     # Closed early: a statement that is left in the middle holds its view of the ledger.
-    with closing(connection.execute(_PLAN_SQL, (after_commit, to_commit))) as rows:
+    with closing(tx.execute(_PLAN_SQL, (after_commit, to_commit))) as rows:
         for number, key, *columns in rows:
             extent = extent_of(columns, key)
             if topic_ids is not None and extent.topic_id not in topic_ids:
@@ -115,44 +106,42 @@ def plan_objects(
     return planned
 
 
-def compacted_seqs(connection: sqlite3.Connection, topic_id: int) -> dict[int, int]:
+def compacted_seqs(tx: ReadTx, topic_id: int) -> dict[int, int]:
     """Up to where each partition of a topic is read from L1."""
     return dict(
-        connection.execute(
+        tx.execute(
             "SELECT partition, compacted_seq FROM partitions WHERE topic_id = ? ORDER BY partition",
             (topic_id,),
         )
     )
 
 
-def switch_tables(
-    connection: sqlite3.Connection, run: str, switches: Sequence[TableSwitch], now_ms: int
-) -> None:
+def switch(tx: WriteTx, run: str, switches: Sequence[TableSwitch], now_ms: int) -> None:
     """Readers read from the tables what the switches say. Raises RunLost and SwitchRefused."""
-    readlease.check_run(connection, run)
+    runs.check(tx, run)
     for switch in switches:
-        _switch(connection, run, switch, now_ms)
-    mark_free(connection, now_ms)
+        _switch(tx, run, switch, now_ms)
+    mark_free(tx, now_ms)
 
 
-def _switch(connection: sqlite3.Connection, run: str, switch: TableSwitch, now_ms: int) -> None:
+def _switch(tx: WriteTx, run: str, switch: TableSwitch, now_ms: int) -> None:
     topic_id = switch.topic_id
-    _check(connection, switch)
-    topics.touch(connection, topic_id)
-    (version,) = connection.execute("SELECT catalog_version FROM state WHERE id = 1").fetchone()
-    connection.executemany(
+    _check(tx, switch)
+    topics.touch(tx, topic_id)
+    (version,) = tx.execute("SELECT catalog_version FROM state WHERE id = 1").fetchone()
+    tx.executemany(
         "UPDATE partitions SET compacted_seq = ?"
         " WHERE topic_id = ? AND partition = ? AND compacted_seq < ?",
         [(seq, topic_id, partition, seq) for partition, seq in switch.watermarks.items()],
     )
     for file in switch.added:
-        _add_file(connection, run, topic_id, file, version)
-    connection.executemany(
+        _add_file(tx, run, topic_id, file, version)
+    tx.executemany(
         "UPDATE lake_files SET dropped_ms = ?, changed = ? WHERE path = ? AND topic_id = ?"
         " AND dropped_ms IS NULL",
         [(now_ms, version, path, topic_id) for path in switch.dropped],
     )
-    connection.executemany(
+    tx.executemany(
         "INSERT INTO quarantine (topic_id, partition, first_offset, last_offset, key, reason,"
         " found_ms) VALUES (?, ?, ?, ?, ?, ?, ?)"
         " ON CONFLICT (topic_id, partition, first_offset) DO NOTHING",
@@ -162,42 +151,42 @@ def _switch(connection: sqlite3.Connection, run: str, switch: TableSwitch, now_m
             for hole in switch.holes
         ],
     )  # fmt: skip
-    keep_quarantined(connection, {hole.key for hole in switch.holes})
-    release(connection, switch.restored, now_ms)
-    connection.execute(
+    keep_quarantined(tx, {hole.key for hole in switch.holes})
+    release(tx, switch.restored, now_ms)
+    tx.execute(
         "INSERT INTO lake_tables (topic_id, name, metadata_location, switched_ms, changed)"
         " VALUES (?, ?, ?, ?, ?) ON CONFLICT (topic_id) DO UPDATE SET name = excluded.name,"
         " metadata_location = excluded.metadata_location, switched_ms = excluded.switched_ms,"
         " changed = excluded.changed",
         (topic_id, switch.table, switch.metadata_location, now_ms, version),
     )
-    retention.recount_bytes(connection, topic_id)
+    retention.recount_bytes(tx, topic_id)
 
 
-def keep_quarantined(connection: sqlite3.Connection, keys: AbstractSet[str]) -> None:
+def keep_quarantined(tx: WriteTx, keys: AbstractSet[str]) -> None:
     """Objects in quarantine are not free: evicted before it was known, they may be marked."""
-    connection.executemany(
+    tx.executemany(
         "UPDATE objects SET free_ms = NULL WHERE key = ? AND free_ms IS NOT NULL",
         [(key,) for key in sorted(keys)],
     )
 
 
-def release(connection: sqlite3.Connection, holes: Sequence[Hole], now_ms: int) -> None:
+def release(tx: WriteTx, holes: Sequence[Hole], now_ms: int) -> None:
     """Holes leave the quarantine; their objects are free where nothing else needs them."""
-    connection.executemany(
+    tx.executemany(
         "DELETE FROM quarantine WHERE topic_id = ? AND partition = ? AND first_offset = ?",
         [(hole.topic_id, hole.partition, hole.first_offset) for hole in holes],
     )
-    connection.executemany(
+    tx.executemany(
         f"UPDATE objects SET free_ms = ? WHERE key = ? AND free_ms IS NULL AND {_IS_FREE}",
         [(now_ms, key) for key in sorted({hole.key for hole in holes})],
     )
 
 
-def _check(connection: sqlite3.Connection, switch: TableSwitch) -> None:
+def _check(tx: ReadTx, switch: TableSwitch) -> None:
     compacted: dict[int, int] = {}
     nexts: dict[int, int] = {}
-    for partition, compacted_seq, next_seq in connection.execute(
+    for partition, compacted_seq, next_seq in tx.execute(
         "SELECT partition, compacted_seq, next_seq FROM partitions WHERE topic_id = ?",
         (switch.topic_id,),
     ):
@@ -229,20 +218,18 @@ def _check(connection: sqlite3.Connection, switch: TableSwitch) -> None:
             )
 
 
-def _add_file(
-    connection: sqlite3.Connection, run: str, topic_id: int, file: NewFile, version: int
-) -> None:
-    made = connection.execute(
+def _add_file(tx: WriteTx, run: str, topic_id: int, file: NewFile, version: int) -> None:
+    made = tx.execute(
         "INSERT INTO lake_files (topic_id, path, size_bytes, rows, run, changed)"
         " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (path) DO NOTHING",
         (topic_id, file.path, file.size_bytes, file.rows, run, version),
     )
     if made.rowcount != 1:
         return
-    (file_id,) = connection.execute(
+    (file_id,) = tx.execute(
         "SELECT file_id FROM lake_files WHERE path = ?", (file.path,)
     ).fetchone()
-    connection.executemany(
+    tx.executemany(
         "INSERT INTO lake_ranges (topic_id, partition, last_offset, file_id, first_offset, rows,"
         " bytes, first_timestamp_ms, last_timestamp_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
@@ -253,94 +240,42 @@ def _add_file(
     )  # fmt: skip
 
 
-def mark_free(connection: sqlite3.Connection, now_ms: int) -> int:
+def mark_free(tx: WriteTx, now_ms: int) -> int:
     """Notes since when objects are free; returns how many became so since the last marking.
 
     After whatever moves a bound: a switch, an eviction, the deletion of a topic.
     """
-    marked = connection.execute(_MARK_SQL, (now_ms,)).rowcount
-    connection.execute(_MARKED_SQL)
+    marked = tx.execute(_MARK_SQL, (now_ms,)).rowcount
+    tx.execute(_MARKED_SQL)
     return marked
 
 
-def remove_objects(connection: sqlite3.Connection, keys: Sequence[str]) -> None:
+def remove_objects(tx: WriteTx, keys: Sequence[str]) -> None:
     """The rows of collected objects and of their extents go."""
     for key in keys:
-        row = connection.execute(
-            "SELECT commit_number FROM objects WHERE key = ?", (key,)
-        ).fetchone()
+        row = tx.execute("SELECT commit_number FROM objects WHERE key = ?", (key,)).fetchone()
         if row is not None:
             for table in ("extents", "void_extents", "objects"):
-                connection.execute(f"DELETE FROM {table} WHERE commit_number = ?", row)
-
-
-def remove_files(connection: sqlite3.Connection, paths: Sequence[str]) -> None:
-    """The rows of Parquet files that were removed, and of their ranges, go."""
-    for path in paths:
-        row = connection.execute(
-            "SELECT file_id FROM lake_files WHERE path = ?", (path,)
-        ).fetchone()
-        if row is not None:
-            for table in ("lake_ranges", "lake_files"):
-                connection.execute(f"DELETE FROM {table} WHERE file_id = ?", row)
+                tx.execute(f"DELETE FROM {table} WHERE commit_number = ?", row)
 
 
 _TABLE_SQL = "SELECT topic_id, name, metadata_location, switched_ms FROM lake_tables"
 
 
-def lake_table(connection: sqlite3.Connection, topic_id: int) -> LakeTable | None:
+def find(tx: ReadTx, topic_id: int) -> LakeTable | None:
     """A topic's table as of the last switch."""
-    row = connection.execute(f"{_TABLE_SQL} WHERE topic_id = ?", (topic_id,)).fetchone()
+    row = tx.execute(f"{_TABLE_SQL} WHERE topic_id = ?", (topic_id,)).fetchone()
     return None if row is None else LakeTable(*row)
 
 
-def lake_tables(connection: sqlite3.Connection) -> list[LakeTable]:
+def every(tx: ReadTx) -> list[LakeTable]:
     """All tables, those of deleted topics too, by topic id."""
-    return [LakeTable(*row) for row in connection.execute(f"{_TABLE_SQL} ORDER BY topic_id")]
+    return [LakeTable(*row) for row in tx.execute(f"{_TABLE_SQL} ORDER BY topic_id")]
 
 
-def lake_files(connection: sqlite3.Connection, topic_id: int, with_dropped: bool) -> list[LakeFile]:
-    """The files of a topic's table, by number."""
-    live = "" if with_dropped else " AND dropped_ms IS NULL"
-    rows = connection.execute(
-        "SELECT file_id, topic_id, path, size_bytes, rows, run, dropped_ms FROM lake_files"
-        f" WHERE topic_id = ?{live} ORDER BY file_id",
-        (topic_id,),
-    )
-    return [LakeFile(*row) for row in rows]
-
-
-def ranges_of_files(
-    connection: sqlite3.Connection, topic_id: int
-) -> dict[int, tuple[LakeRange, ...]]:
-    """The ranges of each live file of a topic, by partition."""
-    found: dict[int, list[LakeRange]] = {}
-    for file_id, *columns in connection.execute(
-        "SELECT r.file_id, r.partition, r.first_offset, r.last_offset, r.rows, r.bytes,"
-        " r.first_timestamp_ms, r.last_timestamp_ms"
-        " FROM lake_ranges AS r JOIN lake_files AS f ON f.file_id = r.file_id"
-        " WHERE r.topic_id = ? AND f.dropped_ms IS NULL"
-        " ORDER BY r.partition, r.first_offset",
-        (topic_id,),
-    ):
-        found.setdefault(file_id, []).append(LakeRange(*columns))
-    return {file_id: tuple(ranges) for file_id, ranges in found.items()}
-
-
-def file_ranges(
-    connection: sqlite3.Connection, topic_id: int, partition: int, from_offset: int, limit: int
-) -> list[FileRange]:
-    """A partition's ranges in live files that end at or behind ``from_offset``, by their begin."""
-    rows = connection.execute(_FILE_RANGES_SQL, (topic_id, partition, from_offset, limit))
-    return [
-        FileRange(file_id, path, size_bytes, LakeRange(*columns))
-        for file_id, path, size_bytes, *columns in rows
-    ]
-
-
-def holes(connection: sqlite3.Connection, topic_id: int) -> list[Hole]:
+def holes(tx: ReadTx, topic_id: int) -> list[Hole]:
     """What of a topic is in quarantine or was given up, in order."""
-    rows = connection.execute(
+    rows = tx.execute(
         "SELECT topic_id, partition, first_offset, last_offset, key, reason FROM quarantine"
         " WHERE topic_id = ?1 UNION ALL"
         " SELECT topic_id, partition, first_offset, last_offset, key, reason FROM lost"
@@ -348,3 +283,20 @@ def holes(connection: sqlite3.Connection, topic_id: int) -> list[Hole]:
         (topic_id,),
     )
     return [Hole(*row) for row in rows]
+
+
+def move(tx: WriteTx, table: LakeTable, metadata_location: str) -> bool:
+    """Notes where a table's metadata is after an expiry; not when a switch was quicker."""
+    moved = tx.execute(
+        "UPDATE lake_tables SET metadata_location = ? WHERE topic_id = ? AND metadata_location = ?",
+        (metadata_location, table.topic_id, table.metadata_location),
+    )
+    if moved.rowcount != 1:
+        return False
+    topics.touch(tx, table.topic_id)
+    tx.execute(
+        "UPDATE lake_tables SET changed = (SELECT catalog_version FROM state WHERE id = 1)"
+        " WHERE topic_id = ?",
+        (table.topic_id,),
+    )
+    return True

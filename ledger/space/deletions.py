@@ -1,0 +1,84 @@
+"""Names of what is about to be deleted, and what a collection may delete (docs/protocol.md 7).
+
+A row of ``deletions`` stays from before its object is deleted until after: a collection that was
+killed finds it and goes on. Naming happens in a write transaction, so what is named is judged by
+the floor and the commits of the moment it is named.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from ledger import reads
+from ledger.lake import readleases
+from ledger.tx import ReadTx, WriteTx
+
+# Reasons, and so the kinds of what is named.
+ORPHAN = "orphan"
+COLLECTED = "collected"
+LAKE = "lake"
+
+
+class DeletionPolicy(Struct, frozen=True):
+    """What a collection may take: ``free_to_ms`` is now less the grace time, commits up to
+    ``commits_to`` are settled. ``held_from_ms`` is when the oldest read lease was taken, None
+    without one."""
+
+    free_to_ms: int
+    epoch_floor: int
+    commits_to: int
+    held_from_ms: int | None = None
+
+    def is_held(self, free_ms: int) -> bool:
+        """Whether a read lease is as old as the end of the need."""
+        return self.held_from_ms is not None and free_ms >= self.held_from_ms
+
+
+def policy(
+    tx: ReadTx,
+    now_ms: int,
+    grace_ms: int,
+    epoch_floor: int,
+    commits_to: int,
+    *,
+    run_lives: bool = False,
+) -> DeletionPolicy:
+    """The policy by the read leases of now, and the compaction if it lives."""
+    since = [one.created_ms for one in readleases.live(tx, now_ms)]
+    if run_lives:
+        rows = tx.execute("SELECT started_ms FROM runs WHERE ended_ms IS NULL")
+        since += [row[0] for row in rows]
+    held = min(since, default=None)
+    return DeletionPolicy(now_ms - grace_ms, epoch_floor, commits_to, held)
+
+
+def name(tx: WriteTx, rows: list[tuple[str, str, str]]) -> None:
+    """Names (key, locator, reason) for deletion."""
+    tx.executemany(
+        "INSERT INTO deletions (key, locator, reason) VALUES (?, ?, ?)"
+        " ON CONFLICT (key) DO NOTHING",
+        rows,
+    )
+
+
+def forget(tx: WriteTx, keys: list[str], reason: str) -> None:
+    """What these keys name is gone from the store: the names go too."""
+    tx.executemany(
+        "DELETE FROM deletions WHERE key = ? AND reason = ?", [(key, reason) for key in keys]
+    )
+
+
+def page(tx: ReadTx, reason: str, after_key: str = "", limit: int = 1_000) -> list[str]:
+    """Keys that are named for one reason, in order, a page at a time."""
+    sql = "SELECT key FROM deletions WHERE key > ? AND reason = ? ORDER BY key LIMIT ?"
+    return [row[0] for row in tx.execute(sql, (after_key, reason, limit))]
+
+
+def named(tx: ReadTx, keys: list[str]) -> set[str]:
+    """Those of the keys that are named for deletion."""
+    return reads.those_in(tx, "deletions", "key", keys)
+
+
+def keys(tx: ReadTx) -> set[str]:
+    """All keys that are named for deletion."""
+    return {row[0] for row in tx.execute("SELECT key FROM deletions")}

@@ -1,0 +1,103 @@
+"""Unreferenced objects: committed, and nothing in them is needed any more (``objects.free_ms``).
+
+One goes when its grace is over (docs/protocol.md 7) and
+
+- its epoch is below the floor: an upload of it that arrives late is an orphan then, and no recovery
+  takes it for a commit that nobody listed;
+- its commit is *settled*: no process asks for it any more, neither by its lease nor by its number.
+  The daemon says up to which commit that is (``Settled``);
+- it is not the last commit's, by which a ledger is known, nor in quarantine;
+- no read lease is as old as its ``free_ms``, nor a compaction that lives: whoever planned before
+  may still read it.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from ledger.lake import lake_tables
+from ledger.space import deletions, marking
+from ledger.space.deletions import COLLECTED, DeletionPolicy
+from ledger.tx import ReadTx, WriteTx
+
+_COLUMNS = "commit_number, key, locator, size_bytes, extents"
+_MAY_GO = """commit_number < (SELECT commit_number FROM state WHERE id = 1)
+    AND key NOT IN (SELECT key FROM quarantine)"""
+_SQL = f"""SELECT {_COLUMNS}, free_ms FROM objects
+    WHERE free_ms IS NOT NULL AND free_ms <= ? AND epoch < ? AND commit_number <= ?
+    AND {_MAY_GO}"""
+
+
+class Unreferenced(Struct, frozen=True):
+    """A committed object that nothing needs any more. ``extents`` are its rows in the ledger."""
+
+    commit_number: int
+    key: str
+    locator: str
+    size_bytes: int
+    extents: int
+    free_ms: int
+
+
+def page(
+    tx: ReadTx, policy: DeletionPolicy, after: tuple[int, int], limit: int = 1_000
+) -> list[Unreferenced]:
+    """Objects after (free_ms, commit number), in that order; leases are not looked at."""
+    rows = tx.execute(
+        f"{_SQL} AND (free_ms, commit_number) > (?, ?) ORDER BY free_ms, commit_number LIMIT ?",
+        (policy.free_to_ms, policy.epoch_floor, policy.commits_to, *after, limit),
+    )
+    return [Unreferenced(*row) for row in rows]
+
+
+def count(tx: ReadTx) -> int:
+    """How many objects wait for their end."""
+    sql = f"SELECT count(*) FROM objects WHERE free_ms IS NOT NULL AND {_MAY_GO}"
+    return int(tx.execute(sql).fetchone()[0])
+
+
+def unmarked(tx: ReadTx, after_number: int, limit: int) -> tuple[list[Unreferenced], int | None]:
+    """Objects among the next ``limit`` commits that nothing needs and that are not marked as free
+    yet; and the last of those commits, None at the end."""
+    rows = tx.execute(
+        f"SELECT {_COLUMNS}, 0 FROM objects WHERE commit_number > ? AND {_MAY_GO}"
+        " ORDER BY commit_number LIMIT ?",
+        (after_number, limit),
+    ).fetchall()
+    objects = {row[0]: Unreferenced(*row) for row in rows}
+    free = marking.free_among(tx, objects)
+    last = rows[-1][0] if len(rows) == limit else None
+    return [objects[number] for number in free], last
+
+
+def among(tx: ReadTx, policy: DeletionPolicy, objects: list[Unreferenced]) -> list[Unreferenced]:
+    """Those of the objects that may go now."""
+    values = (policy.free_to_ms, policy.epoch_floor, policy.commits_to)
+    found = []
+    for one in objects:
+        row = tx.execute(f"{_SQL} AND commit_number = ?", (*values, one.commit_number)).fetchone()
+        if row is not None and not policy.is_held(row[5]):
+            found.append(Unreferenced(*row))
+    return found
+
+
+def name(tx: WriteTx, policy: DeletionPolicy, objects: list[Unreferenced]) -> list[Unreferenced]:
+    """Names those of the objects that may go now for deletion; returns them."""
+    found = among(tx, policy, objects)
+    deletions.name(tx, [(one.key, one.locator, COLLECTED) for one in found])
+    return found
+
+
+def named_without_rows(tx: ReadTx, after_key: str, limit: int) -> list[tuple[str, str]]:
+    """(key, locator) of names whose objects have no row: a recovery took them as gone."""
+    return tx.execute(
+        "SELECT key, locator FROM deletions AS d WHERE reason = ? AND key > ?"
+        " AND NOT EXISTS (SELECT 1 FROM objects AS o WHERE o.key = d.key) ORDER BY key LIMIT ?",
+        (COLLECTED, after_key, limit),
+    ).fetchall()
+
+
+def forget(tx: WriteTx, keys: list[str]) -> None:
+    """These objects are gone from the store: their rows and names go too, in one transaction."""
+    lake_tables.remove_objects(tx, keys)
+    deletions.forget(tx, keys, COLLECTED)
