@@ -2,21 +2,21 @@
 
 A group is an aligned run of a power of two of shard slots; its id is its first shard. The map is
 one size word per slot, 0 or a power of two: of the slots whose run covers a shard, the largest is
-its group. Where the number of shards is no power of two, the map is the power-of-two map cut off:
-a group's size may count slots that have no shard. Such a group is halved where both halves have
-one, and is merged back to its full size at once: of 12 shards, 8-11 are the group 8 of size 8,
-then the groups 8 and 10 of size 2.
+its group. If the number of shards is not a power of two, the map is that of the next power of two,
+cut off: a group's size may count slots without a shard. Such a group is halved so that both halves
+have a shard, and a merge restores its full size in one step: of 12 shards, 8 to 11 are the group 8
+of size 8, then the groups 8 and 10 of size 2.
 
     start    [8, -, -, -, -, -, -, -]    one group
     split 0  [4, -, -, -, 4, -, -, -]    upper slot first, then the lower's size: any prefix of
     split 0  [2, -, 2, -, 4, -, -, -]    these stores is a legal map
-    merge 0  [4, -, 2, -, 4, -, -, -]    one store; slot 2's old size is covered and means nothing
+    merge 0  [4, -, 2, -, 4, -, -, -]    one store; the old size in slot 2 is covered: no meaning
 
 Source: the buddy system (Knowlton 1965; Knuth, TAOCP 1, 2.5), applied to upload groups as in
 Redpanda's note on Cloud Topics' write-request scheduler.
 
-Writers: split under the group's lock, merge under both groups' locks. This module takes none and
-decides nothing (see uploader/groups/turn.py).
+Writers hold locks: the group's for a split, those of both groups for a merge. This module takes no
+lock and decides nothing (see uploader/groups/turn.py).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class SizeWords(Protocol):
 
 
 class Group(NamedTuple):
-    """A group: its id (first shard) and its size in slots, a power of two."""
+    """A group: its id, which is its first shard, and its size in slots, a power of two."""
 
     group: int
     size: int
 
 
 class BuddyMap:
-    """The map over its size words."""
+    """The map, over its size words."""
 
     def __init__(self, sizes: SizeWords, shards: int) -> None:
         self._sizes = sizes
@@ -50,7 +50,7 @@ class BuddyMap:
         self.slots = 1 << (shards - 1).bit_length()
 
     def start(self) -> None:
-        """All shards in one group."""
+        """Puts all shards into one group."""
         for slot in range(1, self.shards):
             self._sizes[slot] = 0
         self._sizes[0] = self.slots
@@ -72,7 +72,7 @@ class BuddyMap:
         return range(group.group, min(group.group + group.size, self.shards))
 
     def groups(self) -> list[Group]:
-        """All groups, ascending."""
+        """All groups in ascending order."""
         found = []
         shard = 0
         while shard < self.shards:
@@ -104,9 +104,10 @@ class BuddyMap:
         return lower, upper
 
     def upper_buddy(self, group: Group) -> Group | None:
-        """The true buddy that this group, as the lower one, may absorb: equal size, present.
+        """The buddy of the same size that this group may absorb as the lower one.
 
-        None when the group is itself the upper half, is whole, or its buddy is split or absent.
+        None if the group is itself an upper half, covers all shards, or its buddy is split or has
+        no shard.
         """
         if group.size == self.slots or group.group % (2 * group.size):
             return None
@@ -116,9 +117,9 @@ class BuddyMap:
         return Group(high, group.size)
 
     def merge(self, low: Group, high: Group) -> Group:
-        """Joins true buddies; the caller holds both locks."""
+        """Joins two buddies; the caller holds both locks."""
         if self.upper_buddy(low) != high:
-            raise ValueError(f"group {high} is not the buddy that {low} may absorb")
+            raise ValueError(f"{high} is not the buddy that {low} may absorb")
         size = 2 * low.size
         while size < self.slots and not low.group % (2 * size) and low.group + size >= self.shards:
             size *= 2  # the next upper buddy has no shard
@@ -127,10 +128,10 @@ class BuddyMap:
         return merged
 
     def check_invariants(self) -> None:
-        """Raises AssertionError unless the groups tile the shards as aligned powers of two."""
+        """Raises AssertionError unless aligned groups, powers of two, tile the shards."""
         next_shard = 0
         for group in self.groups():
-            assert group.size & (group.size - 1) == 0, f"{group} is no power of two"
+            assert group.size & (group.size - 1) == 0, f"the size of {group} is not a power of two"
             assert group.group % group.size == 0, f"{group} is not aligned"
             assert group.group == next_shard, f"{group} does not follow shard {next_shard}"
             next_shard = group.group + group.size

@@ -1,13 +1,12 @@
 """What one pull takes, and how it is cut into leases: decisions only.
 
-A *lease* becomes one object. A pull takes less than ``(free slots + 1/2) x target`` bytes, what
-rounds to that many objects (docs/decisions/0008), at least one request, and fills leases of equal
-size, so that a large pull has no small tail: with a target of 4 MiB, 6 MiB - 1 is one object and
-6 MiB are two of 3 MiB. A request is never split over leases.
+A *lease* becomes one object. A pull takes less than ``(free slots + 1/2) x target`` bytes, which
+rounds to as many objects as there are free slots (docs/decisions/0008), and at least one request.
+It fills leases of equal size, so that a large pull leaves no small remainder: with a target of
+4 MiB, 6 MiB - 1 become one object and 6 MiB two of 3 MiB. A request is never split over leases.
 
-Inputs are the published requests of the group's members, as iterators. They are walked only as far
-as the pull goes: what a pull looks at is what it takes and one request more of each member, however
-much is pending and whoever has it.
+Inputs are the published requests of the group's members, as iterators. A pull reads what it takes
+and one more request of each member, however much is pending.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Pending(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a pull takes of a member: one request at least."""
+    """What a pull takes from a member: at least one request."""
 
     shard: int
     start: int
@@ -45,12 +44,12 @@ class LeaseRequests(NamedTuple):
 
 
 def object_count(pulled_bytes: int, target_bytes: int, slots: int) -> int:
-    """Objects of equal size, each as near to the target as can be, at most ``slots``."""
+    """The number of objects of equal size that come nearest to the target, at most ``slots``."""
     return max(1, min(slots, (2 * pulled_bytes + target_bytes) // (2 * target_bytes)))
 
 
 class _Walk:
-    """A member's requests as far as they were looked at: those that are taken, and the next."""
+    """A member's requests as far as they were read: those that are taken, and the next one."""
 
     def __init__(self, member: Pending) -> None:
         self.shard = member.shard
@@ -60,7 +59,7 @@ class _Walk:
         self.ahead = next(self._rest, None)
 
     def take(self, stop: int) -> int:
-        """Takes the requests that end at ``stop`` or before; returns their bytes."""
+        """Takes the requests that end at or before ``stop``; returns their bytes."""
         before = self.end
         ahead, rest, taken = self.ahead, self._rest, self.taken
         while ahead is not None and ahead.end <= stop:
@@ -72,12 +71,12 @@ class _Walk:
 
 
 def bounded(pending: Iterable[Pending], bytes_max: int) -> list[Taken]:
-    """Cuts what is pending to ``bytes_max``, but to one request at least.
+    """Takes at most ``bytes_max`` of what is pending, but at least one request.
 
-    The first request of the first member is always taken: as turns go round, a request that is
-    over its share, or over the bound, is not kept back for ever by smaller ones. Then each member
-    gets an equal share, so that one member's flood does not keep the others' requests back; what
-    shares are left over goes to the members in order.
+    The first request of the first member is always taken. Since turns rotate, smaller requests
+    never hold back a request that exceeds its share or the bound. Then each member gets an equal
+    share, so that a flood at one member does not hold back the others. What remains of the shares
+    goes to the members in order.
     """
     walks = [walk for walk in map(_Walk, pending) if walk.ahead is not None]
     if not walks:
@@ -94,7 +93,7 @@ def bounded(pending: Iterable[Pending], bytes_max: int) -> list[Taken]:
 
 
 def _one_lease(taken: Sequence[Taken]) -> LeaseRequests:
-    """What is less than one and a half objects, pads included, is one."""
+    """Less than one and a half objects, including pads, become one."""
     sources = [SourceRange(m.shard, m.start, m.requests[-1].end) for m in taken]
     requests = [(member.shard, request) for member in taken for request in member.requests]
     return LeaseRequests(tuple(sources), tuple(requests))
@@ -108,13 +107,13 @@ def cut(
 ) -> list[LeaseRequests]:
     """The leases of one pull, at most ``slots``, in pull order.
 
-    Requests that would need one lease more (because of ``extents_max``) stay pending: no lease
-    has more than one and a half targets and a request.
+    Requests that would need one more lease, because of ``extents_max``, stay pending: a lease has
+    at most one and a half targets and a request.
     """
     if not slots:
         return []
     taken = bounded(pending, slots * target_bytes + (target_bytes - 1) // 2)
-    # Fewer batches than extents allowed cannot be too many extents: the usual case, not counted.
+    # No more batches than allowed extents: the usual case, in which extents need no count.
     batches = sum([len(r.batches) for member in taken for r in member.requests])
     countable = batches > extents_max
     spanned = sum([member.requests[-1].end - member.start for member in taken])
@@ -142,7 +141,7 @@ def cut(
                 leases.append(LeaseRequests(tuple(sources), tuple(requests)))
                 if len(leases) == slots:
                     return leases
-                if full:  # of extents, not of bytes: what follows is shared out anew
+                if full:  # of extents, not of bytes: the rest is divided anew
                     shared_out = len(leases)
                     total = min(total - passed, (slots - shared_out) * target_bytes)
                     count = object_count(total, target_bytes, slots - shared_out)

@@ -1,14 +1,14 @@
-"""The shell around the decisions: groups over shared memory, pulled under their locks.
+"""Carries out the decisions about groups, on shared memory and under the groups' locks.
 
-One ``Puller`` per shard, used by its loop only. Everything here is loads and stores of shared
-words and tried locks; nothing waits, nothing touches a disk or the network.
+There is one ``Puller`` per shard, used by its loop only. It loads and stores shared words and tries
+locks. It never waits, and never touches a disk or the network.
 
-Under a group's lock its holder leaves its mark in the group's slot and takes it away last; who
-finds a predecessor's mark repairs the members' ``pulled`` words from the leases first, since that
-holder died between filling a lease and storing them.
+The holder of a group's lock leaves its mark in the group's slot and removes it last. Whoever finds
+the mark of a predecessor first repairs the members' ``pulled`` words from the leases, since that
+holder died between filling a lease and storing these words.
 
-Writer of all group words and of the members' ``pulled``: who holds the group's lock (both groups'
-locks for a merge).
+Only the holder of a group's lock writes the words of the group and the members' ``pulled``; a merge
+holds the locks of both groups.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from uploader.groups.pull import LeaseRequests, Pending, cut
 from uploader.groups.turn import BuddyView, Do, GroupView, Policy
 
 LOCK_RETRY_NS = 5_000_000
-_TRIES_MAX = 3  # each start-over follows another shard's finished change; more is a later look
+_TRIES_MAX = 3  # each new try follows a change that another shard has finished
 
 
 class Pulled(NamedTuple):
-    """A lease that this shard just took, with the requests that it covers, in pull order."""
+    """A lease that this shard has just taken, with its requests in pull order."""
 
     lease: Lease
     requests: tuple[tuple[int, RequestAt], ...]
 
 
 class Look(NamedTuple):
-    """What a look at the group gave: leases to upload, and when to look again.
+    """The result of a look at the group: leases to upload, and when to look again.
 
-    ``quiet_bytes``: as long as this shard publishes less than this, nothing of it can make the
-    group due earlier, so it need not look for that.
+    ``quiet_bytes``: while this shard publishes less than this, its requests cannot make the group
+    due earlier, so it need not look at the group.
     """
 
     pulled: list[Pulled]
@@ -68,7 +68,7 @@ class _Sizes:
 
 
 class GroupTable:
-    """Reads of the group words: for members, for status, for the supervisor."""
+    """The group words, as members, status and supervisor read them."""
 
     def __init__(self, segment: Segment) -> None:
         self.words = segment.words
@@ -77,7 +77,7 @@ class GroupTable:
         self._shard_at = [segment.layout.shard(s) for s in range(segment.layout.shards)]
 
     def start(self) -> None:
-        """One group of all shards, before any runs."""
+        """Makes one group of all shards, before any shard runs."""
         self.map.start()
 
     def word(self, group: int, word: int) -> int:
@@ -89,12 +89,12 @@ class GroupTable:
         self.words[self.layout.group(group) + word] = value
 
     def pending(self, members: range) -> list[tuple[int, int]]:
-        """For each member where its pending bytes begin, and how many there are.
+        """For each member, where its pending bytes begin and how many there are.
 
-        Computed, never stored. A look reads this of every member, so it is a slice per word.
+        Computed, never stored. Each look reads this of every member, so it is one slice per word.
         """
-        # A holder that died before it stored ``pulled`` leaves it behind ``committed``, where the
-        # ring may be another round's by now: nothing would be due there, and nobody would repair.
+        # A holder that died before it stored ``pulled`` leaves it below ``committed``, where the
+        # ring may have wrapped since: nothing would be due there, and no pull would repair it.
         starts = map(max, self._column(at.S_PULLED, members), self._column(at.S_COMMITTED, members))
         heads = self._column(at.S_HEAD, members)
         return [(start, max(0, head - start)) for start, head in zip(starts, heads, strict=True)]
@@ -109,12 +109,12 @@ class GroupTable:
         return sum(size_bytes for _, size_bytes in self.pending(self.map.members(group)))
 
     def inside(self) -> set[int]:
-        """The shards that are inside a group's lock, as the marks say."""
+        """The shards that hold a group's lock, according to the marks."""
         first, stop = self.layout.group(0), self.layout.group(self.layout.shards)
         return {mark - 1 for mark in self.words[first + at.P_MARK : stop : at.GROUP_WORDS] if mark}
 
     def check_invariants(self) -> None:
-        """Raises AssertionError unless map and ring words are legal; for shards at rest."""
+        """Raises AssertionError unless map and ring words are legal. Call it while shards rest."""
         self.map.check_invariants()
         for shard, base in enumerate(self._shard_at):
             committed, pulled, head = (
@@ -177,7 +177,7 @@ class Puller:
         )
 
     def _oldest_ns(self, member: int, start: int) -> int:
-        """Arrival of a member's oldest pending request, read once per position."""
+        """When a member's oldest pending request arrived; read once per position."""
         arrival_ns = self._readers[member].oldest_arrival_ns(start)
         if arrival_ns is None:
             return turn.NEVER
@@ -185,7 +185,7 @@ class Puller:
         return arrival_ns
 
     def look(self, now_ns: int) -> Look:
-        """Does what the group's state asks of this shard now."""
+        """Does what the state of the group demands of this shard now."""
         self._leases.free_done(self.shard)
         for _ in range(_TRIES_MAX):
             group = self.table.map.group_of(self.shard)
@@ -216,7 +216,7 @@ class Puller:
                 self.table.store(view.leader, at.P_MARK, 0)
             finally:
                 self._locks.unlock(locks.GROUP + view.leader)
-            # What was published between the scan and the hand-over would sleep until the next.
+            # Without a ring, what was published since the scan would wait for the next request.
             if next_turn != self.shard and self.table.backlog_bytes(group):
                 self._bells.ring(next_turn)
             if decision.do is Do.SPLIT:
@@ -225,10 +225,10 @@ class Puller:
         return Look([], now_ns + LOCK_RETRY_NS)
 
     def enter(self) -> Group | None:
-        """Locks this shard's group for something else than a pull, and repairs it as one would.
+        """Locks this shard's group for a purpose other than a pull, and repairs it if necessary.
 
-        None where another one holds the lock, or the map has just changed: try again in 5 ms.
-        ``unmark``, when all is done, and ``unlock``, whatever happens, must follow.
+        None if another shard holds the lock or the map has just changed: try again in 5 ms. The
+        caller must call ``unmark`` when it has finished, and ``unlock`` in any case.
         """
         group = self.table.map.group_of(self.shard)
         if not self._locks.try_lock(locks.GROUP + group.group):
@@ -240,27 +240,27 @@ class Puller:
         return group
 
     def unmark(self, group: Group) -> None:
-        """What ``enter`` was for is done."""
+        """Removes the mark that ``enter`` left."""
         self.table.store(group.group, at.P_MARK, 0)
 
     def unlock(self, group: Group) -> None:
-        """Gives the lock of ``enter`` back."""
+        """Releases the lock that ``enter`` took."""
         self._locks.unlock(locks.GROUP + group.group)
 
     def _changed(self, group: Group, seen_turn: int) -> bool:
-        """Under the lock: whether map or turn are not what the decision was made on."""
+        """Under the lock: whether map or turn have changed since the decision."""
         table = self.table
         return table.map.group_of(group.group) != group or table.turn(group) != seen_turn
 
     def _enter(self, group: Group) -> None:
-        """Leaves this shard's mark; repairs what a predecessor that died here left behind."""
+        """Leaves this shard's mark, after repairing what a holder that died here left."""
         if self.table.word(group.group, at.P_MARK):
             self._repair(group)
         self.table.store(group.group, at.P_MARK, self.shard + 1)
 
     def _repair(self, group: Group) -> None:
-        # Leases first: one that is committed in between is not seen there any more, and then
-        # ``committed`` has moved. The other way round its range would be pulled again.
+        # Leases first. A lease that is committed in between is missing there, but then
+        # ``committed`` has moved. In the opposite order its range would be pulled again.
         ends = self._leases.leased_ends()
         for member in self.table.map.members(group):
             base = self._segment.layout.shard(member)
@@ -297,7 +297,7 @@ class Puller:
                 self._words[self._segment.layout.shard(source.shard) + at.S_PULLED] = source.end
         if pulled:
             self.table.store(group.group, at.P_LAST_PULL_NS, now_ns)
-        else:  # what was known to wait is void by now; the next look must not come for it again
+        else:  # what was known to wait has become void; the next look must not come for it again
             self._oldest = [(-1, turn.NEVER)] * len(self._oldest)
         return pulled
 
@@ -319,12 +319,12 @@ class Puller:
         return following
 
     def _pass_turn(self, group: Group, view: GroupView, now_ns: int) -> int:
-        """Gives the turn to the next member with a free lease slot; waits when there is none."""
+        """Passes the turn to the next member with a free lease slot; waits if there is none."""
         members = self.table.map.members(group)
         after = [*range(self.shard + 1, members.stop), *range(members.start, self.shard)]
         able = next((member for member in after if self._leases.free_slots(member)), None)
         if able is None:
-            return turn.NEVER  # every slot's commit rings its shard's bell
+            return turn.NEVER  # the commit of each slot rings its shard's bell
         if not self._locks.try_lock(locks.GROUP + group.group):
             return now_ns + LOCK_RETRY_NS
         try:

@@ -1,20 +1,24 @@
-"""When a group uploads, splits, merges, and whose turn it is: decisions only.
+"""When a group uploads, splits and merges, and whose turn it is: decisions only.
 
-Plain values in, a decision out; the same code runs in the daemon, in tests under a virtual clock
-and in the simulation. Times are nanoseconds of one monotonic clock, sizes are bytes.
+Functions of plain values; the same code runs in the daemon, in tests under a virtual clock and in
+the simulation. Times are nanoseconds of one monotonic clock, sizes are bytes.
 
-Vocabulary: the *window* is how long the oldest pending request may wait. A group is *idle* when
-its last pull is a window or more before that request's arrival: then the request goes at once.
-*Hysteresis* is how long a group's map must have been unchanged before it changes again, and how
-long both buddies must have been empty before they merge. A group counts as *empty* while no pull
-finds a whole object (``object_bytes_target``) in it and none is pending: what each window brings
-goes out by age and leaves nothing behind. (Literally empty is what no group is under a steady
-light load; buddies would stay apart for ever and upload a small object each in every window, see
-docs/decisions/0003.) *Grace* is how much longer than the window a turn-holder may dawdle before
-any member takes the turn.
+Vocabulary:
 
-It takes no lock, reads no clock and no shared memory: a decision made on stale words is checked
-again under the lock by its executor (uploader/groups/puller.py).
+- The *window* is how long the oldest pending request may wait.
+- A group is *idle* if its last pull was a window or more before that request arrived; then the
+  request is pulled immediately.
+- *Hysteresis* is how long a group must have been unchanged before it changes again, and how long
+  both buddies must have been empty before they merge.
+- A group is *empty* while no pull finds a whole object (``object_bytes_target``) in it and none is
+  pending: everything is uploaded by age. Under a steady light load no group is ever literally
+  empty, so buddies would never merge, and would upload one small object each in every window
+  (docs/decisions/0003).
+- *Grace* is how much longer than the window the holder of the turn may delay before another member
+  takes the turn.
+
+This module takes no lock and reads neither clocks nor shared memory. A decision that was made on
+stale words is checked again under the lock (uploader/groups/puller.py).
 """
 
 from __future__ import annotations
@@ -25,16 +29,16 @@ from msgspec import Struct
 
 NEVER = (1 << 63) - 1
 
-# At windows of a millisecond two windows are shorter than a hiccup of the machine; a group that
-# changes more than ten times a second gains nothing.
+# With windows of a millisecond, two of them are shorter than a hiccup of the machine, and a group
+# gains nothing from changing more than ten times a second.
 HYSTERESIS_NS_MIN = 100_000_000
-# One window is the seed's promise for a dead turn-holder; below 5 ms it would be the scheduler's
-# latency of a busy core that takes the turn away.
+# A dead holder of the turn may delay its group by one window. Below 5 ms the scheduler's latency on
+# a busy core would already take the turn away.
 GRACE_NS_MIN = 5_000_000
 
 
 class Policy(Struct, frozen=True):
-    """What of the configuration the decisions need."""
+    """The part of the configuration that the decisions need."""
 
     object_bytes_target: int = 4 << 20
     hysteresis_windows: int = 2
@@ -67,13 +71,13 @@ class Do(Enum):
     WAIT = "wait"  # look again at ``at_ns``
     PULL = "pull"
     SPLIT = "split"  # halve the group, then pull
-    TAKE_TURN = "take_turn"  # the holder let its time pass: take the turn and pull
+    TAKE_TURN = "take_turn"  # the holder is too late: take the turn and pull
     PASS_TURN = "pass_turn"  # due, but no lease slot is free here
     WAKE = "wake"  # due, and it is another member's turn: wake it, look again at ``at_ns``
 
 
 class Decision(Struct, frozen=True):
-    """What to do, and when to look again if nothing rings before."""
+    """What to do, and when to look again unless a bell rings before."""
 
     do: Do
     at_ns: int = NEVER
@@ -110,7 +114,7 @@ def decide(view: GroupView, now_ns: int, policy: Policy) -> Decision:
             return Decision(Do.PASS_TURN)
         return Decision(Do.SPLIT if wants_split(view, now_ns, policy) else Do.PULL)
     stalled = due + max(view.window_ns, GRACE_NS_MIN)
-    # A pull by the holder restarts its patience: what is pending behind it waits for the next.
+    # A pull by the holder restarts its grace: what is pending after it waits for the next pull.
     stalled = max(stalled, view.last_pull_ns + max(view.window_ns, GRACE_NS_MIN))
     if now_ns >= stalled:
         if view.free_slots:
@@ -122,7 +126,7 @@ def decide(view: GroupView, now_ns: int, policy: Policy) -> Decision:
 
 
 class BuddyView(Struct, frozen=True):
-    """One of two buddies, as the lower one's leader sees it when it thinks of merging.
+    """One of two buddies, as the leader of the lower one sees it when it considers a merge.
 
     ``last_full_ns`` is its last pull that found a whole object's bytes.
     """
@@ -133,7 +137,7 @@ class BuddyView(Struct, frozen=True):
 
 
 def merge_at_ns(low: BuddyView, high: BuddyView, window_ns: int, policy: Policy) -> int:
-    """When two buddies may merge: NEVER while one has a whole object pending."""
+    """When two buddies may merge; NEVER while a whole object is pending in one of them."""
     if max(low.backlog_bytes, high.backlog_bytes) >= policy.object_bytes_target:
         return NEVER
     last = max(low.last_full_ns, high.last_full_ns, low.last_change_ns, high.last_change_ns)

@@ -1,9 +1,9 @@
-"""L0 objects: what one pull uploads. The one place that knows their layout.
+"""L0 objects: what one lease uploads. The only place that knows their layout.
 
-Specified in ``docs/l0-format.md``. ``layout`` holds the names and the footer, ``writer`` makes an
-object, ``reader`` takes one apart, ``verify`` looks for damage. Nothing here opens a file, a
-socket or a clock, and nothing but msgspec, ``shards.checksum``, ``shards.frame``,
-``uploader.l0.records`` and ``ledger.types`` is imported: a Spark executor does.
+The format is specified in ``docs/l0-format.md``. ``layout`` has the names and the footer,
+``writer`` builds an object, ``reader`` parses one, ``verify`` looks for damage. Nothing here opens
+a file or a socket or reads a clock. Spark executors import this package, so it imports only
+msgspec, ``shards.checksum``, ``shards.frame`` and ``ledger.types``.
 """
 
 from uploader.l0.layout import (

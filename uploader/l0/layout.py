@@ -1,13 +1,13 @@
-"""The bytes of an L0 object, and the key it is kept under.
+"""The bytes of an L0 object, and its key.
 
     head      magic "HEADGATE" | version u32 | reserved u32                       (16 bytes)
     extents   contiguous, sorted by (topic id, partition); each a run of batches (shards/frame.py)
     footer    a msgpack array, see Footer
     tail      footer crc32c u32 | footer length u32 | magic "HEADGATE"            (16 bytes)
 
-Integers outside the footer are little-endian. What never changes in any version: both magics,
-the tail, and that the footer is a msgpack array whose first element is the version. So a reader
-that knows only the tail can say which version it met.
+Integers outside the footer are little-endian. These never change in any version: both magics, the
+tail, and that the footer is a msgpack array whose first element is the version. So a reader that
+knows only the tail can name the version that it found.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ _KEY_FORM = "l0/{epoch, 18 digits}/{incarnation}-{shard}-{counter}"
 
 
 class L0Error(ValueError):
-    """Bytes that are no L0 object, or a damaged one: which, where, and what was expected there.
+    """Bytes that are not an L0 object, or are damaged: which, where, and what was expected.
 
-    ``byte`` counts from the object's first byte; in errors about an extent that was read by
-    itself, from the extent's first byte.
+    ``byte`` counts from the first byte of the object, or of the extent if it was read alone.
     """
 
     def __init__(self, key: str, byte: int, expected: str, found: str) -> None:
@@ -57,8 +56,8 @@ class RingRun(Struct, frozen=True, array_like=True):
 
 
 class FooterExtent(Struct, frozen=True, array_like=True):
-    """One partition's bytes. The timestamps, epoch milliseconds, are the smallest and largest of
-    its records: their own, else their arrival."""
+    """The bytes of one partition. The timestamps (epoch milliseconds) are the smallest and the
+    largest of its records, each record's own or that of its arrival."""
 
     topic_name: str
     topic_id: int
@@ -93,7 +92,7 @@ class FooterExtent(Struct, frozen=True, array_like=True):
 
 
 class FooterCondition(Struct, frozen=True, array_like=True):
-    """A request whose records the commit accepts or makes void, as in ``ledger.types``."""
+    """A request whose records the commit accepts or makes void; see ``ledger.types``."""
 
     shard: int
     position: int
@@ -115,10 +114,10 @@ class FooterCondition(Struct, frozen=True, array_like=True):
 
 
 class Footer(Struct, frozen=True, array_like=True):
-    """What an object says of itself; enough to commit it again from the store alone.
+    """What an object tells about itself: enough to commit it again from the store alone.
 
-    ``commits_seen``: its commit has a higher number, and each commit that its producers can have
-    known of has this one or a lower one; 0 in older objects.
+    ``commits_seen``: the object's own commit has a higher number than this, and no commit that its
+    producers could know of has. It is 0 in older objects.
     """
 
     version: int
@@ -130,14 +129,14 @@ class Footer(Struct, frozen=True, array_like=True):
 
 
 def object_key(lease_id: LeaseId) -> str:
-    """The key of a lease's object: LIST order is epoch order."""
+    """The key of a lease's object. LIST returns objects in the order of their epochs."""
     if not 0 <= lease_id.epoch <= EPOCH_MAX:
-        raise ValueError(f"epoch {lease_id.epoch} of {lease_id} is not within 0 to {EPOCH_MAX}")
+        raise ValueError(f"epoch {lease_id.epoch} of {lease_id} must be 0 to {EPOCH_MAX}")
     return f"l0/{lease_id.epoch:018d}/{lease_id.incarnation}-{lease_id.shard}-{lease_id.counter}"
 
 
 def parse_key(key: str) -> LeaseId:
-    """The inverse of object_key. Raises L0Error for anything that object_key does not make."""
+    """The inverse of object_key. Raises L0Error for any key that object_key does not return."""
     match = _KEY.fullmatch(key)
     if match is not None:
         epoch, incarnation, shard, counter = (int(group) for group in match.groups())

@@ -1,8 +1,8 @@
-"""Takes L0 objects apart: footer, extents, records with their offsets.
+"""Parses L0 objects: footer, extents, records with their offsets.
 
-An object is read through a *fetch*, ``fetch(start, length) -> bytes``, a range read of one object
-(``functools.partial(store.get, locator)``). The footer takes one fetch, two when it is larger
-than the guess. Nothing is cached here and nothing is repaired; damage raises L0Error.
+An object is read through a *fetch*, ``fetch(start, length) -> bytes``, which reads a range of one
+object (``functools.partial(store.get, locator)``). The footer takes one fetch, or two if it is
+larger than expected. Nothing is cached or repaired here; damage raises L0Error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from uploader.l0.records import Record, RecordsError, decode
 
 Fetch = Callable[[int, int], Buffer]
 
-# The footer of 500 extents and a few conditions fits; 64 KiB more cost a GET nothing.
+# Large enough for 500 extents and a few conditions; a GET costs the same with 64 KiB more.
 FOOTER_GUESS_BYTES = 64 * 1024
 
 
@@ -50,16 +50,16 @@ _footer_decoder = msgspec.msgpack.Decoder(Footer)
 
 
 def read_footer(body: Buffer, key: str = "") -> Footer:
-    """The footer of a whole object, its head looked at too. Raises L0Error."""
+    """The footer of a whole object; its head is checked too. Raises L0Error."""
     if len(body) >= HEAD_BYTES:
         _check_head(body, key)
     return fetch_footer(lambda start, length: body[start : start + length], len(body), key)
 
 
 def fetch_footer(fetch: Fetch, size_bytes: int, key: str = "") -> Footer:
-    """The footer of an object of ``size_bytes`` by at most two range reads. Raises L0Error.
+    """The footer of an object of ``size_bytes``, by at most two range reads. Raises L0Error.
 
-    The head is not read: version and extents stand in the footer.
+    The head is not read: the footer has the version and the extents.
     """
     if size_bytes < HEAD_BYTES + TAIL_BYTES:
         raise L0Error(key, 0, f"at least {HEAD_BYTES + TAIL_BYTES} bytes", f"{size_bytes}")
@@ -88,12 +88,12 @@ def fetch_footer(fetch: Fetch, size_bytes: int, key: str = "") -> Footer:
 
 
 def read_extent(body: Buffer, extent: FooterExtent | Extent, key: str = "") -> Buffer:
-    """The extent's slice of a whole object, its checksum verified. Raises L0Error."""
+    """An extent of a whole object, after a check of its checksum. Raises L0Error."""
     return fetch_extent(lambda start, length: body[start : start + length], extent, key)
 
 
 def fetch_extent(fetch: Fetch, extent: FooterExtent | Extent, key: str = "") -> Buffer:
-    """An extent by one range read, its checksum verified. Raises L0Error."""
+    """An extent, by one range read, after a check of its checksum. Raises L0Error."""
     data = _fetched(fetch, extent.byte_start, extent.byte_length, key)
     found = crc32c(data)
     if found != extent.crc32c:
@@ -114,25 +114,25 @@ def records_of(
     limit: int | None = None,
     key: str = "",
 ) -> Iterator[tuple[int, int, Record]]:
-    """The live records of an extent from ``from_offset`` (inclusive) on, at most ``limit``.
+    """The live records of an extent, beginning with ``from_offset``, at most ``limit``.
 
-    Yields (offset, epoch milliseconds, record). ``first_offset`` is that of the extent's first
-    live record; ``voids`` are its (record_index, record_count) ranges without offsets, ascending
-    and apart. A batch that ends before ``from_offset`` is skipped by its head, not decoded.
-    Raises L0Error; its ``byte`` counts from the extent's first byte.
+    Yields (offset, epoch milliseconds, record). ``first_offset`` is that of the first live record.
+    ``voids`` are (record_index, record_count) ranges without offsets, ascending and disjoint. A
+    batch that ends before ``from_offset`` is skipped without being decoded. Raises L0Error, whose
+    ``byte`` counts from the first byte of the extent.
     """
     left = limit
     if left == 0:
         return
     offset = first_offset
     index = 0
-    behind = 0
+    passed = 0  # voids that end before this batch
     for head in batch_heads(extent, key):
         end = index + head.record_count
-        while behind < len(voids) and sum(voids[behind]) <= index:
-            behind += 1
+        while passed < len(voids) and sum(voids[passed]) <= index:
+            passed += 1
         dead: set[int] = set()
-        for start, count in voids[behind:]:
+        for start, count in voids[passed:]:
             if start >= end:
                 break
             dead.update(range(max(start, index), min(start + count, end)))
@@ -177,7 +177,7 @@ def _decode_footer(footer: Buffer, footer_start: int, key: str) -> Footer:
         _check_version(version, footer_start, key)
         return _footer_decoder.decode(footer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise L0Error(key, footer_start, "a footer", f"msgpack that is none: {error}") from error
+        raise L0Error(key, footer_start, "a footer", f"invalid msgpack: {error}") from error
 
 
 def _fetched(fetch: Fetch, start: int, length: int, key: str) -> Buffer:
@@ -188,7 +188,7 @@ def _fetched(fetch: Fetch, start: int, length: int, key: str) -> Buffer:
 
 
 def batch_heads(extent: Buffer, key: str, extent_start: int = 0) -> Iterator[BatchHead]:
-    """The heads of an extent's batches in order. Raises L0Error."""
+    """The heads of an extent's batches, in order. Raises L0Error."""
     end = 0
     try:
         for head in batches(extent):
@@ -199,7 +199,7 @@ def batch_heads(extent: Buffer, key: str, extent_start: int = 0) -> Iterator[Bat
 
 
 def payload(extent: Buffer, head: BatchHead, key: str, extent_start: int = 0) -> bytes:
-    """A copy of a batch's payload, its checksum verified. Raises L0Error."""
+    """A copy of a batch's payload, after a check of its checksum. Raises L0Error."""
     try:
         return batch_payload(extent, head)
     except FrameError as error:
@@ -212,7 +212,7 @@ def payload(extent: Buffer, head: BatchHead, key: str, extent_start: int = 0) ->
 
 
 def decode_batch(extent: Buffer, head: BatchHead, key: str, extent_start: int = 0) -> list[Record]:
-    """The records of a batch of codec 1, checksum and count verified. Raises L0Error."""
+    """The records of a batch of codec 1, after checks of checksum and count. Raises L0Error."""
     byte = extent_start + head.start
     if head.codec != CODEC_RECORDS:
         raise L0Error(

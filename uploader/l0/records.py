@@ -1,11 +1,11 @@
 """Codec 1: a batch's payload is a msgpack array of records.
 
-A record is a msgpack array ``[data, ts, key, tag, node, meta]``, cut off behind its last present
-field; a field that is nil or cut off is absent, ``""`` is a value. ``data`` is a str that holds
-the record's JSON text as received, or bin. ``ts`` is epoch milliseconds and, when absent, the
-batch's arrival. ``meta`` is JSON text.
+A record is a msgpack array ``[data, ts, key, tag, node, meta]`` that ends with its last present
+field. A field that is nil or beyond the end is absent; ``""`` is a value. ``data`` is a str with
+the record's JSON text as received, or bin. ``ts`` is epoch milliseconds; if absent, the batch's
+arrival counts. ``meta`` is JSON text.
 
-The layout is specified in docs/l0-format.md. This module knows nothing of HTTP.
+The layout is specified in docs/l0-format.md. This module does not know HTTP.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-# The last millisecond of the year 9999, with which the calendars of most readers end.
+# The last millisecond of the year 9999, where the calendars of most readers end.
 TIMESTAMP_MS_MAX = 253_402_300_799_999
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
-    """One record as it is stored. ``data`` is JSON text (str) or bytes."""
+    """A record as it is stored. ``data`` is JSON text (str) or bytes."""
 
     data: Any
     ts: int | None = None
@@ -35,11 +35,11 @@ _decoder = msgspec.msgpack.Decoder(list[Record])
 
 
 class RecordsError(ValueError):
-    """A payload that is no msgpack array of records."""
+    """A payload that is not a msgpack array of records."""
 
 
 encode: Callable[[Sequence[Record] | Sequence[tuple[str | bytes, ...]]], bytes] = _encoder.encode
-"""The payload of a batch. Tuples ``(data,)`` stand for records without further fields."""
+"""The payload of a batch. A tuple ``(data,)`` is a record without other fields."""
 
 
 def decode(payload: bytes | memoryview) -> list[Record]:
@@ -47,4 +47,4 @@ def decode(payload: bytes | memoryview) -> list[Record]:
     try:
         return _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordsError(f"the payload is no array of records: {error}") from error
+        raise RecordsError(f"the payload is not an array of records: {error}") from error

@@ -1,4 +1,4 @@
-"""Looks at every byte of an L0 object and names what is wrong with it."""
+"""Checks every byte of an L0 object and names what is wrong."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from uploader.l0.reader import batch_heads, decode_batch, payload, read_extent, 
 
 
 def verify(body: Buffer, key: str = "") -> list[L0Error]:
-    """Every problem of a whole object: layout, checksums, counts, records; [] when it is sound.
+    """Every problem of a whole object: layout, checksums, counts, records; [] if there is none.
 
-    With a ``key`` the footer's lease id must be the key's. An unreadable footer ends the search.
+    With a ``key``, the lease id in the footer must match it. An unreadable footer ends the check.
     """
     try:
         footer = read_footer(body, key)
@@ -36,7 +36,7 @@ def verify(body: Buffer, key: str = "") -> list[L0Error]:
         if identity <= previous:
             problems.append(
                 L0Error(
-                    key, extent.byte_start, f"an extent behind that of {previous}", f"{identity}"
+                    key, extent.byte_start, f"an extent after that of {previous}", f"{identity}"
                 )
             )
         previous = identity

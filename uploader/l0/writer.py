@@ -1,8 +1,8 @@
-"""Makes an L0 object of what a pull took: pure, the bytes are a function of the arguments.
+"""Builds an L0 object from what a pull took. Pure: the bytes are a function of the arguments.
 
-So whoever holds the lease, its first holder or an adopter, makes the same object, and a second
-PUT of it is harmless (protocol 3). Costs one join of all slices and two passes of CRC32C (one
-per extent, one over the object), 4 MiB of 1 KiB slices in about a millisecond.
+So the first holder of a lease and any adopter build the same object, and a second PUT of it is
+harmless (protocol 3). The cost is one join of all slices and two passes of CRC32C (one per extent,
+one over the object): about a millisecond for 4 MiB of 1 KiB slices.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class ExtentParts(Struct, frozen=True):
-    """One partition's batches, in the order in which their records get offsets.
+    """The batches of one partition, in the order in which their records get offsets.
 
-    ``batches`` are whole batches with their heads, one or several to a slice, as they stand in
-    the rings. The timestamps are the smallest and largest of the records. ``runs`` are
-    in record order and together cover all ``record_count`` records.
+    ``batches`` are slices of the rings, each with one or more whole batches including their heads.
+    The timestamps are the smallest and the largest of the records. ``runs`` are in the order of
+    the records and together cover all ``record_count`` of them.
     """
 
     topic_name: str
@@ -63,10 +63,10 @@ def build(
     conditions: Sequence[Condition] = (),
     commits_seen: int = 0,
 ) -> BuiltObject:
-    """The object of a lease. Extents may come in any order, conditions come in pull order.
+    """The object of a lease. Extents may be in any order; conditions are in pull order.
 
-    The slices must not change during the call. Raises ValueError for two extents of one
-    partition, for an extent without bytes, and for runs that do not cover its records.
+    The slices must not change during the call. Raises ValueError for two extents of one partition,
+    for an extent without bytes, and for runs that do not cover its records.
     """
     pieces: list[bytes | memoryview] = [HEAD.pack(MAGIC, VERSION, 0)]
     footer_extents: list[FooterExtent] = []
@@ -124,10 +124,10 @@ def _check(parts: ExtentParts, byte_length: int) -> None:
     index = 0
     for run in parts.runs:
         if run.record_index != index or run.record_count <= 0:
-            raise ValueError(f"{name}: a run has to begin at record {index}, found {run}")
+            raise ValueError(f"{name}: a run must begin at record {index}, got {run}")
         index += run.record_count
     if index != parts.record_count:
-        raise ValueError(f"{name} has {parts.record_count} records, its runs cover {index}")
+        raise ValueError(f"{name} has {parts.record_count} records, but its runs cover {index}")
 
 
 def _footer_condition(condition: Condition) -> FooterCondition:

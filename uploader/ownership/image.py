@@ -1,8 +1,8 @@
-"""Images of the ledger in the store: when one is due, how it gets there, and how it comes back.
+"""Images of the ledger in the store: when one is due, how it is put, and how it is read.
 
-An image is put in parts from a copy of the ledger, so what it takes in memory does not grow with
-it, and read in ranges of the same size. It is seen by nobody before its last part and means
-nothing before an entry of the owner's log names it (``ledger/log/entry.py``).
+An image is put in parts from a copy of the ledger and read in ranges of the same size, so memory
+does not grow with it. It is invisible before its last part, and means nothing before an entry of
+the owner's log names it (``ledger/log/entry.py``).
 
 ``is_due`` decides. The rest blocks and does I/O on stores that repeat their calls themselves
 (uploader/stores/retrying.py).
@@ -20,28 +20,28 @@ from uploader.stores.base import ObjectStore, PartedPut
 from uploader.stores.verified import verified
 
 PART_BYTES = 16 << 20
-PARTS_MAX = 10_000  # S3's own limit: 156 GiB
-# An hour of steady writing; a recovery reads each of them.
+PARTS_MAX = 10_000  # a limit of S3: 156 GiB
+# An hour of steady writing; a recovery reads each entry.
 ENTRIES_MIN = 720
-# With a large ledger also as much in entries as this share of it: four times what was told is
-# put at most. And at the latest after a day of steady writing.
+# For a large ledger, the entries must also have a quarter of its bytes, so images put at most four
+# times as much as the entries did. A day of steady writing is enough in any case.
 ENTRY_BYTES_SHARE = 4
 ENTRIES_MAX = 17_280
 
 
 class ImageTooLarge(RuntimeError):
-    """The ledger is larger than an object can be put in parts of this size."""
+    """The ledger is larger than an object in parts of this size can be."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(
-            f"the ledger has {size_bytes >> 30} GiB, an image of it at most"
+            f"the ledger has {size_bytes >> 30} GiB, but an image may have at most"
             f" {PARTS_MAX * PART_BYTES >> 30} GiB ({PARTS_MAX} parts of {PART_BYTES >> 20} MiB);"
-            " collect what is not needed any more (headgate compact, headgate gc), or evict"
+            " make it smaller with headgate compact and headgate gc, or by retention"
         )
 
 
 def is_due(entries: int, entry_bytes: int, ledger_bytes: int) -> bool:
-    """Whether to take an image: ``entries`` with ``entry_bytes`` came after the last one."""
+    """Whether to take an image, given how many entries with how many bytes followed the last."""
     if entries >= ENTRIES_MAX:
         return True
     return entries >= ENTRIES_MIN and entry_bytes * ENTRY_BYTES_SHARE >= ledger_bytes
@@ -68,13 +68,13 @@ def put_image(made: PartedPut, path: Path, going_on: Callable[[], object]) -> tu
 
 
 class ImageDamaged(EntryError):
-    """An image's bytes are not those that were put."""
+    """The bytes of an image are not those that were put."""
 
 
 def get_image(store: ObjectStore, image: Image, file: BinaryIO | None = None) -> None:
     """Reads an image part by part, into ``file`` if there is one. Raises StoreError, ImageDamaged.
 
-    What looks damaged is read again on a new connection first.
+    What looks damaged is first read again on a new connection.
     """
 
     def read() -> None:
@@ -99,8 +99,8 @@ def _parts(store: ObjectStore, image: Image) -> Iterator[bytes]:
         yield part
     if (head.size_bytes, crc32c) != (image.size_bytes, image.crc32c):
         raise ImageDamaged(
-            f"{store.url}: the image {image.key} is damaged: {head.size_bytes} bytes with CRC32C"
-            f" {crc32c:08x}, the entry that names it says {image.size_bytes} with"
-            f" {image.crc32c:08x}; put it back from a copy, or move the folder ledger/ aside to"
+            f"{store.url}: the image {image.key} is damaged: it has {head.size_bytes} bytes with"
+            f" CRC32C {crc32c:08x}, but the entry that names it says {image.size_bytes} with"
+            f" {image.crc32c:08x}; restore it from a copy, or move the folder ledger/ aside to"
             " recover from the objects alone, without settings and deletions of topics"
         )

@@ -1,10 +1,10 @@
 """The owner's log in the store: reading it, adding to it, and taking it over.
 
-Every start is this one path (protocol 5): find the last incarnation's last entry, seal its log
-by writing the next number, wait if the former owner may still hold it, go on. Who was refused,
-and why, is said by name.
+Every start takes the same steps (protocol 5): find the last entry of the last incarnation, seal
+its log by writing the next number, and wait if the former owner may still own the prefix. A start
+that is refused says which owner is in the way.
 
-Blocking; called by the supervisor's owner thread and by commands, never by a loop.
+Blocking. Called by threads of the supervisor and by commands, never by an event loop.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from uploader.stores.retrying import RetryingStore
 
 log = logging.getLogger("headgate.owner")
 
-SEALS_MAX = 100  # a former owner that lives adds one entry per 5 s; more is somebody else's start
-LOOKS = 3  # for an answer, while a start waits
+SEALS_MAX = 100  # a former owner that lives adds one entry per 5 s; more are from another start
+LOOKS = 3  # for an answer while a start waits
 
 
 def question_key(incarnation: int) -> str:
-    """Where a start asks for an incarnation's owner; beside the log, which has entries only."""
+    """Where a start asks for an incarnation's owner; not in the log, which has only entries."""
     return f"probe-owner-{incarnation:012d}"
 
 
 class OwnedByAnother(RuntimeError):
-    """The prefix belongs to another data directory, whose daemon did not stop cleanly."""
+    """The prefix belongs to another data directory whose daemon did not stop cleanly."""
 
     def __init__(self, last: Entry, now_ms: int, *, goes_on: bool = False) -> None:
         owner = last.owner
         age_s = max(0, now_ms - last.created_ms) // 1000
         what = (
-            "; its log goes on, so that daemon lives and this machine or directory is a copy of"
-            " its: stop one of the two; if it must be that one, start this one with --take-over"
+            "; its log grows, so that daemon runs, and this machine or directory is a copy of"
+            " its own: stop one of the two. To stop that one, start this one with --take-over"
             if goes_on
             else "; if that daemon is gone for good, start with --take-over"
         )
@@ -68,18 +68,18 @@ class OwnedByAnother(RuntimeError):
 
 
 class Former(Enum):
-    """What the former owner is to us, which decides the wait and what its ledger is worth."""
+    """Who the former owner is, which decides how long to wait and which ledger to trust."""
 
     NONE = "none"  # a new prefix
     RELEASED = "released"  # stopped cleanly
-    OURS = "ours"  # our directory, whose lock we hold: it is dead
+    OURS = "ours"  # our directory, whose lock we hold: its process is dead
     REBOOTED = "rebooted"  # our directory before a boot, or a copy of the machine
     ANOTHER = "another"  # may live
 
 
 class Taken(Struct, frozen=True):
-    """A log that was sealed for a new start: ``last`` is its last entry before the seal, None for
-    a new prefix; ``incarnation`` the greatest that is known."""
+    """A log that was sealed for a new start. ``last`` is its last entry before the seal, None for
+    a new prefix; ``incarnation`` is the greatest known."""
 
     incarnation: int
     last: Entry | None
@@ -90,8 +90,8 @@ class OwnerLog:
     """The log under one prefix.
 
     ``put``, ``read``, ``is_asked`` and ``forget_question`` make one attempt: the owner's thread
-    has its own rule (``uploader/ownership/ownership.py``). Everything else is repeated, since a
-    start or a command waits for it.
+    decides itself when to try again (``uploader/ownership/ownership.py``). All other calls are
+    repeated, since a start or a command waits for them.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class OwnerLog:
         self.store_url = store.url
         self.owner = owner
         self._sleep_s = sleep_s
-        # Entries that no image makes needless, and their bytes: what our start found (but for
-        # first entries and seals, which stay), and what was added since.
+        # Entries after the last image, and their bytes: those that our start found (except first
+        # entries and seals, which stay), and those that were added since.
         self.entries_behind = self.bytes_behind = 0
 
     def entry(
@@ -116,7 +116,7 @@ class OwnerLog:
         changes: Changes | None = None,
         names: Image | None = None,
     ) -> Entry:
-        """A new entry of ours, with a nonce of its own."""
+        """A new entry of ours, with its own nonce."""
         nonce = os.urandom(16)
         return Entry(
             entries.VERSION, nonce, incarnation, number, kind, self.owner, wall_ms(), mark,
@@ -124,7 +124,7 @@ class OwnerLog:
         )  # fmt: skip
 
     def put(self, entry: Entry) -> bool:
-        """Adds an entry; False when its number is taken. One attempt; raises StoreError."""
+        """Adds an entry; False if its number is taken. One attempt. Raises StoreError."""
         key = entry_key(entry.incarnation, entry.number)
         data = entries.encode(entry)
         made = self._once.put_if_absent(key, data)
@@ -136,21 +136,21 @@ class OwnerLog:
         return made
 
     def read(self, incarnation: int, number: int) -> Entry:
-        """The entry of a number. Raises StoreError, EntryError."""
+        """The entry with a number. One attempt. Raises StoreError, EntryError."""
         key = entry_key(incarnation, number)
         return entries.decode(self._once.get(key), key)
 
     def keys(self) -> list[tuple[int, int]]:
-        """All (incarnation, number) in the log, ascending."""
+        """All (incarnation, number) in the log, in ascending order."""
         return [parse_entry_key(head.key) for head in self._heads()]
 
     def _heads(self) -> list[ObjectHead]:
-        """The entries there are, in order. Raises EntryError for what is foreign here."""
+        """All entries in order. Raises EntryError for an object that does not belong here."""
         heads = [h for h in self._store.list(entries.PREFIX) if parse_image_key(h.key) is None]
         return sorted(heads, key=lambda head: parse_entry_key(head.key))
 
     def image(self) -> Image | None:
-        """The newest image that an entry names; what was put and never named is passed over."""
+        """The newest image that an entry names; images that were never named do not count."""
         listed = list(self._store.list(entries.PREFIX))
         found = {head.key: place for head in listed if (place := parse_image_key(head.key))}
         for key, (incarnation, after) in sorted(found.items(), key=lambda item: item[::-1])[::-1]:
@@ -172,11 +172,11 @@ class OwnerLog:
         return entries.decode(self._store.get(head.locator), head.key)
 
     def chain(self, image: Image | None = None) -> Iterator[Entry]:
-        """The entries to apply in order, one in memory at a time: all, or those after an image.
+        """The entries to apply, in order, one at a time in memory: all, or those after an image.
 
-        A snapshot makes all before it needless; seals carry nothing. What stands after a hole is
-        left out up to the next snapshot. Raises EntryError at the end when an entry is missing and
-        there is none.
+        A snapshot replaces all entries before it; seals carry nothing. If an entry is missing, the
+        entries after it are left out up to the next snapshot; without a later snapshot, raises
+        EntryError at the end.
         """
         incarnation, number = 0, 0
         heads = self._heads()
@@ -201,14 +201,14 @@ class OwnerLog:
                 yield entry
         if missing:
             raise EntryError(
-                f"the owner's log in {self.store_url} has a hole: {missing} is missing, and there"
-                f" is no image of the ledger behind it{lost}; put back what is missing, or move the"
-                " folder ledger/ aside to recover from the objects alone, without settings and"
+                f"the owner's log in {self.store_url} is incomplete: {missing} is missing, and"
+                f" there is no image of the ledger after it{lost}; restore what is missing, or move"
+                " the folder ledger/ aside to recover from the objects alone, without settings and"
                 " deletions of topics"
             )
 
     def last(self) -> Entry | None:
-        """The last entry of the last incarnation that is no seal; None for a new prefix."""
+        """The last entry that is not a seal; None for a new prefix."""
         for head in reversed(self._heads()):
             entry = self._entry(head)
             if entry.kind != "seal":
@@ -216,7 +216,7 @@ class OwnerLog:
         return None
 
     def former(self, last: Entry | None) -> Former:
-        """What the writer of the last entry is to us; we hold our directory's lock."""
+        """Who wrote the last entry. The caller holds the lock of its directory."""
         if last is None:
             return Former.NONE
         if last.kind == "release":
@@ -226,10 +226,10 @@ class OwnerLog:
         return Former.REBOOTED if last.owner.before_a_boot(self.owner) else Former.ANOTHER
 
     def take(self, *, take_over: bool) -> Taken:
-        """Seals the log for a new start of ours and waits as long as it must.
+        """Seals the log for a new start, and waits as long as the former owner may own it.
 
-        Who takes the next incarnation's first number then has the prefix; of two starts that
-        have both sealed this log it is one. Raises OwnedByAnother without ``take_over``,
+        Whoever then writes the first number of the next incarnation owns the prefix. Of two starts
+        that have both sealed this log, only one can. Raises OwnedByAnother without ``take_over``,
         StoreError, EntryError.
         """
         for _ in range(SEALS_MAX):
@@ -255,15 +255,15 @@ class OwnerLog:
         raise OwnedByAnother(newest, wall_ms())
 
     def await_silence(self) -> None:
-        """Asks whether the log's owner lives, and returns when nobody has answered in time.
+        """Asks whether the log's owner lives, and returns if no answer comes in time.
 
-        A machine that rebooted asks nobody; a copy of a machine that lives is answered by an
-        entry. Raises OwnedByAnother when there is one, StoreError, EntryError.
+        The answer is an entry. After a reboot nobody answers; if this machine is a copy of one
+        that runs, that one does. Raises OwnedByAnother for an answer, StoreError, EntryError.
         """
         newest = self.keys()[-1]
         question = question_key(newest[0])
         log.info(
-            "the machine was booted since: waiting %d s, in case a copy of it lives",
+            "the machine was rebooted: waiting %d s, in case a copy of it runs",
             ANSWER_NS // 10**9,
         )
         self._store.put_if_absent(question, b"does the owner of this log live?")
@@ -285,16 +285,17 @@ class OwnerLog:
         return True
 
     def forget_question(self, incarnation: int) -> None:
-        """Removes the question: it was answered, or is not asked any more. Raises StoreError."""
+        """Removes the question: it was answered, or the wait is over. Raises StoreError."""
         self._once.delete([question_key(incarnation)])
 
     def forget_before(self, image: Image) -> tuple[int, int]:
-        """Removes what a named image makes needless; returns how many entries and images.
+        """Removes what a named image replaces; returns how many entries and images.
 
-        The seals of former incarnations stay for ever: they take the number that a former owner,
-        stopped for however long, would write next. So does every first entry: it takes the number
-        that a start, stopped for however long after its seal, would write first. Whoever was
-        stopped before this call removes nothing that a later owner has put: not what is newer.
+        The seals of former incarnations stay forever: each takes the number that a former owner
+        would write next, however long it was stopped. So does every first entry: it takes the
+        number that a start would write first, however long it was stopped after its seal. Objects
+        newer than the image stay, so an owner that was stopped before this call removes nothing
+        that a later owner has put.
         """
         bound = parse_image_key(image.key)
         assert bound is not None
@@ -312,7 +313,7 @@ class OwnerLog:
             former = [head for head in group if parse_entry_key(head.key)[1] != 1]
             if incarnation != bound[0]:
                 if len(former) == 1:
-                    continue  # its seal, which stayed at an earlier image
+                    continue  # its seal, which an earlier image left
                 while former and self._entry(former[-1]).kind == "seal":
                     former.pop()
             gone += [head.locator for head in former]

@@ -1,29 +1,30 @@
-"""Who owns a prefix: when an entry of the owner's log is due, and what its fate means.
+"""Who owns a prefix: when an entry of the owner's log is due, and what its outcome means.
 
-Pure: events and now in, decisions out. Times are nanoseconds of a clock that runs during suspend
-(``shards.clock.boottime_ns``).
+Pure: decisions from events and the time. Times are nanoseconds of a clock that also runs while the
+machine is suspended (``shards.clock.boottime_ns``).
 
-That clock stands still while a hypervisor holds the machine, and goes on from an old time in a
-snapshot of its memory that is resumed; the wall clock is then set. So both are noted when an entry
-is sent. Where they have gone apart since, by a *gap* in either direction, nobody knows how much
-time has passed: nothing is committed until an entry that was sent after the gap is accepted.
+That clock stops while a hypervisor holds the machine, and continues from an old time if a snapshot
+of the machine's memory is resumed; in both cases the wall clock is then set. So both clocks are
+noted when an entry is sent. If they have since diverged, by a *gap* in either direction, the time
+that has passed is unknown, and nothing is committed until an entry sent after the gap is accepted.
 
-Vocabulary (protocol 5): the *age* of ownership counts from the sending of the last entry that was
-accepted. Over OWNED_NS nothing is committed until an entry has been accepted; a new owner waits
-TAKE_OVER_NS behind its seal, which is longer, also for clocks whose rates differ by 1 %. An entry
-is *accepted* when its key was free, *taken* when it was not: then the one there is read, and if
-it is not ours we are *superseded*, for good.
+Vocabulary (protocol 5): the *age* of ownership counts from when the last accepted entry was sent.
+Above OWNED_NS nothing is committed until another entry is accepted. A new owner waits TAKE_OVER_NS
+after its seal, which is longer even if the rates of the clocks differ by 1 %. An entry is
+*accepted* if its key was free, and *taken* if not. In that case the entry there is read; if it is
+not ours, we are *superseded*, for good.
 
     waiting --news or asked, a period since the last PUT--> putting --accepted--> waiting
                                                               |  failed: again after RETRY_NS
                                                               +--taken by another--> superseded
 
-An owner that has nothing to tell puts nothing. It looks now and then whether a start asks for it
-(``OwnerLog.await_silence``); the answer is an entry.
+An owner without news puts nothing. It looks periodically whether a start asks for it
+(``OwnerLog.await_silence``); its answer is an entry.
 
-A failed PUT may have been kept. The same entry is sent again, and the age counts from its *first*
-sending: a new owner may have sealed right behind that. Also when its number is free: the new owner
-may have removed the entry behind a snapshot since. The next entry, due at once, tells.
+A failed PUT may have been kept. The same entry is sent again, and the age counts from when it was
+*first* sent: a new owner may have sealed immediately after that. This holds even if its number is
+free, since the new owner may have removed the entry after a snapshot. The next entry, which is due
+immediately, tells.
 """
 
 from __future__ import annotations
@@ -38,40 +39,39 @@ from shards import layout as at
 
 SECOND_NS = 1_000_000_000
 PERIOD_NS = 5 * SECOND_NS  # at most one entry per period: 518,400 PUTs a month, $2.60
-ASK_NS = 10 * SECOND_NS  # an upload asks for an entry beside its object from this age on
+ASK_NS = 10 * SECOND_NS  # from this age on, an upload asks for an entry with its object
 OWNED_NS = 15 * SECOND_NS
 TAKE_OVER_NS = 20 * SECOND_NS
 RETRY_NS = SECOND_NS
-# An owner with nothing to tell looks so often whether a start asks for it: 259,200 GETs a month,
-# $0.10. Who is not answered within ANSWER_NS asked nobody: there is room for a GET and a PUT that
-# are slow, and for one of each that fails.
+# How often an owner without news looks whether a start asks for it: 259,200 GETs a month, $0.10. If
+# there is no answer within ANSWER_NS, no owner lives: that is time for a slow GET and a slow PUT,
+# and for one failure of each.
 LISTEN_NS = 10 * SECOND_NS
 ANSWER_NS = 30 * SECOND_NS
-# Between clocks: a leap second and what is not read at one moment stay below it, and with OWNED_NS
-# it stays below TAKE_OVER_NS by three seconds.
+# A leap second, and the time between reading the two clocks, stay below this. OWNED_NS + GAP_NS is
+# three seconds below TAKE_OVER_NS.
 GAP_NS = 2 * SECOND_NS
 CLOCKS_BIAS_NS = 1 << 62  # a word has no sign, and a machine may come up in 1970
 NEVER = (1 << 63) - 1
 
 
 class Moment(NamedTuple):
-    """Two clocks at one moment: since the boot, and of the wall; nanoseconds."""
+    """Two clocks at one moment: time since boot and wall clock, in nanoseconds."""
 
     boot_ns: int
     wall_ns: int
 
 
 def has_gap(now: Moment, before: Moment) -> bool:
-    """Whether the clocks have gone apart between two moments.
+    """Whether the clocks have diverged between two moments.
 
-    Slewing, by NTP too, changes the rate of both alike. What sets them apart is a step or a time
-    in which one stood still.
+    Slewing, as by NTP, changes the rates of both equally. They diverge if one is stepped or stops.
     """
     return abs((now.wall_ns - before.wall_ns) - (now.boot_ns - before.boot_ns)) > GAP_NS
 
 
 def may_commit(now: Moment, sent: Moment) -> bool:
-    """Whether a commit is allowed: ``sent`` is the sending of the last accepted entry."""
+    """Whether a commit is allowed; ``sent`` is when the last accepted entry was sent."""
     return now.boot_ns - sent.boot_ns <= OWNED_NS and not has_gap(now, sent)
 
 
@@ -81,13 +81,13 @@ def should_ask(now: Moment, sent: Moment) -> bool:
 
 
 def sent_of(words: MutableSequence[int] | memoryview) -> Moment:
-    """The sending of the last accepted entry, as the segment has it."""
+    """When the last accepted entry was sent, according to the segment."""
     boot_ns = int(words[at.G_OWNED_SENT_NS])
     return Moment(boot_ns, boot_ns + int(words[at.G_OWNED_CLOCKS_NS]) - CLOCKS_BIAS_NS)
 
 
 def tell_sent(words: MutableSequence[int] | memoryview, sent: Moment) -> None:
-    """Writes it. Who reads in between finds an old age, or a gap."""
+    """Writes it. A read between the two stores finds an old age or a gap."""
     words[at.G_OWNED_CLOCKS_NS] = CLOCKS_BIAS_NS + sent.wall_ns - sent.boot_ns
     words[at.G_OWNED_SENT_NS] = sent.boot_ns
 
@@ -97,7 +97,7 @@ class Do(Enum):
 
     WAIT = "wait"
     PUT = "put"
-    LISTEN = "listen"  # look whether a start asks; then ``listened``
+    LISTEN = "listen"  # look whether a start asks, then call ``listened``
     STOP = "stop"  # superseded
 
 
@@ -121,7 +121,7 @@ class Ownership:
         self._next_listen_ns = 0
 
     def decide(self, now_ns: int, news: bool) -> Step:
-        """What to do now. ``news``: there is something to tell, or somebody asked."""
+        """What to do now. ``news``: there is something to write, or a start asked."""
         if self.superseded:
             return Step(Do.STOP)
         if self._putting_ns is not None:
@@ -135,7 +135,7 @@ class Ownership:
         return Step(Do.PUT)
 
     def listened(self, now_ns: int) -> None:
-        """It was looked whether a start asks; that it does is news."""
+        """The owner looked whether a start asks; if one does, that is news."""
         self._next_listen_ns = now_ns + LISTEN_NS
 
     def putting(self, now: Moment) -> None:
@@ -146,17 +146,17 @@ class Ownership:
         self._next_put_ns = now.boot_ns + PERIOD_NS
 
     def accepted(self) -> None:
-        """The entry in flight stands in the log."""
+        """The entry in flight is in the log."""
         assert self._putting_ns is not None
         self._stands()
 
     def failed(self, now_ns: int) -> None:
-        """The store did not say; the same number is sent again."""
+        """The outcome is unknown; the same entry is sent again."""
         self._putting_ns = None
         self._next_put_ns = now_ns + RETRY_NS
 
     def taken(self, is_ours: bool) -> None:
-        """The number was not free; ``is_ours``: by our own entry, whose answer was lost."""
+        """The number was taken; ``is_ours``: by our own entry, whose answer was lost."""
         if is_ours:
             self._stands()
         else:

@@ -148,7 +148,7 @@ def test_an_idle_owner_answers_a_start_that_asks_whether_it_lives(
     def wait(_: float) -> None:
         wait_until(lambda: len(rig.log.keys()) > 1, "the answer of the owner")
 
-    with pytest.raises(OwnedByAnother, match="its log goes on"):
+    with pytest.raises(OwnedByAnother, match="its log grows"):
         OwnerLog(rig.store, asker, wait).take(take_over=False)
     wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 2, "the owner to know of its answer")
     assert not rig.owner.superseded and not list(rig.store.list("probe"))

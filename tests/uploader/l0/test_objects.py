@@ -205,7 +205,7 @@ def test_a_footer_with_more_fields_than_we_know_is_read() -> None:
     ("change", "message"),
     [
         (lambda f: replaced(f, lease_id=LeaseId(9, 9, 9, 9)), "expected the key"),
-        (lambda f: replaced(f, extents=f.extents[::-1]), "expected an extent behind that of"),
+        (lambda f: replaced(f, extents=f.extents[::-1]), "expected an extent after that of"),
         (lambda f: replaced(f, extents=f.extents[1:]), "expected an extent, found the next"),
         (lambda f: replaced(f, extents=f.extents[:1]), "expected extents up to"),
         (lambda f: with_extent(f, record_count=5), "5 records"),

@@ -172,7 +172,7 @@ def test_a_copy_of_a_machine_that_lives_does_not_take_over_by_itself(store: Obje
             write(writer, 1, "entry", first=3)
 
     log = OwnerLog(store, LATER, wait)
-    with pytest.raises(OwnedByAnother, match="its log goes on, so that daemon lives"):
+    with pytest.raises(OwnedByAnother, match="its log grows, so that daemon runs"):
         log.take(take_over=False)
     assert log.keys() == [(1, 1), (1, 2), (1, 3)], "the original is not sealed off"
     assert len(waits) == 2 and not writer.is_asked(1)
