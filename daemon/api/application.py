@@ -1,4 +1,4 @@
-"""The application behind one shard's HTTP front: finds the route, decodes, calls, answers.
+"""The application of one shard's HTTP front: finds the route, decodes, calls, answers.
 
 A produce request is served within one step of the loop (daemon/intake/producer.py); every other
 route is a coroutine of the table in ``routes.py``, and a task while it runs. The route of a head is

@@ -1,22 +1,21 @@
-"""What the HTTP front asks of the application behind it. All calls come from the loop's thread.
+"""What the HTTP front asks of its application. All calls come from the loop's thread.
 
-Lifecycle of a request: ``route`` (once per distinct head, its result is cached with the head) ->
-``admit`` (before a byte of the body is taken in; reserve room here) -> body -> ``handle`` ->
-``release`` of what admit returned -> one answer, at any later time, through the request. Where
-the whole body is there already, ``take`` stands for the three.
+A request: ``route`` (once per distinct head; its result is cached with the head) -> ``admit``
+(before a byte of the body is taken in; space is reserved here) -> body -> ``handle`` -> ``release``
+of what admit returned -> one answer, at any later time, through the request. If the whole body came
+with the head, ``take`` replaces admit, handle and release.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from daemon.http.head import Head
-    from daemon.http.request import Request
+from daemon.http.head import Head
+from daemon.http.request import Request
 
 
 class Application(Protocol):
-    """Handlers of requests. An ApiError that is raised becomes the answer."""
+    """Serves requests. An ApiError that a method raises becomes the answer."""
 
     def route(self, head: Head) -> Any:
         """What ``head.route`` will be. A function of the head alone: it is cached.
@@ -27,9 +26,9 @@ class Application(Protocol):
         ...
 
     def admit(self, head: Head, body_bytes: int | None) -> object | None:
-        """A token for the room that this request is promised, or None when it needs none.
+        """A token for the space that this request is promised, or None if it needs none.
 
-        ``body_bytes`` is the declared length, None when the body is chunked. Raises ApiError
+        ``body_bytes`` is the declared length, None if the body is chunked. Raises ApiError
         (429 with ``retry_after_s``, 503, 413) to refuse the request before its body is read.
         """
         ...
@@ -39,9 +38,9 @@ class Application(Protocol):
         ...
 
     def handle(self, request: Request, token: object | None) -> None:
-        """The body is complete, as it came (still compressed). Answer now or later, once."""
+        """The body is complete, still compressed. Answer once, now or later."""
         ...
 
     def take(self, request: Request, body_bytes: int) -> None:
-        """``admit``, ``handle`` and ``release`` at once, for a body that came with its head."""
+        """``admit``, ``handle`` and ``release``, for a body that came with its head."""
         ...

@@ -2,14 +2,14 @@
 
 A producer on a keep-alive connection sends the identical head again and again. The cache maps
 the bytes up to and including the empty line to the parsed Head, so that in the steady state no
-parser runs at all. Nothing but these bytes goes into a Head, so a hit is always right.
+parser runs at all. A Head depends on nothing but these bytes, so a hit is always right.
 
 llhttp (through httptools) does the parsing. It refuses repeated or conflicting lengths, bad
-tokens, obs-fold and bare LF; what it lets pass and this module refuses is listed in
-``_check_request_line`` and ``check_framing``. Two parsers that disagree about where a request
-ends are how requests are smuggled, so everything doubtful is refused and the connection closed.
+tokens, obs-fold and bare LF; ``_check_request_line`` and ``check_framing`` refuse more. Requests
+are smuggled where two parsers disagree about the end of a request, so whatever leaves a doubt is
+refused and the connection is closed.
 
-This module does no I/O, routes nothing, and never looks at a body.
+This module does no I/O and never looks at a body.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LENGTH_UNKNOWN = -1
 SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")
 _ENCODING_NAMES = {"": "", "identity": "", "x-gzip": "gzip"} | {n: n for n in SUPPORTED_ENCODINGS}
 
-# Fields whose repetition would leave open which one counts.
+# Fields that may appear only once, since a second one would leave open which counts.
 _SINGLE_FIELDS = frozenset(
     {"host", "content-length", "transfer-encoding", "content-type", "content-encoding", "expect"}
 )
@@ -39,20 +39,20 @@ _HOST = re.compile(r"[A-Za-z0-9.\-_~:\[\]%!$&'()*+,;=]*\Z")
 
 
 def bad_request(message: str, **detail: Any) -> ApiError:
-    """400 ``bad_request``: the HTTP itself is wrong, so the connection cannot go on."""
+    """400 ``bad_request``: the HTTP itself is wrong, so the connection cannot continue."""
     return ApiError(400, "bad_request", message, detail, close=True)
 
 
 class Head:
-    """A parsed head. Shared by all requests that sent the same bytes: nobody writes to it, but
-    for ``route``, which is set once before the head goes into the cache.
+    """A parsed head, shared by all requests that sent the same bytes. Nothing in it changes after
+    ``route`` was set, which happens before the head goes into the cache.
 
     ``path`` is percent-decoded; ``segments`` are its parts split at ``/`` before decoding, so
     that an encoded slash stays inside its segment. ``headers`` have lower-case names; repeated
     fields are joined by ``", "``. ``body_bytes`` is the length of the body that follows: 0
-    without one, LENGTH_UNKNOWN when it is chunked. ``content_encoding`` is "" or a supported
+    without one, LENGTH_UNKNOWN if it is chunked. ``content_encoding`` is "" or a supported
     name.
-    ``plain``: HTTP/1.1, not HEAD, connection kept, so that the shortest answer will do.
+    ``plain``: HTTP/1.1, not HEAD, and the connection is kept, so the shortest answer will do.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class Head:
 
 
 def unreadable_head() -> Head:
-    """Stands in for a head that could not be parsed, so that the refusal keeps its place."""
+    """Replaces a head that could not be parsed, so that the refusal keeps its place."""
     return Head(
         "",
         "",
@@ -145,14 +145,14 @@ class _Sink:
 
 
 def parse_head(raw: bytes, limits: HttpLimits) -> Head:
-    """The Head of ``raw``, which ends with the first empty line and has no line before its
-    request line. Raises ApiError, always with ``close``."""
+    """The Head of ``raw``, which begins with the request line and ends with the first empty line.
+    Raises ApiError, always with ``close``."""
     sink = _Sink()
     parser = httptools.HttpRequestParser(sink)
     try:
         parser.feed_data(raw)
     except httptools.HttpParserUpgrade:
-        pass  # The offer of another protocol may be ignored (RFC 9110, 7.8); framing is checked.
+        pass  # the offer of another protocol may be ignored (RFC 9110, 7.8)
     except httptools.HttpParserError as error:
         raise bad_request(f"the request head is malformed: {error}") from error
     if not sink.complete:
@@ -192,12 +192,12 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head:
 
 
 def check_partial_head(data: bytes, limits: HttpLimits) -> None:
-    """Refuses the beginning of a head that is too long already or cannot become one: whoever
-    speaks TLS or nonsense is told at once, not when a timeout strikes."""
+    """Refuses the beginning of a head that is already too long, or that cannot become one: a
+    client that speaks TLS learns it immediately, not after a timeout."""
     if len(data) > limits.head_bytes_max:
         raise head_too_large(f"more than {limits.head_bytes_max} bytes", limits)
     if _HEAD_BEGINS.match(data) is None:
-        raise bad_request("the bytes received are no HTTP/1.1 request")
+        raise bad_request("the bytes that were received are not an HTTP/1.1 request")
 
 
 def head_too_large(what: str, limits: HttpLimits) -> ApiError:
@@ -213,7 +213,7 @@ def head_too_large(what: str, limits: HttpLimits) -> ApiError:
 
 
 def _check_request_line(raw: bytes, method: str, target: bytes) -> bool:
-    """Whether it is HTTP/1.1 (else 1.0). llhttp alone would take two spaces, RTSP and HTTP/0.9."""
+    """Whether it is HTTP/1.1 (or 1.0). llhttp alone accepts two spaces, RTSP and HTTP/0.9."""
     line = raw[: raw.find(b"\r\n")]
     start = method.encode() + b" " + target + b" HTTP/"
     if line == start + b"1.1":
@@ -224,8 +224,8 @@ def _check_request_line(raw: bytes, method: str, target: bytes) -> bool:
 
 
 def joined_fields(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Values by lower-case name. Raises ApiError where only one may stand, whatever llhttp
-    thinks of it: another version may be lenient."""
+    """Values by lower-case name. Raises ApiError for a repeated field that may appear only once;
+    llhttp checks some of them, but another version may be lenient."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in fields:
         name = raw_name.decode("ascii").lower()
@@ -233,25 +233,25 @@ def joined_fields(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
         if name not in headers:
             headers[name] = value
         elif name in _SINGLE_FIELDS:
-            raise bad_request(f"the header {name} is there twice", header=name)
+            raise bad_request(f"the header {name} appears twice", header=name)
         else:
             headers[name] += ", " + value
     return headers
 
 
 def check_framing(headers: dict[str, str], *, http_1_1: bool) -> tuple[int | None, bool]:
-    """Content length and whether the body is chunked. Raises ApiError for all that leaves a doubt.
-    llhttp alone would take a chunked HTTP/1.0 request and codings stacked below chunked."""
+    """Content length, and whether the body is chunked. Raises ApiError where the end of the request
+    is in doubt. llhttp alone accepts a chunked HTTP/1.0 request and codings below chunked."""
     host = headers.get("host")
     if http_1_1 and host is None:
         raise bad_request("an HTTP/1.1 request needs a Host header")
     if host is not None and _HOST.match(host) is None:
-        raise bad_request("the Host header is no host name or address")
+        raise bad_request(f"the Host header must be a host name or address, got {host[:40]!r}")
     coding = headers.get("transfer-encoding")
     length = headers.get("content-length")
     if coding is not None:
         if length is not None:
-            raise bad_request("Content-Length and Transfer-Encoding exclude each other")
+            raise bad_request("a request must not have both Content-Length and Transfer-Encoding")
         if coding.lower() != "chunked" or not http_1_1:
             raise bad_request(
                 f"the transfer coding {coding[:40]!r} is not supported; send chunked over"
@@ -261,7 +261,7 @@ def check_framing(headers: dict[str, str], *, http_1_1: bool) -> tuple[int | Non
     if length is None:
         return None, False
     if not (length.isascii() and length.isdigit()) or len(length) > 18:
-        raise bad_request(f"Content-Length {length[:40]!r} is no length")
+        raise bad_request(f"Content-Length must be a number of bytes, got {length[:40]!r}")
     return int(length), False
 
 
@@ -273,7 +273,7 @@ def _expects_continue(headers: dict[str, str], *, http_1_1: bool) -> bool:
         raise ApiError(
             417,
             "expectation_failed",
-            f"Expect: {expect[:40]} cannot be met, only 100-continue",
+            f"Expect must be 100-continue, got {expect[:40]!r}",
             close=True,
         )
     return True
@@ -301,7 +301,7 @@ def _split_target(target: bytes) -> tuple[str, tuple[str, ...], dict[str, str]]:
             return "*", (), {}
         raise bad_request("the request target must be a path that begins with /")
     if b"#" in target:
-        raise bad_request("the request target must not hold a fragment (#)")
+        raise bad_request("the request target must not have a fragment (#)")
     raw_path, _, raw_query = target.partition(b"?")
     path = _decode(raw_path, "path")
     segments = tuple(_decode(part, "path") for part in raw_path[1:].split(b"/"))
@@ -312,7 +312,7 @@ def _split_target(target: bytes) -> tuple[str, tuple[str, ...], dict[str, str]]:
         raw_name, _, raw_value = pair.replace(b"+", b" ").partition(b"=")
         name = _decode(raw_name, "query")
         if name in query:
-            raise bad_request(f"the query parameter {name!r} is there twice", parameter=name)
+            raise bad_request(f"the query parameter {name!r} appears twice", parameter=name)
         query[name] = _decode(raw_value, "query")
     return path, segments, query
 
@@ -320,20 +320,20 @@ def _split_target(target: bytes) -> tuple[str, tuple[str, ...], dict[str, str]]:
 def _decode(raw: bytes, what: str) -> str:
     if b"%" in raw:
         if _BAD_PERCENT.search(raw):
-            raise bad_request(f"the {what} holds a % that is not followed by two hex digits")
+            raise bad_request(f"the {what} has a % that is not followed by two hex digits")
         raw = unquote_to_bytes(raw)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise bad_request(f"the {what} is not UTF-8: {error}") from error
     if _CONTROL.search(text):
-        raise bad_request(f"the {what} holds a control character")
+        raise bad_request(f"the {what} has a control character")
     return text
 
 
 class HeadCache:
-    """Parsed heads by their bytes. Bounded in count and bytes; cleared when full, for then it is
-    fed heads that do not repeat, and a smarter eviction would cost every hit."""
+    """Parsed heads by their bytes. Bounded in count and bytes, and cleared when it is full: that
+    happens with heads that do not repeat, and a smarter eviction would slow down every hit."""
 
     __slots__ = ("_bytes", "_bytes_max", "_count_max", "_entry_bytes_max", "entries")
 

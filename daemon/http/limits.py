@@ -1,7 +1,7 @@
 """Limits and timeouts of the HTTP front: one table, every value with its reason.
 
-Times are milliseconds. The timers are coarse: a timeout strikes up to one check period late and
-never early (``Server.check_period_ms``). This module decides nothing.
+Times are milliseconds. The timers are coarse: a timeout is noticed up to one check period late
+(``Server.check_period_ms``), and never early.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ MIB = 1024 * KIB
 
 
 class HttpLimits(Struct, frozen=True, kw_only=True):
-    """What one connection, and one shard's front as a whole, may take."""
+    """What one connection, and the front of one shard, may take."""
 
-    # A browser's cookies need 8 KiB; proxies add less. llhttp itself has no bound.
+    # A browser's cookies need 8 KiB; proxies add less. llhttp itself has no limit.
     head_bytes_max: int = 32 * KIB
     headers_max: int = 100
     target_bytes_max: int = 8 * KIB
@@ -23,19 +23,19 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     body_bytes_max: int = 16 * MIB
     # A refused body up to this size is read and thrown away, so that a 429 costs no reconnect.
     discard_bytes_max: int = 256 * KIB
-    # Requests accepted and not yet answered, per connection; reading pauses at the limit.
+    # Requests of one connection that are not answered yet; reading pauses at the limit.
     requests_outstanding_max: int = 128
     connections_max: int = 8_192
-    # Answers that the client has not taken; above it nothing more is read from that client.
+    # Answers that the client has not taken; over the limit nothing more is read from it.
     write_buffer_high_bytes: int = 256 * KIB
-    # Longer than the 60 s that load balancers and agents keep idle connections.
+    # Longer than the 60 s for which load balancers and agents keep idle connections.
     idle_timeout_ms: int = 75_000
     head_timeout_ms: int = 20_000
-    # A body may pause this long, and may take this long plus its length at the lowest rate.
+    # A body may pause for this long, and take this long plus its length at the lowest rate.
     body_timeout_ms: int = 20_000
     body_bytes_per_s_min: int = 16 * KIB
     write_timeout_ms: int = 60_000
-    # After an answer that ends the connection input is read and thrown away, within these bounds:
-    # closing at once would reset the connection and could take the answer from the client.
+    # After an answer that ends the connection, input is read and thrown away within these limits:
+    # closing immediately would reset the connection, and the client could lose the answer.
     linger_ms: int = 5_000
     linger_bytes_max: int = 64 * MIB

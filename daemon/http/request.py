@@ -1,24 +1,28 @@
-"""One request and its one answer.
+"""One request and its one answer, and the sending side of the connection that it came on.
 
-Lifecycle: made when its head is complete -> body taken in -> handed to the application -> answered
-exactly once, by ``respond``, ``respond_ok_json``, ``refuse`` or ``abandon``. Answers leave the
-connection in the order of the requests, whatever order they were given in. When the connection
-is lost first, ``connection_closed`` is set, ``on_close`` is called, and an answer goes nowhere.
+A request is made when its head is complete -> its body is taken in -> it is handed to the
+application -> it is answered exactly once, by ``respond``, ``respond_ok_json``, ``refuse`` or
+``abandon``. Answers leave the connection in the order of the requests, whatever order they were
+given in. If the connection is lost first, ``connection_closed`` is set, ``on_close`` is called, and
+the answer goes nowhere.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from daemon.api.errors import ApiError
 from daemon.http.head import Head
-from daemon.http.response import JSON, OK_JSON_BYTES_MAX, OK_JSON_PREFIXES
+from daemon.http.response import JSON, OK_JSON_BYTES_MAX, OK_JSON_PREFIXES, encode_answer
 
-if TYPE_CHECKING:
-    from daemon.http.connection import Connection
+log = logging.getLogger(__name__)
 
 Headers = tuple[tuple[str, str], ...]
 # status, body, content type, headers, close
@@ -26,16 +30,97 @@ Answer = tuple[int, bytes, str, Headers, bool]
 ABANDONED: Answer = (0, b"", "", (), True)
 
 
+class Shared(Protocol):
+    """What the sending side needs of the server. ``now_ns`` is a coarse clock."""
+
+    now_ns: int
+    draining: bool
+
+
+class Sender:
+    """The sending side of a connection: requests without an answer, in the order of arrival."""
+
+    __slots__ = ("answered_ns", "attention", "plain", "queue", "server", "transport")
+
+    transport: asyncio.Transport
+    server: Shared
+
+    def __init__(self, server: Shared) -> None:
+        self.server = server
+        self.queue: deque[Request] = deque()
+        # Answers need no header about the connection.
+        self.plain = not server.draining
+        # Something waits for an answer to be written: call ``answer_written`` then.
+        self.attention = False
+        self.answered_ns = server.now_ns
+
+    @abstractmethod
+    def answer_written(self) -> None:
+        """Continues what waited for an answer."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Ends the connection after what was written."""
+
+    @abstractmethod
+    def is_last(self) -> bool:
+        """Whether no request is known after the one that is being answered."""
+
+    def flush_answers(self) -> None:
+        """Writes the answers at the front of the queue."""
+        queue = self.queue
+        while queue and queue[0].answer is not None:
+            request = queue[0]
+            head = request.head
+            answer = request.answer
+            queue.popleft()
+            if answer is None or answer is ABANDONED:
+                self.end()
+                return
+            status, body, content_type, headers, close = answer
+            close = close or not head.keep_alive or (self.server.draining and self.is_last())
+            self.transport.write(
+                encode_answer(
+                    status,
+                    body,
+                    content_type,
+                    headers,
+                    head_only=head.method == "HEAD",
+                    close=close,
+                    http_1_0=not head.http_1_1,
+                )
+            )
+            if close:
+                self.end()
+                return
+        self.answered_ns = self.server.now_ns
+        if self.attention:
+            self.answer_written()
+
+    def drop_queue(self) -> None:
+        """Tells the requests that are left that their answers go nowhere."""
+        dropped = list(self.queue)
+        self.queue.clear()
+        for request in dropped:
+            request.connection_closed = True
+        for request in dropped:
+            if request.on_close is not None:
+                try:
+                    request.on_close()
+                except Exception:
+                    log.exception("on_close of %s failed", request.head.path)
+
+
 class Request(msgspec.Struct, eq=False):
     """A request whose body is complete. ``arrival_ns`` is monotonic (shards/clock.py).
 
-    A msgspec struct because making one costs a third of what ``__init__`` would.
+    It is a msgspec Struct because making one costs a third of what ``__init__`` would.
     """
 
     head: Head
     body: bytes
     arrival_ns: int
-    connection: Connection
+    connection: Sender
     connection_closed: bool = False
     on_close: Callable[[], None] | None = None
     answered: bool = False
@@ -50,8 +135,8 @@ class Request(msgspec.Struct, eq=False):
         headers: Headers = (),
         close: bool = False,
     ) -> None:
-        """Answers. ``close`` ends the connection behind this answer; what was pipelined behind it
-        is dropped. Raises RuntimeError for a second answer."""
+        """Answers. ``close`` ends the connection after this answer; requests pipelined after it
+        are dropped. Raises RuntimeError for a second answer."""
         self._answer_with((status, body, content_type, headers, close))
 
     def respond_ok_json(self, body: bytes) -> None:
@@ -76,7 +161,7 @@ class Request(msgspec.Struct, eq=False):
         self._answer_with((200, body, JSON, (), False))
 
     def refuse(self, error: ApiError, *, close: bool = False) -> None:
-        """Answers with an error; ``close``, or the error's own, ends the connection behind it."""
+        """Answers with an error. ``close``, or the error's own, ends the connection after it."""
         headers: Headers = ()
         if error.retry_after_s is not None:
             headers = (("Retry-After", str(error.retry_after_s)),)

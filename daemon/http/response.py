@@ -1,8 +1,7 @@
 """The bytes of an answer.
 
-No Date header is sent: it would cost a clock and a format per second and shard, and no client of
-this interface looks at it. The commonest answer, 200 with a short JSON body, is one concatenation
-with a prefix made beforehand.
+No Date header is sent, since no client of this API needs it. The most common answer, 200 with a
+short JSON body, is one concatenation with a prefix that is made beforehand.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ def encode_answer(
     close: bool,
     http_1_0: bool,
 ) -> bytes:
-    """The answer's bytes. ``head_only``: the request was HEAD, so the body is only announced.
+    """The answer's bytes. ``head_only``: to HEAD, the body is announced and not sent.
 
-    Raises ValueError when a header holds a line break.
+    Raises ValueError for a header with a line break.
     """
     lines = []
     if body or status not in _BODILESS:
@@ -42,7 +41,7 @@ def encode_answer(
         lines.append(f"Content-Length: {len(body)}\r\n")
     for name, value in headers:
         if "\n" in value or "\r" in value or "\n" in name or "\r" in name:
-            raise ValueError(f"the answer's header {name!r} holds a line break")
+            raise ValueError(f"the answer's header {name!r} has a line break")
         lines.append(f"{name}: {value}\r\n")
     if close:
         lines.append("Connection: close\r\n")

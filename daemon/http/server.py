@@ -1,6 +1,6 @@
-"""The HTTP front of one shard: listener, connections, their clock, and draining.
+"""The HTTP front of one shard: listeners, connections, their clock, and draining.
 
-Lifecycle: ``start`` -> serving -> ``stop_accepting`` (listener closed) -> ``drain`` (answers say
+``start`` -> serving -> ``stop_accepting`` (listeners closed) -> ``drain`` (answers say
 ``Connection: close``, idle connections are closed) -> ``drained`` -> ``close``.
 
 One timer per process turns the wheel of connections; there is no timer per connection or
@@ -36,7 +36,7 @@ class Server:
         self.limits = HttpLimits()
         self.heads = HeadCache()
         self.draining = False
-        # A coarse clock: moved by each tick, read where 50 ns per request would be too many.
+        # A coarse clock that each tick sets: reading the real one per request is too slow.
         self.now_ns = monotonic_ns()
         self.tick_ns = 0
         self._wheel: Wheel[Connection] = Wheel(_WHEEL_SLOTS)
@@ -52,7 +52,7 @@ class Server:
 
     @property
     def check_period_ms(self) -> int:
-        """How late a timeout may strike."""
+        """How late a timeout may be noticed."""
         limits = self.limits
         shortest = min(
             limits.idle_timeout_ms,
@@ -65,7 +65,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port that is listened on. Raises RuntimeError when the server does not listen."""
+        """The port that it listens on. Raises RuntimeError if it does not listen."""
         if not self._listeners or not self._listeners[0].sockets:
             raise RuntimeError("the HTTP server does not listen")
         return int(self._listeners[0].sockets[0].getsockname()[1])
@@ -109,13 +109,13 @@ class Server:
         )
 
     def stop_accepting(self) -> None:
-        """Closes the listeners. Connections that are there go on."""
+        """Closes the listeners. Connections continue."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
 
     def drain(self) -> None:
-        """From now on every connection ends with its last outstanding answer."""
+        """From now on, every connection ends with its last outstanding answer."""
         self.draining = True
         for connection in self._wheel:
             connection.plain = False
@@ -127,19 +127,19 @@ class Server:
             connection.close_if_idle()
 
     async def drained(self) -> None:
-        """Waits until no connection is left; bound it with a timeout and ``abort`` the rest."""
+        """Waits until no connection is left. Use a timeout, and ``close`` for the rest."""
         if self.connections:
             future: asyncio.Future[None] = self._loop.create_future()
             self._drained.append(future)
             await future
 
     def abort(self) -> None:
-        """Drops all connections, answers not yet taken included."""
+        """Drops all connections, with answers that were not taken yet."""
         for connection in self._wheel:
             connection.transport.abort()
 
     async def close(self) -> None:
-        """Ends at once: listener, connections and timer."""
+        """Ends listeners, connections and timer immediately."""
         self.stop_accepting()
         self.abort()
         await self.drained()
@@ -151,7 +151,7 @@ class Server:
         """Takes a connection in; an error says why it must be refused."""
         limit = self.limits.connections_max
         if self.connections >= 2 * limit:
-            # Those above the limit were told why; a crowd that does not listen is dropped.
+            # Up to twice the limit, clients are told why; above that they are dropped.
             connection.transport.abort()
         self._wheel.add(connection)
         if self.connections <= limit:
@@ -159,7 +159,7 @@ class Server:
         return ApiError(
             503,
             "too_many_connections",
-            f"this shard serves {limit} connections at most; use fewer, or more shards",
+            f"this shard serves at most {limit} connections; use fewer, or more shards",
             {"limit": limit},
             retry_after_s=1,
             close=True,
@@ -176,7 +176,7 @@ class Server:
 
     def _tick(self) -> None:
         self.now_ns = now_ns = monotonic_ns()
-        # Set up first: an exception below must not stop the clock.
+        # First, so that an exception below does not stop the clock.
         self._timer = self._loop.call_later(self.tick_ns / 1e9, self._tick)
         for connection in self._wheel.turn():
             connection.check(now_ns)

@@ -1,6 +1,6 @@
-"""When a connection has waited too long, and what then. Pure: state and time in, decision out.
+"""When a connection has waited too long, and what to do then.
 
-What a connection waits for is one of ``WaitsFor``; times are monotonic nanoseconds.
+Pure functions of state and time. Times are monotonic nanoseconds.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class WaitsFor(Enum):
 
     REQUEST = auto()  # nothing is under way
     HEAD = auto()  # the rest of a head
-    BODY = auto()  # the rest of a body that is taken in
+    BODY = auto()  # the rest of a body
     REFUSED_BODY = auto()  # the rest of a body that is thrown away
-    APPLICATION = auto()  # an answer; nobody's fault on this side
-    CLIENT_READS = auto()  # the client is to take its answers
-    CLIENT_CLOSES = auto()  # the last answer is written
+    APPLICATION = auto()  # an answer
+    CLIENT_READS = auto()  # the client must take its answers
+    CLIENT_CLOSES = auto()  # the last answer was written
 
 
 class Waiting(NamedTuple):
-    """``since_ns``: when this wait began; ``last_ns``: when bytes last came in."""
+    """``since_ns``: when this wait began; ``last_ns``: when bytes were last received."""
 
     what: WaitsFor
     since_ns: int
@@ -36,14 +36,14 @@ class Waiting(NamedTuple):
 
 
 class Overdue(Enum):
-    """What is to be done."""
+    """What to do."""
 
     NOTHING = auto()
     REFUSE_HEAD = auto()
     REFUSE_BODY = auto()
-    END = auto()  # behind what was written
-    CLOSE = auto()  # at once, nothing is under way
-    ABORT = auto()  # at once, whatever is under way
+    END = auto()  # after what was written
+    CLOSE = auto()  # nothing is under way
+    ABORT = auto()  # whatever is under way
 
 
 def overdue(waiting: Waiting, now_ns: int, limits: HttpLimits) -> Overdue:
@@ -56,7 +56,7 @@ def overdue(waiting: Waiting, now_ns: int, limits: HttpLimits) -> Overdue:
     if what is WaitsFor.HEAD:
         return Overdue.REFUSE_HEAD if waited_ms > limits.head_timeout_ms else Overdue.NOTHING
     if what is WaitsFor.BODY:
-        # Silence and dribbling both: a byte now and then must not keep room in the ring for long.
+        # Neither silence nor a byte now and then may keep space in the ring for long.
         allowed_ms = (
             limits.body_timeout_ms + waiting.received_bytes * 1000 // limits.body_bytes_per_s_min
         )
@@ -73,11 +73,11 @@ def overdue(waiting: Waiting, now_ns: int, limits: HttpLimits) -> Overdue:
 
 
 def too_slow(part: str, timeout_ms: int) -> ApiError:
-    """503, never 408: agents that get 408 throw the batch away."""
+    """503, never 408: agents throw a batch away when they get 408."""
     return ApiError(
         503,
         "body_timeout",
-        f"the request's {part} came too slowly (more than {timeout_ms} ms); nothing was stored,"
+        f"the request's {part} was sent too slowly (more than {timeout_ms} ms); nothing was stored,"
         " send it again",
         {"timeout_ms": timeout_ms},
         retry_after_s=1,

@@ -1,8 +1,8 @@
-"""A coarse timer wheel: every member is looked at once per revolution.
+"""A coarse timer wheel: every member is checked once per revolution.
 
-A timer per request would cost more than parsing one. Here a connection is put into a slot when it
-is accepted and stays there; each tick of the one timer of the process looks at one slot. What is
-due is decided by the member itself. The wheel reads no clock.
+A timer per request would cost more than parsing one. A connection is put into a slot when it is
+accepted and stays there; each tick of the process's one timer checks one slot. The member itself
+decides what is due; the wheel reads no clock.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ Member = TypeVar("Member")
 
 
 class Wheel(Generic[Member]):
-    """Members spread evenly over ``slots``; ``turn`` hands out the members of the next slot."""
+    """Members, spread evenly over ``slots``."""
 
     def __init__(self, slots: int) -> None:
         if slots < 1:
-            raise ValueError(f"a wheel needs at least one slot, not {slots}")
+            raise ValueError(f"a wheel needs at least one slot, got {slots}")
         self._slots: list[dict[Member, None]] = [{} for _ in range(slots)]
         self._place: dict[Member, int] = {}
         self._next_place = 0
@@ -31,7 +31,7 @@ class Wheel(Generic[Member]):
         return iter(list(self._place))
 
     def add(self, member: Member) -> None:
-        """Puts a new member into a slot. Raises ValueError when it is there already."""
+        """Puts a new member into a slot. Raises ValueError if it is there already."""
         if member in self._place:
             raise ValueError("the member is on the wheel already")
         place = self._next_place
@@ -40,13 +40,13 @@ class Wheel(Generic[Member]):
         self._slots[place][member] = None
 
     def remove(self, member: Member) -> None:
-        """Takes a member off; one that is not there is no error (a connection is lost once)."""
+        """Takes a member off, if it is there."""
         place = self._place.pop(member, None)
         if place is not None:
             del self._slots[place][member]
 
     def turn(self) -> list[Member]:
-        """The members of the next slot, as a copy: a check may remove them."""
+        """The members of the next slot; a copy, since a check may remove them."""
         slot = self._slots[self._next_turn]
         self._next_turn = (self._next_turn + 1) % len(self._slots)
         return list(slot)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.http.pieces import Pieces
+from daemon.http.body import Pieces
 from daemon.http.wheel import Wheel
 
 
@@ -45,7 +45,7 @@ def test_a_member_is_added_once_and_a_wheel_has_slots() -> None:
     wheel.add("a")
     with pytest.raises(ValueError, match="already"):
         wheel.add("a")
-    with pytest.raises(ValueError, match="not 0"):
+    with pytest.raises(ValueError, match="got 0"):
         Wheel(0)
 
 

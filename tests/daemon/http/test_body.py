@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.api.errors import ApiError
-from daemon.http.chunked import ChunkedDecoder
+from daemon.http.body import ChunkedBody
 
 
 def decode(stream: bytes, cuts: list[int], limit: int = 10_000) -> tuple[bytes, int, bool]:
-    decoder = ChunkedDecoder(limit)
+    decoder = ChunkedBody(limit)
     previous = stopped = 0
     for cut in [*sorted(cuts), len(stream)]:
         piece = stream[previous:cut]
@@ -83,6 +83,6 @@ def test_the_limit_is_for_the_sum_and_strikes_at_the_size_line() -> None:
 
 
 def test_a_decoder_that_keeps_nothing_still_counts() -> None:
-    decoder = ChunkedDecoder(10, keep=False)
+    decoder = ChunkedBody(10, keep=False)
     assert decoder.feed(b"5\r\nabcde\r\n0\r\n\r\n", 0) == 15
     assert (decoder.done, decoder.size, decoder.take()) == (True, 5, b"")

@@ -1,0 +1,352 @@
+"""The receiving side of a connection: from bytes to requests that are handed to the application.
+
+Phases:
+    HEAD     between requests, or inside a head (``buffer`` holds its beginning)
+    BODY     taking in a body that did not come whole with its head
+    DISCARD  reading past the small body of a request that was already refused
+    IGNORE   an answer that ends the connection was given or is under way: input is thrown away
+    CLOSED   the connection is lost
+
+    HEAD -> BODY -> HEAD,  HEAD -> DISCARD -> HEAD,  any -> IGNORE -> CLOSED
+
+Of the requests in ``queue``, the one whose body is being taken in (``_taking``) is the last.
+``_hold`` says why nothing more is read: too many requests are outstanding, or the client does not
+take its answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from typing import Protocol
+
+from daemon.api.errors import ApiError, too_large
+from daemon.http.application import Application
+from daemon.http.body import ChunkedBody, SizedBody
+from daemon.http.head import (
+    LENGTH_UNKNOWN,
+    Head,
+    HeadCache,
+    check_partial_head,
+    head_too_large,
+    parse_head,
+    unreadable_head,
+)
+from daemon.http.limits import HttpLimits
+from daemon.http.request import Request, Sender, Shared
+
+logger = logging.getLogger(__name__)
+
+HEAD, BODY, DISCARD, IGNORE, CLOSED = range(5)
+HOLD_REQUESTS, HOLD_ANSWERS = 1, 2
+
+
+class Service(Shared, Protocol):
+    """What the receiving side needs of the server. ``now_ns`` moves once per ``tick_ns``."""
+
+    application: Application
+    limits: HttpLimits
+    heads: HeadCache
+    tick_ns: int
+
+
+class Receiver(Sender):
+    """A connection, but for how it begins, is held back and ends."""
+
+    __slots__ = (
+        "_application",
+        "_blank_lines",
+        "_body",
+        "_body_bytes_max",
+        "_eof",
+        "_feeding",
+        "_hold",
+        "_ignored_bytes",
+        "_known_head",
+        "_more",
+        "_outstanding_max",
+        "_phase",
+        "_resumed",
+        "_since_ns",
+        "_taking",
+        "_token",
+        "buffer",
+        "continue_due",
+        "last_ns",
+    )
+
+    server: Service
+
+    def __init__(self, server: Service) -> None:
+        super().__init__(server)
+        self._application = server.application
+        self._known_head = server.heads.entries.get
+        self._body_bytes_max = server.limits.body_bytes_max
+        self._outstanding_max = server.limits.requests_outstanding_max
+        self.buffer = b""
+        self.last_ns = server.now_ns
+        self.continue_due = False
+        self._phase = HEAD
+        self._hold = 0
+        self._feeding = False
+        self._more = False
+        self._eof = False
+        # Since when it waits for the partial head, the body, or (held) for the client to read.
+        self._since_ns = 0
+        self._resumed = False
+        self._taking: Request | None = None
+        self._token: object | None = None
+        self._body: SizedBody | ChunkedBody | None = None
+        self._ignored_bytes = 0
+        self._blank_lines = 0
+
+    @abstractmethod
+    def _set_hold(self, why: int) -> None:
+        """Stops reading."""
+
+    @abstractmethod
+    def _send_continue(self) -> None:
+        """Writes 100 Continue when it is the body's turn."""
+
+    @abstractmethod
+    def _input_ended(self) -> None:
+        """The client has half-closed: refuses what it left unfinished."""
+
+    @abstractmethod
+    def _end_if_done(self) -> None:
+        """Closes if nothing is outstanding and the client has ended or the server drains."""
+
+    def _feed(self, data: bytes) -> None:
+        """Consumes ``data``; what must wait stays in ``buffer``."""
+        if self._phase == HEAD and self._hold:
+            self.buffer = data
+            return
+        known_head = self._known_head
+        body_bytes_max = self._body_bytes_max
+        position = 0
+        size = len(data)
+        self._feeding = True
+        try:
+            while position < size:
+                if self._phase != HEAD:
+                    position = self._feed_body(data, position)
+                    continue
+                if self._hold:
+                    self.buffer = data[position:]
+                    break
+                end = data.find(b"\r\n\r\n", position) + 4
+                if end == 3:
+                    self._keep_partial_head(
+                        data[position:], fresh=position > 0 or not self._resumed
+                    )
+                    break
+                raw = data[position:end]
+                head = known_head(raw)
+                if head is None:
+                    head = self._new_head(raw)
+                    if head is None or isinstance(head.route, Exception):
+                        if head is not None:
+                            self._begin_body(head, data, end)
+                        position = end
+                        continue
+                length = head.body_bytes
+                stop = end + length
+                if length == LENGTH_UNKNOWN or stop > size or length > body_bytes_max:
+                    self._begin_body(head, data, end)
+                    position = end
+                    continue
+                position = stop
+                self._more = stop < size
+                self._take(head, data[end:stop])
+        finally:
+            self._feeding = False
+            self._more = False
+        if self._eof:
+            self._input_ended()
+        elif self.server.draining:
+            self._end_if_done()
+
+    def _take(self, head: Head, body: bytes) -> None:
+        """A request whose body came with its head."""
+        request = Request(head, body, self.last_ns, self)
+        queue = self.queue
+        queue.append(request)
+        try:
+            self._application.take(request, head.body_bytes)
+        except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
+            self._fail(request, error)
+        if not head.keep_alive and self._phase == HEAD:
+            self._phase = IGNORE  # nothing should have been sent after it
+        if len(queue) >= self._outstanding_max:
+            self._set_hold(HOLD_REQUESTS)
+
+    def _keep_partial_head(self, data: bytes, *, fresh: bool) -> None:
+        try:
+            check_partial_head(data, self.server.limits)
+        except ApiError as error:
+            self._refuse_and_end(unreadable_head(), error)
+            return
+        if fresh:
+            self._since_ns = self.last_ns
+        self.buffer = data
+
+    def _new_head(self, raw: bytes) -> Head | None:
+        """A head that is not in the cache; None if ``raw`` has no request, or was refused here."""
+        key = raw
+        if raw.startswith(b"\r\n"):  # one empty line before a request is allowed (RFC 9112, 2.2)
+            raw = raw[2:]
+            self._blank_lines += 1
+            if raw == b"\r\n" and self._blank_lines <= 2:
+                return None
+        self._blank_lines = 0
+        server = self.server
+        try:
+            if len(raw) > server.limits.head_bytes_max:
+                raise head_too_large(f"{len(raw)} bytes", server.limits)
+            head = parse_head(raw, server.limits)
+        except ApiError as error:
+            self._refuse_and_end(unreadable_head(), error)
+            return None
+        try:
+            head.route = server.application.route(head)
+        except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
+            head.route = error  # raised again when the request has its place in the queue
+            return head
+        server.heads.add(key, head)
+        return head
+
+    def _begin_body(self, head: Head, data: bytes, end: int) -> None:
+        """A body that is not complete in ``data``, or is over the limit."""
+        limits = self.server.limits
+        length: int | None = head.body_bytes
+        if length == LENGTH_UNKNOWN:
+            length = None
+        request = Request(head, b"", self.last_ns, self)
+        self.queue.append(request)
+        try:
+            if isinstance(head.route, Exception):
+                raise head.route
+            if length is not None and length > limits.body_bytes_max:
+                error = too_large(
+                    f"the body has {length} bytes, the limit is {limits.body_bytes_max};"
+                    " send smaller batches",
+                    limit_bytes=limits.body_bytes_max,
+                )
+                error.close = True
+                raise error
+            token = self._application.admit(head, length)
+        except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
+            self._refuse_before_body(request, error, nothing_sent=end == len(data))
+            return
+        self._taking = request
+        self._token = token
+        self._since_ns = self.last_ns
+        self._phase = BODY
+        self._body = ChunkedBody(limits.body_bytes_max) if length is None else SizedBody(length)
+        if head.expect_continue and end == len(data):
+            self.continue_due = self.attention = True
+            self._send_continue()
+
+    def _refuse_before_body(
+        self, request: Request, error: Exception, *, nothing_sent: bool
+    ) -> None:
+        """Refuses, and keeps the connection if the body is small enough to be read past.
+
+        A client that waits for 100 Continue may now send the body or not. On a connection that
+        continues, the two could not be told apart.
+        """
+        head = request.head
+        limit = self.server.limits.discard_bytes_max
+        unsure = head.expect_continue and nothing_sent
+        if head.body_bytes > limit or unsure or not head.keep_alive:
+            self._fail(request, error, close=True)
+            return
+        if head.body_bytes:
+            length = head.body_bytes
+            self._phase = DISCARD
+            self._body = (
+                ChunkedBody(limit, keep=False) if head.chunked else SizedBody(length, keep=False)
+            )
+        self._fail(request, error)
+
+    def _feed_body(self, data: bytes, position: int) -> int:
+        """Consumes from ``position`` in a phase other than HEAD; returns the new position."""
+        size = len(data)
+        if self._phase == IGNORE or self._phase == CLOSED:
+            self._ignored_bytes += size - position
+            if self._ignored_bytes > self.server.limits.linger_bytes_max:
+                self.transport.abort()
+            return size
+        body = self._body
+        assert body is not None  # in BODY and DISCARD
+        try:
+            position = body.feed(data, position)
+        except ApiError as error:
+            if self._phase == BODY:
+                self._refuse_taking(error)
+            else:
+                self.end()  # the refusal was sent long ago
+            return position
+        if body.done:
+            self._body_complete(body.take(), more=position < size)
+        return position
+
+    def _body_complete(self, body: bytes, *, more: bool) -> None:
+        self._phase = HEAD
+        self._more = more
+        request, token = self._taking, self._token
+        self._body = None
+        if request is None:
+            return  # the body of a request that was refused
+        self._taking = self._token = None
+        self.continue_due = False
+        request.body = body
+        request.arrival_ns = self.last_ns
+        try:
+            self._application.handle(request, token)
+        except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
+            self._fail(request, error)
+        finally:
+            if token is not None:
+                self._application.release(token)
+        if not request.head.keep_alive and self._phase == HEAD:
+            self._phase = IGNORE
+        if len(self.queue) >= self._outstanding_max:
+            self._set_hold(HOLD_REQUESTS)
+
+    # -- refusing ------------------------------------------------------------------------------
+
+    def _fail(self, request: Request, error: Exception, *, close: bool = False) -> None:
+        """Answers for an exception of the application: its ApiError, or 500 and the end."""
+        if not isinstance(error, ApiError):
+            logger.error("%s %s failed", request.head.method, request.head.path, exc_info=error)
+            error = ApiError(500, "internal", "the server failed; its log says why", close=True)
+        if request.answered:
+            self.end()
+            return
+        if (close or error.close) and self._phase != CLOSED:
+            self._phase = IGNORE
+        request.refuse(error, close=close)
+
+    def _refuse_and_end(self, head: Head, error: ApiError) -> None:
+        """Refuses input that is not a request. Earlier requests get their answers first."""
+        self._phase = IGNORE
+        request = Request(head, b"", self.last_ns, self)
+        self.queue.append(request)
+        self._fail(request, error, close=True)
+
+    def _refuse_taking(self, error: ApiError) -> None:
+        """Refuses the request whose body is being taken in, and ends the connection after it."""
+        request = self._taking
+        self._drop_taking()
+        self._phase = IGNORE
+        if request is not None:
+            self._fail(request, error, close=True)
+
+    def _drop_taking(self) -> None:
+        token = self._token
+        self._taking = self._token = None
+        self._body = None
+        self.continue_due = False
+        if token is not None:
+            self._application.release(token)
