@@ -40,7 +40,7 @@ PROCESSES = 2
 FEW_TOPICS = 10  # up to here the plain side takes halves of the objects, above of the topics
 TURNS = 3
 WARM_BYTES = 16 << 20
-WARM_RUN_BYTES_MIN = 1 << 20  # two tasks and, where it is to be, a shuffle
+WARM_SPLIT_BYTES_MIN = 1 << 20  # two tasks and, where it is to be, a shuffle
 
 
 class Shape(NamedTuple):
@@ -119,7 +119,7 @@ def _measured(work: Work, warm: Work, scratch: Path, turns: int) -> CompactionRe
     before_ns = monotonic_ns()
     with spark_session(f"local[{PROCESSES}]", scratch) as spark:
         session_s = (monotonic_ns() - before_ns) / 1e9
-        limits = msgspec.structs.replace(work.shape.limits, run_bytes_min=WARM_RUN_BYTES_MIN)
+        limits = msgspec.structs.replace(work.shape.limits, split_bytes_min=WARM_SPLIT_BYTES_MIN)
         first_job, outcome = _by_spark(spark, warm, limits)
         # Spawned, not forked: this process has threads of the JVM's gateway and of pyarrow.
         with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:

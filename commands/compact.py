@@ -180,8 +180,8 @@ def _with_spark(
     config: Config, master: str | None, run: Run, lake: Lake, report: RunReport
 ) -> None:
     from compaction.run.java import find_java
-    from compaction.run.plan import Limits
     from compaction.run.session import spark_session
+    from compaction.run.splits import Limits
 
     began_ns = monotonic_ns()
     java = find_java()
@@ -193,7 +193,7 @@ def _with_spark(
         report.start_up_seconds = (monotonic_ns() - began_ns) / 1e9
         report.master = str(spark.sparkContext.master)
         cores = spark.sparkContext.defaultParallelism
-        limits = Limits(run_bytes=run_bytes_of(config, cores))
+        limits = Limits(split_bytes=run_bytes_of(config, cores))
         run.rounds(lake, spark, cores, limits, lambda n: progress(n, "compacting"))
 
 

@@ -1,8 +1,8 @@
-"""A row group that is decoded block by block, as its blocks are wanted: for the daemon.
+"""A row group that is decoded block by block on demand, for the daemon.
 
-A reader that takes 256 records at a time out of 65,536 should neither wait for all of them to be
-decoded nor keep them all. So the fetched bytes are kept as they are, which is a fraction of what
-they hold, and blocks are the caller's to keep or not.
+A reader that takes 256 of 65,536 records should neither wait until all are decoded nor keep them
+all. So the encoded bytes are kept, which are a fraction of the decoded ones, and the caller decides
+which blocks to keep.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uploader.stores.verified import verified
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BLOCK_BYTES = 1 << 20  # a page of the data column; some 1 to 2 ms to decode
+BLOCK_BYTES = 1 << 20  # a page of the data column; takes 1 to 2 ms to decode
 
 
 def open_rows(footer: Footer, group: RowGroup) -> BlockRows:
@@ -31,10 +31,10 @@ def open_rows(footer: Footer, group: RowGroup) -> BlockRows:
 
 
 class BlockRows(Rows):
-    """A row group whose bytes are here, and whose blocks are decoded one after the other.
+    """A row group in encoded form, whose blocks are decoded one after the other.
 
-    A block further on costs those between, one further back costs all from the first on: pages
-    of Parquet are passed over by decoding them. What was decoded is the caller's to keep.
+    Parquet pages can be skipped only by decoding them. So a later block costs the decoding of those
+    between, and an earlier one that of all blocks from the first on.
     """
 
     def __init__(self, footer: Footer, group: RowGroup, data: bytes) -> None:
@@ -43,15 +43,15 @@ class BlockRows(Rows):
         self._data = data
         index = decoded(footer, group, Window(data, group.first_byte), COLUMNS[:INDEX_COLUMNS])
         super().__init__(footer.path, group.index, *map(one_chunk, index.columns))
-        # Decoding stops within a page of each column.
+        # While it decodes, it holds one page of each column.
         self.size_bytes += len(data) + min(BLOCK_BYTES, group.decoded_bytes)
         self.block_rows = max(1, group.rows * BLOCK_BYTES // max(group.decoded_bytes, BLOCK_BYTES))
         self._lock = threading.Lock()
         self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._next = -1  # the block that the iterator gives next; before the first use none
+        self._next = -1  # the block that the iterator yields next; -1: there is no iterator
 
     def block(self, number: int) -> Block:
-        """Raises LakeFileDamaged when the pages are wrong in bytes that were fetched again, too;
+        """A block. Raises LakeFileDamaged if its pages are wrong, also when they are read again;
         StoreError, ObjectMissing."""
         with self._lock:
             return verified(
@@ -66,13 +66,13 @@ class BlockRows(Rows):
         if not 0 <= self._next <= number:
             self._batches = self._iterator()
             self._next = 0
-        at, self._next = self._next, -1  # begins anew after an error
+        at, self._next = self._next, -1  # after an error it starts over
         batch: pa.RecordBatch | None = None
         while at <= number:
             batch = next(self._batches, None)
             wanted = min(self.block_rows, len(self.offsets) - at * self.block_rows)
             if batch is None or batch.num_rows != wanted:
-                raise undecodable(self._footer, self._group, f"block {at} is not whole")
+                raise undecodable(self._footer, self._group, f"block {at} is incomplete")
             at += 1
         assert batch is not None
         self._next = at

@@ -1,7 +1,7 @@
-"""Bytes of the lake's files, and what can be wrong with them.
+"""Reads byte ranges of the lake's files.
 
-A *fetch* reads a range of one file. What the store answers badly is a StoreError, as for objects
-of L0; bytes that are not there are LakeFileDamaged. pyarrow is imported at the first fetch.
+If the store fails, that is a StoreError, as for objects of L0. If bytes are missing, that is
+LakeFileDamaged. pyarrow is imported at the first read.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from uploader.stores.base import ObjectMissing, StoreError
 if TYPE_CHECKING:
     from compaction.place import Place
 
-IO_THREADS = 1  # of pyarrow itself; its callers have threads of their own
+IO_THREADS = 1  # of pyarrow; its callers have threads of their own
 _REFUSALS = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "NO_SUCH_BUCKET")
 
 
 class LakeFileDamaged(Exception):
-    """A file of the lake is not what it should be: which one, and what was found in it."""
+    """A file of the lake is not as it should be: which one, and what was found."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(
-            f"{path}: {problem}; `headgate check` tells what else is damaged, and the table's"
-            " former snapshots may still hold the rows"
+            f"{path}: {problem}; `headgate check` lists what else is damaged, and earlier snapshots"
+            " of the table may still hold the rows"
         )
         self.path = path
 
@@ -37,10 +37,11 @@ class _Opened(NamedTuple):
 
 
 def fetcher(place: Place, path: str) -> Callable[[int, int], bytes]:
-    """``fetch(start, length)`` of a file. Raises StoreError, ObjectMissing, LakeFileDamaged.
+    """A function ``fetch(start, length)`` for one file. The function raises StoreError,
+    ObjectMissing, LakeFileDamaged.
 
-    Of S3 the opened file is kept, for opening costs a HEAD; of a directory it is not, for a
-    descriptor would keep the blocks of a file that was deleted.
+    A file on S3 stays open, because opening it costs a HEAD. A local file does not, because an open
+    descriptor would keep the disk blocks of a deleted file.
     """
     kept: list[_Opened] = []
     lock = threading.Lock()
@@ -53,7 +54,7 @@ def fetcher(place: Place, path: str) -> Callable[[int, int], bytes]:
                     data = file.read_at(length, start)
             else:
                 with lock:
-                    # Keys that expired come with another file system.
+                    # When keys expire, the place has another file system.
                     if not kept or kept[0].filesystem is not filesystem:
                         file = filesystem.open_input_file(place.path_of(path))
                         kept[:] = [_Opened(filesystem, file)]
@@ -63,7 +64,7 @@ def fetcher(place: Place, path: str) -> Callable[[int, int], bytes]:
             raise _store_error(path, error) from error
         if len(data) != length:
             raise LakeFileDamaged(
-                path, f"bytes {start} to {start + length} were asked for, {len(data)} came"
+                path, f"it has only {len(data)} of the bytes {start} to {start + length}"
             )
         return bytes(data)
 
@@ -80,7 +81,7 @@ def _store_error(path: str, error: OSError | ValueError) -> StoreError:
 
 @functools.cache
 def keep_pyarrow_small() -> None:
-    """For a daemon: one thread of its own for each kind of work. Ours are enough, and counted."""
+    """Limits pyarrow to one thread for each kind of work: a daemon has threads of its own."""
     import pyarrow as pa
 
     pa.set_io_thread_count(IO_THREADS)
@@ -88,7 +89,7 @@ def keep_pyarrow_small() -> None:
 
 
 class Window:
-    """A file of which one range has been fetched, as pyarrow's Parquet reader takes files."""
+    """A file of which one range has been read, in the form that pyarrow's Parquet reader needs."""
 
     closed = False
 
@@ -108,7 +109,7 @@ class Window:
     def read(self, count: int = -1) -> memoryview:
         first = self._position - self._start
         if first < 0:
-            raise OSError(f"byte {self._position} was not fetched, the range is {self._start} on")
+            raise OSError(f"byte {self._position} was not read; the range begins at {self._start}")
         found = self._data[first:] if count < 0 else self._data[first : first + count]
         self._position += len(found)
         return found

@@ -1,19 +1,19 @@
-"""Which rows of L1 come next: files whose ranges overlap, merged by offset. Pure.
+"""Which rows of L1 come next: merges files whose ranges overlap, by offset. Pure.
 
-A partition's rows may lie in several files at once, one for each day of their timestamps, so
-offsets 1, 2, 3 can be rows of three files. A merge asks for what it needs and is given it:
+The rows of a partition may be in several files, one for each day of their timestamps, so offsets 1,
+2, 3 can be rows of three files. A merge is a generator that asks for what it needs:
 
-    merge = merged(ranges, partition, offset, last)     a generator
-    need = next(merge)                                  NeedFooter, NeedRows or RowRange
-    need = merge.send(footer or rows), or next(merge) behind a RowRange
+    merge = merged(ranges, partition, offset, last)
+    need = next(merge)                                  NeedFooter, NeedRows, or RowRange
+    need = merge.send(footer or rows), or next(merge) after a RowRange
 
-Nothing is asked for before it can hold the next row, so a reader that stops early has fetched
-little. Row groups whose statistics rule out what is asked are never asked for; with ``since_ms``
-those too that end before this time.
+It asks for something only when that may hold the next row, so a reader that stops early has read
+little. It never asks for row groups that statistics exclude, including, with ``since_ms``, those
+that end before that time.
 
-Each of the ranges has a *cursor* that knows a lower bound of its next offset: from the ledger's
-range, then from the footer, then from the rows. The lowest is advanced; a cursor with rows gives
-all of them up to the lowest bound of the others as one *span*.
+Each range has a *cursor* with a lower bound of its next offset: from the ledger's range, then from
+the footer, then from the rows. The cursor with the lowest bound is advanced. A cursor that has rows
+yields those below the bounds of all others as one row range.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from uploader.l0.records import Record
 if TYPE_CHECKING:
     from compaction.place import Place
 
-RECORDS_AT_ONCE = 256  # made at a time: whoever wants one makes no 65,536
+RECORDS_AT_ONCE = 256  # made at a time, so that a reader of one record does not make 65,536
 EVER_MS = -(1 << 63)
 
 
@@ -51,7 +51,7 @@ class NeedRows(NamedTuple):
 
 
 class RowRange(NamedTuple):
-    """Rows [start, stop), which come next."""
+    """Rows [start, stop) come next."""
 
     rows: Rows
     start: int
@@ -66,7 +66,7 @@ class RowRange(NamedTuple):
         return int(self.rows.offsets[self.stop - 1])
 
     def records(self) -> Iterator[tuple[int, int, Record]]:
-        """(offset, epoch milliseconds, record) of all, a few made at a time."""
+        """(offset, epoch milliseconds, record) of all rows; a few are made at a time."""
         for start in range(self.start, self.stop, RECORDS_AT_ONCE):
             yield from self.rows.records(start, min(start + RECORDS_AT_ONCE, self.stop))
 
@@ -75,7 +75,7 @@ Merge = Generator[NeedFooter | NeedRows | RowRange, Footer | Rows | None, None]
 
 
 class _Cursor:
-    """One range's way: its footer, its row groups that may hold something, their row_ranges."""
+    """A position in one file: its footer, its row groups that may have rows, their row ranges."""
 
     __slots__ = ("bound", "footer", "groups", "range", "rows", "row_ranges")
 
@@ -88,8 +88,8 @@ class _Cursor:
         self.row_ranges: list[tuple[int, int]] = []  # the next one last
 
     def take(self, last: int) -> RowRange:
-        """The rows of this stretch up to ``last``, but at least one: who has the same bound
-        without rows yet has them further on."""
+        """The rows of this row range up to ``last``, but at least one: another cursor with the same
+        bound and no rows yet has its rows later."""
         assert self.rows is not None
         start, stop = self.row_ranges[-1]
         end = max(bisect_left(self.rows.offsets, last + 1, start, stop), start + 1)
@@ -97,7 +97,7 @@ class _Cursor:
         return RowRange(self.rows, start, end)
 
     def next_row_range(self) -> bool:
-        """Sets the bound anew; whether anything is left."""
+        """Updates the bound. Returns whether anything is left."""
         while self.rows is not None and self.row_ranges:
             start, stop = self.row_ranges[-1]
             if start < stop:
@@ -120,9 +120,9 @@ def merged(
     last: int,
     since_ms: int = EVER_MS,
 ) -> Merge:
-    """Spans of the rows with offsets [offset, last], in order. Raises LakeFileDamaged.
+    """Yields the rows with offsets [offset, last] in order. Raises LakeFileDamaged.
 
-    ``since_ms`` leaves out row groups, not rows: what is yielded may be older.
+    ``since_ms`` excludes row groups, not rows: rows that are yielded may be older.
     """
     cursors = [
         _Cursor(each, offset)
@@ -145,8 +145,7 @@ def merged(
             if bound <= reached:
                 raise LakeFileDamaged(
                     cursor.range.path,
-                    f"offset {bound} of partition {partition} is there, which also stands in"
-                    " another place or behind greater ones",
+                    f"it has offset {bound} of partition {partition} twice or after a greater one",
                 )
             span = cursor.take(min(heap[0][0] - 1, last) if heap else last)
             reached = span.last_offset
@@ -159,7 +158,7 @@ def merged(
 def _advance(
     cursor: _Cursor, partition: int, offset: int, last: int, since_ms: int
 ) -> Generator[NeedFooter | NeedRows, Footer | Rows | None, bool]:
-    """One step nearer to rows; whether there may be any."""
+    """Reads the cursor's footer or next row group. Returns whether there may be rows."""
     low = max(offset, cursor.range.range.first_offset)
     high = min(last, cursor.range.range.last_offset)
     if cursor.footer is None:
@@ -195,7 +194,7 @@ def records(
     since_ms: int = EVER_MS,
 ) -> Iterator[tuple[int, int, Record]]:
     """(offset, epoch milliseconds, record) of offsets [offset, last] in order, of ``since_ms``
-    or later. Blocks; keeps what it reads of each file only while it stands in it.
+    or later. Blocks. Of each file it keeps only the row group it has reached.
 
     Raises StoreError, ObjectMissing, LakeFileDamaged.
     """

@@ -1,16 +1,14 @@
-"""Reading L1: footers and row groups of Parquet files.
+"""Reads footers and row groups of Parquet files of L1.
 
-Vocabulary: a file's *footer* says which *row groups* it has and what their columns range over. A
-row group is fetched by one range read of exactly its base columns, and decoded whole here or block
-by block in ``l1_blocks.py``. What rows are is in ``l1_rows.py``, which ones come next in
-``l1_merge.py``.
+The *footer* of a file lists its *row groups* and the bounds of their columns. A row group is read
+with one range read of exactly its base columns, and decoded whole here or block by block in
+``blocks.py``. ``rows.py`` makes records of rows; ``merge.py`` decides which rows come next.
 
-Fetching and decoding are apart: what the store answers badly is a StoreError, as for objects of
-L0 (ObjectMissing names a file that is gone), what the bytes answer badly is LakeFileDamaged.
-Footers and rows are plain values, kept or not by the caller.
+Errors of the store are StoreError, as for objects of L0 (ObjectMissing: the file is gone). Errors
+of the bytes are LakeFileDamaged. Footers and rows are plain values that the caller may cache.
 
-pyarrow is imported at the first call and not before: it costs a process 70 ms and 20 MB, which a
-daemon that reads no L1 never pays. All calls block, and may be made from any thread.
+pyarrow is imported at the first call: it costs a process 70 ms and 20 MB, which a daemon that reads
+no L1 should not pay. All calls block, and may be made from any thread.
 """
 
 from __future__ import annotations
@@ -29,15 +27,15 @@ if TYPE_CHECKING:
 
     from compaction.place import Place
 
-TAIL_BYTES = 64 << 10  # the footers of all but very large files
+TAIL_BYTES = 64 << 10  # holds the footer of all but very large files
 _MAGIC = b"PAR1"
 _END_BYTES = 8  # the footer's length and the magic
 _UNKNOWN = 1 << 63
 
 
 class RowGroup(Struct, frozen=True):
-    """What a footer says of a row group. Bounds are inclusive, and wide open where the footer
-    has none. ``first_byte`` and ``length`` are where its base columns lie."""
+    """What a footer says of a row group. Bounds are inclusive, and infinite if the footer has none.
+    ``first_byte`` and ``length`` are those of its base columns."""
 
     index: int
     rows: int
@@ -52,7 +50,7 @@ class RowGroup(Struct, frozen=True):
 
 
 class Footer(Struct, frozen=True):
-    """A file's footer. ``metadata`` is pyarrow's, ``size_bytes`` about what that takes."""
+    """A file's footer. ``metadata`` is pyarrow's, ``size_bytes`` about the memory it takes."""
 
     path: str
     groups: tuple[RowGroup, ...]
@@ -63,7 +61,7 @@ class Footer(Struct, frozen=True):
 
 
 def read_footer(place: Place, path: str, size_bytes: int) -> Footer:
-    """A file's footer. Raises StoreError, ObjectMissing, LakeFileDamaged."""
+    """Reads a footer. Raises StoreError, ObjectMissing, LakeFileDamaged."""
     return verified(
         lambda: _read_footer(place, path, size_bytes), place.reconnect, LakeFileDamaged, path
     )
@@ -77,10 +75,12 @@ def _read_footer(place: Place, path: str, size_bytes: int) -> Footer:
     tail_bytes = min(size_bytes, TAIL_BYTES)
     tail = fetch(size_bytes - tail_bytes, tail_bytes)
     if tail[-len(_MAGIC) :] != _MAGIC:
-        raise LakeFileDamaged(path, f"no Parquet footer ends at byte {size_bytes}")
+        raise LakeFileDamaged(path, f"it has no Parquet footer that ends at byte {size_bytes}")
     wanted = int.from_bytes(tail[-_END_BYTES : -len(_MAGIC)], "little") + _END_BYTES
     if wanted > size_bytes:
-        raise LakeFileDamaged(path, f"a footer of {wanted} bytes in a file of {size_bytes}")
+        raise LakeFileDamaged(
+            path, f"its footer should have {wanted} bytes, the file has {size_bytes}"
+        )
     if wanted > tail_bytes:
         tail = fetch(size_bytes - wanted, wanted)
     try:
@@ -88,7 +88,7 @@ def _read_footer(place: Place, path: str, size_bytes: int) -> Footer:
         groups = _groups(metadata)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise LakeFileDamaged(path, f"its footer cannot be read: {error}") from error
-    # Decoded it takes several times its length; measured 3 to 5.
+    # Decoded, it takes 3 to 5 times its length.
     return Footer(path, groups, metadata, 5 * wanted, fetch, place.reconnect)
 
 
@@ -136,7 +136,7 @@ def _bounds(statistics: Any) -> tuple[int, int]:
 
 
 def read_rows(footer: Footer, group: RowGroup) -> WholeRows:
-    """A row group, decoded. Raises StoreError, ObjectMissing, LakeFileDamaged."""
+    """Reads and decodes a row group. Raises StoreError, ObjectMissing, LakeFileDamaged."""
 
     def read() -> WholeRows:
         window = Window(footer.fetch(group.first_byte, group.length), group.first_byte)
@@ -146,20 +146,20 @@ def read_rows(footer: Footer, group: RowGroup) -> WholeRows:
 
 
 def opened(footer: Footer, window: Window) -> Any:
-    """pyarrow's ParquetFile over a fetched range of the file."""
+    """pyarrow's ParquetFile over a range of the file that was read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(
         pa.PythonFile(window, mode="r"),
         metadata=footer.metadata,
-        pre_buffer=False,  # all is here
+        pre_buffer=False,  # all bytes are in memory
         page_checksum_verification=True,
     )
 
 
 def decoded(footer: Footer, group: RowGroup, window: Window, columns: Sequence[str]) -> pa.Table:
-    """Columns of a fetched row group. Raises LakeFileDamaged."""
+    """Columns of a row group that was read. Raises LakeFileDamaged."""
     import pyarrow as pa
 
     try:
@@ -176,14 +176,14 @@ def decoded(footer: Footer, group: RowGroup, window: Window, columns: Sequence[s
 
 
 def undecodable(footer: Footer, group: RowGroup, problem: str) -> LakeFileDamaged:
-    """The error of a row group whose bytes came and are no rows."""
+    """The error for a row group whose bytes cannot be decoded."""
     return LakeFileDamaged(footer.path, f"its row group {group.index} cannot be decoded: {problem}")
 
 
 def may_hold(
     group: RowGroup, partition: int, first_offset: int, last_offset: int, since_ms: int = -_UNKNOWN
 ) -> bool:
-    """Whether statistics leave open that a row group has such a row."""
+    """Whether a row group can have such a row, by its statistics."""
     return (
         group.partition_min <= partition <= group.partition_max
         and group.offset_max >= first_offset

@@ -1,15 +1,15 @@
-"""From extents of L0 to Arrow: batches become lists of columns, lists become arrays.
+"""From extents of L0 to Arrow: records become lists of values, lists become columns.
 
-Vocabulary: a *piece* is what is decoded before it is written, rows of one topic in the order in
-which they were added, about one row group of a file. Records are decoded by msgspec, a batch at a
-time, into objects that are dropped as soon as their fields stand in the lists: that costs a
-microsecond or two a record, a generator of records several times as much.
+A ``RowBuilder`` gathers rows of one topic, about a row group of a file, in the order in which they
+are added. msgspec decodes the records, one L0 batch at a time, into objects that are dropped as
+soon as their fields are in the lists. That costs a microsecond or two per record, and a generator
+of records costs several times as much.
 
-An extent is added whole or, when it is damaged, not at all. Void records are passed over. ``data``
-that is bytes becomes base64 with ``data_is_base64``. Typed columns are decoded by ``typed.py``.
+An extent is added whole or, if it is damaged, not at all. Void records are left out. ``data`` that
+is bytes becomes base64, and ``data_is_base64`` says so. ``typed_columns.py`` decodes typed columns.
 
-A record's time outside the years 1 to 9999 is *set aside* (docs/decisions/0018): the row has its
-arrival, as that of a record without one, and the value is named.
+A time outside the years 1 to 9999 is *set aside* (docs/decisions/0018): the row has the time of
+arrival, like a record without ``ts``, and the value is reported.
 
 This module reads no store and writes no file.
 """
@@ -36,7 +36,7 @@ _US_PER_MS = pa.scalar(1000, pa.int64())
 
 
 class _TextRow(msgspec.Struct, array_like=True, gc=False):
-    """A record as in ``uploader/l0/records.py``, cheaper: of text, and no part of a cycle."""
+    """A record as in ``uploader/l0/records.py``, but cheaper: text only, and not tracked by gc."""
 
     data: str
     ts: int | None = None
@@ -62,8 +62,8 @@ _decode_rows = msgspec.msgpack.Decoder(list[_Row]).decode
 
 
 class TimesSetAside(msgspec.Struct, frozen=True, array_like=True):
-    """Times of a partition that no row can have: of ``records`` records between two offsets.
-    ``value`` is the first one's, in milliseconds as it was sent."""
+    """Times of a partition that a table cannot hold, of ``records`` records between two offsets.
+    ``value`` is the first of them, in milliseconds as it was sent."""
 
     partition: int
     first_offset: int
@@ -73,11 +73,11 @@ class TimesSetAside(msgspec.Struct, frozen=True, array_like=True):
 
 
 Strays = list[tuple[int, int]]
-"""(position, milliseconds) of times that are set aside."""
+"""(position, milliseconds) of times to set aside."""
 
 
 class RowBuilder:
-    """Rows of one topic on their way from extents to a table."""
+    """Gathers rows of one topic from extents, and makes tables of them."""
 
     def __init__(self, columns: Sequence[Column] = ()) -> None:
         self.schema = arrow_schema(columns)
@@ -88,7 +88,7 @@ class RowBuilder:
     def _clear(self) -> None:
         self.rows = 0
         self.bytes = 0
-        self._shares: dict[int, list[int]] = {}
+        self._sizes: dict[int, list[int]] = {}
         self._partition: list[int] = []
         self._offset: list[int] = []
         self._ts_ms: list[int] = []
@@ -96,7 +96,8 @@ class RowBuilder:
         self._mixed = False
 
     def add(self, extent: ExtentBytes) -> int:
-        """Appends the extent's live records and returns how many. Raises L0Error, adding none."""
+        """Appends the live records of an extent and returns their number. Raises L0Error and adds
+        none if the extent is damaged."""
         rows, ts_ms, mixed, strays = _rows_of(extent)
         count = extent.last_offset - extent.first_offset + 1
         if len(rows) != count:
@@ -114,11 +115,9 @@ class RowBuilder:
         self._mixed |= mixed
         self._partition += [extent.partition] * count
         self._offset += range(extent.first_offset, extent.last_offset + 1)
-        share = self._shares.get(extent.partition)
-        if share is None:
-            share = self._shares[extent.partition] = [0, 0]
-        share[0] += count
-        share[1] += size
+        sizes = self._sizes.setdefault(extent.partition, [0, 0])
+        sizes[0] += count
+        sizes[1] += size
         self.rows += count
         self.bytes += size
         return count
@@ -137,11 +136,11 @@ class RowBuilder:
         self._set_aside[partition] = new
 
     def set_aside(self) -> list[TimesSetAside]:
-        """One word per partition for the times that were set aside, since the piece was made."""
+        """Times that were set aside since the builder was made, one entry per partition."""
         return [self._set_aside[partition] for partition in sorted(self._set_aside)]
 
     def take(self) -> tuple[pa.Table, dict[int, list[int]]]:
-        """The rows so far, and by partition [rows, bytes of L0]; the piece is empty again."""
+        """The rows so far, and by partition [rows, bytes in L0]. The builder is empty then."""
         rows = self._rows
         data = [row.data for row in rows]
         columns: tuple[list[str | None], ...] = (
@@ -165,9 +164,9 @@ class RowBuilder:
         if self._typed is not None:
             arrays += self._typed.arrays(data)
         table = pa.Table.from_arrays(arrays, schema=self.schema)
-        shares = self._shares
+        sizes = self._sizes
         self._clear()
-        return table, shares
+        return table, sizes
 
 
 def _text_arrays(data: list[Any]) -> tuple[pa.Array, pa.Array]:
@@ -184,8 +183,8 @@ def _mixed_arrays(data: list[Any]) -> tuple[pa.Array, pa.Array]:
 
 
 def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], bool, Strays]:
-    """Live records, their times, whether some may be bytes, times that were set aside. Raises
-    L0Error; its ``byte`` counts from the extent's first."""
+    """Live records, their times, whether some may be bytes, times to set aside. Raises L0Error,
+    whose ``byte`` counts from the start of the extent."""
     view = memoryview(extent.data)
     end = len(view)
     rows: list[_TextRow | _Row] = []
@@ -239,8 +238,8 @@ def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], boo
 
 
 def _set_aside(times: list[int], arrival_ms: int, start: int) -> Strays:
-    """Puts the arrival in place of times that no row can have, and returns them; positions count
-    from ``start``."""
+    """Replaces times that a table cannot hold by the arrival, and returns them with positions that
+    count from ``start``."""
     there = min(max(arrival_ms, TIMESTAMP_MS_MIN), TIMESTAMP_MS_MAX)
     strays = [
         (index, time)

@@ -1,9 +1,9 @@
-"""Rows of a row group, and records made of them.
+"""Rows of a row group, and the records that are made of them.
 
-Vocabulary: the *index* of a row group are the columns by which rows are found, decoded in any
-case. The other columns come in *blocks* of consecutive rows: one for all (``WholeRows``), or of
-about a megabyte each (``l1_blocks.py``). A *stretch* is a run of rows of one partition in a row
-group, offsets rising.
+The *index* of a row group is the columns by which rows are found; it is always decoded. The other
+columns come in *blocks* of consecutive rows: one block for all rows (``WholeRows``), or blocks of
+about a megabyte (``blocks.py``). A *row range* is consecutive rows of one partition with ascending
+offsets.
 
 Nothing here reads a file. pyarrow is imported when there are rows.
 """
@@ -21,17 +21,17 @@ from uploader.l0.records import Record
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# What records are made of: the columns that every table has (compaction/tables/schema.py, which
-# imports pyarrow), and that stand before all others in a file.
+# Records are made of the columns that every table has (compaction/tables/schema.py, which imports
+# pyarrow). In a file they come before all others.
 COLUMNS = (
     "partition", "offset", "timestamp", "key", "tag", "node", "meta", "data", "data_is_base64",
 )  # fmt: skip
-INDEX_COLUMNS = 3  # the first of them, by which rows are found
+INDEX_COLUMNS = 3  # the first of them are the index
 
 
 class Block(NamedTuple):
-    """Columns of consecutive rows of a row group, from row ``start`` on; None stands for a column
-    that is null throughout, or false."""
+    """Columns of consecutive rows of a row group, from row ``start`` on. None stands for a column
+    that is null, or false, in all rows."""
 
     start: int
     stop: int
@@ -40,10 +40,10 @@ class Block(NamedTuple):
 
 
 class Rows(ABC):
-    """Row group ``number`` of the file ``path``; offsets, times and partitions are decoded.
+    """Row group ``number`` of the file ``path``, with its index decoded.
 
-    ``offsets`` and ``timestamps_us`` are views without copies. ``row_ranges`` has, by partition,
-    the (start, stop) of its rows, by offset. The other columns come in blocks of ``block_rows``.
+    ``offsets`` and ``timestamps_us`` are views without copies. ``row_ranges`` has the (start, stop)
+    of rows by partition. The other columns come in blocks of ``block_rows`` rows.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Rows(ABC):
 
     @abstractmethod
     def block(self, number: int) -> Block:
-        """A block; decodes it where it is not decoded."""
+        """A block, decoded if necessary."""
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(block number, first row, last row + 1) of rows [start, stop), block by block."""
+        """Rows [start, stop) by block: (block number, first row, last row + 1)."""
         while start < stop:
             number = start // self.block_rows
             end = min(stop, (number + 1) * self.block_rows)
@@ -78,16 +78,16 @@ class Rows(ABC):
             start = end
 
     def records(self, start: int, stop: int) -> list[tuple[int, int, Record]]:
-        """(offset, epoch milliseconds, record) of rows [start, stop), as records_of."""
+        """(offset, epoch milliseconds, record) of rows [start, stop)."""
         found: list[tuple[int, int, Record]] = []
         for number, first, end in self.blocks(start, stop):
             found += self.records_of(self.block(number), first, end)
         return found
 
     def records_of(self, block: Block, start: int, stop: int) -> list[tuple[int, int, Record]]:
-        """(offset, epoch milliseconds, record) of rows [start, stop), which lie in a block.
+        """(offset, epoch milliseconds, record) of rows [start, stop), all of one block.
 
-        A record is what L0 gives, but that its ``ts`` is always there: L1 does not tell a
+        A record is as in L0, except that it always has a ``ts``: L1 does not distinguish a
         producer's timestamp from the arrival.
         """
         count = stop - start
@@ -109,13 +109,13 @@ class Rows(ABC):
         try:
             found: list[Any] = column.slice(start, count).to_pylist()
         except UnicodeDecodeError as error:
-            raise LakeFileDamaged(self.path, f"text that is no UTF-8: {error}") from error
+            raise LakeFileDamaged(self.path, f"its text is not UTF-8: {error}") from error
         return found
 
     def arrays(self, start: int, stop: int) -> list[pa.Array | None]:
         """Columns timestamp, key, tag, node, meta, data and data_is_base64 of rows [start, stop).
 
-        None stands for a column that is null in all blocks of these rows, or false.
+        None stands for a column that is null, or false, in all blocks of these rows.
         """
         import pyarrow as pa
 
@@ -139,7 +139,7 @@ class Rows(ABC):
         return found
 
     def first_since(self, start: int, stop: int, timestamp_ms: int) -> int | None:
-        """The first of rows [start, stop) that is not before a time."""
+        """The first of rows [start, stop) whose time is not before ``timestamp_ms``."""
         wanted = timestamp_ms * 1000
         for row, time in enumerate(self.timestamps_us[start:stop], start):
             if time >= wanted:
@@ -150,11 +150,11 @@ class Rows(ABC):
         try:
             return binascii.a2b_base64(text, strict_mode=True)
         except binascii.Error as error:
-            raise LakeFileDamaged(self.path, f"bytes that are no base64: {error}") from error
+            raise LakeFileDamaged(self.path, f"its bytes are not base64: {error}") from error
 
 
 class WholeRows(Rows):
-    """A row group that is decoded whole, for who reads all of it."""
+    """A row group that is decoded whole, for readers of all of it."""
 
     def __init__(self, path: str, number: int, table: pa.Table) -> None:
         columns = [one_chunk(table.column(name)) for name in COLUMNS]
@@ -184,5 +184,5 @@ def _words(array: pa.Array) -> memoryview:
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece."""
+    """A column as one array."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

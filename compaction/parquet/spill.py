@@ -1,4 +1,4 @@
-"""Rows of many days in a local file, sorted by day, until the files of those days are written."""
+"""Keeps rows of many days in a local file, sorted by day, until their files are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ SPILL_BYTES = 32 << 20  # rows that are gathered in memory and written day by da
 
 
 def local_file(prefix: str) -> IO[bytes]:
-    """A file without a name in Spark's local directory, else in the usual temporary one."""
+    """A file without a name, in Spark's local directory if there is one, else in the temporary one.
+    It is gone when the process ends."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     if not os.path.isdir(folder):
         folder = tempfile.gettempdir()

@@ -1,8 +1,8 @@
-"""Typed columns: fields of ``data`` decoded into arrays, as ``schema.py`` says what fits.
+"""Typed columns: decodes fields of ``data`` into arrays. ``schema.py`` says which values fit.
 
-All texts of a chunk are decoded as one JSON array of a Struct that has just the wanted fields, so
-what is not wanted costs a scan only. Where one of them does not fit, its chunk is decoded record
-by record, and that record field by field.
+All texts of a chunk are decoded as one JSON array of a Struct with just the fields of columns, so
+other fields are only scanned. If a value does not fit, its chunk is decoded record by record, and
+its record field by field.
 
 Pure functions of the texts.
 """
@@ -20,7 +20,7 @@ from msgspec import Meta
 from compaction.tables.schema import ARROW_TYPES, TIMESTAMP_MS_MIN, Column, ColumnType
 from uploader.l0.records import TIMESTAMP_MS_MAX
 
-CHUNK_ROWS = 256  # what one misfit makes slow
+CHUNK_ROWS = 256  # decoded one by one if one of them does not fit
 
 _INT64_MAX = 2**63 - 1
 _Long = Annotated[int, Meta(ge=-_INT64_MAX - 1, le=_INT64_MAX)]
@@ -62,7 +62,7 @@ class TypedReader:
                 gc=False,
             )
         except ValueError:
-            # A field's name has characters that msgspec takes for no name: all goes one by one.
+            # msgspec does not accept a field's name: fields are decoded one by one.
             return
         self._decode_chunk = msgspec.json.Decoder(list[row]).decode  # type: ignore[valid-type]  # a class made at run time
         self._decode_one = msgspec.json.Decoder(row).decode
@@ -85,7 +85,7 @@ class TypedReader:
                 rows = self._decode_chunk(f"[{','.join(data)}]".encode())  # type: ignore[arg-type]  # all are str
             except _MISFIT:
                 rows = []
-            # Another count: a text was no JSON value by itself.
+            # Another number of rows: a text was not one JSON value.
             if len(rows) == len(data):
                 return rows
         return [None if isinstance(text, bytes) else self._one(text) for text in data]
@@ -95,7 +95,7 @@ class TypedReader:
             try:
                 return self._decode_one(text)
             except _MISFIT:
-                pass  # at least one field does not fit; the others may
+                pass  # one field does not fit, others may
         try:
             fields = _fields_of(text)
         except _MISFIT:
@@ -130,5 +130,5 @@ def _micros(value: int | datetime) -> int | None:
     if value.tzinfo is None:
         value = value.replace(tzinfo=UTC)
     micros = (value - _EPOCH) // _MICROSECOND
-    # Its offset may take a text out of the years that there are.
+    # With its UTC offset, a text may be outside the years 1 to 9999.
     return micros if TIMESTAMP_MS_MIN <= micros // 1000 <= TIMESTAMP_MS_MAX else None

@@ -1,17 +1,17 @@
-"""Writes a topic's rows to Parquet files: one UTC day a file, sorted, rolled at a size.
+"""Writes the rows of a topic to Parquet files: sorted, one UTC day per file, limited in size.
 
-Vocabulary: rows come in *pieces*, tables sorted by (partition, offset), each piece behind the one
-before it. A piece of one day goes to that day's *open* file. There are at most OPEN_DAYS_MAX of
-these; rows of further days are *spilled*: sorted by day into a local file, from which each day is
-written by itself at the end. So any number of days needs the memory of a few.
+Rows come in *batches*: tables sorted by (partition, offset), each of which continues the one before
+it. Rows of a day go to the *open* file of that day. At most OPEN_DAYS_MAX days are open; rows of
+other days are *spilled* to a local file, sorted by day, and written day by day at the end. So any
+number of days needs the memory of a few.
 
-Lifecycle of a file: opened at its first row group, given row groups, rolled when it is large
-enough, closed, described. A file counts only when its description reaches the table; one that a
-killed attempt left behind has a name of its own and nobody knows it. On a local disk a file is
-durable when it is described, for L0 is deleted later on.
+Lifecycle of a file: it is opened with its first row group, gets row groups, is closed when it is
+large enough or the rows end, and is described. It is part of the table only once its description is
+committed; a file that a killed attempt left has a name of its own and belongs to no table. On a
+local disk a file is durable before its description is committed, because L0 is deleted later.
 
-Dictionaries pay for columns whose values repeat; ``data`` and ``meta`` have neither dictionary nor
-statistics, for their values are long and differ.
+Columns whose values repeat have dictionaries. ``data`` and ``meta`` have neither dictionary nor
+statistics, because their values are long and differ.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _PLAIN = frozenset({"data", "meta", "offset", "timestamp", "data_is_base64"})
 _NO_STATISTICS = frozenset({"data", "meta"})
 
 PartitionSizes = dict[int, list[int]]
-"""By partition: [rows, bytes of L0] of a piece."""
+"""By partition: [rows, bytes in L0] of a batch."""
 
 
 class WrittenFile(Struct, frozen=True):
-    """A closed file: its description, its day (days since 1970), and its Parquet footer, a
-    ``pyarrow.parquet.FileMetaData`` as ``read_metadata`` takes it."""
+    """A closed file: its description, its day (since 1970), and its Parquet footer as
+    ``pyarrow.parquet.read_metadata`` reads it."""
 
     topic_id: int
     day: int
@@ -70,8 +70,8 @@ def day_text(day: int) -> str:
 
 
 class FileNames(Struct, frozen=True):
-    """What the files of one topic and task attempt are called: ``<run>-<task>-<n>.parquet`` below
-    the table's ``location``. ``task`` is a number that no other attempt has."""
+    """The names of the files of one topic and task attempt: ``<run>-<task>-<n>.parquet`` below the
+    table's ``location``. ``task`` is a number of this attempt alone."""
 
     location: str
     topic_id: int
@@ -85,9 +85,9 @@ class FileNames(Struct, frozen=True):
 
 
 class Syncs:
-    """Makes local files durable beside the work that goes on: fsync waits, and costs no CPU.
+    """Makes local files durable in threads, while other work goes on: fsync waits without CPU.
 
-    Files are synced as they are closed, the folders that were made for them in the end.
+    A file is synced when it is closed, the folders that were made for files at the end.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Syncs:
         self._waiting.append(self._pool.submit(_sync, path))
 
     def wait(self) -> None:
-        """Returns when all is durable. Raises OSError."""
+        """Returns when all files are durable. Raises OSError."""
         try:
             for each in self._waiting:
                 each.result()
@@ -121,7 +121,7 @@ class Syncs:
             self.close()
 
     def close(self) -> None:
-        """Ends its threads; what was not waited for may not be durable."""
+        """Ends the threads. Files may not be durable unless ``wait`` returned before."""
         self._waiting.clear()
         self._folders.clear()
         if self._pool is not None:
@@ -138,7 +138,7 @@ def _sync(path: Path) -> None:
 
 
 class TopicWriter:
-    """The files of one topic in one task attempt. They are durable once ``syncs`` says so."""
+    """The files of one topic in one task attempt. They are durable after ``syncs.wait()``."""
 
     def __init__(
         self,
@@ -162,11 +162,11 @@ class TopicWriter:
         self._spill: Spill | None = None
         self._written: list[WrittenFile] = []
 
-    def write(self, piece: pa.Table, shares: PartitionSizes) -> None:
-        """Appends rows, sorted by (partition, offset), each partition's behind those before."""
-        if piece.num_rows == 0:
+    def write(self, batch: pa.Table, sizes: PartitionSizes) -> None:
+        """Appends rows, sorted by (partition, offset), whose offsets continue those before."""
+        if batch.num_rows == 0:
             return
-        for day, part, ranges in _by_day(piece, shares):
+        for day, part, ranges in _by_day(batch, sizes):
             open_day = self._days.get(day)
             if open_day is None and len(self._days) >= OPEN_DAYS_MAX:
                 if self._spill is None:
@@ -180,7 +180,7 @@ class TopicWriter:
             self._flush(max(self._days.values(), key=lambda day: day.pending_bytes))
 
     def close(self) -> list[WrittenFile]:
-        """Writes what is left, and describes all files."""
+        """Writes what is left, and returns the descriptions of all files."""
         self._end_days()
         if self._spill is not None:
             for day, parts in self._spill.days():
@@ -193,7 +193,7 @@ class TopicWriter:
         return self._written
 
     def abort(self) -> None:
-        """Gives up, and removes what was written as far as that is possible."""
+        """Gives up, and removes what was written if possible."""
         filesystem, _ = self._place.filesystem()
         for day in self._days.values():
             if day.file is not None:
@@ -206,7 +206,7 @@ class TopicWriter:
             self._spill.close()
 
     def _remove(self, filesystem: Any, location: str) -> None:
-        # What stays is an orphan, which a collection finds.
+        # A file that stays is an orphan, which a collection finds.
         with suppress(OSError, pa.ArrowException):
             filesystem.delete_file(self._place.path_of(location))
 
@@ -280,7 +280,7 @@ class _File:
             column_encoding={"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
             write_statistics=[name for name in names if name not in _NO_STATISTICS],
             store_schema=False,
-            # A byte that changed in the store is noticed, as in L0; 5 % of the writing.
+            # A byte that changed in the store is detected, as in L0; costs 5 % of the writing.
             write_page_checksum=True,
         )
         self._rows = 0
@@ -337,23 +337,24 @@ def _joined(one: LakeRange, other: LakeRange) -> LakeRange:
 
 
 def _by_day(
-    piece: pa.Table, shares: PartitionSizes
+    batch: pa.Table, sizes: PartitionSizes
 ) -> Iterator[tuple[int, pa.Table, list[LakeRange]]]:
-    """The rows of each day in their order, with their ranges; the shares' bytes go by rows."""
-    left = {partition: list(share) for partition, share in shares.items()}
-    times = piece.column("timestamp").cast(pa.int64())
+    """The rows of each day in their order, with their ranges. Bytes are divided in proportion to
+    rows."""
+    left = {partition: list(each) for partition, each in sizes.items()}
+    times = batch.column("timestamp").cast(pa.int64())
     ends = pc.min_max(times).as_py()
     first, last = ends["min"] // DAY_US, ends["max"] // DAY_US
     if first == last:
-        yield first, piece, _ranges(piece, times, left)
+        yield first, batch, _ranges(batch, times, left)
         return
     days = pa.array([time // DAY_US for time in times.to_pylist()], pa.int64())
     order = pc.array_sort_indices(days)  # stable
     start = 0
     for day, count in _runs(days.take(order)):
-        # Taken, not sliced: a slice that waits for its day's row group would hold the whole piece.
+        # Taken, not sliced: a slice that waits for its row group would keep the whole batch.
         chosen = order.slice(start, count)
-        part = piece.take(chosen)
+        part = batch.take(chosen)
         yield day, part, _ranges(part, times.take(chosen), left)
         start += count
 
@@ -375,10 +376,9 @@ def _ranges(rows: pa.Table, times: pa.ChunkedArray, left: PartitionSizes) -> lis
     start = 0
     for partition, count in _runs(rows.column("partition").combine_chunks()):
         ends = pc.min_max(times.slice(start, count)).as_py()
-        share = left[partition]
-        size = share[1] * count // share[0]
-        share[0] -= count
-        share[1] -= size
+        rows_left, bytes_left = left[partition]
+        size = bytes_left * count // rows_left
+        left[partition] = [rows_left - count, bytes_left - size]
         found.append(
             LakeRange(
                 partition,

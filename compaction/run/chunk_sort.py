@@ -1,11 +1,9 @@
-"""Sorts a reducer's chunks by their key, with little memory: bytes to a local file, keys in memory.
+"""Sorts the chunks of a reducer by key in little memory: keys in memory, bytes in a local file.
 
-What Spark's shuffle brings comes in any order. Chunks are kept as they come, in memory up to
-MEMORY_BYTES, behind that in a file that has no name any more; then they are read back in the
-order of their keys, one at a time. PySpark's own sorter pickles and compresses with zlib what it
-spills, and looks at memory every few hundred elements only, which here have up to a MiB each.
-
-The file is in Spark's local directory where there is one, and goes with the process.
+Spark's shuffle delivers chunks in any order. The first MEMORY_BYTES are kept in memory, the others
+in a file without a name. Then the chunks are read back one at a time, in the order of their keys.
+PySpark's own sorter pickles what it spills, compresses it with zlib, and checks its memory only
+every few hundred elements, which have up to 1 MiB each here.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ class _Place(NamedTuple):
 
 
 class ChunkSorter(Generic[K]):
-    """Chunks in any order in, in the order of their keys out."""
+    """Takes chunks in any order and returns them in the order of their keys."""
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
         self._memory_bytes = memory_bytes
@@ -40,7 +38,7 @@ class ChunkSorter(Generic[K]):
         self._count = 0
 
     def add(self, key: K, chunk: bytes) -> None:
-        """Keeps a chunk. Equal keys keep their order. Raises OSError when the disk is full."""
+        """Adds a chunk. Equal keys keep their order. Raises OSError if the disk is full."""
         unique = (key, self._count)
         self._count += 1
         if self._held_bytes + len(chunk) <= self._memory_bytes:
@@ -54,7 +52,7 @@ class ChunkSorter(Generic[K]):
         self._end += len(chunk)
 
     def sorted(self) -> Iterator[tuple[K, bytes]]:
-        """The chunks by key; each leaves memory as it is taken."""
+        """The chunks by key; each is dropped from memory when it is taken."""
         if self._file is not None:
             self._file.flush()
         for unique in sorted([*self._held, *self._places]):
@@ -65,7 +63,7 @@ class ChunkSorter(Generic[K]):
         assert self._file is not None
         chunk = os.pread(self._file.fileno(), place.length, place.start)
         if len(chunk) != place.length:
-            raise OSError(f"a spool ends {place.length - len(chunk)} bytes early")
+            raise OSError(f"the file of chunks ends {place.length - len(chunk)} bytes early")
         return chunk
 
     def close(self) -> None:

@@ -1,15 +1,15 @@
-"""One Spark job that compacts planned objects: the part of it that runs on the driver.
+"""One Spark job that compacts planned objects: the part that runs on the driver.
 
-    tasks -> read, write -> reports                          where nothing is to be shuffled
+    tasks -> read, write -> reports                          if nothing is shuffled
     tasks -> read, write -> by reducer -> sort, write -> reports
 
-``plan.py`` decides, ``tasks.py`` is what executors run. Reports of all tasks make the outcome: the
-files that were written, described for the tables and the ledger, and what could not be read.
-Before it is returned, the rows of files and holes are counted against the plan: a job whose tasks
-were repeated in an unlucky way fails here, and never commits a row twice or not at all.
+``plan.py`` decides, ``executor.py`` runs on executors. The reports of all tasks make the outcome:
+files with their descriptions for tables and ledger, and what could not be read. Before the outcome
+is returned, the rows of files and holes are counted against the plan. A job that Spark repeated in
+part with different results fails here; no row is ever committed twice or lost.
 
-Nothing is committed here, no ledger is read, no clock. The session is its owner's, and none of its
-settings is changed.
+This module commits nothing and reads neither the ledger nor a clock. It does not change the
+settings of the session, which belongs to the caller.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from compaction.run.executor import (
     reducer_of,
 )
 from compaction.run.file_groups import TopicWork
-from compaction.run.plan import JobPlan, plan
+from compaction.run.plan import JobPlan, plan_job
 from compaction.run.splits import RANGE_BYTES_MIN_LOCAL, Limits
 from ledger.lake.types import Hole, PlannedObject
 
@@ -53,18 +53,18 @@ _MOST_RECENT = re.compile(
 )
 
 Advance = Callable[[int, int], None]
-"""Told (objects read, bytes of L0 written) so far, from a thread of its own. Tasks count when they
-end; where one is repeated the numbers may run ahead, but never above the plan's."""
+"""Called with (objects read, bytes of L0 written) so far, in a thread of its own. Tasks count when
+they end. If Spark repeats one, the numbers may be ahead, but never above the plan's."""
 
 
 class TaskFailed(Exception):
-    """A task failed as often as Spark lets it; one sentence. Nothing was committed."""
+    """A task failed as often as Spark allows. Nothing was committed."""
 
 
 class TopicOutcome(Struct, frozen=True):
-    """What became of a topic. ``joined`` are files whose rows are in ``files`` now; ``kept`` are
-    files that could not be read, with the reason, and stay as they are. ``failed`` says why the
-    topic could not be written, else it is empty: then nothing of it counts."""
+    """The result of one topic. ``joined`` are files whose rows are in ``files`` now; ``kept`` are
+    files that could not be read, each with the reason, and stay as they are. ``failed`` says why
+    the topic could not be written, and is empty otherwise; a topic that failed has no results."""
 
     topic_id: int
     files: tuple[WrittenFile, ...]
@@ -80,8 +80,8 @@ class TopicOutcome(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """What a job did. ``bytes_planned`` is what was to be compacted, ``bytes_read`` what it took
-    to read that, by ``requests`` GETs; ``memory_peak_bytes`` is the largest Python worker's."""
+    """The result of a job. ``bytes_planned`` are those of the extents, ``bytes_read`` what was read
+    for them with ``requests`` GETs; ``memory_peak_bytes`` is that of the largest Python worker."""
 
     topics: dict[int, TopicOutcome]
     objects: int
@@ -110,15 +110,15 @@ def run_job(
     file_bytes_max: int = FILE_BYTES_MAX,
     advance: Advance | None = None,
 ) -> Outcome:
-    """Compacts ``objects`` (in commit order) of ``topics`` into files, which nobody knows yet.
+    """Compacts ``objects``, in commit order, into files of ``topics``. No table has them yet.
 
-    ``cores`` is by default what the session has. Raises TaskFailed.
+    ``cores`` defaults to those of the session. Raises TaskFailed.
     """
     context = spark.sparkContext
     limits = limits or Limits()
     if limits.range_bytes_min is None and place.url.startswith("file:"):
         limits = msgspec.structs.replace(limits, range_bytes_min=RANGE_BYTES_MIN_LOCAL)
-    what = plan(objects, topics, cores or context.defaultParallelism, limits)
+    what = plan_job(objects, topics, cores or context.defaultParallelism, limits)
     if not what.tasks:
         return outcome_of(what, [])
     setup = Setup(place, run, what.topics, zstd_level, file_bytes_max)
@@ -143,7 +143,7 @@ def run_job(
 
 
 class _Count:
-    """Counts in a task for the driver."""
+    """Adds up, for the driver, what tasks have done."""
 
     def __init__(self, objects: Any, size: Any) -> None:
         self._objects = objects
@@ -166,12 +166,12 @@ def _collected(pairs: Any) -> list[Any]:
 
 
 def sentence_of(trace: str) -> str:
-    """What a failed job says, out of a trace of many lines: the exception of the Python task when
-    there is one, else Spark's own reason."""
-    _, python, behind = trace.rpartition("Traceback (most recent call last):\n")
+    """One sentence about a failed job from its trace of many lines: the exception of the Python
+    task if there is one, else Spark's own reason."""
+    _, python, after = trace.rpartition("Traceback (most recent call last):\n")
     if python:
-        # The first line that is not indented is the exception, its module's name before it.
-        said = next((line for line in behind.splitlines() if line[:1].strip()), "")
+        # The first line without indentation is the exception, after the name of its module.
+        said = next((line for line in after.splitlines() if line[:1].strip()), "")
         kind, colon, message = said.strip().partition(": ")
         name = kind.rpartition(".")[2]
         if colon:
@@ -186,7 +186,7 @@ def sentence_of(trace: str) -> str:
         return f"a task of the compaction failed: {said}"
     lines = [line.strip() for line in trace.splitlines() if line.strip()]
     cause = next((line for line in lines if line.startswith(":")), lines[0] if lines else "")
-    return f"the Spark job failed: {cause.lstrip(': ') or 'without a word'}"
+    return f"the Spark job failed: {cause.lstrip(': ') or 'Spark gave no reason'}"
 
 
 @contextmanager
@@ -214,7 +214,7 @@ def _advancing(advance: Advance | None, done: Callable[[], tuple[int, int]]) -> 
 
 
 def outcome_of(what: JobPlan, reports: Sequence[TaskReport]) -> Outcome:
-    """What the tasks' reports say together, checked against the plan. Raises TaskFailed."""
+    """The reports of all tasks together, checked against the plan. Raises TaskFailed."""
     files: dict[int, list[WrittenFile]] = {topic.topic_id: [] for topic in what.topics}
     holes: dict[int, list[Hole]] = {topic.topic_id: [] for topic in what.topics}
     joined = {path for report in reports for path in report.joined}
@@ -260,8 +260,8 @@ def outcome_of(what: JobPlan, reports: Sequence[TaskReport]) -> Outcome:
 
 
 def _check(what: JobPlan, topics: dict[int, TopicOutcome]) -> None:
-    """Every planned offset of a topic that was written is a row or in a hole, exactly once.
-    Raises TaskFailed."""
+    """Checks that each planned offset of a topic that was written is a row or in a hole, exactly
+    once. Raises TaskFailed."""
     expected: dict[tuple[int, int], int] = {}
     group_topic = {
         group.number: what.topics[group.topic].topic_id
@@ -294,6 +294,6 @@ def _check(what: JobPlan, topics: dict[int, TopicOutcome]) -> None:
         if expected.get(place, 0) != found.get(place, 0):
             raise TaskFailed(
                 f"partition {place[1]} of topic {place[0]} should have {expected.get(place, 0)}"
-                f" rows and the tasks wrote {found.get(place, 0)}: tasks were repeated with"
-                " different results; nothing is committed, run it again"
+                f" rows and the tasks wrote {found.get(place, 0)}: Spark repeated tasks with"
+                " different results; nothing was committed, run it again"
             )

@@ -1,18 +1,19 @@
 """What runs on executors: map tasks read objects and write, reducers write what is shuffled.
 
-Elements between Spark and these functions are pairs of a key ``(reducer, group, partition, first
-offset)`` and bytes. The bytes are a *chunk*, extents of one group as a msgpack array, at most
-CHUNK_BYTES_MAX where an extent is not larger by itself; or, with the group REPORT, a *report*.
-Reducers pass reports on and add their own. So bytes of extents are shuffled, never rows, and what
-the job returns is reports alone.
+These functions exchange pairs with Spark, of a key ``(reducer, group, partition, first offset)``
+and bytes. The bytes are a *chunk*, extents of one file group as a msgpack array of at most
+CHUNK_BYTES_MAX, unless a single extent is larger; or, if the group is REPORT, a *report*. Reducers
+pass reports on and add their own. So bytes of extents are shuffled, never rows, and the job returns
+only reports.
 
-A group that cannot be written is its topic's failure: the task reports why, and goes on with the
-others; the driver commits nothing of that topic.
+If a file group cannot be written, its topic has failed: the task reports why and continues with
+the other groups; the driver commits nothing of that topic.
 
-A task attempt that fails leaves files that no report names. A repeated map task makes other files
-and another report, and of these exactly one reaches the driver, for a reducer is counted once.
+A task attempt that fails leaves files that no report names. A repeated map task writes other files
+and another report; exactly one of the reports reaches the driver, because Spark counts the result
+of a reducer once.
 
-Nothing here imports pyspark before it runs on an executor, and nothing needs pandas.
+pyspark is imported only on executors, and pandas is not needed.
 """
 
 from __future__ import annotations
@@ -38,26 +39,26 @@ from compaction.run.plan import FileGroup, MapTask
 from ledger.lake.types import Hole
 
 CHUNK_BYTES_MAX = 1 << 20
-# PySpark gathers up to 10 elements a reducer, at most 1,000, before it sends them on.
+# PySpark gathers up to 10 elements per reducer, at most 1,000, before it sends them on.
 GATHERED_BYTES_MAX = 128 << 20
 REPORT = -1
-# glibc's mallopt: buffers up to the first come from the heap, which keeps the second at its end.
+# For glibc's mallopt: smaller buffers come from the heap, and the heap keeps this much at its end.
 _M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES = -1, 1 << 30
 _M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES = -3, 1 << 30
-REPORT_FILES_MAX = 1000  # of one report: a footer has a few KB
+REPORT_FILES_MAX = 1000  # in one report; a footer has a few KB
 ERROR_CHARACTERS_MAX = 300
-# The lake's place says no, or Arrow refuses a value. A lack of memory is the task's own.
+# The store of the lake fails, or Arrow refuses a value. A lack of memory fails the task instead.
 _UNWRITABLE = (OSError, ValueError, ArithmeticError, pa.ArrowException)
 
 Key = tuple[int, int, int, int]
-"""(reducer, group, partition, first offset): where a chunk goes, and its place there."""
+"""(reducer, group, partition, first offset): where a chunk goes, and its position there."""
 
 Count = Callable[[int, int], None]
-"""Told (objects, bytes of L0) as they are done."""
+"""Called with (objects read, bytes of L0 written)."""
 
 
 class Setup(Struct, frozen=True):
-    """What all tasks of a job share; it travels with the functions."""
+    """What all tasks of a job have in common; it is pickled with the functions."""
 
     place: Place
     run: str
@@ -68,8 +69,8 @@ class Setup(Struct, frozen=True):
 
 class TaskReport(Struct, frozen=True, array_like=True):
     """What a task did, or a part of it. ``kept`` are files that should have joined and could not
-    be read, with the reason; ``failed`` are topics that could not be written, by id, with it;
-    ``set_aside`` has the topic's id too."""
+    be read, with the reason; ``failed`` are ids of topics that could not be written, with the
+    reason; ``set_aside`` has the topic's id too."""
 
     files: tuple[WrittenFile, ...] = ()
     holes: tuple[Hole, ...] = ()
@@ -84,7 +85,7 @@ class TaskReport(Struct, frozen=True, array_like=True):
 
 
 class _ChunkExtent(ExtentBytes):
-    """As it is read from a chunk: the bytes are a part of the chunk's."""
+    """An extent out of a chunk; its bytes are a view of the chunk's."""
 
     data: memoryview
 
@@ -97,11 +98,11 @@ encode_task: Callable[[MapTask], bytes] = _encode
 
 
 class TaskWriter:
-    """Writes groups in one task attempt, and collects its report. No Spark in it."""
+    """Writes file groups in one task attempt and collects its report. It does not use Spark."""
 
     def __init__(self, setup: Setup, attempt: int) -> None:
         self._setup = setup
-        # The attempt's number is unique in a Spark application; two of them may share a run.
+        # The attempt's number is unique in a Spark application only, and a run may have several.
         self._task = attempt * 10**8 + secrets.randbelow(10**8)
         self._syncs = Syncs()
         self._files: list[WrittenFile] = []
@@ -128,7 +129,7 @@ class TaskWriter:
         )
 
     def write(self, group: FileGroup, extents: list[ExtentBytes]) -> None:
-        """Writes a group; ``extents`` is emptied. One that cannot be written is noted."""
+        """Writes a group and empties ``extents``. A failure is noted for the report."""
         topic = self._setup.topics[group.topic]
         try:
             result = write_file_group(
@@ -157,7 +158,7 @@ class TaskWriter:
         self._set_aside += [(topic.topic_id, each) for each in result.set_aside]
 
     def reports(self) -> Iterator[TaskReport]:
-        """The task's report, in parts where it has many files; these are durable then."""
+        """The task's report, in parts if it has many files. The files are durable then."""
         self._syncs.wait()
         yield TaskReport(
             tuple(self._files[:REPORT_FILES_MAX]),
@@ -175,7 +176,7 @@ class TaskWriter:
             yield TaskReport(files=tuple(self._files[start : start + REPORT_FILES_MAX]))
 
     def close(self) -> None:
-        """Ends its threads. Before ``reports`` that is giving up: nothing of it counts."""
+        """Ends the threads. Without ``reports`` before, the attempt is given up."""
         self._syncs.close()
 
 
@@ -209,7 +210,7 @@ def run_map_task(
 
 
 def chunk_bytes_for(reducers: int) -> int:
-    """The size of chunks that keeps what PySpark gathers within GATHERED_BYTES_MAX."""
+    """The size of chunks with which PySpark gathers at most GATHERED_BYTES_MAX."""
     return min(CHUNK_BYTES_MAX, GATHERED_BYTES_MAX // min(10 * reducers, 1000))
 
 
@@ -237,7 +238,7 @@ def _chunks(
 class MapFunction:
     """For ``mapPartitions`` over encoded map tasks: yields chunks and reports.
 
-    A class and no closure: pickled by its name, without this module's contents.
+    A class rather than a closure, so that pickle stores its name and not this module's code.
     """
 
     def __init__(self, setup: Setup, shuffled: Sequence[FileGroup], count: Count) -> None:
@@ -257,7 +258,7 @@ class MapFunction:
 
 
 def reducer_of(key: Key) -> int:
-    """Spark's partition of a key: its reducer's own number, so that no two share one."""
+    """Spark's partition of a key: the reducer's number, so each reducer has its own."""
     return key[0]
 
 
@@ -302,10 +303,10 @@ def _attempt() -> int:
 
 @functools.cache
 def _keep_memory() -> None:
-    """Lets this process keep freed memory for its next piece, where glibc can be told to.
+    """Lets this process keep freed memory, if its C library is glibc.
 
-    A task takes and frees buffers of megabytes all the time, and each new page of one costs a
-    fault: up to a quarter of the CPU time of a task on a virtual machine.
+    A task allocates and frees buffers of megabytes all the time, and each new page costs a fault:
+    up to a quarter of a task's CPU time on a virtual machine.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

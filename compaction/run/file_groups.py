@@ -1,9 +1,9 @@
-"""Writes one group: extents of a topic, and rows of small files that join them.
+"""Writes one file group: extents of a topic, and the rows of small files that join them.
 
-Vocabulary: a *group* is what one task writes of one topic, as a whole sorted by (partition,
-offset). Extents may be given in any order. A file that *joins* is read whole before any of its
-rows is written; one that cannot be read stays in the table, with a reason, and the group does
-without it. An extent that cannot be decoded is a hole.
+A *file group* is what one task writes together, of one topic, sorted by (partition, offset). Its
+extents may come in any order. A small file that *joins* is read whole before the first row is
+written. If it cannot be read, it stays in the table, the reason is reported, and the group is
+written without it. An extent that cannot be decoded is a hole.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from uploader.l0 import L0Error
 
 
 class JoiningFile(Struct, frozen=True):
-    """A small file of the table whose rows shall be written again. ``path`` is its location."""
+    """A small file of the table whose rows are written again. ``path`` is its location."""
 
     path: str
     size_bytes: int
@@ -42,12 +42,12 @@ class JoiningFile(Struct, frozen=True):
 
     @property
     def l0_bytes(self) -> int:
-        """Its rows' share of L0, about what they take in memory."""
+        """The bytes of its rows in L0, about what they take in memory."""
         return sum(each.bytes for each in self.ranges)
 
 
 class TopicWork(Struct, frozen=True):
-    """A topic that is compacted: its table's ``location`` (without a slash at its end) and typed
+    """A topic to compact: the ``location`` of its table, without a slash at the end, the typed
     columns, and the files that join."""
 
     topic_id: int
@@ -57,13 +57,13 @@ class TopicWork(Struct, frozen=True):
 
 
 class FileGroupResult(NamedTuple):
-    """What became of a group."""
+    """What was written of a group, and what could not be read."""
 
     files: list[WrittenFile]
     holes: list[Hole]
     joined: list[str]
     kept: list[tuple[str, str]]
-    """Files that could not be read, with the reason: they stay as they are."""
+    """Files that could not be read, with the reason. They stay as they are."""
     set_aside: list[TimesSetAside]
 
 
@@ -79,11 +79,11 @@ def write_file_group(
     zstd_level: int,
     file_bytes_max: int,
 ) -> FileGroupResult:
-    """Writes a group's files; ``extents`` is emptied on the way, to free what is written.
+    """Writes the files of a group. Empties ``extents`` on the way, to free their memory.
 
-    ``task`` is a number that no other attempt of a task has, ``first_number`` that of its next
-    file. Raises OSError or pyarrow's errors when the lake cannot be written; what was written is
-    removed then as far as that is possible. The files are durable once ``syncs`` says so.
+    ``task`` is a number of this task attempt alone, ``first_number`` that of its next file. Raises
+    OSError or errors of pyarrow if the lake cannot be written; files that were written are then
+    removed if possible. The files are durable after ``syncs.wait()``.
     """
     result = FileGroupResult([], [], [], [], [])
     old = _old_rows(place, topic, joining, result)
@@ -108,7 +108,7 @@ def write_file_group(
 
 class _Old(NamedTuple):
     rows: pa.Table | None
-    shares: PartitionSizes
+    sizes: PartitionSizes
     partitions: dict[int, tuple[int, int]]  # partition: (first row, rows)
 
 
@@ -120,45 +120,47 @@ def _write_all(
     result: FileGroupResult,
 ) -> None:
     extents.sort(key=lambda extent: (extent.partition, extent.first_offset), reverse=True)
-    piece = RowBuilder(topic.columns)
+    builder = RowBuilder(topic.columns)
     for partition in sorted(old.partitions):
         while extents and extents[-1].partition < partition:
-            _add(piece, extents.pop(), topic, result)
-            _write_full(writer, piece)
+            _add(builder, extents.pop(), topic, result)
+            _write_full(writer, builder)
         start, count = old.partitions[partition]
         assert old.rows is not None
         rows = old.rows.slice(start, count)
         last_old = rows.column("offset")[count - 1].as_py()
-        shares = {partition: old.shares[partition]}
+        sizes = {partition: old.sizes[partition]}
         overlap = bool(
             extents and extents[-1].partition == partition and extents[-1].first_offset <= last_old
         )
-        writer.write(*piece.take())
+        writer.write(*builder.take())
         if not overlap:
-            writer.write(rows, shares)
+            writer.write(rows, sizes)
             continue
-        # Rows that earlier runs took from behind a hole: put in between, all in memory.
+        # An earlier run wrote rows after a hole that is filled now: sort both, in memory.
         while extents and extents[-1].partition == partition:
-            _add(piece, extents.pop(), topic, result)
-        new, new_shares = piece.take()
+            _add(builder, extents.pop(), topic, result)
+        new, new_sizes = builder.take()
         both = pa.concat_tables([rows, new]).sort_by("offset")
-        ours, theirs = shares[partition], new_shares.get(partition, [0, 0])
+        ours, theirs = sizes[partition], new_sizes.get(partition, [0, 0])
         writer.write(both, {partition: [ours[0] + theirs[0], ours[1] + theirs[1]]})
     while extents:
-        _add(piece, extents.pop(), topic, result)
-        _write_full(writer, piece)
-    writer.write(*piece.take())
-    result.set_aside.extend(piece.set_aside())
+        _add(builder, extents.pop(), topic, result)
+        _write_full(writer, builder)
+    writer.write(*builder.take())
+    result.set_aside.extend(builder.set_aside())
 
 
-def _write_full(writer: TopicWriter, piece: RowBuilder) -> None:
-    if piece.bytes >= ROW_GROUP_BYTES or piece.rows >= ROW_GROUP_ROWS:
-        writer.write(*piece.take())
+def _write_full(writer: TopicWriter, builder: RowBuilder) -> None:
+    if builder.bytes >= ROW_GROUP_BYTES or builder.rows >= ROW_GROUP_ROWS:
+        writer.write(*builder.take())
 
 
-def _add(piece: RowBuilder, extent: ExtentBytes, topic: TopicWork, result: FileGroupResult) -> None:
+def _add(
+    builder: RowBuilder, extent: ExtentBytes, topic: TopicWork, result: FileGroupResult
+) -> None:
     try:
-        piece.add(extent)
+        builder.add(extent)
     except L0Error as error:
         result.holes.append(
             Hole(
@@ -177,7 +179,7 @@ def _old_rows(
 ) -> _Old:
     schema = arrow_schema(topic.columns)
     tables = []
-    shares: PartitionSizes = {}
+    sizes: PartitionSizes = {}
     for each in joining:
         try:
             tables.append(_read(place, each, schema))
@@ -186,9 +188,9 @@ def _old_rows(
             continue
         result.joined.append(each.path)
         for part in each.ranges:
-            share = shares.setdefault(part.partition, [0, 0])
-            share[0] += part.rows
-            share[1] += part.bytes
+            size = sizes.setdefault(part.partition, [0, 0])
+            size[0] += part.rows
+            size[1] += part.bytes
     if not tables:
         return _Old(None, {}, {})
     rows = pa.concat_tables(tables).sort_by([("partition", "ascending"), ("offset", "ascending")])
@@ -198,12 +200,12 @@ def _old_rows(
     for partition, count in sorted((each["values"], each["counts"]) for each in counts):
         partitions[partition] = (start, count)
         start += count
-    return _Old(rows, shares, partitions)
+    return _Old(rows, sizes, partitions)
 
 
 def _read(place: Place, file: JoiningFile, schema: pa.Schema) -> pa.Table:
-    """The file's rows in the table's columns, by field id. Raises ValueError where they do not
-    fit, OSError, pa.ArrowException."""
+    """The rows of a file in the columns of the table, matched by field id. Raises ValueError if
+    they do not fit, OSError, pa.ArrowException."""
     filesystem, _ = place.filesystem()
     table = pq.ParquetFile(place.path_of(file.path), filesystem=filesystem).read()
     wanted = sum(each.rows for each in file.ranges)
@@ -212,7 +214,9 @@ def _read(place: Place, file: JoiningFile, schema: pa.Schema) -> pa.Table:
     by_id = dict(zip(field_ids_of(table.schema), table.columns, strict=True))
     missing = set(by_id) - set(field_ids_of(schema))
     if missing:
-        raise ValueError(f"it has columns that the table has not, with the field ids {missing}")
+        raise ValueError(
+            f"it has columns that the table does not have, with the field ids {missing}"
+        )
     arrays = [
         by_id[field_id].cast(field.type)
         if field_id in by_id

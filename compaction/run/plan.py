@@ -1,27 +1,28 @@
-"""Which task reads what, and who writes what: a pure function of the ledger's words.
+"""Which task reads what and writes what: a pure function of what the ledger says.
 
-Vocabulary: a *run* is what one task reads. A topic's *share* of a run is its bytes there. A
-*group* is what is written together (``groups.py``): a *local* group by the task that has read it,
-a *shuffled* group by a *reducer*, which gets its extents from several runs.
+A *split* is what one task reads (``splits.py``). A *file group* is what is written together
+(``file_groups.py``): a *local* group by the task that has read it, a *shuffled* group by a
+*reducer*, which gets its extents from several splits.
 
-Runs are whole objects, consecutive in commit order, and shares that would be large files are
-written where they are read. Topics with small shares in several runs would leave a small file in
-each. Where tasks are few and objects large, the objects are *split by topics* instead: an object's
-extents stand in the order of topics, so each task reads one range of each object, and writes its
-topics whole. Else the small shares, and only these, are shuffled. A range more is a GET more;
-a byte that is shuffled costs as much CPU time as decoding and writing it
+Splits are whole objects, consecutive in commit order. A topic with many bytes in a split is written
+by the task that reads them. A topic with few bytes in several splits would leave a small file in
+each. If tasks are few and objects large, the splits are made *by topic* instead: the extents of an
+object are sorted by topic, so each task reads one range of each object and writes its topics whole.
+Otherwise the small parts, and only these, are shuffled. Another range costs a GET; a byte that is
+shuffled costs as much CPU time as decoding and writing it
 (docs/decisions/0012-when-the-compaction-shuffles.md).
 
-    runs       of about equal bytes, at most an eighth above ``run_bytes`` (what a task holds in
-               memory), at least as many as there are cores while each keeps RUN_BYTES_MIN
-    split      when more than SPLIT_FROM_SHARE would be shuffled, a range would have
-               ``range_bytes_min`` on average, and no task more than SPLIT_SHARE_MAX of its share
+    splits     of about equal bytes, at most an eighth more than ``split_bytes`` (what a task holds
+               in memory), at least one for each core while each has SPLIT_BYTES_MIN
+    by topic   if more than SHUFFLED_RATIO_MAX would be shuffled, a range would have
+               ``range_bytes_min`` on average, and no task would have more than
+               LARGEST_SPLIT_RATIO_MAX of the average
     groups     a topic's shuffled extents by (partition, offset), cut at GROUP_BYTES_MAX
-    joining    files go with the first group of their topic, as many as GROUP_BYTES_MAX allows,
-               the others with groups of their own; each file with one group as a whole
-    reducers   the largest group first, each to the reducer with the least so far
+    joining    files join the first group of their topic, as many as GROUP_BYTES_MAX allows, the
+               others have groups of their own; a file joins one group as a whole
+    reducers   the largest group first, each to the reducer that has the least
 
-No byte is read twice: each extent is in one run and in one group.
+No byte is read twice: each extent is in one split and in one group.
 """
 
 from __future__ import annotations
@@ -33,17 +34,24 @@ from msgspec import Struct
 
 from compaction.objects import TaskExtent, TaskObject
 from compaction.run.file_groups import JoiningFile, TopicWork
-from compaction.run.splits import Limits as Limits
-from compaction.run.splits import Needed, cut, shares_of, small_runs, split_by_topics, to_shuffle
+from compaction.run.splits import (
+    Limits,
+    Split,
+    bytes_by_topic,
+    cut,
+    small_in,
+    splits_by_topic,
+    to_shuffle,
+)
 from ledger.lake.types import PlannedObject
 from ledger.types import Extent
 
-SPLIT_FROM_SHARE = 0.2  # less is shuffled rather than each object read in parts
+SHUFFLED_RATIO_MAX = 0.2  # if less is shuffled, objects are read whole
 
 
 class FileGroup(Struct, frozen=True, array_like=True):
     """What is written together. ``topic`` is an index into the plan's topics; ``reducer`` is None
-    for a local group. ``bytes`` counts L0 and, of files that join, their rows' share of it."""
+    for a local group. ``bytes`` are those in L0, also of the rows of files that join."""
 
     number: int
     topic: int
@@ -53,7 +61,7 @@ class FileGroup(Struct, frozen=True, array_like=True):
 
 
 class MapTask(Struct, frozen=True, array_like=True):
-    """A run, and the local groups that are written from it."""
+    """A split, and the local groups that are written from it."""
 
     number: int
     bytes: int
@@ -62,8 +70,8 @@ class MapTask(Struct, frozen=True, array_like=True):
 
 
 class JobPlan(Struct, frozen=True):
-    """What is done; ``shuffled`` is empty when there is no shuffle at all. ``reads`` counts
-    objects once for each task that reads of them."""
+    """What a job does; ``shuffled`` is empty if there is no shuffle. ``reads`` counts an object
+    once for each task that reads it."""
 
     topics: tuple[TopicWork, ...]
     tasks: tuple[MapTask, ...]
@@ -74,19 +82,19 @@ class JobPlan(Struct, frozen=True):
     bytes: int
 
 
-def plan(
+def plan_job(
     objects: Sequence[PlannedObject],
     topics: Sequence[TopicWork],
     cores: int,
     limits: Limits | None = None,
 ) -> JobPlan:
-    """The plan for objects in commit order. Extents of topics that are not given are left out.
+    """The plan for objects in commit order; extents of other topics are left out.
 
-    Raises ValueError for a topic that is given twice and for cores below 1.
+    Raises ValueError if a topic is given twice or cores is less than 1.
     """
     limits = limits or Limits()
     if cores < 1:
-        raise ValueError(f"cores must be at least 1, not {cores}")
+        raise ValueError(f"cores must be at least 1, got {cores}")
     index_of = {topic.topic_id: index for index, topic in enumerate(topics)}
     if len(index_of) != len(topics):
         raise ValueError("a topic is given twice")
@@ -96,34 +104,34 @@ def plan(
     ]
     needed = [(each, extents) for each, extents in needed if extents]
     sizes = [sum(extent.byte_length for extent in extents) for _, extents in needed]
-    runs: Sequence[Needed] = [needed[start:end] for start, end in cut(sizes, cores, limits)]
-    shares = shares_of(runs)
-    if to_shuffle(shares, limits) > SPLIT_FROM_SHARE * sum(sizes):
-        split = split_by_topics(needed, shares, cores, limits)
-        if split is not None:
-            runs, shares = split, shares_of(split)
+    splits: Sequence[Split] = [needed[start:end] for start, end in cut(sizes, cores, limits)]
+    by_topic = bytes_by_topic(splits)
+    if to_shuffle(by_topic, limits) > SHUFFLED_RATIO_MAX * sum(sizes):
+        other = splits_by_topic(needed, by_topic, cores, limits)
+        if other is not None:
+            splits, by_topic = other, bytes_by_topic(other)
     counts: dict[str, int] = {}
-    for run in runs:
-        for each, _ in run:
+    for split in splits:
+        for each, _ in split:
             counts[each.key] = counts.get(each.key, 0) + 1
     groups = _Groups()
-    local: list[list[FileGroup]] = [[] for _ in runs] or [[]]
-    group_in_run: dict[tuple[int, int], int] = {}
+    local: list[list[FileGroup]] = [[] for _ in splits] or [[]]
+    group_in_split: dict[tuple[int, int], int] = {}
     shuffled_in: dict[int, set[int]] = {}
     joining = {index: _joining_parts(topic.joining, limits) for index, topic in enumerate(topics)}
     for index, topic in enumerate(topics):
-        by_run = shares.get(topic.topic_id, {})
-        small = small_runs(by_run, limits)
+        by_split = by_topic.get(topic.topic_id, {})
+        small = small_in(by_split, limits)
         if len(small) > 1:
             shuffled_in[topic.topic_id] = small
-        for number, size in by_run.items():
+        for number, size in by_split.items():
             if number not in small or len(small) == 1:
-                # A topic that is shuffled as well keeps its files for the small shares.
+                # If the topic is shuffled as well, its files join the shuffled groups.
                 joins = joining[index] if len(small) < 2 else []
                 group = groups.new(index, size, joins.pop(0) if joins else ())
                 local[number].append(group)
-                group_in_run[topic.topic_id, number] = group.number
-    shuffled, cuts = _shuffled(groups, topics, runs, shuffled_in, joining, limits)
+                group_in_split[topic.topic_id, number] = group.number
+    shuffled, cuts = _shuffled(groups, topics, splits, shuffled_in, joining, limits)
     for index, parts in joining.items():
         for part in parts:
             lightest = min(local, key=lambda some: sum(group.bytes for group in some))
@@ -131,10 +139,11 @@ def plan(
     packed, reducers = _packed(shuffled, cores, limits)
     tasks = []
     for number, of_task in enumerate(local):
-        run = runs[number] if runs else []
-        of_run = {t: g for (t, n), g in group_in_run.items() if n == number}
+        split = splits[number] if splits else []
+        of_split = {t: g for (t, n), g in group_in_split.items() if n == number}
         found = tuple(
-            _task_object(each, extents, of_run, cuts, counts[each.key] > 1) for each, extents in run
+            _task_object(each, extents, of_split, cuts, counts[each.key] > 1)
+            for each, extents in split
         )
         size = sum(e.byte_length for each in found for e in each.extents)
         if found or of_task:
@@ -160,22 +169,22 @@ class _Groups:
         return FileGroup(number, topic, size + sum(each.l0_bytes for each in joining), joining)
 
 
-# Where a topic's shuffled extents are cut: (first (partition, offset) of the group, its number).
+# By topic: the group of each shuffled extent, by (partition, first offset).
 _Cuts = dict[int, dict[tuple[int, int], int]]
 
 
 def _shuffled(
     groups: _Groups,
     topics: Sequence[TopicWork],
-    runs: Sequence[Needed],
+    splits: Sequence[Split],
     shuffled_in: dict[int, set[int]],
     joining: dict[int, list[tuple[JoiningFile, ...]]],
     limits: Limits,
 ) -> tuple[list[FileGroup], _Cuts]:
-    """The shuffled groups, and by topic the group of each extent, by (partition, first offset)."""
+    """The shuffled groups, and which extents are in them."""
     extents: dict[int, list[Extent]] = {topic_id: [] for topic_id in shuffled_in}
-    for number, run in enumerate(runs):
-        for _, some in run:
+    for number, split in enumerate(splits):
+        for _, some in split:
             for extent in some:
                 if number in shuffled_in.get(extent.topic_id, ()):
                     extents[extent.topic_id].append(extent)
@@ -219,11 +228,11 @@ def _joining_parts(files: Sequence[JoiningFile], limits: Limits) -> list[tuple[J
 
 
 def _packed(groups: list[FileGroup], cores: int, limits: Limits) -> tuple[list[FileGroup], int]:
-    """The groups with their reducers, and how many of these there are."""
+    """The groups with their reducers, and the number of reducers."""
     if not groups:
         return [], 0
     total = sum(group.bytes for group in groups)
-    most = limits.run_bytes * 9 // 8 * cores
+    most = limits.split_bytes * 9 // 8 * cores
     count = min(len(groups), max(1, -(-total // most)) * cores)  # whole rounds over the cores
     loads = [(0, reducer) for reducer in range(count)]
     packed = []
@@ -237,9 +246,9 @@ def _packed(groups: list[FileGroup], cores: int, limits: Limits) -> tuple[list[F
 def _task_object(
     each: PlannedObject,
     extents: Sequence[Extent],
-    of_run: dict[int, int],
+    of_split: dict[int, int],
     cuts: _Cuts,
-    split: bool,
+    shared: bool,
 ) -> TaskObject:
     return TaskObject(
         each.key,
@@ -248,11 +257,11 @@ def _task_object(
         tuple(
             TaskExtent.of(
                 e,
-                of_run[e.topic_id]
-                if e.topic_id in of_run
+                of_split[e.topic_id]
+                if e.topic_id in of_split
                 else cuts[e.topic_id][e.partition, e.first_offset],
             )
             for e in sorted(extents, key=lambda e: e.byte_start)
         ),
-        split,
+        shared,
     )

@@ -1,8 +1,7 @@
-"""What a compaction says of itself: one report, the same for people and for programs.
+"""The report of a compaction, the same for people and for programs.
 
-Field names are what scripts rely on; more may come. Bytes, seconds and US dollars as
-the names say. Requests to the lake are counted as S3 would bill them: a file of more than a part
-is a multipart upload.
+Scripts rely on the names of its fields; fields may be added. Requests to the lake are counted as
+S3 bills them: a file larger than one part is a multipart upload.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from msgspec import Struct, field
 
 from uploader.stores.counted import Requests
 
-PART_BYTES = 10 << 20  # what pyarrow uploads at once
-METADATA_PUTS = 3  # of one Iceberg commit: manifest, manifest list, table metadata
+PART_BYTES = 10 << 20  # pyarrow uploads files in such parts
+METADATA_PUTS = 3  # per Iceberg commit: manifest, manifest list, table metadata
 
 
 class TableReport(Struct):
-    """One table of a run. ``watermarks`` by partition: compacted up to and with that offset."""
+    """One table of a run. ``watermarks`` has, by partition, the last offset that is compacted."""
 
     topic: str
     table: str
@@ -29,7 +28,7 @@ class TableReport(Struct):
 
 
 class Quarantined(Struct, frozen=True):
-    """Offsets of an object that cannot be read; the object is kept, ``diff`` names the hole."""
+    """Offsets whose object cannot be read. The object is kept, and ``diff`` names the hole."""
 
     topic: str
     partition: int
@@ -40,8 +39,8 @@ class Quarantined(Struct, frozen=True):
 
 
 class SetAside(Struct, frozen=True):
-    """Records whose ``ts`` no table can hold: their rows have the arrival instead. ``records`` of
-    them lie between two offsets; ``value`` is the ``ts`` of the first."""
+    """Records whose ``ts`` a table cannot hold; their rows have the time of arrival instead.
+    ``records`` of them lie between the two offsets; ``value`` is the ``ts`` of the first."""
 
     topic: str
     partition: int
@@ -52,7 +51,7 @@ class SetAside(Struct, frozen=True):
 
 
 class TopicFailed(Struct, frozen=True):
-    """A topic of which nothing was compacted, and why; the others were."""
+    """A topic of which nothing was compacted, and why. Other topics are not affected."""
 
     topic: str
     problem: str
@@ -60,11 +59,13 @@ class TopicFailed(Struct, frozen=True):
 
 
 class RunReport(Struct):
-    """A run. ``bytes_compacted`` are those of extents, ``bytes_read`` what was fetched for them;
-    ``would_compact`` are bytes by topic, of a dry run.
+    """One run. ``bytes_compacted`` are those of the extents, ``bytes_read`` what was read for them;
+    ``would_compact`` has bytes by topic, after a dry run. ``made_up_for`` are tables that an
+    earlier run had committed to before it died, and whose readers this run has switched.
 
-    ``start_up_seconds`` is Java's and Spark's; ``spark_seconds`` reading, shuffling, sorting and
-    writing; ``commit_seconds`` the tables'. ``mb_per_second`` is of L0 over ``spark_seconds``.
+    ``start_up_seconds`` is the start of Java and Spark; ``spark_seconds`` reading, shuffling,
+    sorting, and writing; ``commit_seconds`` preparing tables and committing to them.
+    ``mb_per_second`` is L0 divided by ``spark_seconds``.
     """
 
     dry_run: bool = False
@@ -94,7 +95,7 @@ class RunReport(Struct):
 
     @property
     def sound(self) -> bool:
-        """Whether all that was planned is in the tables."""
+        """Whether everything that was planned is in the tables."""
         return not self.quarantined and not self.failed
 
 

@@ -1,14 +1,14 @@
-"""A Spark session that is quiet, small, and gone afterwards.
+"""A Spark session that is silent on the terminal, needs little memory, and ends with its block.
 
-Vocabulary: a session is *ours* when this module started its JVM; it is then stopped and the JVM
-ended with the ``with`` block. A session that is there already, or that ``spark-submit`` has made
-the JVM for, is *given*: its settings are its owner's.
+A session is *ours* if this module started its JVM; session and JVM end with the ``with`` block. A
+session that exists already, or whose JVM ``spark-submit`` started, is *given*: its settings belong
+to whoever started it.
 
-Spark writes to its terminal from three places: log4j, the JVM itself, and Python workers, whose
-output the JVM repeats. All three are the JVM's stdout and stderr, so these go to a file in the
-scratch folder, and the end of that file stands in the error when Spark does not start.
+Three parts of Spark write to the terminal: log4j, the JVM, and the Python workers, whose output the
+JVM repeats. All use the JVM's stdout and stderr, so these go to a file in the scratch folder. If
+Spark does not start, the error quotes the end of that file.
 
-pyspark is imported where a session is made, never with this module.
+pyspark is imported when a session is made, not with this module.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MIB = 1 << 20
-DRIVER_MEMORY_BYTES = 1024 * MIB  # records stay in Python workers and shuffle files
-EXTRA = ("pyspark", "pyiceberg", "sqlalchemy")  # what is imported of it
+DRIVER_MEMORY_BYTES = 1024 * MIB  # records are in Python workers and shuffle files only
+EXTRA = ("pyspark", "pyiceberg", "sqlalchemy")  # packages of the extra `spark` that are imported
 LOG_NAME = "spark.log"
-LOG_LINES_TOLD = 12  # in an error: the first line of a Java trace and its causes
-ENDS_WITHIN_S = 20.0  # a JVM whose pipe was closed; then it is killed
+LOG_LINES_QUOTED = 12  # in an error: the first line of a Java trace and its causes
+ENDS_WITHIN_S = 20.0  # for a JVM whose pipe was closed; then it is killed
 
 _LOG4J = """\
 rootLogger.level = {level}
@@ -49,7 +49,7 @@ appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
 
 
 class SparkMissing(Exception):
-    """A package that the extra ``spark`` brings is not installed."""
+    """A package of the extra ``spark`` is not installed."""
 
     def __init__(self, package: str = "pyspark") -> None:
         super().__init__(
@@ -59,7 +59,7 @@ class SparkMissing(Exception):
 
 
 def check_extra() -> None:
-    """Raises SparkMissing unless all that the extra ``spark`` brings can be imported."""
+    """Raises SparkMissing unless the packages of the extra ``spark`` can be imported."""
     for package in EXTRA:
         if util.find_spec(package) is None:
             raise SparkMissing(package)
@@ -72,8 +72,8 @@ class SparkFailed(Exception):
         try:
             lines = log.read_text(errors="replace").splitlines()
         except OSError:
-            lines = []  # it did not come as far as a log
-        told = "".join(f"\n  {line}" for line in lines[-LOG_LINES_TOLD:])
+            lines = []  # it failed before it wrote a log
+        told = "".join(f"\n  {line}" for line in lines[-LOG_LINES_QUOTED:])
         super().__init__(f"Spark did not start: {cause}{told}")
 
 
@@ -88,13 +88,12 @@ def spark_session(
     conf: Mapping[str, str] | None = None,
     java: Java | None = None,
 ) -> Iterator[SparkSession]:
-    """The session that is there, else one of ours on ``master``, for the ``with`` block.
+    """The session that exists, else one of ours on ``master``, for the ``with`` block.
 
-    Without a master it is ``local[cores]``, ``cores`` by default all that this process may use.
-    ``scratch`` is an existing folder for spills, archive and log; its owner removes it. ``conf``
-    goes before what is set here, and is not applied to a given session. In a session of ours
-    ``format("headgate")`` is known.
-    Raises SparkMissing, NoJava, SparkFailed.
+    ``master`` defaults to ``local[cores]``, ``cores`` to all that this process may use. ``scratch``
+    is an existing folder for spills, archive, and log; the caller removes it. ``conf`` overrides
+    the settings made here and does not apply to a given session. A session of ours knows
+    ``format("headgate")``. Raises SparkMissing, NoJava, SparkFailed.
     """
     try:
         import pyspark
@@ -125,8 +124,8 @@ def _settings(master: str, app_name: str, scratch: Path, memory_bytes: int) -> d
     options = (
         f'"-Dlog4j2.configurationFile={(scratch / "log4j2.properties").as_uri()}"'
         f' "-Djava.io.tmpdir={scratch}"'
-        # A shuffle's arrays of megabytes are "humongous" to G1 in a small heap: two thirds more
-        # CPU time of the JVM, and more with each job.
+        # In a small heap, G1 treats a shuffle's arrays of megabytes as "humongous": the JVM uses
+        # two thirds more CPU time, and more with each job.
         " -XX:+UseParallelGC"
     )
     settings = {
@@ -162,7 +161,7 @@ def _ours(
     os.environ["JAVA_HOME"] = str(java.home)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if is_local(master):
-        # Not what PATH calls python3: workers need the packages of this environment.
+        # Workers need the packages of this environment, not of the python3 on PATH.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     else:
@@ -183,12 +182,12 @@ def _ours(
             context.addPyFile(str(build_archive(scratch / ARCHIVE_NAME)))
         session = SparkSession(context)
         session.dataSource.register(HeadgateDataSource)
-    # py4j has no common ancestor of its errors below Exception.
+    # The errors of py4j have no common base class below Exception.
     except Exception as error:
         _end(gateway)
         _close_forgotten(error)
         if isinstance(error, PySparkException) and gateway is None:
-            cause = f"the JVM ended at once ({java})"
+            cause = f"the JVM ended immediately ({java})"
         else:
             cause = str(error).strip().partition("\n")[0] or type(error).__name__
         raise SparkFailed(cause, log) from error
@@ -202,7 +201,7 @@ def _ours(
 
 
 def _end(gateway: Any) -> None:
-    """Ends the JVM and forgets it, so that the next session starts its own."""
+    """Ends the JVM, so that the next session starts its own."""
     from pyspark import SparkContext
 
     SparkContext._gateway = None
@@ -221,7 +220,7 @@ def _end(gateway: Any) -> None:
 
 
 def _close_forgotten(error: BaseException) -> None:
-    """Closes the pipe to a JVM that ended before pyspark had a gateway to keep it in."""
+    """Closes the pipe to a JVM that ended before pyspark had made a gateway of it."""
     trace = error.__traceback__
     while trace is not None:
         process = trace.tb_frame.f_locals.get("proc")
@@ -233,7 +232,7 @@ def _close_forgotten(error: BaseException) -> None:
 
 @contextmanager
 def _process_as_it_was() -> Iterator[None]:
-    """Takes back what pyspark changes in its process: environment, sys.path, Ctrl-C."""
+    """Restores what pyspark changes in this process: environment, sys.path, handling of Ctrl-C."""
     environ = dict(os.environ)
     path = list(sys.path)
     interrupt = signal.getsignal(signal.SIGINT)
@@ -247,4 +246,4 @@ def _process_as_it_was() -> Iterator[None]:
         try:
             signal.signal(signal.SIGINT, interrupt)
         except ValueError:
-            pass  # not the main thread, so pyspark has set none either
+            pass  # not the main thread, so pyspark has not changed it either

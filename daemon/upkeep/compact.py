@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from compaction.run.driver import Outcome
     from compaction.run.file_groups import JoiningFile
-    from compaction.run.plan import Limits
+    from compaction.run.splits import Limits
     from compaction.tables.commit import TableCommit
     from compaction.tables.lake import Lake
     from compaction.tables.prepare import TopicFailure, TopicTable

@@ -244,7 +244,7 @@ Caused by: java.io.EOFException
             "An error occurred while calling o1.x.\n: java.lang.IllegalStateException: stopped\n",
             "java.lang.IllegalStateException: stopped",
         ),
-        ("", "without a word"),
+        ("", "Spark gave no reason"),
     ],
 )
 def test_a_trace_becomes_a_sentence(trace: str, sentence: str) -> None:

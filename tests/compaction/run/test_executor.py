@@ -32,7 +32,7 @@ from compaction.run.executor import (
     reducer_of,
 )
 from compaction.run.file_groups import JoiningFile, TopicWork
-from compaction.run.plan import JobPlan, plan
+from compaction.run.plan import JobPlan, plan_job
 from compaction.run.splits import Limits
 from compaction.tables.schema import Column, typed_columns
 from ledger.lake.types import Hole, PlannedObject
@@ -72,7 +72,7 @@ def run_by_hand(
     limits: Limits = LIMITS,
 ) -> tuple[JobPlan, list[TaskReport]]:  # fmt: skip
     """What Spark does with the functions of a job: map, by reducer in any order, reduce."""
-    what = plan(objects, topics, cores, limits)
+    what = plan_job(objects, topics, cores, limits)
     setup = Setup(place, "run-1", what.topics, 1, 1 << 30)
     counted: list[tuple[int, int]] = []
     count: Callable[[int, int], None] = lambda objects, size: counted.append((objects, size))  # noqa: E731
@@ -315,7 +315,7 @@ def test_reports_that_tell_a_row_twice_or_not_at_all_are_no_success(tmp_path: Pa
         msgspec.structs.replace(report, holes=tuple(others)),
         msgspec.structs.replace(report, holes=(hole, *report.holes)),
     ):
-        with pytest.raises(TaskFailed, match=r"of topic 1 should have 6 rows .* wrote \d+: tasks"):
+        with pytest.raises(TaskFailed, match=r"of topic 1 should have 6 rows .* wrote \d+: Spark"):
             outcome_of(what, [spoiled])
     place.store().close()
 

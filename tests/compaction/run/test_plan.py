@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction.run.file_groups import JoiningFile, TopicWork
-from compaction.run.plan import JobPlan, plan
+from compaction.run.plan import JobPlan, plan_job
 from compaction.run.splits import Limits, cut
 from ledger.lake.types import LakeRange, PlannedObject
 from ledger.types import Extent
@@ -70,7 +70,7 @@ def test_every_extent_is_in_one_group_of_its_topic_and_in_one_task(
 ) -> None:
     objects = objects_of(some)
     topics = [topic(1, *joining), topic(2), topic(3)]
-    what = plan(objects, topics, cores, limits)
+    what = plan_job(objects, topics, cores, limits)
     topic_of = groups_of(what)
     planned = [each for task in what.tasks for each in task.objects]
     wanted = [each for each in objects if any(e.topic_id < 4 for e in each.extents)]
@@ -112,7 +112,7 @@ def test_every_extent_is_in_one_group_of_its_topic_and_in_one_task(
 def test_reducers_hold_groups_within_the_limit_and_none_is_idle(
     some: list[dict[tuple[int, int], int]], cores: int
 ) -> None:
-    what = plan(objects_of(some), [topic(1), topic(2), topic(3), topic(4)], cores, LIMITS)
+    what = plan_job(objects_of(some), [topic(1), topic(2), topic(3), topic(4)], cores, LIMITS)
     used = {group.reducer for group in what.shuffled}
     assert used == set(range(what.reducers))
     for group in what.shuffled:
@@ -126,7 +126,7 @@ def test_runs_are_consecutive_whole_and_within_what_a_task_holds(
     runs = cut(some, cores, LIMITS)
     assert list(itertools.chain(*(range(*run) for run in runs))) == list(range(len(some)))
     for start, end in runs:
-        assert sum(some[start:end]) <= LIMITS.run_bytes * 9 // 8 or end - start == 1
+        assert sum(some[start:end]) <= LIMITS.split_bytes * 9 // 8 or end - start == 1
 
 
 @pytest.mark.parametrize(
@@ -152,40 +152,42 @@ def test_a_little_too_much_for_a_round_makes_no_other_round() -> None:
 
 
 def test_large_shares_are_written_where_they_are_read() -> None:
-    what = plan(objects_of([{(1, 0): 200, (2, 0): 200}] * 10), [topic(1), topic(2)], 2, LIMITS)
+    what = plan_job(objects_of([{(1, 0): 200, (2, 0): 200}] * 10), [topic(1), topic(2)], 2, LIMITS)
     assert len(what.tasks) > 1 and what.reducers == 0 and not what.shuffled
     assert [len(task.local) for task in what.tasks] == [2] * len(what.tasks)
 
 
 def test_a_topic_that_is_small_in_several_runs_is_shuffled_and_no_other() -> None:
     some = [{(1, 0): 200, (2, 0): 5} for _ in range(10)]
-    what = plan(objects_of(some), [topic(1), topic(2)], 2, LIMITS)
+    what = plan_job(objects_of(some), [topic(1), topic(2)], 2, LIMITS)
     assert {what.topics[group.topic].topic_id for group in what.shuffled} == {2}
     assert what.reducers == 1
 
 
 def test_a_topic_that_is_small_in_one_run_alone_is_not_shuffled() -> None:
     some = [{(1, 0): 200} for _ in range(9)] + [{(1, 0): 200, (2, 0): 5}]
-    what = plan(objects_of(some), [topic(1), topic(2)], 2, LIMITS)
+    what = plan_job(objects_of(some), [topic(1), topic(2)], 2, LIMITS)
     assert len(what.tasks) > 1 and not what.shuffled
 
 
 def test_objects_are_split_by_topics_where_that_spares_a_shuffle() -> None:
     some = [{(topic_id, 0): 10 for topic_id in range(1, 9)} for _ in range(10)]
     topics = [topic(topic_id) for topic_id in range(1, 9)]
-    what = plan(objects_of(some), topics, 2, SPLIT)
+    what = plan_job(objects_of(some), topics, 2, SPLIT)
     assert not what.shuffled and [len(task.local) for task in what.tasks] == [4, 4]
     assert what.reads == 20 and all(e.shared for task in what.tasks for e in task.objects)
     for task in what.tasks:
         own = {group.topic for group in task.local}
         assert own in ({0, 1, 2, 3}, {4, 5, 6, 7}), "a range of each object"
-    assert plan(objects_of(some), topics, 2, LIMITS).shuffled, "but ranges are to be worth a GET"
-    assert plan(objects_of(some), topics, 1, SPLIT).reads == 10, "one task reads them whole"
+    assert plan_job(objects_of(some), topics, 2, LIMITS).shuffled, (
+        "but ranges are to be worth a GET"
+    )
+    assert plan_job(objects_of(some), topics, 1, SPLIT).reads == 10, "one task reads them whole"
 
 
 def test_objects_are_not_split_where_one_topic_outweighs_the_others() -> None:
     some = [{(1, 0): 60, (2, 0): 5, (3, 0): 5, (4, 0): 5} for _ in range(4)]
-    what = plan(
+    what = plan_job(
         objects_of(some), [topic(at) for at in (1, 2, 3, 4)], 2, Limits(1000, 100, 250, 300, 1)
     )
     assert what.shuffled and what.reads == 4
@@ -193,13 +195,13 @@ def test_objects_are_not_split_where_one_topic_outweighs_the_others() -> None:
 
 def test_objects_are_not_split_for_little_that_is_small() -> None:
     some = [{(1, 0): 50, (2, 0): 50, (3, 0): 5} for _ in range(10)]
-    what = plan(objects_of(some), [topic(1), topic(2), topic(3)], 2, SPLIT)
+    what = plan_job(objects_of(some), [topic(1), topic(2), topic(3)], 2, SPLIT)
     assert {what.topics[group.topic].topic_id for group in what.shuffled} == {3}
 
 
 def test_shuffled_groups_are_cut_by_partition_and_offset() -> None:
     some = [{(1, partition): 9 for partition in range(4)} for _ in range(30)]
-    what = plan(objects_of(some), [topic(1)], 12, Limits(1000, 90, 200, 300, 1 << 20))
+    what = plan_job(objects_of(some), [topic(1)], 12, Limits(1000, 90, 200, 300, 1 << 20))
     assert len(what.shuffled) == 4 and what.reducers == 4
     places: dict[int, list[tuple[int, int]]] = {}
     for task in what.tasks:
@@ -211,25 +213,25 @@ def test_shuffled_groups_are_cut_by_partition_and_offset() -> None:
 
 
 def test_files_join_the_group_of_their_topic_as_far_as_memory_goes() -> None:
-    what = plan(objects_of([{(1, 0): 50}]), [topic(1, 100, 100, 150)], 1, LIMITS)
+    what = plan_job(objects_of([{(1, 0): 50}]), [topic(1, 100, 100, 150)], 1, LIMITS)
     (task,) = what.tasks
     assert [len(group.joining) for group in task.local] == [2, 1]
     assert task.local[0].bytes == 250
 
 
 def test_files_of_a_topic_without_new_records_are_written_too() -> None:
-    what = plan([], [topic(1, 10, 10)], 2, LIMITS)
+    what = plan_job([], [topic(1, 10, 10)], 2, LIMITS)
     (task,) = what.tasks
     assert not task.objects and [len(group.joining) for group in task.local] == [2]
 
 
 def test_nothing_to_do_is_an_empty_plan() -> None:
-    assert plan([], [topic(1)], 2).tasks == ()
-    assert plan(objects_of([{(9, 0): 5}]), [topic(1)], 2).tasks == ()
+    assert plan_job([], [topic(1)], 2).tasks == ()
+    assert plan_job(objects_of([{(9, 0): 5}]), [topic(1)], 2).tasks == ()
 
 
 def test_a_topic_given_twice_and_no_cores_are_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
-        plan([], [topic(1), topic(1)], 1)
-    with pytest.raises(ValueError, match="cores must be at least 1, not 0"):
-        plan([], [topic(1)], 0)
+        plan_job([], [topic(1), topic(1)], 1)
+    with pytest.raises(ValueError, match="cores must be at least 1, got 0"):
+        plan_job([], [topic(1)], 0)
