@@ -1,7 +1,7 @@
-"""A real daemon for tests: started as a process, asked over real sockets, stopped by its pid.
+"""A real daemon for tests: started as a process, used over real sockets, stopped by its pid.
 
-``wait_until`` waits for a state by looking at it again and again; its time limit only ends a
-hang and is generous, since no test may fail because a machine was slow.
+``wait_until`` polls until a condition holds. Its time limit only ends a hang, and is generous,
+because no test may fail when a machine is slow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def wait_until(look: Callable[[], T], what: str, hang_s: float = HANG_S) -> T:
-    """The first true value that ``look`` gives. Raises AssertionError after a hang."""
+    """The first true value that ``look`` returns. Raises AssertionError after a hang."""
     deadline_ns = monotonic_ns() + int(hang_s * 1e9)
     while True:
         found = look()
@@ -169,7 +169,7 @@ class Daemon:
         return code
 
     def kill_everything(self) -> None:
-        """SIGKILL to the supervisor and all its shards at once."""
+        """SIGKILL to the supervisor and all its shards, in one call."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.stop()

@@ -1,8 +1,8 @@
-"""Producers that remember what they were told, and the check of it against what is stored.
+"""Producers that remember their answers, and a check of those against what is stored.
 
-A *producer* is a thread with one keep-alive connection at a time; it pipelines requests of a few
+A *producer* is a thread with one keep-alive connection at a time. It pipelines requests of a few
 records to topics and partitions in turn. A record's data is ``[producer, connection, number]``,
-never used twice, so whatever is read back says who sent it and in which order.
+never used twice, so each record that is read shows who sent it and in which order.
 
 Outcomes of a request: *acknowledged* (200, with offsets), *refused* (an error: nothing of it may
 be stored), *unknown* (its connection ended before its answer: stored at most once).
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from tests.e2e.daemon import HANG_S, Answer, Daemon, wait_until
 
-RETRY_S = 0.01  # between attempts to connect, and behind a refusal
+RETRY_S = 0.01  # between attempts to connect, and after a refusal
 Record = tuple[int, int, int]
 Place = tuple[str, int]
 
@@ -273,5 +273,5 @@ def check_stored(daemon: Daemon, places: Sequence[Place], run: Load) -> Counter[
         for record in sent.records:
             assert record not in times, f"{record} was refused ({answer.status}) and is stored"
     maybe = {record for sent in run.unknown for record in sent.records}
-    assert set(times) <= told | maybe, f"nobody sent {sorted(set(times) - told - maybe)[:10]}"
+    assert set(times) <= told | maybe, f"never sent: {sorted(set(times) - told - maybe)[:10]}"
     return Counter(acknowledged=len(told), unknown_stored=len(set(times) & maybe))

@@ -1,4 +1,4 @@
-"""Objects that are put past a daemon, and the commands ``check`` and ``gc`` run beside it."""
+"""Puts objects without the daemon, and runs the commands ``check`` and ``gc``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Place:
         return json.loads(done.stdout)
 
     def put(self, incarnation: int, epoch: int, counter: int) -> str:
-        """A well-formed object that nobody commits; returns its key."""
+        """Puts a well-formed object that is never committed; returns its key."""
         lease_id = LeaseId(incarnation, epoch, 0, counter)
         runs = (RingRun(0, 0, 0, 1),)
         parts = ExtentParts("orders", 1, 0, CODEC_RECORDS, [batch([Record("1")], 5)], 1, 5, 5, runs)

@@ -1,4 +1,4 @@
-"""A daemon's processes as the kernel knows them: whose connection is whose, and who is alive."""
+"""A daemon's processes as the kernel sees them: which one has a connection, and which are alive."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""A store in front of a store: an HTTP proxy whose faults a test chooses request by request.
+"""An HTTP proxy in front of a store, whose faults a test chooses request by request.
 
-It takes a whole request in, asks ``decide`` what to do with it, forwards it byte for byte (the
-signature covers the host that the client meant, which is the proxy's) and hands the answer back,
-or not. Faults are functions of the request, so a test says "the third PUT of an object" or "all of
-them for now" by assigning another function.
+It reads a whole request, asks ``decide`` what to do with it, forwards it byte for byte (the
+signature covers the host that the client used, which is the proxy's), and returns the answer or
+not. A fault is a function of the request, so a test assigns another function to say "the third PUT
+of an object" or "all of them for now".
 
-``obey`` takes a plan of ``uploader/stores/faults.py`` instead, the same vocabulary that
-``headgate serve --chaos`` has, for all requests.
+``obey`` takes a plan of ``uploader/stores/faults.py`` instead, in the vocabulary of ``headgate
+serve --chaos``, for all requests.
 
-``Fault.HOLD`` keeps an answer until ``release``: what a test needs to look at a daemon whose PUT
-is under way.
+``Fault.HOLD`` keeps an answer until ``release``, for tests that look at a daemon during a PUT.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def no_fault(_: Request) -> Fault:
 
 
 def object_puts(fault: Fault) -> Decide:
-    """This fault for every PUT of an object, none for anything else."""
+    """Applies this fault to every PUT of an object, and to nothing else."""
     return lambda request: fault if request.is_object_put else Fault.NONE
 
 

@@ -1,7 +1,7 @@
 """A checker for the part of JSON Schema that the API's document uses.
 
-Whatever else stands in a schema is an error here, so that nothing is believed to be checked that
-is not. Some 60 lines instead of a dependency for one test.
+Any other keyword in a schema is an error, so that nothing only seems to be checked. These 60 lines
+replace a dependency for one test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a daemon for a test is told to use the test's bucket."""
+"""Options that make a test's daemon use the test's bucket."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Bad input of every kind: a clear refusal, nothing stored, nobody else disturbed.
+"""Bad input of every kind: a clear refusal, nothing stored, no other client disturbed.
 
-Whatever a test sends, afterwards all topics are as they were, a bystander on each shard is served,
-and at the end no shard was restarted and the log holds no traceback.
+After each test all topics are unchanged, and a bystander on each shard is served. At the end no
+shard was restarted, and the log has no traceback.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ MALFORMED: dict[str, tuple[bytes, dict[str, object]]] = {
     "msgpack: nothing": (post(b"", MSGPACK), {}),
     "msgpack: JSON": (post(b'{"records":[{"data":1}]}', MSGPACK), {}),
     "msgpack: cut off": (post(pack({"records": [{"data": "abc"}]})[:-1], MSGPACK), {}),
-    "msgpack: more behind": (post(pack({"records": [{"data": 1}]}) + b"\x00", MSGPACK), {}),
+    "msgpack: more bytes after it": (post(pack({"records": [{"data": 1}]}) + b"\x00", MSGPACK), {}),
     "msgpack: an array": (post(pack([1, 2]), MSGPACK), {}),
     "msgpack: no data": (post(pack({"records": [{"data": 1}, {}]}), MSGPACK), {"record": 1}),
     "msgpack: NaN": (post(pack({"records": [{"data": float("nan")}]}), MSGPACK), {"record": 0}),
@@ -182,7 +182,7 @@ MALFORMED: dict[str, tuple[bytes, dict[str, object]]] = {
     "bytes: none": (post(b"", OCTETS), {}),
     "gzip: none": (post(b"[1]", Content_Encoding="gzip"), {}),
     "gzip: cut off": (post(gzip.compress(b"[1]")[:-1], Content_Encoding="gzip"), {}),
-    "gzip: garbage behind": (post(gzip.compress(b"[1]") + b"x", Content_Encoding="gzip"), {}),
+    "gzip: garbage after it": (post(gzip.compress(b"[1]") + b"x", Content_Encoding="gzip"), {}),
     "gzip: a wrong sum": (post(gzip.compress(b"[1]")[:-8] + bytes(8), Content_Encoding="gzip"), {}),
     "gzip: nothing inside": (post(gzip.compress(b""), Content_Encoding="gzip"), {}),
     "deflate: raw": (post(zlib.compress(b"[1]")[2:-4], Content_Encoding="deflate"), {}),
@@ -246,7 +246,7 @@ def test_a_large_body_is_refused_before_it_is_sent(daemon: Daemon) -> None:
             )  # fmt: skip
             refused(wire.answer(), 413, "too_large", limit_bytes=BODY_MAX)
             wire.half_close()
-            assert wire.answers() == [], "the connection ends, for nobody knows what comes"
+            assert wire.answers() == [], "the connection ends, because what comes next is unknown"
 
 
 def test_a_chunked_body_may_not_grow_over_the_limit(daemon: Daemon) -> None:
@@ -395,7 +395,7 @@ GARBAGE: dict[str, tuple[bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-def test_what_is_no_http_is_refused_and_the_connection_closed(daemon: Daemon, name: str) -> None:
+def test_what_is_not_http_is_refused_and_the_connection_closed(daemon: Daemon, name: str) -> None:
     data, status, code = GARBAGE[name]
     with Wire(daemon.port) as wire:
         wire.send(data)
@@ -404,14 +404,14 @@ def test_what_is_no_http_is_refused_and_the_connection_closed(daemon: Daemon, na
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-def test_garbage_behind_good_requests_costs_none_of_them(daemon: Daemon, name: str) -> None:
+def test_garbage_after_good_requests_costs_none_of_them(daemon: Daemon, name: str) -> None:
     data, status, code = GARBAGE[name]
     with Wire(daemon.port) as wire:
         wire.send(request("GET", TOPIC) * 3 + data + request("POST", TOPIC, b"[1]") * 3)
         answers = wire.answers()
     assert [a.status for a in answers[:3]] == [200, 200, 200]
     refused(answers[3], status, code)
-    assert len(answers) == 4, "nothing behind the garbage is taken for a request"
+    assert len(answers) == 4, "nothing after the garbage is taken for a request"
 
 
 @pytest.mark.parametrize("body", [b"", b"[", b"[1,2"])

@@ -1,4 +1,4 @@
-"""``headgate check``: what is missing, torn, orphan or foreign is named; nothing is written."""
+"""``headgate check`` names what is missing, torn, orphan or foreign, and writes nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_others_in_the_store_are_told_apart(data: Path) -> None:
         assert problems(report) == {("orphan", below), ("foreign", foreign)}
         assert (report["orphans"], report["in_flight"], report["foreign"]) == (1, 1, 1)
         assert place.present() == keys and place.named() == []
-    # Without a daemon nobody will commit it.
+    # Without a daemon it will never be committed.
     report = place.json("check", code=1)
     assert problems(report) == {("orphan", below), ("orphan", in_flight), ("foreign", foreign)}
 

@@ -1,4 +1,4 @@
-"""The headgate command as a process, against real daemons: exit codes, shapes, what it prints."""
+"""The headgate command as a process, with real daemons: exit codes, JSON shapes, output."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_produce_from_stdin_is_read_back_as_it_was_written(daemon: Daemon) -> No
     assert json.loads(whole)["seq"] == 3
 
 
-def test_a_line_that_is_no_record_ends_produce_with_1_and_its_number(daemon: Daemon) -> None:
+def test_a_line_that_is_not_a_record_ends_produce_with_1_and_its_number(daemon: Daemon) -> None:
     sent = headgate(daemon, "produce", "broken", "-o", "json", stdin="1\n2\n{\n")
     assert sent.code == 1 and "line 3" in sent.stderr
     assert sent.json["records"] == 2 and sent.json["error"]["line"] == 3

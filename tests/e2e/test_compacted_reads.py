@@ -1,4 +1,4 @@
-"""A daemon that reads compacted offsets: byte for byte what it read before, and bounded."""
+"""A daemon reads compacted offsets byte for byte as before, within bounds."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_answers_are_the_same_bytes_when_l0_is_gone(data: Path) -> None:
         produce_some(daemon, random.Random(2), "other", 10, now_ms)
     with running(data, shards=2, settings=SMALL) as daemon:
         assert answers(daemon, "t", now_ms) == before, "all of it compacted, and nothing else left"
-        # The rest of the topic comes from L0 and the rings, behind it in one answer.
+        # The rest of the topic comes from L0 and the rings, in the same answer.
         daemon.produce("t", "new", partition=0)
         page = daemon.read_all("t", 0)
         assert [record["seq"] for record in page] == list(range(1, len(page) + 1))

@@ -1,4 +1,4 @@
-"""Idempotency keys and expected_seq: decided in the commit, once, whoever asks and how often."""
+"""Idempotency keys and expected_seq are decided once, in the commit, however often sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RACERS = 12
 
 
 def race(daemon: Daemon, topic: str, documents: Sequence[object]) -> list[Answer]:
-    """All at once, each on a connection of its own."""
+    """Sends all simultaneously, each on its own connection."""
     barrier = Barrier(len(documents))
 
     def one(document: object) -> Answer:
@@ -78,7 +78,7 @@ def test_repeats_in_one_commit_are_found(shared_daemon: Daemon) -> None:
     assert [r["data"] for r in shared_daemon.read_all("one-commit")] == [0, 1, 2]
 
 
-def test_of_many_at_once_exactly_one_is_stored(shared_daemon: Daemon) -> None:
+def test_of_many_simultaneous_appends_exactly_one_is_stored(shared_daemon: Daemon) -> None:
     document = {"records": [{"data": 1}, {"data": 2}], "idempotency_key": "k"}
     answers = race(shared_daemon, "many", [document] * RACERS)
 
@@ -174,7 +174,7 @@ def test_a_chain_of_appends_may_be_pipelined(shared_daemon: Daemon) -> None:
             assert (answer.status, answer.json["last_seq"]) == (200, 2 * n + 2)
 
 
-def test_a_broken_link_breaks_the_chain_behind_it_only(shared_daemon: Daemon) -> None:
+def test_a_broken_link_breaks_only_the_chain_after_it(shared_daemon: Daemon) -> None:
     with wire_of_each_shard(shared_daemon, "warm") as wires:
         wire = wires[0]
         wire.send(
@@ -195,7 +195,7 @@ def test_a_mismatch_does_not_consume_the_key(shared_daemon: Daemon) -> None:
     shared_daemon.produce("unconsumed", "first")
     kept = shared_daemon.produce("unconsumed", "x", **asked)
     assert (kept.status, kept.json["first_seq"], kept.json["deduped"]) == (200, 2, False)
-    # The key is looked at first: a repeat is no mismatch, although the head has moved.
+    # The key is checked first: a repeat is not a mismatch, although the head has moved.
     again = shared_daemon.produce("unconsumed", "x", **asked)
     assert (again.status, again.json) == (200, {**kept.json, "deduped": True})
 

@@ -1,4 +1,4 @@
-"""SIGHUP: what is reloadable changes, the rest is named; a broken file changes nothing."""
+"""SIGHUP changes what is reloadable and names the rest; a broken file changes nothing."""
 
 from __future__ import annotations
 

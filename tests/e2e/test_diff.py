@@ -1,5 +1,5 @@
-"""Reading with diff: where it begins and ends, what it waits for, and that nobody can tell
-whether an answer came from the rings or from objects."""
+"""Reading with diff: where it begins and ends, what it waits for; answers from the rings and from
+objects are the same."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_filters_keep_what_is_equal_and_move_past_the_rest(shared_daemon: Daemon
         assert [r["data"] for r in records_of(pages(shared_daemon, "filters", **asked))] == expected
         found = pages(shared_daemon, "filters", limit=3, **asked)
         assert [r["data"] for r in records_of(found)] == expected
-        assert found[-1]["next_from_seq"] == 60, "what does not pass is left behind too"
+        assert found[-1]["next_from_seq"] == 60, "filtered records are passed too"
 
 
 def test_a_filter_passes_over_any_number_of_records(shared_daemon: Daemon) -> None:
@@ -189,7 +189,7 @@ def test_from_ts_with_a_filter_begins_at_the_same_place(shared_daemon: Daemon) -
     assert data_of(page) == [6, 8]
 
 
-def test_from_ts_finds_a_record_behind_any_number_of_earlier_ones(shared_daemon: Daemon) -> None:
+def test_from_ts_finds_a_record_after_any_number_of_earlier_ones(shared_daemon: Daemon) -> None:
     for turn in range(3):
         records = [{"data": 0, "ts": 5}] * 9_999 + [{"data": turn, "ts": 10 + turn}]
         shared_daemon.json("POST", "/v0/topics/deep", {"records": records})
@@ -198,7 +198,7 @@ def test_from_ts_finds_a_record_behind_any_number_of_earlier_ones(shared_daemon:
     assert (data_of(page), page["records"][0]["seq"]) == ([2], 30_000)
 
 
-def test_a_late_timestamp_that_was_never_stored_misleads_nobody(shared_daemon: Daemon) -> None:
+def test_a_late_timestamp_that_was_never_stored_misleads_no_reader(shared_daemon: Daemon) -> None:
     """The ledger knows an extent's last timestamp, void records included."""
     path = "/v0/topics/misled"
     with wire_of_each_shard(shared_daemon, "warm") as wires:
@@ -235,7 +235,7 @@ def test_a_long_poll_at_the_tail_gets_what_comes_next(shared_daemon: Daemon) -> 
     with ThreadPoolExecutor(1) as threads:
         poll = threads.submit(shared_daemon.diff, "next", tail=True, wait_ms=30_000)
         count = 0
-        while not poll.done():  # the poll may begin behind any of these
+        while not poll.done():  # the poll may begin after any of these
             count += 1
             shared_daemon.produce("next", count)
         page = poll.result()
@@ -243,7 +243,7 @@ def test_a_long_poll_at_the_tail_gets_what_comes_next(shared_daemon: Daemon) -> 
     assert all(1 <= n <= count for n in data_of(page))
 
 
-def test_a_poll_whose_client_went_away_harms_nobody(shared_daemon: Daemon) -> None:
+def test_a_poll_whose_client_went_away_does_no_harm(shared_daemon: Daemon) -> None:
     shared_daemon.produce("gone", 1)
     asked = json.dumps({"from_seq": 1, "wait_ms": 30_000}).encode()
     with wire_of_each_shard(shared_daemon, "warm") as wires:
@@ -428,7 +428,7 @@ def test_rings_and_objects_give_the_same(data: Path) -> None:
     with running(data, shards=2) as daemon:
         assert everything(daemon) == hot
         assert daemon.status()["store"]["gets"] > 0
-        # Void records were written in between; nobody sees them, and no offset is left out.
+        # Void records were written in between; they are invisible, and no offset is skipped.
         for records in (records_of(each) for each in (hot[0], hot[10], hot[20], hot[30])):
             assert [r["seq"] for r in records] == list(range(1, len(records) + 1))
         assert daemon.get("/v0/topics/single").json["partitions"][0]["count"] == len(
@@ -459,7 +459,7 @@ def test_a_ring_that_has_come_round_gives_the_same_as_objects(data: Path) -> Non
 
 
 def test_readers_follow_while_rings_come_round(data: Path) -> None:
-    """Readers at several speeds beside writers; each sees every record once, in order."""
+    """Readers at several speeds during writes; each sees every record once, in order."""
     writers, turns = 3, 60
 
     def write(daemon: Daemon, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Upload groups live: one stream under light load, split by a flood, merged in silence."""
+"""Upload groups live: one stream under light load, split by a flood, merged afterwards."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_steady_load_stays_within_a_quarter_of_the_fewest_possible_puts(data: Pa
     assert after["puts"] - before["puts"] - 1 <= 1.25 * max(windows, by_size)
 
 
-def test_a_lone_request_on_an_idle_group_goes_at_once_and_company_at_an_objects_worth(
+def test_an_idle_group_uploads_a_lone_request_immediately_and_others_at_an_objects_worth(
     data: Path,
 ) -> None:
     settings = {

@@ -88,7 +88,7 @@ def test_what_a_dead_shard_had_under_way_is_taken_over(data: Path, bucket: Bucke
                 proxy.hold_object_puts()
                 line.send("kept", "under way")
                 wait_until(lambda: proxy.held, "the PUT to be under way")
-                # Whoever had the turn holds the lease; the request lies in shard 0's ring.
+                # The shard that had the turn holds the lease; the request is in shard 0's ring.
                 for pid in shard_pids(daemon):
                     os.kill(pid, signal.SIGKILL)
                 assert line.answer() is None
@@ -147,7 +147,7 @@ def test_a_shard_that_is_stopped_while_it_holds_a_lease_is_killed_sooner(
     assert "shard 0 has not turned for 20 ticks: killed" in daemon.text
 
 
-def test_a_lock_whose_holder_is_killed_is_free_at_once(data: Path) -> None:
+def test_a_lock_whose_holder_is_killed_is_free_immediately(data: Path) -> None:
     with running(data, shards=2) as daemon:
         daemon.produce("t", 0)
         holder = subprocess.Popen(
@@ -187,7 +187,7 @@ def test_after_a_kill_of_everything_what_was_acknowledged_is_there(
         assert daemon.produce("orders", "after").json["first_seq"] == head + 1
 
 
-def test_shards_whose_supervisor_is_killed_end_by_themselves_and_a_restart_works_at_once(
+def test_shards_whose_supervisor_is_killed_end_by_themselves_and_a_restart_works(
     data: Path,
 ) -> None:
     with running(data, shards=2) as daemon:

@@ -1,4 +1,4 @@
-"""docs/lake.md: each command and program on it runs, in the folder that the page describes."""
+"""Each command and program in docs/lake.md runs, in the folder that the page describes."""
 
 from __future__ import annotations
 

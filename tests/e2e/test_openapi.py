@@ -154,7 +154,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     left = documented - api.seen
     # The ledger or the store must fail for these; their shape is that of all errors.
     failing = {(m, p, 503) for m, p, _ in documented if p.startswith("/v0/")}
-    # A thousand plans at once: tests/e2e/test_plans.py.
+    # A thousand simultaneous plans: tests/e2e/test_plans.py.
     assert left - failing == {("POST", "/v0/plans", 429)}
 
 

@@ -1,4 +1,4 @@
-"""Order, density and exactness of what producers are told, over several shards and connections."""
+"""Offsets are ordered, dense and exact, across several shards and connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An outage of the store, from outside: who is told, who is refused, what is stored after it."""
+"""An outage of the store, from outside: alarms, refusals, and what is stored afterwards."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _used_bytes(daemon: Daemon) -> int:
 
 
 def _pulled(daemon: Daemon, count: int) -> bool:
-    """Whether so many requests are pulled and not stored."""
+    """Whether this many requests are pulled and not stored."""
     status = daemon.status()  # the rings are looked at first, so a backlog of 0 is of the same
     used = sum(shard["ring_used_bytes"] for shard in status["shards"])
     backlog = sum(group["backlog_bytes"] for group in status["groups"])

@@ -1,4 +1,4 @@
-"""One owner per prefix: copies are refused, a take-over ends the former owner for good."""
+"""One owner per prefix: copies are refused, and a take-over ends the former owner permanently."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def entries(store_url: str) -> list[Entry]:
 
 
 def signal_all(daemon: Daemon, number: signal.Signals) -> None:
-    """To the supervisor and all its shards at once."""
+    """Sends a signal to the supervisor and all its shards."""
     os.killpg(daemon.process.pid, number)
 
 
@@ -83,7 +83,7 @@ def test_a_daemon_that_was_killed_comes_back_on_its_own_directory_without_a_word
 
 
 @pytest.mark.slow
-def test_a_paused_daemon_that_wakes_behind_a_take_over_never_acknowledges_again(
+def test_a_paused_daemon_that_wakes_after_a_take_over_never_acknowledges_again(
     data: Path, tmp_path: Path
 ) -> None:
     # The 20 s of the take-over are waited for.
@@ -140,6 +140,7 @@ def test_there_is_at_most_one_entry_a_period_under_load_and_none_while_idle(
         until_s = daemon.status()["uptime_s"] + 2.5 * PERIOD_NS / 1e9
         wait_until(lambda: daemon.status()["uptime_s"] > until_s, "idle periods to pass")
         assert len(entries(store)) == len(told)
-        # The first write behind idleness has its entry beside it, and is answered at once.
+        # The first write after idleness sends an entry with its object, and is answered
+        # immediately.
         assert daemon.produce("t", "again").status == 200
-        wait_until(lambda: len(entries(store)) > len(told), "an entry beside the object")
+        wait_until(lambda: len(entries(store)) > len(told), "an entry with the object")

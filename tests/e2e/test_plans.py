@@ -1,4 +1,4 @@
-"""``/v0/plans``: what bulk readers are told, and what is held for them."""
+"""``/v0/plans``: what bulk readers are told, and what is kept for them."""
 
 from __future__ import annotations
 

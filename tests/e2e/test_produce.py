@@ -1,4 +1,4 @@
-"""Producing: what is sent in any form is what is read, and goes where its key says."""
+"""Producing: what is sent in any form is what is read, in the partition of its key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def raw_diff(daemon: Daemon, topic: str) -> bytes:
 
 
 def stored(answer: Answer, first_seq: int, count: int) -> None:
-    """The answer says that so many records are stored, from this offset on."""
+    """The answer says that ``count`` records are stored, from this offset on."""
     assert answer.status == 200, answer.body
     said = answer.json
     assert (said["first_seq"], said["last_seq"]) == (first_seq, first_seq + count - 1)
@@ -304,7 +304,7 @@ def test_pipelined_requests_are_answered_in_order(shared_daemon: Daemon) -> None
     count = 300  # more than a connection may have outstanding
     with wire_of_each_shard(shared_daemon, "warm") as wires:
         for number, wire in enumerate(wires):
-            topic = f"pipelined.{number}"  # the first request makes it, the others wait behind it
+            topic = f"pipelined.{number}"  # the first request creates it, the others wait for that
             sent = b"".join(
                 request("POST", f"/v0/topics/{topic}", b"[%d]" % n) for n in range(count)
             )

@@ -1,4 +1,4 @@
-"""One record from a producer to the store and back: the thinnest path, on both stores."""
+"""One record from a producer to the store and back, on both stores."""
 
 from __future__ import annotations
 

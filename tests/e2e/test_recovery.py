@@ -1,4 +1,4 @@
-"""Real daemons, all killed, their data directory gone: ``recover`` brings back what was told."""
+"""``recover`` restores what was acknowledged after a daemon and its directory are gone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def config_of(data: Path, options: dict[str, Any]) -> Config:
 
 
 def recovered(data: Path, options: dict[str, Any], *, take_over: bool = False) -> Report:
-    """``headgate recover`` in this process, where the wait for a former owner passes at once.
+    """``headgate recover`` in this process, where the wait for a former owner takes no time.
 
     Only for former owners that are dead.
     """
@@ -142,7 +142,7 @@ def test_what_was_acknowledged_is_recovered_from_the_store_alone(
 
             wait_until(has_told, "an entry that lists commits")
             goal = run.acknowledged_count + 60
-            wait_until(lambda: run.acknowledged_count >= goal, "more behind the entry")
+            wait_until(lambda: run.acknowledged_count >= goal, "more after the entry")
             daemon.kill_everything()
     shutil.rmtree(data)
     report = recovered(data, options)
@@ -151,7 +151,7 @@ def test_what_was_acknowledged_is_recovered_from_the_store_alone(
     assert report.records_may_be_doubled == report.records_taken  # no keys were used
     with running(data, shards=1, **options) as daemon:
         check_recovered(daemon, run)
-        # And it goes on behind all of it.
+        # And it continues after all of it.
         heads = daemon.get("/v0/topics/orders").json["partitions"]
         answer = daemon.produce("orders", "after")
         assert answer.json["first_seq"] == heads[0]["head_seq"] + 1

@@ -1,4 +1,4 @@
-"""Caps, time to live and full topics against a real daemon: what goes, what readers are told."""
+"""Caps, time to live and full topics of a real daemon: what is evicted, what readers are told."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def state(daemon: Daemon, topic: str, partition: int = 0) -> Any:
 
 
 def until_count(daemon: Daemon, topic: str, count: int) -> Any:
-    """The partition when it has so many records."""
+    """The partition when it has ``count`` records."""
     return wait_until(
         lambda: (now := state(daemon, topic))["count"] == count and now, f"{count} records"
     )
 
 
-def test_the_oldest_records_over_a_cap_go_and_who_was_behind_is_told(data: Path) -> None:
+def test_the_oldest_records_over_a_cap_are_evicted_and_a_late_reader_is_told(data: Path) -> None:
     with running(data, shards=2, settings=SOON) as daemon:
         daemon.json("PUT", "/v0/topics/t", {"cap_records": 5})
         for number in range(4):

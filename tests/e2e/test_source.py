@@ -1,4 +1,4 @@
-"""``format("headgate")`` in Spark itself: batches and streams (rows C1 and C2)."""
+"""``format("headgate")`` in Spark itself: batches and streams."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_files_and_objects_are_read_as_one_topic_in_every_way(
         assert seen(frame(spark, daemon, "mixed", **way).collect()) == expected
 
 
-def test_what_is_compacted_and_deleted_behind_sparks_plan_is_read_once(
+def test_what_is_compacted_and_deleted_after_sparks_plan_is_read_once(
     spark: SparkSession, daemon: Daemon
 ) -> None:
     produced(daemon, "moved", 15)

@@ -1,5 +1,5 @@
-"""What the Spark source's tasks read, without Spark around them: the same rows as ``diff``,
-whatever is compacted, collected or damaged meanwhile.
+"""The Spark source's tasks, without Spark, read the same rows as ``diff``, whatever is compacted,
+collected or damaged meanwhile.
 """
 
 from __future__ import annotations
@@ -180,11 +180,11 @@ def test_times_begin_at_the_first_record_that_is_not_before(
 
 
 @pytest.mark.parametrize("through", ["url", pytest.param("data", marks=pytest.mark.slow)])
-def test_what_is_compacted_and_collected_behind_a_plan_is_read_once(
+def test_what_is_compacted_and_collected_after_a_plan_is_read_once(
     daemon: Daemon, through: str
 ) -> None:
     """The lease would have held it; here it has not, as after a driver that slept."""
-    topic = f"behind-{through}"
+    topic = f"after-{through}"
     produced(daemon, topic, 20)
     expected = diff_rows(daemon, topic)
     where = {"data": str(daemon.data)} if through == "data" else {}
@@ -201,7 +201,7 @@ def test_what_is_compacted_and_collected_behind_a_plan_is_read_once(
 
 
 @pytest.mark.parametrize("which", ["all", "last"])
-def test_a_file_that_was_rewritten_behind_a_plan_is_read_where_its_rows_are(
+def test_a_file_that_was_rewritten_after_a_plan_is_read_where_its_rows_are(
     daemon: Daemon, which: str
 ) -> None:
     """Days interleave, so rows of other files were read before the last one is missed."""
@@ -303,7 +303,7 @@ def test_a_start_below_the_earliest_offset_is_a_loss_unless_it_is_called_earlies
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
-def test_an_offset_behind_the_end_is_a_loss(daemon: Daemon, option: str) -> None:
+def test_an_offset_past_the_end_is_a_loss(daemon: Daemon, option: str) -> None:
     daemon.json("PUT", "/v0/topics/ahead", {"partitions": 1})
     if not diff_rows(daemon, "ahead"):
         daemon.produce("ahead", 1, 2)
@@ -327,7 +327,7 @@ def test_a_partition_that_is_not_there_is_named(daemon: Daemon) -> None:
         read(daemon, "narrow", startingOffsets=asked)
 
 
-def test_a_start_behind_the_end_that_was_given_is_refused(daemon: Daemon) -> None:
+def test_a_start_past_the_given_end_is_refused(daemon: Daemon) -> None:
     daemon.json("PUT", "/v0/topics/crossed", {"partitions": 1})
     daemon.produce("crossed", 1, 2, 3)
     bounds = {
@@ -338,7 +338,7 @@ def test_a_start_behind_the_end_that_was_given_is_refused(daemon: Daemon) -> Non
         read(daemon, "crossed", **bounds)
 
 
-def test_a_folder_that_is_no_data_directory_is_named(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_data_directory_is_named(daemon: Daemon, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=str(tmp_path)):
         read(daemon, "any", data=str(tmp_path))
     assert list(tmp_path.iterdir()) == [], "and nothing is made in it"

@@ -1,4 +1,4 @@
-"""Starts that are refused: one sentence with the value and the way out, an exit code, no wait."""
+"""Refused starts: one sentence with the value and what to do, an exit code, no wait."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_credentials_that_the_store_forbids_are_said(data: Path, bucket: Bucket)
     assert "AWS_ACCESS_KEY_ID" in said and "nothing-at-all" not in said
 
 
-def test_a_store_where_nobody_listens_is_said(data: Path) -> None:
+def test_a_store_that_does_not_listen_is_reported(data: Path) -> None:
     endpoint_url = f"http://127.0.0.1:{free_port()}"
     options = on_store(data, "s3://bucket/prefix", endpoint_url)
     code, said = serve(*options, environ=FORGED)
@@ -105,7 +105,7 @@ def test_a_store_folder_that_cannot_be_made_is_said(tmp_path: Path, data: Path) 
 def test_a_ledger_that_is_damaged_is_said_and_left_as_it_is(data: Path) -> None:
     (data / "ledger").mkdir(parents=True)
     ledger = data / "ledger" / "ledger.db"
-    ledger.write_bytes(b"this is no database, and somebody may want it back" * 100)
+    ledger.write_bytes(b"this is not a database, and it may be wanted back" * 100)
     before = ledger.read_bytes()
     code, said = serve("--data", str(data))
     assert code == 1

@@ -1,4 +1,4 @@
-"""Being told to stop more than once, as systemd, a terminal and a script together may do."""
+"""Several stop signals, as systemd, a terminal and a script may send them together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command that is stopped while it holds the ledger does not stop the daemon beside it."""
+"""A command that is stopped while it holds the ledger does not stop the daemon."""
 
 from __future__ import annotations
 

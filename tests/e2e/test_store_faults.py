@@ -1,4 +1,4 @@
-"""A store that fails: producers see latency or a declared refusal; nothing is lost or doubled."""
+"""When the store fails, producers see latency or a refusal; nothing is lost or doubled."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A storm of 503 SlowDown at the store, which meets every request of the daemon to it.
+"""The store answers every request of the daemon with 503 SlowDown for a while.
 
-Producers see latency, or 429 or 503 with Retry-After; afterwards all is as before. How long the
-longest wait is in a storm of 30 s is measured by ``python -m tests.chaos.storm``.
+Producers see latency, or 429 or 503 with Retry-After; afterwards everything is as before. ``python
+-m tests.chaos.storm`` measures the longest wait in a storm of 30 s.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SMALL = {
 }  # fmt: skip
 
 PAD = "x" * 8_000
-# 2.5 MB at once: more than both rings and all that their groups can have on the way to the store
+# 2.5 MB: more than both rings and all that their groups can have on the way to the store
 # (2 x 256 KiB + 8 x 96 KiB), so that a ring fills however the kernel spreads the connections.
 CROWD: dict[str, int] = {"connections": 40, "depth": 4, "requests_max": 4}
 

@@ -1,4 +1,4 @@
-"""Leases that cannot be committed: what the daemon says of them, and how it goes on afterwards."""
+"""Leases that cannot commit: what the daemon reports, and how it recovers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_lease_that_ends_every_process_that_takes_it_is_named_and_goes_on_once
             assert "a lease cannot be committed" in ready.json["error"]["message"]
             assert "no frame at" in daemon.text
             assert "taken over 3 times so far, cannot go on in this process" in daemon.text
-            # The killed one, and one for each time: nobody is started in a loop.
+            # The killed one, and one for each time: shards are not started in a loop.
             restarts = sum(each["restarts"] for each in daemon.status()["shards"])
             assert restarts <= daemon.text.count("cannot go on in this process") + 1
             segment.ring(shard)[header] ^= 1

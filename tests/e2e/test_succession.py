@@ -1,4 +1,4 @@
-"""A shard that takes its dead predecessor's place answers for its own requests only."""
+"""A shard that replaces a dead one answers its own requests only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Life under systemd: a real NOTIFY_SOCKET and watchdog, and the unit's own command and filter.
 
-systemd itself does not run here; ``tests/e2e/unit.py`` makes of the unit file what systemd would.
+systemd itself does not run here; ``tests/e2e/unit.py`` interprets the unit file as systemd would.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Manager:
             except BlockingIOError:
                 return self._seen
 
-    def index(self, start: str, behind: int = -1) -> int:
-        """Waits for a datagram that starts so, behind another's index."""
+    def index(self, start: str, after: int = -1) -> int:
+        """Waits for a datagram that starts so, after another one's index."""
         where = wait_until(
-            lambda: [i for i, s in enumerate(self.seen) if i > behind and s.startswith(start)],
-            f"{start} behind {self.seen[behind : behind + 1]}",
+            lambda: [i for i, s in enumerate(self.seen) if i > after and s.startswith(start)],
+            f"{start} after {self.seen[after : after + 1]}",
         )
         return where[0]
 
@@ -83,7 +83,7 @@ def path(tmp_path: Path) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listened on a moment ago."""
+    """A port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

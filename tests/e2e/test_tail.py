@@ -1,4 +1,4 @@
-"""What reading costs: nothing at the tail, one range read for each extent behind it."""
+"""Reading costs nothing at the tail, and one range read for each older extent."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_cold_reads_cost_one_request_for_each_extent_once(
                 answer = wire.answer()
                 assert answer is not None
                 assert [r["data"] for r in answer.json["records"]] == list(range(600))
-        assert gets(daemon) == 1, "many readers at once wait for one request"
+        assert gets(daemon) == 1, "many readers wait for one request"
         size_bytes = daemon.status()["store"]["get_bytes"]
         assert 600 < size_bytes < 100_000, "which is for one extent, no more"
 
@@ -125,7 +125,7 @@ def test_partitions_that_share_objects_are_read_apart(data: Path) -> None:
         assert gets(daemon) == extents
 
 
-def test_new_records_behind_cold_ones_come_from_the_rings(data: Path) -> None:
+def test_new_records_after_cold_ones_come_from_the_rings(data: Path) -> None:
     with cold(data, {}) as daemon:
         daemon.produce("cold", "new")
         assert daemon.diff("cold", from_seq=1800)["records"][0]["data"] == "new"

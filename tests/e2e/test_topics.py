@@ -1,4 +1,4 @@
-"""Topics over HTTP: make, change, read, list, delete, and what is refused."""
+"""Topics over HTTP: create, change, read, list, delete, and what is refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_partitions_grow_and_never_shrink(shared_daemon: Daemon) -> None:
     assert len(shared_daemon.get("/v0/topics/grows").json["partitions"]) == 4
 
 
-def test_every_shard_knows_of_a_change_at_once(shared_daemon: Daemon) -> None:
+def test_every_shard_knows_of_a_change_immediately(shared_daemon: Daemon) -> None:
     with wire_of_each_shard(shared_daemon, "everybody") as wires:
         for partitions in (2, 3):
             wires[0].json("PUT", "/v0/topics/everybody", {"partitions": partitions})
@@ -194,7 +194,7 @@ def test_a_trim_drops_the_oldest_records_and_is_never_taken_back(shared_daemon: 
     assert (state["earliest_seq"], state["count"], state["head_seq"]) == (5, 2, 6)
     read = shared_daemon.diff("trimmed", from_seq=0)
     assert [record["seq"] for record in read["records"]] == [5, 6]
-    assert (read["earliest_seq"], read["tombstone"]) == (5, None), "a trim is no loss"
+    assert (read["earliest_seq"], read["tombstone"]) == (5, None), "a trim is not a loss"
     for lower in (0, 1, 5):
         assert shared_daemon.json("POST", trim, {"before_seq": lower}).json == answer.json
     assert shared_daemon.json("POST", trim, {"before_seq": 7}).json["count"] == 0

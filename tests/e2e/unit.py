@@ -1,9 +1,9 @@
-"""A unit's process without a systemd that runs: its command, its environment, its system calls.
+"""A unit's process without a running systemd: its command, its environment, its system calls.
 
 ``confined`` runs a command under the filter that systemd would load for the unit. As a program
 (``python -m tests.e2e.unit UNIT COMMAND...``) this module loads the filter and becomes the command.
-What SystemCallFilter, RestrictAddressFamilies and MemoryDenyWriteExecute say is asked of
-``systemd-analyze`` and loaded with libseccomp, which systemd itself uses.
+``systemd-analyze`` says what SystemCallFilter, RestrictAddressFamilies and MemoryDenyWriteExecute
+mean; libseccomp, which systemd itself uses, loads it.
 """
 
 from __future__ import annotations

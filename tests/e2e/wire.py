@@ -1,6 +1,6 @@
-"""Bytes on a socket, as no HTTP library would send them, and connections of a known shard.
+"""Raw bytes on a socket, which no HTTP library would send, and connections to a known shard.
 
-``Wire`` sends what it is given and reads whole answers; its time limit only ends a hang.
+``Wire`` sends the given bytes and reads whole answers. Its time limit only ends a hang.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Wire:
         self._socket.close()
 
     def half_close(self) -> None:
-        """Says that nothing more will be sent."""
+        """Closes our direction: nothing more will be sent."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
-        """Closes without a word: what is under way in either direction is lost."""
+        """Closes with a reset: what is in flight in either direction is lost."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 
