@@ -1,19 +1,20 @@
-"""Answering ``diff``: the records of one partition behind an offset, from rings or the store.
+"""Answers ``diff``: the records of one partition after an offset, from rings or the store.
 
-Pull reading, with a long poll. The tail comes from the rings while they hold it, the rest by
-range reads of L0 objects and, once they are compacted, of L1 files; a reader cannot tell which
-(the same records, the same offsets).
+Readers pull, with a long poll. The tail comes from the rings while they hold it. The rest comes by
+range reads of L0 objects and, once they are compacted, of L1 files. A reader cannot tell the
+difference: records and offsets are the same.
 
-Offsets: ``from_seq`` is exclusive, ``next_from_seq`` is what to ask with next, ``head_seq`` is
-the last committed. Void records have no offset and are never seen here. What a reader misses is
-told once, as its tombstone (readable.py): an answer ends in front of a gap, the next one names it
-and goes on behind it.
+Offsets: ``from_seq`` is exclusive, ``next_from_seq`` is the ``from_seq`` of the next request,
+``head_seq`` is the last committed offset. Void records have no offset and do not appear here. A
+reader learns once what it misses, by a tombstone (readable.py): an answer ends before a gap, and
+the next one names the gap and continues after it.
 
 ``from_ts`` begins with the first record, by offset, that is not before this time.
 
-A cursor is of one topic. Who says which (``topic_id``) is told when there is another one of this
-name by now: a tombstone with the reason ``recreated``, whose offsets are the former topic's, and
-the answer goes on from the new one's start. An offset past the last one is refused.
+A cursor belongs to one topic. A reader that sends its ``topic_id`` learns when the name belongs to
+another topic by now: the answer has a tombstone with the reason ``recreated``, whose offsets are
+those of the former topic, and continues from the start of the new one. An offset beyond the last
+one is refused.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from uploader.stores.base import StoreError
 log = logging.getLogger("headgate.diff")
 
 SCANNED_MAX = 20_000  # records that a filter may pass over in one answer
-OVERTAKEN_MAX = 8  # evictions that may come between a look at what there is and its reading
+OVERTAKEN_MAX = 8  # evictions between finding records and reading them
 QUARANTINED = "quarantined"
-RECREATED = "recreated"  # a tombstone's reason: the cursor was of a former topic of this name
+RECREATED = "recreated"  # a tombstone's reason: the cursor is of a former topic of this name
 
 
 class OffsetPastEnd(Exception):
@@ -58,7 +59,7 @@ class OffsetPastEnd(Exception):
 
 
 def diff_record(offset: int, ts_ms: int, record: Record) -> DiffRecord:
-    """A stored record for a reader."""
+    """A stored record as readers see it."""
     is_bytes = isinstance(record.data, bytes)
     return DiffRecord(
         seq=offset,
@@ -73,9 +74,9 @@ def diff_record(offset: int, ts_ms: int, record: Record) -> DiffRecord:
 
 
 class DiffReader:
-    """Reads of one shard: follows commits, answers from rings, objects and files.
+    """The reads of one shard: follows commits and answers from rings, objects and files.
 
-    ``version`` is another number after each eviction and trim (delivery/readable.py).
+    ``version`` changes with each eviction and trim (delivery/readable.py).
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class DiffReader:
         return head or 0
 
     async def answer(self, topic_id: int, asked: DiffRequest) -> DiffAnswer:
-        """The answer to a checked request; waits up to ``wait_ms`` when there is nothing.
+        """The answer to a valid request; waits up to ``wait_ms`` for a record.
 
         Raises OffsetPastEnd."""
         if asked.topic_id is not UNSET and asked.topic_id != topic_id:
@@ -122,13 +123,13 @@ class DiffReader:
             readable = await self._ranges.of(key)
             from_seq, tombstone = readable.enter(cursor)
             if tombstone is not None and tombstone.reason == QUARANTINED:
-                # Nothing tells this shard of holes that were brought back.
+                # This shard is not told when quarantined records come back.
                 readable = await self._ranges.again(key)
                 from_seq, tombstone = readable.enter(cursor)
             found: list[DiffRecord] = []
             reached = from_seq
             if from_seq > cursor:
-                head = max(head, from_seq)  # the ledger knew of an eviction before the log of all
+                head = max(head, from_seq)  # the ledger knew of an eviction before the commit log
             if from_seq < head:
                 try:
                     reached = await self._gather(key, from_seq, asked, found)
@@ -149,7 +150,7 @@ class DiffReader:
         raise _overtaken(key)
 
     async def _from_the_start(self, topic_id: int, asked: DiffRequest, former: int) -> DiffAnswer:
-        """The answer to a cursor of a former topic, which is told what it missed of that one."""
+        """The answer to a cursor of a former topic, with a tombstone for what it missed there."""
         cursor = 0 if asked.from_seq is UNSET else asked.from_seq
         gone = await self._l0.ask(reads.partition_state, former, asked.partition)
         last = cursor if gone is None else max(cursor, gone.head_seq)
@@ -158,14 +159,14 @@ class DiffReader:
         answer = await self.answer(topic_id, start)
         if answer.tombstone is None:
             return msgspec.structs.replace(answer, tombstone=told)
-        # One tombstone an answer: the next one begins at the same place and has the other.
+        # An answer has one tombstone: the next one begins at the same place and has the other.
         return msgspec.structs.replace(
             answer, records=[], next_from_seq=0, caught_up=False, lag=answer.head_seq,
             tombstone=told,
         )  # fmt: skip
 
     async def _cursor(self, key: Key, asked: DiffRequest) -> tuple[int, int]:
-        """(cursor to answer from, head), behind the wait for something behind the cursor."""
+        """(cursor to answer from, head), after the wait for a record after the cursor."""
         head = await self.head(key)
         from_ts = None if asked.from_ts is UNSET else asked.from_ts
         if asked.tail:
@@ -173,12 +174,12 @@ class DiffReader:
         elif from_ts is not None:
             first = await self._l0.ask(reads.offset_at_time, *key, from_ts)
             cursor = await self._before(key, first, from_ts)
-            # Commits came while the ledger was asked, which knows them earlier than the log.
+            # Meanwhile there were commits, which the ledger knows earlier than the commit log.
             head = max(await self.head(key), cursor)
         else:
             cursor = 0 if asked.from_seq is UNSET else asked.from_seq
             if cursor > head:
-                # The log of all commits may be late; the ledger never is.
+                # The commit log may be late; the ledger never is.
                 state = await self._l0.ask(reads.partition_state, *key)
                 head = max(head, 0 if state is None else state.head_seq)
                 if cursor > head:
@@ -192,8 +193,8 @@ class DiffReader:
         return cursor, head
 
     async def _before(self, key: Key, offset: int, from_ts: int) -> int:
-        """The offset in front of the first record from ``offset`` on that is not before a time;
-        the head when there is none."""
+        """The offset before the first record from ``offset`` on that is not before a time; the
+        head if there is none."""
         head = await self.head(key)
         for _ in range(OVERTAKEN_MAX):
             offset = max(offset, (await self._ranges.of(key)).earliest_seq)
@@ -210,10 +211,10 @@ class DiffReader:
     async def _gather(
         self, key: Key, from_seq: int, asked: DiffRequest, found: list[DiffRecord]
     ) -> int:
-        """Fills ``found``; returns the last offset that was looked at.
+        """Fills ``found``; returns the last offset that was read.
 
-        Goes up to the next gap: whoever reads on is told of it. Raises Overtaken when there is
-        nothing to answer with.
+        Ends before the next gap, which the next answer names. Raises Overtaken if there is nothing
+        to answer with.
         """
         reached = from_seq
         left_bytes = asked.max_bytes
@@ -240,8 +241,8 @@ class DiffReader:
         return reached
 
     async def _is_told(self, key: Key, offset: int, following: int) -> bool:
-        """Whether a reader is told of the offsets from ``offset`` to ``following``, which are not
-        there. Raises Overtaken when only now it turns out why."""
+        """Whether a gap explains why there are no records from ``offset`` to ``following``. Raises
+        Overtaken if the ledger knows a gap that was not known here."""
         known = self._ranges.known(key)
         if known is not None and not known.can_be_read(offset):
             return True
@@ -249,8 +250,8 @@ class DiffReader:
         if not now.can_be_read(offset):
             raise Overtaken
         log.warning(
-            "offsets %d to %d of partition %d of topic id %d are nowhere, and no gap is known"
-            " there; `headgate check` tells more", offset, following - 1, key[1], key[0],
+            "offsets %d to %d of partition %d of topic id %d are missing, and no gap explains it;"
+            " run `headgate check`", offset, following - 1, key[1], key[0],
         )  # fmt: skip
         return False
 
@@ -287,13 +288,13 @@ class DiffReader:
 def _overtaken(key: Key) -> StoreError:
     return StoreError(
         f"partition {key[1]} of topic id {key[0]} is evicted faster than it can be read:"
-        f" {OVERTAKEN_MAX} times the records were gone before they were reached; ask again",
+        f" {OVERTAKEN_MAX} times the records were gone before they were read; ask again",
         retryable=True,
     )
 
 
 def _bytes_of(record: Record) -> int:
-    """What a record adds to an answer, names and escapes aside."""
+    """The size of a record in an answer, without names and escapes."""
     size = 0
     for text in (record.data, record.key, record.tag, record.node, record.meta):
         if text is not None:

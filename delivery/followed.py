@@ -1,16 +1,17 @@
 """What one shard knows of the newest commits: heads, and where the tail lies in the rings.
 
-A partition is *followed* once a reader asked for it; for followed partitions each commit updates
-the head and adds a *tail extent*: which ring ranges hold which offsets. Others cost nothing.
+A partition is *followed* once a reader has asked for it. For each followed partition, a commit
+updates the head and adds a *tail extent*: which ring ranges hold which offsets. Partitions that
+nobody reads cost nothing.
 
     follow(key, recent commits)  ->  commits update it  ->  head_loaded(key, from the ledger)
 
-The recent commits give a new reader the tail that the rings still hold. Heads only grow, so a
-head that is loaded while commits arrive is merged by taking the larger; the key is followed
-before the ledger is read, so nothing falls between the two.
+The recent commits give a new reader the tail that the rings still hold. Heads only grow, so if
+commits arrive while a head is loaded, the larger one counts. The key is followed before the ledger
+is read, so no commit falls between the two.
 
-Bounds: FOLLOWED_MAX partitions (the least recently used is forgotten), TAIL_MAX extents each.
-This module reads no ring and no ledger; it is fed commits in order.
+Bounds: FOLLOWED_MAX partitions (the least recently used is forgotten), TAIL_MAX extents each. This
+module reads neither rings nor the ledger; its caller feeds it commits in order.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ledger.types import Commit, Run, SourceRange
 
 Key = tuple[int, int]  # topic id, partition
 
-FOLLOWED_MAX = 50_000  # some 200 bytes each: 10 MB
-TAIL_MAX = 512  # the commit log's own length: rings rarely hold more commits than that
+FOLLOWED_MAX = 50_000  # about 200 bytes each: 10 MB
+TAIL_MAX = 512  # the length of the commit log; rings rarely hold more commits
 
 
 class TailExtent(NamedTuple):
@@ -47,7 +48,7 @@ class _Followed:
         self.tail: deque[TailExtent] = deque(maxlen=TAIL_MAX)
 
     def add(self, commit: Commit, key: Key, head_seq: int) -> None:
-        """Takes a commit that moved the head."""
+        """Applies a commit that moved the head."""
         if head_seq <= self.head_seq:
             return
         extent = _tail_extent(commit, key, head_seq)
@@ -66,7 +67,7 @@ class FollowedPartitions:
     def follow(self, key: Key, recent: Callable[[], Iterable[Commit]]) -> None:
         """Begins to keep a partition's head and tail.
 
-        ``recent`` gives commits in order without a gap, up to the last one that was applied.
+        ``recent`` returns commits in order without a gap, up to the last one that was applied.
         """
         if key in self._followed:
             self._followed.move_to_end(key)
@@ -81,36 +82,36 @@ class FollowedPartitions:
                     entry.loaded = True
 
     def head_loaded(self, key: Key, head_seq: int) -> None:
-        """The ledger's head of a partition that was followed before the ledger was read."""
+        """Takes the ledger's head of a partition, which was followed before the ledger was read."""
         entry = self._followed.get(key)
         if entry is not None:
             if head_seq > entry.head_seq:
-                # The log will tell of these commits later, and they are passed over then: a tail
-                # that ends before the head would end an answer there.
+                # The commits in between arrive later and are skipped then. A tail that ends before
+                # the head would end an answer there, so it is dropped.
                 entry.head_seq = head_seq
                 entry.tail.clear()
             entry.loaded = True
 
     def head(self, key: Key) -> int | None:
-        """The last committed offset, None when it is not known yet."""
+        """The last committed offset, None while it is unknown."""
         entry = self._followed.get(key)
         return entry.head_seq if entry is not None and entry.loaded else None
 
     def tail(self, key: Key, offset: int) -> list[TailExtent]:
-        """Tail extents from the one that holds ``offset`` on; empty when it is not among them."""
+        """Tail extents, beginning with the one that holds ``offset``; empty if none does."""
         entry = self._followed.get(key)
         if entry is None or not entry.tail or entry.tail[0].first_offset > offset:
             return []
         return [extent for extent in entry.tail if extent.last_offset >= offset]
 
     def forget_tail(self, key: Key) -> None:
-        """The rings have moved on: what lies there is read from objects."""
+        """Drops the tail: the rings have overwritten it, so it is read from objects."""
         entry = self._followed.get(key)
         if entry is not None:
             entry.tail.clear()
 
     def apply(self, commit: Commit) -> list[Key]:
-        """Takes one commit; returns the followed partitions that it moved."""
+        """Applies a commit; returns the followed partitions whose head it moved."""
         moved: list[Key] = []
         followed = self._followed
         for topic_id, partition, head_seq in (

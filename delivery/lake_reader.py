@@ -1,16 +1,16 @@
-"""Reading L1 within the daemon: what is fetched is kept within bounds, and never fetched twice.
+"""Reading L1 in the daemon, through bounded caches that fetch each part once.
 
-Files of the lake are opened by pyarrow, in the threads of the reading pool and never in the loop;
-it is loaded at the first read of a process. Kept are, each within its bound and least recently
-used first out:
+pyarrow opens the files of the lake, in the threads of the reading pool and never in the loop. A
+process loads it for its first read. There are three caches, each within its bounds:
 
 - footers;
-- row groups as they were fetched (compressed, a fraction of what they hold), with their index;
-- decoded blocks of about a megabyte, as Arrow. A reader makes records of the rows that it takes,
-  so 65,536 rows are never Python objects, nor 16 MiB decoded for 256 records.
+- row groups as they were fetched (compressed, so a fraction of their content), with their index;
+- decoded blocks of about a megabyte, as Arrow. A reader makes records only of the rows that it
+  takes, so 65,536 rows are never Python objects, and 16 MiB are not decoded for 256 records.
 
-A reader that goes along decodes each block once, as long as its row group is kept: some dozen
-readers at different places of a shard's lake. FETCHES_AT_ONCE are fetched and decoded at a time.
+A sequential reader decodes each block once while its row group is kept; that holds for a dozen
+readers at different places of a shard's lake. FETCHES_AT_ONCE are fetched or decoded
+simultaneously.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from uploader.lru import LruCache
 if TYPE_CHECKING:
     from compaction.place import Place
 
-ROWS_BYTES_MAX = 48 << 20  # a usual row group of 16 MiB is fetched as 2 to 8
+ROWS_BYTES_MAX = 48 << 20  # a usual row group of 16 MiB is fetched as 2 to 8 MiB
 BLOCKS_BYTES_MAX = 32 << 20
 FOOTERS_BYTES_MAX = 16 << 20
-FOOTERS_MAX = 1_024  # on S3 each keeps an opened file
+FOOTERS_MAX = 1_024  # on S3 each keeps an open file
 KEPT_MAX = 100_000  # row groups and blocks that are nearly empty
-FETCHES_AT_ONCE = 2  # one is on its way while the other is decoded
-# What one fetch takes: a row group of 16 MiB, at worst not compressed at all, and its copy.
+FETCHES_AT_ONCE = 2  # one is in transit while the other is decoded
+# What one fetch takes: a row group of 16 MiB, uncompressed in the worst case, and its copy.
 FETCH_BYTES = 32 << 20
 # pyarrow's libraries and pools, and S3's connections.
 LIBRARY_BYTES = 96 << 20
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class LakeReader:
-    """Rows of L1 by the ranges that the ledger names."""
+    """Reads the rows of L1 in the ranges that the ledger names."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class LakeReader:
         last: int,
         since_ms: int = EVER_MS,
     ) -> AsyncGenerator[Chunk, None]:
-        """Rows with offsets [offset, last], in order; those that are before ``since_ms`` are left
-        out as far as that spares reading them. Raises StoreError, ObjectMissing, LakeFileDamaged.
+        """Rows with offsets [offset, last], in order. Rows before ``since_ms`` are left out where
+        that saves reading them. Raises StoreError, ObjectMissing, LakeFileDamaged.
         """
         merge = merged(ranges, partition, offset, last, since_ms)
         reply: Footer | Rows | None = None
@@ -96,7 +96,7 @@ class LakeReader:
             else:
                 first = need.rows.first_since(need.start, need.stop, since_ms)
                 if first is None:
-                    await asyncio.sleep(0)  # a long search lets others in
+                    await asyncio.sleep(0)  # a long search lets other tasks run
                     continue
                 for number, start, stop in need.rows.blocks(first, need.stop):
                     block = await self._block(need.rows, number)
@@ -127,7 +127,7 @@ class LakeReader:
             return await self._threads.read(call, get_bytes)
 
     def _opened(self) -> Place:
-        """In a thread, for it loads pyarrow."""
+        """Called in a thread, since it loads pyarrow."""
         if self._place is None:
             place = self._open_place()
             keep_pyarrow_small()
@@ -140,7 +140,7 @@ def _cache(count_max: int, bytes_max: int) -> SingleFlightCache[Any, Any]:
 
 
 class Chunk(NamedTuple):
-    """Rows [start, stop) of a block, which is decoded."""
+    """Rows [start, stop) of a decoded block."""
 
     rows: Rows
     block: Block
@@ -152,7 +152,7 @@ class Chunk(NamedTuple):
         return int(self.rows.offsets[self.stop - 1])
 
     def records(self) -> Iterator[Item]:
-        """(offset, epoch milliseconds, record) of all, a few made at a time."""
+        """(offset, epoch milliseconds, record) of all rows, a few at a time."""
         for start in range(self.start, self.stop, RECORDS_AT_ONCE):
             stop = min(start + RECORDS_AT_ONCE, self.stop)
             yield from self.rows.records_of(self.block, start, stop)

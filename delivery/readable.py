@@ -1,19 +1,20 @@
-"""Where a partition stands for its readers: what can be read, what is gone, and why.
+"""Which offsets of a partition can be read, which cannot, and why.
 
-Vocabulary: a partition's *readable* is its earliest offset, what of its past was lost, and its
-*gaps*: offsets that no reader gets, for no record has them (a recovery made them) or because
-their object is damaged (quarantined). A *cursor* is the last offset that a reader has seen.
+Vocabulary: a partition's *readable range* is its earliest offset, the end of what was evicted
+involuntarily, and its *gaps*: offsets that no reader gets, because a recovery skipped them or
+because their object is damaged (quarantined). A *cursor* is the last offset that a reader has seen.
 
-A reader is told of what it misses by a *tombstone*, once:
+A *tombstone* tells a reader once what it misses:
 
-- a cursor behind an involuntary eviction (a cap, a time to live): from the cursor to the
-  eviction's end, with its reason;
-- a cursor behind a trim only: none. Somebody wanted these records gone; the reader goes on behind;
-- a cursor in front of a gap or in it: the whole gap.
+- If the cursor is before the end of an involuntary eviction (a cap, a time to live): the offsets
+  from the cursor to that end, with the reason.
+- If only a trim has passed the cursor: no tombstone, since the trim was a request. The reader
+  continues after it.
+- If the cursor is before a gap or in it: the whole gap.
 
-ReadableRanges are kept while a shared word stands still that every eviction and trim moves, so the
-tail is read without the ledger. The word may be late, and does not move for a hole that a
-compaction leaves: whoever meets records further on than they should be asks again.
+A range is kept until a shared word changes that every eviction and trim changes, so reading the
+tail takes no question to the ledger. The word may be late, and a quarantine does not change it: a
+reader that finds records missing asks the ledger again.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from ledger.tx import P, ReadTx, T
 from ledger.types import Gap, PartitionState
 from uploader.lru import LruCache
 
-KEPT_MAX = FOLLOWED_MAX  # some 300 bytes each, as long as there are few gaps
+KEPT_MAX = FOLLOWED_MAX  # about 300 bytes each if there are few gaps
 
 
 class ReadableRange(Struct, frozen=True):
-    """A partition for its readers. ``lost_seq`` is the last offset that was evicted without being
-    asked for, ``gaps`` are in order and end at ``earliest_seq`` or behind it."""
+    """What readers may know of a partition. ``lost_seq`` is the last offset that was evicted
+    involuntarily. ``gaps`` are in order and end at or after ``earliest_seq``."""
 
     earliest_seq: int = 1
     lost_seq: int = 0
@@ -43,7 +44,7 @@ class ReadableRange(Struct, frozen=True):
     gaps: tuple[Gap, ...] = ()
 
     def enter(self, cursor: int) -> tuple[int, Tombstone | None]:
-        """Where a reader with this cursor goes on, and what it is told on the way."""
+        """Where a reader with this cursor continues, and the tombstone for what it misses."""
         if cursor + 1 < self.earliest_seq:
             is_loss = cursor < self.lost_seq
             before, cursor = cursor, self.earliest_seq - 1
@@ -55,16 +56,16 @@ class ReadableRange(Struct, frozen=True):
         return gap.gap_to, Tombstone(gap.gap_from, gap.gap_to, gap.reason)
 
     def gap_at(self, offset: int) -> Gap | None:
-        """The gap that an offset lies in."""
+        """The gap that contains an offset."""
         return next((gap for gap in self.gaps if gap.gap_from <= offset <= gap.gap_to), None)
 
     def can_be_read(self, offset: int) -> bool:
-        """Whether a record may stand at this offset."""
+        """Whether there may be a record at this offset."""
         return offset >= self.earliest_seq and self.gap_at(offset) is None
 
 
 def readable_of(view: tuple[PartitionState, list[Gap]] | None) -> ReadableRange:
-    """What the ledger's view of a partition is to readers."""
+    """The readable range from the ledger's view of a partition."""
     if view is None:
         return ReadableRange()
     state, gaps = view
@@ -80,7 +81,7 @@ class Ask(Protocol):
 
 
 class ReadableRanges:
-    """ReadableRanges of the partitions that were read last, as of the last eviction."""
+    """The ranges of the partitions that were read last, as of the last eviction."""
 
     def __init__(self, ask: Ask, version: Callable[[], int]) -> None:
         self._ask = ask
@@ -98,7 +99,7 @@ class ReadableRanges:
 
     async def again(self, key: Key) -> ReadableRange:
         """The range as the ledger has it now."""
-        # Taken before the question: what changes meanwhile is asked for again.
+        # Read before the question: what changes meanwhile is asked again.
         version = self._version()
         topic_id, partition = key
         view = await self._ask(reads.partition_view, topic_id, partition)

@@ -1,8 +1,8 @@
 """A bounded cache whose values are loaded once, however many readers ask for them together.
 
-The first who asks for a value loads it; the others wait. If the load fails or its reader goes
-away, the next one loads it again, and an error reaches only the reader whose load it was.
-For one event loop.
+The first reader loads the value and the others wait. If the load fails or its reader is cancelled,
+the next reader loads the value again; an error reaches only the reader whose load it was. For one
+event loop.
 """
 
 from __future__ import annotations

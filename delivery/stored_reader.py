@@ -1,12 +1,12 @@
 """A partition's records from the store: compacted ones from L1, the others from L0.
 
-Vocabulary: a *look* asks the ledger what holds an offset: extents of L0 objects, or ranges of L1
-files for what is compacted. Bytes of extents that are in the cache are used in any case.
+The ledger is asked to *locate* an offset: in extents of L0 objects, or in ranges of L1 files if it
+is compacted. Extents whose bytes are in the cache are used in any case.
 
-A reader can be overtaken: while it goes along what it looked up, a compaction switches, a
-rewriting replaces files, a collection deletes. The ledger forgets an object before it is deleted,
-so whoever misses one looks again (protocol 7), with the same offset, and goes on with what is
-there now. It is an error only if the same look keeps naming what is not there.
+A reader can be overtaken: while it reads what it has located, a compaction switches readers to the
+lake, rewrites files, or a collection deletes. The ledger forgets an object before it
+is deleted. So a reader that misses one locates the same offset again (protocol 7) and continues
+with what is there now. It is an error only if the ledger keeps naming what is missing.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from uploader.l0 import records_of
 from uploader.stores.base import ObjectMissing
 from uploader.stores.retry import OVERTAKEN, delay_s
 
-EXTENTS_PER_LOOK = 16  # rows read at once; a look is repeated when they are used up
-RANGES_PER_LOOK = 64
+EXTENTS_AT_ONCE = 16  # that are located together
+RANGES_AT_ONCE = 64
 
 
 class Overtaken(Exception):
-    """The offset that was asked for has been evicted meanwhile."""
+    """The requested offset was evicted meanwhile."""
 
 
-class Look(Struct, frozen=True):
-    """What the ledger says of an offset and those behind it.
+class Located(Struct, frozen=True):
+    """Where an offset and those after it are stored, according to the ledger.
 
-    ``extents`` begin with the one that holds it or come behind it. ``ranges`` are complete up to
-    ``ranges_last``; below the offset when it is not compacted.
+    ``extents`` hold the offset or later ones. ``ranges`` are complete up to ``ranges_last``, which
+    is below the offset if that is not compacted.
     """
 
     earliest_seq: int
@@ -52,24 +52,24 @@ class Look(Struct, frozen=True):
     ranges_last: int
 
 
-def look(tx: ReadTx, key: Key, offset: int) -> Look:
+def locate(tx: ReadTx, key: Key, offset: int) -> Located:
     """What one committed state of the ledger holds at ``offset`` and after it."""
     topic_id, partition = key
-    extents = reads.extents_from(tx, topic_id, partition, offset, EXTENTS_PER_LOOK)
+    extents = reads.extents_from(tx, topic_id, partition, offset, EXTENTS_AT_ONCE)
     state = reads.partition_state(tx, topic_id, partition)
     if state is None:
-        return Look(1, 0, [], [], 0)
+        return Located(1, 0, [], [], 0)
     if offset > state.compacted_seq:
-        return Look(state.earliest_seq, state.compacted_seq, extents, [], 0)
-    limit = RANGES_PER_LOOK
+        return Located(state.earliest_seq, state.compacted_seq, extents, [], 0)
+    limit = RANGES_AT_ONCE
     while True:
         ranges = lake_files.ranges_from(tx, topic_id, partition, offset, limit)
-        # Ranges that were not given begin at the last one that was, or behind it.
+        # Ranges beyond the limit begin at or after the last one that was returned.
         is_whole = len(ranges) < limit
         last = state.compacted_seq if is_whole else ranges[-1].range.first_offset - 1
         if last >= offset:
-            return Look(state.earliest_seq, state.compacted_seq, extents, ranges, last)
-        limit *= 4  # as many files overlap here
+            return Located(state.earliest_seq, state.compacted_seq, extents, ranges, last)
+        limit *= 4  # more files overlap here
 
 
 class StoredReader:
@@ -83,14 +83,14 @@ class StoredReader:
     async def chunks(
         self, key: Key, offset: int, since_ms: int = EVER_MS
     ) -> AsyncGenerator[Iterable[Item], None]:
-        """Live records from ``offset`` on that are not before a time, as far as they are
-        committed, in order. A chunk is used up before the next one is asked for.
+        """The committed live records from ``offset`` on that are not before a time, in order. A
+        chunk must be consumed before the next one is requested.
 
         Raises Overtaken, StoreError, L0Error, LakeFileDamaged, RecordsError.
         """
         misses = 0
         while True:
-            found = await self._l0.ask(look, key, offset)
+            found = await self._l0.ask(locate, key, offset)
             if found.earliest_seq > offset:
                 raise Overtaken
             is_compacted = offset <= found.compacted_seq

@@ -1,9 +1,9 @@
 """Reading the tail from the rings: no request to the store while a reader keeps up.
 
-A committed request stays in its ring until the ring comes round. Bytes are copied first and the
-``reserved`` word is looked at afterwards (shards/ring.py); when the ring has moved on the caller
-reads the object instead. Where a commit's batches lie is found by one walk over its ring ranges,
-kept for the next reader: a bounded number of walks.
+A committed request stays in its ring until it is overwritten. Bytes are copied first, and the
+``reserved`` word is checked afterwards (shards/ring.py); if they were overwritten, the caller reads
+the object instead. One walk over the ring ranges of a commit finds its batches; walks are kept for
+the next reader.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class TailReader:
     def batches(
         self, key: Key, extent: TailExtent, from_offset: int
     ) -> Iterator[tuple[int, int, list[Record]] | None]:
-        """(first offset, arrival ms, records) of batches that hold ``from_offset`` or later.
+        """(first offset, arrival ms, records) of batches that hold ``from_offset`` or later ones.
 
-        Yields None, and ends, when the ring has moved on.
+        Yields None and ends if the ring has overwritten them.
         """
         for run in extent.runs:
             walk = self._walk(extent, run.shard)
@@ -57,7 +57,7 @@ class TailReader:
                 offset = following
 
     def _walk(self, extent: TailExtent, shard: int) -> Walk | None:
-        """Where one source's batches of a commit lie; None when they are overwritten."""
+        """Where the batches of a commit from one source lie; None if they were overwritten."""
         identity = (extent.commit_number, shard)
         source = extent.sources[shard]
         reader = self._readers[shard]

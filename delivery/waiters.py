@@ -1,4 +1,4 @@
-"""Long polls: who waits for which partition to move. Nothing here knows what is read then."""
+"""Long polls: which requests wait for which partition. What they then read is not known here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from delivery.followed import Key
 
 
 class Waiters:
-    """Long polls: who waits for which partition to move."""
+    """The requests that wait for a commit in a partition."""
 
     def __init__(self) -> None:
         self._waiting: dict[Key, set[asyncio.Event]] = {}
         self._ended = False
 
     async def wait(self, key: Key, timeout_s: float) -> None:
-        """Returns when the partition moved or the time is over."""
+        """Returns when the partition has a new commit or the time is over."""
         if self._ended:
             return
         event = asyncio.Event()
@@ -33,16 +33,16 @@ class Waiters:
                 del self._waiting[key]
 
     def wake(self, keys: Iterable[Key]) -> None:
-        """Wakes whoever waits for one of these partitions."""
+        """Wakes the requests that wait for one of these partitions."""
         for key in keys:
             for event in self._waiting.get(key, ()):
                 event.set()
 
     def wake_all(self) -> None:
-        """Wakes everybody: commits were missed."""
+        """Wakes all requests: commits were missed."""
         self.wake(list(self._waiting))
 
     def end(self) -> None:
-        """Nobody waits from now on: the process ends, and with it everything that asks."""
+        """Ends all waits, also later ones: the process ends."""
         self._ended = True
         self.wake_all()

@@ -211,7 +211,7 @@ def test_an_eviction_that_comes_between_two_looks_ends_the_answer(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was found before it is given; the next answer tells of it."""
-    monkeypatch.setattr("delivery.stored_reader.EXTENTS_PER_LOOK", 2)
+    monkeypatch.setattr("delivery.stored_reader.EXTENTS_AT_ONCE", 2)
 
     async def go() -> None:
         with told_reader(node) as told:
