@@ -1,4 +1,4 @@
-"""``python -m bench``: runs the cases, prints the tables, keeps the JSON."""
+"""``python -m bench``: runs the cases, prints the tables and keeps the results as JSON."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from shards.clock import wall_ms
 from tools.minio import MinioError
 
 RESULTS = ROOT / "bench" / "results"
-# A saturated case of 64 KiB bodies, its half load and as much again for MinIO's own files.
+# A saturated case of 64 KiB bodies, its half load, and as much again for the files of MinIO.
 DISK_FREE_MIN_BYTES = 12 << 30
 
 
 def main() -> int:
-    """Exit code 0 when it ran, whatever the figures; 1 when it could not; 2 for wrong usage."""
+    """Returns 0 if it ran, whatever the figures; 1 if it could not; 2 for wrong usage."""
     given = _arguments()
     cases = plan.quick() if given.quick else plan.full()
     try:
@@ -61,7 +61,7 @@ def main() -> int:
     except (ServerError, GeneratorError, MinioError) as error:
         return _refused(str(error), 1)
     except KeyboardInterrupt:
-        return _refused("stopped; nothing is kept", 130)
+        return _refused("stopped; no result is kept", 130)
     kept = _keep(results)
     print(report.text(results))
     print(f"\nkept as {kept.relative_to(ROOT)}")
@@ -70,20 +70,26 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="what the targets need, in 90 s")
+    parser.add_argument("--quick", action="store_true", help="only what the targets need, in 90 s")
     parser.add_argument("--only", action="append", default=[], metavar="PART",
-                        help="cases with PART in their name; may be repeated")  # fmt: skip
+                        help="cases with PART in their name; repeatable")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
-    parser.add_argument("--limit-s", type=float, help="leave out what does not fit (720; quick 90)")
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        help=f"leave out what does not fit (default {plan.LIMIT_S}, quick {plan.QUICK_LIMIT_S})",
+    )
     parser.add_argument("--s2-lite", metavar="PATH", help="the server binary of s2-lite; also"
                         " HEADGATE_BENCH_S2_LITE, or s2-lite on PATH")  # fmt: skip
-    parser.add_argument("--own-generator", action="store_true", help="even where wrk is installed")
-    parser.add_argument("--work-dir", help="a folder on the disk that is measured")
+    parser.add_argument(
+        "--own-generator", action="store_true", help="do not use wrk, even if it is installed"
+    )
+    parser.add_argument("--work-dir", help="a folder on the disk to measure")
     return parser.parse_args()
 
 
 def _disk(named: str | None) -> str:
-    """A folder on a real disk with room enough. Raises ServerError."""
+    """A folder on a disk with enough room. Raises ServerError."""
     candidates = [named] if named else [tempfile.gettempdir(), "/var/tmp", str(ROOT)]
     for folder in candidates:
         if not os.path.isdir(folder) or _file_system(folder) in ("tmpfs", "ramfs"):
@@ -93,7 +99,7 @@ def _disk(named: str | None) -> str:
             return folder
     raise ServerError(
         f"none of {', '.join(candidates)} is on a disk (not in memory) with"
-        f" {DISK_FREE_MIN_BYTES >> 30} GiB free; name a folder with --work-dir"
+        f" {DISK_FREE_MIN_BYTES >> 30} GiB free; choose a folder with --work-dir"
     )
 
 

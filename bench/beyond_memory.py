@@ -1,11 +1,11 @@
-"""One compaction of more data than the machine has memory (row C11), from producers to the tables.
+"""A compaction of more data than the machine has memory, from producers to tables.
 
-A daemon on a directory takes 1 KiB records of four topics by HTTP until its objects are larger
-than memory; it is stopped, and ``headgate compact`` makes tables of them. Its processes' memory is
-looked at twice a second. Then the rows that the footers of the tables' files tell are compared with
-the records acknowledged.
+A daemon receives 1 KiB records of four topics over HTTP until its objects are larger than memory.
+It is stopped, and ``headgate compact`` writes them into tables; the memory of its processes is
+sampled twice a second. Then the rows in the footers of the files are compared with the
+acknowledged records.
 
-``python -m bench.beyond_memory [--gib N] [--work-dir FOLDER]``; N is 1.1 x the memory unless given.
+``python -m bench.beyond_memory [--gib N] [--work-dir FOLDER]``; N is by default 1.1 x the memory.
 The disk needs about twice that.
 """
 
@@ -29,9 +29,11 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 
-from bench import l0, table
+from bench import l0
+from bench.figures import number
 from bench.lake_reads import serving
 from bench.processes import ROOT, Daemon, plain_environment, post_ndjson
+from commands.shell.output import table
 from shards.clock import monotonic_ns
 
 TOPICS = 4
@@ -44,7 +46,7 @@ DISK_RATIO = 2.0
 
 
 class Memory:
-    """The high-water of a process and all below it; shared pages count once."""
+    """The peak memory of a process and its descendants; shared pages count once."""
 
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
@@ -71,7 +73,7 @@ class Memory:
 
 
 def bodies() -> list[bytes]:
-    """Requests' bodies of a MiB, as NDJSON."""
+    """Request bodies of 1 MiB as NDJSON."""
     rng = random.Random(l0.SEED)
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(3, 9))) for _ in range(2000)]
     pool = [l0.record(rng, words) for _ in range(l0.POOL)]
@@ -79,7 +81,7 @@ def bodies() -> list[bytes]:
 
 
 def produce(daemon: Daemon, requests: int, producer: int) -> int:
-    """One producer's requests, each to the next partition; returns the records acknowledged."""
+    """Sends the requests of one producer to all partitions in turn; returns the records."""
     some = bodies()
     connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=120)
     with contextlib.closing(connection):
@@ -91,7 +93,7 @@ def produce(daemon: Daemon, requests: int, producer: int) -> int:
 
 
 def filled(daemon: Daemon, size_bytes: int) -> int:
-    """Has the topics written until they are that large; returns how many records they have."""
+    """Fills the topics to this size; returns how many records they have."""
     for topic in range(TOPICS):
         config = json.dumps({"partitions": PARTITIONS}).encode()
         daemon.ask("PUT", f"/v0/topics/large-{topic}", config)
@@ -102,7 +104,7 @@ def filled(daemon: Daemon, size_bytes: int) -> int:
 
 
 def compacted(data: Path) -> tuple[dict[str, Any], int]:
-    """``headgate compact``: its report, and the high-water of all its processes."""
+    """Runs ``headgate compact``; returns its report and the peak memory of its processes."""
     command = [sys.executable, "-m", "cli", "compact", "--data", str(data), "-o", "json"]
     process = subprocess.Popen(
         command, cwd=ROOT, env=plain_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -116,21 +118,21 @@ def compacted(data: Path) -> tuple[dict[str, Any], int]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gib", type=float, help="size of L0; 1.1 x the memory unless given")
-    parser.add_argument("--work-dir", type=Path, help="a folder on a disk with room for it")
+    parser.add_argument("--gib", type=float, help="size of L0; by default 1.1 x the memory")
+    parser.add_argument("--work-dir", type=Path, help="a folder on a disk with enough room")
     given = parser.parse_args(arguments)
     if given.gib is not None and not 0 < given.gib < math.inf:
-        parser.error(f"--gib {given.gib} is no size; it is a number above 0")
+        parser.error(f"--gib must be a number above 0, got {given.gib}")
     if given.work_dir is not None and not given.work_dir.is_dir():
-        parser.error(f"--work-dir {given.work_dir} is no folder; make it, or leave it out")
+        parser.error(f"--work-dir {given.work_dir} is not a folder; create it, or leave it out")
     memory_bytes = psutil.virtual_memory().total
     size_bytes = int(given.gib * (1 << 30)) if given.gib else int(memory_bytes * 1.1)
     with tempfile.TemporaryDirectory(prefix="headgate-large-", dir=given.work_dir) as folder:
         free_bytes = shutil.disk_usage(folder).free
         if free_bytes < DISK_RATIO * size_bytes:
-            print(f"beyond_memory: {folder} has {free_bytes >> 30} GiB free, and"
-                  f" {int(DISK_RATIO * size_bytes) >> 30} are needed; --work-dir names another"
-                  " disk, --gib another size", file=sys.stderr)  # fmt: skip
+            print(f"beyond_memory: {folder} has {free_bytes >> 30} GiB free, but"
+                  f" {int(DISK_RATIO * size_bytes) >> 30} are needed; choose another disk with"
+                  " --work-dir, or another size with --gib", file=sys.stderr)  # fmt: skip
             return 2
         data = Path(folder) / "data"
         started_ns = monotonic_ns()
@@ -150,13 +152,9 @@ def main(arguments: list[str] | None = None) -> int:
         ("records acknowledged", records),
         ("rows in the tables", rows),
     ]
-    print(
-        table.render(
-            ["figure", "measured"], [(name, table.number(value)) for name, value in figures]
-        )
-    )
+    print(table(["figure", "measured"], [(name, number(value)) for name, value in figures]))
     if rows != records:
-        print(f"beyond_memory: {records} records are acknowledged, {rows} are in the tables",
+        print(f"beyond_memory: {records} records were acknowledged, but {rows} are in the tables",
               file=sys.stderr)  # fmt: skip
         return 1
     return 0

@@ -1,7 +1,7 @@
-"""The request bodies: exact sizes, records that differ from each other, made from a seed.
+"""Request bodies of exact sizes, with random records made from a seed.
 
 All bodies of one size hold the same number of records of about the same length, so that formats
-and peers differ in the format only. Pure: the same arguments give the same bytes.
+and peers differ only in the format. Pure: the same arguments give the same bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS = ("view", "click", "order", "refund", "login", "search")
 
 
 class Size(NamedTuple):
-    """A size of bodies; ``connections`` is how many saturate a core with it."""
+    """A size of bodies; ``connections`` is how many connections saturate a core with it."""
 
     name: str
     size_bytes: int
@@ -41,7 +41,7 @@ SIZES = (
 
 
 class Body(NamedTuple):
-    """A body as it goes over the wire."""
+    """A body as it is sent."""
 
     content_type: str
     records: int
@@ -54,14 +54,14 @@ def size_named(name: str) -> Size:
 
 
 def of(size: Size, body_format: str) -> Body:
-    """The body that is measured for a size and a format of ours."""
+    """The body for a size and one of our formats."""
     if body_format == NDJSON:
         return ndjson(size.size_bytes, size.records)
     return msgpack(size.size_bytes, size.records)
 
 
 def ndjson(size_bytes: int, records: int) -> Body:
-    """One JSON object a line, each line ended by a newline."""
+    """One JSON object per line; each line ends with a newline."""
     rng = random.Random(SEED)
     lines = [_filled(rng, share - 1, _json) + b"\n" for share in _shares(size_bytes, records)]
     return Body("application/x-ndjson", records, b"".join(lines))
@@ -71,7 +71,7 @@ def msgpack(size_bytes: int, records: int) -> Body:
     """A map with the list ``records``, each ``{"data": {...}}``."""
     rng = random.Random(SEED)
     encode = msgspec.msgpack.encode
-    # Everything around the records: the outer map's head, its key and the list's head.
+    # Everything around the records: the heads of the map and the list, and the key.
     head = encode({"records": [None] * records})[:-records]
     shares = _shares(size_bytes - len(head), records)
     items = [_filled(rng, share, lambda event: encode({"data": event})) for share in shares]
@@ -85,7 +85,7 @@ def s2(size_bytes: int, records: int) -> Body:
     def item(event: dict[str, Any]) -> bytes:
         return _json({"body": _json(event).decode()})
 
-    # The outer object, and a comma behind each record but the last.
+    # The outer object, and a comma after each record but the last.
     around = len(b'{"records":[]}') + records - 1
     items = [_filled(rng, share, item) for share in _shares(size_bytes - around, records)]
     return Body("application/json", records, b'{"records":[' + b",".join(items) + b"]}")
@@ -103,7 +103,7 @@ def _shares(total: int, count: int) -> list[int]:
 def _filled(
     rng: random.Random, size_bytes: int, encode: Callable[[dict[str, Any]], bytes]
 ) -> bytes:
-    """An event of exactly that many bytes; its note takes what the other fields leave."""
+    """An event of exactly this many bytes; its note fills what the other fields leave."""
     event: dict[str, Any] = {
         "id": rng.getrandbits(48),
         "kind": rng.choice(_KINDS),

@@ -1,8 +1,8 @@
-"""The compaction's figures: MB/s of the Spark job beside plain pyarrow on the same files.
+"""Compaction: MB/s of the Spark job compared with plain pyarrow on the same files.
 
-Both sides are warm: the session and its Python workers have done a small job, the pool's processes
-too. Then they take turns, and what is kept is the median of each. A figure is bytes of L0 over the
-time from the call to the last file's description; CPU is that of all processes, the JVM's too.
+Both sides have done a small job before. Then they take turns, and the median of each counts. A
+figure is the bytes of L0 over the time from the call to the description of the last file; CPU is
+that of all processes, including the JVM.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 L0_BYTES = 1 << 30
 PROCESSES = 2
-FEW_TOPICS = 10  # up to here the plain side takes halves of the objects, above of the topics
+FEW_TOPICS = 10  # up to this many, the plain side splits the objects; above, the topics
 TURNS = 3
 WARM_BYTES = 16 << 20
-WARM_SPLIT_BYTES_MIN = 1 << 20  # two tasks and, where it is to be, a shuffle
+WARM_SPLIT_BYTES_MIN = 1 << 20  # so that there are two tasks, and a shuffle if there is to be one
 
 
 class Shape(NamedTuple):
-    """What is compacted."""
+    """What to compact."""
 
     name: str
     topics: int
@@ -70,7 +70,7 @@ SHAPES = {
 
 
 class Work(NamedTuple):
-    """Objects in a store, and where their tables are to be."""
+    """Objects in a store, and the folder for their tables."""
 
     shape: Shape
     place: Place
@@ -86,14 +86,14 @@ class Work(NamedTuple):
 
 
 class Time(NamedTuple):
-    """What a call took."""
+    """The time and CPU of a call."""
 
     seconds: float
     cpu_s: float
 
 
 def measure(shape: Shape, total_bytes: int, folder: Path, turns: int = TURNS) -> CompactionResult:
-    """Makes the objects in a folder of its own, measures, removes them."""
+    """Makes the objects in a new folder, measures, and removes them."""
     own = Path(tempfile.mkdtemp(prefix="compaction-", dir=folder))
     try:
         work = made(shape, own / "l0", total_bytes)
@@ -185,7 +185,7 @@ def _by_pyarrow(pool: Pool, work: Work, outcome: Outcome, tuned: bool) -> Time:
 
 
 def _timed(work: Work, call: Callable[[], None]) -> Time:
-    os.sync()  # what others left to write is not this turn's
+    os.sync()  # writes of others must not count in this turn
     before_cpu_s, before_ns = _cpu_s(), monotonic_ns()
     call()
     seconds = (monotonic_ns() - before_ns) / 1e9
@@ -195,6 +195,6 @@ def _timed(work: Work, call: Callable[[], None]) -> Time:
 
 
 def _cpu_s() -> float:
-    """CPU seconds of this process and all below it."""
+    """CPU-seconds of this process and its descendants."""
     own = psutil.Process()
     return cpu_s((own, *own.children(recursive=True)))

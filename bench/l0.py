@@ -1,9 +1,8 @@
-"""L0 for the compaction's figures: objects as uploads make them, in a directory store.
+"""L0 objects for the figures of compactions, in a directory store.
 
-Records are JSON objects of 1 KiB with words, numbers and ids, which zstd makes about a third of,
-as it does with logs and events; each with its time and a key. Objects hold every topic, in equal
-shares, in the batches that requests of ``batch_records`` records would be. The same arguments give
-the same bytes.
+Records are JSON objects of 1 KiB with words, numbers and ids, a time and a key; zstd compresses
+them to about a third, as it does logs and events. Every object holds all topics in equal shares, in
+batches of ``batch_records`` records. The same arguments give the same bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def record(rng: random.Random, words: list[str]) -> str:
 def make(
     folder: Path, total_bytes: int, topics: int, partitions: int, batch_records: int
 ) -> list[PlannedObject]:
-    """Puts objects of about ``total_bytes`` into the store and returns what a ledger would plan."""
+    """Puts objects of about ``total_bytes`` into the store; returns what a ledger would plan."""
     rng = random.Random(SEED)
     words = ["".join(rng.choices(_LETTERS, k=rng.randint(3, 9))) for _ in range(2000)]
     pool = [record(rng, words) for _ in range(POOL)]

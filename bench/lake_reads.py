@@ -1,12 +1,12 @@
 """How long a ``diff`` of old offsets takes: from L0 objects, and from L1 files after a compaction.
 
-One topic of one partition with 1 KiB records, more of it than a shard's caches hold. Before the
-compaction and behind it the daemon is started anew, and asked over one connection:
+There is one topic of one partition with 1 KiB records, larger than the caches of a shard. Before
+and after the compaction the daemon is restarted and reads are measured over one connection:
 
-- *cold*: 256 records at places far from each other, whose bytes are in no cache of the daemon's
-  (the kernel may have them: the store's own latency is not what is measured);
-- *hot*: the same 256 places again, as many as fit the caches;
-- *scan*: the whole topic, 1,000 records at a time, as a consumer that catches up does.
+- *cold*: 256 records at distant offsets that are in no cache of the daemon (the kernel may have
+  them: the latency of the store is not measured);
+- *hot*: the same offsets again, as many as fit the caches;
+- *scan*: the whole topic, 1,000 records at a time, like a consumer that catches up.
 
 ``python -m bench.lake_reads [--mib 192] [--shards 1]``; times are in milliseconds.
 """
@@ -27,8 +27,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from bench import table
+from bench.figures import number
 from bench.processes import OBJECT_BYTES_TARGET, ROOT, Daemon, plain_environment, post_ndjson
+from commands.shell.output import table
 from shards.clock import monotonic_ns
 from tools.minio import free_port
 
@@ -42,7 +43,7 @@ TOPIC = "reads"
 
 
 class ReadFigures(Struct, frozen=True):
-    """Times of one source, in milliseconds; ``scan_mib_s`` is of records' data."""
+    """Times of reads from one source; ``scan_mib_s`` counts the data of records."""
 
     cold_p50_ms: float
     cold_p95_ms: float
@@ -56,13 +57,13 @@ class ReadFigures(Struct, frozen=True):
 
 
 class Reader:
-    """One connection that asks one topic."""
+    """One connection that reads one topic."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
     def diff(self, from_seq: int, limit: int) -> tuple[float, int, int]:
-        """(milliseconds, records' bytes, next_from_seq)."""
+        """(milliseconds, bytes of records, next_from_seq)."""
         body = json.dumps({"from_seq": from_seq, "limit": limit})
         started_ns = monotonic_ns()
         self._connection.request(
@@ -81,14 +82,13 @@ class Reader:
 
 
 def measure(daemon: Daemon, records: int, rng: random.Random) -> ReadFigures:
-    """The figures of a daemon that was just started."""
+    """Measures a daemon that was just started."""
     reader = Reader(daemon.port)
     try:
         first_ms, _, _ = reader.diff(0, 1)
-        # Places in disjoint stretches, in random order: no two share an extent or a row group
-        # as long as the stretches are longer than these.
-        stretch = (records - LIMIT) // COLD_READS
-        places = [n * stretch + rng.randrange(1 + stretch // 8) for n in range(COLD_READS)]
+        # Far from each other, in random order: no two are in one extent or row group.
+        distance = (records - LIMIT) // COLD_READS
+        places = [n * distance + rng.randrange(1 + distance // 8) for n in range(COLD_READS)]
         rng.shuffle(places)
         cold = [reader.diff(place, LIMIT)[0] for place in places]
         hot_places = places[-HOT_PLACES:]
@@ -124,7 +124,7 @@ def _p95(values: Sequence[float]) -> float:
 
 @contextlib.contextmanager
 def serving(data: Path, shards: int, cpus: Sequence[int]) -> Iterator[Daemon]:
-    """A daemon on a data directory that stays when it ends."""
+    """Runs a daemon on a data directory, which stays."""
     port = free_port()
     command = [sys.executable, "-m", "cli", "serve", "--data", str(data)]
     command += ["--listen", f"127.0.0.1:{port}", "--shards", str(shards)]
@@ -172,12 +172,10 @@ def main() -> int:
             before = measure(daemon, records, random.Random(2))
         compact(data)
         with serving(data, given.shards, cpus) as daemon:
-            behind = measure(daemon, records, random.Random(2))
+            after = measure(daemon, records, random.Random(2))
     fields = ReadFigures.__struct_fields__
-    rows = [
-        [name, *(table.number(getattr(one, name)) for one in (before, behind))] for name in fields
-    ]
-    print(table.render(["figure", "from L0", "from L1"], rows))
+    rows = [[name, *(number(getattr(one, name)) for one in (before, after))] for name in fields]
+    print(table(["figure", "from L0", "from L1"], rows))
     return 0
 
 

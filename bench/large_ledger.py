@@ -1,10 +1,10 @@
-"""``python -m bench.large_ledger``: images of a large ledger, while entries and commits go on.
+"""``python -m bench.large_ledger``: images of a large ledger during entries and commits.
 
-A ledger is filled up to ``--gib``, with answers to idempotency keys of 16 KiB, which is what grows
-a row without tables around it. Then an owner's thread and an image thread work on it as in a
-daemon, on the embedded store or on what HEADGATE_STORE_URL and HEADGATE_S3_ENDPOINT_URL name, and
-a committer commits all the time. Told: how old the ownership became, how long a commit took at
-most, what the process used; then how long a recovery from the store alone takes.
+It fills a ledger up to ``--gib`` with idempotency answers of 16 KiB. Then an owner thread and an
+image thread work on it as in a daemon, on the embedded store or on the one that HEADGATE_STORE_URL
+and HEADGATE_S3_ENDPOINT_URL name, while another thread commits all the time. It reports how old the
+ownership became, how long commits took, how much memory the process used, and how long a recovery
+from the store takes.
 
 It needs four times ``--gib`` on the disk of ``--folder``, which must not exist, and removes it.
 """
@@ -66,7 +66,7 @@ class Result(Struct):
 
 
 def fill(path: Path, size_bytes: int) -> None:
-    """Rows of ``dedupe`` until the file has this size."""
+    """Adds rows to ``dedupe`` until the file has this size."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
         rows = size_bytes // ROW_BYTES
@@ -86,7 +86,7 @@ def fill(path: Path, size_bytes: int) -> None:
 
 
 def _commit(ledger: Ledger, lease: LeaseId, topic_id: int, counter: int) -> float:
-    """Commits an object of one record; how many ms it took."""
+    """Commits an object of one record; returns the milliseconds it took."""
     lease = msgspec.structs.replace(lease, counter=counter)
     extent = ExtentDraft(topic_id, 0, 8, 10, 1, 1, 1, 1, 0, (RunDraft(0, 0, 1),))
     sources = (SourceRange(0, 64 * counter, 64 * counter + 64),)
@@ -99,7 +99,7 @@ def _commit(ledger: Ledger, lease: LeaseId, topic_id: int, counter: int) -> floa
 def _observe(
     result: Result, segment: Segment, images: ImageThread, commit: Callable[[int], float]
 ) -> None:
-    """Commits for as long as an image takes."""
+    """Commits until an image is finished."""
     words = segment.words
     rss_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     entries_before = words[at.G_ENTRY_NUMBER]
@@ -156,7 +156,7 @@ def measure(folder: Path, size_bytes: int) -> Result:
         log = OwnerLog(store, OWNER, lambda _: None)
         owner = OwnerThread(segment, bells, log, told)
         segment.words[at.G_INCARNATION] = incarnation
-        # As a daemon that goes on: the entries before this one told what there is.
+        # As in a running daemon, earlier entries cover what the ledger has.
         before = log.entry(0, 1, "entry", ledger.read(backup.mark))
         owner.own(incarnation, Taken(0, before, Former.OURS))
         board = AlarmBoard(segment, 1)

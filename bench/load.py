@@ -1,7 +1,8 @@
-"""What one run of a load generator gives, and which generator there is.
+"""A load: what a generator sends, and what it measures.
 
-A request is *acknowledged* when it was answered 2xx; everything else is counted beside. Latency is
-from the request's first byte to the answer's end; a pause before a request is not in it.
+A request is *acknowledged* if it was answered 2xx; other answers and failures are counted
+separately. Latency is from the first byte of the request to the end of the answer, without the
+pause before the request.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Request(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Connections, for how long, and the pause of each between an answer and the next request.
+    """How many connections, for how long, and the pause between an answer and the next request.
 
     Pauses are spread evenly over ``pause_ms`` x [1 - spread, 1 + spread].
     """
@@ -47,7 +48,7 @@ class Pace(NamedTuple):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Counts and times of one run. ``generator_cpu_s`` is CPU of the generator itself."""
+    """Counts and times of one run. ``generator_cpu_s`` is the CPU that the generator used."""
 
     requests: int
     not_2xx: int
@@ -68,7 +69,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Generator(Protocol):
-    """Something that makes load from its own processes on ``cpus``."""
+    """Sends a load from its own processes on ``cpus``."""
 
     name: str
 
@@ -78,4 +79,4 @@ class Generator(Protocol):
 
 
 class GeneratorError(Exception):
-    """The generator failed; the message has its last words."""
+    """The generator failed; the message has the end of its output."""

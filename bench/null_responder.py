@@ -1,7 +1,7 @@
-"""The cheapest answer that this way of serving can give: the generator's ceiling.
+"""The cheapest possible server of this kind: how fast the generator can get.
 
 A bare asyncio Protocol with httptools on uvloop answers every request with 200 and 120 bytes. It
-looks at no body, keeps nothing, and has no limits: never a server for anything else.
+ignores bodies, stores nothing and has no limits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Null(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's classes.
+        # The transports of uvloop do not inherit from those of asyncio.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""How much of the machine other programs took during a load: the figures' disturbance."""
+"""How much CPU other programs used during a load, which disturbs the figures."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from shards.clock import monotonic_ns, process_cpu_ns
 
 
 def share(busy_s: float, ours_s: float, seconds: float, cpus: int) -> float:
-    """The share of ``cpus`` that was busy with others' work; never below 0."""
+    """The share of ``cpus`` that other programs used; never below 0."""
     return max(0.0, busy_s - ours_s) / (seconds * cpus)
 
 
 class Others:
-    """A context manager around a load. ``ours_cpu_s`` adds up the CPU of our long-lived servers;
-    a generator that ended meanwhile is named to ``share``."""
+    """A context manager around a load. ``ours_cpu_s`` adds up the CPU of our servers; the CPU of a
+    generator that has ended is passed to ``share``."""
 
     def __init__(self, ours_cpu_s: Callable[[], float]) -> None:
         self._ours_cpu_s = ours_cpu_s
@@ -47,7 +47,7 @@ class Others:
         self._ours_s = ours_s - self._before_s[1]
 
     def share(self, generator_cpu_s: float) -> float:
-        """Others' share of all CPUs, and what the hypervisor gave to other machines."""
+        """The share of all CPUs that went to other programs or, on a hypervisor, other machines."""
         ours_s = self._ours_s + generator_cpu_s
         return share(self._busy_s, ours_s, self._seconds, psutil.cpu_count() or 1)
 

@@ -1,7 +1,7 @@
-"""Our own generator, for machines without wrk: pre-encoded requests over raw sockets on uvloop.
+"""A load generator for machines without wrk: pre-encoded requests over sockets on uvloop.
 
-One process per CPU; each opens its share of the connections and prints its counts and a histogram
-of latencies, which the parent adds up. Buckets of the histogram grow by 2 %.
+There is one process per CPU. Each opens its share of the connections and prints its counts and a
+histogram of latencies, which the parent adds up. The buckets of the histogram grow by 2 %.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ END_GRACE_S = 30
 
 
 class Counts(msgspec.Struct):
-    """What one process counted. ``buckets`` maps a bucket of latency to its number."""
+    """What one process counted. ``buckets`` maps a bucket of latency to its requests."""
 
     requests: int = 0
     not_2xx: int = 0
@@ -48,7 +48,7 @@ def bucket_of(latency_us: float) -> int:
 
 
 def percentile_us(buckets: Mapping[int, int], share: float) -> float:
-    """The latency that ``share`` of all requests stayed under; 0 without any."""
+    """The latency that ``share`` of all requests did not exceed; 0 without requests."""
     wanted = math.ceil(sum(buckets.values()) * share)
     seen = 0
     for bucket in sorted(buckets):
@@ -59,7 +59,7 @@ def percentile_us(buckets: Mapping[int, int], share: float) -> float:
 
 
 def added(parts: Iterable[Counts]) -> Load:
-    """The Load of all processes together."""
+    """The Load of all processes."""
     counts = list(parts)
     buckets: Counter[int] = Counter()
     for part in counts:
@@ -78,12 +78,12 @@ def added(parts: Iterable[Counts]) -> Load:
 
 
 class OwnGenerator:
-    """Runs this module in processes of its own."""
+    """Runs this module in its own processes."""
 
     name = "headgate's own (asyncio on uvloop)"
 
     def run(self, port: int, request: Request, pace: Pace, cpus: Iterable[int]) -> Load:
-        """Runs one load, a process on each CPU."""
+        """Runs one load, with a process on each CPU."""
         chosen = sorted(set(cpus))[: pace.connections]
         with tempfile.TemporaryDirectory(prefix="headgate-bench-load-") as folder:
             request_path = Path(folder) / "request"
@@ -118,7 +118,7 @@ class _Client(asyncio.Protocol):
         self._started_ns = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's classes.
+        # The transports of uvloop do not inherit from those of asyncio.
         self._transport = cast(asyncio.Transport, transport)
         self._pause()
 
@@ -188,7 +188,7 @@ class _Run:
         counts.buckets[bucket] = counts.buckets.get(bucket, 0) + 1
 
     def lost(self, failed: bool) -> None:
-        """A connection ended; another takes its place while the load lasts."""
+        """A connection ended; another replaces it while the load lasts."""
         if self.over:
             return
         self._counts.socket_errors += failed
@@ -200,7 +200,7 @@ class _Run:
         try:
             await self._open()
         except OSError:
-            await asyncio.sleep(0.1)  # a server that refuses is not asked in a busy loop
+            await asyncio.sleep(0.1)  # no busy loop against a server that refuses
             self.lost(failed=True)
 
     async def _open(self) -> _Client:

@@ -1,10 +1,10 @@
-"""What the compaction is compared with: pyarrow in two processes, without Spark.
+"""The comparison for compactions: pyarrow in two processes, without Spark.
 
-The same objects, the same decoding (``compaction.parquet.row_builder``), the same zstd level, one
-file per topic and day. It reads, checks, decodes, and writes with ``ParquetWriter``, nothing else:
-no reports, no fsync, no spilling, no repeats. Few topics: each process takes half of the objects.
-Many topics: each takes half of the topics, and of each object the half of the bytes where these
-stand, so that nothing has to change hands; only a program on one machine can do that.
+It uses the same objects, decoding (``compaction.parquet.row_builder``) and zstd level, and writes
+one file per topic and day with ``ParquetWriter``. It has no reports, fsync, spilling or repeats.
+With few topics, each process takes half of the objects. With many, each takes half of the topics
+and reads only their half of each object, so that no data moves between processes; only a program on
+one machine can do that.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shards.checksum import crc32c
 from uploader.l0 import read_footer
 from uploader.stores.open import open_store
 
-PIECE_BYTES = 16 << 20
+BATCH_BYTES = 16 << 20
 
 
 class Half(Struct, frozen=True):
-    """What one process does. ``topics`` [first, last] of the objects' extents are its own."""
+    """The work of one process: the extents of the topics [first, last]."""
 
     number: int
     store_url: str
@@ -39,7 +39,7 @@ class Half(Struct, frozen=True):
     topics: tuple[int, int]
     zstd_level: int
     tuned: bool
-    """With the columns' encodings as the compaction writes them, else pyarrow's defaults."""
+    """With the column encodings of the compaction; else with the defaults of pyarrow."""
 
 
 def halves(
@@ -63,7 +63,7 @@ def halves(
 
 
 def run(half: Half) -> int:
-    """Does its half; returns the rows written."""
+    """Does one half; returns the rows written."""
     store = open_store(half.store_url)
     first, last = half.topics
     found: dict[int, list[ExtentBytes]] = {topic: [] for topic in range(first, last + 1)}
@@ -92,13 +92,13 @@ def run(half: Half) -> int:
 def _write(half: Half, topic: int, extents: list[ExtentBytes]) -> int:
     extents.sort(key=lambda extent: (extent.partition, extent.first_offset))
     writers: dict[datetime.date, pq.ParquetWriter] = {}
-    piece = RowBuilder()
+    batch = RowBuilder()
     rows = 0
     for index, extent in enumerate(extents):
-        piece.add(extent)
-        if piece.bytes < PIECE_BYTES and index < len(extents) - 1:
+        batch.add(extent)
+        if batch.bytes < BATCH_BYTES and index < len(extents) - 1:
             continue
-        table, _ = piece.take()
+        table, _ = batch.take()
         rows += table.num_rows
         days = pc.cast(table.column("timestamp"), pa.date32())
         for day in pc.unique(days).to_pylist():

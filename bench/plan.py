@@ -1,9 +1,9 @@
-"""Which cases are run, in which order, and for how long. Pure.
+"""Which cases run, in which order, and for how long. Pure.
 
-Names: ``embedded/1/1KiB/ndjson`` is the embedded store, one shard, that body; ``ceiling/SIZE`` the
-null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops, ``scale`` what grows
-with the shards, ``compaction/SHAPE`` the Spark job beside plain pyarrow. What is compared is run
-side by side, for machines drift.
+Names: ``embedded/1/1KiB/ndjson`` is the embedded store, one shard and this body; ``ceiling/SIZE``
+is the null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops, ``scale`` what grows
+with the shards, and ``compaction/SHAPE`` the Spark job and plain pyarrow. Cases that are compared
+run one after the other, because machines drift.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MINIO = "minio"
 STORES = (EMBEDDED, MINIO)
 PEER_SIZES = ("1KiB", "64KiB")
 TAIL_SIZE = "1KiB"
-PUT_COST_BEFORE = "minio/1/1KiB/ndjson"  # whose latency is compared with a bare PUT's
+PUT_COST_BEFORE = "minio/1/1KiB/ndjson"  # its latency is compared with that of a bare PUT
 
 COMPACTIONS = (
     "compaction/few-topics",
@@ -27,9 +27,9 @@ COMPACTIONS = (
 )
 SCALE = "scale"
 SCALE_S = 25
-COMPACTION_S = 75  # for GIB of L0: 15 s to make it, a session, three turns of three
+COMPACTION_S = 75  # for 1 GiB of L0: 15 s to make it, a session, three turns of three
 
-START_STOP_S = 4  # a daemon's start and end together, with MinIO's first start shared out
+START_STOP_S = 4  # start and end of a daemon, and its share of the start of MinIO
 LIMIT_S = 960
 QUICK_LIMIT_S = 90
 
@@ -37,8 +37,8 @@ QUICK_LIMIT_S = 90
 class Times(NamedTuple):
     """Seconds of each load.
 
-    ``compared_s`` is saturation where a peer is measured beside: long enough for its own
-    background work, which begins after about 5 s, to be in its figures.
+    ``compared_s`` is saturation if a peer is measured too: long enough to include the peer's
+    background work, which begins after about 5 s.
     """
 
     ceiling_s: int
@@ -75,7 +75,8 @@ class Case(NamedTuple):
 
     @property
     def has_light_loads(self) -> bool:
-        """Two shards share their cores with the generator: only their throughput says anything."""
+        """Two shards share their cores with the generator, so only their throughput is
+        meaningful."""
         return self.kind in STORES and self.shards == 1
 
     @property
@@ -89,7 +90,7 @@ class Case(NamedTuple):
 
     @property
     def is_compared(self) -> bool:
-        """Ours beside a peer, or the peer."""
+        """The peer, or the case of ours that it is compared with."""
         if self.size is None or self.size.name not in PEER_SIZES:
             return False
         ours = self.kind == EMBEDDED and self.shards == 1 and self.body_format == NDJSON
@@ -139,7 +140,7 @@ def full() -> list[Case]:
 
 
 def quick() -> list[Case]:
-    """What the targets need, briefly."""
+    """What the targets need, with short loads."""
     sizes = [size_named(name) for name in PEER_SIZES]
     cases = [Case("ceiling", size) for size in sizes]
     for size in sizes:
@@ -148,7 +149,7 @@ def quick() -> list[Case]:
 
 
 def chosen(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
-    """The cases that have any of the parts in their name; all without parts. Raises ValueError."""
+    """The cases with any of these parts in their name; without parts, all. Raises ValueError."""
     found = [case for case in cases if not only or any(part in case.name for part in only)]
     if not found:
         names = ", ".join(case.name for case in cases)

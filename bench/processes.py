@@ -1,7 +1,7 @@
-"""The servers that are measured: started on chosen CPUs, asked for their CPU time, ended by pid.
+"""The servers that are measured: started on chosen CPUs, and stopped by pid.
 
-Each server has a folder of its own below the work folder, for its data and its log; the folder is
-removed with the server, for a saturated case leaves gigabytes.
+Each server has its own folder in the work folder, for its data and its log. The folder is removed
+with the server, because a saturated case leaves gigabytes.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ BUCKET = "bench"
 
 
 class ServerError(Exception):
-    """A server did not start, died, or did not end; the message has the end of its log."""
+    """A server did not start, died or did not stop; the message has the end of its log."""
 
 
 @contextmanager
 def pinned(cpus: Iterable[int]) -> Iterator[None]:
-    """What this thread starts in here may only use these CPUs."""
+    """Processes that this thread starts in here use only these CPUs."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, set(cpus))
     try:
@@ -49,7 +49,7 @@ def pinned(cpus: Iterable[int]) -> Iterator[None]:
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:
-    """CPU-seconds so far of those of the processes that are alive."""
+    """CPU-seconds so far of the processes that are alive."""
     total = 0.0
     for process in processes:
         try:
@@ -63,7 +63,7 @@ def cpu_s(processes: Iterable[psutil.Process]) -> float:
 def post_ndjson(
     connection: http.client.HTTPConnection, topic: str, partition: int, body: bytes
 ) -> None:
-    """One acknowledged request; raises ServerError for anything but 200."""
+    """Sends a request and waits for its acknowledgment. Raises ServerError if there is none."""
     connection.request(
         "POST", f"/v0/topics/{topic}?partition={partition}", body,
         {"Content-Type": "application/x-ndjson"},
@@ -96,11 +96,11 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is ours; we then end it in order
+                start_new_session=True,  # Ctrl-C reaches only us; we then stop it cleanly
             )
 
     def wait_until(self, path: str) -> None:
-        """Returns when ``path`` is answered at all below 500. Raises ServerError."""
+        """Returns when ``path`` is answered with a status below 500. Raises ServerError."""
         deadline_ns = monotonic_ns() + READY_WITHIN_S * 1_000_000_000
         while not self._answers(path):
             try:
@@ -114,7 +114,7 @@ class Server:
             raise ServerError(f"{self.process.args!r} {reason}; {self.log_end()}")
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> Any:
-        """The JSON that a request is answered with. Raises ServerError for anything but 2xx."""
+        """The JSON answer to a request. Raises ServerError for anything but 2xx."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -130,16 +130,16 @@ class Server:
         return json.loads(content) if content else None
 
     def processes(self) -> list[psutil.Process]:
-        """The process and all below it that are alive."""
+        """The process and its descendants that are alive."""
         parent = psutil.Process(self.process.pid)
         return [parent, *parent.children(recursive=True)]
 
     def cpu_s(self) -> float:
-        """CPU-seconds of the process and its children so far."""
+        """CPU-seconds of the process and its descendants so far."""
         return cpu_s(self.processes())
 
     def side_threads_cpu_s(self) -> float:
-        """CPU-seconds of all threads but the main ones: uploaders, ledger, readers."""
+        """CPU-seconds of all threads except the main ones: uploaders, ledger, readers."""
         total = 0.0
         for process in self.processes():
             try:
@@ -155,7 +155,7 @@ class Server:
         return f"the end of its log:\n{text[-2000:].strip()}"
 
     def stop(self) -> None:
-        """Ends it at once, and removes its folder: what it kept is of no use to anybody."""
+        """Kills it and removes its folder."""
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self.folder)
@@ -175,7 +175,7 @@ class Daemon(Server):
     """``headgate serve``."""
 
     def wait_until_quiet(self) -> None:
-        """Returns when everything accepted is committed, so that loads do not overlap."""
+        """Returns when all accepted requests are committed, so that loads do not overlap."""
         deadline_ns = monotonic_ns() + READY_WITHIN_S * 1_000_000_000
         while any(shard["ring_used_bytes"] for shard in self.ask("GET", "/v0/status")["shards"]):
             if monotonic_ns() > deadline_ns:
@@ -183,13 +183,13 @@ class Daemon(Server):
             time.sleep(POLL_S)
 
     def stop(self) -> None:
-        """Ends it in order, removes its folder. Raises ServerError when it does not end well."""
+        """Stops it cleanly and removes its folder. Raises ServerError if it does not end well."""
         self.process.terminate()
         try:
             code = self.process.wait(timeout=STOP_WITHIN_S)
             complaint = f"ended with {code} on SIGTERM" if code else ""
         except subprocess.TimeoutExpired:
-            # Its whole process group: shards must not outlive it.
+            # The whole process group: shards must not outlive it.
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             complaint = f"did not end within {STOP_WITHIN_S} s of SIGTERM"
@@ -200,7 +200,7 @@ class Daemon(Server):
 
 
 class Minio:
-    """A MinIO of ours with one bucket."""
+    """A MinIO with one bucket."""
 
     def __init__(self, folder: Path, cpus: Iterable[int]) -> None:
         self._folder = folder
@@ -215,7 +215,7 @@ class Minio:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Credentials for boto3's own chain."""
+        """Credentials for boto3."""
         return {
             "AWS_ACCESS_KEY_ID": minio.ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": minio.SECRET_KEY,
@@ -229,7 +229,7 @@ class Minio:
         return float(times.user + times.system)
 
     def stop(self) -> None:
-        """Ends it, and removes its data."""
+        """Stops it and removes its data."""
         minio.stop(self._process)
         shutil.rmtree(self._folder)
 
@@ -269,7 +269,7 @@ def start_null(folder: Path, cpus: Iterable[int]) -> Server:
 
 
 def start_s2_lite(binary: str, folder: Path, cpus: Iterable[int]) -> Server:
-    """s2-lite on a local directory, with a basin that makes streams by itself."""
+    """s2-lite on a local directory, with a basin that creates streams by itself."""
     port = minio.free_port()
     (folder / "root").mkdir(parents=True)
     init = folder / "init.json"
@@ -282,10 +282,10 @@ def start_s2_lite(binary: str, folder: Path, cpus: Iterable[int]) -> Server:
 
 
 def s2_lite_binary(named: str | None) -> str | None:
-    """The binary of s2-lite, when one is given or found on PATH."""
+    """The binary of s2-lite, if one is given or found on PATH. Raises ServerError."""
     given = named or os.environ.get("HEADGATE_BENCH_S2_LITE")
     if given and not os.access(given, os.X_OK):
-        raise ServerError(f"s2-lite: {given} is no executable file; correct or leave it out")
+        raise ServerError(f"s2-lite: {given} is not an executable file; correct or leave it out")
     return given or shutil.which("s2-lite")
 
 

@@ -1,8 +1,8 @@
-"""What one PUT costs in CPU and takes in time: a bare boto3 loop beside our store's ``put``.
+"""The CPU and time of one PUT: a bare boto3 loop compared with ``put`` of our store.
 
-Runs as a process of its own on the daemon's CPUs, so that its CPU is nobody else's. Both take
-turns in one process on one MinIO; the checksum is computed in both, as the daemon does it. The
-bare loop is configured for the least CPU that boto3 is known to need.
+It runs in its own process on the CPUs of the daemon. Both sides take turns in one process on one
+MinIO and compute the checksum as the daemon does. The bare loop is configured for the least CPU
+that boto3 is known to need.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from shards.clock import monotonic_ns, process_cpu_ns
 from uploader.stores.s3 import S3Store
 
 LARGE_BYTES = 4 << 20
-SMALL_BYTES = 2 << 10  # about what one request of 1 KiB makes an object
+SMALL_BYTES = 2 << 10  # about the size of an object with one request of 1 KiB
 WARM = 4
 SMALL_PAUSE_S = 0.05  # a lone PUT, as at light load
 
 
 class PutCost(msgspec.Struct, frozen=True):
-    """CPU of a 4 MiB PUT, bare and by our store, and the p50 of a bare PUT of 2 KiB."""
+    """CPU of a 4 MiB PUT, bare and by our store, and the p50 of a bare 2 KiB PUT."""
 
     bare_cpu_ms: float
     store_cpu_ms: float
@@ -80,7 +80,7 @@ def _loop(endpoint_url: str, puts: int) -> PutCost:
         small_ms.append(_spent_ms(monotonic_ns, bare, small))
     store.close()
     client.close()
-    # Means of CPU, for all of it is paid; the median of the time.
+    # The mean of CPU, because all of it is paid; the median of the time.
     return PutCost(
         bare_cpu_ms=statistics.mean(bare_ms[WARM:]),
         store_cpu_ms=statistics.mean(ours_ms[WARM:]),

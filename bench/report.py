@@ -1,10 +1,10 @@
-"""From Results to the printed tables. Pure."""
+"""The printed tables of Results. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.figures import GIB, MIB, Target, cpu_s_per_gib, mib_per_s, ratio
+from bench.figures import GIB, MIB, NONE, Target, cpu_s_per_gib, mib_per_s, number, ratio
 from bench.plan import EMBEDDED, MINIO, STORES
 from bench.results import (
     CompactionResult,
@@ -14,7 +14,7 @@ from bench.results import (
     Results,
     ScaleResult,
 )
-from bench.table import NONE, number, render
+from commands.shell.output import table
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -23,20 +23,20 @@ MIB_PER_S_MIN = 300  # at 64 KiB, a shard core, embedded
 PEER_REQUESTS_RATIO_MIN = 2.5
 PEER_MIB_RATIO_MIN = 8.0
 FEW_TOPICS = 10
-FEW_TOPICS_RATIO_MIN = 1.0  # the compaction's MB/s over plain pyarrow's
+FEW_TOPICS_RATIO_MIN = 1.0  # MB/s of the compaction over MB/s of plain pyarrow
 MANY_TOPICS_RATIO_MIN = 0.5
-READ_RATIO_MAX = 1.05  # row C6
-PUT_RATIO_MAX = 1.25  # row L18
+READ_RATIO_MAX = 1.05  # bytes read over bytes compacted
+PUT_RATIO_MAX = 1.25  # PUTs a second over the optimum
 PUT_CPU_RATIO_MAX = 1.2
-LIGHT_OVER_PUT_MS_MAX = 10.0  # row L21
+LIGHT_OVER_PUT_MS_MAX = 10.0  # p50 at light load over the p50 of a bare PUT
 GENERATOR_BUSY_MAX = 0.95
 OTHERS_SHARE_MAX = 0.05
-PULL_GROWTH_MAX = 1.5  # a pull's CPU with 64 shards over that with 2
-TICK_MS_MAX = 5.0  # the supervisor's, with 128 shards
+PULL_GROWTH_MAX = 1.5  # CPU of a pull with 64 shards over that with 2
+TICK_MS_MAX = 5.0  # of the supervisor, with 128 shards
 
 
 def text(results: Results) -> str:
-    """Everything that is printed at the end of a run."""
+    """All that is printed at the end of a run."""
     machine = results.machine
     head = f"{machine.cpu_model}, {machine.cpus} CPUs, Python {machine.python}"
     sections = [f"{head}; load by {machine.generator}"]
@@ -56,7 +56,7 @@ def text(results: Results) -> str:
         sections.append(_section("CPU in ms by the number of shards", *_scale(results.scale)))
     if results.compactions:
         sections.append(
-            _section("Compaction: Spark beside plain pyarrow in two processes",
+            _section("Compaction: Spark and plain pyarrow in two processes",
                      *_compactions(results.compactions))
         )  # fmt: skip
     rows = [
@@ -72,7 +72,7 @@ def text(results: Results) -> str:
 
 
 def targets(results: Results) -> list[Target]:
-    """Every target of which both sides were measured."""
+    """All targets whose both sides were measured."""
     return [
         *_embedded_targets(results),
         *_peer_targets(results),
@@ -112,11 +112,11 @@ def _row_targets(results: Results) -> Iterator[Target]:
         loads = [load for daemon in ours for load in _loads(daemon)]
         if loads:
             worst = max(load.put_ratio for load in loads)
-            yield Target(f"{store}: PUTs over the optimum, worst load (L18)", PUT_RATIO_MAX, worst,
+            yield Target(f"{store}: PUTs over the optimum, worst load", PUT_RATIO_MAX, worst,
                          at_least=False, unit=" x")  # fmt: skip
         for daemon in ours:
             if daemon.tail is not None:
-                yield Target(f"{store}: GETs by a reader at the tail (L23)", 0, daemon.tail.gets,
+                yield Target(f"{store}: GETs by a reader at the tail", 0, daemon.tail.gets,
                              at_least=False)  # fmt: skip
         if ours:
             share = max(each.memory_peak_bytes / each.memory_bound_bytes for each in ours)
@@ -129,7 +129,7 @@ def _row_targets(results: Results) -> Iterator[Target]:
         small = _case(results, f"{MINIO}/1/1KiB/ndjson")
         if small is not None and small.light is not None:
             over_ms = small.light.load.p50_ms - cost.small_put_p50_ms
-            yield Target("minio, 1 KiB: p50 at light load over one bare PUT (L21)",
+            yield Target("minio, 1 KiB: p50 at light load over one bare PUT",
                          LIGHT_OVER_PUT_MS_MAX, over_ms, at_least=False, unit=" ms")  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def _compaction_targets(results: Results) -> Iterator[Target]:
         bound = FEW_TOPICS_RATIO_MIN if each.topics <= FEW_TOPICS else MANY_TOPICS_RATIO_MIN
         yield Target(f"{each.name}: MB/s over plain pyarrow", bound, each.plain_s / each.spark_s,
                      unit=" x")  # fmt: skip
-        yield Target(f"{each.name}: bytes read over bytes compacted (C6)", READ_RATIO_MAX,
+        yield Target(f"{each.name}: bytes read over bytes compacted", READ_RATIO_MAX,
                      each.bytes_read_ratio, at_least=False, unit=" x")  # fmt: skip
 
 
@@ -263,8 +263,8 @@ def _notes(results: Results) -> Iterator[str]:
     shares += [other.others_share for other in [*results.ceilings, *results.peers]]
     if max(shares, default=0.0) > OTHERS_SHARE_MAX:
         yield (
-            f"Other programs took up to {max(shares):.0%} of all CPUs during a load: per-second"
-            " figures and latencies are too bad by as much; figures per CPU-second hold better."
+            f"Other programs used up to {max(shares):.0%} of all CPUs during a load: figures per"
+            " second and latencies suffer as much; figures per CPU-second suffer less."
         )
     if results.put_cost is not None:
         cost = results.put_cost
@@ -281,7 +281,7 @@ def _notes(results: Results) -> Iterator[str]:
                 f" read while they were written, lag at most {tail.lag_max}, {tail.gets} GETs."
             )
         if daemon.saturated.generator_busy > GENERATOR_BUSY_MAX and not daemon.cpus_shared:
-            yield f"{daemon.name}: the generator had no time left; the daemon may do more."
+            yield f"{daemon.name}: the generator was saturated; the daemon may do more."
     if not results.peers and any("s2-lite" in left.name for left in results.left_out):
         yield "s2-lite is left out: no binary; give one with --s2-lite PATH."
     yield from (f"{left.name} is left out: {left.why}." for left in results.left_out
@@ -289,7 +289,7 @@ def _notes(results: Results) -> Iterator[str]:
 
 
 def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return f"{title}\n{render(heads, rows)}"
+    return f"{title}\n{table(heads, rows)}"
 
 
 def _case(results: Results, name: str) -> DaemonResult | None:

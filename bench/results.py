@@ -1,4 +1,4 @@
-"""The shapes of what was measured, which is also the JSON that is kept. Times as the names say."""
+"""What was measured, in the shape of the JSON that is kept. Names end in their units."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.put_cost import PutCost
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """One load on a daemon. ``put_ratio`` is PUTs a second over the optimum of row L18."""
+    """One load on a daemon. ``put_ratio`` is PUTs a second over their optimum."""
 
     load: Load
     cpu_s: float
@@ -22,7 +22,7 @@ class LoadResult(msgspec.Struct, frozen=True):
 
 
 class TailResult(msgspec.Struct, frozen=True):
-    """A reader at the end of a topic during a load."""
+    """A reader that follows a topic during a load."""
 
     gets: int
     records_written: int
@@ -62,11 +62,11 @@ class OtherResult(msgspec.Struct, frozen=True):
 
 
 class CompactionResult(msgspec.Struct, frozen=True):
-    """The Spark job on one shape of L0, beside plain pyarrow. Seconds are medians of the turns.
+    """The Spark job and plain pyarrow on one shape of L0. Seconds are medians of the turns.
 
-    ``plain_s`` writes with the compaction's own encodings, ``plain_default_s`` as pyarrow does
-    when it is told nothing but the compression. A turn is (Spark, plain, plain with defaults).
-    ``cpu_s`` are of all processes. ``first_job_s`` is a small job right behind the session's start.
+    ``plain_s`` is with the encodings of the compaction, ``plain_default_s`` with the defaults of
+    pyarrow except for the compression. A turn is (Spark, plain, plain with defaults). ``cpu_s``
+    is of all processes. ``first_job_s`` is a small job directly after the start of the session.
     """
 
     name: str
@@ -90,7 +90,7 @@ class CompactionResult(msgspec.Struct, frozen=True):
 
 
 class ScaleResult(msgspec.Struct, frozen=True):
-    """CPU of one process's part with that many shards: medians."""
+    """Medians of the CPU of one process with this many shards."""
 
     shards: int
     pull_ms: float
@@ -99,7 +99,7 @@ class ScaleResult(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """A case without figures, and why."""
+    """A case that was not measured, and why."""
 
     name: str
     why: str

@@ -1,7 +1,7 @@
-"""Runs cases one after the other and fills a Results; the shell around all pure parts.
+"""Runs cases one after the other and fills a Results.
 
-The daemon gets the last CPUs, generator and MinIO the others; this process keeps to the
-generator's. Nothing runs beside a case, and each daemon starts with an empty folder.
+The daemon gets the last CPUs; the generator, MinIO and this process get the others. Each daemon
+starts with an empty folder.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from shards.clock import monotonic_ns
 TOPIC = "bench"
 HALF = 0.5
 PROBE_S = 1
-# A light request finds its group idle for a window, so it should go at once.
+# At light load a request finds its group idle for a window, so it is uploaded immediately.
 LIGHT_PAUSE_WINDOWS = 1.3
 LIGHT_PAUSE_MIN_MS = 2.0
 LIGHT_PAUSE_SPREAD = 0.1
-TAIL_CONNECTIONS = 128  # at a window of 200 ms enough for the rate
+TAIL_CONNECTIONS = 128  # enough for the rate with a window of 200 ms
 TAIL_RATE_PER_S = 500.0
 
 
 class Runner:
-    """Holds what the cases share."""
+    """Runs cases; holds what they share."""
 
     def __init__(
         self, generator: Generator, times: Times, work: Path, s2_lite: str | None, results: Results
@@ -55,7 +55,7 @@ class Runner:
         self._minio: Minio | None = None
 
     def run(self, cases: list[Case], limit_s: float) -> None:
-        """Runs what fits into ``limit_s``; what does not is left out by name."""
+        """Runs the cases that fit into ``limit_s``; the results name those left out."""
         started_ns = monotonic_ns()
         for case in cases:
             before_ns = monotonic_ns()
@@ -73,7 +73,7 @@ class Runner:
             print(f"bench: {case.name} took {spent_s:.1f} s", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Ends what the cases shared."""
+        """Stops what the cases shared."""
         if self._minio is not None:
             self._minio.stop()
             self._minio = None
@@ -92,7 +92,7 @@ class Runner:
             self._daemon(case)
 
     def _compaction(self, case: Case) -> None:
-        # The only case that needs Spark; the others go without.
+        # The only case that needs Spark.
         from bench import compaction
 
         result = compaction.measure(compaction.SHAPES[case.name], compaction.L0_BYTES, self._work)
@@ -103,7 +103,7 @@ class Runner:
         print(f"bench: {case.name} is left out: {why}", file=sys.stderr, flush=True)
 
     def _store(self) -> Minio:
-        """The MinIO of this run, started when it is first needed."""
+        """The MinIO of this run, started when first needed."""
         if self._minio is None:
             _, cpus, _ = share_cpus(self._cpus, 1)
             self._minio = Minio(self._work / "minio", cpus)
@@ -131,7 +131,7 @@ class Runner:
         daemon_cpus, _, _ = share_cpus(self._cpus, 1)
         server = start_s2_lite(self._s2_lite, self._work / "s2-lite", daemon_cpus)
         try:
-            # The first appends make the stream; they are no part of the figures.
+            # The first appends create the stream; the figures do not include them.
             self._load(server, request, Pace(1, PROBE_S))
             result = self._other(case, server, request, case.saturated_s(self._times))
         finally:
@@ -189,7 +189,7 @@ class Runner:
         saturated = measured(Pace(connections, case.saturated_s(self._times)))
         if case.has_light_loads and saturated.load.acked:
             rate_per_s = saturated.load.acked_per_s * HALF
-            # A probe tells the latency at this rate, without which the pause is unknown.
+            # A probe measures the latency at this rate, which the pause depends on.
             period_ms = pause_ms(rate_per_s, connections, 0)
             probe = self._load(daemon, request, Pace(connections, PROBE_S, period_ms))
             pause = pause_ms(rate_per_s, connections, probe.mean_ms)
@@ -260,5 +260,5 @@ def _head_seq(daemon: Daemon) -> int:
 
 
 def produce_request(body: bodies.Body) -> Request:
-    """A produce call of that body."""
+    """A produce request with this body."""
     return Request(f"/v0/topics/{TOPIC}", (("Content-Type", body.content_type),), body.data)

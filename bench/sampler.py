@@ -1,4 +1,4 @@
-"""Watches a daemon during a load: its status and its memory, twice a second, in a thread."""
+"""Samples the status and memory of a daemon during a load, twice a second, in a thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERVAL_S = 0.5
 
 
 class Sampler:
-    """A context manager around a load; the figures are there when it has ended."""
+    """A context manager around a load; the figures are ready at its end."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -93,7 +93,7 @@ class Sampler:
         total = 0
         for process in self._daemon.processes():
             try:
-                # pss: shared pages are shared out among the processes that have them.
+                # pss divides shared pages among the processes that map them.
                 total += process.memory_full_info().pss
             except psutil.NoSuchProcess:
                 continue

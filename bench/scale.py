@@ -1,11 +1,12 @@
-"""What grows with the shards: a pull, a look that finds nothing due, a tick of the supervisor.
+"""What grows with the number of shards: a pull, a look that finds nothing due, a supervisor tick.
 
-Needs no machine with as many cores: the shards' words are all there, and one process does in turn
-what one shard, or the supervisor, does. Each figure is CPU of this process, the median of turns
-that go round the numbers of shards, so that a busy minute of the machine hits all alike.
+It does not need as many cores: one process sets up the shared memory of all shards and does what
+one shard, or the supervisor, would do. Each figure is the CPU of this process, as the median over
+turns that alternate between the numbers of shards, so that a busy minute of the machine affects
+all.
 
 A pull takes four targets of a backlog that is the same in total, in requests of 1 KiB, over all
-members of one group. A tick sees every lease slot live with a source in every shard.
+members of one group. A tick sees every lease slot live, with a source in every shard.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class _Group:
         segment.words[at.G_WINDOW_NS] = WINDOW_NS
 
     def pull_ms(self) -> float:
-        """One pull of what four free slots take."""
+        """The CPU of one pull into four free slots."""
         self._fill(BACKLOG)
         now_ns = self._our_turn()
         before_ns = process_cpu_ns()
@@ -102,13 +103,13 @@ class _Group:
         return spent_ns / 1e6
 
     def look_ms(self) -> float:
-        """One look, with a request in every member and nothing due."""
+        """The CPU of one look, with a request in every member and nothing due."""
         for shard in self._shards:
             head = int(self._segment.words[self._segment.layout.shard(shard) + at.S_HEAD])
             self._commit([SourceRange(shard, 0, head)])
         self._fill(len(self._shards))
         now_ns = self._our_turn()
-        self._puller.look(now_ns)  # reads each member's oldest; the next ones know it
+        self._puller.look(now_ns)  # reads the oldest request of each member; later looks know it
         before_ns = process_cpu_ns()
         look = self._puller.look(now_ns)
         spent_ns = process_cpu_ns() - before_ns
@@ -119,12 +120,15 @@ class _Group:
     def _our_turn(self) -> int:
         now_ns = monotonic_ns()
         self._table.store(0, at.P_TURN, 0)
-        for word in (at.P_LAST_CHANGE_NS, at.P_LAST_PULL_NS):  # no split, no pull for idleness
+        for word in (
+            at.P_LAST_CHANGE_NS,
+            at.P_LAST_PULL_NS,
+        ):  # no split, no idle pull
             self._table.store(0, word, now_ns)
         return now_ns
 
     def _fill(self, size_bytes: int) -> None:
-        """Equal shares in all members, up to a backlog of that size."""
+        """Fills all members equally, up to a backlog of this size."""
         part = Part(1, 0, 1, bytes(REQUEST_BYTES), 1, 1)
         group = self._table.map.group_of(0)
         missing = size_bytes - self._table.backlog_bytes(group)
@@ -145,7 +149,7 @@ class _Group:
 @contextlib.contextmanager
 def _group(shards: int, folder: Path) -> Iterator[_Group]:
     folder.mkdir()
-    # Room for the backlog and for how unevenly a pull leaves it.
+    # Room for the backlog, which a pull leaves uneven.
     segment = Segment.create(Layout(shards, (2 * BACKLOG // shards + 7) & ~7))
     lock_file = LockFile(folder / "lock")
     bells = Doorbells.create(shards)
@@ -159,7 +163,7 @@ def _group(shards: int, folder: Path) -> Iterator[_Group]:
 
 
 def _ticks_ms(shards: int, folder: Path) -> float:
-    """A tick of a supervisor that has all its shards, each lease slot live with all as sources."""
+    """The CPU of a supervisor tick, with each lease slot live and all shards as its sources."""
     folder.mkdir()
     settings = {"data_dir": folder, "shards": shards, "ring_bytes": "4MiB",
                 "object_bytes_target": "1MiB", "body_bytes_max": "1MiB"}  # fmt: skip
@@ -188,7 +192,7 @@ def _ticks_ms(shards: int, folder: Path) -> float:
             words[layout.shard(child.shard) + at.S_READY] = 1
             for slot in range(layout.lease_slots):
                 leases.fill(child.shard, slot, LeaseId(1, 1, child.shard, slot), 1, sources)
-        supervisor._owner.start()  # a tick asks whether it lives
+        supervisor._owner.start()  # a tick checks that it runs
         measured = []
         for _ in range(TICKS):
             for child in supervisor.children:

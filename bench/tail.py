@@ -1,4 +1,4 @@
-"""A reader that keeps up at a topic's end, while somebody writes: it must cost no GET (L23)."""
+"""A reader that keeps up with a topic during writes, which must need no GET."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMIT = 1000
 
 
 class TailReader:
-    """Long-polls one partition from its present end, in a thread, as a context manager."""
+    """Long-polls one partition from its current end in a thread, as a context manager."""
 
     def __init__(self, port: int, topic: str, from_seq: int) -> None:
         self._port = port

@@ -1,7 +1,7 @@
-"""wrk as the generator: a Lua script per load in, one line of JSON out.
+"""wrk as the generator: it runs a Lua script per load and prints one line of JSON.
 
-Only the pause is a Lua function that wrk calls per request; the request itself is fixed, which
-wrk encodes once. wrk has no open loop: a pause per connection stands in for one.
+Only the pause is a Lua function that wrk calls for each request; wrk encodes the fixed request
+once. wrk has no open loop, so each connection pauses instead.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Result(msgspec.Struct):
 
 
 def script(request: Request, body_path: str, pace: Pace) -> str:
-    """The Lua of one load; the body is read from a file, for it may be binary."""
+    """The Lua script of one load; the body is read from a file, because it may be binary."""
     lines = [f"wrk.method = {_quoted(request.method)}"]
     for name, value in request.headers:
         lines.append(f"wrk.headers[{_quoted(name)}] = {_quoted(value)}")
@@ -55,7 +55,7 @@ def script(request: Request, body_path: str, pace: Pace) -> str:
     lines.append("body:close()")
     if pace.pause_ms > 0:
         low_ms, high_ms = pace.pause_range_ms
-        # Whole milliseconds only: rounded at random, so that the mean is kept.
+        # wrk takes whole milliseconds; random rounding keeps the mean.
         lines.append(
             "function delay()"
             f" return math.floor({low_ms:.4f} + math.random() * {high_ms - low_ms:.4f}"
@@ -65,14 +65,16 @@ def script(request: Request, body_path: str, pace: Pace) -> str:
 
 
 def parse(output: str, generator_cpu_s: float) -> Load:
-    """The Load in wrk's output. Raises GeneratorError when there is none."""
+    """The Load in the output of wrk. Raises GeneratorError if there is none."""
     found = re.search(rf"^{MARK}(.*)$", output, re.MULTILINE)
     if found is None:
         raise GeneratorError(f"wrk printed no result; its output:\n{output[-1000:]}")
     try:
         result = msgspec.json.decode(found[1], type=_Result)
     except msgspec.DecodeError as error:
-        raise GeneratorError(f"wrk's result {found[1]!r} does not decode: {error}") from error
+        raise GeneratorError(
+            f"the result of wrk, {found[1]!r}, does not decode: {error}"
+        ) from error
     if result.duration_us <= 0:
         raise GeneratorError(f"wrk ran for {result.duration_us} us")
     return Load(
@@ -97,7 +99,7 @@ class Wrk:
         self.name = f"wrk {version[1]}" if version else "wrk"
 
     def run(self, port: int, request: Request, pace: Pace, cpus: Iterable[int]) -> Load:
-        """Runs one load; wrk's threads are one per CPU, and at most one per connection."""
+        """Runs one load with one thread per CPU, and at most one per connection."""
         chosen = set(cpus)
         threads = min(len(chosen), pace.connections)
         with tempfile.TemporaryDirectory(prefix="headgate-bench-wrk-") as folder:
@@ -105,7 +107,7 @@ class Wrk:
             body_path.write_bytes(request.body)
             script_path = Path(folder) / "load.lua"
             script_path.write_text(script(request, str(body_path), pace))
-            # wrk takes whole seconds only.
+            # wrk takes only whole seconds.
             seconds = max(1, round(pace.seconds))
             process = subprocess.Popen(
                 [self._binary, f"-t{threads}", f"-c{pace.connections}", f"-d{seconds}s",
@@ -118,7 +120,7 @@ class Wrk:
             assert process.stdout is not None
             output = process.stdout.read().decode(errors="replace")
             process.stdout.close()
-            # wait4 and not wait: it tells what CPU this one child has used.
+            # wait4, unlike wait, returns the CPU that this child has used.
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
@@ -127,7 +129,7 @@ class Wrk:
 
 
 def find() -> Wrk | None:
-    """wrk, where it is installed."""
+    """wrk, if it is installed."""
     binary = shutil.which("wrk")
     return Wrk(binary) if binary else None
 

@@ -1,4 +1,4 @@
-"""A boto3 client for a MinIO that ``tools.minio`` started; for tests and ``make minio`` only.
+"""A boto3 client for a MinIO that ``tools.minio`` started, for tests and ``make minio``.
 
 The product's own client, with its checksums and time limits, is in ``uploader/stores``.
 """

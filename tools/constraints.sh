@@ -1,6 +1,6 @@
 #!/bin/sh
-# Rewrites constraints.txt, below its heading, with the versions that PYTHON's environment holds.
-# Usage: tools/constraints.sh PYTHON, from the repository's root.
+# Rewrites constraints.txt, below its heading, with the versions in the environment of PYTHON.
+# Usage: tools/constraints.sh PYTHON, in the root of the repository.
 set -eu
 
 python=$1

@@ -1,7 +1,7 @@
-"""``make demo``: a daemon on the embedded store, sample records in, and out of an Iceberg table.
+"""``make demo``: starts a daemon, writes sample records, reads them, and compacts them.
 
-Runs the commands that a person would type, and prints them. The daemon listens on a free loopback
-port and keeps its data in a temporary folder; both are gone at the end, also after Ctrl-C.
+It prints and runs the commands that a person would type. The daemon listens on a free loopback port
+and keeps its data in a temporary folder; both are removed at the end, also after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ EXAMPLES = Path("examples")
 
 
 class DemoError(Exception):
-    """The demonstration cannot go on; the message says why and where to look."""
+    """The demonstration cannot continue; the message says why and where to look."""
 
 
 def command_path() -> Path:
-    """The ``headgate`` command beside this interpreter. Raises DemoError."""
+    """The ``headgate`` command of this interpreter. Raises DemoError."""
     path = Path(sys.executable).parent / "headgate"
     if not path.exists():
-        raise DemoError(f"{path} is not there; run `make setup` first")
+        raise DemoError(f"{path} does not exist; run `make setup` first")
     return path
 
 
 def environment() -> dict[str, str]:
-    """Our environment without HEADGATE_ settings, which would turn the demo to another store."""
+    """Our environment without HEADGATE_ settings, which could name another store."""
     return {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
 
 
@@ -45,7 +45,7 @@ def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
     command = [str(command_path()), "serve", "--data", str(folder / "data")]
     command += ["--listen", f"127.0.0.1:{port}"]
     with (folder / "daemon.log").open("wb") as log:
-        # A session of its own: Ctrl-C is for this script, which then stops the daemon in order.
+        # In its own session: Ctrl-C reaches only this script, which then stops the daemon cleanly.
         return subprocess.Popen(
             command,
             env=environment(),
@@ -61,7 +61,7 @@ def wait_until_ready(daemon: subprocess.Popen[bytes], folder: Path, port: int) -
     deadline_ns = monotonic_ns() + READY_WITHIN_S * 1_000_000_000
     while not is_ready(port):
         try:
-            # A pause that ends early when the daemon does.
+            # A pause that ends early if the daemon ends.
             code = daemon.wait(timeout=POLL_S)
         except subprocess.TimeoutExpired:
             if monotonic_ns() < deadline_ns:
@@ -73,7 +73,7 @@ def wait_until_ready(daemon: subprocess.Popen[bytes], folder: Path, port: int) -
 
 
 def is_ready(port: int) -> bool:
-    """Whether the daemon says that it takes requests."""
+    """Whether the daemon says that it accepts requests."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", "/readyz")
@@ -90,7 +90,7 @@ def log_tail(folder: Path) -> str:
 
 
 def show(sentence: str, *arguments: str, url: str) -> None:
-    """Prints a sentence and a command line, and runs it. Raises DemoError when it fails."""
+    """Prints a sentence and a command line, and runs it. Raises DemoError if it fails."""
     print(f"\n# {sentence}\n$ headgate {' '.join(arguments)}", flush=True)
     command = [str(command_path()), *arguments, "--url", url]
     done = subprocess.run(command, env=environment(), check=False)
@@ -99,10 +99,10 @@ def show(sentence: str, *arguments: str, url: str) -> None:
 
 
 def show_compaction(folder: Path, topic: str) -> None:
-    """Compacts what was produced, and prints the first rows of its table. Raises DemoError."""
+    """Compacts the records and prints the first rows of their table. Raises DemoError."""
     data = folder / "data"
     print(
-        f"\n# Compact it into an Iceberg table with Spark (some seconds)\n"
+        f"\n# Compact them into an Iceberg table with Spark (takes some seconds)\n"
         f"$ headgate compact --data {data}",
         flush=True,
     )
@@ -110,7 +110,7 @@ def show_compaction(folder: Path, topic: str) -> None:
     done = subprocess.run(command, env=environment(), check=False)
     if done.returncode != 0:
         raise DemoError(f"headgate compact ended with exit code {done.returncode}")
-    print("\n# The table's first rows, as pyiceberg reads them (docs/lake.md has more readers)")
+    print("\n# The first rows of the table, read with pyiceberg (docs/lake.md has more readers)")
     from pyiceberg.catalog import load_catalog
 
     catalog = load_catalog("headgate", uri=f"sqlite:///{data / 'catalog.db'}")
@@ -121,7 +121,7 @@ def show_compaction(folder: Path, topic: str) -> None:
 
 
 def stop(daemon: subprocess.Popen[bytes], folder: Path) -> None:
-    """Stops the daemon as an operator would. Raises DemoError when it does not end well."""
+    """Stops the daemon as an operator would. Raises DemoError if it does not end cleanly."""
     daemon.terminate()
     try:
         code = daemon.wait(timeout=STOP_WITHIN_S)
@@ -137,10 +137,10 @@ def stop(daemon: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def demonstrate(folder: Path) -> None:
-    """The whole demonstration, with the daemon stopped at its end whatever happens."""
+    """Runs the demonstration and stops the daemon in any case."""
     samples = sorted(EXAMPLES.glob("*.ndjson"))
     if not samples:
-        raise DemoError(f"no sample records in {EXAMPLES}; run this from the repository's root")
+        raise DemoError(f"no sample records in {EXAMPLES}; run this in the root of the repository")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     print(
@@ -153,26 +153,26 @@ def demonstrate(folder: Path) -> None:
         wait_until_ready(daemon, folder, port)
         for sample in samples:
             show(
-                "Write sample records; the answer comes when they are durable",
+                "Write sample records; the command returns when they are durable",
                 *("produce", sample.stem, str(sample)),
                 url=url,
             )
-        show("What the daemon has done so far", "status", url=url)
-        show("The upload groups: who uploads together, whose turn it is", "groups", url=url)
+        show("Show the state of the daemon", "status", url=url)
+        show("Show the upload groups: which shards upload together", "groups", url=url)
         show("Read them back", "read", samples[0].stem, "-n", "3", url=url)
         show_compaction(folder, samples[0].stem)
-        show("The daemon reads on as before",
+        show("Read again, now from the table",
              "read", samples[0].stem, "-n", "3", url=url)  # fmt: skip
     except BaseException:
         if daemon.poll() is None:
             stop(daemon, folder)
         raise
     stop(daemon, folder)
-    print("\n# The daemon is stopped and its folder removed. `make run` starts one that stays.")
+    print("\n# The daemon is stopped and its folder is removed. `make run` starts one that stays.")
 
 
 def main() -> int:
-    """Runs the demonstration; 0, or 1 with a sentence on stderr, or 130 after Ctrl-C."""
+    """Runs the demonstration; returns 0, 1 with a message on stderr, or 130 after Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="headgate-demo-") as folder:

