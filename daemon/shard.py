@@ -55,6 +55,7 @@ from delivery.diff import DiffReader
 from delivery.followed import FollowedPartitions
 from delivery.l0_reader import L0Reader
 from delivery.lake_reader import LakeReader
+from delivery.ledger_thread import LedgerThread
 from delivery.store_threads import StoreThreads
 from delivery.stored_reader import StoredReader
 from delivery.tail_reader import TailReader
@@ -188,11 +189,12 @@ class Shard:
             hedge_puts=config.hedge_puts,
         )
         threads = StoreThreads(self._readers, self._count_get, rng)
-        l0 = L0Reader(self._read_ledger, self._store, self._ledger_thread, threads)
+        ledger = LedgerThread(self._read_ledger, self._ledger_thread)
+        l0 = L0Reader(self._store, threads)
         lake = LakeReader(partial(_place_of, config), threads)
         self.reader = DiffReader(
-            FollowedPartitions(), TailReader(self.segment), l0, StoredReader(l0, lake, rng),
-            self._recent, self.topics.trackers.evicted,
+            FollowedPartitions(), TailReader(self.segment), ledger,
+            StoredReader(ledger, l0, lake, rng), self._recent, self.topics.trackers.evicted,
         )  # fmt: skip
         limits = BodyLimits(
             body_bytes_max=config.body_bytes_max,
@@ -203,11 +205,13 @@ class Shard:
             self.segment, self.shard, self.topics, self._ring, self.pending, limits,
             self._published, rng, config.ack_timeout_ms,
         )  # fmt: skip
-        self._admin = AdminRoutes(self.segment, self.shard, self._bells, self._leases, l0, config)
+        self._admin = AdminRoutes(
+            self.segment, self.shard, self._bells, self._leases, ledger, config
+        )
         handlers = Handlers(
             topics=TopicRoutes(self.topics),
             reads=DiffRoutes(self.topics, self.reader),
-            plans=PlanRoutes(self.topics, l0, config),
+            plans=PlanRoutes(self.topics, ledger, config),
             daemon=DaemonRoutes(Status(self.segment, config), OPENAPI),
             admin=self._admin,
         )

@@ -29,8 +29,8 @@ from msgspec import UNSET
 
 from compaction.parquet.merge import EVER_MS
 from delivery.followed import FollowedPartitions, Key
-from delivery.l0_reader import L0Reader
 from delivery.lake_reader import Item
+from delivery.ledger_thread import LedgerThread
 from delivery.readable import ReadableRanges
 from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest, Tombstone
 from delivery.stored_reader import Overtaken, StoredReader
@@ -83,7 +83,7 @@ class DiffReader:
         self,
         followed: FollowedPartitions,
         tail: TailReader,
-        l0: L0Reader,
+        ledger: LedgerThread,
         stored: StoredReader,
         recent: Callable[[], Iterable[Commit]],
         version: Callable[[], int],
@@ -92,9 +92,9 @@ class DiffReader:
         self._recent = recent
         self.waiters = Waiters()
         self._tail = tail
-        self._l0 = l0
+        self._ledger = ledger
         self._stored = stored
-        self._ranges = ReadableRanges(l0.ask, version)
+        self._ranges = ReadableRanges(ledger, version)
 
     def committed(self, commit: Commit) -> None:
         """Takes a commit from the log, in order."""
@@ -105,7 +105,7 @@ class DiffReader:
         head = self.followed.head(key)
         if head is None:
             self.followed.follow(key, self._recent)
-            state = await self._l0.ask(reads.partition_state, *key)
+            state = await self._ledger.read(reads.partition_state, *key)
             self.followed.head_loaded(key, 0 if state is None else state.head_seq)
             head = self.followed.head(key)
         return head or 0
@@ -152,7 +152,7 @@ class DiffReader:
     async def _from_the_start(self, topic_id: int, asked: DiffRequest, former: int) -> DiffAnswer:
         """The answer to a cursor of a former topic, with a tombstone for what it missed there."""
         cursor = 0 if asked.from_seq is UNSET else asked.from_seq
-        gone = await self._l0.ask(reads.partition_state, former, asked.partition)
+        gone = await self._ledger.read(reads.partition_state, former, asked.partition)
         last = cursor if gone is None else max(cursor, gone.head_seq)
         told = Tombstone(cursor + 1, last, RECREATED)
         start = msgspec.structs.replace(asked, from_seq=0, topic_id=UNSET, wait_ms=0)
@@ -172,7 +172,7 @@ class DiffReader:
         if asked.tail:
             cursor = head
         elif from_ts is not None:
-            first = await self._l0.ask(reads.offset_at_time, *key, from_ts)
+            first = await self._ledger.read(reads.offset_at_time, *key, from_ts)
             cursor = await self._before(key, first, from_ts)
             # Meanwhile there were commits, which the ledger knows earlier than the commit log.
             head = max(await self.head(key), cursor)
@@ -180,7 +180,7 @@ class DiffReader:
             cursor = 0 if asked.from_seq is UNSET else asked.from_seq
             if cursor > head:
                 # The commit log may be late; the ledger never is.
-                state = await self._l0.ask(reads.partition_state, *key)
+                state = await self._ledger.read(reads.partition_state, *key)
                 head = max(head, 0 if state is None else state.head_seq)
                 if cursor > head:
                     raise OffsetPastEnd(cursor, head)

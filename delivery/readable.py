@@ -19,15 +19,14 @@ reader that finds records missing asks the ledger again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Concatenate, Protocol
+from collections.abc import Callable
 
 from msgspec import Struct
 
 from delivery.followed import FOLLOWED_MAX, Key
+from delivery.ledger_thread import LedgerThread
 from delivery.schemas import Tombstone
 from ledger import reads
-from ledger.tx import P, ReadTx, T
 from ledger.types import Gap, PartitionState
 from uploader.lru import LruCache
 
@@ -72,19 +71,11 @@ def readable_of(view: tuple[PartitionState, list[Gap]] | None) -> ReadableRange:
     return ReadableRange(state.earliest_seq, state.lost_seq, state.lost_reason, tuple(gaps))
 
 
-class Ask(Protocol):
-    """A read of the ledger, in its thread (L0Reader.ask)."""
-
-    def __call__(
-        self, question: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Awaitable[T]: ...
-
-
 class ReadableRanges:
     """The ranges of the partitions that were read last, as of the last eviction."""
 
-    def __init__(self, ask: Ask, version: Callable[[], int]) -> None:
-        self._ask = ask
+    def __init__(self, ledger: LedgerThread, version: Callable[[], int]) -> None:
+        self._ledger = ledger
         self._version = version
         self._kept: LruCache[Key, tuple[int, ReadableRange]] = LruCache(KEPT_MAX)
 
@@ -102,7 +93,7 @@ class ReadableRanges:
         # Read before the question: what changes meanwhile is asked again.
         version = self._version()
         topic_id, partition = key
-        view = await self._ask(reads.partition_view, topic_id, partition)
+        view = await self._ledger.read(reads.partition_view, topic_id, partition)
         readable = readable_of(view)
         self._kept.keep(key, (version, readable))
         return readable

@@ -21,6 +21,7 @@ from compaction.parquet.merge import EVER_MS
 from delivery.followed import Key
 from delivery.l0_reader import L0Reader
 from delivery.lake_reader import Item, LakeReader
+from delivery.ledger_thread import LedgerThread
 from ledger import reads
 from ledger.lake import lake_files
 from ledger.lake.types import FileRange
@@ -75,7 +76,10 @@ def locate(tx: ReadTx, key: Key, offset: int) -> Located:
 class StoredReader:
     """Records by (topic id, partition, offset), from ledger and store."""
 
-    def __init__(self, l0: L0Reader, lake: LakeReader, rng: random.Random) -> None:
+    def __init__(
+        self, ledger: LedgerThread, l0: L0Reader, lake: LakeReader, rng: random.Random
+    ) -> None:
+        self._ledger = ledger
         self._l0 = l0
         self._lake = lake
         self._rng = rng
@@ -90,7 +94,7 @@ class StoredReader:
         """
         misses = 0
         while True:
-            found = await self._l0.ask(locate, key, offset)
+            found = await self._ledger.read(locate, key, offset)
             if found.earliest_seq > offset:
                 raise Overtaken
             is_compacted = offset <= found.compacted_seq

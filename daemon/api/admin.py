@@ -18,7 +18,7 @@ from daemon.api.errors import ApiError
 from daemon.api.schemas import BackedUp
 from daemon.config import Config
 from daemon.upkeep.upkeep import followed_and_live
-from delivery.l0_reader import L0Reader
+from delivery.ledger_thread import LedgerThread
 from ledger import commits
 from ledger.types import LeaseId
 from shards import layout as at
@@ -34,15 +34,15 @@ class AdminRoutes:
     """What the owner of the ledger answers."""
 
     def __init__(
-        self, segment: Segment, shard: int, bells: Doorbells, leases: LeaseTable, l0: L0Reader,
-        config: Config,
+        self, segment: Segment, shard: int, bells: Doorbells, leases: LeaseTable,
+        ledger: LedgerThread, config: Config,
     ) -> None:  # fmt: skip
         self._words = segment.words
         self._layout = segment.layout
         self._wanted_at = segment.layout.shard(shard) + at.S_BACKUP_WANTED_NS
         self._bells = bells
         self._leases = leases
-        self._l0 = l0
+        self._ledger = ledger
         self._config = config
         self._waiting: set[asyncio.Future[None]] = set()
 
@@ -89,7 +89,7 @@ class AdminRoutes:
     async def settled_commits(self) -> int:
         """Up to which commit nobody asks for one."""
         seen = followed_and_live(self._words, self._layout, self._leases)
-        return await self._l0.ask(commits.before_leases, *seen)
+        return await self._ledger.read(commits.before_leases, *seen)
 
     async def lake(self) -> LakeSettings:
         """What a compaction must know."""

@@ -20,7 +20,7 @@ from daemon.api.names import check_topic_name
 from daemon.api.schemas import Plan, PlanEnded, PlanRenewed, PlanRequest
 from daemon.config import Config
 from daemon.intake.topic_cache import TopicCache
-from delivery.l0_reader import L0Reader
+from delivery.ledger_thread import LedgerThread
 from ledger import reads
 from ledger.errors import ReadLeasesFull
 from ledger.lake import readleases
@@ -33,9 +33,9 @@ WHAT_CHARACTERS_MAX = 200
 class PlanRoutes:
     """The plans of bulk readers."""
 
-    def __init__(self, topics: TopicCache, l0: L0Reader, config: Config) -> None:
+    def __init__(self, topics: TopicCache, ledger: LedgerThread, config: Config) -> None:
         self._topics = topics
-        self._l0 = l0
+        self._ledger = ledger
         self._store = PlanStore(
             config.store_url, config.s3_endpoint_url, config.s3_region, config.lake_url
         )
@@ -55,15 +55,15 @@ class PlanRoutes:
         lease, expires_ms = await self._lease(asked)
         try:
             page = Page(asked.limit)
-            gaps = await self._l0.ask(reads.gaps)
+            gaps = await self._ledger.read(reads.gaps)
             for topic in topics:
                 states = await self._topics.states(topic.topic_id)
                 starts = asked.from_.get(topic.name, {})
                 for part in source_plan.wanted(topic, states, starts, asked.to.get(topic.name, {})):
-                    await self._l0.ask(source_plan.fill, page, part, gaps)
+                    await self._ledger.read(source_plan.fill, page, part, gaps)
         except PlanInvalid as error:
             if asked.plan is None:
-                await self._l0.change(readleases.end, lease)
+                await self._ledger.write(readleases.end, lease)
             raise invalid(str(error), field=error.field) from error
         return source_plan.finished(page, lease, expires_ms, self._store)
 
@@ -73,7 +73,7 @@ class PlanRoutes:
 
     async def delete(self, plan: str) -> PlanEnded:
         """Ends the lease. Raises ApiError 404 ``plan_expired``."""
-        if not await self._l0.change(readleases.end, plan):
+        if not await self._ledger.write(readleases.end, plan):
             raise _expired(plan)
         return PlanEnded(plan)
 
@@ -84,14 +84,14 @@ class PlanRoutes:
         now_ms = self._topics.age_ms()
         what = f"plan of {', '.join(asked.topics)}"[:WHAT_CHARACTERS_MAX]
         try:
-            await self._l0.change(readleases.take, lease, what, now_ms, now_ms + LEASE_MS)
+            await self._ledger.write(readleases.take, lease, what, now_ms, now_ms + LEASE_MS)
         except ReadLeasesFull as error:
             raise ApiError(429, "too_many_plans", str(error), retry_after_s=1) from error
         return lease, wall_ms() + LEASE_MS
 
     async def _renew(self, plan: str) -> int:
         now_ms = self._topics.age_ms()
-        if not await self._l0.change(readleases.renew, plan, now_ms, now_ms + LEASE_MS):
+        if not await self._ledger.write(readleases.renew, plan, now_ms, now_ms + LEASE_MS):
             raise _expired(plan)
         return wall_ms() + LEASE_MS  # for people and programs, whose clock is the wall's
 

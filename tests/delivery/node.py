@@ -19,6 +19,7 @@ from compaction.place import Place
 from delivery.followed import Key
 from delivery.l0_reader import CACHE_BYTES_MAX, L0Reader
 from delivery.lake_reader import ROWS_BYTES_MAX, LakeReader
+from delivery.ledger_thread import LedgerThread
 from delivery.store_threads import StoreThreads
 from delivery.stored_reader import StoredReader
 from ledger import epochs, topics
@@ -168,27 +169,26 @@ class Node:
 def l0_reader(
     node: Node, *, cache_bytes_max: int = CACHE_BYTES_MAX
 ) -> Iterator[tuple[L0Reader, list[int]]]:
-    """A reader over the node's ledger and store, and the sizes of the GETs that it counted."""
+    """A reader of the node's store, and the sizes of the GETs that it counted."""
     counted: list[int] = []
-    with ThreadPoolExecutor(1) as ledger_thread, ThreadPoolExecutor(4) as store_threads:
-        yield (
-            L0Reader(
-                node.ledger,
-                node.store,
-                ledger_thread,
-                StoreThreads(store_threads, counted.append, Random(1)),
-                cache_bytes_max,
-            ),
-            counted,
-        )
+    with ThreadPoolExecutor(4) as threads:
+        store_threads = StoreThreads(threads, counted.append, Random(1))
+        yield L0Reader(node.store, store_threads, cache_bytes_max), counted
+
+
+@contextmanager
+def ledger_thread(node: Node) -> Iterator[LedgerThread]:
+    """The node's ledger, in a thread."""
+    with ThreadPoolExecutor(1) as thread:
+        yield LedgerThread(node.ledger, thread)
 
 
 def stored_reader(
-    node: Node, l0: L0Reader, *, rows_bytes_max: int = ROWS_BYTES_MAX
+    node: Node, ledger: LedgerThread, l0: L0Reader, *, rows_bytes_max: int = ROWS_BYTES_MAX
 ) -> StoredReader:
     """Reads of L0 and L1, sharing the threads of an L0 reader."""
     lake = LakeReader(lambda: node.place, l0._threads, rows_bytes_max)
-    return StoredReader(l0, lake, Random(1))
+    return StoredReader(ledger, l0, lake, Random(1))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from delivery.tail_reader import TailReader
 from delivery.waiters import Waiters
 from ledger.types import Commit
 from shards.ring import RingFull
-from tests.delivery.node import ARRIVAL_MS, Node, l0_reader, node_in, stored_reader
+from tests.delivery.node import ARRIVAL_MS, Node, l0_reader, ledger_thread, node_in, stored_reader
 from tests.long import examples
 from uploader.l0.records import Record
 
@@ -51,11 +51,11 @@ class Told:
 
 @contextmanager
 def told_reader(node: Node) -> Iterator[Told]:
-    with l0_reader(node) as (l0, _):
+    with ledger_thread(node) as ledger, l0_reader(node) as (l0, _):
         told: Told
         reader = DiffReader(
-            FollowedPartitions(), TailReader(node.segment), l0, stored_reader(node, l0),
-            lambda: told.recent(), lambda: told.version,
+            FollowedPartitions(), TailReader(node.segment), ledger,
+            stored_reader(node, ledger, l0), lambda: told.recent(), lambda: told.version,
         )  # fmt: skip
         told = Told(node, reader)
         yield told

@@ -18,7 +18,7 @@ from ledger import topics
 from ledger.space import retention
 from ledger.types import Gap, TopicConfig
 from tests.delivery.lakes import collect, compact
-from tests.delivery.node import ARRIVAL_MS, Node, l0_reader, node_in
+from tests.delivery.node import ARRIVAL_MS, Node, ledger_thread, node_in
 from tests.delivery.test_diff import Told, rec, told_reader
 from tests.ledger.upkeep import evict_all
 
@@ -234,7 +234,8 @@ def test_the_tail_is_read_without_the_ledger(node: Node) -> None:
             told.tell()
             await told.diff()
             questions = 0
-            ask = told.reader._l0.ask
+            ledger = told.reader._ledger
+            ask = ledger.read
 
             async def counted(question: Any, *args: Any) -> object:
                 nonlocal questions
@@ -242,8 +243,7 @@ def test_the_tail_is_read_without_the_ledger(node: Node) -> None:
                 return await ask(question, *args)
 
             monkey = pytest.MonkeyPatch()
-            monkey.setattr(told.reader._l0, "ask", counted)
-            monkey.setattr(told.reader._ranges, "_ask", counted)
+            monkey.setattr(ledger, "read", counted)
             for _ in range(3):
                 assert seqs(await told.diff(from_seq=1)) == [2, 3]
             assert questions == 0
@@ -263,8 +263,8 @@ def test_readable_ranges_are_kept_for_a_bounded_number_of_partitions(
     monkeypatch.setattr(readable, "KEPT_MAX", 2)
 
     async def go() -> None:
-        with l0_reader(node) as (l0, _):
-            ranges = ReadableRanges(l0.ask, lambda: 0)
+        with ledger_thread(node) as ledger:
+            ranges = ReadableRanges(ledger, lambda: 0)
             for partition in (0, 1, 2):
                 assert await ranges.of(node.key(partition)) == ReadableRange()
             assert [ranges.known(node.key(p)) is None for p in (0, 1, 2)] == [True, False, False]

@@ -263,7 +263,7 @@ def test_a_hole_is_told_of_once_and_all_records_around_it_come(tmp_path: Path, l
         fill(node, 6)
         with told_reader(node) as told:
             asyncio.run(told.diff(from_seq=11))  # knows the partition from before
-            told.reader._l0._cache.kept.clear()
+            told.reader._stored._l0._cache.kept.clear()
             compact(node, damaged={2, 5})
             asyncio.run(go())
 

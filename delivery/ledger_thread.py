@@ -1,0 +1,38 @@
+"""The ledger for an event loop: reads and writes in the one thread that uses its connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import Concatenate, ParamSpec, TypeVar
+
+from ledger.ledger import Ledger
+from ledger.tx import ReadTx, WriteTx
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LedgerThread:
+    """A ledger and its thread. Raises LedgerError."""
+
+    def __init__(self, ledger: Ledger, thread: Executor) -> None:
+        self._ledger = ledger
+        self._thread = thread
+
+    async def read(
+        self, question: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """What ``question(tx, ...)`` returns, as Ledger.read."""
+        return await self._run(partial(self._ledger.read, question, *args, **kwargs))
+
+    async def write(
+        self, change: Callable[Concatenate[WriteTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """What ``change(tx, ...)`` returns, as Ledger.write."""
+        return await self._run(partial(self._ledger.write, change, *args, **kwargs))
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
