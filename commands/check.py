@@ -76,7 +76,7 @@ def compare(config: Config, *, deep: bool) -> CheckReport:
 
 def check_text(report: CheckReport) -> str:
     """The report for people: counts, then each problem with what to do."""
-    read = "each read" if report.deep else "sizes only, --deep reads them"
+    read = "each read" if report.deep else "sizes compared; --deep reads them"
     where = f"a daemon runs, pid {report.daemon_pid}" if report.daemon_pid else "no daemon runs"
     lines = [
         f"{report.data_dir} against {report.store} ({where})",

@@ -216,7 +216,7 @@ def compact_text(report: RunReport) -> str:
         if len(report.tables) > NAMED_MAX:
             lines.append(f"and {count_text(len(report.tables) - NAMED_MAX)} more tables")
     lines += [
-        f"made up for a run that did not end: {name} was committed, readers are switched now"
+        f"completed an earlier run: {name} was committed; readers are switched to it now"
         for name in report.made_up_for[:NAMED_MAX]
     ]
     lines += [
@@ -227,7 +227,7 @@ def compact_text(report: RunReport) -> str:
     lines += [
         f"SET ASIDE ts of {count_text(s.records)} records of {s.topic}, partition {s.partition},"
         f" offsets {s.first_offset} to {s.last_offset}: {s.value} ms is outside the years 1 to"
-        " 9999 (microseconds?); the rows have their arrival"
+        " 9999 (is it microseconds?); the rows have the time of arrival instead"
         for s in report.set_aside[:NAMED_MAX]
     ]
     for failed in report.failed[:NAMED_MAX]:
@@ -248,7 +248,7 @@ def compact_text(report: RunReport) -> str:
             f" {duration_text(report.start_up_seconds * 1000)}, Spark"
             f" {duration_text(report.spark_seconds * 1000)} ({report.mb_per_second:.0f} MB/s),"
             f" tables {duration_text(report.commit_seconds * 1000)};"
-            f" {bytes_text(report.peak_memory_bytes)} in a task at most"
+            f" at most {bytes_text(report.peak_memory_bytes)} per task"
         ),
         (
             f"{count_text(requests.gets)} gets, {count_text(requests.puts)} puts,"

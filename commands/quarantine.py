@@ -164,7 +164,7 @@ def quarantine() -> None:
 @place_options
 @output_option
 def quarantine_ls(as_json: bool, **options: Any) -> None:
-    """List what is in quarantine: topic, partition, offsets, object, since when, and why.
+    """List what is in quarantine, by object.
 
     \b
     Example:
@@ -185,9 +185,10 @@ def quarantine_ls(as_json: bool, **options: Any) -> None:
 def quarantine_retry(
     context: click.Context, /, keys: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
-    """Read the given objects again, or all; records that are whole now are brought back.
+    """Read the given objects again, or all, and bring back their records.
 
-    They come into the table and are read by `diff` again, each once. Exit code 1 if a hole stays.
+    Records of objects that are whole now come into the topic's table and can be read again, each
+    once. Exit code 1 if some stay in quarantine.
 
     \b
     Examples:
@@ -210,7 +211,7 @@ def quarantine_retry(
 @place_options
 @output_option
 def quarantine_accept(keys: tuple[str, ...], yes: bool, as_json: bool, **options: Any) -> None:
-    """Give up the records of the given objects, for good.
+    """Give up the records of the given objects permanently.
 
     Their offsets stay declared as lost, and `gc` may delete the objects.
 
@@ -222,7 +223,7 @@ def quarantine_accept(keys: tuple[str, ...], yes: bool, as_json: bool, **options
     if not yes and sys.stdin.isatty():
         count = sum(q.hole.last_offset + 1 - q.hole.first_offset
                     for q in held(config, keys))  # fmt: skip
-        click.confirm(f"Give up {count} records for good?", abort=True, err=True)
+        click.confirm(f"Give up {count} records permanently?", abort=True, err=True)
     holes = [q.hole for q in accept(config, keys)]
     if as_json:
         print_json(holes)
