@@ -33,8 +33,8 @@ _PARAMETERS: dict[str, Schema] = {
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """The whole document."""
-    routes = tuple(routes)
+    """The whole document; internal routes are not in it."""
+    routes = [route for route in routes if not route.is_internal]
     types: list[Any] = [ErrorAnswer]
     for route in routes:
         types += [each for answer in route.answers.values() for each in _alternatives(answer)]

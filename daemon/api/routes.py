@@ -75,6 +75,8 @@ class Route(Struct, frozen=True, kw_only=True):
     body_required: bool = True
     body_bytes_max: int = SMALL_BODY_BYTES
     other_content_types: tuple[str, ...] = ()
+    # For this version's own commands: not in openapi.json, since it may change with any release.
+    is_internal: bool = False
 
 
 ROUTES = (
@@ -205,6 +207,7 @@ ROUTES = (
     Route(
         method="POST",
         path="/v0/admin/await_backup",
+        is_internal=True,
         summary="wait until the owner's log covers the ledger as it is now",
         handler=lambda handlers: handlers.admin.await_backup,
         answers={200: BackedUp},
@@ -213,6 +216,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v0/admin/live_leases",
+        is_internal=True,
         summary="the leases whose objects may still be committed",
         handler=lambda handlers: handlers.admin.live_leases,
         answers={200: list[LeaseId]},
@@ -220,6 +224,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v0/admin/settled_commits",
+        is_internal=True,
         summary="the number of the last commit that no process asks for any more",
         handler=lambda handlers: handlers.admin.settled_commits,
         answers={200: int},
@@ -228,6 +233,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v0/admin/lake",
+        is_internal=True,
         summary="the settings of a compaction",
         handler=lambda handlers: handlers.admin.lake,
         answers={200: LakeSettings},

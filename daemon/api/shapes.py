@@ -38,9 +38,10 @@ def describe(type_: inspect.Type) -> str:
     if isinstance(type_, inspect.TupleType):
         return "[" + ", ".join(describe(each) for each in type_.item_types) + "]"
     if isinstance(type_, inspect.DictType):
-        return f"object with values of {describe(type_.value_type)}" + _length(
-            type_.min_length, type_.max_length, "fields"
-        )
+        text = "object" + _length(type_.min_length, type_.max_length, "fields")
+        if isinstance(type_.value_type, inspect.AnyType):
+            return text
+        return f"{text}, each value: {describe(type_.value_type)}"
     if isinstance(type_, inspect.StructType):
         return type_.cls.__name__
     return "any JSON value"
@@ -95,7 +96,7 @@ def kind(type_: inspect.Type) -> type[inspect.Type]:
 def _range(low: int | None, high: int | None) -> str:
     if low is not None and high is not None and high < (1 << 62):
         return f" from {low} to {high}"
-    return "" if low is None else f", {low} or greater"
+    return "" if low is None else f" of at least {low}"
 
 
 def _length(low: int | None, high: int | None, what: str) -> str:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from daemon.api.errors import ApiError
-from daemon.api.schemas import ProducedPart, ProducedSpread
+from daemon.api.schemas import Produced, ProducedPart, ProducedSpread
 from daemon.http.request import Request
 from daemon.intake.topic_cache import TopicEntry
 from ledger.types import Commit, SourceRange, Verdict
@@ -32,6 +32,7 @@ from shards.ring import RequestAt
 from shards.segment import Segment
 
 NEVER = 1 << 63
+_encode = msgspec.json.Encoder().encode
 RUN_BYTES = VOID_BYTES_MAX // 2  # a run ends with the request that exceeds it
 
 
@@ -130,8 +131,12 @@ class PendingRequests:
                 offsets[key] = first + count
                 if not request.connection_closed:
                     last = first + count - 1
-                    values = (partition, first, last, count, heads[key], b"false")
-                    request.respond_ok_json(topic.answer % values)
+                    head_seq = heads[key]
+                    request.respond_ok_json(
+                        _encode(
+                            Produced(topic.name, partition, first, last, count, head_seq, False)
+                        )
+                    )
                 records += count
             else:
                 if not offsets[topic.topic_id, parts[0][0]]:
@@ -234,9 +239,13 @@ def answer_verdict(
         part = verdict.parts[0]
         count = part.last_seq - part.first_seq + 1
         request.respond_ok_json(
-            topic.answer
-            % (part.partition, part.first_seq, part.last_seq, count, verdict.head_seq, b"true")
-        )
+            _encode(
+                Produced(
+                    topic.name, part.partition, part.first_seq, part.last_seq, count,
+                    verdict.head_seq, True,
+                )
+            )
+        )  # fmt: skip
     else:
         answer = [
             ProducedPart(
@@ -249,7 +258,7 @@ def answer_verdict(
 
 def _spread(topic: TopicEntry, parts: list[ProducedPart], *, deduped: bool) -> bytes:
     count = sum(part.count for part in parts)
-    return msgspec.json.encode(ProducedSpread(topic.name, parts, count, deduped))
+    return _encode(ProducedSpread(topic.name, parts, count, deduped))
 
 
 def topic_deleted(topic: TopicEntry) -> ApiError:

@@ -91,9 +91,6 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     for path in ("/livez", "/readyz", "/openapi.json", "/v0/status"):
         assert api.ask("GET", path).status == 200
 
-    for path in ("live_leases", "settled_commits", "lake"):
-        assert api.ask("GET", f"/v0/admin/{path}").status == 200
-    assert api.ask("POST", "/v0/admin/await_backup").status == 200
     assert api.ask("GET", topic).status == 404
     assert api.ask("PUT", topic).status == 201
     assert api.ask("PUT", topic, {"partitions": 2}).status == 200

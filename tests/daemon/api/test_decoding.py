@@ -66,7 +66,7 @@ def test_a_body_of_another_type_is_refused_with_the_type_that_is_read(
     [
         (DiffRequest, b'{"limit":0}', "limit must be an integer from 1 to 1000, got 0"),
         (DiffRequest, b'{"limit":"many"}', 'limit must be an integer from 1 to 1000, got "many"'),
-        (DiffRequest, b'{"from_seq":-1}', "from_seq must be an integer, 0 or greater, got -1"),
+        (DiffRequest, b'{"from_seq":-1}', "from_seq must be an integer of at least 0, got -1"),
         (DiffRequest, b'{"tag":7}', "tag must be a string or null, got 7"),
         (DiffRequest, b'{"from":7}', "the body has the unknown field `from`"),
         (DiffRequest, b"[1]", "the body must be a JSON object, got an array"),

@@ -1,0 +1,130 @@
+"""The tables of docs/http-api.md, generated from the routes and the Structs.
+
+``python -m daemon.api.api_docs docs/http-api.md`` rewrites the tables of a page; a test compares.
+A table stands between a comment that names it and ``<!-- end -->``: ``<!-- routes: /v0/topics -->``
+lists the routes whose path begins so, ``<!-- struct: TopicState -->`` the fields of a type and of
+the types inside it that the page has not shown yet.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from daemon.api import schemas, shapes
+from daemon.api.routes import ROUTES, Route
+
+_BLOCK = re.compile(r"(<!-- (routes|struct): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def with_tables(page: str) -> str:
+    """The page with its tables as they must be."""
+    shown: set[type] = set()
+
+    def block(match: re.Match[str]) -> str:
+        opening, kind, name, end = match.groups()
+        lines = _routes(name) if kind == "routes" else _struct(getattr(schemas, name), shown)
+        return "\n".join([opening, *lines, "", end])
+
+    return _BLOCK.sub(block, page)
+
+
+def _routes(prefix: str) -> Iterator[str]:
+    yield "| request | what it does | body | answer | errors |"
+    yield "|---|---|---|---|---|"
+    for route in ROUTES:
+        if route.path.startswith(prefix):
+            yield _route_row(route)
+
+
+def _route_row(route: Route) -> str:
+    path = route.path.replace("{topic}", "{t}").replace("{plan}", "{p}")
+    body = _type(inspect.type_info(route.body)) if route.body is not None else ""
+    answers = dict.fromkeys(
+        _type(inspect.type_info(type_))
+        for answer in route.answers.values()
+        for type_ in (answer if isinstance(answer, tuple) else (answer,))
+    )
+    errors = ", ".join(map(str, route.errors))
+    return (
+        f"| `{route.method} {path}` | {route.summary} | {body} | {' or '.join(answers)}"
+        f" | {errors} |"
+    )
+
+
+def _struct(type_: Any, shown: set[type]) -> Iterator[str]:
+    """The table of a type, then those of the types inside it."""
+    shown.add(type_)
+    info = inspect.type_info(type_)
+    assert isinstance(info, inspect.StructType)
+    is_request = info.forbid_unknown_fields or type_.__name__.endswith("Query")
+    yield f"**`{type_.__name__}`**: {_text(type_.__doc__)}"
+    yield ""
+    yield "| field | type | meaning |"
+    yield "|---|---|---|"
+    inside: list[type] = []
+    for field in info.fields:
+        allowed = _type(field.type)
+        if is_request:
+            allowed += _default(field)
+        yield f"| `{field.encode_name}` | {allowed} | {_description(field.type)} |"
+        inside += _structs(field.type)
+    for each in dict.fromkeys(inside):
+        if each not in shown:
+            yield ""
+            yield from _struct(each, shown)
+
+
+def _default(field: inspect.Field) -> str:
+    if field.required:
+        return "; required"
+    default = field.default
+    if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+        default = field.default_factory()
+    if default is None or default is msgspec.NODEFAULT:
+        return ""
+    return f"; default `{msgspec.json.encode(default).decode()}`"
+
+
+def _type(type_: inspect.Type) -> str:
+    text = shapes.describe(type_)
+    return re.sub(r"\b[A-Z][a-z]\w+", r"`\g<0>`", text).replace("|", "\\|")
+
+
+def _description(type_: inspect.Type) -> str:
+    if isinstance(type_, inspect.Metadata):
+        return (type_.extra_json_schema or {}).get("description") or _description(type_.type)
+    if isinstance(type_, inspect.UnionType):
+        return next(filter(None, map(_description, type_.types)), "")
+    return ""
+
+
+def _structs(type_: inspect.Type) -> Iterator[type]:
+    """The Structs inside a type."""
+    if isinstance(type_, inspect.Metadata):
+        yield from _structs(type_.type)
+    elif isinstance(type_, inspect.UnionType):
+        for each in type_.types:
+            yield from _structs(each)
+    elif isinstance(type_, inspect.ListType | inspect.VarTupleType):
+        yield from _structs(type_.item_type)
+    elif isinstance(type_, inspect.DictType):
+        yield from _structs(type_.value_type)
+    elif isinstance(type_, inspect.StructType):
+        yield type_.cls
+
+
+def _text(doc: str | None) -> str:
+    return " ".join((doc or "").replace("``", "`").split())
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text(with_tables(path.read_text()))

@@ -1,0 +1,37 @@
+"""docs/http-api.md has the tables that the routes and the Structs make, and each of them once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from daemon.api import schemas
+from daemon.api.api_docs import with_tables
+from daemon.api.openapi import DOCUMENT
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "http-api.md").read_text()
+
+
+def test_the_tables_of_the_page_are_those_of_the_code() -> None:
+    assert with_tables(PAGE) == PAGE, "run: python -m daemon.api.api_docs docs/http-api.md"
+
+
+def test_every_type_of_the_openapi_document_has_its_table_on_the_page() -> None:
+    shown = re.findall(r"^\*\*`(\w+)`\*\*: ", PAGE, re.MULTILINE)
+    assert len(shown) == len(set(shown))
+    # Its fields are those of TopicConfig, all optional.
+    assert set(DOCUMENT["components"]["schemas"]) - {"TopicSettings"} <= set(shown)
+
+
+def test_a_table_tells_limits_defaults_and_meaning_and_shows_inner_types_once() -> None:
+    page = with_tables(
+        "<!-- struct: TrimRequest -->\nstale\n<!-- end -->\n"
+        "<!-- struct: TopicPage -->\n<!-- end -->\n<!-- routes: /v0/plans/ -->\n<!-- end -->\n"
+    )
+    assert "stale" not in page
+    assert "| `before_seq` | integer of at least 0; required | records below it" in page
+    assert "| `partition` | integer of at least 0; default `0` |" in page
+    assert "| `partitions` | array of `PartitionState` |" in page
+    assert page.count("**`PartitionState`**") == 1
+    assert "| `DELETE /v0/plans/{p}` | end a plan |  | `PlanEnded` | 404, 413, 503 |" in page
+    assert (schemas.TrimRequest.__doc__ or "?") in page
