@@ -1,11 +1,12 @@
 # Headgate as a container. Build: `make dist && docker build -t headgate .`
 #
-# The data directory is /var/lib/headgate: give it a volume, or what is not in the store is gone
-# with the container. `docker stop` waits 10 s and a drain takes up to 20 s: stop with `-t 25`.
+# The data directory is /var/lib/headgate. Give it a volume, or what is not in the store is lost with
+# the container. `docker stop` waits 10 s, and a drain takes up to 20 s: stop with `-t 25`.
+# examples/compose.yaml runs it with a MinIO.
 
 FROM python:3.12-slim
 
-# An account without a shell, and an environment that belongs to root: the daemon cannot change it.
+# An account without a shell, and an environment that belongs to root, so the daemon cannot change it.
 RUN useradd --system --uid 7440 --home-dir /var/lib/headgate --create-home \
         --shell /usr/sbin/nologin headgate
 COPY constraints.txt dist/headgate-*.whl /opt/wheel/

@@ -1,9 +1,9 @@
-# Headgate's targets; `make` alone lists them. Everything they need goes into .venv/ in this folder.
+# Headgate's targets; `make` alone lists them. What they need is installed into .venv/.
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# Tests wait for commits and restarts more than they compute: half as many workers again as CPUs.
+# Tests wait more than they compute, so there are half as many workers again as CPUs.
 WORKERS := $(shell echo $$(( $$(nproc) * 3 / 2 + 1 )))
 
 .DEFAULT_GOAL := help
@@ -12,32 +12,32 @@ WORKERS := $(shell echo $$(( $$(nproc) * 3 / 2 + 1 )))
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-setup: $(VENV)/.stamp ## Make .venv with Headgate and its tools; does nothing when it is up to date
+setup: $(VENV)/.stamp ## Make .venv with Headgate and its tools, unless it is up to date
 
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	@PYTHON='$(PYTHON)' sh tools/setup.sh $(VENV)
 	@touch $@
 
-demo: setup ## Start a daemon in a temporary folder, write and read sample records, stop it
+demo: setup ## Start a daemon in a temporary folder; write, compact and read sample records; stop it
 	@$(BIN)/python -m tools.demo
 
 run: setup ## Run the daemon on ./headgate-data in the foreground until Ctrl-C
 	@exec $(BIN)/headgate serve --data headgate-data
 
-test: lint typecheck ## Check style, types and floors, and run the tests (but the slow ones)
+test: lint typecheck ## Check style, types and floors, and run all tests except the slow ones
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not slow'
 
 slow: setup ## Run the slow tests: real overload, kills, long simulations, all examples
 	HEADGATE_LONG=1 $(PYTEST) -m 'slow or hypothesis'
 
-sim: setup ## Simulate the protocol: SEED=n STEPS=m; prints the seed that fails and its log's end
+sim: setup ## Simulate the protocol (SEED=1 STEPS=50000); prints a failing seed and the end of its log
 	$(BIN)/python -m tests.sim --seed $(or $(SEED),1) --steps $(or $(STEPS),50000)
 
 lint: setup ## Check style and format with ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: setup ## Format the code and mend what ruff can mend
+format: setup ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
@@ -45,19 +45,19 @@ typecheck: setup ## Check types (mypy, strict) and the floors (import-linter)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-verify-units: ## Check the systemd units and how hardened they are (needs systemd-analyze)
+verify-units: ## Check the systemd units and their hardening (needs systemd-analyze)
 	@sh tools/verify_units.sh
 
-bench: setup ## Measure throughput, CPU and PUTs; prints a table, keeps JSON in bench/results/
+bench: setup ## Measure throughput, CPU and PUTs; prints a table, writes JSON to bench/results/
 	$(BIN)/python -m bench $(BENCH)
 
-fuzz: setup ## Send a daemon what no client should and judge what it does (SECONDS=60 SEED=1)
+fuzz: setup ## Send a daemon what no client should, and check what it does (SECONDS=60 SEED=1)
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) $(FUZZ)
 
-chaos: setup ## Kill and fault a daemon under load and judge the history (SECONDS=60 SEED=1)
+chaos: setup ## Kill and fault a daemon under load, and check the history (SECONDS=60 SEED=1)
 	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) $(CHAOS)
 
-minio: setup ## Start a MinIO with a bucket to play with, and say how to serve on it
+minio: setup ## Start a MinIO with a bucket, and print how to serve on it
 	@exec $(BIN)/python -m tools.minio
 
 spark-archive: setup ## Make dist/headgate-spark.zip, for spark-submit --py-files
@@ -69,6 +69,6 @@ constraints: setup ## Write the versions installed in .venv to constraints.txt
 dist: setup ## Make the wheel in dist/, for `pipx install` and the Dockerfile
 	@sh tools/dist.sh $(BIN)/python dist
 
-clean: ## Remove .venv, caches and build outputs; leaves ./headgate-data alone
+clean: ## Remove .venv, caches and build outputs, but not ./headgate-data
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

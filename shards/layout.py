@@ -2,7 +2,7 @@
 
 The segment is one piece of memory that the supervisor owns and all shards map. All words are
 native-endian u64; each hot word has a 64-byte line of its own, so that a store by one core does
-not slow the others' reads of its neighbours. **One writer per word at any time:**
+not slow the others' reads of its neighbors. **One writer per word at any time:**
 
 =====================  =========================================================================
 word                   writer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import tidy
+from tests import retired, tidy
 from tests.tidy import Rule
 
 ROOT = Path(__file__).parent.parent
@@ -53,6 +53,16 @@ def test_every_link_in_readme_and_docs_leads_somewhere() -> None:
     assert not found, "\n".join(found)
 
 
+def test_every_file_that_a_document_names_is_there() -> None:
+    found = [
+        sentence
+        for path, text in repository_texts().items()
+        if path.endswith(".md") and path != "CHANGELOG.md"
+        for sentence in tidy.missing_files(path, text, lambda target: (ROOT / target).exists())
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_decision_notes_are_numbered_once_each() -> None:
     names = [note.name for note in (ROOT / "docs" / "decisions").iterdir()]
     assert names and not tidy.decision_numbers(names)
@@ -93,6 +103,7 @@ BAD: list[tuple[Rule, str, str]] = [
     (tidy.no_skipped_tests, "tests/test_x.py", "@pytest.mark.xf" + "ail\n"),
     (tidy.makefile_comments, "Makefile", "demo: setup\n\techo\n"),
     (tidy.makefile_comments, "Makefile", "demo: ##\n\techo\n"),
+    *((tidy.retired_words, "docs/x.md", word.sample + "\n") for word in retired.RETIRED),
 ]
 
 GOOD: list[tuple[Rule, str, str]] = [
@@ -108,6 +119,7 @@ GOOD: list[tuple[Rule, str, str]] = [
     (tidy.no_machine_paths, "docs/x.md", "see tests/ho" + "me/x and ~/wo" + "rk/x\n"),
     (tidy.no_registries, "constraints.txt", "boto3==1.0\n"),
     (tidy.makefile_comments, "Makefile", "demo: setup ## Show it\nX := 1\n.PHONY: demo\n"),
+    (tidy.retired_words, "docs/x.md", "seals stay forever\n"),
 ]
 
 
@@ -123,6 +135,19 @@ def test_a_rule_lets_a_good_sample_pass(rule: Rule, path: str, text: str) -> Non
 
 def test_each_rule_has_a_sample_that_breaks_it() -> None:
     assert {rule for rule, _, _ in BAD} == set(tidy.RULES)
+
+
+@pytest.mark.parametrize("word", retired.RETIRED, ids=lambda word: word.sample)
+def test_the_sample_of_a_retired_word_is_refused_by_its_own_pattern_only(
+    word: retired.Retired,
+) -> None:
+    assert retired.found(word.sample) == [word]
+
+
+def test_a_file_that_a_document_names_and_that_is_gone_is_found() -> None:
+    text = "`shards/ring.py` `shards/gone.py` `daemon/` `l0/` `ledger/INCARNATION/NUMBER`\n"
+    there = {"shards/ring.py", "daemon"}.__contains__
+    assert tidy.missing_files("docs/x.md", text, there) == ["docs/x.md: there is no shards/gone.py"]
 
 
 def test_a_dead_link_is_found_and_a_live_one_and_an_address_are_not() -> None:

@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import PurePosixPath
 
+from tests import retired
+
 Rule = Callable[[str, str], list[str]]
 
 LINES_MAX = 600
@@ -31,6 +33,12 @@ _SKIPS = re.compile(
     r"\b(?:pytest\.sk" + r"ip|mark\.sk" + r"ip|mark\.xf" + r"ail|import" + "orskip)"
 )
 _TARGET = re.compile(r"^([A-Za-z][\w-]*)\s*:(?!=)(.*)$")
+# A file or folder of this repository, named in backquotes.
+_NAMED = re.compile(
+    r"`((?:bench|commands|compaction|daemon|delivery|docs|examples|ledger|shards|systemd|tests|tools"
+    r"|uploader)/[a-z0-9_/.-]*)`"
+)
+_NOT_COMMITTED = {"bench/results/"}
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 
 
@@ -108,8 +116,8 @@ def no_registries(path: str, text: str) -> list[str]:
 
 
 def undecodable_bytes(path: str, text: str) -> list[str]:
-    """Whoever expects bytes that do not decode expects text that is not UTF-8: msgspec raises
-    UnicodeDecodeError beside its own DecodeError, for names of members and for values."""
+    """Code that expects bytes that do not decode must expect text that is not UTF-8: besides its
+    own DecodeError, msgspec raises UnicodeDecodeError, for names of members and for values."""
     if not path.endswith(".py") or PurePosixPath(path).parts[0] not in PRODUCT:
         return []
     found = []
@@ -147,6 +155,17 @@ def makefile_comments(path: str, text: str) -> list[str]:
     return found
 
 
+def retired_words(path: str, text: str) -> list[str]:
+    """One idea has one term, and sentences are plain English."""
+    if path == "tests/retired.py":
+        return []
+    return [
+        f"{path}:{number}: retired, write {word.instead}: {line.strip()[:80]}"
+        for number, line in enumerate(text.split("\n"), 1)
+        for word in retired.found(line)
+    ]
+
+
 RULES: tuple[Rule, ...] = (
     module_docstring,
     public_docstrings,
@@ -159,6 +178,7 @@ RULES: tuple[Rule, ...] = (
     undecodable_bytes,
     no_skipped_tests,
     makefile_comments,
+    retired_words,
 )
 
 
@@ -177,6 +197,15 @@ def dead_links(path: str, text: str, exists: Callable[[str], bool]) -> list[str]
         if not exists("/".join(parts)):
             found.append(f"{path}: the link {link} leads nowhere")
     return found
+
+
+def missing_files(path: str, text: str, exists: Callable[[str], bool]) -> list[str]:
+    """Files and folders of the repository that a Markdown file names and that are not there."""
+    return [
+        f"{path}: there is no {name}"
+        for name in _NAMED.findall(text)
+        if name not in _NOT_COMMITTED and not exists(name.rstrip("/"))
+    ]
 
 
 def decision_numbers(names: Iterable[str]) -> list[str]:

@@ -149,7 +149,7 @@ def _fill_files(tx: ReadTx, page: Page, asked: Asked, start: int, stop: int) -> 
         cut = found[limit].range.first_offset if len(found) > limit else below
         if cut > start:
             break
-        limit *= 2  # that many files hold the very first offset's neighbours: days interleave
+        limit *= 2  # that many files hold the very first offset's neighbors: days interleave
     for file in found:
         one = file.range
         if one.first_offset < min(cut, below):

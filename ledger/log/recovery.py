@@ -3,7 +3,7 @@
 Vocabulary (protocol 6): an object is *listed* when an entry of the owner's log covers its commit.
 Unlisted ones may have been acknowledged, with offsets that nobody knows any more. So their
 records get offsets behind every offset that could have been given: a *gap* as long as all of them
-comes first. Gaps stay for ever; no record has an offset in one.
+comes first. Gaps stay forever; no record has an offset in one.
 
 Called inside a write transaction by whoever recovers, with no daemon on the ledger.
 """

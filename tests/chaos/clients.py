@@ -176,7 +176,7 @@ class Producer(Client):
         self.refused[status] = self.refused.get(status, 0) + 1
         self._history.add(Answered(attempt, status, wait_ms=wait_ms))
         if self._keyed:
-            # Behind what was sent since: those attempts come first on this connection.
+            # After what was sent since: those attempts come first on this connection.
             self._again.append(request)
         self.stopping.wait(RETRY_S)
 

@@ -241,7 +241,7 @@ def _live(options: Options, world: World, written: History) -> Report:
             _steps(options, world)
             if keeper is not None:
                 _stop([keeper], KEEPER_HANG_S)
-        # Whoever has a key goes on until the answer; the others take what is outstanding.
+        # Producers with keys go on until the answer; the others read what is outstanding.
         _stop(producers)
         _stop(readers)
         _stop(rereaders)

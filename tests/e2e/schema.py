@@ -85,7 +85,7 @@ def _check_type(value: Any, wanted: str | list[str], at: str) -> None:
         isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
         for name in names
     )
-    _must(fits, at, f"{value!r} is no {' or '.join(names)}")
+    _must(fits, at, f"{value!r} is not {' or '.join(names)}")
 
 
 def _check_properties(

@@ -283,7 +283,7 @@ def test_a_topic_that_was_deleted_and_made_anew_is_told_by_every_shard(
     shared_daemon: Daemon,
 ) -> None:
     """A shard's names may be a moment late: none takes the new topic for the former one."""
-    with wire_of_each_shard(shared_daemon, "whoever") as wires:
+    with wire_of_each_shard(shared_daemon, "anyone") as wires:
         shared_daemon.produce("phoenix", "a", "b", "c")
         read = shared_daemon.diff("phoenix", from_seq=0, limit=2)
         asked = {"from_seq": read["next_from_seq"], "topic_id": read["topic_id"]}

@@ -317,8 +317,8 @@ def test_pipelined_requests_are_answered_in_order(shared_daemon: Daemon) -> None
             assert [(r["seq"], r["data"]) for r in read] == [(n + 1, n) for n in range(count)]
 
 
-def test_a_refused_request_leaves_its_neighbours_alone(shared_daemon: Daemon) -> None:
-    path = "/v0/topics/neighbours"
+def test_a_refused_request_leaves_its_neighbors_alone(shared_daemon: Daemon) -> None:
+    path = "/v0/topics/neighbors"
     bodies = [b"[1]", b"[oops]", b"[2]", b"[]", b"[3]"]
     shared_daemon.json("PUT", path, {})
     with Wire(shared_daemon.port) as wire:
@@ -326,10 +326,10 @@ def test_a_refused_request_leaves_its_neighbours_alone(shared_daemon: Daemon) ->
         wire.send(request("GET", path) + request("POST", path, b"[4]"))
         answers = [wire.answer() for _ in range(7)]
     assert [a.status for a in answers if a] == [200, 400, 200, 400, 200, 200, 200]
-    assert [r["data"] for r in shared_daemon.read_all("neighbours")] == [1, 2, 3, 4]
+    assert [r["data"] for r in shared_daemon.read_all("neighbors")] == [1, 2, 3, 4]
 
 
-def test_http_1_0_and_connection_close_are_honoured(shared_daemon: Daemon) -> None:
+def test_http_1_0_and_connection_close_are_honored(shared_daemon: Daemon) -> None:
     body = (
         b"POST /v0/topics/closing HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: 3"
     )

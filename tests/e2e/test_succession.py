@@ -22,7 +22,7 @@ def test_offsets_are_right_where_a_predecessors_requests_are_committed_with_ours
             return int(daemon.status()["groups"][0]["backlog_bytes"])
 
         with connect_to(daemon, 0) as line:
-            line.send("t", "left", "behind")
+            line.send("t", "left", "over")
             left_bytes = wait_until(backlog, "the request to be published")
             os.kill(shard_pids(daemon)[0], signal.SIGKILL)
             assert line.answer() is None
@@ -37,4 +37,4 @@ def test_offsets_are_right_where_a_predecessors_requests_are_committed_with_ours
     assert (answer.status, answer.json["first_seq"], answer.json["head_seq"]) == (200, 4, 4)
     with running(data, shards=1) as daemon:
         found = [(record["seq"], record["data"]) for record in daemon.read_all("t")]
-    assert found == [(1, "first"), (2, "left"), (3, "behind"), (4, "ours")]
+    assert found == [(1, "first"), (2, "left"), (3, "over"), (4, "ours")]

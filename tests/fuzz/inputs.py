@@ -104,7 +104,7 @@ _PARAMETERS = (
     "limit", "cursor", "partition", "key", "create", "expected_seq", "ts", "idempotency_key",
     "disable_backpressure", "tag", "node", "dedupe", "ack_timeout_ms",
 )  # fmt: skip
-# Not HEAD: answers to it have no body, so that whoever reads answers must know which was asked.
+# Not HEAD: answers to it have no body, so that a reader of answers must know what was asked.
 # Not PUT and DELETE: the topics of the records stay as they are.
 _METHODS = ("GET", "POST", "PATCH", "OPTIONS", "CONNECT", "TRACE", "get",
             "PRI", "", "M-SEARCH", "POST\t")  # fmt: skip
@@ -210,7 +210,7 @@ class _Maker:
         return mark_of(self.number, len(self.requests), record)
 
     def spice(self, records: list[dict[str, Any]], chance: float) -> None:
-        """Other members beside the data of some records."""
+        """Members other than the data of some records."""
         for each in records:
             if self.rng.random() < chance / len(records):
                 each[self.rng.choice(("key", "tag", "node", "ts", "meta", "data_b64", "odd"))] = (

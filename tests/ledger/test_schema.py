@@ -97,14 +97,14 @@ def test_a_later_migration_is_applied_once_and_keeps_the_rows(tmp_path: Path) ->
     made, _ = ledger.write(topics.create, "a", TopicConfig(), 1)
     ledger.close()
     later: schema.Migration = (
-        "ALTER TABLE topics ADD COLUMN colour TEXT",
-        "UPDATE topics SET colour = 'red'",
+        "ALTER TABLE topics ADD COLUMN color TEXT",
+        "UPDATE topics SET color = 'red'",
     )
     migrations = (*schema.MIGRATIONS, later)
     with closing(schema.connect(path, must_exist=True)) as connection:
         assert schema.migrate(connection, path, migrations) == len(migrations)
         assert schema.migrate(connection, path, migrations) == len(migrations)
-        rows = connection.execute("SELECT topic_id, name, colour FROM topics").fetchall()
+        rows = connection.execute("SELECT topic_id, name, color FROM topics").fetchall()
     assert rows == [(made.topic_id, "a", "red")]
 
 

@@ -103,7 +103,7 @@ def _attached(fd: str, layout: str) -> Segment:
 
 
 def write_ring(fd: str, layout: str) -> None:
-    """Appends and "commits" as fast as it can, for ever."""
+    """Appends and "commits" as fast as it can, forever."""
     segment = _attached(fd, layout)
     writer = RingWriter(segment, 0)
     committed_at = segment.layout.shard(0) + at.S_COMMITTED
@@ -192,7 +192,7 @@ def wait_for_bell(fd: str) -> None:
 
 
 def write_log(fd: str, layout: str) -> None:
-    """Publishes commits as fast as it can, for ever."""
+    """Publishes commits as fast as it can, forever."""
     log = CommitLog(_attached(fd, layout))
     while True:
         log.publish(commit_of(log.end + 1))

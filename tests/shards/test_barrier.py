@@ -197,7 +197,7 @@ def test_a_reader_of_leases_takes_their_words_behind_their_state(
     fences.acts = [lambda: None, lambda: segment.words.__setitem__(end_at, 8)]
     (lease,) = table.in_state(LIVE)
     assert lease.sources == (SourceRange(0, 0, 8),)
-    # And looks at the counter again behind them.
+    # And looks at the counter again after them.
     new: list[Lease] = []
 
     def replace() -> None:
@@ -220,7 +220,7 @@ def test_the_upper_half_of_a_split_is_there_before_the_lower_one_shrinks(
     fences.look = lambda: list(sizes)
     groups.split(Group(0, 4))
     assert fences.seen == [[4, 0, 2, 0]]
-    # Who saw the lower one shrink looks for the upper one behind that.
+    # Who saw the lower one shrink looks for the upper one after that.
     sizes[2] = 0
     fences.acts = [lambda: sizes.__setitem__(2, 2)]
     assert groups.group_of(3) == Group(2, 2)

@@ -1,4 +1,4 @@
-"""Addresses: every word its own, hot words on lines of their own (row L8)."""
+"""Addresses: every word its own, hot words on lines of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks between processes and threads (row L7)."""
+"""Locks between processes and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The segment: who may attach, and that nothing of it stays behind."""
+"""The segment: who may attach, and that nothing of it is left."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class HedgedPut:
             except StoreError as error:
                 race.outcomes.put(error)
             except BaseException as error:
-                race.outcomes.put(error)  # a bug: who waits must not wait for ever
+                race.outcomes.put(error)  # a bug: who waits must not wait forever
                 raise
             finally:
                 race.leave()

@@ -177,7 +177,7 @@ class S3Store:
             self.delete([probe])
         if not first or second:
             raise StoreRefused(
-                f"the store {self.url} at {self._where.endpoint} does not honour If-None-Match:"
+                f"the store {self.url} at {self._where.endpoint} does not honor If-None-Match:"
                 f" two PUTs of one new key were {'' if first else 'not '}accepted and"
                 f" {'' if second else 'not '}accepted. Two daemons could then own one prefix."
                 " Use a store that answers 412 to the second (Amazon S3, MinIO, Cloudflare R2,"

@@ -313,7 +313,7 @@ class TestExpectations:
 
 
 class TestEnds:
-    def test_connection_close_is_honoured_and_nothing_behind_it_is_read(self) -> None:
+    def test_connection_close_is_honored_and_nothing_behind_it_is_read(self) -> None:
         with serving() as front, front.client() as client:
             client.send(post("/echo", b"1", "Connection: close") + post("/echo", b"2"))
             answer = client.answer()

@@ -82,7 +82,7 @@ SMUGGLING = {
 
 
 def test_whatever_could_be_read_two_ways_is_400_and_the_end_and_disturbs_nobody() -> None:
-    with serving() as front, front.client() as neighbour:
+    with serving() as front, front.client() as neighbor:
         for name, raw in SMUGGLING.items():
             with front.client() as client:
                 client.send(post("/echo", b"before") + raw + get("/echo?smuggled"))
@@ -92,8 +92,8 @@ def test_whatever_could_be_read_two_ways_is_400_and_the_end_and_disturbs_nobody(
                 assert answer.headers["connection"] == "close", name
                 assert len(answer.json["error"]["message"]) > 20, name
                 assert client.ended(), name
-            neighbour.send(get("/echo"))
-            assert neighbour.answer().status == 200
+            neighbor.send(get("/echo"))
+            assert neighbor.answer().status == 200
         assert {path for path, _ in front.script.handled} == {"/echo"}
         assert {body for _, body in front.script.handled} == {b"before", b""}
         assert len(front.script.handled) == 2 * len(SMUGGLING)

@@ -221,7 +221,7 @@ class World:
                 self.answers[topic.topic_id, request.key] = mine
 
     def give(self, at: tuple[int, int, int], number: int) -> None:
-        """An offset names a record, now and for ever."""
+        """An offset names a record, now and forever."""
         assert self.given.setdefault(at, number) == number, f"{at} names two records"
 
     def check(self) -> None:

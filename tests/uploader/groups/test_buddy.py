@@ -1,4 +1,4 @@
-"""The buddy map: the seed's maps, true buddies only, and any prefix of its stores (row L3)."""
+"""The buddy map: the seed's maps, true buddies only, and any prefix of its stores."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_lower_buddy_absorbs_only_its_true_buddy() -> None:
     for group, buddy in wanted.items():
         assert buddies.upper_buddy(Group(group, 2)) == buddy
     with pytest.raises(ValueError, match="is not the buddy"):
-        buddies.merge(Group(2, 2), Group(4, 2))  # neighbours of equal size, not buddies
+        buddies.merge(Group(2, 2), Group(4, 2))  # neighbors of equal size, not buddies
     with pytest.raises(ValueError, match="is not the buddy"):
         buddies.merge(Group(2, 2), Group(0, 2))  # the upper one may not start it
     assert buddies.merge(Group(0, 2), Group(2, 2)) == Group(0, 4)

@@ -1,4 +1,4 @@
-"""What a pull takes and how it is cut (rows L9 and L10)."""
+"""What a pull takes and how it is cut."""
 
 from __future__ import annotations
 

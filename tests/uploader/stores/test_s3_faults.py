@@ -137,7 +137,7 @@ def test_a_store_that_nobody_listens_at_was_not_sent_anything() -> None:
     store.close()
 
 
-def test_a_store_that_does_not_honour_if_none_match_is_refused_by_name() -> None:
+def test_a_store_that_does_not_honor_if_none_match_is_refused_by_name() -> None:
     objects: dict[str, bytes] = {}
 
     def careless(request: Request) -> Answer:
@@ -151,7 +151,7 @@ def test_a_store_that_does_not_honour_if_none_match_is_refused_by_name() -> None
 
     with scripted_store(careless) as server:
         store = opened(server.endpoint_url)
-        with pytest.raises(StoreRefused, match="does not honour If-None-Match") as caught:
+        with pytest.raises(StoreRefused, match="does not honor If-None-Match") as caught:
             store.check()
         store.close()
     assert "s3://bucket/prefix" in str(caught.value)

@@ -1,0 +1,46 @@
+"""Words that the repository no longer uses, each with what to write instead.
+
+``tests/tidy.py`` refuses them everywhere else. Each entry has a sample that only its own pattern
+refuses; ``tests/test_tidy.py`` checks that.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Retired(NamedTuple):
+    """A pattern, what replaces it, and a line that it refuses."""
+
+    pattern: re.Pattern[str]
+    instead: str
+    sample: str
+
+
+def _retired(pattern: str, instead: str, sample: str) -> Retired:
+    return Retired(re.compile(pattern), instead, sample)
+
+
+RETIRED = (
+    # Terms that have another name now (docs/glossary.md).
+    _retired(r"\bflying\b", "in_flight", "the flying objects"),
+    _retired(r"\bUnsound\b", "Problem", "found: list[Unsound]"),
+    _retired(r"\bStanding\b", "ReadableRange", "standing = Standing(1, 2)"),
+    _retired(r"\bDo\.RING\b", "Do.WAKE", "return Do.RING"),
+    _retired(r"\bRooms\b|\bRoom\(", "CapTracker", "self.rooms = Rooms()"),
+    _retired(r"(?<!Commit)\bFollower\b", "CommitFollower", "Follower(log)"),
+    # Where a sentence would refer to something outside the repository.
+    _retired(r"\brows? [A-Z]\d+\b", "the figure itself", "at most 1.25 (row L18)"),
+    _retired(r"\b(?:PROTOCOL|DESIGN|STYLE|FACTS|ROWS) \d", "docs/protocol.md", "see PROTOCOL 7"),
+    # Phrases that read as translated.
+    _retired(r"\bfor ever\b", "forever", "seals stay for ever"),
+    _retired(
+        r"\b(?:hono|behavio|neighbo|colo|favo)ur", "American spelling", "it honours the condition"
+    ),
+)
+
+
+def found(line: str) -> list[Retired]:
+    """The entries that a line breaks."""
+    return [each for each in RETIRED if each.pattern.search(line)]
