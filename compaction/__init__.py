@@ -1,9 +1,9 @@
 """The lake: compaction into Iceberg tables, and reading topics with Spark.
 
-``from compaction import HeadgateDataSource`` is the Spark source. Importing this package imports
-neither Spark nor pyarrow nor boto3; what needs them says so where it is used. Everything here,
-and what it imports of ``uploader``, ``shards`` and ``ledger``, runs on a Spark executor that has
-pyarrow, boto3 and msgspec (``archive.py``).
+``from compaction import HeadgateDataSource`` imports the Spark source. Importing this package
+imports neither Spark nor pyarrow nor boto3. Everything here, and what it imports of ``uploader``,
+``shards``, and ``ledger``, runs on Spark executors that have pyarrow, boto3, and msgspec
+(``archive.py``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What Spark's executors need of Headgate: one zip of Python files for ``--py-files``.
+"""Headgate's code for Spark executors: one zip of Python files for ``--py-files``.
 
-It holds the packages ``ledger``, ``shards``, ``uploader`` and ``compaction`` whole. Executors need
-pyarrow, boto3 and msgspec beside it; crc32c is used where they have it. The same sources always
-give the same bytes.
+It contains the packages ``ledger``, ``shards``, ``uploader``, and ``compaction``. Executors also
+need pyarrow, boto3, and msgspec, and use crc32c if they have it. The same sources always give the
+same bytes.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from pathlib import Path
 
 PACKAGES = ("ledger", "shards", "uploader", "compaction")
 NAME = "headgate-spark.zip"
-# The oldest time that a zip can say: the files' own would make each archive another one.
+# The oldest time that a zip can have. With the files' own times no two archives would be equal.
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def is_local(master: str) -> bool:
-    """Whether this master runs everything in the driver's machine."""
+    """Whether this master runs everything on the driver's machine."""
     return master == "local" or master.startswith("local[")
 
 
 def build_archive(archive: Path) -> Path:
-    """Writes the archive, whole or not at all, and returns its path.
+    """Writes the archive atomically and returns its path. Raises OSError.
 
-    Where Headgate itself runs from such an archive (a job that spark-submit started), that one.
-    Raises OSError.
+    If Headgate itself runs from such an archive, in a job of spark-submit, returns that one.
     """
     root = Path(__file__).resolve().parent.parent
     if root.is_file():
@@ -49,7 +48,7 @@ def build_archive(archive: Path) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """``python -m compaction.archive [FOLDER]``: builds the archive in a folder, ``dist``."""
+    """``python -m compaction.archive [FOLDER]``: builds the archive in FOLDER, or in ``dist``."""
     folder = Path(arguments[0]) if arguments else Path("dist")
     archive = build_archive(folder / NAME)
     sys.stdout.write(f"{archive}: {archive.stat().st_size} bytes\n")

@@ -1,14 +1,14 @@
 """Where L0 and the lake are, for every process that opens them: driver, executors, readers.
 
-A *place* is plain data and travels to executors. What it opens is cached per process and thread
-safe: one object store for L0, one pyarrow file system for the lake. Credentials are boto3's own
-chain in both; they are never part of a place.
+A *place* is plain data and is sent to executors. What it opens is cached per process and
+thread-safe: one object store for L0, one pyarrow file system for the lake. Both use boto3's
+credentials, which are never part of a place.
 
-A *location* is a file of the lake as Iceberg writes it: ``file:///dir/x.parquet`` or
-``s3://bucket/key``, literally, without percent signs for unusual characters (Iceberg's readers
-undo none). The configured URLs are quoted as all URLs of stores are.
+A *location* is a file of the lake as Iceberg writes it, ``file:///dir/x.parquet`` or
+``s3://bucket/key``, without percent-encoding, because Iceberg's readers do not decode it. The
+configured URLs are percent-encoded like all URLs of stores.
 
-This module reads and writes no file by itself.
+This module reads and writes no file itself.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from uploader.stores.open import StoreUrlError, open_store
 if TYPE_CHECKING:
     import pyarrow.fs as pa_fs
 
-# Threads of one process that read L0 at a time: tasks of a worker do it one after the other.
+# Threads of one process that read L0 simultaneously; a worker runs one task at a time.
 STORE_THREADS = 8
 CONNECT_TIMEOUT_S = 5
 REQUEST_TIMEOUT_S = 30
-PLACES_MAX = 16  # of a process; each holds connections. More are opened, the oldest forgotten
+PLACES_MAX = 16  # cached per process, because each holds connections
 
 
 class Place(Struct, frozen=True):
-    """The store ``url``, and the lake at ``lake_url``, by default ``lake`` beside ``l0`` in it.
+    """The store ``url``, and the lake at ``lake_url``, by default the folder ``lake`` in the store.
 
-    ``endpoint_url`` and ``region`` are for S3 only and go before boto3's own configuration.
+    ``endpoint_url`` and ``region`` are for S3 only and override boto3's own configuration.
     """
 
     url: str
@@ -47,14 +47,14 @@ class Place(Struct, frozen=True):
 
     @property
     def lake(self) -> str:
-        """The location that all tables are below, without a slash at its end."""
+        """The location above all tables, without a slash at the end."""
         url = self.lake_url or f"{self.url.rstrip('/')}/lake"
         parts = urlsplit(url)
         if parts.scheme == "file":
             return f"file://{unquote(parts.path).rstrip('/')}"
         if parts.scheme == "s3" and parts.netloc:
             return f"s3://{parts.netloc}/{parts.path.strip('/')}".rstrip("/")
-        raise StoreUrlError(url, "is no place for tables")
+        raise StoreUrlError(url, "cannot hold tables")
 
     def store(self) -> ObjectStore:
         """The store of L0, the same one for every call in this process. Raises StoreUrlError."""
@@ -73,7 +73,7 @@ class Place(Struct, frozen=True):
     def filesystem(self) -> tuple[pa_fs.FileSystem, str]:
         """The lake's file system and the lake's path in it. Raises StoreUrlError.
 
-        Asked for before each piece of work, not kept: keys that expire are replaced here.
+        Call it before each piece of work and do not keep it: it replaces keys that have expired.
         """
         lake = self.lake
         if lake.startswith("file://"):
@@ -81,7 +81,7 @@ class Place(Struct, frozen=True):
         return self._s3(), self.path_of(lake)
 
     def reconnect(self) -> None:
-        """The lake's file system is opened anew, with connections of its own."""
+        """Opens the lake's file system again, with new connections."""
         with _lock:
             _s3_opened.drop(self)
 
@@ -90,7 +90,7 @@ class Place(Struct, frozen=True):
         scheme, mark, path = location.partition("://")
         wanted = self.lake.partition("://")[0]
         if not mark or scheme != wanted:
-            raise ValueError(f"the location {location!r} is no {wanted}:// location")
+            raise ValueError(f"the location {location!r} must begin with {wanted}://")
         return path
 
     def _s3(self) -> pa_fs.FileSystem:

@@ -1,8 +1,8 @@
-"""Opens the Iceberg catalog, and says in one sentence why one cannot be used.
+"""Opens the Iceberg catalog, and explains in one sentence why one cannot be used.
 
-By default the catalog is an SQLite file in the data directory; any other that pyiceberg knows is
-given by its properties, or by the name of an entry in pyiceberg's own configuration. pyiceberg is
-imported by the functions: it costs most of a second.
+By default the catalog is an SQLite file in the data directory. Any other that pyiceberg supports is
+given by its properties, or by the name of an entry in pyiceberg's own configuration. The functions
+import pyiceberg, which takes most of a second.
 
 Nothing here touches a table.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
 DEFAULT_NAME = "headgate"
-SQLITE_TIMEOUT_S = 30  # how long a commit waits for another process's
+SQLITE_TIMEOUT_S = 30  # how long a commit waits for that of another process
 
 _FORBIDDEN = ("ACCESS_DENIED", "AccessDenied", "Forbidden", "INVALID_ACCESS_KEY", "SIGNATURE")
 
@@ -34,7 +34,7 @@ _open_catalogs = 0
 def open_catalog(place: Place, properties: Mapping[str, str], name: str | None = None) -> Catalog:
     """The catalog, with the namespace of the tables in it. Raises LakeUnusable.
 
-    ``name`` is an entry of pyiceberg's own configuration; ``properties`` go before what it says.
+    ``name`` is an entry of pyiceberg's own configuration; ``properties`` override it.
     """
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import NamespaceAlreadyExistsError
@@ -52,7 +52,7 @@ def open_catalog(place: Place, properties: Mapping[str, str], name: str | None =
             if not catalog.namespace_exists(NAMESPACE):
                 catalog.create_namespace(NAMESPACE)
         except NamespaceAlreadyExistsError:
-            pass  # somebody else was quicker
+            pass  # another process was quicker
         except BaseException:
             catalog.close()
             raise
@@ -65,7 +65,7 @@ def open_catalog(place: Place, properties: Mapping[str, str], name: str | None =
 
 
 def close_catalog(catalog: Catalog) -> None:
-    """Closes what ``open_catalog`` gave; the last one ends pyiceberg's threads too."""
+    """Closes a catalog that ``open_catalog`` returned. The last one ends pyiceberg's threads."""
     catalog.close()
     with _lock:
         global _open_catalogs
@@ -75,7 +75,8 @@ def close_catalog(catalog: Catalog) -> None:
 
 
 def outside_errors() -> tuple[type[Exception], ...]:
-    """What pyiceberg lets through of catalogs, networks and stores. Outcomes are unknown then."""
+    """Errors of catalogs, networks, and stores that pyiceberg passes on. The outcome of the call is
+    unknown then."""
     from botocore.exceptions import BotoCoreError
     from pyarrow.lib import ArrowException
     from pyiceberg import exceptions
@@ -98,7 +99,7 @@ def outside_errors() -> tuple[type[Exception], ...]:
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
-    """What pyiceberg lets through of files that are gone, cut short, or no JSON and no Avro."""
+    """Errors that pyiceberg raises for files that are gone, cut short, or not JSON or Avro."""
     from pyiceberg.exceptions import ResolveError, ValidationError
 
     return (
@@ -115,18 +116,18 @@ def damage_errors() -> tuple[type[Exception], ...]:
 
 
 def translated(error: BaseException, what: str) -> LakeUnusable:
-    """The one sentence for an error from outside; ``what`` begins it."""
+    """The error from outside as one sentence that begins with ``what``."""
     from pyiceberg import exceptions
 
     said = " ".join(str(error).split())[:300] or type(error).__name__
     if isinstance(error, exceptions.UnauthorizedError | exceptions.OAuthError):
         return LakeUnusable(
-            f"{what} refuses the credentials ({said})", "set its `token` or `credential` anew"
+            f"{what} refuses the credentials ({said})", "set its `token` or `credential` again"
         )
     if isinstance(error, exceptions.ForbiddenError | PermissionError) or _forbids(error):
         return LakeUnusable(
             f"{what} cannot be used: access is denied ({said})",
-            "give this user or these credentials the right to read, write, list and delete there",
+            "allow this user or these credentials to read, write, list, and delete there",
         )
     if isinstance(error, exceptions.NotInstalledError | ImportError):
         return LakeUnusable(
@@ -140,7 +141,7 @@ def translated(error: BaseException, what: str) -> LakeUnusable:
         )
     return LakeUnusable(
         f"{what} cannot be used ({said})",
-        "see that it runs, and that its address and password are right",
+        "check that it runs, and that its address and password are right",
     )
 
 
@@ -180,7 +181,7 @@ def _shown(properties: Mapping[str, str]) -> str:
 
 
 def _end_threads() -> None:
-    """pyiceberg keeps one pool of threads for good, where a Python without daemons waits."""
+    """Ends pyiceberg's pool of threads, which it never does itself and Python waits for."""
     from pyiceberg.utils.concurrent import ExecutorFactory
 
     pool = ExecutorFactory._instance

@@ -50,10 +50,10 @@ TRIES_MAX = 8
 
 
 class TableCommit(Struct, frozen=True):
-    """What a run does to one table. ``files`` come with their footers (``datafiles.py``).
+    """A commit to one table. ``files`` come with their footers (``datafiles.py``).
 
-    ``rewritten`` are paths of data files whose rows are all in ``files``, ``restored`` holes whose
-    rows are. A commit that restores is refused unless the table is exactly as it was prepared.
+    ``rewritten`` are paths of data files and ``restored`` are holes whose rows are in ``files``. A
+    commit that restores is refused if the table has changed at all since it was prepared.
     """
 
     table: TopicTable
@@ -65,17 +65,16 @@ class TableCommit(Struct, frozen=True):
 
 
 def commit_tables(lake: Lake, run: str, commits: Sequence[TableCommit]) -> list[str | LakeError]:
-    """Commits to many tables, several at a time. Each answer is the new metadata location, or
-    why there is none: refused, nothing was committed there; unusable, the next run finds out.
-    Raises LakeUnusable, as ``attempt``."""
+    """Commits to many tables, several at a time. Returns for each the new metadata location or the
+    error. Raises LakeUnusable, as ``Lake.attempt``."""
     return lake.attempt(lambda commit: commit_table(lake, run, commit), commits)
 
 
 def commit_table(lake: Lake, run: str, commit: TableCommit) -> str:
     """One Iceberg commit; returns the table's new metadata location.
 
-    Called again with the same run and watermarks it finds what is there. Raises TableRefused
-    (nothing is committed) and LakeUnusable (unknown; the next run finds out).
+    A second call with the same run and watermarks returns the location of the first. Raises
+    TableRefused (nothing was committed) and LakeUnusable (unknown; the next run finds out).
     """
     from pyiceberg.exceptions import CommitFailedException, ValidationException
 
@@ -94,7 +93,7 @@ def commit_table(lake: Lake, run: str, commit: TableCommit) -> str:
                 raise CommitConflict(name, commit.table.watermarks, state.watermarks)
             check_not_rolled_back(loaded.metadata, state, name)
             if commit.restored and loaded.metadata_location != commit.table.metadata_location:
-                # Watermarks do not tell whether these rows are there: nothing came between.
+                # Watermarks cannot tell whether these rows are there already.
                 raise TableChanged(
                     f"another writer committed to the table {name} while holes of it were"
                     " restored", "run it again",
@@ -104,7 +103,7 @@ def commit_table(lake: Lake, run: str, commit: TableCommit) -> str:
             with lake.about(name):
                 return _commit(loaded, state, run, commit, files)
         except (CommitFailedException, ValidationException):
-            continue  # somebody was quicker: look again
+            continue  # another writer was quicker: read the table again
         except (LakeUnusable, TableDamaged):
             if not _landed(lake, name, run, after):
                 raise
@@ -112,7 +111,7 @@ def commit_table(lake: Lake, run: str, commit: TableCommit) -> str:
 
 
 def _files_of(loaded: Table, commit: TableCommit) -> list[DataFile]:
-    """The run's files as a manifest has them. Raises FilesRefused."""
+    """The run's files as data files of a manifest. Raises FilesRefused."""
     from compaction.tables.datafiles import DataFiles
 
     made = DataFiles(loaded.metadata, sort_order_id(loaded.metadata))
@@ -134,10 +133,10 @@ def _commit(
     rewritten = data_files_at(loaded, commit.rewritten)
     gone = [path for path in commit.rewritten if path not in rewritten]
     if gone:
-        raise RewriteConflict(loaded_name(loaded), gone, "somebody else removed them")
+        raise RewriteConflict(loaded_name(loaded), gone, "another writer removed them")
     if commit.rewritten and has_deletes(loaded):
         raise RewriteConflict(
-            loaded_name(loaded), commit.rewritten, "somebody else deleted rows meanwhile"
+            loaded_name(loaded), commit.rewritten, "another writer has deleted rows"
         )
     transaction = OneLookTransaction(loaded)
     snapshot = transaction.update_snapshot(snapshot_properties={RUN: run})
@@ -155,7 +154,7 @@ def _commit(
 
 
 def _landed(lake: Lake, name: str, run: str, after: Mapping[int, int]) -> bool:
-    """Whether the commit whose answer was lost is there; if so, the next look finds it."""
+    """Whether a commit whose answer was lost is in the table."""
     try:
         with lake.about(name):
             state = state_of(lake.load_existing(name).metadata.properties, name)
@@ -165,11 +164,11 @@ def _landed(lake: Lake, name: str, run: str, after: Mapping[int, int]) -> bool:
 
 
 def _renamed(name: str) -> TableChanged:
-    return TableChanged(f"the table {name} became another topic's meanwhile", "run it again")
+    return TableChanged(f"the table {name} now belongs to another topic", "run it again")
 
 
 def switch_of(commit: TableCommit, metadata_location: str) -> TableSwitch:
-    """What the ledger is told of a commit."""
+    """The ledger's part of a commit."""
     return TableSwitch(
         topic_id=commit.table.topic_id,
         table=commit.table.table,
@@ -183,7 +182,7 @@ def switch_of(commit: TableCommit, metadata_location: str) -> TableSwitch:
 
 
 def check_commit(run: str, commit: TableCommit) -> None:
-    """The files are the run's, and lie at or below the watermarks, which do not fall.
+    """Checks that the files are the run's and within the watermarks, and that these do not fall.
 
     Raises ValueError.
     """
@@ -199,7 +198,7 @@ def check_commit(run: str, commit: TableCommit) -> None:
         if not file.path.startswith(f"{table.location}/data/"):
             raise ValueError(f"{file.path} is not below {table.location}/data/")
         if run_of_file(file.path.rpartition("/")[2]) != run:
-            raise ValueError(f"{file.path} is not named as a file of the run {run}")
+            raise ValueError(f"{file.path} does not have the name of a file of the run {run}")
         for one in file.ranges:
             if one.last_offset > after.get(one.partition, 0):
                 raise ValueError(
@@ -210,19 +209,19 @@ def check_commit(run: str, commit: TableCommit) -> None:
                 if not _is_of(commit.restored, one):
                     raise ValueError(
                         f"{file.path} holds offsets {one.first_offset} to {one.last_offset} of"
-                        f" partition {one.partition}, which are not those of the holes"
+                        f" partition {one.partition}, which are not offsets of the holes"
                     )
             elif not commit.rewritten and one.first_offset <= table.watermarks.get(
                 one.partition, 0
             ):
                 raise ValueError(
                     f"{file.path} holds offset {one.first_offset} of partition {one.partition},"
-                    f" which is in {table.table} already"
+                    f" which {table.table} has already"
                 )
 
 
 def _is_of(holes: Sequence[Hole], one: LakeRange) -> bool:
-    """Whether a range has rows of the holes only, as far as it says."""
+    """Whether a range can have rows of the holes only, by its ends and its number of rows."""
     spans = Spans([(h.first_offset, h.last_offset) for h in holes if h.partition == one.partition])
     length = one.last_offset + 1 - one.first_offset
     ends = {one.first_offset, one.last_offset}

@@ -1,9 +1,8 @@
-"""What can go wrong with the lake: few kinds, each with a sentence and the way out.
+"""Errors of the lake: few kinds, each with a problem in one sentence and a hint what to do.
 
-``hint`` is the way out. The kinds by their reach: ``LakeUnusable`` of the catalog stops a run; of a
-table it is one topic's failure while other tables can be used. ``TableRefused`` is one topic's,
-nothing of it is compacted and the rest goes on; ``CommitConflict`` and ``RewriteConflict`` are
-refused commits after which the same files cannot be committed any more, but a new look at the table
+``LakeUnusable`` for the catalog stops a run; for a table, only its topic fails while other tables
+can be used. ``TableRefused`` fails one topic: nothing of it is compacted, other topics are. After
+``CommitConflict`` and ``RewriteConflict`` the same files cannot be committed any more; the next run
 may succeed.
 """
 
@@ -13,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 
 class LakeError(Exception):
-    """A call on the lake that failed. ``problem`` is one sentence, ``hint`` the way out."""
+    """A call that failed. ``problem`` is one sentence, ``hint`` says what to do."""
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__(f"{problem}; {hint}")
@@ -22,7 +21,7 @@ class LakeError(Exception):
 
 
 class LakeUnusable(LakeError):
-    """The catalog or the store of the tables is missing, unreachable, or forbids."""
+    """The catalog or the store of the tables is missing, unreachable, or denies access."""
 
 
 class TableRefused(LakeError):
@@ -30,11 +29,11 @@ class TableRefused(LakeError):
 
 
 class ForeignTable(TableRefused):
-    """The table of this name was made by somebody else, or belongs to another lake."""
+    """The table of this name is not Headgate's, or belongs to another lake."""
 
 
 class TableChanged(TableRefused):
-    """Somebody changed the table in a way that leaves no sure way to go on."""
+    """The table was changed from outside, so that it is not safe to continue."""
 
 
 class TableDamaged(TableRefused):
@@ -44,18 +43,18 @@ class TableDamaged(TableRefused):
         said = " ".join(str(cause).split())[:300] or type(cause).__name__
         super().__init__(
             f"the table {table} is damaged: a file of it is gone or cannot be read ({said})",
-            "restore the file, or register metadata of the table that is whole",
+            "restore the file, or register an undamaged version of the table's metadata",
         )
         self.table = table
 
 
 class FilesRefused(TableRefused):
-    """Files of a run that no manifest can describe."""
+    """Files of a run that cannot be described in a manifest."""
 
     def __init__(self, table: str, cause: BaseException) -> None:
         super().__init__(
-            f"what was written for the table {table} cannot be committed: {cause}",
-            "nothing of it is lost; read it with diff, and report this",
+            f"the files for the table {table} cannot be committed: {cause}",
+            "no record is lost, diff still reads them; please report this",
         )
 
 
@@ -64,36 +63,36 @@ class SchemaConflict(TableRefused):
 
 
 class CommitConflict(TableRefused):
-    """Somebody else's compaction moved the table's watermarks since they were read."""
+    """Another compaction moved the table's watermarks after they were read."""
 
     def __init__(self, table: str, expected: Mapping[int, int], found: Mapping[int, int]) -> None:
         moved = sorted(p for p in {*expected, *found} if expected.get(p, 0) != found.get(p, 0))
         first = moved[0] if moved else 0
         super().__init__(
-            f"another compaction committed to the table {table} meanwhile: the watermark of"
+            f"another compaction has committed to the table {table}: the watermark of"
             f" partition {first} is {found.get(first, 0)}, not {expected.get(first, 0)}",
-            "run it again; what that one committed is left out then",
+            "run it again; it leaves out what the other one committed",
         )
         self.table = table
         self.found = dict(found)
 
 
 class RewriteConflict(TableRefused):
-    """Files that were rewritten are not the table's any more, or have rows deleted in them."""
+    """Files that were rewritten are no longer in the table, or rows in them were deleted."""
 
     def __init__(self, table: str, missing: Sequence[str], why: str) -> None:
         super().__init__(
             f"{len(missing)} files of the table {table} were rewritten, but {why}"
             f" (the first is {missing[0]})",
-            "run it again; those files are left alone then",
+            "run it again; it leaves those files alone",
         )
         self.table = table
         self.missing = tuple(missing)
 
 
 def busy(table: str, tries: int) -> LakeUnusable:
-    """The error for a table that never rests."""
+    """The error for a table that others keep changing."""
     return LakeUnusable(
         f"the table {table} was changed by others {tries} times in a row",
-        "run it again when they are quieter",
+        "run it again when there are fewer changes",
     )

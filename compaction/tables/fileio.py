@@ -1,11 +1,11 @@
 """How pyiceberg reads and writes metadata files: through the place, durably, and counted.
 
-pyiceberg makes a FileIO from string properties alone, so a place travels as ``PROPERTIES``.
-S3 goes through the place's file system (boto3's credentials, replaced when they expire). Local
-files are written with fsync, also of their folder: pyarrow does not, and a catalog that survives
-a power cut must not name metadata that did not.
+pyiceberg makes a FileIO from properties that are strings, so these describe the place. S3 is used
+through the place's file system, with boto3's credentials, which are replaced when they expire.
+Local files and their folders are written with fsync, which pyarrow does not do: a catalog that
+survives a power failure must not name metadata that did not.
 
-Names of metadata files hold a UUID; nothing is looked up before it is written.
+Names of metadata files contain a UUID, so no file is looked for before it is written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _requests: dict[Place, Requests] = {}
 
 
 def properties_of(place: Place) -> dict[str, str]:
-    """The properties that lead pyiceberg to the place."""
+    """The properties from which pyiceberg makes a LakeFileIO for the place."""
     found = {"py-io-impl": FILE_IO, _URL: place.url, _LAKE: place.lake_url}
     if place.endpoint_url is not None:
         found[_ENDPOINT] = place.endpoint_url
@@ -44,7 +44,7 @@ def properties_of(place: Place) -> dict[str, str]:
 
 
 def requests_of(place: Place) -> Requests:
-    """What metadata of a place has cost in this process so far, as S3 would bill it."""
+    """Requests for metadata of a place by this process so far, as S3 bills them."""
     with _lock:
         counted = _requests.get(place, Requests())
         return Requests(counted.puts, counted.gets, counted.lists, counted.deletes)
@@ -61,7 +61,7 @@ def _count(place: Place, *, puts: int = 0, gets: int = 0, deletes: int = 0) -> N
 
 
 class LakeFileIO(FileIO):
-    """pyiceberg's door to files."""
+    """pyiceberg's access to files."""
 
     def __init__(self, properties: Properties = EMPTY_DICT) -> None:
         super().__init__(properties)
@@ -81,7 +81,7 @@ class LakeFileIO(FileIO):
         return _Out(location, self._place)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Removes a file; one that is not there is no error."""
+        """Removes a file. A missing file is not an error."""
         text = location if isinstance(location, str) else location.location
         _count(self._place, deletes=1)
         try:

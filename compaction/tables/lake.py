@@ -1,4 +1,4 @@
-"""The lake of one place: its catalog and its tables, and how their errors are told apart.
+"""The lake of one place: its catalog and its tables, and what their errors mean.
 
 A ``Lake`` is used by one thread; ``map`` and ``attempt`` use several inside. Tables are prepared in
 ``prepare.py`` and committed to in ``commit.py``.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Tables that cannot be used, one after the other, before the lake is given up.
 UNUSABLE_MAX = 8
-# An S3 commit waits for some ten requests one after the other; locally it is all work.
+# A commit on S3 waits for about ten requests one after the other; a local one needs only CPU.
 THREADS_S3 = 8
 THREADS_FILE = 2
 
@@ -50,7 +50,7 @@ class Lake:
     def __init__(
         self, place: Place, properties: Mapping[str, str], catalog_name: str | None = None
     ) -> None:
-        """Opens the catalog. Raises LakeUnusable. ``properties`` are pyiceberg's, at least ``uri``
+        """Opens the catalog. Raises LakeUnusable. ``properties`` are pyiceberg's: at least ``uri``,
         unless ``catalog_name`` names an entry of pyiceberg's own configuration."""
         self.place = place
         self.catalog: Catalog = open_catalog(place, properties, catalog_name)
@@ -59,7 +59,7 @@ class Lake:
         self._threads = THREADS_S3 if place.lake.startswith("s3://") else THREADS_FILE
 
     def close(self) -> None:
-        """Ends connections."""
+        """Closes the connections."""
         close_catalog(self.catalog)
 
     def __enter__(self) -> Lake:
@@ -75,7 +75,7 @@ class Lake:
 
     @contextmanager
     def about(self, name: str) -> Iterator[None]:
-        """Errors from outside become TableDamaged or LakeUnusable that name the table."""
+        """In the block, errors from outside become TableDamaged or LakeUnusable with the name."""
         try:
             yield
         except self._damage as error:
@@ -84,8 +84,8 @@ class Lake:
             raise translated(error, f"the table {name} in {self.place.lake}") from error
 
     def locations(self) -> dict[str, str | None]:
-        """The metadata location of each table in the namespace, by identifier; None where the
-        catalog tells it only table by table. One request. Raises LakeUnusable."""
+        """The metadata location of each table in the namespace, by identifier, with one request.
+        None if the catalog cannot list locations. Raises LakeUnusable."""
         from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
         from sqlalchemy import select
 
@@ -102,7 +102,7 @@ class Lake:
             raise translated(error, "the catalog") from error
 
     def load(self, name: str) -> Table | None:
-        """A table by its identifier; None when there is none."""
+        """A table by its identifier, or None."""
         from pyiceberg.exceptions import NoSuchTableError
 
         try:
@@ -111,7 +111,7 @@ class Lake:
             return None
 
     def load_existing(self, name: str) -> Table:
-        """A table by its identifier. Raises TableChanged when there is none any more."""
+        """A table by its identifier. Raises TableChanged if it no longer exists."""
         loaded = self.load(name)
         if loaded is None:
             raise TableChanged(
@@ -121,10 +121,10 @@ class Lake:
         return loaded
 
     def rewritable(self, table: str, paths: Iterable[str]) -> list[str]:
-        """Those of ``paths`` that a run may rewrite: the table still has them as we wrote them.
+        """Those of ``paths`` that a run may rewrite: files that the table still has, unchanged.
 
-        None where somebody deleted rows without rewriting the files: rewritten, the rows would be
-        back. Raises TableRefused, LakeUnusable.
+        Empty if rows were deleted by delete files, because a rewrite would bring the rows back.
+        Raises TableRefused, LakeUnusable.
         """
         listed = list(paths)
         with self.about(table):
@@ -137,10 +137,10 @@ class Lake:
     def attempt(
         self, function: Callable[[_Item], _Result], items: Sequence[_Item]
     ) -> list[_Result | LakeError]:
-        """What ``function`` makes of each table, or what is wrong with that one; the others go on.
+        """The result of ``function`` for each table, or its error; other tables are not affected.
 
-        Raises LakeUnusable when it is not this table or that: the catalog cannot be used, or none
-        of the first UNUSABLE_MAX tables can.
+        Raises LakeUnusable if the fault is not with single tables: the catalog cannot be used, or
+        none of the first UNUSABLE_MAX tables can.
         """
         used = 0
         unusable: list[LakeUnusable] = []
@@ -168,7 +168,7 @@ class Lake:
         return found
 
     def map(self, function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-        """The results in order; several at a time. The first error stops what has not begun."""
+        """The results in order. Runs several calls at a time; an error stops those not begun."""
         if len(items) <= 1:
             return [function(item) for item in items]
         with ThreadPoolExecutor(min(self._threads, len(items)), "lake") as pool:
@@ -202,7 +202,7 @@ def data_files_at(loaded: Table, paths: Iterable[str]) -> dict[str, DataFile]:
 
 
 def has_deletes(loaded: Table) -> bool:
-    """Whether rows are deleted by files beside the data files."""
+    """Whether the current snapshot has delete files."""
     from pyiceberg.manifest import ManifestContent
 
     snapshot = loaded.current_snapshot()

@@ -1,8 +1,8 @@
-"""A topic's table in the catalog, and where the table's files are. Pure functions.
+"""Names of tables in the catalog, and locations of their files. Pure functions.
 
-Which name a table has is decided with its topic (``ledger/table_names.py``). Its location has the
-topic's id in it, which is never used twice, so a topic that is made again never writes among the
-files of the former one, whatever the tables are renamed to.
+The name of a table is decided when its topic is created (``ledger/table_names.py``). Its location
+contains the topic's id, which is never used again. So a topic that is deleted and created again
+never writes among the files of the former one, whatever the tables are renamed to.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ import re
 from ledger.table_names import NAMESPACE
 from ledger.types import Topic
 
-# <run>-<task>-<n>.parquet; task and n are numbers. A run has no dash: other engines' files, which
-# hold a UUID, are none of ours even where the UUID ends in digits.
+# <run>-<task>-<n>.parquet; task and n are numbers. A run has no dash, so files of other engines,
+# whose names contain a UUID, do not match even if the UUID ends in digits.
 _FILE = re.compile(r"(?P<run>[A-Za-z0-9]+)-\d+-\d+\.parquet")
 _DAY = re.compile(r"/timestamp_day=(\d{4}-\d{2}-\d{2})/[^/]+$")
 
 
 def identifier_of(topic: Topic) -> str:
-    """The table of a topic, as the catalog knows it."""
+    """The identifier of a topic's table in the catalog."""
     return f"{NAMESPACE}.{topic.table}"
 
 
 def former_name(table: str, topic_id: int) -> str:
-    """What the table of a former topic is renamed to."""
+    """The name that the table of a former topic gets."""
     return f"{table}__{topic_id}"
 
 
 def table_location(lake: str, table: str, topic_id: int) -> str:
-    """Where the table of a topic is made, without a slash at its end."""
+    """The location of a new table, without a slash at the end."""
     return f"{lake.rstrip('/')}/{table}-{topic_id}"
 
 
 def run_of_file(name: str) -> str | None:
-    """The run that wrote a Parquet file, by the last part of its path; None if it is not ours."""
+    """The run that wrote a Parquet file, from the last part of its path; None: not a run's file."""
     found = _FILE.fullmatch(name)
     return None if found is None else found["run"]
 
 
 def day_of_file(path: str) -> str | None:
-    """The day that a data file's path names, as YYYY-MM-DD."""
+    """The day in the path of a data file, as YYYY-MM-DD."""
     found = _DAY.search(path)
     return None if found is None else found[1]

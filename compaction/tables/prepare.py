@@ -1,8 +1,8 @@
-"""A topic's table is found or made, evolved, and looked at before a run writes to it.
+"""Prepares a topic's table before a run writes to it: finds or makes it, adds columns, checks it.
 
-What is found decides: no table is made, or registered again where only the catalog lost it; a
-former topic's is renamed out of the way; one that is somebody else's, or is not what the ledger
-left, is refused and not touched.
+A missing table is made, or registered again if only the catalog has lost it. The table of a former
+topic is renamed. A table that is not Headgate's, or not as the ledger left it, is refused and not
+touched.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ TRIES_MAX = 8  # changes by others that one preparation may meet
 
 @dataclass(frozen=True)
 class TopicTable:
-    """A topic's table, ready to be written. Plain data; it may travel to executors.
+    """A topic's table, ready to be written to. Plain data, which may be sent to executors.
 
-    ``columns`` are the topic's typed columns with the table's ids. Data files go below
-    ``location``/data. ``made`` says that the table is new, ``registered`` that the catalog had lost
-    it and the ledger's metadata was registered again.
+    ``columns`` are the topic's typed columns with the table's ids. Data files are written below
+    ``location``/data. ``made``: the table is new. ``registered``: the catalog had lost it, and the
+    metadata that the ledger knows was registered again.
     """
 
     topic_id: int
@@ -77,7 +77,7 @@ def prepare_tables(
 ) -> tuple[dict[int, TopicTable], list[TopicFailure]]:
     """The tables of ``topics`` by topic id, and the topics that cannot be compacted.
 
-    The ledger is asked by this thread only. Raises LakeUnusable, as ``attempt``.
+    Only the calling thread reads the ledger. Raises LakeUnusable, as ``Lake.attempt``.
     """
     wanted = [
         (
@@ -102,7 +102,7 @@ def prepare_tables(
 def prepare_table(
     lake: Lake, topic: Topic, known: LakeTable | None, compacted: Mapping[int, int]
 ) -> TopicTable:
-    """A topic's table, made or evolved where needed. Raises TableRefused, LakeUnusable."""
+    """A topic's table, made or evolved if needed. Raises TableRefused, LakeUnusable."""
     from pyiceberg.exceptions import CommitFailedException
 
     name = identifier_of(topic)
@@ -112,7 +112,7 @@ def prepare_table(
             with lake.about(name):
                 return _prepare(lake, topic, name, wanted, known, compacted)
         except CommitFailedException:
-            continue  # somebody else changed it meanwhile: look again
+            continue  # another writer changed it: read it again
     raise busy(name, TRIES_MAX)
 
 
@@ -158,7 +158,7 @@ def _prepare(
 
 
 def _own(lake: Lake, name: str, topic: Topic) -> Table | None:
-    """The topic's table; a former topic's is renamed out of the way. None: there is none."""
+    """The topic's table, or None. The table of a former topic is renamed."""
     from pyiceberg.exceptions import TableAlreadyExistsError
 
     loaded = lake.load(name)
@@ -168,8 +168,8 @@ def _own(lake: Lake, name: str, topic: Topic) -> Table | None:
     if not loaded.location().startswith(f"{lake.place.lake}/"):
         raise ForeignTable(
             f"the table {name} is at {loaded.location()}, which is not below"
-            f" {lake.place.lake}: it is another headgate's",
-            "give each headgate a catalog or a database of its own",
+            f" {lake.place.lake}: it belongs to another Headgate",
+            "give each Headgate a catalog or a database of its own",
         )
     if owner == topic.topic_id:
         return loaded
@@ -178,7 +178,7 @@ def _own(lake: Lake, name: str, topic: Topic) -> Table | None:
         lake.catalog.rename_table(name, former)
     except TableAlreadyExistsError as error:
         raise ForeignTable(
-            f"the table {name} is that of a former topic (id {owner}), and its new name"
+            f"the table {name} belongs to a deleted topic (id {owner}), and its new name"
             f" {former} is taken",
             "rename or drop one of them",
         ) from error
@@ -204,9 +204,9 @@ def _make(lake: Lake, topic: Topic, name: str, columns: tuple[Column, ...]) -> T
             properties=properties,
         )
     except TableAlreadyExistsError as error:
-        raise CommitFailedException(f"{name} was made meanwhile") from error
+        raise CommitFailedException(f"another process made {name}") from error
     if made.schema().name_mapping != schema.name_mapping:
-        # A catalog may number columns as it likes.
+        # A catalog may number the columns itself.
         with made.transaction() as transaction:
             mapping = made.schema().name_mapping.model_dump_json()
             transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
@@ -214,7 +214,7 @@ def _make(lake: Lake, topic: Topic, name: str, columns: tuple[Column, ...]) -> T
 
 
 def _register(lake: Lake, topic: Topic, name: str, known: LakeTable) -> Table:
-    """The catalog has lost the table: the ledger's metadata leads to it (docs/protocol.md 6)."""
+    """Registers the metadata that the ledger knows; the catalog has lost the table."""
     from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 
     from compaction.tables.fileio import LakeFileIO, properties_of
@@ -224,9 +224,9 @@ def _register(lake: Lake, topic: Topic, name: str, known: LakeTable) -> Table:
         raise TableChanged(
             f"the table {name} of topic {topic.name!r} is not in the catalog, and its metadata"
             f" {known.metadata_location} is gone",
-            "restore the table; what was compacted is nowhere else",
+            "restore the table; its records are stored nowhere else",
         )
     try:
         return lake.catalog.register_table(name, known.metadata_location)
     except TableAlreadyExistsError as error:
-        raise CommitFailedException(f"{name} was made meanwhile") from error
+        raise CommitFailedException(f"another process made {name}") from error

@@ -1,12 +1,12 @@
-"""Makes up for a run that was killed between its Iceberg commit and the ledger's switch.
+"""Completes a run that died after its Iceberg commit and before the ledger switched its readers.
 
-Its files are in the table and the ledger does not know them. What they hold is in their footers,
-and whether they fill holes of the quarantine in their rows (``headgate quarantine retry``);
-what was rewritten is what the ledger has live, the table has not any more, and one of those files
-span: same day, same partitions, all of the offsets. (A file that is gone without that was removed
-by somebody else, and stays in the ledger.)
+The table then has files that the ledger does not know. Their footers say what they hold; their rows
+say whether they fill holes of the quarantine (``headgate quarantine retry``). The run has rewritten
+those files that are live in the ledger, no longer in the table, and covered by one of the new
+files: same day, same partitions, all offsets. (A file that is gone and not covered was removed from
+outside, and stays in the ledger.)
 
-A table whose metadata is where the last switch left it is not read at all.
+A table whose metadata is where the last switch left it is not read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Seen:
-    """What the ledger says of a topic, read before the tables are."""
+    """What the ledger says of a topic, read before the tables."""
 
     def __init__(self, topic: Topic, ledger: Reads) -> None:
         self.topic = topic
@@ -51,8 +51,8 @@ def reconcile(
 ) -> tuple[list[TableSwitch], list[TopicFailure]]:
     """The switches that the ledger lacks, and topics whose table is not as it should be.
 
-    A switch without files only tells the ledger where the metadata is now (somebody else's commit,
-    an expiry that was killed). Raises LakeUnusable.
+    A switch without files only tells the ledger where the metadata is now, after a commit by
+    another writer or an expiry that was killed. Raises LakeUnusable.
     """
     moved = _moved(lake, [Seen(topic, ledger) for topic in topics])
 
@@ -70,7 +70,7 @@ def reconcile(
 
 
 def _moved(lake: Lake, seen: Sequence[Seen]) -> list[Seen]:
-    """Those whose table may not be where the ledger thinks."""
+    """Those whose metadata may have moved."""
     locations = lake.locations()
     moved = []
     for each in seen:
@@ -88,7 +88,7 @@ def _look(lake: Lake, seen: Seen) -> tuple[Table, TableState] | None:
     with lake.about(name):
         loaded = lake.load(name)
     if loaded is None or not loaded.location().startswith(f"{lake.place.lake}/"):
-        return None  # `prepare` says what is wrong, once the topic has something to compact
+        return None  # `prepare` refuses it when the topic has something to compact
     try:
         if owner_of(loaded.metadata.properties, name) != seen.topic.topic_id:
             return None
@@ -100,7 +100,7 @@ def _look(lake: Lake, seen: Seen) -> tuple[Table, TableState] | None:
     check_not_behind(state, seen.compacted, name)
     check_not_rolled_back(loaded.metadata, state, name)
     if not state.run:
-        return None  # made, and nothing committed yet
+        return None  # new: no run has committed to it
     return loaded, state
 
 
@@ -142,10 +142,9 @@ def covered(
     ranges: dict[int, tuple[LakeRange, ...]],
     added: Sequence[NewFile],
 ) -> list[str]:
-    """Paths of those files whose rows are in added files of their day.
+    """Paths of those files whose rows are in added files of the same day.
 
-    Files that only append begin behind the watermark, so none of them reaches down to a file that
-    the ledger knows.
+    Files that only append begin after the watermark, so they cannot cover a file of the ledger.
     """
     hulls: dict[tuple[str | None, int], tuple[int, int]] = {}
     for file in added:
@@ -173,7 +172,7 @@ def _read(lake: Lake, path: str, size_bytes: int) -> NewFile | None:
 
 
 def _has_rows(lake: Lake, file: NewFile, hole: Hole) -> bool:
-    """Whether a file has a row with an offset of a hole; it has all or none."""
+    """Whether a file has the rows of a hole; it has all or none of them."""
     if not any(
         one.partition == hole.partition
         and one.first_offset <= hole.last_offset

@@ -1,21 +1,21 @@
 """Columns of a topic's table: names, types, field ids, and the Arrow schema of its files.
 
-Vocabulary: the *base columns* are those that every table has; *typed columns* are taken out of
-``data``, a JSON object, by the topic's configuration ``columns`` (field -> type). A field's value
-that is absent or does not fit its type is null; ``data`` keeps the truth:
+Every table has the *base columns*. *Typed columns* are fields of ``data``, a JSON object, that the
+topic's setting ``columns`` names (field -> type). The value is null if the field is absent or does
+not fit the type; ``data`` has the original:
 
     string     a JSON string
-    long       a JSON integer that fits 64 bits (``1.0`` is none)
+    long       a JSON integer of 64 bits (``1.0`` is not an integer)
     double     any JSON number that fits
     boolean    ``true`` or ``false``
-    timestamp  an integer of epoch milliseconds, or an RFC 3339 text; one without offset is UTC;
-               in the years 1 to 9999
+    timestamp  epoch milliseconds as an integer, or an RFC 3339 text, UTC if it has no offset; in
+               the years 1 to 9999
 
-Field ids are Iceberg's: 1 to 9 for base columns, from 1000 up for typed ones in the order in which
-they were first added; the table's schema says which. A field whose name is a base column's, in
-whatever case, stands in the column ``data_<field>``.
+Field ids are those of the table's schema: 1 to 9 for base columns, further ones for typed columns
+in the order in which they were added. If a field has the name of a base column, in any case, its
+column is ``data_<field>``.
 
-Pure data; Parquet is written in ``parquet.py``, tables are made in ``tables.py``.
+Pure data and functions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ColumnType = Literal["string", "long", "double", "boolean", "timestamp"]
 FIRST_TYPED_ID = 1000
 FIELD_ID = b"PARQUET:field_id"
 
-# Keys of a file's footer: what it holds, for who finds it without a ledger.
+# Keys in a file's footer, which say what it holds to a reader without a ledger.
 RANGES_KEY = b"headgate.ranges"
 TOPIC_ID_KEY = b"headgate.topic_id"
 RUN_KEY = b"headgate.run"
@@ -83,11 +83,11 @@ class Column(Struct, frozen=True):
 
 
 class ColumnClash(ValueError):
-    """Two fields that would be one column."""
+    """Two fields have the same column."""
 
 
 def column_name(field: str) -> str:
-    """The column that a field of ``data`` stands in. Iceberg's names regard no case in Spark."""
+    """The column of a field of ``data``. In Spark, the names of columns are not case-sensitive."""
     return f"data_{field}" if field.lower() in _BASE_NAMES else field
 
 
@@ -95,7 +95,7 @@ def typed_columns(
     columns: Mapping[str, ColumnType], field_ids: Mapping[str, int] | None = None
 ) -> tuple[Column, ...]:
     """Typed columns in the order of their ids. ``field_ids`` are those of the table, by column
-    name; a column that is not there gets the next free one. Raises ColumnClash."""
+    name; a column without one gets the next free id. Raises ColumnClash."""
     known = dict(field_ids or {})
     free = max([FIRST_TYPED_ID - 1, *known.values()]) + 1
     found: list[Column] = []
@@ -105,8 +105,8 @@ def typed_columns(
         other = names.setdefault(name.lower(), field)
         if other != field:
             raise ColumnClash(
-                f"the fields {other!r} and {field!r} would both be the column {name!r}:"
-                " names of columns regard no case; take one of them out of the topic's columns"
+                f"the fields {other!r} and {field!r} have the same column {name!r}, because names"
+                " are not case-sensitive; remove one of them from the topic's columns"
             )
         field_id = known.get(name)
         if field_id is None:
@@ -128,6 +128,6 @@ def _field(name: str, kind: pa.DataType, field_id: int, required: bool) -> pa.Fi
 
 
 def field_ids_of(schema: pa.Schema) -> Sequence[int | None]:
-    """The field id of each column of a file's schema; None for a column without."""
+    """The field id of each column of a file's schema, or None."""
     found = [(field.metadata or {}).get(FIELD_ID) for field in schema]
     return [None if each is None else int(each) for each in found]

@@ -1,8 +1,8 @@
-"""Which small files a run should rewrite. A pure function.
+"""Which small files a run rewrites. A pure function.
 
-Rows that arrive late, and topics with little traffic, leave small files. When enough of one table
-and day have gathered they join the next run's shuffle and become one. A file is rewritten a few
-times at most: each time it comes out larger, and from ``small_bytes`` on it is left alone.
+Late records and topics with little traffic leave small files. When a day of a table has enough of
+them, they join the next run and become one file. A file is rewritten a few times at most, because
+the result is larger each time, and files of ``small_bytes`` or more are left alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ledger.lake.types import LakeFile
 
 SMALL_BYTES = 32 * 1024 * 1024
 GATHERED_MIN = 8
-# What one table may add to a run. A run's memory is bound by its tasks, this bounds its time.
+# Limits what one table adds to the time of a run; tasks limit its memory.
 REWRITE_BYTES_MAX = 1024 * 1024 * 1024
 
 
@@ -25,10 +25,10 @@ def files_to_rewrite(
     gathered_min: int = GATHERED_MIN,
     bytes_max: int = REWRITE_BYTES_MAX,
 ) -> list[str]:
-    """Paths of live small files of one table, of days on which ``gathered_min`` have gathered.
+    """Paths of small live files of one table, of days that have at least ``gathered_min`` of them.
 
-    Oldest days first, within a day the smallest files first, at most ``bytes_max`` together; of a
-    day never one file alone. Files whose path names no day are not ours to judge.
+    Oldest days first, within a day the smallest files first, at most ``bytes_max`` in total, and at
+    least two files of a day. Files without a day in their path are left alone.
     """
     by_day: dict[str, list[LakeFile]] = {}
     for file in files:

@@ -1,12 +1,12 @@
-"""What headgate keeps in a table's properties, read and written; and what a table must look like.
+"""The properties that Headgate keeps in a table, and what a table must look like.
 
-The properties are set in the same commit as the files, so they are what makes a commit happen
-exactly once (docs/protocol.md 8):
+The properties are set in the same commit as the files, so that a commit happens exactly once
+(docs/protocol.md 8):
 
-    headgate.topic-id     whose table it is; a table without it is somebody else's
+    headgate.topic-id     the id of the topic; a table without it is not Headgate's
     headgate.topic        the topic's name, for people
     headgate.run          the run of the last commit
-    headgate.watermarks   JSON {partition: offset}: everything up to there is in the table, or lost
+    headgate.watermarks   JSON {partition: offset}: records up to there are in the table or lost
     headgate.holes        JSON [[partition, first, last, key, reason], ...], the newest last
 
 Pure functions over pyiceberg's metadata objects; nothing is read or written here.
@@ -39,12 +39,12 @@ HOLES = "headgate.holes"
 NUM_RETRIES = "commit.retry.num-retries"
 
 DAY_FIELD = "timestamp_day"
-# A hole is 150 bytes or so, and each version of the metadata repeats them all. The ledger has
-# them all; the property is for people, and for the run after one that was killed.
+# A hole takes about 150 bytes in each version of the metadata. The ledger has all holes; the
+# property is for people, and for the run after one that was killed.
 HOLES_MAX = 5_000
-# Versions of the metadata that stay readable for who holds an older location.
+# Versions of the metadata that stay, for readers that have an older location.
 METADATA_VERSIONS_MAX = 100
-# Each commit adds a manifest; with this many they are merged.
+# Each commit adds a manifest; this many are merged.
 MANIFESTS_MAX = 25
 
 # Which statistics a manifest has. Bounds of payloads exclude nothing; our files have none.
@@ -58,7 +58,7 @@ _holes_decoder = msgspec.json.Decoder(list[tuple[int, int, int, str, str]])
 
 
 class TableState(Struct, frozen=True):
-    """The properties of a table that is ours."""
+    """The properties of a table of Headgate's."""
 
     topic_id: int
     run: str
@@ -67,11 +67,11 @@ class TableState(Struct, frozen=True):
 
 
 def owner_of(properties: Mapping[str, str], table: str) -> int:
-    """The id of the topic whose table it is. Raises ForeignTable."""
+    """The id of the table's topic. Raises ForeignTable."""
     text = properties.get(TOPIC_ID, "")
     if not text.isdecimal():
         raise ForeignTable(
-            f"there is a table {table} in the catalog that headgate did not make"
+            f"the table {table} in the catalog was not made by Headgate"
             f" (it has no property {TOPIC_ID})",
             "rename or drop it, or rename the topic",
         )
@@ -79,7 +79,7 @@ def owner_of(properties: Mapping[str, str], table: str) -> int:
 
 
 def state_of(properties: Mapping[str, str], table: str) -> TableState:
-    """The state in the properties of a table that is ours. Raises ForeignTable, TableChanged."""
+    """The state in a table's properties. Raises ForeignTable, TableChanged."""
     topic_id = owner_of(properties, table)
     try:
         watermarks = _watermarks_decoder.decode(properties.get(WATERMARKS, ""))
@@ -88,9 +88,9 @@ def state_of(properties: Mapping[str, str], table: str) -> TableState:
             raise msgspec.ValidationError("a negative number")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TableChanged(
-            f"somebody changed the table {table}: its properties {WATERMARKS} and {HOLES} cannot"
+            f"the table {table} was changed: its properties {WATERMARKS} and {HOLES} cannot"
             f" be read ({error})",
-            "set them back to what an older version of its metadata says",
+            "set them to the values in an older version of its metadata",
         ) from error
     return TableState(
         topic_id,
@@ -101,21 +101,21 @@ def state_of(properties: Mapping[str, str], table: str) -> TableState:
 
 
 def check_not_behind(state: TableState, compacted: Mapping[int, int], table: str) -> None:
-    """The table holds all that the ledger says it does. Raises TableChanged."""
+    """Checks that the table has all that the ledger says it has. Raises TableChanged."""
     for partition, seq in sorted(compacted.items()):
         found = state.watermarks.get(partition, 0)
         if found < seq:
             raise TableChanged(
-                f"somebody changed the table {table}: its watermark of partition {partition} is"
+                f"the table {table} was changed: its watermark of partition {partition} is"
                 f" {found}, and the ledger has compacted up to {seq}",
                 "register the table's newest metadata in the catalog again",
             )
 
 
 def check_not_rolled_back(metadata: TableMetadata, state: TableState, table: str) -> None:
-    """The snapshot of the last run is below the current one. Raises TableChanged.
+    """Checks that the last run's snapshot is an ancestor of the current one. Raises TableChanged.
 
-    Properties stay when a table is rolled back, so watermarks would promise rows that are gone.
+    A rollback does not change properties, so watermarks would promise rows that are gone.
     """
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     last = {
@@ -129,14 +129,14 @@ def check_not_rolled_back(metadata: TableMetadata, state: TableState, table: str
         current = None if parent is None else by_id.get(parent)
     if last and current is None:
         raise TableChanged(
-            f"somebody changed the table {table}: it was rolled back to before the run"
-            f" {state.run}, and its rows would be missing for good",
+            f"the table {table} was rolled back to before the run {state.run}, and the rows of that"
+            " run would be lost",
             "set its current snapshot to the newest one again",
         )
 
 
 def new_properties(topic_id: int, topic: str) -> dict[str, str]:
-    """The properties of a new table, but for its name mapping."""
+    """The properties of a new table, except its name mapping."""
     return {
         "format-version": "2",
         TOPIC_ID: str(topic_id),
@@ -144,7 +144,7 @@ def new_properties(topic_id: int, topic: str) -> dict[str, str]:
         RUN: "",
         WATERMARKS: "{}",
         HOLES: "[]",
-        # pyiceberg's own retry would commit the files without a look at the watermarks.
+        # pyiceberg's own retry would commit the files without checking the watermarks.
         NUM_RETRIES: "0",
         "write.parquet.compression-codec": "zstd",
         "write.metadata.delete-after-commit.enabled": "true",
@@ -159,8 +159,8 @@ def committed_properties(
     state: TableState, topic: str, run: str, watermarks: Mapping[int, int], holes: Sequence[Hole],
     restored: Sequence[Hole] = (),
 ) -> dict[str, str]:  # fmt: skip
-    """What a commit sets. Watermarks of partitions that it does not name stay; ``restored`` holes
-    are none any more."""
+    """The properties that a commit sets. Watermarks of other partitions stay; ``restored`` holes
+    are removed."""
     back = {(hole.partition, hole.first_offset) for hole in restored}
     left = [hole for hole in state.holes if (hole.partition, hole.first_offset) not in back]
     kept = (*left, *(hole for hole in holes if hole not in left))[-HOLES_MAX:]
@@ -181,8 +181,8 @@ def merged(before: Mapping[int, int], after: Mapping[int, int]) -> dict[int, int
 
 
 def wanted_columns(topic: str, columns: Mapping[str, ColumnType]) -> tuple[Column, ...]:
-    """A topic's typed columns, as far as Iceberg can have them. Raises SchemaConflict."""
-    hint = "take it out of the topic's columns"
+    """A topic's typed columns, checked for Iceberg. Raises SchemaConflict."""
+    hint = "remove it from the topic's columns"
     try:
         wanted = typed_columns(columns)
     except ValueError as error:
@@ -190,8 +190,7 @@ def wanted_columns(topic: str, columns: Mapping[str, ColumnType]) -> tuple[Colum
     for column in wanted:
         if "." in column.name or not column.name or column.name.lower() == DAY_FIELD:
             raise SchemaConflict(
-                f"topic {topic!r} has a column {column.name!r}, which no Iceberg table like this"
-                " can have",
+                f"topic {topic!r} has a column {column.name!r}, a name that its table cannot have",
                 hint,
             )
     return wanted
@@ -205,10 +204,10 @@ def missing_columns(
         field = next((f for f in schema.fields if f.field_id == base.field_id), None)
         if field is None or field.name != base.name or field.field_type != _base_type(base.name):
             raise TableChanged(
-                f"somebody changed the table {table}: its column {base.field_id} is"
+                f"the table {table} was changed: its column {base.field_id} is"
                 f" {'missing' if field is None else f'{field.name} {field.field_type}'}, not"
                 f" {base.name} {_base_type(base.name)}",
-                "give the column its name and type again",
+                "restore the column's name and type",
             )
     by_name = {field.name.lower(): field for field in schema.fields}
     missing = []
@@ -220,7 +219,7 @@ def missing_columns(
             raise SchemaConflict(
                 f"topic {topic!r} wants the column {column.name} as {column.type}, and the table"
                 f" {table} has it as {field.name} {field.field_type}",
-                "give the topic's column its former type, or rename the column of the table",
+                "give the topic's column its earlier type, or rename the column of the table",
             )
         elif field.required:
             raise SchemaConflict(
@@ -232,17 +231,17 @@ def missing_columns(
 
 
 def check_layout(metadata: TableMetadata, table: str) -> None:
-    """The table is partitioned as our files are. Raises TableChanged."""
+    """Checks that the table is partitioned as our files are. Raises TableChanged."""
     if [_key(f) for f in metadata.spec().fields] != [_key(f) for f in partition_spec().fields]:
         raise TableChanged(
-            f"somebody changed the table {table}: it is partitioned by {metadata.spec()},"
-            " not by the day of the timestamp",
-            f"set its partitioning to day(timestamp), called {DAY_FIELD}, again",
+            f"the table {table} was changed: it is partitioned by {metadata.spec()}, not by the day"
+            " of the timestamp",
+            f"partition it by day(timestamp), with the name {DAY_FIELD}, again",
         )
 
 
 def sort_order_id(metadata: TableMetadata) -> int | None:
-    """The id of the order that our files have, in this table."""
+    """The table's id of the sort order that our files have."""
     wanted = [_sort_key(field) for field in sort_order().fields]
     for order in metadata.sort_orders:
         if [_sort_key(field) for field in order.fields] == wanted:
@@ -271,7 +270,7 @@ def sort_order() -> SortOrder:
 
 
 def new_schema(columns: Sequence[Column]) -> Schema:
-    """A new table's schema, numbered as catalogs do: from 1 without gaps."""
+    """The schema of a new table, numbered from 1 without gaps, as catalogs do."""
     from pyiceberg.schema import Schema
     from pyiceberg.types import NestedField
 

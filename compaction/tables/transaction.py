@@ -1,8 +1,8 @@
-"""A transaction that works its metadata out once per change, not at every look.
+"""A transaction that computes its metadata once per change, not at each access.
 
-pyiceberg applies all staged updates to a deep copy of the metadata each time that somebody looks:
-fifteen times a commit, half of its time, and more with each snapshot. What is looked at is never
-changed in place.
+pyiceberg applies all staged updates to a deep copy of the metadata at each access: fifteen times
+per commit, which is half of its time, and more with each snapshot. No caller changes the metadata
+in place.
 """
 
 from __future__ import annotations

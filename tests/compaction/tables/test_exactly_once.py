@@ -135,7 +135,7 @@ def test_rows_that_were_deleted_beside_their_files_do_not_come_back(
         deletes.commit()
     assert lake.rewritable(table.table, small) == []
     files = written(lake.place, table, "run2", rows(0, 1, 6))
-    with pytest.raises(RewriteConflict, match="somebody else deleted rows"):
+    with pytest.raises(RewriteConflict, match="another writer has deleted rows"):
         commit_table(lake, "run2", TableCommit(table, files, {0: 6}, small))
 
 

@@ -348,7 +348,7 @@ def test_a_restoring_commit_takes_no_other_rows(world: World) -> None:
     table = tables[world.topic.topic_id]
     hole = world.ledger.read(ledger_quarantine.rows)[0].hole
     files = written(world.place, table, "run9", rows(0, 2, 4))
-    with pytest.raises(ValueError, match="which are not those of the holes"):
+    with pytest.raises(ValueError, match="which are not offsets of the holes"):
         commit_table(world.lake, "run9", TableCommit(table, files, {}, restored=[hole]))
     moved = table.__class__(**{**table.__dict__, "metadata_location": "elsewhere"})
     files = written(world.place, moved, "run9", rows(0, 3, 4))
