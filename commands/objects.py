@@ -81,7 +81,7 @@ def objects_ls(as_json: bool, **options: Any) -> None:
 @click.argument("key")
 @place_options
 def objects_cat(key: str, **options: Any) -> None:
-    """Print the records of an object as NDJSON, with topic, partition and offset.
+    """Print the records of an object as NDJSON.
 
     \b
     Example:

@@ -29,7 +29,9 @@ SPANS_SHOWN_MAX = 8
     help="A JSON value per line, a text per line, or one JSON document (an array is its records).",
 )
 @click.option("--key", "key_field", metavar="FIELD", help="The field of a record that is its key.")
-@click.option("--partition", type=click.IntRange(0, 999), help="Instead of choosing by key.")
+@click.option(
+    "--partition", type=click.IntRange(0, 999), metavar="P", help="Send all records to this one."
+)
 @click.option(
     "--batch",
     type=click.IntRange(1, 1_000_000),

@@ -22,7 +22,9 @@ from uploader.stores.open import open_store
 
 @click.command()
 @place_options
-@click.option("--take-over", is_flag=True, help="Even if a daemon is known to own the store.")
+@click.option(
+    "--take-over", is_flag=True, help="Take the store even from a daemon that is known to run."
+)
 @click.option("--allow-empty", is_flag=True, help="Accept a store that has no objects.")
 @output_option
 @click.pass_context

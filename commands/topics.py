@@ -43,7 +43,8 @@ def _optional_count(_: click.Context, __: click.Parameter, value: str | None) ->
 
 
 _SETTING_OPTIONS = (
-    click.option("--partitions", type=click.IntRange(1, 1_000), metavar="N", help="Default 1."),
+    click.option("--partitions", type=click.IntRange(1, 1_000), metavar="N",
+                 help="How many partitions, by default 1; can only grow."),
     click.option(
         "--column", "columns", metavar="NAME:TYPE", multiple=True,
         help="A typed column of the topic's table; repeatable. Types: "

@@ -24,7 +24,7 @@ from commands.client.topics import state_of
 from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest
 
 RECREATED = "recreated"  # a tombstone's reason
-PAGE_RECORDS = 1_000  # the most that diff gives at once
+PAGE_RECORDS = 1_000  # the most records of one answer
 POLL_ALONE_MS = 20_000  # below the client's own timeout and diff's 30 s
 POLL_SHARED_MS = 500
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -201,7 +201,7 @@ class Reader:
         while True:
             page = self._diff(partition, limit, 0)
             yield page
-            head_seq = page.head_seq if head_seq is None or _is_anew(page) else head_seq
+            head_seq = page.head_seq if head_seq is None or _is_recreated(page) else head_seq
             if page.caught_up or page.next_from_seq >= head_seq:
                 return
 
@@ -222,7 +222,7 @@ class Reader:
         )  # fmt: skip
         page = decoded(self._client, body, DiffAnswer)
         gap = page.tombstone
-        if gap is not None and _is_anew(page):
+        if gap is not None and _is_recreated(page):
             missed = f"records {gap.gap_from} to {gap.gap_to} of it are gone"
             self._warn(
                 f"{self._topic} was deleted and created again; partition {partition} continues at"
@@ -236,7 +236,7 @@ class Reader:
             )
         self._next[partition] = Start(from_seq=page.next_from_seq)
         self._topic_ids[partition] = page.topic_id
-        if _is_anew(page) and self._is_whole:
+        if _is_recreated(page) and self._is_whole:
             # A new topic may have more partitions; the daemon refuses those it no longer has.
             for each in self._heads()[1]:
                 self._next.setdefault(each, Start(from_seq=0))
@@ -254,7 +254,7 @@ class Reader:
         self._emit(shown)
 
 
-def _is_anew(page: DiffAnswer) -> bool:
+def _is_recreated(page: DiffAnswer) -> bool:
     """The cursor belongs to a deleted topic of this name: offsets begin again."""
     return page.tombstone is not None and page.tombstone.reason == RECREATED
 

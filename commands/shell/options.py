@@ -98,14 +98,14 @@ _CONFIG_OPTIONS = {
     "config": click.option(
         "--config", "config_file", metavar="FILE", help="A TOML file (docs/configuration.md)."
     ),
-    "data": click.option("--data", metavar="DIR", help="The data directory; key data_dir."),
-    "listen": click.option("--listen", metavar="HOST:PORT", help="Where to listen; key listen."),
-    "shards": click.option("--shards", metavar="N", help="How many shard processes; key shards."),
+    "data": click.option("--data", metavar="DIR", help="The data directory (key data_dir)."),
+    "listen": click.option("--listen", metavar="HOST:PORT", help="Where to listen (key listen)."),
+    "shards": click.option("--shards", metavar="N", help="How many shard processes (key shards)."),
     "store": click.option(
-        "--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///FOLDER; key store_url."
+        "--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///FOLDER (key store_url)."
     ),
     "set": click.option(
-        "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Sets any key; repeatable."
+        "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set any key; repeatable."
     ),
 }
 

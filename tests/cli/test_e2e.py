@@ -1,4 +1,4 @@
-"""The commands against a daemon that runs."""
+"""The commands against a running daemon."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Three shards, so that the buddy tree is one that is cut off."""
+    """Three shards, so that a half of the buddy tree is missing."""
     with running(tmp_path_factory.mktemp("data"), shards=3) as daemon:
         yield daemon
 
@@ -50,9 +50,9 @@ def test_what_produce_sends_read_prints(daemon: Daemon) -> None:
     assert len(run(daemon, "read", "orders", "--since", "1h").stdout.splitlines()) == 2_500
     assert len(run(daemon, "read", "orders", "-n", "11").stdout.splitlines()) == 11
     state = parsed(run(daemon, "topics", "show", "orders", "-o", "json"))
-    behind = str(state["partitions"][1]["head_seq"] - 2)
+    after = str(state["partitions"][1]["head_seq"] - 2)
     lines = run(
-        daemon, "read", "orders", "--partition", "1", "--from-seq", behind, "--with-meta"
+        daemon, "read", "orders", "--partition", "1", "--from-seq", after, "--with-meta"
     ).stdout.splitlines()
     assert [json.loads(line)["partition"] for line in lines] == [1, 1]
 
@@ -80,7 +80,7 @@ def test_follow_shows_a_record_that_comes_later(daemon: Daemon) -> None:
         assert process.wait(30) == 0
 
 
-def test_objects_are_listed_printed_and_verified_beside_the_daemon(daemon: Daemon) -> None:
+def test_objects_are_listed_printed_and_verified_while_the_daemon_runs(daemon: Daemon) -> None:
     parsed(run(daemon, "produce", "seen", "-o", "json", stdin='"first"\n"second"\n'))
     place = ("--data", str(daemon.data))
     listed = parsed(run(daemon, "objects", "ls", *place, "-o", "json"))

@@ -1,4 +1,4 @@
-"""``headgate objects`` over a real ledger and a real store, as a daemon leaves them behind."""
+"""``headgate objects`` with a real ledger and a real store, as a daemon leaves them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class Place:
-    """A data folder with its ledger and store."""
+    """A data directory with its ledger and store."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -210,7 +210,7 @@ def test_an_object_of_another_size_than_the_ledger_says_is_bad(place: Place) -> 
     assert "the ledger says" in problems_of(place.store, shorter)[0]
 
 
-def test_without_a_ledger_nothing_is_made_and_it_is_1(tmp_path: Path) -> None:
+def test_without_a_ledger_it_ends_with_1_and_creates_nothing(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.headgate, ["objects", "ls", "--data", str(tmp_path / "none")])
     assert result.exit_code == 1 and "there is no ledger" in result.stderr
     assert not (tmp_path / "none").exists()

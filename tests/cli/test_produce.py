@@ -155,7 +155,7 @@ def test_a_refused_batch_is_resumed_from_its_first_line() -> None:
 
 @pytest.mark.parametrize("command", ["read", "produce"])
 @pytest.mark.parametrize("point", ["", "7", "7:", "x:0=1", "7:0", "ab:0", "7:0=1,"])
-def test_a_resume_point_that_is_none_is_a_usage_error(command: str, point: str) -> None:
+def test_text_that_is_not_a_resume_point_is_a_usage_error(command: str, point: str) -> None:
     with says(Answer(200, state())) as server:
         result = run(server, command, "t", "--resume", point, stdin="")
     assert result.exit_code == 2 and "is not a resume point" in result.stderr

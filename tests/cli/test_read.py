@@ -23,7 +23,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class Log:
-    """Records of partitions in memory, behind a diff as docs/http-api.md has it."""
+    """Partitions in memory, with the answers to diff of docs/http-api.md."""
 
     def __init__(self, *partitions: list[dict[str, Any]]) -> None:
         self.partitions = partitions
@@ -187,7 +187,7 @@ def started(server: Scripted, *arguments: str, **options: Any) -> subprocess.Pop
     )
 
 
-def test_ctrl_c_ends_a_follow_without_complaint() -> None:
+def test_ctrl_c_ends_a_follow_with_0() -> None:
     with scripted(Log(log_of(1))) as server, started(server, "read", "t", "-f") as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == b'{"n": 1}\n'
@@ -196,7 +196,7 @@ def test_ctrl_c_ends_a_follow_without_complaint() -> None:
         assert process.stderr.read() == b""
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
+def test_a_reader_of_the_pipe_that_closes_it_is_not_a_failure() -> None:
     log = Log(log_of(1))
     with scripted(log) as server, started(server, "read", "t", "-f") as process:
         assert process.stdout is not None and process.stderr is not None
@@ -207,7 +207,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
         assert process.stderr.read() == b""
 
 
-def test_read_follows_a_topic_that_is_made_anew_from_its_start_and_says_so() -> None:
+def test_read_follows_a_recreated_topic_from_its_start_and_says_so() -> None:
     """The new topic has a second partition, which is followed too."""
     old, new = Log(log_of(3)), Log(log_of(2), [{"seq": 1, "ts": 0, "data": {"n": 77}}])
 
@@ -254,7 +254,7 @@ def test_read_outlives_lost_connections_and_gives_each_record_once() -> None:
     with scripted(script) as server:
         result = run(server, "read", "t", "--follow", "-n", "5")
     assert result.exit_code == 0 and numbers(result) == [1, 2, 3, 4, 5]
-    assert result.stderr == "", "that is no word worth"
+    assert result.stderr == "", "a short wait is not mentioned"
 
 
 def test_read_ends_with_a_resume_point_for_every_partition() -> None:

@@ -9,7 +9,7 @@ from tests.scripted import Answer, Call, refusal, run, says, scripted, state
 
 
 class Topics:
-    """Topics in memory, behind PUT, GET and DELETE."""
+    """Topics in memory, with the answers to PUT, GET and DELETE."""
 
     def __init__(self, *present: dict[str, Any]) -> None:
         self.states = {each["topic"]: each for each in present}

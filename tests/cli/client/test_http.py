@@ -13,7 +13,7 @@ from tests.scripted import Answer, Call, Script, refusal, scripted
 
 
 class Clock:
-    """A clock that only waiting moves, and an attempt that hangs by as much as it may."""
+    """A clock that moves only by waiting."""
 
     def __init__(self) -> None:
         self.ms = 0.0
@@ -70,7 +70,7 @@ def test_a_refusal_carries_status_code_message_and_detail() -> None:
     assert error.detail == {"limit": 5}
 
 
-def test_an_error_in_another_form_is_no_headgate() -> None:
+def test_an_error_in_another_form_is_not_an_answer_of_headgate() -> None:
     answer = Answer(404, b"<html>", {"Content-Type": "text/html"})
     with (
         scripted(lambda call: answer) as server,
@@ -80,7 +80,7 @@ def test_an_error_in_another_form_is_no_headgate() -> None:
         client.call("GET", "/")
 
 
-def test_nobody_listening_is_unreachable() -> None:
+def test_an_address_where_nothing_listens_is_unreachable() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with Client(url) as client, pytest.raises(Unreachable, match="refused") as caught:
         client.call("GET", "/")
@@ -158,7 +158,7 @@ def test_429_and_503_are_repeated_as_retry_after_asks(answer: Answer, wait_ms: f
     assert clock.waits == [wait_ms]
 
 
-def test_without_patience_a_429_is_a_refusal_at_once() -> None:
+def test_without_patience_a_429_is_a_refusal_immediately() -> None:
     waits: list[float] = []
     with (
         scripted(lambda call: refusal(429, "throttled")) as server,
@@ -191,7 +191,7 @@ def test_other_refusals_are_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:7440", "ftp://host", "http://", "http://h:x", ""])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
+def test_text_that_is_not_a_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not"):
         Client(url)
 
@@ -202,7 +202,7 @@ def test_a_topic_is_quoted_in_a_path() -> None:
 
 
 def test_time_that_attempts_take_counts_as_waiting() -> None:
-    """A minute of patience is a minute, not a minute of pauses between attempts of 30 s."""
+    """A minute of patience is not a minute of pauses between attempts of 30 s."""
     clock = Clock()
 
     def script(call: Call) -> Answer:
@@ -228,7 +228,7 @@ def test_an_attempt_gets_no_more_time_than_is_left() -> None:
             client.call("GET", "/", patience_ms=150, timeout_s=30)
 
 
-def test_after_two_seconds_it_is_said_once_what_is_waited_for_and_then_that_it_is_over() -> None:
+def test_after_two_seconds_the_caller_is_told_what_the_call_waits_for_and_later_the_end() -> None:
     clock = Clock()
     said: list[str] = []
     answers = iter([*[refusal(503, "not_ready", "shards start")] * 5, Answer(200, 1)])
@@ -244,7 +244,7 @@ def test_after_two_seconds_it_is_said_once_what_is_waited_for_and_then_that_it_i
     ]
 
 
-def test_a_short_wait_is_not_worth_a_word() -> None:
+def test_the_caller_is_not_told_of_a_short_wait() -> None:
     clock = Clock()
     said: list[str] = []
     answers = iter([*[Answer(0)] * 4, Answer(200, 1)])
@@ -256,8 +256,8 @@ def test_a_short_wait_is_not_worth_a_word() -> None:
     assert clock.waits == [100, 200, 400, 800] and said == []
 
 
-def test_an_answer_that_does_not_come_is_waited_for_aloud() -> None:
-    """The attempt is still under way when it is said."""
+def test_the_caller_is_told_of_a_wait_for_an_answer() -> None:
+    """The attempt is still running when the caller is told."""
     said: list[str] = []
     told = threading.Event()
 
@@ -277,8 +277,7 @@ def test_an_answer_that_does_not_come_is_waited_for_aloud() -> None:
     ]
 
 
-def test_a_long_poll_is_silent_for_as_long_as_it_should_be() -> None:
-    """Its time is neither patience nor silence."""
+def test_a_long_poll_uses_no_patience_while_it_may_be_unanswered() -> None:
     clock = Clock()
     said: list[str] = []
 

@@ -74,7 +74,7 @@ def test_a_json_document_is_an_array_of_records_or_one_record() -> None:
         (b"[" * 100_000, "ndjson", 1, "is not JSON"),
     ],
 )
-def test_what_is_no_record_is_refused_with_its_line(
+def test_a_line_that_is_not_a_record_is_refused_with_its_number(
     text: bytes, form: Format, line: int, problem: str
 ) -> None:
     with pytest.raises(BadLine, match=problem) as caught:

@@ -12,7 +12,7 @@ from tests.scripted import Answer, run, says
 
 
 @pytest.mark.parametrize("command", [["status"], ["groups"], ["topics", "ls"], ["read", "t"]])
-def test_no_daemon_is_3_with_a_hint(command: list[str]) -> None:
+def test_an_unreachable_daemon_is_exit_code_3_with_a_hint(command: list[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -21,7 +21,7 @@ def test_no_daemon_is_3_with_a_hint(command: list[str]) -> None:
     assert url in result.stderr and "headgate serve" in result.stderr
 
 
-def test_another_program_at_the_address_is_1() -> None:
+def test_another_program_at_the_address_is_exit_code_1() -> None:
     with says(Answer(200, b"hello")) as server:
         result = run(server, "status")
     assert result.exit_code == 1 and "hint: is --url the address" in result.stderr
@@ -48,7 +48,7 @@ def test_another_program_at_the_address_is_1() -> None:
         ["objects", "ls", "--store", "nonsense"],
     ],
 )
-def test_wrong_usage_and_wrong_configuration_are_2(command: list[str]) -> None:
+def test_wrong_usage_and_wrong_configuration_are_exit_code_2(command: list[str]) -> None:
     result = CliRunner().invoke(cli.headgate, command)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr
