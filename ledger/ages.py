@@ -1,16 +1,16 @@
-"""How old things are: a clock for ages, which no step of the wall clock moves.
+"""How old things are: a clock for ages that no step of the wall clock moves.
 
-Clocks in, an age out. Idempotency keys, the grace of a collection and read leases protect
-data for a while; how long a while is, is counted by this clock (docs/protocol.md, 7).
+Idempotency keys, the grace time of a collection and read leases protect data for some time; that
+time is measured by this clock (docs/protocol.md, 7).
 
-Vocabulary: *age time* is milliseconds. It begins as the wall clock once, and then goes on by the
-time that passes: within a boot of the machine by the clock that counts since the boot, so a step
-of the wall clock is not seen; across boots by the wall clock, for nothing else tells how long the
-machine was off. It never goes back. So it is near the wall clock where nobody ever set that, and is
-compared with itself only.
+Vocabulary: *age time* is in milliseconds. It starts as the wall clock and then advances by the time
+that passes: within a boot of the machine by the clock that counts since the boot, so a step of the
+wall clock has no effect; across boots by the wall clock, since nothing else knows how long the
+machine was off. It never goes back. It is near the wall clock if nobody ever set that, and is
+compared only with itself.
 
-It is *noted* in the ledger beside both clocks, and again after a step of the wall clock, so that
-what passes until another boot is counted from there.
+The ledger keeps a *note* of it with both clocks, and a new one after a step of the wall clock, so
+that time across the next boot is measured from there.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ledger import notes
 from ledger.tx import ReadTx
 
 NOTE = "ages"  # its name among the notes
-NOTE_MS = 600_000  # between notes: across a boot the wall clock's rate errs for so long at most
-STEP_MS = 1_000  # of the wall clock beside the other; smaller ones are slews
+NOTE_MS = 600_000  # between notes: the longest time whose length a boot takes from the wall clock
+STEP_MS = 1_000  # of the wall clock against the other; smaller ones are slews
 
 
 class Clocks(Struct, frozen=True):
@@ -44,7 +44,7 @@ _decoder = msgspec.json.Decoder(Aged)
 
 
 def aged_of(text: str | None) -> Aged | None:
-    """A note as the ledger keeps it; None when there is none, or none that can be read."""
+    """A note as the ledger keeps it; None if there is none, or none that can be read."""
     try:
         return _decoder.decode(text) if text else None
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -57,7 +57,7 @@ def note_of(aged: Aged) -> str:
 
 
 def age_ms(aged: Aged | None, now: Clocks) -> int:
-    """The age time now, given the last note; without one it begins."""
+    """The age time now, given the last note; without one it starts."""
     if aged is None:
         return now.wall_ms
     if aged.boot_id == now.boot_id:
@@ -71,7 +71,7 @@ def of_wall_time(aged: Aged | None, wall_ms: int) -> int:
 
 
 def is_due(aged: Aged | None, now: Clocks) -> bool:
-    """Whether the age time is to be noted anew."""
+    """Whether a new note is due."""
     if aged is None or aged.boot_id != now.boot_id:
         return True
     passed_ms = now.boot_ms - aged.boot_ms

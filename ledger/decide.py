@@ -1,11 +1,11 @@
 """Which conditional requests of a lease are void: pure, no SQL, no clock.
 
-Vocabulary as in ``types``. Conditions are looked at in pull order, and each sees what the ones
-before it left: records of an extent stand in pull order too, so the head that an expectation
-meets is ``next_seq - 1`` plus the live records in front of it in the extent.
+Vocabulary as in ``types``. Conditions are judged in pull order, and each sees the effect of those
+before it. The records of an extent are in pull order too, so the head that an expectation meets is
+``next_seq - 1`` plus the records before it in the extent that get offsets.
 
 The order of checks is fixed: deleted topic, idempotency key, expected_seq. A void request never
-records its key, so a sequence mismatch can be tried again with the same key.
+records its key, so a request with a sequence mismatch can be tried again with the same key.
 """
 
 from __future__ import annotations
@@ -135,13 +135,13 @@ class _Lease:
             key = (condition.topic_id, part.partition)
             extent = self._extents.get(key)
             if extent is None or key not in self._partitions:
-                raise DraftInvalid(f"{name} is about {key}, which is no extent of its draft")
+                raise DraftInvalid(f"{name} is about {key}, which is not an extent of its draft")
             end = part.record_index + part.record_count
             seen = self._seen.get(key, 0)
             if part.record_count < 1 or part.record_index < seen or end > extent.record_count:
                 raise DraftInvalid(
                     f"{name} has records [{part.record_index}, {end}) of extent {key}; they must"
-                    f" stand behind the condition before it ({seen}) and within the extent's"
+                    f" come after the previous condition ({seen}) and be within the extent's"
                     f" {extent.record_count} records"
                 )
             self._seen[key] = end

@@ -1,8 +1,8 @@
-"""Statements on the dedupe table: answers of requests with an idempotency key.
+"""The dedupe table: answers of requests with an idempotency key.
 
 An entry counts for ``window_ms`` after the commit that made it, and there are never more than
-``entries_max``: the oldest go first, whatever their age (``kept_ms`` tells). Times are age time
-(``ages.py``). Called inside the commit's transaction.
+``entries_max``: the oldest are removed first, whatever their age (``kept_ms`` says how old). Times
+are age time (``ages.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ledger.decide import Answer, DedupeKey
 from ledger.tx import ReadTx, WriteTx
 from ledger.types import Condition
 
-# Entries removed by one commit besides twice what it adds, so that pruning always gains.
+# Entries that one commit removes in addition to twice what it adds, so that pruning gains.
 PRUNE_STEP = 64
 
 _encoder = msgspec.msgpack.Encoder()
@@ -36,7 +36,7 @@ def answers(
     now_ms: int,
     limits: DedupeLimits,
 ) -> dict[DedupeKey, Answer]:
-    """The answers that count for the conditions' keys; entries past the window are removed."""
+    """The answers that count for the conditions' keys; removes entries past the window."""
     found: dict[DedupeKey, Answer] = {}
     for condition in conditions:
         if condition.idempotency_key is None:
@@ -56,7 +56,7 @@ def answers(
 
 
 def kept_ms(tx: ReadTx, now_ms: int, limits: DedupeLimits) -> int | None:
-    """How long keys are known now, where their number cuts the window; None: the whole window."""
+    """How long keys are remembered if their number cuts the window short; None: the whole window."""
     oldest = tx.execute("SELECT id, created_ms FROM dedupe ORDER BY id LIMIT 1").fetchone()
     if oldest is None:
         return None
@@ -67,7 +67,7 @@ def kept_ms(tx: ReadTx, now_ms: int, limits: DedupeLimits) -> int | None:
 
 
 def knows(tx: ReadTx, topic_id: int, key: str, now_ms: int, limits: DedupeLimits) -> bool:
-    """Whether a commit now would find the key's answer; changes nothing."""
+    """Whether a request with this idempotency key was stored and is remembered."""
     row = tx.execute(
         "SELECT 1 FROM dedupe WHERE topic_id = ? AND key = ? AND created_ms >= ?",
         (topic_id, key, now_ms - limits.window_ms),
@@ -96,7 +96,7 @@ def keep(
     if not front:
         return
     last = tx.execute("SELECT max(id) FROM dedupe").fetchone()[0]
-    # Ids have gaps at most, so this is never fewer than needed; and never more than a step.
+    # Ids may have gaps, so this removes at least as many as needed, and at most one step.
     remove_to = min(last - limits.entries_max, front[-1][0])
     for entry_id, created_ms in front:
         if created_ms >= now_ms - limits.window_ms:

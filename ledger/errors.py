@@ -38,11 +38,11 @@ class LedgerError(Exception):
 
 
 class LedgerCorrupt(LedgerError):
-    """The file is damaged, or is no ledger."""
+    """The file is damaged or is not a ledger."""
 
     def __init__(self, path: Path, cause: str) -> None:
         super().__init__(
-            f"the ledger {path} is damaged or no ledger at all ({cause}); move it and its -wal and"
+            f"the ledger {path} is damaged or is not a ledger ({cause}); move it and its -wal and"
             f" -shm aside, keep them, and rebuild it from the bucket with `headgate recover`"
         )
         self.path = path
@@ -54,8 +54,9 @@ class LedgerFromFuture(LedgerError):
 
     def __init__(self, path: Path, found: int, known: int) -> None:
         super().__init__(
-            f"the ledger {path} has schema version {found}, this headgate knows {known};"
-            f" start the newer headgate that wrote it, or give another data directory"
+            f"the ledger {path} has schema version {found}, but this headgate knows only"
+            f" versions up to {known}; start the newer headgate that wrote it, or use another data"
+            f" directory"
         )
         self.path = path
         self.found = found
@@ -63,72 +64,72 @@ class LedgerFromFuture(LedgerError):
 
 
 class LedgerMissing(LedgerError):
-    """There is no file where one must be."""
+    """The file does not exist."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"there is no ledger at {path}; `headgate serve --data DIR` makes one")
+        super().__init__(f"there is no ledger at {path}; `headgate serve --data DIR` creates one")
         self.path = path
 
 
 class LedgerUnusable(LedgerError):
-    """The disk or its permissions do not let the ledger be read or written."""
+    """The disk or its permissions prevent reading or writing the ledger."""
 
     retryable = True
 
     def __init__(self, path: Path, cause: str) -> None:
         super().__init__(
-            f"the ledger {path} cannot be used ({cause}); its directory must be there, writable"
-            f" by this user, and have free space"
+            f"the ledger {path} cannot be used ({cause}); its directory must exist, be"
+            f" writable by this user, and have free space"
         )
         self.path = path
         self.cause = cause
 
 
 class LedgerBusy(LedgerError):
-    """Somebody held SQLite's own lock for longer than the busy timeout."""
+    """Another process held SQLite's own lock for longer than the busy timeout."""
 
     retryable = True
 
     def __init__(self, path: Path, timeout_ms: int) -> None:
         super().__init__(
             f"the ledger {path} was locked for more than {timeout_ms} ms by a process that does"
-            f" not take the ledger lock; end what has it open (`fuser {path}`)"
+            f" not take the ledger lock; stop the process that has it open (`fuser {path}`)"
         )
         self.path = path
         self.timeout_ms = timeout_ms
 
 
 class LedgerInterrupted(LedgerError):
-    """A statement was broken off by what happened beside it."""
+    """A statement was interrupted by another process or thread."""
 
     retryable = True
 
     def __init__(self, path: Path, cause: str) -> None:
-        super().__init__(f"a call on the ledger {path} was broken off ({cause}); make it again")
+        super().__init__(f"a call on the ledger {path} was interrupted ({cause}); try again")
         self.path = path
         self.cause = cause
 
 
 class LedgerMemory(LedgerError):
-    """SQLite got no memory for a call."""
+    """SQLite could not get memory for a call."""
 
     retryable = True
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"there was no memory for a call on the ledger {path}; give this machine or its"
-            f" service more, or run fewer shards"
+            f"out of memory in a call on the ledger {path}; give this machine or its service more"
+            f" memory, or run fewer shards"
         )
         self.path = path
 
 
 class LedgerFault(LedgerError):
-    """SQLite refused a statement for what it says: a fault of this program."""
+    """SQLite refused a statement as wrong: a bug in this program."""
 
     def __init__(self, path: Path, code: int, cause: str) -> None:
         super().__init__(
-            f"the ledger {path} refused a statement (SQLite code {code}: {cause}); this is a fault"
-            f" of headgate: report it with these lines of the log"
+            f"the ledger {path} refused a statement (SQLite code {code}: {cause}); this is a bug in"
+            f" headgate: report it with these lines of the log"
         )
         self.path = path
         self.code = code
@@ -148,11 +149,11 @@ class LeaseBelowFloor(LedgerError):
 
 
 class DraftInvalid(LedgerError):
-    """A commit draft contradicts itself or names what never was: a fault of the caller."""
+    """A commit draft contradicts itself or names what never existed: a bug of the caller."""
 
 
 class ResultCleared(LedgerError):
-    """What a commit gave is asked for although every shard had followed it: a bug."""
+    """The answer of a commit was asked for after every shard had followed it: a bug."""
 
     def __init__(self, number: int) -> None:
         super().__init__(
@@ -163,7 +164,7 @@ class ResultCleared(LedgerError):
 
 
 class TopicMissing(LedgerError):
-    """There is no live topic of this name."""
+    """No live topic has this name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no topic {name!r}")
@@ -171,13 +172,13 @@ class TopicMissing(LedgerError):
 
 
 class TableNameTaken(LedgerError):
-    """A topic whose table would have the name of another live topic's."""
+    """The topic's table would have the same name as that of another live topic."""
 
     def __init__(self, name: str, table: str, other: str) -> None:
         super().__init__(
-            f"topic {name!r} would share the table {table!r} with topic {other!r}, which has it:"
-            f" in the name of a table '.', ':' and '-' are '_', and case does not count; choose"
-            f" another name, or delete the topic {other!r}"
+            f"topic {name!r} would share the table {table!r} with topic {other!r}: table names have"
+            f" '_' for '.', ':' and '-', and case does not count; choose another name, or delete"
+            f" the topic {other!r}"
         )
         self.name = name
         self.table = table
@@ -185,7 +186,7 @@ class TableNameTaken(LedgerError):
 
 
 class PartitionsRefused(LedgerError):
-    """A number of partitions that a topic cannot get."""
+    """A number of partitions that a topic cannot have."""
 
     def __init__(self, name: str, present: int, wanted: int, maximum: int) -> None:
         if wanted < present:
@@ -223,25 +224,25 @@ class RunLost(LedgerError):
 
 
 class SwitchRefused(LedgerError):
-    """A table says more than the ledger holds, or is of a topic that never was."""
+    """A table claims more than the ledger holds, or its topic never existed."""
 
     def __init__(self, table: str, cause: str) -> None:
         super().__init__(
-            f"the table {table} cannot be switched to: {cause}; its topic's id or its watermarks"
-            f" are not of this ledger, `headgate check` and `headgate recover` tell more"
+            f"readers cannot be switched to the table {table}: {cause}; its topic id or its"
+            f" watermarks come from another ledger; `headgate check` tells more"
         )
         self.table = table
 
 
 class ReadLeasesFull(LedgerError):
-    """As many bulk readers hold leases as may."""
+    """The maximum number of bulk readers hold leases."""
 
     retryable = True
 
     def __init__(self, maximum: int) -> None:
         super().__init__(
-            f"{maximum} read leases are held, which is the limit; end some, or wait until they"
-            f" run out"
+            f"{maximum} read leases are held, which is the limit; end some, or wait until"
+            f" they expire"
         )
         self.maximum = maximum
 
@@ -251,19 +252,19 @@ class PartitionMissing(LedgerError):
 
     def __init__(self, name: str, partition: int, partitions: int) -> None:
         super().__init__(
-            f"partition is {partition}, topic {name!r} has partitions 0 to {partitions - 1}"
+            f"partition is {partition}, but topic {name!r} has partitions 0 to {partitions - 1}"
         )
         self.name = name
         self.partition = partition
 
 
 class TrimBeyondHead(LedgerError):
-    """A trim up to behind the next offset, which nothing was given yet."""
+    """A trim past the next offset, which no record has yet."""
 
     def __init__(self, name: str, partition: int, before_seq: int, next_seq: int) -> None:
         super().__init__(
             f"before_seq is {before_seq}, but the next offset of partition {partition} of topic"
-            f" {name!r} is {next_seq}; that one trims all there is"
+            f" {name!r} is {next_seq}; use {next_seq} to trim everything"
         )
         self.before_seq = before_seq
         self.next_seq = next_seq
@@ -274,8 +275,8 @@ class ColumnsRefused(LedgerError):
 
     def __init__(self, name: str, column: str, present: str, wanted: str) -> None:
         super().__init__(
-            f"column {column!r} of topic {name!r} is {present} and cannot become {wanted}; rows of"
-            f" its table have the old type: give the new one another name"
+            f"column {column!r} of topic {name!r} is {present} and cannot become {wanted}: its"
+            f" table has rows of the old type; use another name for the new column"
         )
         self.name = name
         self.column = column

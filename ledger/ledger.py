@@ -8,9 +8,9 @@ functions take a transaction first (``tx.py``)::
     with ledger.reading() as tx:  # several functions that see one committed state
         ...
 
-One Ledger is one SQLite connection and is used by one thread at a time; a process opens as many
-as it has threads that need one. Writing takes the ledger lock (an argument: a lockf byte under a
-threading lock in the daemon) and one IMMEDIATE transaction; reading takes no lock. Time is an
+A Ledger is one SQLite connection, used by one thread at a time; a process opens one for each
+thread that needs it. Writing takes the ledger lock (an argument; in the daemon a byte lock of a
+file under a threading lock) and one IMMEDIATE transaction. Reading takes no lock. Time is an
 argument.
 
 This module does not know shards, stores, HTTP, or what waits for a commit.
@@ -34,9 +34,9 @@ Lock = AbstractContextManager[object]
 
 
 class Ledger:
-    """A connection to the ledger at ``path``; makes the file unless ``must_exist``.
+    """A connection to the ledger at ``path``; creates the file unless ``must_exist``.
 
-    Raises LedgerMissing, LedgerUnusable, LedgerCorrupt, LedgerFromFuture; each transaction may
+    Raises LedgerMissing, LedgerUnusable, LedgerCorrupt, LedgerFromFuture. Each transaction may
     raise LedgerUnusable, LedgerBusy and LedgerCorrupt.
     """
 
@@ -71,13 +71,13 @@ class Ledger:
 
     @contextmanager
     def reading(self) -> Iterator[ReadTx]:
-        """A transaction without the lock: its statements see one committed state."""
+        """A transaction without the lock; its statements see one committed state."""
         with self._transaction("BEGIN"):
             yield self._read_tx
 
     @contextmanager
     def writing(self) -> Iterator[WriteTx]:
-        """The ledger lock around one transaction; durable at its end, undone when it raises."""
+        """The lock around one transaction: durable at its end, rolled back if it raises."""
         with self.lock, self._transaction("BEGIN IMMEDIATE"):
             yield self._write_tx
 
@@ -100,8 +100,8 @@ class Ledger:
     ) -> Commit:
         """Commits a lease once, durably, then calls ``published`` still under the lock.
 
-        A lease id that is there already gives its earlier result with ``repeated``. When
-        ``published`` raises, the commit stands. Raises LeaseBelowFloor and DraftInvalid.
+        A lease id that is committed already gives its earlier result with ``repeated``. If
+        ``published`` raises, the commit remains. Raises LeaseBelowFloor and DraftInvalid.
         """
         with self.lock:
             with self._transaction("BEGIN IMMEDIATE"):
@@ -112,9 +112,9 @@ class Ledger:
     def publish_again(
         self, lease_id: LeaseId, published: Callable[[Commit], None]
     ) -> Commit | None:
-        """The commit of a lease if it is there; ``published`` is called for it under the lock.
+        """The commit of a lease if it exists; calls ``published`` for it under the lock.
 
-        For whoever takes over from a committer that may have died before it published.
+        For a process that takes over from a committer that may have died before it published.
         """
         with self.lock:
             commit = self.read(commits.by_lease, lease_id)

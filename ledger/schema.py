@@ -1,57 +1,52 @@
 """The ledger's tables, their versions, and how the file is opened.
 
-Vocabulary and writers. Every write is made inside the ledger lock, by the process named here;
-any process reads.
+Vocabulary and writers. Every write happens under the ledger lock; any process reads.
 
-- ``state``: one row. ``incarnation``, ``epoch``, ``epoch_floor`` (the supervisor, at start and
-  every 10 minutes; a collection raises the floor), ``commit_number`` (commits),
-  ``catalog_version`` and ``last_topic_id`` (whoever changes topics).
-- ``meta``: named texts for the daemon's own notes.
+- ``state``: one row. ``incarnation``, ``epoch`` and ``epoch_floor`` are written by the supervisor,
+  ``commit_number`` by commits, ``catalog_version`` and ``last_topic_id`` by changes of topics.
+- ``meta``: notes, texts by name.
 - ``incarnations``: every start of a daemon on this ledger. Rows stay.
-- ``topics``: one row for each topic that ever was; ``deleted_ms`` is null while it lives, and
-  among the living a name is unique. Ids are never used twice, so rows stay. ``changed`` is the
-  catalog version of its last change. ``table_name`` is the name of its table in the lake, decided
-  when the topic is created; null until ``table_names.decide`` where a former version made it.
-- ``partitions``: one row for each partition of a topic, made with the topic. ``next_seq`` is the
-  next offset to be given, ``count`` the live records, ``bytes`` the bytes of extents that hold
-  any, ``max_timestamp_ms`` the greatest last timestamp of an extent so far. Commits write them;
-  ``earliest_seq`` moves with trims and evictions, ``deleted`` with the topic. ``count`` and
-  ``bytes`` are of what can still be read, ``bytes`` up to ``compacted_seq`` as the lake's ranges
-  have them; records in quarantine have offsets and are counted.
+- ``topics``: one row for each topic that ever existed. ``deleted_ms`` is null while it lives; no
+  two live topics have one name. Ids are never used twice, so rows stay. ``changed`` is the catalog
+  version of the last change. ``table_name`` is the name of the topic's table in the lake, decided
+  when the topic is created; a former version left it null, until ``table_names.decide``.
+- ``partitions``: one row for each partition of a topic, created with the topic. Commits write
+  ``next_seq`` (the next offset), ``count`` (records that can be read), ``bytes`` (of the extents or
+  files that hold them) and ``max_timestamp_ms`` (the greatest timestamp so far). Trims and
+  evictions raise ``earliest_seq``. Up to ``compacted_seq``, which switches raise, ``bytes`` are
+  those of the lake's ranges. Quarantined records have offsets and are counted. ``lost_seq`` is the
+  last offset that a cap or a time to live evicted (not a trim), ``lost_reason`` which of the two.
+  ``freed_seq`` is up to where unreferenced objects have been looked for.
 - ``objects``: one row for each commit and so for each L0 object. ``result`` is msgpack of
-  [sources, runs, heads, verdicts], which is the whole answer of the commit, and empty once
-  nobody asks for it any more (``reclaim.py``).
-- ``extents``: offsets [first_offset, last_offset] of a partition in the object of a commit. The
-  primary key is how readers look: the first extent whose last offset is not below one.
-  ``running_max_ms`` is the greatest last timestamp up to and with this extent; it only rises
-  along the offsets, so a time is found by bisection without an index. ``voids`` is msgpack of
+  [sources, runs, heads, verdicts], the answer of the commit; it is emptied once no process asks for
+  it (``space/reclaim.py``). ``free_ms`` is since when nothing in the object is needed, null while
+  something is. After the grace time a collection deletes the object and then its rows, but never
+  those of the last commit, by which a ledger is recognized.
+- ``extents``: offsets [first_offset, last_offset] of a partition in the object of a commit. Readers
+  look for the first extent whose last offset is not below a given one: the primary key.
+  ``running_max_ms`` is the greatest timestamp up to and including this extent. It only rises along
+  the offsets, so a time is found by bisection without an index. ``voids`` is msgpack of
   [[record index, record count], ...] or null.
-- ``gaps``: offsets [gap_from, gap_to] that no record has or will have (recovery makes them).
-- ``deletions``: objects, and files of the lake by their path, that a collection may delete once an
-  entry of the owner's log names them; a row goes when its object is gone. Written by the
-  collection, ``collection.py`` has the reasons.
-- ``void_extents``: extents without a single live record: no offsets, no readers.
-- ``lake_tables``, ``lake_files``, ``lake_ranges``, ``quarantine``, ``runs`` and ``read_leases``:
-  the lake, see ``lake_types.py``. A compaction writes them, a collection removes rows of files
-  that are gone, readers take leases. ``changed`` is the catalog version of a row's last change.
-- ``quarantine``: offsets whose object cannot be read, which is kept, and since when. ``lost``:
+- ``void_extents``: extents of which no record got an offset.
+- ``gaps``: offsets [gap_from, gap_to] that no record has or will have. Recovery creates them.
+- ``quarantine``: offsets whose object cannot be read, and since when; the object is kept. ``lost``:
   those that an operator has given up; their object may be collected.
-- ``partitions.compacted_seq`` moves with switches. ``lost_seq`` is the last offset that a cap or a
-  time to live evicted (not a trim), ``lost_reason`` which of them. ``freed_seq`` is where the last
-  marking of free objects stood; it is not told to the owner's log, nor is ``free_ms``.
-- ``objects.free_ms``: since when nothing in the object is needed, null while something is. Once
-  its grace is over a collection deletes the object and then its rows; never those of the last
-  commit, by which a ledger is known.
-- ``dedupe``: answers of requests with an idempotency key; ``id`` rises with time and is never
-  used twice (nor is a deletion's: what was told to the owner's log is known by it), so the oldest
-  are at the front. ``answer`` is msgpack of [[[partition, first, last], ...], head].
+- ``lake_tables``, ``lake_files``, ``lake_ranges``, ``runs`` and ``read_leases``: the lake, see
+  ``lake/types.py``. ``changed`` is the catalog version of a row's last change.
+- ``deletions``: objects and files of the lake that a collection may delete once an entry of the
+  owner's log names them (``space/deletions.py``). A row is removed after its object.
+- ``dedupe``: answers of requests with an idempotency key. ``id`` rises with time and is never used
+  twice, so the oldest are at the front; the owner's log knows by it what is new (as by a deletion's
+  id). ``answer`` is msgpack of [[[partition, first, last], ...], head].
+
+The owner's log does not carry ``runs``, ``free_ms`` and ``freed_seq``.
 
 A migration is a list of statements; its place in MIGRATIONS, from 1, is the version it leads to
-(``PRAGMA user_version``). Released migrations are never edited. Statements are kept to what
-PostgreSQL can say too, WITHOUT ROWID and BLOB (bytea) apart.
+(``PRAGMA user_version``). Released migrations are never edited. Statements are limited to what
+PostgreSQL also accepts, except for WITHOUT ROWID and BLOB (bytea).
 
-Only SQLite opens these files: POSIX locks of a file fall when a process closes any descriptor
-of it.
+Only SQLite opens these files: POSIX locks of a file are released when a process closes any
+descriptor of it.
 """
 
 from __future__ import annotations
@@ -70,7 +65,7 @@ Migration = tuple[str, ...]
 BUSY_TIMEOUT_MS = 30_000
 # 16 MiB of WAL before a commit has to copy it back.
 WAL_AUTOCHECKPOINT_PAGES = 4_000
-# What a long read has made of the WAL is cut to this when it is begun anew.
+# A long read makes the WAL grow; it is cut to this size when it next starts over.
 WAL_KEPT_BYTES = 32 << 20
 # Part of the daemon's memory bound, per connection. Every commit of another process empties it.
 PAGE_CACHE_BYTES = 4 * 1024 * 1024
@@ -273,7 +268,7 @@ MIGRATIONS: tuple[Migration, ...] = (
 def connect(path: Path, must_exist: bool) -> sqlite3.Connection:
     """A connection that commits durably. Raises LedgerMissing, LedgerUnusable, LedgerCorrupt.
 
-    The caller holds the ledger lock: switching a new file to WAL needs it for itself.
+    The caller holds the ledger lock: switching a new file to WAL needs exclusive access.
     """
     if must_exist and not path.exists():
         raise LedgerMissing(path)
@@ -310,7 +305,7 @@ def migrate(
     """Brings the schema to the last migration and returns its version; the lock is held.
 
     All missing migrations are one transaction. Raises LedgerFromFuture, and LedgerCorrupt for a
-    database that is somebody else's.
+    database of another program.
     """
     found = _version(connection)
     if found > len(migrations):

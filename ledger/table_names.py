@@ -1,14 +1,12 @@
 """Which table of the lake a topic has: decided when the topic is created, and kept for its life.
 
-A table is called as its topic with ``.``, ``:`` and ``-`` as ``_``; a name that is longer than
-TABLE_NAME_MAX is cut, and ends in a hash of the whole. Two names that differ in case only are one
-name to many catalogs, so among topics that live no two have that.
+A table has the name of its topic with ``.``, ``:`` and ``-`` replaced by ``_``. A name longer than
+TABLE_NAME_MAX is cut and ends in a hash of the whole. To many catalogs, names that differ only in
+case are the same, so no two live topics have such names.
 
-``decide`` is for topics that are there already and have no table name yet (a former version's
-ledger or entries, topics that a recovery finds in objects): what is compacted keeps its table,
-the oldest topic gets the name, another one a name of its own that ends in a hash.
-
-Functions take a tx; those that write are called inside a write transaction.
+``decide`` is for existing topics without a table name (from a former version's ledger or entries,
+or found by a recovery in objects). A compacted topic keeps its table; of the others the oldest gets
+the name, and a later one a name that ends in a hash.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ def table_name(topic: str) -> str:
 
 
 def holder_of(tx: ReadTx, table: str) -> str | None:
-    """The live topic that has a table of this name, in whatever case."""
+    """The live topic whose table has this name, in any case."""
     row = tx.execute(
         "SELECT name FROM topics WHERE lower(table_name) = lower(?) AND deleted_ms IS NULL",
         (table,),
@@ -42,7 +40,7 @@ def holder_of(tx: ReadTx, table: str) -> str | None:
 
 
 def free_name(tx: ReadTx, topic: str) -> str:
-    """A table name for a topic that exists already: its own, or one that no other topic has."""
+    """A table name for an existing topic: its own, or one that no other topic has."""
     name = table_name(topic)
     salted = topic
     while holder_of(tx, name) is not None:

@@ -1,4 +1,4 @@
-"""Statements on topics and their partitions' rows.
+"""Topics and their partitions' rows.
 
 Every change of a topic raises ``catalog_version``.
 """
@@ -23,9 +23,10 @@ _config_decoder = msgspec.json.Decoder(TopicConfig)
 
 
 def create(tx: WriteTx, name: str, config: TopicConfig, now_ms: int) -> tuple[Topic, bool]:
-    """The live topic of this name, and whether this call made it. An existing one stays as is.
+    """The live topic of this name, and whether this call created it. An existing one stays as it
+    is.
 
-    Raises PartitionsRefused, TableNameTaken.
+    Raises PartitionsRefused and TableNameTaken.
     """
     present = find(tx, name)
     if present is not None:
@@ -53,7 +54,7 @@ def create(tx: WriteTx, name: str, config: TopicConfig, now_ms: int) -> tuple[To
 def alter(tx: WriteTx, name: str, config: TopicConfig) -> Topic:
     """The topic with its new configuration.
 
-    Raises TopicMissing, PartitionsRefused, ColumnsRefused.
+    Raises TopicMissing, PartitionsRefused and ColumnsRefused.
     """
     present = find(tx, name)
     if present is None:
@@ -75,10 +76,8 @@ def alter(tx: WriteTx, name: str, config: TopicConfig) -> Topic:
 
 
 def delete(tx: WriteTx, name: str, now_ms: int) -> Topic:
-    """The topic as it is now deleted. Its rows stay; later commits of its extents are void.
-
-    Raises TopicMissing.
-    """
+    """The deleted topic. Its rows stay; extents that are committed later are void. Raises
+    TopicMissing."""
     present = find(tx, name)
     if present is None:
         raise TopicMissing(name)
@@ -89,9 +88,9 @@ def delete(tx: WriteTx, name: str, now_ms: int) -> Topic:
 
 
 def restore(tx: WriteTx, topic_id: int, name: str, config: TopicConfig, created_ms: int) -> None:
-    """A topic with an id that was given before and is not in the ledger; recovery only.
+    """Creates a topic with an id that was given before and is missing here; for recovery only.
 
-    The newer of two ids has the name, the other one was deleted before.
+    Of two topics with one name, the one with the higher id has it; the other was deleted before.
     """
     present = find(tx, name)
     if present is not None and present.topic_id < topic_id:
@@ -111,7 +110,7 @@ def restore(tx: WriteTx, topic_id: int, name: str, config: TopicConfig, created_
 
 
 def decide_tables(tx: WriteTx) -> None:
-    """Has every live topic have a table name."""
+    """Gives every live topic a table name."""
     for topic_id in table_names.decide(tx):
         touch(tx, topic_id)
 
@@ -167,12 +166,12 @@ def _add_partitions(tx: WriteTx, topic_id: int, start: int, stop: int) -> None:
 
 
 def catalog_version(tx: ReadTx) -> int:
-    """A number that is another after each change of topics; one primary-key read."""
+    """A number that changes with each change of topics; one primary-key read."""
     return int(tx.execute("SELECT catalog_version FROM state WHERE id = 1").fetchone()[0])
 
 
 def touch(tx: WriteTx, topic_id: int) -> None:
-    """Raises the catalog version and notes it at the topic: news for the owner's log."""
+    """Raises the catalog version and notes it in the topic: news for the owner's log."""
     tx.execute("UPDATE state SET catalog_version = catalog_version + 1 WHERE id = 1")
     tx.execute(
         "UPDATE topics SET changed = (SELECT catalog_version FROM state WHERE id = 1)"

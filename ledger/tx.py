@@ -1,9 +1,9 @@
-"""What a function of the ledger gets: a transaction it may read in, or one it may also write in.
+"""Transactions as functions see them: ``ReadTx`` to read in, ``WriteTx`` to also write in.
 
-Functions of the ledger live in one module per subject and take a ``ReadTx`` or ``WriteTx`` first.
-``Ledger`` (``ledger.py``) opens the transaction and commits it, or rolls it back when the function
-raises. mypy refuses a function that writes where only a ``ReadTx`` is at hand. These two types are
-also the seam for another database: all SQL goes through ``execute`` and ``executemany``.
+Functions of the ledger live in one module per subject and take a transaction first. ``Ledger``
+(``ledger.py``) begins it, and commits it or rolls it back if the function raises. mypy refuses a
+function that writes where only a ``ReadTx`` is available. These two types are also the seam for
+another database: all SQL goes through ``execute`` and ``executemany``.
 """
 
 from __future__ import annotations

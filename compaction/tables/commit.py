@@ -38,7 +38,7 @@ from compaction.tables.table_state import (
     sort_order_id,
     state_of,
 )
-from ledger.lake.coverage import Spans
+from ledger.lake.coverage import OffsetRanges
 from ledger.lake.types import Hole, LakeRange, NewFile, TableSwitch
 
 if TYPE_CHECKING:
@@ -222,9 +222,11 @@ def check_commit(run: str, commit: TableCommit) -> None:
 
 def _is_of(holes: Sequence[Hole], one: LakeRange) -> bool:
     """Whether a range can have rows of the holes only, by its ends and its number of rows."""
-    spans = Spans([(h.first_offset, h.last_offset) for h in holes if h.partition == one.partition])
+    holes_here = OffsetRanges(
+        [(h.first_offset, h.last_offset) for h in holes if h.partition == one.partition]
+    )
     length = one.last_offset + 1 - one.first_offset
     ends = {one.first_offset, one.last_offset}
-    return all(spans.outside(end, end) == 0 for end in ends) and one.rows <= length - spans.outside(
-        one.first_offset, one.last_offset
-    )
+    return all(
+        holes_here.count_outside(end, end) == 0 for end in ends
+    ) and one.rows <= length - holes_here.count_outside(one.first_offset, one.last_offset)

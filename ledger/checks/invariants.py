@@ -17,9 +17,9 @@ from ledger import commits
 from ledger.decide import PartitionKey
 from ledger.errors import ResultCleared
 from ledger.lake import rules as lake_rules
-from ledger.lake.coverage import Spans
+from ledger.lake.coverage import OffsetRanges
 from ledger.lake.lake_tables import BOUND
-from ledger.lake.rules import InvariantBroken, require, require_none, spans_of
+from ledger.lake.rules import InvariantBroken, offset_ranges, require, require_none
 from ledger.tx import ReadTx
 
 __all__ = ["InvariantBroken", "check"]
@@ -29,7 +29,7 @@ def check(tx: ReadTx) -> None:
     """Raises InvariantBroken; reads everything."""
     _check_commit_numbers(tx)
     _check_objects(tx)
-    gaps = spans_of(tx, "SELECT topic_id, partition, gap_from, gap_to FROM gaps")
+    gaps = offset_ranges(tx, "SELECT topic_id, partition, gap_from, gap_to FROM gaps")
     _check_partitions(tx, gaps)
     _check_results(tx, gaps)
     lake_rules.check_lake(tx)
@@ -116,10 +116,10 @@ def _partitions(tx: ReadTx) -> Iterator[_Partition]:
     return (_Partition(*row) for row in rows)
 
 
-def _check_partitions(tx: ReadTx, gaps: dict[PartitionKey, Spans]) -> None:
+def _check_partitions(tx: ReadTx, gaps: dict[PartitionKey, OffsetRanges]) -> None:
     seen = 0
     for one in _partitions(tx):
-        name, without = one.name, gaps.get(one.name, Spans(()))
+        name, without = one.name, gaps.get(one.name, OffsetRanges(()))
         require(without.overlapping() is None, "gaps do not overlap", name, without.overlapping())
         require(1 <= one.earliest_seq <= one.next_seq, "the earliest is within", name, one)
         require(0 <= one.compacted_seq < one.next_seq, "what is compacted was given", name, one)
@@ -130,25 +130,25 @@ def _check_partitions(tx: ReadTx, gaps: dict[PartitionKey, Spans]) -> None:
         )  # fmt: skip
         require(0 <= one.freed_seq <= one.bound, "the marking stands at a bound", name, one)
         seen += _check_extents(tx, one, without)
-        readable = without.outside(one.earliest_seq, one.next_seq - 1)
+        readable = without.count_outside(one.earliest_seq, one.next_seq - 1)
         require(one.count == readable, "the count is of what can be read", name, one, readable)
         require(one.count > 0 or one.bytes == 0, "without records there are no bytes", name, one)
     total = tx.execute("SELECT count(*) FROM extents").fetchone()[0]
     require(total == seen, "each extent has its partition", total, seen)
 
 
-def _check_extents(tx: ReadTx, one: _Partition, gaps: Spans) -> int:
+def _check_extents(tx: ReadTx, one: _Partition, gaps: OffsetRanges) -> int:
     name, bound = one.name, one.bound
     seen = bytes_needed = 0
     running_ms: int | None = None
-    offset = gaps.behind(1)
+    offset = gaps.next_outside(1)
 
     def missing(behind: int, rule: str) -> bool:
         """Whether offsets before ``behind`` are in no extent; all of them must be unneeded."""
         require(offset <= behind, rule, name, offset, behind)
         if offset == behind:
             return False
-        require(gaps.before(behind - 1) <= bound, rule, name, offset, behind)
+        require(gaps.last_outside(behind - 1) <= bound, rule, name, offset, behind)
         return True
 
     for first, last, records, length, last_ms, max_so_far, blob in tx.execute(
@@ -159,7 +159,7 @@ def _check_extents(tx: ReadTx, one: _Partition, gaps: Spans) -> int:
     ):
         seen += 1
         lacking = missing(first, "offsets are dense")
-        require(gaps.outside(first, last) == last - first + 1, "no record is in a gap", name,
+        require(gaps.count_outside(first, last) == last - first + 1, "no record is in a gap", name,
                  first)  # fmt: skip
         require(not first <= one.compacted_seq < last, "an extent is compacted whole", name,
                  first, last, one.compacted_seq)  # fmt: skip
@@ -174,7 +174,7 @@ def _check_extents(tx: ReadTx, one: _Partition, gaps: Spans) -> int:
         holds = max_so_far >= least_ms if lacking else max_so_far == least_ms
         require(holds, "the running maximum is one", name, first)
         running_ms = max_so_far
-        offset = gaps.behind(last + 1)
+        offset = gaps.next_outside(last + 1)
         bytes_needed += length if last > bound else 0
     if not missing(one.next_seq, "the head agrees with the extents") and running_ms is not None:
         require(running_ms == one.max_timestamp_ms, "the greatest timestamp agrees", name)
@@ -202,7 +202,7 @@ def _bytes_of_l1(tx: ReadTx, one: _Partition) -> int:
     return int(ranges) + int(holes)
 
 
-def _check_results(tx: ReadTx, gaps: dict[PartitionKey, Spans]) -> None:
+def _check_results(tx: ReadTx, gaps: dict[PartitionKey, OffsetRanges]) -> None:
     heads: dict[PartitionKey, tuple[int, int]] = {}  # the last head, and the commit that gave it
     missing = number = 0  # the last commit whose object is gone
     for (there,) in tx.execute("SELECT commit_number FROM objects ORDER BY 1").fetchall():
@@ -219,7 +219,7 @@ def _check_results(tx: ReadTx, gaps: dict[PartitionKey, Spans]) -> None:
             # A commit without live records may stand on either side of a gap.
             first = before + 1
             if head.head_seq >= first:
-                first = gaps[key].behind(first) if key in gaps else first
+                first = gaps[key].next_outside(first) if key in gaps else first
             heads[key] = (head.head_seq, number)
             given = tx.execute(
                 "SELECT first_offset, last_offset FROM extents WHERE topic_id = ? AND partition = ?"
@@ -238,7 +238,7 @@ def _check_results(tx: ReadTx, gaps: dict[PartitionKey, Spans]) -> None:
     ):
         key = (topic_id, partition)
         head_seq, at = heads.get(key, (0, 0))
-        behind = gaps[key].behind(head_seq + 1) if key in gaps else head_seq + 1
+        behind = gaps[key].next_outside(head_seq + 1) if key in gaps else head_seq + 1
         require(
             behind <= next_seq if missing > at else behind == next_seq,
             "the last commit gave the head", topic_id, partition, next_seq,

@@ -12,9 +12,9 @@ from itertools import islice
 from msgspec import Struct
 
 from ledger.decide import PartitionKey
-from ledger.lake.coverage import Span, Spans
+from ledger.lake.coverage import OffsetRange, OffsetRanges
 from ledger.lake.lake_tables import BOUND
-from ledger.lake.rules import l1_problems, spans_of
+from ledger.lake.rules import l1_problems, offset_ranges
 from ledger.tx import ReadTx
 
 
@@ -37,7 +37,7 @@ def problems(tx: ReadTx, limit: int) -> list[Problem]:
 
 def _problems(tx: ReadTx) -> Iterator[Problem]:
     """All such places, by topic and partition."""
-    gaps = spans_of(tx, "SELECT topic_id, partition, gap_from, gap_to FROM gaps")
+    gaps = offset_ranges(tx, "SELECT topic_id, partition, gap_from, gap_to FROM gaps")
     of_l1 = dict(l1_problems(tx))
     partitions = tx.execute(
         f"SELECT p.topic_id, p.partition, p.next_seq, {BOUND}, t.name FROM partitions AS p"
@@ -45,7 +45,7 @@ def _problems(tx: ReadTx) -> Iterator[Problem]:
     ).fetchall()
     for topic_id, partition, next_seq, bound, name in partitions:
         key = (topic_id, partition)
-        declared = gaps.get(key, Spans(()))
+        declared = gaps.get(key, OffsetRanges(()))
         topic = name if name is not None else f"(id {topic_id})"
         yield from _of_partition(tx, key, next_seq, bound, topic, declared)
         if key in of_l1:
@@ -55,7 +55,7 @@ def _problems(tx: ReadTx) -> Iterator[Problem]:
 
 def _of_partition(
     tx: ReadTx, of: PartitionKey, next_seq: int, bound: int, topic: str,
-    gaps: Spans,
+    gaps: OffsetRanges,
 ) -> Iterator[Problem]:  # fmt: skip
     partition = of[1]
     expected = 1
@@ -80,7 +80,7 @@ def _of_partition(
                           f"offsets {lacking[0]} to {lacking[1]} of {topic}, partition"
                           f" {partition}, are in no object and in no declared gap")  # fmt: skip
         expected = max(expected, last + 1)
-    begin = gaps.behind(expected)
+    begin = gaps.next_outside(expected)
     lacking = _lacking(begin, next_seq - 1, bound, gaps)
     if lacking is not None or begin > next_seq:
         yield Problem("overlap" if lacking is None else "gap", "", topic, partition,
@@ -88,7 +88,7 @@ def _of_partition(
                       f" objects end before {begin}")  # fmt: skip
 
 
-def _lacking(first: int, last: int, bound: int, gaps: Spans) -> Span | None:
+def _lacking(first: int, last: int, bound: int, gaps: OffsetRanges) -> OffsetRange | None:
     """Of offsets in no object those above ``bound`` and outside gaps; L1 has what is below."""
-    first, last = gaps.behind(max(first, bound + 1)), gaps.before(last)
+    first, last = gaps.next_outside(max(first, bound + 1)), gaps.last_outside(last)
     return (first, last) if first <= last else None

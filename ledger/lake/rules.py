@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ledger.decide import PartitionKey
-from ledger.lake.coverage import Spans, l1_problem
+from ledger.lake.coverage import OffsetRanges, l1_problem
 from ledger.tx import ReadTx
 
 
@@ -28,13 +28,13 @@ def require_none(tx: ReadTx, rule: str, statement: str) -> None:
     require(row is None, rule, row)
 
 
-def spans_of(tx: ReadTx, *statements: str) -> dict[PartitionKey, Spans]:
-    """Spans by partition, from rows of (topic id, partition, first, last)."""
+def offset_ranges(tx: ReadTx, *statements: str) -> dict[PartitionKey, OffsetRanges]:
+    """OffsetRanges by partition, from rows of (topic id, partition, first, last)."""
     found: dict[PartitionKey, list[tuple[int, int]]] = {}
     for statement in statements:
         for topic_id, partition, first, last in tx.execute(statement):
             found.setdefault((topic_id, partition), []).append((first, last))
-    return {key: Spans(spans) for key, spans in found.items()}
+    return {key: OffsetRanges(ranges) for key, ranges in found.items()}
 
 
 def check_lake(tx: ReadTx) -> None:
@@ -79,7 +79,7 @@ def l1_problems(
     tx: ReadTx,
 ) -> Iterator[tuple[PartitionKey, tuple[str, str]]]:
     """Partitions of live topics whose live files do not hold what is compacted, and how."""
-    without = spans_of(
+    without = offset_ranges(
         tx,
         "SELECT topic_id, partition, gap_from, gap_to FROM gaps",
         "SELECT topic_id, partition, first_offset, last_offset FROM quarantine",
@@ -96,6 +96,8 @@ def l1_problems(
             " WHERE r.topic_id = ? AND r.partition = ? AND f.dropped_ms IS NULL",
             key,
         ).fetchall()
-        problem = l1_problem(ranges, without.get(key, Spans(())), earliest_seq, compacted_seq)
+        problem = l1_problem(
+            ranges, without.get(key, OffsetRanges(())), earliest_seq, compacted_seq
+        )
         if problem is not None:
             yield key, problem

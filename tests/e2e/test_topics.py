@@ -170,7 +170,7 @@ def test_a_topic_whose_table_another_has_is_refused_naming_it(shared_daemon: Dae
         by_use = shared_daemon.produce(name, 1)
         for answer in (by_hand, by_use):
             assert (answer.status, answer.code) == (409, "table_name_taken")
-            assert "topic 'web-logs', which has it" in answer.json["error"]["message"]
+            assert "with topic 'web-logs'" in answer.json["error"]["message"]
             assert answer.json["error"]["detail"] == {
                 "topic": name, "table": name.replace("-", "_"), "other": "web-logs"
             }  # fmt: skip

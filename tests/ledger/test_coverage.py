@@ -1,18 +1,18 @@
-"""Spans of offsets against plain sets; and L1 that lacks a row or has one twice."""
+"""OffsetRanges of offsets against plain sets; and L1 that lacks a row or has one twice."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.lake.coverage import Spans, l1_problem
+from ledger.lake.coverage import OffsetRanges, l1_problem
 
 MAX = 40
 
 
 @st.composite
-def spans(draw: st.DrawFn) -> list[tuple[int, int]]:
-    """Spans that do not overlap, in any order; some touch."""
+def offset_ranges(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """OffsetRanges that do not overlap, in any order; some touch."""
     places = sorted(draw(st.sets(st.integers(1, MAX), max_size=8)))
     found = list(zip(places[::2], places[1::2], strict=False))
     return draw(st.permutations(found))
@@ -22,21 +22,21 @@ def offsets_of(some: list[tuple[int, int]]) -> set[int]:
     return {offset for first, last in some for offset in range(first, last + 1)}
 
 
-@given(spans(), st.integers(1, MAX + 2), st.integers(0, MAX + 2))
+@given(offset_ranges(), st.integers(1, MAX + 2), st.integers(0, MAX + 2))
 def test_spans_answer_as_the_offsets_in_them_do(
     some: list[tuple[int, int]], first: int, last: int
 ) -> None:
     inside = offsets_of(some)
-    which = Spans(some)
+    which = OffsetRanges(some)
     assert which.overlapping() is None
-    assert which.outside(first, last) == len(set(range(first, last + 1)) - inside)
-    assert which.behind(first) == min(set(range(first, MAX + 9)) - inside)
-    assert which.before(first) == max(set(range(first + 1)) - inside)
+    assert which.count_outside(first, last) == len(set(range(first, last + 1)) - inside)
+    assert which.next_outside(first) == min(set(range(first, MAX + 9)) - inside)
+    assert which.last_outside(first) == max(set(range(first + 1)) - inside)
 
 
 def test_spans_that_share_an_offset_are_told() -> None:
-    assert Spans([(5, 9), (1, 4)]).overlapping() is None
-    assert Spans([(4, 9), (1, 4)]).overlapping() == (4, 9)
+    assert OffsetRanges([(5, 9), (1, 4)]).overlapping() is None
+    assert OffsetRanges([(4, 9), (1, 4)]).overlapping() == (4, 9)
 
 
 Files = list[list[int]]
@@ -47,7 +47,7 @@ Files = list[list[int]]
 def lakes(draw: st.DrawFn, interleaved: bool) -> tuple[list[tuple[int, int]], Files, int, int]:
     """(no rows there, files, earliest, compacted): each readable offset in one file. Of those
     below earliest some are in one and some in none; all or none, where files do not interleave."""
-    without = draw(spans())
+    without = draw(offset_ranges())
     compacted = draw(st.integers(1, MAX))
     earliest = draw(st.integers(1, compacted + 3))
     files: Files = [[] for _ in range(draw(st.integers(1, 5)))]
@@ -73,7 +73,7 @@ def test_what_holds_each_offset_once_is_no_problem(
     lake: tuple[list[tuple[int, int]], Files, int, int],
 ) -> None:
     without, files, earliest, compacted = lake
-    assert l1_problem(ranges(files), Spans(without), earliest, compacted) is None
+    assert l1_problem(ranges(files), OffsetRanges(without), earliest, compacted) is None
 
 
 @given(lakes(interleaved=False), st.data())
@@ -85,28 +85,28 @@ def test_a_readable_row_that_is_missing_or_doubled_in_files_one_after_another_is
     if at == len(files) or files[at][0] < earliest:
         return
     lacking = [file for number, file in enumerate(files) if number != at]
-    found = l1_problem(ranges(lacking), Spans(without), earliest, compacted)
+    found = l1_problem(ranges(lacking), OffsetRanges(without), earliest, compacted)
     assert found is not None and found[0] == "gap"
     less = [
         (first, last, rows - (number == at))
         for number, (first, last, rows) in enumerate(ranges(files))
     ]
-    assert l1_problem(less, Spans(without), earliest, compacted) is not None
+    assert l1_problem(less, OffsetRanges(without), earliest, compacted) is not None
     twice = [*ranges(files), ranges(files)[at]]
-    found = l1_problem(twice, Spans(without), earliest, compacted)
+    found = l1_problem(twice, OffsetRanges(without), earliest, compacted)
     assert found is not None and found[0] == "overlap"
 
 
 def test_the_sentence_says_where() -> None:
-    assert l1_problem([(1, 10, 10), (21, 30, 10)], Spans([]), 1, 30) == (
-        "gap", "L1 holds at most 10 rows of offsets 1 to 20, which are 20"
+    assert l1_problem([(1, 10, 10), (21, 30, 10)], OffsetRanges([]), 1, 30) == (
+        "gap", "L1 holds at most 10 rows of the 20 offsets from 1 to 20"
     )  # fmt: skip
-    assert l1_problem([(1, 10, 10), (5, 30, 21)], Spans([]), 1, 30) == (
-        "overlap", "L1 holds 31 rows of offsets 1 to 30, which are 30"
+    assert l1_problem([(1, 10, 10), (5, 30, 21)], OffsetRanges([]), 1, 30) == (
+        "overlap", "L1 holds 31 rows of the 30 offsets from 1 to 30"
     )  # fmt: skip
-    assert l1_problem([(1, 4, 5)], Spans([]), 1, 4) == (
-        "overlap", "a file says 5 rows between offsets 1 and 4, where 4 are"
+    assert l1_problem([(1, 4, 5)], OffsetRanges([]), 1, 4) == (
+        "overlap", "a file has 5 rows between offsets 1 and 4, where 4 are possible"
     )  # fmt: skip
-    assert l1_problem([(1, 5, 5)], Spans([]), 1, 4) == (
-        "overlap", "L1 holds offset 5, compacted is up to 4 only"
+    assert l1_problem([(1, 5, 5)], OffsetRanges([]), 1, 4) == (
+        "overlap", "L1 holds offset 5, but is compacted only up to 4"
     )  # fmt: skip

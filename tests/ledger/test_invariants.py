@@ -110,7 +110,7 @@ def test_a_broken_rule_is_named(rich: Ledger, statement: str, rule: str) -> None
     [
         ("DELETE FROM extents WHERE last_offset = 13", "gap", "offsets 12 to 13 of orders"),
         (f"UPDATE partitions SET next_seq = 17{P0}", "gap", "is 17, but its objects end before 16"),
-        ("DELETE FROM quarantine", "gap", "at most 4 rows of offsets 3 to 8, which are 6"),
+        ("DELETE FROM quarantine", "gap", "at most 4 rows of the 6 offsets from 3 to 8"),
         ("UPDATE lake_files SET dropped_ms = 1", "gap", "L1 holds at most 0 rows"),
         (f"UPDATE partitions SET compacted_seq = 5{P0}", "overlap", "L1 holds offset 6"),
         ("UPDATE gaps SET gap_to = 10", "gap", "offsets 11 to 11"),

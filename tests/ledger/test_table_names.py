@@ -34,7 +34,7 @@ def test_the_topic_that_has_a_table_keeps_it_and_the_new_one_is_refused_naming_i
 ) -> None:
     first = made(ledger, "web-logs")
     assert first.table == "web_logs"
-    with pytest.raises(TableNameTaken, match="'web-logs', which has it") as caught:
+    with pytest.raises(TableNameTaken, match="with topic 'web-logs'") as caught:
         made(ledger, second)
     assert (caught.value.name, caught.value.other) == (second, "web-logs")
     assert ledger.read(topics.find, second) is None
