@@ -220,7 +220,7 @@ def _extent_invalid(
         return DraftInvalid(f"{name} is of a partition that never was")
     if extent.record_count < 1:
         return DraftInvalid(f"{name} has {extent.record_count} records; it needs at least one")
-    return DraftInvalid(f"{name} stands behind {previous}; extents are sorted, one per partition")
+    return DraftInvalid(f"{name} comes after {previous}; extents are sorted, one per partition")
 
 
 def _runs_invalid(draft: CommitDraft, extent: ExtentDraft) -> DraftInvalid:

@@ -56,7 +56,7 @@ def answers(
 
 
 def kept_ms(tx: ReadTx, now_ms: int, limits: DedupeLimits) -> int | None:
-    """How long keys are remembered if their number cuts the window short; None: the whole window."""
+    """How long keys are remembered if their number cuts the window; None: the whole window."""
     oldest = tx.execute("SELECT id, created_ms FROM dedupe ORDER BY id LIMIT 1").fetchone()
     if oldest is None:
         return None

@@ -275,14 +275,14 @@ def test_a_draft_that_contradicts_itself_is_refused_and_leaves_nothing(
         return Condition(0, 0, topic.topic_id, parts, "k", expected_seq)
 
     bad = {
-        "stands behind": replace(good, extents=good.extents[::-1]),
+        "comes after": replace(good, extents=good.extents[::-1]),
         "one per partition": replace(good, extents=(extent, extent)),
         "never was": replace(good, extents=(replace(extent, topic_id=99),)),
         "needs at least one": replace(good, extents=(replace(extent, record_count=0),)),
         "do not cover": replace(good, extents=(replace(extent, record_count=3),)),
         "0 extents": replace(good, extents=()),
-        "no extent of its draft": replace(good, conditions=(condition(ConditionPart(7, 0, 1)),)),
-        "must stand behind": replace(
+        "not an extent of its draft": replace(good, conditions=(condition(ConditionPart(7, 0, 1)),)),
+        "must come after": replace(
             good, conditions=(condition(ConditionPart(0, 1, 1), ConditionPart(0, 0, 1)),)
         ),
         "within the extent's": replace(good, conditions=(condition(ConditionPart(0, 0, 3)),)),
