@@ -281,7 +281,7 @@ def test_a_draft_that_contradicts_itself_is_refused_and_leaves_nothing(
         "needs at least one": replace(good, extents=(replace(extent, record_count=0),)),
         "do not cover": replace(good, extents=(replace(extent, record_count=3),)),
         "0 extents": replace(good, extents=()),
-        "not an extent of its draft": replace(good, conditions=(condition(ConditionPart(7, 0, 1)),)),
+        "not an extent": replace(good, conditions=(condition(ConditionPart(7, 0, 1)),)),
         "must come after": replace(
             good, conditions=(condition(ConditionPart(0, 1, 1), ConditionPart(0, 0, 1)),)
         ),
