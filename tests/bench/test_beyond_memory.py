@@ -35,7 +35,7 @@ def test_a_disk_without_room_is_named(
         (["--gib", "1", "--work-dir", "/nonexistent"], "--work-dir /nonexistent is not a folder"),
     ],
 )
-def test_arguments_that_cannot_be_are_named(
+def test_impossible_arguments_are_named(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -123,5 +123,5 @@ def test_processes_of_the_own_generator_add_up() -> None:
     ("value", "text"),
     [(None, "-"), (53_512.3, "53,512"), (99.94, "99.9"), (1.234, "1.23"), (0.0, "0.00")],
 )
-def test_a_figure_has_three_digits_that_count(value: float | None, text: str) -> None:
+def test_a_figure_has_three_significant_digits(value: float | None, text: str) -> None:
     assert number(value) == text

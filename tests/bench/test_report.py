@@ -152,7 +152,7 @@ def test_without_measurements_no_target_is_met() -> None:
     assert report.targets(Results(MACHINE, "")) == []
 
 
-def test_what_was_left_out_is_said() -> None:
+def test_what_was_left_out_is_reported() -> None:
     results = Results(MACHINE, "")
     results.left_out = [
         LeftOut("s2-lite/1KiB", "no s2-lite binary: give one with --s2-lite PATH"),
@@ -163,7 +163,7 @@ def test_what_was_left_out_is_said() -> None:
     assert "minio/2/1MiB/msgpack is left out: the limit of 720 s" in text
 
 
-def test_a_machine_that_was_busy_with_others_is_said() -> None:
+def test_a_machine_that_was_busy_with_other_work_is_reported() -> None:
     results = Results(MACHINE, "")
     results.daemons = [
         daemon_result("embedded/1/1KiB/ndjson", load_result(50_000, others_share=0.31))

@@ -52,7 +52,7 @@ def changed(*pairs: tuple[Line, Line]) -> list[Line]:
     return lines
 
 
-def test_a_history_that_is_right_has_no_contradiction() -> None:
+def test_a_correct_history_has_no_contradiction() -> None:
     assert check(good()) == []
 
 
@@ -99,7 +99,7 @@ def test_what_nobody_sent_or_what_was_sent_elsewhere_is_foreign() -> None:
     assert names([Sent(1, 1, U, ("a",)), page((1, "a"))]) == {"foreign"}
 
 
-def test_the_records_of_a_request_stand_in_a_row() -> None:
+def test_the_records_of_a_request_are_consecutive() -> None:
     sent: list[Line] = [Sent(1, 1, T, ("a", "b")), Sent(2, 2, T, ("c",))]
     assert names([*sent, page((1, "a"), (2, "c"), (3, "b"))]) == {"torn"}
     assert names([*sent, page((1, "b"), (2, "a"))]) == {"torn"}
@@ -107,14 +107,14 @@ def test_the_records_of_a_request_stand_in_a_row() -> None:
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_requests_of_one_connection_stand_as_they_were_sent(answered: bool) -> None:
+def test_requests_of_one_connection_are_stored_in_the_order_sent(answered: bool) -> None:
     lines: list[Line] = [Sent(1, 1, T, ("a",)), Sent(2, 1, T, ("b",))]
     if answered:
         lines += [Answered(1, 200, 2), Answered(2, 200, 1)]
     assert names([*lines, page((1, "b"), (2, "a"))]) == {"order"}
 
 
-def test_requests_of_two_connections_or_partitions_stand_in_any_order() -> None:
+def test_requests_of_two_connections_or_partitions_are_in_any_order() -> None:
     two: list[Line] = [Sent(1, 1, T, ("a",)), Sent(2, 2, T, ("b",)), page((1, "b"), (2, "a"))]
     assert check(two) == []
     apart: list[Line] = [

@@ -427,7 +427,7 @@ def test_a_body_that_is_cut_off_is_not_stored(daemon: Daemon, body: bytes) -> No
             wire.send(head)  # and away
 
 
-def test_stalled_clients_are_alone_with_it(daemon: Daemon, bystanders: list[Wire]) -> None:
+def test_stalled_clients_affect_no_others(daemon: Daemon, bystanders: list[Wire]) -> None:
     """Half a request on many connections; the time limit itself is tested on the HTTP front."""
     parts = [b"", b"P", HEAD, HEAD + b"Content-Length: 100\r\n\r\n[1",
              HEAD + b"Transfer-Encoding: chunked\r\n\r\n64\r\n[1"]  # fmt: skip

@@ -28,7 +28,7 @@ def problems(report: Any) -> set[tuple[str, str]]:
     return {(each["kind"], each["key"]) for each in report["problems"]}
 
 
-def test_a_sound_store_is_sound_beside_its_daemon_and_after_it(data: Path) -> None:
+def test_a_sound_store_is_sound_while_its_daemon_runs_and_afterwards(data: Path) -> None:
     place = Place(data, {})
     with running(data, shards=2) as daemon:
         write_some(daemon)

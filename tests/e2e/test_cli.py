@@ -158,7 +158,7 @@ def test_read_follow_prints_what_comes_and_ends_well_with_ctrl_c(daemon: Daemon)
             reader.kill()
 
 
-def test_objects_are_listed_printed_and_verified_beside_the_running_daemon(
+def test_objects_are_listed_printed_and_verified_while_the_daemon_runs(
     daemon: Daemon, tmp_path: Path
 ) -> None:
     daemon.produce("objects", {"a": 1}, "two")
@@ -206,7 +206,7 @@ def content(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def test_objects_on_s3_are_verified_where_they_lie(data: Path, bucket: Bucket) -> None:
+def test_objects_on_s3_are_verified_in_place(data: Path, bucket: Bucket) -> None:
     options = on_s3(bucket, commit_window_min_ms=1)
     place = (
         "--data", str(data), "--store", bucket.url,

@@ -45,7 +45,7 @@ def test_keys_are_of_one_topic(shared_daemon: Daemon) -> None:
         assert (answer.json["first_seq"], answer.json["deduped"]) == (1, False)
 
 
-def test_a_key_may_stand_in_the_query(shared_daemon: Daemon) -> None:
+def test_a_key_may_be_in_the_query(shared_daemon: Daemon) -> None:
     path = "/v0/topics/query-key?idempotency_key=a%20key"
     for deduped in (False, True):
         answer = shared_daemon.ask("POST", path, b"1\n2\n", content_type="application/x-ndjson")

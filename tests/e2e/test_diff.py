@@ -63,7 +63,7 @@ def test_from_seq_is_exclusive_and_next_from_seq_goes_on(shared_daemon: Daemon) 
     assert (last["caught_up"], last["lag"]) == (True, 0)
 
 
-def test_without_a_word_a_diff_begins_at_the_beginning(shared_daemon: Daemon) -> None:
+def test_by_default_a_diff_begins_at_the_start(shared_daemon: Daemon) -> None:
     shared_daemon.produce("silent", *range(300))
 
     page = shared_daemon.ask("POST", "/v0/topics/silent/diff").json
@@ -142,7 +142,7 @@ def test_filters_keep_what_is_equal_and_move_past_the_rest(shared_daemon: Daemon
         assert found[-1]["next_from_seq"] == 60, "filtered records are passed too"
 
 
-def test_a_filter_passes_over_any_number_of_records(shared_daemon: Daemon) -> None:
+def test_a_filter_skips_any_number_of_records(shared_daemon: Daemon) -> None:
     for _ in range(5):
         shared_daemon.produce("haystack", *[0] * 9_000)
     needle = {"records": [{"data": "needle", "tag": "n"}]}
@@ -279,7 +279,7 @@ def test_an_offset_past_the_end_is_refused_with_the_last_one(shared_daemon: Daem
         assert "from_seq is 3" in answer.json["error"]["message"]
 
 
-def test_a_topic_that_was_deleted_and_made_anew_is_told_by_every_shard(
+def test_every_shard_reports_that_a_topic_was_recreated(
     shared_daemon: Daemon,
 ) -> None:
     """A shard's names may be a moment late: none takes the new topic for the former one."""
@@ -441,7 +441,7 @@ def test_rings_and_objects_give_the_same(data: Path) -> None:
             assert len(mine) in (11, 14, 17)
 
 
-def test_a_ring_that_has_come_round_gives_the_same_as_objects(data: Path) -> None:
+def test_a_ring_that_has_wrapped_gives_the_same_as_objects(data: Path) -> None:
     def write(daemon: Daemon, first: int) -> None:
         for number in range(first, first + 20):
             daemon.produce("round", *[[number, n, "x" * 100] for n in range(100)])

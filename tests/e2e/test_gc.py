@@ -178,9 +178,7 @@ def test_the_store_of_another_directory_is_refused(data: Path, tmp_path: Path) -
         assert orphan in Place(data, {"store": store}).present()
 
 
-def test_a_mistyped_store_beside_a_daemon_is_refused_without_asking_it(
-    data: Path, tmp_path: Path
-) -> None:
+def test_a_mistyped_store_is_refused_without_asking_the_daemon(data: Path, tmp_path: Path) -> None:
     mistyped = f"file://{tmp_path}/mistyped"
     with running(data) as daemon:
         write_some(daemon)
@@ -265,7 +263,7 @@ def test_spent_objects_stay_for_their_grace_time(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_recovery_behind_a_collection_misses_nothing(data: Path, tmp_path: Path) -> None:
+def test_a_recovery_after_a_collection_misses_nothing(data: Path, tmp_path: Path) -> None:
     store = f"file://{tmp_path}/store"
     place = Place(data, {"store": store})
     with running(data, store=store, settings=SOON) as daemon:

@@ -27,9 +27,7 @@ def status_of(daemon: Daemon) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_an_outage_is_told_by_status_readyz_and_the_log_and_so_is_its_end(
-    data: Path, bucket: Bucket
-) -> None:
+def test_status_readyz_and_the_log_report_an_outage_and_its_end(data: Path, bucket: Bucket) -> None:
     with store_proxy(bucket.endpoint_url) as proxy:
         options = on_s3(
             bucket, proxy.endpoint_url, commit_window_min_ms=1, store_down_not_ready_ms=4_000
@@ -62,7 +60,7 @@ def test_an_outage_is_told_by_status_readyz_and_the_log_and_so_is_its_end(
 
 
 @pytest.mark.slow
-def test_at_its_deadline_a_request_is_taken_back_or_its_connection_ends_and_503_is_never_stored(
+def test_at_its_deadline_a_request_is_withdrawn_or_its_connection_ends_and_503_is_never_stored(
     data: Path, bucket: Bucket
 ) -> None:
     with store_proxy(bucket.endpoint_url) as proxy:

@@ -70,7 +70,7 @@ def test_a_copied_data_directory_is_refused_naming_the_owner(data: Path, tmp_pat
         assert daemon.produce("t", 2).json["first_seq"] == 2
 
 
-def test_a_daemon_that_was_killed_comes_back_on_its_own_directory_without_a_word(
+def test_a_killed_daemon_restarts_on_its_own_directory_without_a_flag(
     data: Path, tmp_path: Path
 ) -> None:
     store = f"file://{tmp_path}/store"

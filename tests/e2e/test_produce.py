@@ -114,7 +114,7 @@ def test_fields_come_back_as_they_were_sent(shared_daemon: Daemon) -> None:
         assert got == present
 
 
-def test_fields_of_bytes_stand_in_the_query(shared_daemon: Daemon) -> None:
+def test_fields_of_bytes_are_in_the_query(shared_daemon: Daemon) -> None:
     path = "/v0/topics/query?key=a%20b&tag=&node=n%2F1&ts=77&partition=0"
     stored(shared_daemon.ask("POST", path, b"x", content_type="application/octet-stream"), 1, 1)
 
@@ -195,7 +195,7 @@ def test_keys_that_share_a_partition_are_answered_in_one_piece(shared_daemon: Da
     assert answer.json["partition"] == partition_of("same", 5)
 
 
-def test_records_without_keys_stay_together_beside_those_with_keys(shared_daemon: Daemon) -> None:
+def test_records_without_keys_stay_together_next_to_those_with_keys(shared_daemon: Daemon) -> None:
     shared_daemon.json("PUT", "/v0/topics/mixed", {"partitions": 4})
     records = [{"data": n} | ({"key": str(n)} if n % 2 else {}) for n in range(20)]
     shared_daemon.json("POST", "/v0/topics/mixed", {"records": records})

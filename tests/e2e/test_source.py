@@ -92,7 +92,7 @@ def test_what_is_compacted_and_deleted_after_sparks_plan_is_read_once(
     assert seen(planned.collect()) == expected
 
 
-def test_a_bad_option_is_told_at_load(spark: SparkSession, daemon: Daemon) -> None:
+def test_a_bad_option_is_reported_at_load(spark: SparkSession, daemon: Daemon) -> None:
     from pyspark.errors import AnalysisException
 
     reader = spark.read.format("headgate").options(url=daemon.url, subscrib="t")
@@ -100,7 +100,7 @@ def test_a_bad_option_is_told_at_load(spark: SparkSession, daemon: Daemon) -> No
         reader.load()
 
 
-def test_a_loss_is_told_with_its_offsets(spark: SparkSession, daemon: Daemon) -> None:
+def test_a_loss_is_reported_with_its_offsets(spark: SparkSession, daemon: Daemon) -> None:
     from pyspark.errors import PySparkException
 
     daemon.json("PUT", "/v0/topics/lost", {"partitions": 1})
@@ -179,7 +179,7 @@ def test_a_stream_begins_at_the_end_unless_told_otherwise(
     assert written(spark, tmp_path) == [(0, 4), (0, 5)]
 
 
-def test_a_topic_that_is_made_anew_does_not_pass_for_the_old_one(
+def test_a_recreated_topic_is_not_taken_for_the_old_one(
     spark: SparkSession, daemon: Daemon, tmp_path: Path
 ) -> None:
     daemon.json("PUT", "/v0/topics/anew", {"partitions": 1})

@@ -243,7 +243,7 @@ def path_name(location: str) -> str:
     return location.rpartition("/")[2]
 
 
-def test_an_object_that_is_gone_for_good_is_an_error_that_names_its_offsets(
+def test_an_object_that_is_permanently_gone_is_an_error_that_names_its_offsets(
     daemon: Daemon,
 ) -> None:
     daemon.json("PUT", "/v0/topics/gone", {"partitions": 1})
@@ -364,7 +364,7 @@ def test_a_plan_of_a_batch_is_held(daemon: Daemon) -> None:
         assert plan in {lease.lease for lease in ledger.read(readleases.live, wall_ms())}
 
 
-def test_a_bucket_is_read_with_what_the_daemon_says_of_it(
+def test_a_bucket_is_read_with_the_daemons_settings(
     tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in bucket.environment.items():

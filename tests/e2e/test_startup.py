@@ -44,7 +44,7 @@ def test_a_bucket_that_is_missing_is_named(data: Path, minio: Minio) -> None:
     assert "create it, or correct store_url or s3_endpoint_url" in said
 
 
-def test_credentials_that_the_store_forbids_are_said(data: Path, bucket: Bucket) -> None:
+def test_credentials_that_the_store_refuses_are_reported(data: Path, bucket: Bucket) -> None:
     options = on_store(data, bucket.url, bucket.endpoint_url)
     code, said = serve(*options, environ=FORGED)
     assert code == 1
@@ -78,14 +78,14 @@ def test_a_store_that_ignores_if_none_match_is_refused_by_name(data: Path) -> No
     assert not (data / "ledger" / "ledger.db").exists()
 
 
-def test_a_store_that_is_broken_is_said_with_its_answer(data: Path) -> None:
+def test_a_broken_store_is_reported_with_its_answer(data: Path) -> None:
     with scripted_store(lambda request: error(500, "InternalError")) as store:
         options = on_store(data, "s3://bucket/prefix", store.endpoint_url)
         code, said = serve(*options, environ=FORGED)
     assert code == 1 and "was answered 500" in said
 
 
-def test_a_data_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_data_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "a-file"
     file.write_text("no folder")
     for folder in (file, file / "below"):
@@ -94,7 +94,7 @@ def test_a_data_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         assert f"data_dir {folder} cannot be used" in said
 
 
-def test_a_store_folder_that_cannot_be_made_is_said(tmp_path: Path, data: Path) -> None:
+def test_a_store_folder_that_cannot_be_created_is_reported(tmp_path: Path, data: Path) -> None:
     file = tmp_path / "a-file"
     file.write_text("no folder")
     code, said = serve("--data", str(data), "--store", f"file://{file}/store")
@@ -102,7 +102,7 @@ def test_a_store_folder_that_cannot_be_made_is_said(tmp_path: Path, data: Path) 
     assert f"{file}" in said
 
 
-def test_a_ledger_that_is_damaged_is_said_and_left_as_it_is(data: Path) -> None:
+def test_a_damaged_ledger_is_reported_and_left_unchanged(data: Path) -> None:
     (data / "ledger").mkdir(parents=True)
     ledger = data / "ledger" / "ledger.db"
     ledger.write_bytes(b"this is not a database, and it may be wanted back" * 100)
@@ -113,7 +113,7 @@ def test_a_ledger_that_is_damaged_is_said_and_left_as_it_is(data: Path) -> None:
     assert ledger.read_bytes() == before
 
 
-def test_a_host_that_does_not_exist_is_said(data: Path) -> None:
+def test_a_host_that_does_not_exist_is_reported(data: Path) -> None:
     code, said = serve("--data", str(data), "--listen", "no-such-host.invalid:7440")
     assert code == 1
     assert "listen = no-such-host.invalid:7440 cannot be used: " in said

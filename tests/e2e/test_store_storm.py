@@ -110,7 +110,7 @@ def test_whatever_the_store_does_producers_see_latency_only(
     assert not run.unknown and not run.refused
 
 
-def test_serve_with_chaos_says_so_loudly_and_still_keeps_its_word(data: Path) -> None:
+def test_serve_with_chaos_warns_and_loses_nothing(data: Path) -> None:
     spec = "latency=1ms..100ms@0.2,reset_before=0.1,reset_after=0.2,torn=0.1,busy=0.1"
     command = (sys.executable, "-m", "cli", "serve", "--chaos", spec)
     with running(data, shards=2, command=command) as daemon:
@@ -130,7 +130,7 @@ def test_serve_with_chaos_says_so_loudly_and_still_keeps_its_word(data: Path) ->
         ("torn=0.5", "s3://bucket/prefix", 1, "'torn' in the chaos spec is for file:// stores"),
     ],
 )
-def test_chaos_that_cannot_be_is_refused_before_anything_starts(
+def test_impossible_chaos_is_refused_before_anything_starts(
     data: Path, spec: str, store: str | None, code: int, sentence: str
 ) -> None:
     daemon = Daemon(data, store=store, command=(sys.executable, "-m", "cli", "serve",

@@ -84,7 +84,7 @@ def test_a_lease_that_ends_every_process_that_takes_it_is_named_and_goes_on_once
             assert alarms(daemon) == {}
 
 
-def test_an_object_of_others_under_our_key_is_told_and_waited_out(
+def test_a_foreign_object_under_our_key_raises_an_alarm_and_is_waited_out(
     data: Path, bucket: Bucket
 ) -> None:
     with running(data, shards=1, **on_s3(bucket, commit_window_min_ms=1)) as daemon:

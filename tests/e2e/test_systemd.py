@@ -89,7 +89,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_ready_is_told_when_readyz_is_200_and_not_before(data: Path, manager: Manager) -> None:
+def test_ready_is_announced_when_readyz_is_200_and_not_before(data: Path, manager: Manager) -> None:
     port = free_port()
     daemon = Daemon(data, shards=3, listen=f"127.0.0.1:{port}", environ=manager.environ)
     daemon.start()
@@ -123,7 +123,7 @@ def test_the_watchdog_is_fed_while_all_loops_turn_and_not_while_one_is_stuck(
         assert [shard["restarts"] for shard in daemon.status()["shards"]] == [0, 1]
 
 
-def test_a_reload_is_told_from_its_begin_to_its_end(data: Path, manager: Manager) -> None:
+def test_a_reload_is_announced_from_start_to_end(data: Path, manager: Manager) -> None:
     with running(data, environ=manager.environ) as daemon:
         first = manager.index("READY=1")
         before_usec = monotonic_ns() // 1_000
@@ -135,7 +135,7 @@ def test_a_reload_is_told_from_its_begin_to_its_end(data: Path, manager: Manager
         wait_until(lambda: "configuration reloaded" in daemon.text, "the reload to be said")
 
 
-def test_a_stop_is_told_with_the_time_that_it_may_take(data: Path, manager: Manager) -> None:
+def test_a_stop_is_announced_with_the_time_that_it_may_take(data: Path, manager: Manager) -> None:
     with running(data, environ=manager.environ) as daemon:
         ready = manager.index("READY=1")
         assert daemon.stop() == 0
@@ -264,7 +264,7 @@ def test_a_machine_without_systemds_tools_is_told_what_to_install(tmp_path: Path
     assert "systemd-analyze is not installed (on Debian: apt install systemd)" in ran.stderr
 
 
-def test_the_unit_lets_a_drain_end_and_does_not_restart_what_restarting_cannot_mend() -> None:
+def test_the_unit_lets_a_drain_end_and_does_not_restart_what_a_restart_cannot_fix() -> None:
     def only(name: str) -> str:
         (value,) = settings(UNIT, name)
         return value

@@ -40,7 +40,7 @@ def test_a_topic_is_created_once_and_then_unchanged(shared_daemon: Daemon) -> No
     assert shared_daemon.get("/v0/topics/made").json == created.json
 
 
-def test_settings_that_are_not_given_stay(shared_daemon: Daemon) -> None:
+def test_settings_that_are_not_given_are_kept(shared_daemon: Daemon) -> None:
     assert shared_daemon.json("PUT", "/v0/topics/stays", {"partitions": 3}).status == 201
 
     for document in (None, {}, {"lossy": False}):
@@ -296,7 +296,7 @@ def test_a_page_size_out_of_range_is_refused(shared_daemon: Daemon, limit: str) 
     assert answer.json["error"]["detail"] == {"field": "limit"}
 
 
-def test_a_topic_made_again_is_another_one(shared_daemon: Daemon) -> None:
+def test_a_recreated_topic_is_another_one(shared_daemon: Daemon) -> None:
     shared_daemon.produce("again", "old 1", "old 2")
     assert len(shared_daemon.read_all("again")) == 2
 
@@ -316,7 +316,7 @@ def test_a_topic_made_again_is_another_one(shared_daemon: Daemon) -> None:
     assert shared_daemon.get("/v0/topics/again").json["partitions"][0]["count"] == 1
 
 
-def test_the_old_records_of_a_topic_made_again_stay_away_after_a_restart(data: Path) -> None:
+def test_the_old_records_of_a_recreated_topic_do_not_reappear_after_a_restart(data: Path) -> None:
     with running(data) as daemon:
         daemon.produce("again", *range(10), idempotency_key="k")
         daemon.json("DELETE", "/v0/topics/again")
@@ -418,7 +418,7 @@ def test_create_must_be_true_or_false(shared_daemon: Daemon) -> None:
         assert answer.json["error"]["detail"] == {"parameter": "create"}
 
 
-def test_a_body_that_is_refused_leaves_no_topic_behind(shared_daemon: Daemon) -> None:
+def test_a_refused_body_creates_no_topic(shared_daemon: Daemon) -> None:
     documents: list[dict[str, object]] = [
         {"records": []},
         {"records": [{}]},

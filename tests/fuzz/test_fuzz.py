@@ -20,7 +20,7 @@ def test_a_stream_is_the_same_for_the_same_seed_and_number() -> None:
     assert stream_of(3, 0, BODY_BYTES_MAX) != stream_of(4, 0, BODY_BYTES_MAX)
 
 
-def test_a_mark_that_was_damaged_is_nobodys() -> None:
+def test_a_damaged_mark_belongs_to_no_request() -> None:
     mark = mark_of(12, 3, 4)
     assert marks_in(f"a{mark}b{mark.replace('12', '13')}") == [(12, 3, 4)]
 

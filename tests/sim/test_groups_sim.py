@@ -142,7 +142,7 @@ def test_a_middle_load_after_a_peak_makes_few_more_puts_than_are_needed(
                 assert len(set(after.groups)) < len(set(before.groups))
 
 
-def test_a_growing_load_splits_in_the_order_of_the_seed_page(tmp_path: Path) -> None:
+def test_a_growing_load_splits_groups_one_by_one(tmp_path: Path) -> None:
     with node(8, tmp_path) as made:
         # It grows from the first shards on.
         for loaded in (1, 2, 4, 8):

@@ -102,7 +102,7 @@ def test_stuck_leases_without_an_alarm_are_found() -> None:
 
 
 @pytest.mark.slow
-def test_requests_that_are_taken_back_though_they_are_pulled_are_found() -> None:
+def test_requests_that_are_withdrawn_although_pulled_are_found() -> None:
     real = Voids.take_back
 
     def unlocked(self: Voids, choose: Callable[[int], Iterable[Run]]) -> bool:
@@ -119,7 +119,7 @@ def test_requests_that_are_taken_back_though_they_are_pulled_are_found() -> None
     ), failure
 
 
-def test_two_owners_with_clocks_that_differ_never_both_find_the_prefix_theirs() -> None:
+def test_two_owners_with_clocks_that_differ_never_both_own_the_prefix() -> None:
     outcome = simulate(1, 12_000, owners_only=True)
     assert outcome.owners >= 12
 

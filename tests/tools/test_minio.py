@@ -88,7 +88,7 @@ def test_go_of_1_24_or_newer_will_do(printed: str, enough: bool) -> None:
     assert go_is_new_enough(printed) is enough
 
 
-def test_the_cache_stands_outside_the_checkout_under_the_version(
+def test_the_cache_is_outside_the_checkout_by_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -170,7 +170,7 @@ def test_without_a_server_tests_fail_with_the_reason_and_are_not_skipped(
     assert "HEADGATE_MINIO=absent is not an executable file" in run.stdout
 
 
-def test_a_build_is_said_aloud_before_the_first_test(
+def test_a_build_is_announced_before_the_first_test(
     tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HEADGATE_MINIO", raising=False)

@@ -1,4 +1,4 @@
-"""The buddy map: the seed's maps, true buddies only, and any prefix of its stores."""
+"""The buddy map: the published maps, true buddies only, and any prefix of its stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def started(shards: int) -> BuddyMap:
 
 
 def ids(buddies: BuddyMap) -> list[int]:
-    """The seed's way to write a map: every shard's group."""
+    """A map as the article writes it: every shard's group."""
     return [buddies.group_of(shard).group for shard in range(buddies.shards)]
 
 
