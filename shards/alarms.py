@@ -1,16 +1,16 @@
-"""Alarms: what is wrong now, in shared memory, so that any shard can tell it.
+"""Alarms: what is wrong now, in shared memory, so that any shard can report it.
 
-Vocabulary: an *alarm* is a kind of trouble that an operator must hear of. Each process (the
-shards, and the supervisor as the last one) has one *row* per kind. A row that is raised carries
-when it was raised first, how often since, and a short text.
+Vocabulary: an *alarm* is a kind of problem that an operator must know of. Each process (the shards,
+and the supervisor as the last one) has one *row* per kind. A raised row has the time when it was
+first raised, how often since then, and a short text.
 
 Lifecycle of a row::
 
     clear -> raised (again: the count grows, the text is replaced) -> clear
 
-Only the row's process writes it, under a mutex of its own threads. Rows outlive their process, so
-that a death does not hide its cause; a shard clears its own when it starts. What an alarm means
-for readiness is in ``daemon/alarms.py``; this module neither logs nor decides.
+Only the row's process writes it, under a mutex for its threads. Rows outlive their process, so
+that a death does not hide its cause; a shard clears its own rows when it starts. What an alarm
+means for readiness is in ``daemon/alarms.py``; this module neither logs nor decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shards import layout as at
 from shards.barrier import fence
 from shards.segment import Segment
 
-_READS_MAX = 100  # of a row that its process is writing; then the text is taken as it is
+_READS_MAX = 100  # of a row that is being written; then its text is taken as it is
 
 
 @unique
@@ -63,7 +63,7 @@ class AlarmBoard:
         self._mutex = threading.Lock()
 
     def raise_(self, kind: AlarmKind, text: str, now_ns: int) -> None:
-        """Raises an alarm, or counts it once more; ``text`` is cut to what a row holds."""
+        """Raises an alarm, or counts it again; ``text`` is cut to what a row holds."""
         row, words = self._rows[kind], self._words
         encoded = text.encode()[: at.A_TEXT_BYTES]
         with self._mutex:
@@ -81,7 +81,7 @@ class AlarmBoard:
             words[row + at.A_VERSION] += 1
 
     def clear(self, kind: AlarmKind) -> None:
-        """Ends an alarm; costs one load when it is not raised."""
+        """Ends an alarm; costs one load if it is not raised."""
         row, words = self._rows[kind], self._words
         if not words[row + at.A_SINCE_NS]:
             return
@@ -97,13 +97,13 @@ class AlarmBoard:
             words[row + at.A_VERSION] += 1
 
     def clear_all(self) -> None:
-        """Ends all of this process's alarms: what a former process left."""
+        """Ends all alarms of this process, which a former one may have left."""
         for kind in AlarmKind:
             self.clear(kind)
 
 
 def raised(segment: Segment) -> Iterator[Alarm]:
-    """All raised alarms, by process and kind; one load per row that is not raised."""
+    """All raised alarms, by process and kind; one load for each row that is not raised."""
     words = segment.words
     for process in range(segment.layout.shards + 1):
         for kind in AlarmKind:

@@ -1,17 +1,17 @@
-"""Order between processes on machines that reorder memory accesses: ``fence``, or None.
+"""Memory order between processes on machines that reorder accesses: ``fence``, or None.
 
-What is stored last makes the stores before it true (docs/protocol.md). x86-64 keeps the order of
-stores, and of loads, by itself, so nothing is done there. aarch64 does not: there each publication
-is preceded by a fence, and so is each load of what a publication has made true::
+The last store of a publication makes the stores before it valid (docs/protocol.md). x86-64 keeps
+the order of stores and of loads, so no fence is needed. aarch64 does not: a fence precedes each
+publication, and each load of what a publication has made valid::
 
     writer   payload, fence, word            reader   word, fence, payload
     writer   word, fence, payload            reader   payload, fence, word   (bytes may be reused)
 
-The fence is what Python has: an uncontended lock. Taking it acquires and giving it back releases,
-and no access passes a release that is followed by an acquire; so it is taken twice. (Once would
-not do: accesses of both sides may move to between the acquire and the release.)
+The fence is what Python offers: an uncontended lock. Taking it is an acquire, releasing it is a
+release, and no access passes a release that is followed by an acquire. So the lock is taken twice.
+(Once is not enough: accesses of both sides may move between the acquire and the release.)
 
-Which machines are known to be right is said here, and the daemon does not start on others.
+This module lists the machines on which the order is known; the daemon does not start on others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _lock = threading.Lock()
 
 
 class MachineUnknown(RuntimeError):
-    """A kind of processor on which the order of shared memory was never looked at."""
+    """A kind of processor whose memory order was never examined."""
 
 
 def _fence() -> None:
@@ -40,12 +40,12 @@ def _fence() -> None:
 
 
 def fence_for(machine: str) -> Callable[[], None] | None:
-    """The fence that a machine needs, None for none."""
+    """The fence that a machine needs, or None."""
     return None if machine == _ORDERED else _fence
 
 
 def require_supported(machine: str) -> None:
-    """Raises MachineUnknown unless shared memory is known to be kept in order on ``machine``."""
+    """Raises MachineUnknown unless the order of shared memory on ``machine`` is known."""
     if machine not in SUPPORTED:
         raise MachineUnknown(
             f"this machine is {machine or 'unknown'}; headgate runs on {' and '.join(SUPPORTED)},"

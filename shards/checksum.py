@@ -1,19 +1,17 @@
-"""CRC32C (Castagnoli): the one place that chooses who computes it.
+"""CRC32C (Castagnoli): the only place that chooses an implementation.
 
-The PyPI package ``crc32c`` where it is installed (the daemon requires it); it uses the CPU's own
-instruction. A Spark executor is promised pyarrow, boto3 and msgspec only, so without the package
-a table in pure Python takes over: right, many times slower, and said once in the log.
+The PyPI package ``crc32c`` is used where it is installed (the daemon requires it); it uses the
+CPU's instruction. A Spark executor is only promised pyarrow, boto3 and msgspec, so without the
+package an implementation in pure Python takes over: correct, much slower, and logged once.
 
-The slow way has two parts. Short inputs go 8 bytes a step through tables ("slicing-by-8",
-Kounavis and Berry, "A Systematic Approach to Building High Performance, Software-based, CRC
-generators", 2005; indexed by 16 bits here, for a look-up costs Python the same whatever its
-width). Long ones are cut into lanes of LANE_BYTES that advance together: the states of all lanes
-lie in four planes of bytes, and one ``bytes.translate`` per plane does the look-up of every lane
-at once in C. The CRC is linear, so the lanes are then put together as zlib's ``crc32_combine``
-does it (Mark Adler).
+It has two parts. Short inputs go through tables, 8 bytes per step ("slicing-by-8", Kounavis and
+Berry, "A Systematic Approach to Building High Performance, Software-based, CRC generators", 2005;
+indexed by 16 bits here, since in Python a look-up costs the same for any width). Long inputs are
+cut into lanes of LANE_BYTES that advance together: the states of all lanes are in four planes of
+bytes, and one ``bytes.translate`` per plane does the look-up of all lanes in C. The CRC is linear,
+so the lanes are then combined as in zlib's ``crc32_combine`` (Mark Adler).
 
-See docs/decisions/0009-checksums-on-executors.md for what was measured. Nothing here keeps state
-but tables.
+docs/decisions/0009-checksums-on-executors.md has the measurements. The tables are the only state.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ log = logging.getLogger("headgate.checksum")
 
 POLYNOMIAL = 0x82F63B78  # reflected
 LANE_BYTES = 256
-LANES_MIN = 32  # with fewer the planes cost more than the tables
-LANES_MAX = 1 << 14  # 4 MiB at once, which bounds what the planes take
+LANES_MIN = 32  # with fewer lanes, the planes cost more than the tables
+LANES_MAX = 1 << 14  # 4 MiB, which bounds the size of the planes
 
 _WORDS = struct.Struct("<4H")
 
@@ -36,7 +34,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class _Tables:
-    """What the look-ups need, 10 MB and 10 ms, made at the first use."""
+    """The tables: 10 MB and 10 ms, made at the first use."""
 
     def __init__(self) -> None:
         self.byte = _byte_table()
@@ -52,7 +50,7 @@ class _Tables:
         return state
 
     def _word_table(self, position: int) -> tuple[int, ...]:
-        """What 16 bits do to the state when ``position`` bytes follow them in the step."""
+        """The effect of 16 bits on the state if ``position`` bytes follow them in the step."""
         ones = [self._behind_zeros(1 << bit, position + 2) for bit in range(16)]
         return _combinations(ones)
 
@@ -71,7 +69,7 @@ def _byte_table() -> tuple[int, ...]:
 
 
 def _combinations(ones: list[int]) -> tuple[int, ...]:
-    """For every number of ``len(ones)`` bits, the values of its bits put together."""
+    """For every number of ``len(ones)`` bits, the combined values of its bits."""
     table = [0]
     for value in ones:
         table += [value ^ other for other in table]
@@ -82,7 +80,7 @@ _tables = functools.cache(_Tables)
 
 
 def crc32c_in_python(data: Buffer, value: int = 0) -> int:
-    """CRC32C of ``data`` behind bytes whose CRC32C is ``value``, without the package."""
+    """CRC32C of ``data`` after bytes whose CRC32C is ``value``, without the package."""
     view = memoryview(data).cast("B")
     tables = _tables()
     state = value ^ 0xFFFFFFFF
@@ -132,8 +130,8 @@ def _lanes(data: bytes, lanes: int, state: int, tables: _Tables) -> int:
 
 def _slow_but_said() -> Callable[..., int]:
     log.warning(
-        "the package crc32c is not installed here: checksums are computed in Python, 40 to"
-        " 200 MB/s instead of GB/s; `pip install crc32c` in this environment makes them fast"
+        "the package crc32c is not installed here: checksums are computed in Python, at 40 to"
+        " 200 MB/s instead of GB/s; to make them fast, `pip install crc32c` in this environment"
     )
     return crc32c_in_python
 

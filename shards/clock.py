@@ -1,7 +1,7 @@
-"""The one module that reads clocks; everything else takes ``now`` as an argument.
+"""The only module that reads clocks; everything else takes ``now`` as an argument.
 
-``wall_ms`` is for what people and other machines see (timestamps of records, objects, topics).
-``monotonic_ns`` is for intervals, and is the same clock in every process of the machine.
+``wall_ms`` is for times that people and other machines see (of records, objects, topics).
+``monotonic_ns`` is for intervals, and is the same clock in all processes of the machine.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ def monotonic_ns() -> int:
 
 
 def boottime_ns() -> int:
-    """Nanoseconds since the machine's start, also while it was suspended."""
+    """Nanoseconds since the boot, including the time while the machine was suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def boottime_ms() -> int:
-    """Milliseconds since the machine's start, also while it was suspended."""
+    """Milliseconds since the boot, including the time while the machine was suspended."""
     return boottime_ns() // 1_000_000
 
 
 def boot_id() -> str:
-    """The name of this boot of the machine; within it ``boottime_ns`` goes on."""
+    """The id of this boot of the machine; ``boottime_ns`` counts within it."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def process_cpu_ns() -> int:
-    """Nanoseconds of CPU that this process has used, all its threads together."""
+    """Nanoseconds of CPU that all threads of this process have used."""
     return time.process_time_ns()

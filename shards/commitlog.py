@@ -1,8 +1,9 @@
 """The commit log: the last few hundred commits, in shared memory, for every shard to follow.
 
-Commit number n lies in slot n mod size; the ``commits`` word is the log's end and is stored last.
-Only who holds the ledger lock writes. A reader copies an entry and then looks whether the writer
-may have come round; if so, or if the commit was too large for its slot, it reads the ledger.
+Commit number n is in slot n mod size; the ``commits`` word is the log's end and is stored last.
+Only the holder of the ledger lock writes. A reader copies an entry and then checks whether the
+writer may have reused the slot; if so, or if the commit was too large for its slot, it reads the
+ledger.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ class CommitLog:
 
     @property
     def end(self) -> int:
-        """The number of the last commit that is in the log."""
+        """The number of the last commit in the log."""
         return int(self._words[at.G_COMMITS])
 
     def start(self, number: int) -> None:
-        """Begins an empty log behind commit ``number``, before any shard runs."""
+        """Begins an empty log after commit ``number``, before any shard runs."""
         self._words[at.G_COMMITS] = number
 
     def publish(self, commit: Commit) -> None:
         """Writes the next commit and moves the end; the caller holds the ledger lock.
 
-        A commit at or below the end (a repeat) is there already.
+        A commit at or below the end is a repeat and is there already.
         """
         if commit.number <= self.end:
             return
@@ -52,7 +53,7 @@ class CommitLog:
         fits = len(entry) <= self._layout.commit_slot_bytes - at.C_BYTES
         length = len(entry) if fits else 0
         if fence is not None:
-            fence()  # who reads the slot's former entry sees the end that was stored before
+            fence()  # a reader of the slot's former entry sees the end that was stored before
         _HEAD.pack_into(self._data, offset, commit.number, length)
         if fits:
             start = offset + at.C_BYTES
@@ -62,7 +63,7 @@ class CommitLog:
         self._words[at.G_COMMITS] = commit.number
 
     def read(self, number: int) -> Commit | None:
-        """Commit ``number`` <= end; None when it must be read from the ledger instead."""
+        """Commit ``number`` <= end; None if it must be read from the ledger instead."""
         if fence is not None:
             fence()
         offset = self._layout.commit_slot(number)
@@ -79,7 +80,7 @@ class CommitLog:
         return _decoder.decode(entry)
 
     def recent(self, last: int, count: int) -> list[Commit]:
-        """The newest commits up to ``last``, ascending, without a gap, as far as they are here."""
+        """The newest commits up to ``last`` that the log holds, ascending and without a gap."""
         found: list[Commit] = []
         for number in range(last, max(0, last - count), -1):
             commit = self.read(number)

@@ -1,7 +1,7 @@
 """Doorbells: one eventfd per shard, inherited by all, so that any process can wake any loop.
 
-Rings coalesce: a loop that was rung many times wakes once, and then looks at the shared words.
-A bell carries no message. Rings are cheap (0.4 us) and never block: a full counter is a rung bell.
+Rings coalesce: a loop that was rung many times wakes once and then looks at the shared words. A
+bell carries no message. Ringing is cheap (0.4 us) and never blocks: a full counter is a rung bell.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 
 class Doorbells:
-    """The bells of all shards, and behind them one of the supervisor's owner thread.
+    """The bells of all shards, followed by that of the supervisor's owner thread.
 
-    ``fds`` are eventfds; index = shard.
+    ``fds`` are eventfds; the index is the shard.
     """
 
     def __init__(self, fds: Sequence[int]) -> None:
@@ -21,7 +21,7 @@ class Doorbells:
 
     @classmethod
     def create(cls, shards: int) -> Doorbells:
-        """New bells, made by the supervisor before it starts the shards."""
+        """New bells; the supervisor makes them before it starts the shards."""
         return cls([os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(shards + 1)])
 
     @property
@@ -34,7 +34,7 @@ class Doorbells:
         try:
             os.eventfd_write(self.fds[shard], 1)
         except BlockingIOError:
-            return  # the counter is full: it has been rung 2**64 - 2 times and is still to wake
+            return  # the counter is full: 2**64 - 2 rings since the loop last woke
 
     def ring_all(self, shards: Iterable[int]) -> None:
         """Wakes several shards' loops."""
@@ -42,11 +42,11 @@ class Doorbells:
             self.ring(shard)
 
     def clear(self, shard: int) -> None:
-        """Takes the rings of one's own bell; call it before looking at the words."""
+        """Clears the caller's own bell; call this before looking at the words."""
         try:
             os.eventfd_read(self.fds[shard])
         except BlockingIOError:
-            return  # rung by nobody since the last look
+            return  # no ring since the last look
 
     def close(self) -> None:
         """Closes this process's descriptors."""

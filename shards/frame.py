@@ -1,8 +1,8 @@
-"""The bytes of a write request: in a ring, and (its batches) in an L0 object.
+"""The bytes of a write request in a ring, and of its batches in an L0 object.
 
-One place knows this layout. All integers are little-endian.
+The only place that knows this layout. All integers are little-endian.
 
-A request in a ring is contiguous, starts and ends on 8 bytes, and is::
+A request in a ring is contiguous, starts and ends on a multiple of 8 bytes, and is::
 
     header        length u32 | header crc32c u32 | request id u64 | arrival ns u64
                   | parts u16 | flags u16 | conditions length u32          (32 bytes)
@@ -15,18 +15,18 @@ A request in a ring is contiguous, starts and ends on 8 bytes, and is::
                   | payload crc32c u32 | codec u16 | reserved u16          (24 bytes)
                   and the payload
 
-The header's CRC32C covers bytes 8 to 32 and starts from position + length, so that neither a
-torn header nor one of an earlier lap of the ring passes. A batch is copied into an
-extent of an L0 object as it stands, so an extent is a sequence of batches. Codec 1 is a msgpack
-array of records (``uploader/l0/records.py``); other numbers are reserved.
+The header's CRC32C covers bytes 8 to 32 and starts from position + length, so that neither a torn
+header nor one from an earlier lap of the ring passes. Batches are copied unchanged into an extent
+of an L0 object, so an extent is a sequence of batches. Codec 1 is a msgpack array of records
+(``uploader/l0/records.py``); other numbers are reserved.
 
-A pad frame fills what is left before a ring wraps: a header with the flag PAD and no parts.
+A pad frame fills the rest of a ring before it wraps: a header with the flag PAD and no parts.
 
-A *void* run is one request or more that will never be stored (their deadline passed before they
-were pulled). Its first header's first word is replaced, in one store: length to the end of the
-run, and the complement of the checksum that this length asks for. Readers step over it.
+A *void* run is one or more requests that will never be stored, because their deadline passed before
+they were pulled. One store replaces the first word of its first header by the length up to the end
+of the run and the complement of the checksum for this length. Readers skip it.
 
-This module neither reads nor writes shared memory by itself and decides nothing.
+This module neither reads nor writes shared memory itself, and decides nothing.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ HEADER = struct.Struct("<IIQQHHI")
 HEADER_BODY = struct.Struct("<QQHHI")
 PART = struct.Struct("<QIIQQ")
 BATCH = struct.Struct("<IIQIHH")
-# The heads of a request of one part without conditions, and a part's head with the first words
-# of its batch: the same bytes as above, in one step.
+# The heads of a request with one part and no conditions, and a part's head with the first words of
+# its batch: the same bytes as above, in one step.
 SINGLE = struct.Struct("<IIQQHHIQIIQQIIQIHH")
 PART_COUNT = struct.Struct("<QIIQQII")
 SINGLE_COUNT = struct.Struct("<IIQQHHI" + "QIIQQ" + "II")
@@ -63,11 +63,11 @@ Buffer = bytes | bytearray | memoryview
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame: torn, seen too early, or corrupt."""
+    """Bytes that are not a frame: torn, read too early, or corrupt."""
 
 
 class Part(NamedTuple):
-    """One partition's share of a request, as the shard that accepted it hands it in."""
+    """The records of a request for one partition, as the accepting shard passes them."""
 
     topic_id: int
     partition: int
@@ -79,7 +79,7 @@ class Part(NamedTuple):
 
 
 class Conditions(msgspec.Struct, frozen=True, array_like=True):
-    """What the commit must decide for a request."""
+    """What the commit must check for a request."""
 
     idempotency_key: str | None = None
     expected_seq: int | None = None
@@ -109,7 +109,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_conditions(idempotency_key: str | None, expected_seq: int | None) -> bytes:
-    """Bytes of a request's conditions; empty when there are none."""
+    """The bytes of a request's conditions; empty if there are none."""
     if idempotency_key is None and expected_seq is None:
         return b""
     return _encoder.encode(Conditions(idempotency_key, expected_seq))
@@ -120,11 +120,11 @@ def decode_conditions(data: Buffer) -> Conditions:
     try:
         return _conditions_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FrameError(f"conditions of a request do not decode: {error}") from error
+        raise FrameError(f"the conditions of a request cannot be decoded: {error}") from error
 
 
 def encode_batch(record_count: int, arrival_ms: int, payload: bytes, codec: int) -> bytes:
-    """A batch: its head and the payload."""
+    """A batch: its head and its payload."""
     head = BATCH.pack(len(payload), record_count, arrival_ms, crc32c(payload), codec, 0)
     return head + payload
 
@@ -140,7 +140,7 @@ def request_length(conditions: bytes, parts: Sequence[Part]) -> int:
 def batches(extent: Buffer, start: int = 0, end: int | None = None) -> Iterator[BatchHead]:
     """The heads of the batches of an extent in bytes [start, end), in order.
 
-    Raises FrameError when the bytes end inside a batch. Payload checksums are not looked at.
+    Raises FrameError if the bytes end inside a batch. Checksums of payloads are not verified.
     """
     stop = len(extent) if end is None else end
     position = start
@@ -150,18 +150,18 @@ def batches(extent: Buffer, start: int = 0, end: int | None = None) -> Iterator[
         length, count, arrival_ms, checksum, codec, _ = BATCH.unpack_from(extent, position)
         head = BatchHead(position, length, count, arrival_ms, checksum, codec)
         if head.end > stop:
-            raise FrameError(f"the batch at byte {position} ends at {head.end}, behind {stop}")
+            raise FrameError(f"the batch at byte {position} ends at {head.end}, after {stop}")
         yield head
         position = head.end
 
 
 def batch_payload(extent: Buffer, head: BatchHead) -> bytes:
-    """A copy of the batch's payload, its checksum verified. Raises FrameError."""
+    """A copy of the batch's payload, after a check of its checksum. Raises FrameError."""
     payload = bytes(extent[head.payload_start : head.end])
     found = crc32c(payload)
     if found != head.payload_crc32c:
         raise FrameError(
             f"the batch at byte {head.start} has checksum {found:08x},"
-            f" its head says {head.payload_crc32c:08x}"
+            f" but its head says {head.payload_crc32c:08x}"
         )
     return payload

@@ -1,14 +1,14 @@
-"""Locks between processes: ``fcntl.lockf``, one byte each of one lock file.
+"""Locks between processes: ``fcntl.lockf``, each on one byte of one lock file.
 
-The kernel frees them when their holder dies, SIGKILL included. Two traps, both answered here:
-the kernel drops *all* of a process's locks on a file when it closes *any* descriptor of it, so
-the file is opened once per process and kept; and two threads of a process both get a lock, so
+The kernel releases them when their holder dies, even by SIGKILL. There are two traps. When a
+process closes *any* descriptor of a file, the kernel drops *all* its locks on that file, so each
+process opens the file once and keeps it open. And two threads of one process both get a lock, so
 the one that threads share (the ledger's) has a ``threading.Lock`` in front.
 
-Bytes: DIRECTORY is held by the supervisor as long as it lives; LEDGER around each ledger write;
-ADOPTION while a lease changes hands; SHARDS is shared by all shard processes, so that a new
-supervisor can wait until the last one of a killed daemon is gone; GROUP + id around a pull, a
-split or (both) a merge.
+Bytes: the supervisor holds DIRECTORY while it lives. LEDGER is held for each write to the ledger,
+ADOPTION while a lease changes hands. All shard processes share SHARDS, so that a new supervisor can
+wait for the last one of a killed daemon. GROUP + id is held for a pull or a split, and those of
+both groups for a merge.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LockFile:
         return True
 
     def try_share(self, byte: int) -> bool:
-        """Takes a byte's lock together with others that share it; never waits."""
+        """Takes a byte's lock shared with other processes; never waits."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, byte)
         except (BlockingIOError, PermissionError):
@@ -54,26 +54,26 @@ class LockFile:
         return True
 
     def lock(self, byte: int) -> None:
-        """Takes a byte's lock, waiting for other processes. Not for an event loop."""
+        """Takes a byte's lock and waits for other processes. Not for an event loop."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, byte)
 
     def unlock(self, byte: int) -> None:
-        """Gives a byte's lock back."""
+        """Releases a byte's lock."""
         fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, byte)
 
     def holder(self, byte: int) -> int | None:
-        """The pid of another process that holds a byte's lock, None if there is none."""
+        """The pid of another process that holds a byte's lock, or None."""
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
         return None if kind == fcntl.F_UNLCK else pid
 
     def close(self) -> None:
-        """Closes the descriptor, and with it gives back every lock of this process."""
+        """Closes the descriptor, which releases all locks of this process."""
         os.close(self._fd)
 
 
 class SharedLock:
-    """One byte's lock for the threads of a process and for processes: a context manager."""
+    """One byte's lock, between threads as well as processes. A context manager."""
 
     def __init__(self, file: LockFile, byte: int) -> None:
         self._file = file

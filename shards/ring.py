@@ -1,9 +1,9 @@
-"""A shard's byte ring in shared memory: first the pending queue, then the hot cache.
+"""A shard's byte ring in shared memory: the queue of pending requests, then a cache of the newest.
 
 Positions are monotonic byte counts; the byte of position p is ``p % capacity``. The words, in the
 order in which they move for one request::
 
-    reserved   raised first: bytes below ``reserved - capacity`` are no longer what they were
+    reserved   raised first: bytes below ``reserved - capacity`` may be overwritten from now on
     (bytes)    the frame is written
     head       stored last: the request is *published*
     pulled     a cache of the highest leased end (see shards/leases.py), under the group's lock
@@ -11,15 +11,15 @@ order in which they move for one request::
 
     committed <= pulled <= head <= reserved <= committed + capacity
 
-A request that was not pulled before its deadline becomes *void*, together with those after it
-for which that is true too: one store, by the owner, under the lock of its group, for a pull must
-see it or not. Voids that nothing in front of waits for are passed by ``pulled``, then
-``committed`` (uploader/pipeline/voids.py).
+Requests that were not pulled before their deadline become *void*, a run of them in one store. The
+owner does this under the lock of its group, so that a pull sees all of the run or nothing. If
+nothing before a void run is leased, ``pulled`` and then ``committed`` move past it
+(uploader/pipeline/voids.py).
 
-A request is contiguous. What is left before the end of the ring is a pad frame, or, when not even
-a header fits there, skipped by both sides. Only the owner writes the bytes, ``reserved`` and
-``head``. Anybody may read: a reader copies first and then checks ``reserved - position <=
-capacity``; checking ``head`` would pass torn bytes.
+A request is contiguous. The rest before the end of the ring is a pad frame; if not even a header
+fits there, both sides skip it. Only the owner writes the bytes, ``reserved`` and ``head``. Any
+process may read: it copies first and then checks ``reserved - position <= capacity``; a check of
+``head`` would accept torn bytes.
 
 This module takes no lock and does not know leases.
 """
@@ -54,14 +54,14 @@ _PACK_SINGLE = frame.SINGLE.pack_into
 _SINGLE_BYTES = frame.SINGLE.size
 _UNPACK_PART_COUNT = frame.PART_COUNT.unpack_from
 _UNPACK_SINGLE_COUNT = frame.SINGLE_COUNT.unpack_from
-_new = tuple.__new__  # a NamedTuple's own constructor costs twice as much, once per request
+_new = tuple.__new__  # a NamedTuple's constructor costs twice as much, for every request
 
 
 class RingFull(Exception):
     """There is no space for a request until earlier ones are committed."""
 
     def __init__(self, needed_bytes: int, free_bytes: int) -> None:
-        super().__init__(f"the ring has {free_bytes} bytes free, the request needs {needed_bytes}")
+        super().__init__(f"the ring has {free_bytes} free bytes, the request needs {needed_bytes}")
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
 
@@ -79,7 +79,7 @@ class BatchAt(NamedTuple):
 
 
 class RequestAt(NamedTuple):
-    """A request in a ring: its frame is bytes [position, end); conditions b"" for none."""
+    """A request in a ring; its frame is bytes [position, end). No conditions: b""."""
 
     position: int
     end: int
@@ -102,8 +102,8 @@ class RingWriter:
         self.capacity = segment.layout.ring_bytes
         self.head: int = self._words[self._head_at]
         self._reserved: int = self._words[self._reserved_at]
-        # A successor goes on at head: what was half written above it never happened. Raised
-        # words are never lowered below what a reader may have seen, so reserved stays.
+        # A successor continues at head: what was half written after it never happened. A word
+        # never falls below what a reader may have seen, so reserved stays.
         self._request_id_at = base + at.S_REQUEST_ID
         self._request_id: int = self._words[self._request_id_at]
 
@@ -114,7 +114,7 @@ class RingWriter:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that may be reserved; a request also needs its pad out of them."""
+        """Bytes that may be reserved, including the pad of a request."""
         return self.capacity - self.head + int(self._words[self._committed_at])
 
     def append(
@@ -122,8 +122,8 @@ class RingWriter:
     ) -> int:
         """Reserves, writes and publishes a request; returns the position of its frame.
 
-        Raises RingFull, and then nothing was written; ValueError for a request over half of the
-        ring, which with its pad might not fit into an empty one.
+        Raises RingFull if nothing was written for lack of space, and ValueError for a request over
+        half of the ring, which with its pad might not fit into an empty one.
         """
         if len(parts) == 1 and not conditions:
             length = (_SINGLE_BYTES + len(parts[0].payload) + 7) & ~7
@@ -154,7 +154,7 @@ class RingWriter:
         self._request_id = request_id = self._request_id + 1
         data = self._data
         if len(parts) == 1 and not conditions:
-            # The usual request, in one step: what the loop below writes, head by head.
+            # The usual request, in one step; the loop below writes the same bytes head by head.
             topic_id, partition, count, payload, first_ms, last_ms, codec = parts[0]
             size = len(payload)
             body = _BODY_PACK(request_id, arrival_ns, 1, 0, 0)
@@ -217,14 +217,16 @@ class RingWriter:
         )
 
     def make_void(self, start: int, end: int) -> None:
-        """Makes the published requests in [start, end) void, all of them in one store.
+        """Makes the published requests in [start, end) void, all in one store.
 
-        ``start`` is a request's position, ``end`` another's or ``head``. The caller holds the lock
-        of the shard's group, and no lease covers any of them.
+        ``start`` is the position of a request, ``end`` that of another one or ``head``. The caller
+        holds the lock of the shard's group, and no lease covers any of the requests.
         """
         length = end - start
         if not HEADER_BYTES <= length <= VOID_BYTES_MAX:
-            raise ValueError(f"a void run of {length} bytes; it has up to {VOID_BYTES_MAX}")
+            raise ValueError(
+                f"a void run must have {HEADER_BYTES} to {VOID_BYTES_MAX} bytes, got {length}"
+            )
         offset = start % self.capacity
         body = self._data[offset + 8 : offset + HEADER_BYTES]
         checksum = crc32c(body, end & 0xFFFFFFFF) ^ VOID
@@ -232,7 +234,7 @@ class RingWriter:
 
 
 class RingReader:
-    """Anybody's side of a ring: walks published frames and copies batches out."""
+    """The readers' side of a ring: walks published frames and copies batches."""
 
     def __init__(self, segment: Segment, shard: int) -> None:
         self.shard = shard
@@ -246,41 +248,41 @@ class RingReader:
 
     @property
     def head(self) -> int:
-        """End of what is published."""
+        """The end of what is published."""
         return int(self._words[self._head_at])
 
     @property
     def committed(self) -> int:
-        """End of what is durable."""
+        """The end of what is durable."""
         return int(self._words[self._committed_at])
 
     def check_invariants(self) -> None:
-        """Raises AssertionError unless the words stand in their order; for a writer at rest."""
+        """Raises AssertionError unless the words are in order. Call it while the writer rests."""
         committed, head, reserved = self.committed, self.head, self._words[self._reserved_at]
         order = f"committed {committed}, head {head}, reserved {reserved} of {self.capacity}"
         assert committed <= head <= reserved <= committed + self.capacity, order
         assert committed % 8 == head % 8 == reserved % 8 == 0, order
 
     def still_there(self, position: int) -> bool:
-        """Whether bytes copied from ``position`` before this call were the request's own."""
+        """Whether bytes that were copied from ``position`` before this call are the request's."""
         if fence is not None:
             fence()
         return bool(self._words[self._reserved_at] - position <= self.capacity)
 
     def oldest_arrival_ns(self, position: int) -> int | None:
-        """Arrival of the first request at or behind ``position``; None if none can be seen."""
+        """When the first request at or after ``position`` arrived; None if there is none yet."""
         for request in self.requests(position, self.head):
             return request.arrival_ns
         return None
 
     def requests(self, start: int, end: int) -> Iterator[RequestAt]:
-        """The requests whose frames lie in [start, end), in order; pads and voids are skipped.
+        """The requests whose frames are in [start, end), in order, without pads and voids.
 
-        Ends early at a header whose CRC is wrong: it was seen too early by another core, or its
-        bytes are gone (see still_there); the caller leaves it for the next round.
+        Ends early at a header whose CRC is wrong: this core has read it too early, or it was
+        overwritten (see still_there). The caller tries again later.
         """
         if fence is not None:
-            fence()  # ``end`` was looked at before
+            fence()  # ``end`` was read before
         data = self.data
         capacity = self.capacity
         position = start
@@ -288,7 +290,7 @@ class RingReader:
             offset = position % capacity
             left = capacity - offset
             if left >= _SINGLE_BYTES:
-                # The usual request again: one part, no conditions, known by its first words.
+                # The usual request: one part, no conditions, recognized by its first words.
                 (
                     length, checksum, _, arrival_ns, parts, flags, _,
                     topic_id, partition, size, first_ms, last_ms, _, count,
@@ -326,7 +328,7 @@ class RingReader:
             batches = []
             for _ in range(parts):
                 if at_byte > offset + length - PART_BYTES - BATCH_BYTES:
-                    return  # overwritten since the header was looked at
+                    return  # overwritten since the header was read
                 topic_id, partition, size, first_ms, last_ms, _, count = _UNPACK_PART_COUNT(
                     data, at_byte
                 )
@@ -340,7 +342,7 @@ class RingReader:
             position = following
 
     def void_end(self, start: int, end: int) -> int:
-        """Where the voids and pads that begin at ``start`` end; ``start`` without any."""
+        """The end of the voids and pads that begin at ``start``; ``start`` if there are none."""
         position = start
         while position < end:
             left = self.capacity - position % self.capacity
@@ -353,7 +355,7 @@ class RingReader:
         return position
 
     def _step(self, position: int, end: int) -> tuple[int, bool]:
-        """The length of the frame at ``position``, and whether it is a request; 0 for no frame."""
+        """The length of the frame at ``position`` (0 for none), and whether it is a request."""
         offset = position % self.capacity
         length, checksum, _, _, _, flags, _ = _UNPACK_HEADER(self.data, offset)
         body = self.data[offset + 8 : offset + HEADER_BYTES]
@@ -365,10 +367,10 @@ class RingReader:
         return (length, False) if checksum == right ^ VOID else (0, False)
 
     def batch(self, batch: BatchAt) -> memoryview:
-        """The bytes of a batch, in place: only for uncommitted requests, which cannot move."""
+        """The bytes of a batch, in place; only of uncommitted requests, which stay."""
         return self.data[batch.offset : batch.offset + batch.length]
 
     def copy_batch(self, position: int, batch: BatchAt) -> bytes | None:
-        """A copy of a batch of the request at ``position``; None when the ring has moved on."""
+        """A copy of a batch of the request at ``position``; None if it was overwritten."""
         copied = bytes(self.data[batch.offset : batch.offset + batch.length])
         return copied if self.still_there(position) else None

@@ -171,7 +171,7 @@ def test_a_full_ring_says_what_is_needed_and_what_is_free_and_nothing_was_writte
     writer.append(1, 1, b"", [part(bytes(2048 - ONE_PART))])
     writer.append(1, 1, b"", [part(bytes(1800 - ONE_PART))])
     before = bytes(segment.data)
-    with pytest.raises(RingFull, match="248 bytes free, the request needs 616") as caught:
+    with pytest.raises(RingFull, match="248 free bytes, the request needs 616") as caught:
         writer.append(1, 1, b"", [part(bytes(200 - ONE_PART))] * 2)
     # 368 bytes of its own, and those left before the wrap as its pad.
     assert (caught.value.free_bytes, caught.value.needed_bytes) == (248, 368 + 248)
@@ -299,7 +299,7 @@ def test_a_request_becomes_void_by_one_store_of_a_word(make_segment: MakeSegment
 def test_a_void_run_has_a_length_that_a_header_can_hold(make_segment: MakeSegment) -> None:
     writer = RingWriter(make_segment(Layout(1, CAPACITY)), 0)
     for length in (0, frame.VOID_BYTES_MAX + 8):
-        with pytest.raises(ValueError, match=f"a void run of {length} bytes"):
+        with pytest.raises(ValueError, match=f"void run must have"):
             writer.make_void(0, length)
 
 

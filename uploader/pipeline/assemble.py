@@ -1,7 +1,7 @@
 """From a lease's requests to the extents of its object: pure, given the rings.
 
-An extent's batches stand in pull order: source by source as the lease lists them, within a source
-in ring order. The same lease always gives the same extents, whoever assembles them.
+The batches of an extent are in pull order: by source as in the lease, and within a source in ring
+order. The same lease always gives the same extents, in any process.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class _Extent:
 
 
 def requests_of(lease: Lease, readers: Sequence[RingReader]) -> Iterable[tuple[int, RequestAt]]:
-    """The requests of a lease in pull order, read from the rings again (for an adopter).
+    """The requests of a lease in pull order, read from the rings again, for an adopter.
 
-    Raises FrameError where a ring does not hold all of an uncommitted range any more: an object
-    of what is left would commit the loss of the rest.
+    Raises FrameError if a ring no longer holds all of an uncommitted range: committing an object
+    of the rest would make the loss permanent.
     """
     for source in lease.sources:
         end = source.start
@@ -41,8 +41,8 @@ def requests_of(lease: Lease, readers: Sequence[RingReader]) -> Iterable[tuple[i
             yield source.shard, request
         if end != source.end:
             raise FrameError(
-                f"the ring of shard {source.shard} has no frame at {end}, though {source} of lease"
-                f" {lease.lease_id} is not committed"
+                f"the ring of shard {source.shard} has no frame at {end}, although {source} of"
+                f" lease {lease.lease_id} is not committed"
             )
 
 
@@ -53,7 +53,7 @@ def assemble(
 ) -> tuple[list[ExtentParts], list[Condition]]:
     """The extents (unsorted) and conditions of a lease's requests.
 
-    Batches are views of the rings: they hold while the lease is not committed.
+    Batches are views of the rings, valid while the lease is not committed.
     """
     extents: dict[tuple[int, int], _Extent] = {}
     conditions: list[Condition] = []

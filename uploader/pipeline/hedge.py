@@ -1,14 +1,14 @@
-"""Hedged PUTs: a second, equal request when the first is slower than almost all were lately.
+"""Hedged PUTs: a second, equal request when the first is slower than almost all recent ones.
 
-Jeffrey Dean and Luiz Andre Barroso, "The Tail at Scale", CACM 56(2), 2013: a second request sent
-after the 95th percentile costs 5 % more and cuts the tail; at the 99th it is 1 %. Here it is the
-99th, for requests are what a bucket is billed by. Key and bytes are a function of the lease, so
-the later of two PUTs meets 412 and its own checksum: the loser does no harm.
+Jeffrey Dean and Luiz Andre Barroso, "The Tail at Scale", CACM 56(2), 2013: a second request after
+the 95th percentile costs 5 % more requests and cuts the tail; after the 99th it costs 1 %. Here it
+is the 99th, since a bucket is billed by requests. Key and bytes are a function of the lease, so the
+later of two PUTs is answered 412, finds its own checksum, and does no harm.
 
-``Hedging`` decides and is pure. ``HedgedPut`` carries out: each attempt in a thread of its own
-once there is something to decide by. A loser goes on until the store answers it or its time limit
-ends it; ``losers_max`` bounds how many requests (and their bodies) there are beside the first
-ones. Threads are daemons: a loser does not hold up the end of the process.
+``Hedging`` decides and is pure. ``HedgedPut`` carries out: once there are enough latencies to
+decide by, each attempt runs in its own thread. The loser of two attempts runs until the store
+answers or its timeout ends; ``losers_max`` bounds the number of second requests and their bodies.
+Threads are daemons, so a loser does not delay the end of the process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from uploader.stores.base import ForeignObject, StoreError
 
 log = logging.getLogger("headgate.uploader")
 
-SAMPLES_MAX = 512  # about two minutes of a busy shard: steady, and still following the store
-SAMPLES_MIN = 100  # below that the 99th percentile is the largest that was seen by accident
+SAMPLES_MAX = 512  # about two minutes of a busy shard: steady, but still follows the store
+SAMPLES_MIN = 100  # with fewer, the 99th percentile is only the largest
 PERCENTILE = 0.99
-# A store that turns slow as a whole makes every PUT slower than was usual; doubling its load would
-# not help it. On average 1 PUT in 50 is hedged, and after a quiet time 2 at once.
+# When the whole store becomes slow, every PUT is slower than usual, and doubling the load would not
+# help. On average 1 PUT in 50 is hedged, and after a quiet time 2 in succession.
 HEDGES_PER_PUT = 0.02
 HEDGES_SAVED_MAX = 2.0
 
@@ -36,18 +36,18 @@ Put = Callable[[str, bytes, int], str]
 
 
 class Hedging:
-    """Recent latencies of PUTs that succeeded, and what may be spent on hedges."""
+    """Recent latencies of successful PUTs, and how many hedges may be made."""
 
     def __init__(self) -> None:
         self._recent_ns: deque[int] = deque(maxlen=SAMPLES_MAX)
         self._saved = 1.0
 
     def succeeded(self, latency_ns: int) -> None:
-        """An attempt, first or second, took this long; losers too, or the tail would vanish."""
+        """Notes the latency of an attempt. Losers count too, or the tail would vanish."""
         self._recent_ns.append(latency_ns)
 
     def begins(self) -> int | None:
-        """A PUT begins; after how many ns it should be hedged, None for never."""
+        """A PUT begins: after how many ns it should be hedged, None for never."""
         self._saved = min(HEDGES_SAVED_MAX, self._saved + HEDGES_PER_PUT)
         if len(self._recent_ns) < SAMPLES_MIN:
             return None
@@ -55,7 +55,7 @@ class Hedging:
         return in_order[math.ceil(PERCENTILE * len(in_order)) - 1]
 
     def spend(self) -> bool:
-        """Whether one more hedge may be made now."""
+        """Whether another hedge may be made now; counts it."""
         if self._saved < 1.0:
             return False
         self._saved -= 1.0
@@ -63,7 +63,7 @@ class Hedging:
 
 
 class _Race:
-    """The attempts of one PUT: each ends once, and the last one that ends is told so."""
+    """The attempts of one PUT; ``ended`` is called when the last one ends."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self.outcomes: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
@@ -84,7 +84,7 @@ class _Race:
 
 
 class HedgedPut:
-    """``put`` of a store, hedged. Used from any thread; at most ``losers_max`` second requests."""
+    """A hedged ``put``. Used from any thread; at most ``losers_max`` second requests."""
 
     def __init__(self, put: Put, losers_max: int, now_ns: Callable[[], int]) -> None:
         self.hedges = 0
@@ -95,7 +95,7 @@ class HedgedPut:
         self._losers = threading.BoundedSemaphore(losers_max)
 
     def put(self, key: str, body: bytes, crc32c: int) -> str:
-        """As the store's put: the first success; an error only when no attempt is left."""
+        """As the store's put: the first success, or an error when both attempts failed."""
         with self._mutex:
             after_ns = self._hedging.begins()
         if after_ns is None:
@@ -115,7 +115,7 @@ class HedgedPut:
             race.enter()  # before the permit is taken: the race must not end in between
             hedged = self._may_hedge()
             if hedged:
-                log.info("PUT %s takes over %d ms: a second one is sent", key, after_ns // 10**6)
+                log.info("PUT %s takes over %d ms: sending a second one", key, after_ns // 10**6)
                 self._start(race, key, body, crc32c)
             else:
                 race.leave()
@@ -143,7 +143,7 @@ class HedgedPut:
             except StoreError as error:
                 race.outcomes.put(error)
             except BaseException as error:
-                race.outcomes.put(error)  # a bug: who waits must not wait forever
+                race.outcomes.put(error)  # a bug: the caller must not wait forever
                 raise
             finally:
                 race.leave()

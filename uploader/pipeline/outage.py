@@ -1,10 +1,10 @@
-"""Whether the store takes what one process puts: what raises the alarm STORE_FAILING.
+"""Whether the store accepts what one process puts; raises the alarm STORE_FAILING.
 
-A PUT that fails is usual and is made again. The store is *failing* when nothing was kept for
-DOWN_AFTER_NS: that counts from the beginning of the first call that failed, and begins again
-after each call that succeeds. The alarm then stands until a call succeeds. Nobody else ends it,
-so whoever reports a failure has to try again until the store answers or the process ends: the
-outcome of a whole PUT is reported, not that of each attempt of a hedged one.
+Single PUTs fail normally and are repeated. The store is *failing* if no PUT succeeded for
+DOWN_AFTER_NS, counted from the beginning of the first call that failed since the last success. The
+alarm then stays until a call succeeds. Only a success ends it, so a caller that reports a failure
+must try again until the store answers or the process ends. Hedged PUTs report the outcome of the
+whole PUT, not of each attempt.
 
 One object per process, for all its threads. It neither logs nor refuses: ``daemon/alarms.py``
 says what the alarm means and ``daemon/intake/gate.py`` who is refused for it.
@@ -16,19 +16,19 @@ import threading
 
 from shards.alarms import AlarmBoard, AlarmKind
 
-# Four retries in a row take 1.5 s at most (uploader/stores/retry.py): a storm of SlowDown in which
-# one call in four succeeds is not an outage.
+# Four retries in succession take 1.5 s at most (uploader/stores/retry.py): a storm of SlowDown in
+# which one call in four succeeds is not an outage.
 DOWN_AFTER_NS = 2_000_000_000
 
 
 class Outage:
-    """What one process knows. Times are of ``shards.clock.monotonic_ns``."""
+    """What one process knows. Times are those of ``shards.clock.monotonic_ns``."""
 
     def __init__(self, board: AlarmBoard) -> None:
         self._board = board
         self._mutex = threading.Lock()
-        self._kept_ns = 0  # when a call succeeded last
-        self._since_ns = 0  # 0: nothing has failed since then
+        self._kept_ns = 0  # when a call last succeeded
+        self._since_ns = 0  # when the first call after it failed; 0: none did
 
     def failed(self, error: Exception, began_ns: int, now_ns: int) -> None:
         """A call that began at ``began_ns`` failed."""
@@ -39,7 +39,7 @@ class Outage:
                 self._board.raise_(AlarmKind.STORE_FAILING, reason_of(error), self._since_ns)
 
     def kept(self, now_ns: int) -> None:
-        """A call succeeded, or the store answered that it has kept something else."""
+        """A call succeeded, or the store answered that the key holds something else."""
         with self._mutex:
             self._kept_ns = now_ns
             self._since_ns = 0
@@ -47,7 +47,7 @@ class Outage:
 
 
 def reason_of(error: Exception) -> str:
-    """What is wrong in the shortest words: an operating system's error without its paths."""
+    """The cause in few words: the error of the operating system without paths, if there is one."""
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror

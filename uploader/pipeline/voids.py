@@ -1,15 +1,15 @@
-"""Taking back what was accepted and not pulled: requests become void, their space is given back.
+"""Taking back requests that were accepted and not pulled: they become void, their space is freed.
 
 A request whose deadline has passed is answered 503 only if no pull has taken it, and then no pull
-ever may. So it is decided under the lock of the shard's group, as a pull is: a request at or above
-``pulled`` is in no lease, and one store makes it void (shards/ring.py). What is below is on its
-way to the store, and nobody can say what becomes of it.
+may ever take it. So this is decided under the lock of the shard's group, as a pull is: a request
+at or above ``pulled`` is in no lease, and one store makes it void (shards/ring.py). A request below
+``pulled`` is on its way to the store, and its outcome is unknown.
 
-Voids that a later lease covers are passed with it. Where nothing of the shard is leased and voids
-stand first, there may be no later lease (the ring may be full of them), so ``pass_over`` moves
-``pulled`` and then ``committed`` past them: no lease starts there, whose holder would write
-``committed``, and none can begin while the lock is held. A death between the two stores leaves
-the mark, and whoever finds it computes ``pulled`` again.
+A later lease covers the voids before it. But if no part of the ring is leased and voids come
+first, there may be no later lease, since the ring may be full of voids. So ``pass_over`` moves
+``pulled`` and then ``committed`` past them: no holder of a lease writes ``committed`` there, and no
+lease can begin while the lock is held. A death between the two stores leaves the mark, and the
+shard that finds it computes ``pulled`` again.
 
 One per shard, used by its loop only.
 """
@@ -23,11 +23,11 @@ from shards.ring import RingReader, RingWriter
 from shards.segment import Segment
 from uploader.groups.puller import Puller
 
-Run = tuple[int, int]  # ring positions: where a request begins, where another one does, or head
+Run = tuple[int, int]  # ring positions: of a request, and of another one or head
 
 
 class Voids:
-    """One shard's requests that were taken back."""
+    """The requests of one shard that were taken back."""
 
     def __init__(self, segment: Segment, puller: Puller, ring: RingWriter) -> None:
         self._words = segment.words
@@ -40,9 +40,9 @@ class Voids:
         self._until = ring.head  # no void ends above it; a dead predecessor's may end there
 
     def take_back(self, choose: Callable[[int], Iterable[Run]]) -> bool:
-        """Makes requests void; False, and nothing was done, where another one holds the lock.
+        """Makes requests void; False if another shard holds the lock, and nothing was done.
 
-        ``choose`` is told up to where requests were pulled, and gives runs at or above that.
+        ``choose`` gets the end of what was pulled and returns runs at or above that.
         """
         group = self._puller.enter()
         if group is None:
@@ -51,7 +51,9 @@ class Voids:
             pulled = int(self._words[self._pulled_at])
             for start, end in choose(pulled):
                 if start < pulled:
-                    raise ValueError(f"the request at {start} is pulled: up to {pulled} all are")
+                    raise ValueError(
+                        f"the request at {start} is already pulled: all below {pulled} are"
+                    )
                 self._ring.make_void(start, end)
                 self._until = max(self._until, end)
             self._pass_over()
@@ -61,7 +63,7 @@ class Voids:
         return True
 
     def pass_over(self) -> bool:
-        """Gives the space of voids back when nothing before them is leased; False: try again."""
+        """Frees the space of voids if nothing before them is leased; False: try again."""
         committed = self._words[self._committed_at]
         if self._until <= committed or committed != self._words[self._pulled_at]:
             return True

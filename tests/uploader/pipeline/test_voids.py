@@ -78,7 +78,9 @@ def test_what_is_pulled_cannot_be_taken_back(two: Side) -> None:
     first = two.publish(0, NOW)
     ((lease, _),) = pull(two, 0)
     second = two.publish(0, NOW + 1)
-    with pytest.raises(ValueError, match=f"the request at {first} is pulled: up to {second}"):
+    with pytest.raises(
+        ValueError, match=f"the request at {first} is already pulled: all below {second}"
+    ):
         two.voids[0].take_back(lambda _: [(first, second)])
     assert two.locks.try_lock(locks.GROUP)  # it is free again
     two.locks.unlock(locks.GROUP)
@@ -113,7 +115,7 @@ def test_a_holder_that_died_before_it_stored_pulled_has_pulled_all_the_same(two:
     two.store(0, at.S_PULLED, 0)
     two.groups.store(0, at.P_MARK, 2)
     assert take_back(two, 0) == [end]
-    with pytest.raises(ValueError, match="is pulled"):
+    with pytest.raises(ValueError, match="is already pulled"):
         two.voids[0].take_back(lambda _: [(second, end)])
 
 
