@@ -29,7 +29,7 @@ RETIRED = (
     _retired(r"\bStanding\b", "ReadableRange", "standing = Standing(1, 2)"),
     _retired(r"\bDo\.RING\b", "Do.WAKE", "return Do.RING"),
     _retired(r"\bRooms\b|\bRoom\(", "CapTracker", "self.rooms = Rooms()"),
-    _retired(r"(?<!Commit)\bFollower\b", "CommitFollower", "Follower(log)"),
+    _retired(r"\bFollower\b", "FollowedPartitions or CommitFeed", "Follower(log)"),
     # Where a sentence would refer to something outside the repository.
     _retired(r"\brows? [A-Z]\d+\b", "the figure itself", "at most 1.25 (row L18)"),
     _retired(r"\b(?:PROTOCOL|DESIGN|STYLE|FACTS|ROWS) \d", "docs/protocol.md", "see PROTOCOL 7"),

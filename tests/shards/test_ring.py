@@ -299,7 +299,7 @@ def test_a_request_becomes_void_by_one_store_of_a_word(make_segment: MakeSegment
 def test_a_void_run_has_a_length_that_a_header_can_hold(make_segment: MakeSegment) -> None:
     writer = RingWriter(make_segment(Layout(1, CAPACITY)), 0)
     for length in (0, frame.VOID_BYTES_MAX + 8):
-        with pytest.raises(ValueError, match=f"void run must have"):
+        with pytest.raises(ValueError, match="void run must have"):
             writer.make_void(0, length)
 
 
