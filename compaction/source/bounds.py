@@ -1,8 +1,8 @@
-"""From options to offsets: where each partition's read begins and ends, and how far a batch goes.
+"""From options to offsets: where the read of each partition begins and ends, and sizes of batches.
 
-Offsets by topic and partition are of the *next* record, as Kafka's: a read of [from, to). What
-lies outside a partition's offsets is a loss when it is below, and a mistake or a loss when it is
-above (a topic that was made anew, a ledger that was restored from an old copy).
+Offsets are those of the *next* record, as in Kafka: a read covers [from, to). An offset below those
+of the partition is a loss. One above is a mistake or a loss (the topic was created again, the
+ledger was restored from an old copy).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ledger.types import PartitionState
 
 log = logging.getLogger("headgate.spark")
 
-# (topic, partition, timestamp) -> the first offset that late
+# (topic, partition, timestamp) -> the first offset at or after the timestamp
 AtTime = Callable[[TopicState, PartitionState, int], int]
 
 
 def bounds(
     option: str, bound: Bound, topics: Mapping[str, TopicState], at_time: AtTime, *, fail: bool
 ) -> Offsets:
-    """The offsets of one end for every partition of every topic.
+    """The first or last offsets of all partitions of all topics.
 
-    Raises SourceError for a partition that is not there, DataLoss.
+    Raises SourceError for a partition that does not exist, DataLoss.
     """
     found: Offsets = {}
     for name, topic in topics.items():
@@ -55,7 +55,7 @@ def bounds(
 
 
 def beyond(topic: str, state: PartitionState, offset: int, what: str) -> Loss:
-    """What it is that an offset behind the end asks for."""
+    """The loss of a request for offsets after the end."""
     return Loss(
         topic, state.partition, state.next_seq, offset - 1,
         f"{what}, and the partition's next offset is {state.next_seq}",
@@ -63,7 +63,7 @@ def beyond(topic: str, state: PartitionState, offset: int, what: str) -> Loss:
 
 
 def lose(loss: Loss, *, fail: bool) -> None:
-    """Raises DataLoss, or says it in the log."""
+    """Raises DataLoss, or logs it."""
     error = DataLoss(loss.topic, loss.partition, loss.first, loss.last, loss.reason)
     if fail:
         raise error
@@ -71,10 +71,10 @@ def lose(loss: Loss, *, fail: bool) -> None:
 
 
 def limited(begins: Offsets, ends: Offsets, records_max: int) -> Offsets:
-    """Ends so that at most ``records_max`` offsets lie between, in proportion to what is there.
+    """Ends such that a batch has at most ``records_max`` offsets, in proportion to those available.
 
-    Every partition that has something gets at least one offset, unless there are more of them
-    than ``records_max``: a partition with little is not starved by one with much.
+    Each partition with records gets at least one offset, unless there are more partitions than
+    ``records_max``, so that a small partition is not starved by a large one.
     """
     sizes = {
         (topic, partition): end - begins.get(topic, {}).get(partition, end)

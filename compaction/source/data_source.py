@@ -3,9 +3,9 @@
     spark.dataSource.register(HeadgateDataSource)
     spark.read.format("headgate").option("url", URL).option("subscribe", "orders").load()
 
-Columns: ``source_rows.py``; options: ``source_options.py``; what is read: ``source_plan.py``;
-reading: ``source_read.py``; streams: ``source_stream.py``. This module and that one are all that
-knows pyspark. Objects of both travel between Spark's Python processes, so they are plain data.
+Columns are in ``rows.py``, options in ``options.py``, plans in ``plan.py``, streams in
+``stream.py``. Only this module, ``stream.py``, and ``partitions.py`` import pyspark. Their objects
+are sent between Spark's Python processes, so they are plain data.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HeadgateDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        # The first that ``register`` asks, before it packs the class up for workers.
+        # ``register`` calls this first, before it pickles the class for workers.
         _use_own_interpreter()
         return "headgate"
 
@@ -65,7 +65,7 @@ class HeadgateDataSource(DataSource):
         return HeadgateStreamReader(parse(self.options, "stream"))
 
     def _check_options(self) -> None:
-        """Early, at ``load()``, whatever is wrong both for a batch and for a stream."""
+        """Raises OptionError at ``load()`` if the options fit neither a batch nor a stream."""
         try:
             parse(self.options, "batch")
         except OptionError as error:
@@ -107,15 +107,14 @@ def _check_order(starts: Offsets, stops: Offsets, *, timed: bool) -> None:
                 if not timed:
                     raise SourceError(
                         f"option 'startingOffsets' is {start} and 'endingOffsets' {stop} for"
-                        f" partition {partition} of topic {topic!r}: nothing lies between"
+                        f" partition {partition} of topic {topic!r}: there is nothing to read"
                     )
                 stops[topic][partition] = start
 
 
 def _use_own_interpreter() -> None:
-    """Has local workers run this interpreter: what PATH calls ``python3``, pyspark's default, need
-    not have the packages of this environment. What the user sets stays, and a cluster's machines
-    have interpreters of their own."""
+    """Makes local workers run this interpreter. pyspark's default, the ``python3`` on PATH, may not
+    have the packages of this environment. A user's setting stays; a cluster has its own."""
     context = SparkContext._active_spark_context
     if context is None or "PYSPARK_PYTHON" in os.environ or not is_local(context.master or ""):
         return
@@ -128,8 +127,8 @@ def _check_schema(schema: StructType) -> None:
         (f.name, f.dataType) for f in wanted.fields
     ]:
         raise OptionError(
-            "schema", schema.simpleString(), f"is not the source's, which is always {DDL}; leave"
-            " .schema() out and choose columns with select",
+            "schema", schema.simpleString(), f"is not the source's, which is always {DDL}; omit"
+            " .schema() and choose columns with select",
         )  # fmt: skip
 
 

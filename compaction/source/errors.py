@@ -1,14 +1,14 @@
-"""What stops a read with Spark, in sentences for whoever reads a Spark trace's last line."""
+"""Errors of a read with Spark. Each message is one line, because users see the last of a trace."""
 
 from __future__ import annotations
 
 
 class SourceError(Exception):
-    """A read that cannot go on; nothing of it is wrong so far."""
+    """A read that cannot continue. The rows so far are correct."""
 
 
 class TopicUnknown(SourceError):
-    """A topic that is not there."""
+    """The topic does not exist."""
 
     def __init__(self, topic: str, where: str) -> None:
         super().__init__(f"there is no topic {topic!r} in {where}; see option 'subscribe'")
@@ -16,27 +16,27 @@ class TopicUnknown(SourceError):
 
 
 class TopicRecreated(SourceError):
-    """A topic that was deleted and made anew: offsets of the former one say nothing of it."""
+    """The topic was deleted and created again, so earlier offsets do not apply to it."""
 
     def __init__(self, topic: str, wanted: int, found: int) -> None:
         super().__init__(
-            f"topic {topic!r} was deleted and made anew while a read of it was planned (its id was"
+            f"topic {topic!r} was deleted and created again while a read was planned (its id was"
             f" {wanted} and is {found}); run the query again"
         )
         self.topic = topic
 
 
 class DataLoss(SourceError):
-    """Offsets [first, last] that were asked for cannot be read any more.
+    """Requested offsets [first, last] can no longer be read.
 
-    With ``failOnDataLoss`` false a read goes on behind them.
+    If ``failOnDataLoss`` is false, the read continues after them.
     """
 
     def __init__(self, topic: str, partition: int, first: int, last: int, reason: str) -> None:
         offsets = f"offset {first}" if first == last else f"offsets {first} to {last}"
         super().__init__(
             f"{offsets} of topic {topic!r}, partition {partition}, cannot be read: {reason}."
-            " With the option failOnDataLoss = false a read goes on without them"
+            " With the option failOnDataLoss = false a read continues without them"
         )
         self.topic = topic
         self.partition = partition

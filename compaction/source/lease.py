@@ -1,10 +1,10 @@
-"""Keeps read leases from expiring while the process that planned lives.
+"""Renews read leases while the process that planned lives.
 
-A *keeper* is one thread of the driver's Python worker. A stream's worker lives as long as its
-query and ends each batch's lease itself, but for the last one's: Spark ends the worker by a kill,
-and the lease expires. A batch read's worker is Spark's to end when it likes,
-and nobody tells it that the query is over, so its leases are kept for a bounded time only; the
-tasks that read renew them too (``source_read.py``), and what is missed after all is planned again.
+A *keeper* is one thread in the driver's Python worker. The worker of a stream lives as long as the
+query. It ends the lease of each batch itself, except the last one, which expires because Spark
+kills the worker. The worker of a batch read may be ended by Spark at any time and does not learn
+when the query is over, so it keeps leases for a limited time. Tasks renew them too (``reader.py``),
+and plan again what is missing nevertheless.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from shards.clock import monotonic_ns
 log = logging.getLogger("headgate.spark")
 
 RENEW_S = LEASE_MS / 3000
-BATCH_KEPT_S = 900.0  # from planning to the first task: time to wait for a busy cluster
-FOR_EVER_S = float("inf")
+BATCH_KEPT_S = 900.0  # until the first task runs, on a busy cluster
+NO_LIMIT_S = float("inf")
 
 
 class LeaseKeeper:
-    """Renews what it holds, until it is dropped, expires, or its time is over."""
+    """Renews leases until they are dropped, expire, or their time is over."""
 
     def __init__(self, planner: Planner, *, renew_s: float = RENEW_S) -> None:
         self._planner = planner
@@ -37,12 +37,12 @@ class LeaseKeeper:
 
     @property
     def is_running(self) -> bool:
-        """Whether its thread lives: it does while something is held."""
+        """Whether the thread runs, which it does while a lease is held."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 
-    def hold(self, plan: str, for_s: float = FOR_EVER_S) -> None:
-        """Renews this lease from now on."""
+    def hold(self, plan: str, for_s: float = NO_LIMIT_S) -> None:
+        """Begins to renew a lease."""
         with self._lock:
             self._until_ns[plan] = monotonic_ns() + for_s * 1e9
             if self._thread is None and not self._ended.is_set():
@@ -52,13 +52,13 @@ class LeaseKeeper:
                 self._thread.start()
 
     def drop(self, plan: str) -> None:
-        """Ends this lease."""
+        """Ends a lease."""
         with self._lock:
             self._until_ns.pop(plan, None)
         try:
             self._planner.end(plan)
         except SourceError as error:
-            log.info("the read lease %s ends by itself: %s", plan, error)
+            log.info("the read lease %s could not be ended and will expire: %s", plan, error)
 
     def close(self) -> None:
         """Ends all leases and the thread."""
@@ -98,14 +98,14 @@ _keepers_lock = threading.Lock()
 
 
 def keep_for_a_batch(planner: Planner, plan: str) -> None:
-    """Holds a batch read's lease in this process, for BATCH_KEPT_S at most."""
+    """Renews the lease of a batch read in this process, for at most BATCH_KEPT_S."""
     with _keepers_lock:
         keeper = _keepers.setdefault(planner, LeaseKeeper(planner))
     keeper.hold(plan, BATCH_KEPT_S)
 
 
 def end_batches() -> None:
-    """Ends the leases of all batch reads that this process planned, and their threads."""
+    """Ends the leases of all batch reads that this process has planned, and the threads."""
     with _keepers_lock:
         keepers = list(_keepers.values())
         _keepers.clear()

@@ -1,10 +1,9 @@
-"""Options of the Spark source: Spark's names for Kafka where there is one, checked one by one.
+"""Options of the Spark source, with the names that Spark's Kafka source has for them.
 
-Vocabulary: *where* to begin or end is ``earliest``, ``latest``, or Kafka's JSON of offsets by
-topic and partition, ``{"topic": {"0": 23, "1": -2}}``, in which -2 is earliest and -1 latest, and
-partitions that are not named are read from earliest (to latest). Starting offsets are inclusive,
-ending offsets exclusive; offsets begin at 1. Spark hands options in whatever case they were
-given in; names of options regard no case.
+A bound is ``earliest``, ``latest``, or Kafka's JSON of offsets by topic and partition,
+``{"topic": {"0": 23, "1": -2}}``, in which -2 means earliest and -1 latest. Partitions that are not
+named begin at earliest and end at latest. Starting offsets are inclusive, ending offsets exclusive;
+offsets begin at 1. Names of options are not case-sensitive, because Spark does not preserve case.
 
 Pure: nothing is opened or asked here.
 """
@@ -22,14 +21,14 @@ from uploader.stores.open import StoreUrlError, open_store
 
 EARLIEST, LATEST = -2, -1
 MAX_BYTES_PER_PARTITION = 64 << 20
-# Of the source's own; what a checkpoint adds to offsets (source_stream.py) is let pass.
+# A checkpoint has this key among its offsets (stream.py); it is ignored here.
 _IDS = "#ids"
 
 Mode = Literal["batch", "stream"]
 
 
 class OptionError(ValueError):
-    """An option that cannot be used. ``option`` as users write it."""
+    """An option that cannot be used. ``option`` is its name as users write it."""
 
     def __init__(self, option: str, value: str | None, problem: str) -> None:
         given = f"option {option!r}" if value is None else f"option {option!r} = {_short(value)!r}"
@@ -38,7 +37,7 @@ class OptionError(ValueError):
 
 
 class Bound(Struct, frozen=True):
-    """Where to begin or end: offsets that are named, ``default`` for all others."""
+    """Where to begin or end: named ``offsets``, and ``default`` for other partitions."""
 
     default: int
     offsets: dict[str, dict[int, int]] = {}
@@ -46,7 +45,7 @@ class Bound(Struct, frozen=True):
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What a read was told. Either ``url`` or ``data`` is given."""
+    """The options of a read. Either ``url`` or ``data`` is set."""
 
     topics: tuple[str, ...]
     url: str | None = None
@@ -64,7 +63,7 @@ class Options(Struct, frozen=True, kw_only=True):
     read_through: str = "store"
 
 
-# Every option, as users write it, and what it accepts.
+# All options, as users write them, and what they accept.
 ACCEPTED: dict[str, str] = {
     "url": "a daemon's address, like http://127.0.0.1:7440",
     "data": "a daemon's data directory on this machine",
@@ -114,7 +113,7 @@ def parse(given: Mapping[str, str], mode: Mode) -> Options:
     for name in only[mode]:
         if name in named:
             what = "streams" if mode == "batch" else "batch reads"
-            raise OptionError(name, named[name], f"is for {what} only; leave it out")
+            raise OptionError(name, named[name], f"is for {what} only; remove it")
     return Options(
         topics=topics,
         url=named.get("url"),
@@ -146,7 +145,7 @@ def _check_place(named: Mapping[str, str]) -> None:
             raise _refused(named, "url")
         for name in ("store", "lake", "s3_endpoint_url", "s3_region"):
             if name in named:
-                raise OptionError(name, named[name], "is told by the daemon; leave it out")
+                raise OptionError(name, named[name], "comes from the daemon; remove it")
     if not named.get("data", "/"):
         raise _refused(named, "data")
     for name in ("store", "lake"):
@@ -180,7 +179,7 @@ def _starting(named: Mapping[str, str], topics: tuple[str, ...], mode: Mode) -> 
     if text.lower() == "latest":
         if mode == "batch":
             raise OptionError(
-                name, text, "leaves a batch read nothing to read; it may be earliest or offsets"
+                name, text, "leaves nothing to read in a batch; use earliest or offsets"
             )
         return Bound(LATEST)
     allowed = (EARLIEST,) if mode == "batch" else (EARLIEST, LATEST)
@@ -195,7 +194,7 @@ def _ending(named: Mapping[str, str], topics: tuple[str, ...]) -> Bound:
     if text.lower() == "latest":
         return Bound(LATEST)
     if text.lower() == "earliest":
-        raise OptionError(name, text, "leaves nothing to read; it may be latest or offsets")
+        raise OptionError(name, text, "leaves nothing to read; use latest or offsets")
     return Bound(LATEST, _offsets(named, name, topics, (LATEST,)))
 
 
@@ -214,7 +213,9 @@ def _offsets(
             raise OptionError(name, text, f"names the topic {topic!r}, which 'subscribe' does not")
         for partition, offset in partitions.items():
             if not (partition.isascii() and partition.isdigit()):
-                raise OptionError(name, text, f"names the partition {partition!r}, no number")
+                raise OptionError(
+                    name, text, f"names the partition {partition!r}, which is not a number"
+                )
             if offset < 1 and offset not in special:
                 words = {EARLIEST: "-2 (earliest)", LATEST: "-1 (latest)"}
                 also = "".join(f", or {words[each]}" for each in special)

@@ -41,7 +41,7 @@ class TaskPartition(InputPartition):
 
 
 def read_partition(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """A task's rows; Spark makes a partition without a task where there is nothing to read."""
+    """The rows of a task. Spark makes a partition without a task if there is nothing to read."""
     if isinstance(partition, TaskPartition):
         reader = Reader(
             partition.place, planner_of(options), fail_on_data_loss=options.fail_on_data_loss
@@ -50,7 +50,7 @@ def read_partition(options: Options, partition: InputPartition) -> Iterator[pa.R
 
 
 def partitions_of(options: Options, pages: list[Plan]) -> Iterator[TaskPartition]:
-    """Spark's partitions of a plan, its losses told first."""
+    """Spark's partitions of a plan. Reports the plan's losses first."""
     for page in pages:
         for loss in losses(page):
             lose(loss, fail=options.fail_on_data_loss)
@@ -66,7 +66,7 @@ def partitions_of(options: Options, pages: list[Plan]) -> Iterator[TaskPartition
 
 
 def planner_of(options: Options) -> Planner:
-    """Who plans for these options."""
+    """The planner for these options."""
     if options.url is not None:
         return DaemonPlanner(options.url.rstrip("/"))
     if options.data is None:
@@ -85,12 +85,12 @@ class FirstAtTime(Struct):
     planner: Planner
 
     def offset(self, topic: TopicState, state: PartitionState, timestamp_ms: int) -> int:
-        """The offset; the next one where no record is that late. The ledger says which extent or
-        file to begin with, and rows of it are read until one is late enough."""
+        """The offset, or the partition's next offset if no record is that late. The ledger says
+        where to begin, and rows are read from there until one is late enough."""
         start = self.planner.extent_at(topic, state.partition, timestamp_ms)
         if isinstance(self.planner, DaemonPlanner):
-            return min(start, state.next_seq)  # diff has looked at the records itself
-        # The other partitions from their end to their end: nothing.
+            return min(start, state.next_seq)  # diff has compared the records
+        # Nothing of the other partitions: from their end to their end.
         starts = {p.partition: p.next_seq for p in topic.partitions}
         stops = dict(starts)
         starts[state.partition] = max(start, state.earliest_seq)

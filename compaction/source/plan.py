@@ -1,14 +1,13 @@
-"""What a bulk reader has to read: a plan made from the ledger, and how it is cut into tasks.
+"""Makes the plan of a bulk reader from the ledger: which files and objects it reads.
 
-Vocabulary: a *plan* covers offsets [from, to) of partitions: the *files* that hold what is
-compacted, the *extents* of L0 objects that hold the rest, and *holes*, offsets that no reader can
-have. A plan is made a *page* at a time, of bounded size: a page whose ``next`` is not null covers
-less than was asked, and ``next`` asks for what is left. *From* is inclusive and *to* exclusive, as
-Kafka's readers count.
+A *plan* covers offsets [from, to) of partitions: the *files* that have what is compacted, the
+*extents* of L0 objects that have the rest, and *holes*, offsets that no reader can have. It is made
+in *pages* of limited size: if ``next`` of a page is not null, the page covers less than was
+requested, and ``next`` requests the rest. As in Kafka, *from* is inclusive and *to* exclusive.
 
-Why a plan made of several looks at the ledger is right: L1 is taken up to the ``compacted_seq``
-that was read first, L0 above it. A compaction that switches in between adds files that hold more
-than is taken of them, and takes no extent away, because the read lease is older than the switch.
+A plan may be made by several reads of the ledger: files are used up to the ``compacted_seq`` that
+was read first, extents above it. A compaction that switches between two reads adds files, of which
+offsets above are ignored, and removes no extent, because the read lease is older than the switch.
 
 One planner serves the daemon (``POST /v0/plans``) and a source that opens the ledger itself.
 Asks the ledger, and nothing else; pyarrow and pyspark are not imported.
@@ -40,11 +39,11 @@ from ledger.types import Extent, Gap, PartitionState, Topic
 
 FILES_AT_ONCE = 1_000
 LEASE_MS = 300_000
-RECOVERY = "recovery"  # the reason of a hole that never was a record
+RECOVERY = "recovery"  # the reason of a hole that never had records
 
 
 class PlanInvalid(ValueError):
-    """A plan that was asked for and cannot be; ``field`` of the request is to blame."""
+    """A request that cannot be planned, because of its ``field``."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -61,7 +60,7 @@ class Asked(Struct, frozen=True):
 
 
 class Page(Struct):
-    """A page that is being filled, partition by partition."""
+    """A page of a plan while it is built, partition by partition."""
 
     limit: int
     partitions: list[PlanPartition] = field(default_factory=list)
@@ -79,7 +78,7 @@ def wanted(
     topic: Topic, states: Sequence[PartitionState], starts: Mapping[int, int],
     stops: Mapping[int, int],
 ) -> list[Asked]:  # fmt: skip
-    """What is asked of a topic, checked against its partitions. Raises PlanInvalid."""
+    """The requested offsets of a topic, checked against its partitions. Raises PlanInvalid."""
     by_number = {state.partition: state for state in states}
     for name, offsets in (("from", starts), ("to", stops)):
         for partition, offset in offsets.items():
@@ -87,7 +86,7 @@ def wanted(
             at = f"{name}.{topic.name}.{partition}"
             if state is None:
                 raise PlanInvalid(
-                    at, f"topic {topic.name!r} has partitions 0 to {len(states) - 1}, no"
+                    at, f"topic {topic.name!r} has partitions 0 to {len(states) - 1}, not"
                     f" {partition}",
                 )  # fmt: skip
             if not 1 <= offset <= state.next_seq:
@@ -103,14 +102,14 @@ def wanted(
             raise PlanInvalid(
                 f"from.{topic.name}.{state.partition}",
                 f"from is {start} and to is {stop} in partition {state.partition} of topic"
-                f" {topic.name!r}: nothing lies between",
+                f" {topic.name!r}: there is nothing to read",
             )
         found.append(Asked(topic, state, start, max(start, stop)))
     return found
 
 
 def fill(tx: ReadTx, page: Page, asked: Asked, gaps: Sequence[Gap]) -> None:
-    """Adds what is asked to the page as far as there is room; the rest goes to ``left``.
+    """Adds requested offsets to the page while it has room; the rest goes to ``left``.
 
     ``gaps`` are the ledger's gaps. Each call is a short read of the ledger.
     """
@@ -138,7 +137,7 @@ def fill(tx: ReadTx, page: Page, asked: Asked, gaps: Sequence[Gap]) -> None:
 
 
 def _fill_files(tx: ReadTx, page: Page, asked: Asked, start: int, stop: int) -> int:
-    """Files for what is compacted of [start, stop); returns up to where the page goes."""
+    """Adds files for what is compacted of [start, stop). Returns where the page ends."""
     topic, state = asked.topic, asked.state
     below = min(stop, state.compacted_seq + 1)
     if start >= below:
@@ -149,7 +148,7 @@ def _fill_files(tx: ReadTx, page: Page, asked: Asked, start: int, stop: int) -> 
         cut = found[limit].range.first_offset if len(found) > limit else below
         if cut > start:
             break
-        limit *= 2  # that many files hold the very first offset's neighbors: days interleave
+        limit *= 2  # so many files of other days begin before the next offset
     for file in found:
         one = file.range
         if one.first_offset < min(cut, below):
@@ -188,7 +187,7 @@ def _fill_extents(tx: ReadTx, page: Page, asked: Asked, start: int, stop: int) -
 
 
 def _fill_holes(tx: ReadTx, page: Page, asked: Asked, stop: int, gaps: Sequence[Gap]) -> None:
-    """Names what of [asked.start, stop) is not there and was there, or never was."""
+    """Adds the offsets of [asked.start, stop) that cannot be read or never had records."""
     topic, state = asked.topic, asked.state
     key = (topic.topic_id, state.partition)
     found = [
@@ -211,7 +210,7 @@ def _fill_holes(tx: ReadTx, page: Page, asked: Asked, stop: int, gaps: Sequence[
 
 
 def finished(page: Page, plan: str, expires_ms: int, store: PlanStore) -> Plan:
-    """The page as an answer."""
+    """The answer made of a page."""
     left: PlanRequest | None = None
     if page.left:
         starts: Offsets = {}
@@ -241,14 +240,14 @@ def finished(page: Page, plan: str, expires_ms: int, store: PlanStore) -> Plan:
 
 
 def _objects(partitions: Iterable[list[tuple[Extent, str]]]) -> list[PlanObject]:
-    """Extents by object, so ordered that each partition's offsets rise.
+    """Extents by object, in an order in which the offsets of each partition ascend.
 
-    There is such an order, that of the commits; it is found again from the partitions' orders
-    alone (a topological sort), so that the ledger can be read along its index by offsets.
+    The order of commits is one. It is found by a topological sort of the partitions' orders, so
+    that the ledger can be read along its index by offset.
     """
     queues = [extents for extents in partitions if extents]
-    waits: dict[str, int] = {}  # object -> partitions that have something before it
-    holds: dict[str, list[tuple[int, int]]] = {}  # object -> places of its extents in the queues
+    waits: dict[str, int] = {}  # object -> partitions with an earlier extent that is not placed
+    holds: dict[str, list[tuple[int, int]]] = {}  # object -> positions of its extents in the queues
     for number, queue in enumerate(queues):
         for index, (extent, _) in enumerate(queue):
             holds.setdefault(extent.locator, []).append((number, index))
@@ -273,7 +272,7 @@ def _objects(partitions: Iterable[list[tuple[Extent, str]]]) -> list[PlanObject]
                 if waits[after] == 0:
                     ready.append(after)
     if len(objects) != len(holds):
-        raise AssertionError("the ledger's extents stand in no order that commits could have")
+        raise AssertionError("no order of commits fits the ledger's extents")
     return objects
 
 

@@ -1,13 +1,10 @@
-"""From a plan to Spark's tasks: what each reads, in which order, about equally many bytes.
+"""Cuts a plan into read tasks of about equal bytes, one for each Spark task. Pure.
 
-Vocabulary: a *stretch* is an interval of one partition's offsets with all files that hold rows of
-it; files of several days may interleave, so rows are told apart by offsets, never by files. A
-*span* is what a task wants of a partition's extents: an extent that reaches over it is cut. A
-*page of diff* is an interval that is read through the daemon.
+A task reads an *offset range* of a partition from all files that have rows of it, because files of
+several days may interleave; from the extents of L0, of which rows outside the range are left out;
+or through the daemon's ``diff``.
 
-Whatever a task reads of one partition rises in offsets, and each offset is in one task.
-
-Pure.
+What a task reads of one partition has ascending offsets, and each offset is in exactly one task.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from ledger.lake.types import FileRange, LakeRange
 
 T = TypeVar("T")
 EVER_AFTER_MS = 1 << 62
-RANGE_BYTES_MIN = 1 << 20  # a stretch is not cut finer: each piece reads whole row groups
+RANGE_BYTES_MIN = 1 << 20  # ranges are not cut smaller, because each reads whole row groups
 
 
 class OffsetRange(Struct, frozen=True, array_like=True):
@@ -39,14 +36,18 @@ class OffsetRange(Struct, frozen=True, array_like=True):
 
 
 class CompactedRange(Struct, frozen=True, array_like=True):
-    """An interval of what is compacted, and the files that hold it."""
+    """Compacted offsets, and the files that have their rows."""
 
     offsets: OffsetRange
     files: tuple[FileRange, ...]
 
 
 class ReadTask(Struct, frozen=True):
-    """What one Spark task reads. ``topics`` names the ids; ``plan`` is its lease."""
+    """What one Spark task reads, under the lease ``plan``. ``topics`` are names by id.
+
+    ``compacted`` is read from files, ``uncompacted`` from ``objects``, ``through_diff`` by asking
+    the daemon.
+    """
 
     plan: str
     topics: dict[int, str]
@@ -57,7 +58,7 @@ class ReadTask(Struct, frozen=True):
 
 
 class Loss(Struct, frozen=True, array_like=True):
-    """Offsets [first, last] that a plan does not give, and why."""
+    """Offsets [first, last] that a plan does not have, and why."""
 
     topic: str
     partition: int
@@ -67,15 +68,15 @@ class Loss(Struct, frozen=True, array_like=True):
 
 
 _REASONS = {
-    "cap": "they were evicted, for the topic was over its cap",
-    "ttl": "they were evicted, for their time to live was over",
+    "cap": "they were evicted, because the topic was over its cap",
+    "ttl": "they were evicted, because their time to live was over",
     "trim": "they were trimmed",
     "quarantined": "their object is damaged and in quarantine",
 }
 
 
 def losses(plan: Plan) -> list[Loss]:
-    """What was asked and cannot be read; recovery's gaps are none, for no record is in them."""
+    """Requested offsets that cannot be read, except gaps of a recovery, which never had records."""
     found = [
         Loss(h.topic, h.partition, h.first_offset, h.last_offset,
              _REASONS.get(h.reason, h.reason))
@@ -86,7 +87,7 @@ def losses(plan: Plan) -> list[Loss]:
 
 
 def _uncovered(plan: Plan) -> Iterator[Loss]:
-    """Offsets that the plan ought to give and no file or extent of it holds."""
+    """Offsets that the plan should cover, and that no file or extent of it has."""
     held: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for hole in plan.holes:
         key = (hole.topic_id, hole.partition)
@@ -117,15 +118,15 @@ def _uncovered(plan: Plan) -> Iterator[Loss]:
 def _unknown(part: PlanPartition, first: int, last: int) -> Loss:
     return Loss(
         part.topic, part.partition, first, last,
-        "the ledger knows no object or file that holds them; see `headgate check`",
+        "the ledger has no object or file with them; run `headgate check`",
     )  # fmt: skip
 
 
 def tasks_of(
     plan: Plan, *, bytes_max: int, tasks_min: int = 1, through_diff: bool = False
 ) -> list[ReadTask]:
-    """The plan's tasks, each of about ``bytes_max`` bytes of L0 at most; one larger object is a
-    task by itself. At least ``tasks_min`` where there is that much to cut."""
+    """The plan's tasks, each of at most about ``bytes_max`` bytes in L0; a larger object is a task
+    of its own. There are at least ``tasks_min``, unless there is too little to cut."""
     topics = {part.topic_id: part.topic for part in plan.partitions}
     parts = {(part.topic_id, part.partition): part for part in plan.partitions}
     objects = list(_objects(plan.objects))
@@ -215,7 +216,7 @@ def _clusters(
 
 
 def _range_of(file: PlanFile, one: PlanRange) -> FileRange:
-    """As the ledger says it, but for what a bulk read does not look at."""
+    """As in the ledger, except for fields that a bulk read does not use."""
     known = LakeRange(
         one.partition, one.first_offset, one.last_offset, one.rows, one.bytes, 0, EVER_AFTER_MS
     )
@@ -234,7 +235,7 @@ def _cut(offsets: OffsetRange, size: int, target: int) -> list[tuple[OffsetRange
 
 
 def _packed(items: Sequence[tuple[T, int]], target: int) -> Iterator[tuple[T, ...]]:
-    """Neighbours together, up to the target each."""
+    """Groups of consecutive items, of at most the target each."""
     pack: list[T] = []
     filled = 0
     for item, size in items:

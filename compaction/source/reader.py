@@ -1,12 +1,13 @@
-"""What a Spark task does: reads its ranges of files, objects and pages of diff, batch by batch.
+"""Reads one task of a plan: files, objects, and answers of diff, as Arrow batches.
 
-A reader goes on where it can. What it misses (an object or a file that was collected although the
-lease should have held it: the lease ended, or the driver slept) it plans again by topic id,
-partition and offsets, and reads from where they are now. Rows of one partition rise in offsets,
-so what is missing always begins behind the last one that was given: nothing comes twice.
+If an object or a file is missing, it was collected although the lease should have kept it: the
+lease expired, or the driver was suspended. The reader then plans the missing offsets again, by
+topic id, partition, and offset, and reads them from where they are now. Rows of a partition come
+in ascending offsets, so what is missing begins after the last row that was returned, and no row
+comes twice.
 
-What cannot be read by anybody is a *loss*: an error that names the offsets, or, with
-``failOnDataLoss`` false, a line in the task's log.
+Offsets that no reader can have are a *loss*: an error that names them, or, if ``failOnDataLoss`` is
+false, a line in the task's log.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ BATCH_ROWS = 20_000
 BATCHES_MAX = 1_000
 CACHE_BYTES = 64 << 20  # of row groups, for small files that hold many partitions
 CACHE_COUNT_MAX = 100_000  # of row groups that are nearly empty
-PLANS_AGAIN_MAX = 3  # of one interval: then something other than a collection is wrong
+PLANS_AGAIN_MAX = 3  # of the same offsets; if they are still missing, no collection is the cause
 DIFF_RECORDS = 1_000
 RECREATED = "recreated"  # a tombstone's reason
-_ANEW = "the topic was deleted and made anew meanwhile"
+_RECREATED = "the topic was deleted and created again"
 RENEW_NS = LEASE_MS * 1_000_000 // 3
 
 # When this process last renewed a plan: a worker runs many tasks of one plan.
@@ -67,9 +68,9 @@ def _cache() -> LruCache[Any, Any]:
 
 
 class Reader:
-    """Reads one task. ``planner`` plans again and renews the lease.
+    """Reads one task. ``planner`` plans missing offsets again and renews the lease.
 
-    Rows before ``since_ms`` may be left out, as far as that spares reading them.
+    Rows before ``since_ms`` may be left out if that saves reading them.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Reader:
         self._footers: LruCache[str, Footer] = _cache()
 
     def read(self, task: ReadTask, again: int = 0) -> Iterator[pa.RecordBatch]:
-        """The task's rows. Raises SourceError, and StoreError for a store that does not answer."""
+        """The task's rows. Raises SourceError, and StoreError if the store does not answer."""
         for compacted in task.compacted:
             for batch in self._compacted(task, compacted, again):
                 self._keep(task.plan)
@@ -108,7 +109,7 @@ class Reader:
         )
         reached = wanted.start
         reply: Footer | Rows | None = None
-        # Where days interleave a row range has a few rows; small ones are put together.
+        # If days interleave, a row range has only a few rows; small ones are joined.
         batches: list[pa.RecordBatch] = []
         missing: ObjectMissing | None = None
         while True:
@@ -150,7 +151,7 @@ class Reader:
         rows = self._kept.get(key)
         if rows is None:
             rows = self._retry(partial(read_rows, need.footer, need.group))
-            # Of one partition it is not read twice; of several it is wanted again at once.
+            # A row group of one partition is not read twice; one of several partitions soon is.
             if need.group.partition_min != need.group.partition_max:
                 self._kept.keep(key, rows)
         return rows
@@ -174,7 +175,7 @@ class Reader:
                     )
                     problem = _add(builder, data)
                     if problem or not is_whole:
-                        # What was read before it comes before it.
+                        # Rows that were read before must come first.
                         yield from _flushed(task, builders)
                     if problem:
                         yield from self._again(task, wanted, f"{fetched.key}: {problem}", again)
@@ -194,7 +195,7 @@ class Reader:
     def _again(
         self, task: ReadTask, left: OffsetRange, reason: str, again: int
     ) -> Iterator[pa.RecordBatch]:
-        """Plans an interval again and reads it from where it is now."""
+        """Plans offsets again and reads them from where they are now."""
         topic = task.topics[left.topic_id]
         where = (topic, left.partition, left.start, left.stop - 1)
         if again >= PLANS_AGAIN_MAX:
@@ -206,10 +207,10 @@ class Reader:
         try:
             pages = plan(self._planner, request, {topic: left.topic_id})
         except TopicRecreated:
-            self._lose(*where, f"{reason}: {_ANEW}")
+            self._lose(*where, f"{reason}: {_RECREATED}")
             return
         except SourceError as error:
-            # Not a loss: it may well be there. Whoever runs the query decides.
+            # Not a loss: they may be there. The user decides.
             raise SourceError(
                 f"offsets {left.start} to {left.stop - 1} of topic {topic!r}, partition"
                 f" {left.partition}: {reason}; and they cannot be planned again: {error}. Run the"
@@ -246,7 +247,7 @@ class Reader:
             )
             gap = answer.tombstone
             if gap is not None and gap.reason == RECREATED:
-                self._lose(topic, wanted.partition, from_seq + 1, wanted.stop - 1, _ANEW)
+                self._lose(topic, wanted.partition, from_seq + 1, wanted.stop - 1, _RECREATED)
                 return
             if gap is not None and gap.reason != RECOVERY:
                 first, last = max(gap.gap_from, wanted.start), min(gap.gap_to, wanted.stop - 1)
@@ -257,9 +258,9 @@ class Reader:
                 yield of_diff(topic, wanted.partition, rows)
             if answer.next_from_seq <= from_seq:
                 raise SourceError(
-                    f"the daemon has no offsets behind {from_seq} of topic {topic!r}, partition"
-                    f" {wanted.partition}, and the plan goes to {wanted.stop - 1}: is it another"
-                    " daemon by now?"
+                    f"the daemon has no offsets after {from_seq} of topic {topic!r}, partition"
+                    f" {wanted.partition}, and the plan ends at {wanted.stop - 1}: is it another"
+                    " daemon now?"
                 )
             from_seq = answer.next_from_seq
 
@@ -270,7 +271,7 @@ class Reader:
         log.warning("%s", loss)
 
     def _keep(self, lease: str) -> None:
-        """Renews the lease now and then; who cannot is told by what is missing later."""
+        """Renews the lease when it is due. If that fails, missing offsets are planned again."""
         now_ns = monotonic_ns()
         due_ns = _renewed_ns.get(lease, now_ns - RENEW_NS) + RENEW_NS
         if not lease or now_ns < due_ns:
@@ -280,19 +281,21 @@ class Reader:
         _renewed_ns[lease] = now_ns
         try:
             if not self._planner.renew(lease):
-                log.warning("the read lease %s has ended; what is missing is planned again", lease)
+                log.warning(
+                    "the read lease %s has expired; missing offsets are planned again", lease
+                )
         except SourceError as error:
-            log.info("the read lease %s is not renewed from here: %s", lease, error)
+            log.info("the read lease %s cannot be renewed from here: %s", lease, error)
 
     def _end(self, lease: str) -> None:
         try:
             self._planner.end(lease)
         except SourceError as error:
-            log.info("the read lease %s ends by itself: %s", lease, error)
+            log.info("the read lease %s could not be ended and will expire: %s", lease, error)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches as batches of a few thousand rows; the list is empty then."""
+    """Yields the rows of small batches in larger ones, and empties the list."""
     if batches:
         batch = pa.concat_batches(batches) if len(batches) > 1 else batches[0]
         batches.clear()
@@ -322,7 +325,7 @@ def _flushed(task: ReadTask, builders: dict[int, RowBuilder]) -> Iterator[pa.Rec
 
 
 def _only(task: ReadTask, left: OffsetRange) -> ReadTask:
-    """The task without other partitions, which a plan of one topic has too."""
+    """The task with one partition only; a plan has all partitions of its topic."""
 
     def is_wanted(topic_id: int, partition: int) -> bool:
         return (topic_id, partition) == (left.topic_id, left.partition)
@@ -349,7 +352,7 @@ def _only(task: ReadTask, left: OffsetRange) -> ReadTask:
 
 
 def _same_objects(before: ReadTask, now: ReadTask) -> bool:
-    """Whether the new plan leads to the object that could not be read."""
+    """Whether the new plan reads the object that could not be read."""
     return not {each.locator for each in before.objects}.isdisjoint(
         each.locator for each in now.objects
     )

@@ -1,11 +1,11 @@
-"""Rows as Spark gets them: the columns that Kafka's users know, as Arrow batches.
+"""Rows for Spark: the columns of Spark's Kafka source, as Arrow batches.
 
 ``key`` and ``value`` are bytes: ``value`` is the record's JSON text as it was received, or its
-bytes. ``headers`` are ``tag``, ``node`` and ``meta`` where the record has them, in this order, and
-null where it has none.
+bytes. ``headers`` are those of ``tag``, ``node``, and ``meta`` that the record has, in this order,
+or null.
 
-Rows come from L0 (a table of ``columns.py``), from L1 (arrays of a row group), or from ``diff``;
-what Spark gets is the same.
+Rows come from L0 (a table of ``parquet/row_builder.py``), from L1 (arrays of a row group), or from
+``diff``. Spark gets the same from each.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HEADER_NAMES = ("tag", "node", "meta")
 
 
 class DiffRow(NamedTuple):
-    """A record as ``diff`` gives it."""
+    """A record of an answer of ``diff``."""
 
     offset: int
     ts_ms: int
@@ -51,7 +51,7 @@ class DiffRow(NamedTuple):
 
 
 def of_table(topic: str, rows: pa.Table) -> pa.RecordBatch:
-    """Rows of L0 as ``columns.RowBuilder`` makes them, of one topic."""
+    """Rows of one topic from L0, as ``RowBuilder`` makes them."""
     columns = {name: _one(rows.column(name)) for name in rows.column_names}
     coded = columns["data_is_base64"]
     return _batch(
@@ -62,7 +62,7 @@ def of_table(topic: str, rows: pa.Table) -> pa.RecordBatch:
 
 
 def of_row_range(topic: str, partition: int, span: RowRange) -> pa.RecordBatch:
-    """Rows of L1, of one partition."""
+    """Rows of one partition from L1."""
     count = span.stop - span.start
     timestamp, key, tag, node, meta, data, coded = span.rows.arrays(span.start, span.stop)
     offsets = pa.py_buffer(span.rows.offsets[span.start : span.stop])
@@ -74,7 +74,7 @@ def of_row_range(topic: str, partition: int, span: RowRange) -> pa.RecordBatch:
 
 
 def of_diff(topic: str, partition: int, rows: Sequence[DiffRow]) -> pa.RecordBatch:
-    """Records that the daemon answered."""
+    """Records from an answer of ``diff``."""
     count = len(rows)
     return pa.RecordBatch.from_arrays(
         [
@@ -163,6 +163,6 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def sliced(batch: pa.RecordBatch, rows_max: int) -> Iterator[pa.RecordBatch]:
-    """The batch in parts of at most ``rows_max`` rows."""
+    """The batch, cut into batches of at most ``rows_max`` rows."""
     for start in range(0, batch.num_rows, rows_max):
         yield batch.slice(start, rows_max)

@@ -1,14 +1,14 @@
-"""``readStream.format("headgate")``: topics as a stream of batches that a checkpoint goes on with.
+"""``readStream.format("headgate")``: topics as a stream of batches that resumes at a checkpoint.
 
-A stream's *offset* is, by topic and partition, the next record to read, and beside it the topics'
-ids: ``{"orders": {"0": 18, "1": 4}, "#ids": {"orders": 7}}``. No topic's name begins with ``#``.
-A topic that is deleted and made anew begins at 1 again; without its id a stream would skip what
-the new one has, silently.
+A stream's *position* is the next offset to read by topic and partition, and the ids of the topics:
+``{"orders": {"0": 18, "1": 4}, "#ids": {"orders": 7}}``. No name of a topic begins with ``#``. A
+topic that is deleted and created again begins at 1; without the id, the stream would silently skip
+the first records of the new topic.
 
-What a batch holds is decided once, in ``latestOffset``; Spark writes it down, and reads the same
-interval again after a crash. New partitions and topics are read from their earliest offset.
-Each batch has a read lease of its own, which ends when Spark has committed the batch: a lease as
-old as the stream would keep everything since from being collected.
+The offsets of a batch are decided once, in ``latestOffset``. Spark stores them, and reads the same
+offsets again after a crash. New partitions and topics are read from their earliest offset. Each
+batch has its own read lease, which ends when Spark has committed the batch, because a lease as old
+as the stream would prevent all collection.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 IDS = "#ids"
 Position = dict[str, dict[str, int]]
-"""A stream's offset as Spark keeps it: JSON."""
+"""A stream's position as Spark stores it: JSON."""
 
 
 class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One stream's reader: lives in the driver's Python worker; a copy of it reads tasks."""
+    """The reader of one stream, in the driver's Python worker; copies of it read tasks."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -72,7 +72,7 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def latestOffset(self, start: Position, limit: ReadLimit) -> Position:  # noqa: N802  # pyspark's
-        """Where the next batch ends. Raises DataLoss for a topic that is gone or made anew."""
+        """The end of the next batch. Raises DataLoss if a topic was deleted or created again."""
         begins, ids = parsed(start)
         topics = self._topics(begins)
         self._check_ids(begins, ids, topics)
@@ -82,7 +82,7 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 begin = begins.setdefault(name, {}).setdefault(state.partition, state.earliest_seq)
                 end = state.next_seq
                 if self._target is not None:
-                    # What came, or was made, after the query began belongs to the next one.
+                    # Records and topics after the query began are left to the next query.
                     offsets, target_ids = self._target
                     if target_ids.get(name) != topic.topic_id:
                         continue
@@ -125,7 +125,7 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for state in topic.partitions:
                 stop = partitions.get(state.partition, state.next_seq)
                 if state.partition not in partitions:
-                    begin = stop  # made after this batch was decided
+                    begin = stop  # created after this batch was decided
                 else:
                     begin = known.get(state.partition, min(state.earliest_seq, stop))
                 if stop > state.next_seq:
@@ -143,7 +143,7 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(self._options, partition)
 
     def commit(self, end: Position) -> None:
-        """The batch that ended there is done with."""
+        """Ends the lease of the batch that ends there."""
         for lease in [lease for lease, until in self._leases.items() if until == end]:
             self._drop(lease)
 
@@ -158,7 +158,7 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._keeper = LeaseKeeper(self._planner)
         self._keeper.hold(lease)
         for other in [lease for lease, until in self._leases.items() if until != end]:
-            self._drop(other)  # batches come one after the other
+            self._drop(other)  # earlier batches are done
         self._leases[lease] = end
 
     def _drop(self, lease: str) -> None:
@@ -178,13 +178,13 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_ids(
         self, begins: Offsets, ids: dict[str, int], topics: dict[str, TopicState]
     ) -> None:
-        """A topic that was made anew is read from its beginning, once that was accepted."""
+        """If a topic was created again, fails, or reads it from its beginning."""
         for name, topic in topics.items():
             if ids.get(name, topic.topic_id) != topic.topic_id:
                 self._gone(begins, name)
 
     def _gone(self, begins: Offsets, name: str) -> None:
-        """A topic that the stream was reading was deleted: what it had not read yet is lost."""
+        """A topic of the stream was deleted: records that were not read yet are lost."""
         reached = begins.pop(name, None)
         if reached is None:
             return
@@ -192,18 +192,18 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             read = ", ".join(f"{p}: {o - 1}" for p, o in sorted(reached.items()))
             raise SourceError(
                 f"topic {name!r} was deleted while a stream was reading it (up to partition:"
-                f" offset {read}). With the option failOnDataLoss = false the stream goes on"
+                f" offset {read}). With the option failOnDataLoss = false the stream continues"
                 " without it, and with a new topic of this name from its beginning"
             )
         lose(Loss(name, 0, 1, 1, "the topic was deleted"), fail=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to executors: a reader that has no leases of its own."""
+        """For executors: a reader without leases."""
         return {**self.__dict__, "_keeper": None, "_leases": {}}
 
 
 def position(offsets: Offsets, ids: dict[str, int]) -> Position:
-    """A stream's offset; always the same JSON for the same offsets."""
+    """A stream's position; the same offsets always give the same JSON."""
     found = {
         name: {str(partition): offset for partition, offset in sorted(partitions.items())}
         for name, partitions in sorted(offsets.items())

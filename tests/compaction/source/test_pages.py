@@ -60,7 +60,7 @@ def test_a_topic_that_was_made_anew_under_a_task_is_a_loss_and_not_its_records(
     script: Script = lambda call: next(answers)  # noqa: E731
     with scripted(script) as server, caplog.at_level(logging.WARNING):
         if fail:
-            with pytest.raises(DataLoss, match=r"offsets 5 to 7 of topic 't'.*made anew"):
+            with pytest.raises(DataLoss, match=r"offsets 5 to 7 of topic 't'.*created again"):
                 read(server, 3, 8)
         else:
             assert read(server, 3, 8, fail=False) == [3, 4]
@@ -70,6 +70,6 @@ def test_a_topic_that_was_made_anew_under_a_task_is_a_loss_and_not_its_records(
 def test_a_time_that_is_looked_up_in_a_topic_that_was_made_anew_is_refused() -> None:
     with (
         scripted(lambda call: page(1, next_from_seq=1, topic_id=8)) as server,
-        pytest.raises(TopicRecreated, match="made anew"),
+        pytest.raises(TopicRecreated, match="created again"),
     ):
         DaemonPlanner(server.url).extent_at(TopicState("t", 7, []), 0, 5)
