@@ -1,9 +1,8 @@
-"""Statements of readers: partitions, extents, objects.
+"""What readers ask: partitions, extents, objects, gaps.
 
-``running_max_ms`` rises with the offsets of a partition, and reaches a time first at the first
-extent that holds a record that late: that is what makes the bisection in ``offset_at_time``
-right for timestamps in any order, as long as no extent before them was so late and cannot be read
-any more.
+``running_max_ms`` of an extent rises along the offsets of a partition, and first reaches a time at
+the first extent that holds a record that late. So the bisection in ``offset_at_time`` is right for
+timestamps in any order, unless an earlier extent was that late and cannot be read any more.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _voids_decoder = msgspec.msgpack.Decoder(tuple[tuple[int, int], ...])
 _STATE_SQL = """SELECT partition, next_seq - 1, earliest_seq, next_seq, count, bytes,
     compacted_seq, lost_seq, lost_reason
     FROM partitions WHERE topic_id = ?"""
-# A hole of the quarantine is to readers what a gap is: offsets without records, and why.
+# To readers a hole is the same as a gap: offsets without records, and why.
 _GAPS_SQL = """SELECT topic_id, partition, gap_from, gap_to, reason FROM gaps
         WHERE topic_id = ?1 AND partition = ?2 AND gap_to >= ?3
     UNION ALL SELECT topic_id, partition, first_offset, last_offset, 'quarantined' FROM quarantine
@@ -51,20 +50,22 @@ _OBJECT_SQL = "SELECT key, locator, size_bytes, created_ms, commit_number, exten
 
 
 def partition_states(tx: ReadTx, topic_id: int) -> list[PartitionState]:
-    """All partitions of a topic, deleted or not, by number; empty for an id that never was."""
+    """All partitions of a topic, deleted or not, by number; empty if it never existed."""
     rows = tx.execute(f"{_STATE_SQL} ORDER BY partition", (topic_id,))
     return [PartitionState(*row) for row in rows]
 
 
 def partition_state(tx: ReadTx, topic_id: int, partition: int) -> PartitionState | None:
-    """One partition, deleted or not; None when it never was."""
+    """One partition, deleted or not; None if it never existed."""
     row = tx.execute(f"{_STATE_SQL} AND partition = ?", (topic_id, partition)).fetchone()
     return None if row is None else PartitionState(*row)
 
 
 def gaps_of(tx: ReadTx, topic_id: int, partition: int, offset: int) -> list[Gap]:
-    """A partition's ranges without records that end at or behind ``offset``, in order: gaps, and
-    holes of the quarantine with the reason ``quarantined``, ``lost`` where they were given up."""
+    """A partition's ranges without records that end at or above ``offset``, in order.
+
+    Gaps, and holes: with the reason ``quarantined``, or ``lost`` if an operator gave them up.
+    """
     rows = tx.execute(_GAPS_SQL, (topic_id, partition, offset))
     return [Gap(*row) for row in rows]
 
@@ -72,8 +73,7 @@ def gaps_of(tx: ReadTx, topic_id: int, partition: int, offset: int) -> list[Gap]
 def partition_view(
     tx: ReadTx, topic_id: int, partition: int
 ) -> tuple[PartitionState, list[Gap]] | None:
-    """A partition and its readable offsets that no reader gets: gaps, and holes of the
-    quarantine; as of one moment. None for a partition that never was."""
+    """A partition, and the gaps and holes among its readable offsets; None if it never existed."""
     state = partition_state(tx, topic_id, partition)
     if state is None:
         return None
@@ -95,35 +95,35 @@ def heads(tx: ReadTx, topic_ids: list[int]) -> tuple[int, dict[tuple[int, int], 
 def extents_from(
     tx: ReadTx, topic_id: int, partition: int, offset: int, limit: int
 ) -> list[Extent]:
-    """Extents with a live record at or behind ``offset``, in offset order."""
+    """Extents with offsets at or above ``offset``, in offset order."""
     rows = tx.execute(_EXTENTS_SQL, (topic_id, partition, offset, limit))
     return [extent_of(row[:-1], row[-1]) for row in rows]
 
 
 def extents_of_commit(tx: ReadTx, number: int) -> list[Extent]:
-    """A commit's extents with a live record."""
+    """A commit's extents that have offsets."""
     return [extent_of(row[:-1], row[-1]) for row in tx.execute(_OF_COMMIT_SQL, (number,))]
 
 
 def extent_of(row: Sequence[Any], key: str = "") -> Extent:
-    """An extent from its columns in the order of the type, voids still as they are stored."""
+    """An extent from its columns in the order of the type, with voids as they are stored."""
     *columns, blob = row
     columns += [() if blob is None else _voids_decoder.decode(blob), key]
     return Extent(*columns)
 
 
 def gaps(tx: ReadTx) -> list[Gap]:
-    """All ranges of offsets that no record has, in order."""
+    """All gaps, in order. Only a recovery adds some, and no daemon runs beside it."""
     sql = "SELECT topic_id, partition, gap_from, gap_to, reason FROM gaps ORDER BY 1, 2, 3"
     return [Gap(*row) for row in tx.execute(sql)]
 
 
 def offset_at_time(tx: ReadTx, topic_id: int, partition: int, timestamp_ms: int) -> int:
-    """Where to begin to read for records from ``timestamp_ms`` on: none of them stands before.
+    """Where to begin to read for records from ``timestamp_ms`` on: all of them are at or after it.
 
     In L0 the first offset of the first extent that holds one; in L1 that of the first range of a
-    file, whose rows the reader passes over until it meets one. Never below what can be read. The
-    partition's next offset when there is no such record, 1 for a partition that never was.
+    file, whose rows the reader skips until it meets one. Never below what can be read. The
+    partition's next offset if there is no such record, 1 for a partition that never existed.
     """
     row = tx.execute(
         "SELECT next_seq, max_timestamp_ms, earliest_seq, compacted_seq FROM partitions"
@@ -151,15 +151,15 @@ def _in_extents(
 ) -> int:  # fmt: skip
     first = tx.execute(_FIRST_EXTENT_SQL, (topic_id, partition, begin)).fetchone()
     if first is not None and first[2] >= timestamp_ms:
-        # Also when it is an extent before ``begin`` that was so late: the running maximum says
-        # nothing of those behind it then.
+        # It may be an extent before ``begin`` that was that late: then the running maximum says
+        # nothing about the extents after it.
         row = tx.execute(
             "SELECT first_offset FROM extents WHERE topic_id = ? AND partition = ?"
             " AND last_offset >= ? AND last_timestamp_ms >= ? ORDER BY last_offset LIMIT 1",
             (topic_id, partition, begin, timestamp_ms),
         ).fetchone()
         return int(next_seq if row is None else row[0])
-    # The answer's extent ends at or behind `low`, and `answer` begins the best one so far.
+    # The extent that is looked for ends at or above `low`; `answer` begins the best one so far.
     low, high, answer = begin, next_seq, next_seq
     while low < high:
         middle = (low + high) // 2
@@ -175,7 +175,7 @@ def _in_extents(
 
 
 def objects(tx: ReadTx, after_commit_number: int = 0, limit: int = 1_000) -> list[ObjectRow]:
-    """Objects behind a commit, in commit order."""
+    """Objects after a commit, in commit order."""
     rows = tx.execute(
         f"{_OBJECT_SQL} FROM objects WHERE commit_number > ? ORDER BY commit_number LIMIT ?",
         (after_commit_number, limit),
@@ -184,7 +184,7 @@ def objects(tx: ReadTx, after_commit_number: int = 0, limit: int = 1_000) -> lis
 
 
 def object_by_key(tx: ReadTx, key: str) -> ObjectRow | None:
-    """The object of this key, or None."""
+    """The object with this key."""
     row = tx.execute(f"{_OBJECT_SQL} FROM objects WHERE key = ?", (key,)).fetchone()
     return None if row is None else ObjectRow(*row)
 
@@ -203,7 +203,7 @@ def committed_keys(tx: ReadTx, keys: list[str]) -> set[str]:
 
 
 def those_in(tx: ReadTx, table: str, column: str, values: Sequence[str]) -> set[str]:
-    """Those of the values that stand in a column of a table."""
+    """Those of the values that a column of a table has."""
     found: set[str] = set()
     left = iter(values)
     while some := list(islice(left, VALUES_AT_ONCE)):

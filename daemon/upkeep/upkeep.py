@@ -154,7 +154,9 @@ class UpkeepThread:
         for topic, by_time in looking:
             if self._stopped.is_set():
                 break
-            look = self._ledger.read(retention.look, topic, now.wall_ms if by_time else None)
+            look = self._ledger.read(
+                retention.due_evictions, topic, now.wall_ms if by_time else None
+            )
             if by_time:
                 wait_ms = look.due_ms - now.wall_ms
                 self._schedule.looked(topic, now.boot_ms, wait_ms, self._interval_ms())

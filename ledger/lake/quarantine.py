@@ -1,11 +1,9 @@
-"""The quarantine: offsets whose object could not be read, and their two ways out.
+"""The quarantine: offsets whose object could not be read, and the two ways out of it.
 
-Vocabulary: a hole is *restored* when its object was read after all and its rows are in the table
-(a switch, ``lake.py``). It is *accepted* when an operator gives the records up: it stays declared,
-in ``lost``, and its object is kept no longer. A hole that nobody could read anyway (its topic is
-deleted, its offsets are evicted) is *dropped*.
-
-Called inside a transaction; writing functions inside a write transaction.
+Vocabulary: a *hole* is a range of such offsets. It is *restored* when its object was read after all
+and its rows are in the table (a switch, ``lake_tables.py``). It is *accepted* when an operator
+gives the records up: it stays a hole, in the table ``lost``, and its object is no longer kept. A
+hole that no reader could get anyway (its topic is deleted, its offsets are evicted) is *dropped*.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ def rows(tx: ReadTx) -> list[Quarantined]:
 
 
 def accept(tx: WriteTx, holes: list[Hole], now_ms: int) -> None:
-    """Gives up the records of holes; they stay holes, and their objects are kept no longer."""
+    """Gives up the records of holes; they stay holes, but their objects are no longer kept."""
     tx.executemany(
         "INSERT INTO lost SELECT topic_id, partition, first_offset, last_offset, key, reason,"
         " found_ms, ? FROM quarantine WHERE topic_id = ? AND partition = ? AND first_offset = ?"

@@ -1,8 +1,8 @@
-"""Leases of bulk readers: what must be waited for before anything is deleted, and until when.
+"""Leases of bulk readers: what must not be deleted, and until when.
 
-Vocabulary: a *read lease* keeps what its holder planned with (objects, files) from being deleted
-until it ends or expires; one that has expired cannot be renewed, for its hold was lost. Times are
-epoch milliseconds. What leases keep from deletion the collection decides.
+Vocabulary: a *read lease* protects what its holder planned with (objects, files) from deletion
+until it ends or expires. An expired lease cannot be renewed, because its protection was lost. Times
+are epoch milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ READ_LEASES_MAX = 1_000
 
 
 def take(tx: WriteTx, lease: str, what: str, now_ms: int, expires_ms: int) -> None:
-    """Holds what is there now until ``expires_ms``. Raises ReadLeasesFull."""
+    """Protects what exists now until ``expires_ms``. Raises ReadLeasesFull."""
     tx.execute("DELETE FROM read_leases WHERE expires_ms <= ?", (now_ms,))
     (held,) = tx.execute("SELECT count(*) FROM read_leases").fetchone()
     if held >= READ_LEASES_MAX:
@@ -28,7 +28,7 @@ def take(tx: WriteTx, lease: str, what: str, now_ms: int, expires_ms: int) -> No
 
 
 def renew(tx: WriteTx, lease: str, now_ms: int, expires_ms: int) -> bool:
-    """Holds it for longer; False when it is not there any more or has expired."""
+    """Extends a lease; False if it has ended or expired: plan again."""
     found = tx.execute(
         "UPDATE read_leases SET expires_ms = ? WHERE lease = ? AND expires_ms > ?",
         (expires_ms, lease, now_ms),
@@ -37,13 +37,13 @@ def renew(tx: WriteTx, lease: str, now_ms: int, expires_ms: int) -> bool:
 
 
 def end(tx: WriteTx, lease: str) -> bool:
-    """Whether it was there."""
+    """Ends a lease; whether it existed."""
     found = tx.execute("DELETE FROM read_leases WHERE lease = ?", (lease,))
     return found.rowcount == 1
 
 
 def live(tx: ReadTx, now_ms: int) -> list[ReadLease]:
-    """Leases that hold now, oldest first."""
+    """Leases that are valid now, oldest first."""
     rows = tx.execute(
         "SELECT lease, created_ms, expires_ms, what FROM read_leases WHERE expires_ms > ?"
         " ORDER BY created_ms, lease",

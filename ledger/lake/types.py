@@ -1,13 +1,13 @@
-"""What the ledger knows of the lake: tables, their files, who reads and who compacts.
+"""What the ledger knows of the lake: tables and their files, readers, and the compaction.
 
-Vocabulary: *L1* are the Parquet files of Iceberg tables. A partition is *compacted* up to and
-with ``compacted_seq``: each of its offsets up to there is a row of an L1 file, or lies in a gap,
-in *quarantine* (the object that holds it cannot be read), or below ``earliest_seq``. A *run* is
-one compaction. The *switch* is the ledger transaction that makes readers of what a run committed
-to the tables read L1. A file is *dropped* when a later run has rewritten its rows; it stays until
-a collection removes it. A *read lease* keeps what a bulk reader planned with from being deleted.
+Vocabulary: *L1* is the Parquet files of Iceberg tables. A partition is *compacted* up to and
+including ``compacted_seq``: each offset up to there is a row of an L1 file, or in a gap, or in
+*quarantine* (the object that holds it cannot be read), or below ``earliest_seq``. A *run* is one
+compaction. The *switch* is the ledger transaction after which readers use L1 for what a run
+committed to the tables. A file is *dropped* when a later run has rewritten its rows; it stays until
+a collection removes it. A *read lease* protects what a bulk reader planned with from deletion.
 
-This module holds data only; it reads nothing and writes nothing. Times are epoch milliseconds.
+This module holds data only. Times are epoch milliseconds.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from ledger.types import Extent
 
 
 class LakeRange(Struct, frozen=True, array_like=True):
-    """The rows of one partition in one file: sorted by offset, between ``first_offset`` and
-    ``last_offset``. Offsets between may be missing there: they are rows of other files (another
-    day) or of none (gaps). ``bytes`` is their share of L0 payload, which caps count."""
+    """The rows of one partition in one file, between ``first_offset`` and ``last_offset``.
+
+    They are sorted by offset. Offsets in between may be missing: they are rows of other files
+    (another day) or of none (gaps). ``bytes`` is their share of L0 payload, which caps count.
+    """
 
     partition: int
     first_offset: int
@@ -32,7 +34,7 @@ class LakeRange(Struct, frozen=True, array_like=True):
 
 
 class NewFile(Struct, frozen=True):
-    """A Parquet file as the task that wrote it describes it. ``path`` is a URL (file://, s3://)."""
+    """A Parquet file as described by the task that wrote it. ``path`` is a URL (file://, s3://)."""
 
     path: str
     size_bytes: int
@@ -41,7 +43,7 @@ class NewFile(Struct, frozen=True):
 
 
 class LakeFile(Struct, frozen=True):
-    """A file of a table as the ledger has it; ``dropped_ms`` once its rows are elsewhere."""
+    """A file of a table as the ledger has it; ``dropped_ms`` once its rows are in other files."""
 
     file_id: int
     topic_id: int
@@ -73,8 +75,11 @@ class Hole(Struct, frozen=True):
 
 
 class Quarantined(Struct, frozen=True):
-    """A hole and its object, which is kept. ``topic`` is empty when the topic is deleted,
-    ``locator`` when the ledger has no such object; ``readable``: not evicted, nor deleted."""
+    """A hole and its object, which is kept.
+
+    ``topic`` is empty if the topic is deleted, ``locator`` if the ledger has no such object.
+    ``readable``: neither evicted nor deleted.
+    """
 
     hole: Hole
     topic: str
@@ -94,9 +99,11 @@ class LakeTable(Struct, frozen=True):
 
 
 class TableSwitch(Struct, frozen=True):
-    """What one table's Iceberg commit did, for the ledger. ``watermarks`` by partition: compacted
-    up to and with that offset; ``dropped`` are paths of files whose rows were rewritten,
-    ``restored`` holes whose rows are in ``added``."""
+    """What one table's Iceberg commit did, for the ledger.
+
+    ``watermarks`` by partition: compacted up to and including that offset. ``dropped`` are paths of
+    files whose rows were rewritten, ``restored`` holes whose rows are in ``added``.
+    """
 
     topic_id: int
     table: str
@@ -119,7 +126,7 @@ class PlannedObject(Struct, frozen=True):
 
 
 class ReadLease(Struct, frozen=True):
-    """A bulk reader's hold on what was there when it planned. ``what`` is for people."""
+    """A bulk reader's protection of what existed when it planned. ``what`` is for people."""
 
     lease: str
     created_ms: int
@@ -128,7 +135,7 @@ class ReadLease(Struct, frozen=True):
 
 
 class Evicted(Struct, frozen=True):
-    """Offsets below ``earliest_seq`` cannot be read any more; ``reason``: cap, ttl or trim."""
+    """Offsets below ``earliest_seq`` can no longer be read; ``reason``: cap, ttl or trim."""
 
     topic: str
     topic_id: int

@@ -1,19 +1,25 @@
 """What the owner's log carries of a ledger: changes since a mark, and whole images.
 
-Vocabulary: a *mark* says up to where a ledger was told: commit number, catalog version, dedupe
-id, and the lease of that last commit. A *history* is what one line of ledgers has told; each
-recovery begins another, with a name of its own, since it gives offsets anew. *Changes* are rows
-as they stand, so applying them twice is harmless; an *image* is the database itself, copied by
-SQLite's backup API as of one moment.
+Vocabulary: a *mark* says up to where the log has the ledger: commit number, catalog version, dedupe
+id, and the lease of that last commit. A *history* is one line of such states; each recovery begins
+another one with a name of its own, since it gives offsets again. *Changes* are rows as they are
+now, so applying them twice is harmless. An *image* is the database itself, copied by SQLite's
+backup API as of one moment.
 
-Changes carry the rows of a table for which something new is to be told: topics that changed with
-their partitions, tables and files of the lake that did with the files' ranges, objects and extents
-of new commits with the partitions they moved, new dedupe entries, and the small tables whole. What
-is named for deletion is gone for who applies it (protocol 7): rows of collected objects and of
-removed Parquet files go. Not told are runs, which end with their ledger, and since when objects
-are free: that is found again, and their grace begins anew.
+Changes carry:
 
-This module does no I/O but on the connections given to it and the file of a copy.
+- topics that changed, with their partitions;
+- tables and files of the lake that changed, with the ranges of the files;
+- objects and extents of new commits, with the partitions that they moved;
+- new dedupe entries and new names for deletion;
+- the small tables as a whole.
+
+Whoever applies changes also removes the rows of what is named for deletion (docs/protocol.md 7):
+collected objects and removed Parquet files. The log does not carry runs, which end with their
+ledger, nor since when objects are unreferenced: that is found again, and their grace time starts
+again.
+
+This module does no I/O except on the connection of a transaction and the file of a copy.
 """
 
 from __future__ import annotations
@@ -33,10 +39,10 @@ from ledger.types import LeaseId
 
 Row = list[Any]
 
-COPY_PAGES = 4_096  # 16 MiB between two looks at whether to go on
+COPY_PAGES = 4_096  # 16 MiB between two calls of ``between``
 
-# Table: (columns, how many of them are the key). Columns are added at the end only: a row of an
-# older entry is shorter, and what it does not know keeps its default.
+# Table: (columns, how many of them are the key). Columns are added only at the end: a row of an
+# older entry is shorter, and the columns that it lacks keep their defaults.
 TABLES: dict[str, tuple[tuple[str, ...], int]] = {
     "incarnations": (("incarnation", "epoch", "started_ms"), 1),
     "meta": (("name", "value"), 1),
@@ -101,7 +107,7 @@ _MOVED_PARTITIONS = (
 
 
 class Mark(Struct, frozen=True):
-    """Up to where a ledger was told; ``lease`` is that of commit ``commit_number``."""
+    """Up to where the log has a ledger; ``lease`` is that of commit ``commit_number``."""
 
     commit_number: int = 0
     catalog_version: int = 0
@@ -121,7 +127,7 @@ class Changes(Struct, frozen=True):
 
 
 def mark(tx: ReadTx) -> Mark:
-    """Where the ledger stands."""
+    """Where the ledger is now."""
     number, version, floor = tx.execute(
         "SELECT commit_number, catalog_version, epoch_floor FROM state WHERE id = 1"
     ).fetchone()
@@ -144,18 +150,18 @@ def wanted(tx: ReadTx) -> int:
 
 
 def history(tx: ReadTx) -> str:
-    """The name that the last recovery gave this history; empty before the first."""
+    """The name of this history; empty before the first recovery."""
     return notes.get(tx, "history") or ""
 
 
 def _last_id(tx: ReadTx, table: str) -> int:
-    # Not max(id): rows at the end may be gone again.
+    # Not max(id): the last rows may have been removed.
     row = tx.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
     return 0 if row is None else int(row[0])
 
 
 def keep_ids_above(tx: WriteTx, mark: Mark) -> None:
-    """After applying entries: ids that ``mark`` covers are not given again."""
+    """After entries were applied: ids up to those of ``mark`` are not given again."""
     for table, last in (("dedupe", mark.dedupe_id), ("deletions", mark.deletion_id)):
         if _last_id(tx, table) < last:
             tx.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
@@ -164,14 +170,14 @@ def keep_ids_above(tx: WriteTx, mark: Mark) -> None:
 
 
 def want_entry(tx: WriteTx) -> int:
-    """Asks the daemon for an entry; it has come when an accepted mark's ``wanted`` is this."""
+    """Asks the daemon for an entry; one has it when its mark's ``wanted`` is this number."""
     number = wanted(tx) + 1
     notes.put(tx, "entry_wanted", str(number))
     return number
 
 
 def changes_since(tx: ReadTx, last: Mark) -> tuple[Mark, Changes]:
-    """Where the ledger stands, and what is new after ``last``, as of one moment."""
+    """Where the ledger is now, and what is new since ``last``, as of one moment."""
     return mark(tx), _changes_since(tx, last)
 
 
@@ -209,11 +215,11 @@ def _changes_since(tx: ReadTx, mark: Mark) -> Changes:
 
 
 def apply(tx: WriteTx, changes: Changes) -> None:
-    """Writes changes into a ledger; inside a write transaction."""
-    # A name may have gone from a deleted topic to a new one: the deletion is seen first.
+    """Writes changes into a ledger."""
+    # A new topic may have the name of a deleted one: the deletion is applied first.
     for row in sorted(changes.rows.get("topics", []), key=lambda row: row[4] is None):
         _upsert(tx, "topics", [row])
-    # Told whole, and none is as much news as some.
+    # Carried as a whole: rows that are missing have been removed.
     tx.execute("DELETE FROM read_leases")
     tx.execute("DELETE FROM quarantine")
     for table, rows in changes.rows.items():
@@ -229,7 +235,7 @@ def apply(tx: WriteTx, changes: Changes) -> None:
 
 
 def forget_named(tx: WriteTx) -> None:
-    """After an image and entries: what either names for deletion is gone."""
+    """Removes the rows of what an image or entries name for deletion."""
     _forget(tx, tx.execute("SELECT key, reason FROM deletions").fetchall())
 
 
@@ -243,12 +249,12 @@ def _upsert(tx: WriteTx, table: str, rows: list[Row]) -> None:
     if rows:
         columns = columns[: len(rows[0])]
     if table == "dedupe":
-        # A key may have been answered again behind its window.
+        # A key may have been answered again after its window.
         tx.executemany(
             "DELETE FROM dedupe WHERE topic_id = ? AND key = ?", [row[1:3] for row in rows]
         )
     if table == "deletions":
-        # An object that was put again behind its deletion is named again.
+        # An object that was put again after its deletion is named again.
         tx.executemany("DELETE FROM deletions WHERE key = ?", [row[1:2] for row in rows])
     updates = ", ".join(f"{column} = excluded.{column}" for column in columns[keys:])
     action = f"DO UPDATE SET {updates}" if updates else "DO NOTHING"
@@ -260,10 +266,10 @@ def _upsert(tx: WriteTx, table: str, rows: list[Row]) -> None:
 
 
 def copy_to(tx: ReadTx, path: Path, between: Callable[[], None]) -> int:
-    """The whole ledger as of one moment into a new file; returns its last commit's number.
+    """Copies the whole ledger as of one moment to a new file; returns its last commit's number.
 
-    Commits go on meanwhile; the WAL cannot be begun anew before the copy ends. ``between`` is
-    called after each 16 MiB and may raise to break off. The copy is not durable.
+    Commits continue meanwhile, but the WAL cannot start over before the copy ends. ``between`` is
+    called after each 16 MiB and may raise to stop. The copy is not durable.
     """
     number = commits.latest_number(tx)
     target = sqlite3.connect(path, isolation_level=None)

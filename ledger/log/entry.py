@@ -1,18 +1,17 @@
-"""An entry of the owner's log: what is told to the bucket, so that another machine can go on.
+"""An entry of the owner's log: what goes to the bucket so that another machine can continue.
 
 One msgpack map with named fields, so that later versions may add some. ``kind``:
 
-- ``entry``: changes since the entry before;
-- ``snapshot``: of versions up to 3, a whole image; entries before it are not needed any more;
-- ``seal``: written by the next start into the log of the one before, which then can add nothing;
+- ``entry``: changes since the previous entry;
+- ``snapshot``: of versions up to 3, a whole image, which replaces all entries before it;
+- ``seal``: written by the next start into the log of the previous one, which can then add nothing;
 - ``release``: a clean stop, with the last changes; the next start need not wait.
 
-The log of one incarnation is numbered from 1 without gaps; the first one to write a number has
-it.
+The log of one incarnation is numbered from 1 without gaps; the first to write a number has it.
 
-An *image* of the whole ledger is an object of its own beside the log. It counts once an entry, of
-any kind with changes, *names* it: then entries up to the one that the image is taken *after* are
-not needed any more. So whatever an image weighs, an entry is small.
+An *image* of the whole ledger is an object of its own. It counts once an entry with changes *names*
+it: then entries up to the one that the image was taken *after* are not needed. So an entry is
+small, however large an image is.
 
 This module only encodes and decodes.
 """
@@ -27,19 +26,19 @@ from msgspec import Struct
 
 from ledger.log.backup import Changes, Mark
 
-# 2: what is told of the lake. 3: what is set aside in it, and tables' names. 4: images beside the
-# log. A program that does not know them would pass them over.
+# 2: the lake. 3: its quarantine, and tables' names. 4: images outside the log. A program that does
+# not know them would skip them.
 VERSION = 4
 PREFIX = "ledger/"
 
 
 class EntryError(ValueError):
-    """Bytes that are no entry of a version this program knows."""
+    """The bytes are not an entry of a version that this program knows."""
 
 
 class Owner(Struct, frozen=True):
-    """Which daemon wrote an entry. ``device`` and ``inode`` are those of its directory's lock
-    file: as long as one of its processes lives, no other file has that inode."""
+    """Which daemon wrote an entry. ``device`` and ``inode`` are those of its directory's lock file:
+    while one of its processes lives, no other file has that inode."""
 
     host: str
     pid: int
@@ -66,8 +65,9 @@ class Owner(Struct, frozen=True):
 class Image(Struct, frozen=True):
     """An image that an entry of its incarnation names.
 
-    It holds all that entries up to number ``after`` told, and what the ledger had beyond that when
-    it was taken, up to commit ``commit_number``. Entries after number ``after`` go on top of it.
+    It holds everything that entries up to number ``after`` carried, and what the ledger had in
+    addition when the image was taken, up to commit ``commit_number``. Later entries are applied on
+    top of it.
     """
 
     key: str
@@ -78,7 +78,7 @@ class Image(Struct, frozen=True):
 
 
 class Entry(Struct, frozen=True):
-    """One entry. ``mark`` says what it and all before it cover."""
+    """One entry. ``mark`` says what it and all entries before it cover."""
 
     version: int
     nonce: bytes
@@ -112,7 +112,7 @@ def parse_entry_key(key: str) -> tuple[int, int]:
     parts = key.removeprefix(PREFIX).split("/")
     if len(parts) != 2 or not all(len(p) == 12 and p.isdigit() for p in parts):
         raise EntryError(
-            f"{key!r} is no key of an entry: ledger/INCARNATION/NUMBER, 12 digits each"
+            f"{key!r} is not the key of an entry: ledger/INCARNATION/NUMBER, 12 digits each"
         )
     return int(parts[0]), int(parts[1])
 
@@ -121,12 +121,12 @@ _IMAGE_KEY = re.compile(rf"{PREFIX}(\d{{12}})/image-(\d{{12}})-[0-9a-f]{{16}}")
 
 
 def image_key(incarnation: int, after: int, nonce: bytes) -> str:
-    """The key of an image; ``nonce``, 8 random bytes, makes it nobody else's."""
+    """The key of an image; ``nonce``, 8 random bytes, makes it unique."""
     return f"{PREFIX}{incarnation:012d}/image-{after:012d}-{nonce.hex()}"
 
 
 def parse_image_key(key: str) -> tuple[int, int] | None:
-    """(incarnation, number of the entry it is taken after); None if it is not an image's key."""
+    """(incarnation, number of the entry it was taken after); None if it is not an image's key."""
     found = _IMAGE_KEY.fullmatch(key)
     return None if found is None else (int(found[1]), int(found[2]))
 
@@ -146,7 +146,7 @@ def decode(data: bytes, key: str) -> Entry:
             )
         entry = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EntryError(f"{key} is no entry of the owner's log: {error}") from error
+        raise EntryError(f"{key} is not an entry of the owner's log: {error}") from error
     if entry_key(entry.incarnation, entry.number) != key:
         raise EntryError(f"{key} holds the entry {entry.incarnation}/{entry.number}")
     return entry

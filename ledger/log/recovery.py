@@ -1,11 +1,11 @@
-"""What a recovered ledger must hold before objects are taken that no entry lists.
+"""What a recovered ledger must hold before it takes objects that no entry lists.
 
-Vocabulary (protocol 6): an object is *listed* when an entry of the owner's log covers its commit.
-Unlisted ones may have been acknowledged, with offsets that nobody knows any more. So their
-records get offsets behind every offset that could have been given: a *gap* as long as all of them
-comes first. Gaps stay forever; no record has an offset in one.
+Vocabulary (docs/protocol.md 6): an object is *listed* if an entry of the owner's log covers its
+commit. An unlisted one may have been acknowledged with offsets that are not known any more. So its
+records get offsets above every offset that could have been given: first comes a *gap* as long as
+all of them. Gaps stay forever; no record has an offset in one.
 
-Called inside a write transaction by whoever recovers, with no daemon on the ledger.
+Called by a recovery, with no daemon on the ledger.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ledger.tx import WriteTx
 from ledger.types import Commit, CommitDraft, Gap, TopicConfig
 
 REASON = "recovery"
-# Topic ids that objects which cannot be read may hold, and no entry lists: each topic that is
-# created is news that an entry tells within seconds.
+# More topics than may have been created since the last entry: an entry carries each within seconds.
+# Objects that cannot be read may hold their ids.
 IDS_SKIPPED = 1 << 20
 
 
 class TopicSeen(Struct, frozen=True):
-    """A topic as an object's footer names it; ``partitions``: more than the greatest number."""
+    """A topic as an object's footer names it; ``partitions`` is above the greatest number seen."""
 
     topic_id: int
     name: str
@@ -39,7 +39,7 @@ class TopicSeen(Struct, frozen=True):
 
 
 def begin_history(tx: WriteTx, name: str, mark: Mark) -> None:
-    """After the entries up to ``mark`` were applied: from here on it is another history."""
+    """After the entries up to ``mark`` were applied: begins another history."""
     backup.keep_ids_above(tx, mark)
     backup.forget_named(tx)
     notes.put(tx, "history", name)
@@ -61,29 +61,30 @@ def prepare(
 def take(
     tx: WriteTx,
     drafts: Iterable[CommitDraft],
-    told: Callable[[Commit | DraftInvalid], None],
+    taken: Callable[[Commit | DraftInvalid], None],
     limits: DedupeLimits,
 ) -> None:
-    """Commits unlisted objects in one transaction, each as of the time it was made.
+    """Commits unlisted objects in one transaction, each as of the time it was created.
 
-    ``told`` gets what became of each before the next one is asked for.
+    ``taken`` gets the outcome of each before the next one is requested.
     """
     aged = ages.noted(tx)
     for draft in drafts:
         now_ms = ages.of_wall_time(aged, draft.created_ms)
         try:
-            told(commits.commit(tx, draft, now_ms, limits))
+            taken(commits.commit(tx, draft, now_ms, limits))
         except DraftInvalid as error:
-            told(error)
+            taken(error)
 
 
 def restore_topics(tx: WriteTx, seen: Sequence[TopicSeen]) -> list[str]:
-    """Makes what no entry lists: topics and partitions. Returns the names of those changed.
+    """Creates topics and partitions that no entry lists. Returns the names of the topics that
+    changed.
 
-    Settings of a topic that is not listed are lost: it gets the default ones. Names are unique
-    among the living, so of two topics with one name the older was deleted before.
+    Settings of such a topic are lost: it gets the defaults. Names of live topics are unique, so of
+    two topics with one name the older was deleted before.
     """
-    topics.decide_tables(tx)  # what entries list has its table before what they do not
+    topics.decide_tables(tx)  # listed topics get their tables first
     changed: list[str] = []
     for topic in sorted(seen, key=lambda each: each.topic_id):
         there = topics.by_id(tx, topic.topic_id)
@@ -104,9 +105,9 @@ def restore_topics(tx: WriteTx, seen: Sequence[TopicSeen]) -> list[str]:
 
 
 def declare_gaps(tx: WriteTx, counts: Mapping[PartitionKey, int], everywhere: int) -> list[Gap]:
-    """A gap of ``counts`` offsets, and ``everywhere`` more, at the end of each partition.
+    """A gap of ``counts`` plus ``everywhere`` offsets at the end of each partition.
 
-    ``everywhere`` stands for objects that cannot be read: it is unknown whose records they held.
+    ``everywhere`` stands for objects that cannot be read: nothing says whose records they hold.
     """
     if everywhere:
         tx.execute(
@@ -128,7 +129,7 @@ def declare_gaps(tx: WriteTx, counts: Mapping[PartitionKey, int], everywhere: in
         "UPDATE partitions SET next_seq = ? WHERE topic_id = ? AND partition = ?",
         [(g.gap_to + 1, g.topic_id, g.partition) for g in gaps],
     )
-    # The next entry tells the partitions of topics that changed.
+    # The next entry carries the partitions of topics that changed.
     for topic_id in sorted({gap.topic_id for gap in gaps}):
         topics.touch(tx, topic_id)
     return gaps

@@ -1,12 +1,13 @@
-"""Space of the ledger that nothing needs any more: results of old commits, and free pages.
+"""Space in the ledger that nothing needs any more: results of old commits, and free pages.
 
 ``objects.result`` repeats what the extents say, and is read only until every shard has followed its
-commit and the lease is over. Then it is *cleared*: empty. Which commits those are, the daemon knows
-(``daemon/upkeep/upkeep.py``). One that is asked for all the same is an error, never an answer.
+commit and the lease is over. Then it is *cleared*: emptied. The daemon knows which commits those
+are (``daemon/upkeep/upkeep.py``). A later request for a cleared result is an error, never an
+answer.
 
-Pages that are free are given back to the file system from the file's end, some at a time; a share
-of them stays for what comes next. Ledgers of former versions have no map of their pages: their free
-pages are used again, and their files do not shrink.
+Free pages are given back to the file system from the file's end, some at a time; a share of them
+is kept for new rows. Ledgers of former versions have no map of their pages: their free pages are
+reused, but their files do not shrink.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ _INCREMENTAL = 2  # PRAGMA auto_vacuum
 
 
 def clear_results(ledger: Transactions, after: int, to: int) -> int:
-    """Clears results of commits after ``after`` up to ``to``, which no process asks for any more;
-    some at a time. Returns up to where."""
+    """Clears some results of commits after ``after`` up to ``to``, which no process asks for any
+    more.
+
+    Returns up to which commit it is done.
+    """
     numbers, looked = ledger.read(uncleared, after, to)
     if numbers:
         ledger.write(clear, numbers)
@@ -31,7 +35,7 @@ def clear_results(ledger: Transactions, after: int, to: int) -> int:
 
 
 def give_pages_back(ledger: Transactions) -> bool:
-    """Gives some free pages back to the file system; False when there are few."""
+    """Gives some free pages back to the file system; False if few are free."""
     if not ledger.read(has_spare_pages):
         return False
     ledger.write(_vacuum)
@@ -39,7 +43,7 @@ def give_pages_back(ledger: Transactions) -> bool:
 
 
 def uncleared(tx: ReadTx, after: int, to: int) -> tuple[list[int], int]:
-    """Commits after ``after`` with a result, and up to where was looked: ``to`` at the end."""
+    """Commits after ``after`` with a result, and up to which one was looked."""
     rows = tx.execute(
         "SELECT commit_number, length(result) FROM objects WHERE commit_number > ?"
         " AND commit_number <= ? ORDER BY commit_number LIMIT ?",

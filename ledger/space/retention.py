@@ -1,30 +1,28 @@
 """Evictions and trims: from which offset on a partition can still be read.
 
-Vocabulary: the *limits* of a topic are its caps and its time to live, per partition, as Kafka's
-retention. A *piece* is what goes as a whole: an extent, or behind the switch a range of a Parquet
-file (and an extent in quarantine). An *eviction* raises ``earliest_seq`` to an offset; nothing is
-deleted by it, neither an object nor a row of a table.
+Vocabulary: the *limits* of a topic are its caps and its time to live, per partition, like Kafka's
+retention. A *step* is what is evicted as a whole: an extent, or for compacted offsets a range of a
+Parquet file (and an extent in quarantine). An *eviction* raises ``earliest_seq`` to an offset; it
+deletes nothing, neither an object nor a row of a table.
 
-What is kept, in this order:
+What holds, in this order:
 
-- ``earliest_seq`` never falls;
-- ``cap_records`` keeps exactly the newest records, as many as it says;
-- ``cap_bytes`` and ``ttl_ms`` evict only what is wholly outside: pieces from the oldest on, up to
-  the first that must stay. So at most one piece more is kept than the limit says (a little more
-  where Parquet files of two days overlap in offsets);
-- time is the records' own: a piece is old when its greatest timestamp is, and those of all pieces
-  before it. A record from the future holds what is behind it until its time has come.
+- ``earliest_seq`` never falls.
+- ``cap_records`` keeps exactly the newest N records.
+- ``cap_bytes`` and ``ttl_ms`` evict only what is completely outside the limit: steps from the
+oldest on, up to the first that must stay. So at most one step more is kept than the limit says (a
+little more if Parquet files of two days overlap in offsets). - Time is the records' own: a step is
+old if its greatest timestamp is, and those of all steps before it. A record from the future holds
+back everything after it until its time has come.
 
-Gaps hold no records and are never counted. A hole of the quarantine is counted until it is
-evicted: its records have offsets. ``bytes`` of a partition are those of the pieces that hold a
-readable offset.
+Gaps have no records and are never counted. A hole is counted until it is evicted: its records have
+offsets. ``bytes`` of a partition are those of the steps that hold a readable offset.
 
-An eviction is decided on a view of the ledger without the lock, and carried out only if the topic
-has not changed since (``topics.changed``: another eviction, a trim, a switch, new settings), so
-the lock is held for a few row updates, however much goes.
+An eviction is decided without the lock and carried out only if the topic has not changed since
+(``topics.changed``: another eviction, a trim, a switch, new settings). So the lock is held for a
+few row updates, however much is evicted.
 
-``kept_from``, ``first_kept`` and ``limits_of`` are pure. ``evict`` and ``recount_bytes`` are called
-inside a write transaction, the others in any.
+``kept_from``, ``first_kept`` and ``limits_of`` are pure.
 """
 
 from __future__ import annotations
@@ -40,8 +38,8 @@ from ledger.lake.types import Evicted
 from ledger.tx import ReadTx, Transactions, WriteTx
 from ledger.types import PartitionState, Topic, TopicConfig
 
-# Pieces that one look walks over; what is left goes at the next.
-PIECES_MAX = 20_000
+# Steps that one call looks at; the next call continues.
+STEPS_MAX = 20_000
 NEVER_MS = (1 << 63) - 1
 
 CAP = "cap"
@@ -58,12 +56,12 @@ class Limits(Struct, frozen=True):
 
     @property
     def any(self) -> bool:
-        """Whether there is a limit at all."""
+        """Whether there is a limit."""
         return self != Limits()
 
 
-class Piece(NamedTuple):
-    """Offsets that go together. ``last_timestamp_ms`` is the greatest of its records'."""
+class Step(NamedTuple):
+    """Offsets that are evicted together, and the greatest timestamp of their records."""
 
     first_offset: int
     last_offset: int
@@ -72,7 +70,7 @@ class Piece(NamedTuple):
 
 
 class Eviction(Struct, frozen=True):
-    """A decision on a view: ``version`` is the topic's last change as it was seen."""
+    """A decision; ``version`` is the topic's last change when it was made."""
 
     topic: str
     topic_id: int
@@ -83,8 +81,8 @@ class Eviction(Struct, frozen=True):
     reason: str
 
 
-class Look(Struct, frozen=True):
-    """What is to be evicted, and from when on there may be more by time to live alone."""
+class DueEvictions(Struct, frozen=True):
+    """What is to be evicted, and when the time to live alone may evict more."""
 
     evictions: list[Eviction]
     due_ms: int
@@ -115,7 +113,7 @@ _EXTENTS_SQL = """SELECT first_offset, last_offset, byte_length, last_timestamp_
 
 
 def limits_of(config: TopicConfig) -> Limits:
-    """The limits that evict. A topic that rejects what is over its caps loses nothing by them."""
+    """The limits that evict. A topic that rejects what exceeds its caps evicts nothing by them."""
     if config.discard == "reject":
         return Limits(ttl_ms=config.ttl_ms)
     return Limits(config.cap_records, config.cap_bytes, config.ttl_ms)
@@ -124,65 +122,66 @@ def limits_of(config: TopicConfig) -> Limits:
 def kept_from(next_seq: int, keep: int, gaps: Sequence[tuple[int, int]]) -> int:
     """The offset from which on there are ``keep`` records, at least 1; 1 if there are fewer.
 
-    ``gaps`` are (first, last), ascending: offsets without records.
+    ``gaps`` are (first, last) offsets without records, ascending.
     """
     end = next_seq
     for gap_from, gap_to in reversed(gaps):
-        behind = end - 1 - gap_to
-        if behind >= keep:
+        after = end - 1 - gap_to
+        if after >= keep:
             break
-        keep -= behind
+        keep -= after
         end = gap_from
     return max(1, end - keep)
 
 
-class Stay(NamedTuple):
-    """Where a walk over pieces ended: offsets below ``from_offset`` go, and why the next stays."""
+class KeptFrom(NamedTuple):
+    """Where a walk over steps ended: offsets below ``from_offset`` go. ``until_ms`` is the
+    timestamp of the first step that is too young."""
 
     from_offset: int
     until_ms: int
 
 
 def first_kept(
-    pieces: Iterable[Piece], spare_bytes: int | None, older_than_ms: int | None
-) -> tuple[Stay, Stay]:
-    """From which offset on records stay, by bytes and by time. ``pieces`` by first offset.
+    steps: Iterable[Step], spare_bytes: int | None, older_than_ms: int | None
+) -> tuple[KeptFrom, KeptFrom]:
+    """From which offset on records stay, by bytes and by time. ``steps`` are ordered by first
+    offset.
 
-    ``spare_bytes`` is how much is there beyond the cap, None without one; ``older_than_ms`` the
-    time from which on records stay. Overlapping pieces: all that begin below the offset are
-    outside the limit, so each record that goes is. ``until_ms`` is the timestamp of the first
-    piece that is too young.
+    ``spare_bytes`` is by how much the cap is exceeded, None without one; from ``older_than_ms`` on
+    records stay. Steps may overlap: every step that begins below the result is outside the limit,
+    and so is each record that goes.
     """
     reached = 1
-    by_bytes = None if spare_bytes is not None else Stay(1, 0)
-    by_time = None if older_than_ms is not None else Stay(1, 0)
+    by_bytes = None if spare_bytes is not None else KeptFrom(1, 0)
+    by_time = None if older_than_ms is not None else KeptFrom(1, 0)
     left = spare_bytes or 0
-    for piece in pieces:
+    for step in steps:
         if by_bytes is None:
-            left -= piece.bytes
+            left -= step.bytes
             if left < 0:
-                by_bytes = Stay(piece.first_offset, 0)
+                by_bytes = KeptFrom(step.first_offset, 0)
         if (
             by_time is None
             and older_than_ms is not None
-            and piece.last_timestamp_ms >= older_than_ms
+            and step.last_timestamp_ms >= older_than_ms
         ):
-            by_time = Stay(piece.first_offset, piece.last_timestamp_ms)
+            by_time = KeptFrom(step.first_offset, step.last_timestamp_ms)
         if by_bytes is not None and by_time is not None:
             return by_bytes, by_time
-        reached = max(reached, piece.last_offset + 1)
-    end = Stay(reached, NEVER_MS)
+        reached = max(reached, step.last_offset + 1)
+    end = KeptFrom(reached, NEVER_MS)
     return by_bytes or end, by_time or end
 
 
-def look(tx: ReadTx, topic: Topic, now_ms: int | None) -> Look:
-    """What the topic's limits evict at ``now_ms``; None: time to live evicts nothing."""
+def due_evictions(tx: ReadTx, topic: Topic, now_ms: int | None) -> DueEvictions:
+    """What the topic's limits evict at ``now_ms``; None: the time to live evicts nothing."""
     limits = limits_of(topic.config)
     row = tx.execute(
         "SELECT changed FROM topics WHERE topic_id = ? AND deleted_ms IS NULL", (topic.topic_id,)
     ).fetchone()
     if row is None or not limits.any:
-        return Look([], NEVER_MS)
+        return DueEvictions([], NEVER_MS)
     found: list[Eviction] = []
     due_ms = NEVER_MS
     older_than_ms = None
@@ -195,7 +194,7 @@ def look(tx: ReadTx, topic: Topic, now_ms: int | None) -> Look:
             due_ms = min(due_ms, until_ms + limits.ttl_ms + 1)
         if target > view.earliest_seq:
             found.append(_eviction(tx, topic, int(row[0]), view, target, reason))
-    return Look(found, due_ms)
+    return DueEvictions(found, due_ms)
 
 
 def _target(
@@ -205,7 +204,7 @@ def _target(
     limits: Limits,
     older_than_ms: int | None,
 ) -> tuple[int, str, int]:
-    """(earliest offset to be, reason, timestamp of the first piece that is too young)."""
+    """(new earliest offset, reason, timestamp of the first step that is too young)."""
     by_records = 1
     if limits.cap_records is not None and view.records > limits.cap_records:
         gaps = _gaps(tx, topic_id, view)
@@ -213,10 +212,10 @@ def _target(
     spare_bytes = None
     if limits.cap_bytes is not None and view.bytes > limits.cap_bytes:
         spare_bytes = view.bytes - limits.cap_bytes
-    by_bytes, by_time = Stay(1, 0), Stay(1, NEVER_MS)
+    by_bytes, by_time = KeptFrom(1, 0), KeptFrom(1, NEVER_MS)
     if spare_bytes is not None or older_than_ms is not None:
-        pieces = _pieces(tx, topic_id, view)
-        by_bytes, by_time = first_kept(pieces, spare_bytes, older_than_ms)
+        steps = _steps(tx, topic_id, view)
+        by_bytes, by_time = first_kept(steps, spare_bytes, older_than_ms)
     by_cap = max(by_records, by_bytes.from_offset)
     until_ms = by_time.until_ms if older_than_ms is not None else NEVER_MS
     if by_time.from_offset > by_cap:
@@ -224,22 +223,22 @@ def _target(
     return by_cap, CAP, until_ms
 
 
-def _pieces(tx: ReadTx, topic_id: int, view: _View) -> Iterator[Piece]:
-    """The partition's pieces with a readable offset, by first offset."""
+def _steps(tx: ReadTx, topic_id: int, view: _View) -> Iterator[Step]:
+    """The partition's steps with a readable offset, by first offset."""
     where = (topic_id, view.partition, view.earliest_seq)
-    compacted = [Piece(*row) for row in tx.execute(_RANGES_SQL, where)]
+    compacted = [Step(*row) for row in tx.execute(_RANGES_SQL, where)]
     if view.compacted_seq >= view.earliest_seq:
         rows = tx.execute(_QUARANTINED_SQL, (*where, view.compacted_seq))
-        compacted += [Piece(*row) for row in rows]
+        compacted += [Step(*row) for row in rows]
     yield from sorted(compacted)
     offset = max(view.earliest_seq, view.compacted_seq + 1)
-    rows = tx.execute(f"{_EXTENTS_SQL} LIMIT ?", (*where[:2], offset, PIECES_MAX))
+    rows = tx.execute(f"{_EXTENTS_SQL} LIMIT ?", (*where[:2], offset, STEPS_MAX))
     for count, row in enumerate(rows, 1):
-        piece = Piece(*row)
-        if count == PIECES_MAX:
-            # Not the end of the partition: this one stays for now.
-            piece = piece._replace(bytes=1 << 62, last_timestamp_ms=NEVER_MS)
-        yield piece
+        step = Step(*row)
+        if count == STEPS_MAX:
+            # Not the end of the partition: this one stays until the next call.
+            step = step._replace(bytes=1 << 62, last_timestamp_ms=NEVER_MS)
+        yield step
 
 
 def _gaps(tx: ReadTx, topic_id: int, view: _View) -> list[tuple[int, int]]:
@@ -263,7 +262,7 @@ def _eviction(
 
 
 def _bytes_before(tx: ReadTx, topic_id: int, view: _View, target: int) -> int:
-    """Bytes of the pieces that hold a readable offset, and none from ``target`` on."""
+    """Bytes of the steps that hold a readable offset and none from ``target`` on."""
     key = (topic_id, view.partition)
     (ranges,) = tx.execute(
         f"SELECT COALESCE(SUM(bytes), 0) FROM ({_RANGES_SQL} AND r.last_offset < ?)",
@@ -282,22 +281,22 @@ def _bytes_before(tx: ReadTx, topic_id: int, view: _View, target: int) -> int:
 
 
 def trim(ledger: Transactions, name: str, partition: int, before_seq: int) -> PartitionState:
-    """The partition begins at ``before_seq``, or where it began if that is later.
+    """Raises where a partition begins to ``before_seq``, unless it begins later already.
 
-    Decided and carried out in two transactions, as evictions are. Raises TopicMissing,
+    Decided and carried out in two transactions, like an eviction. Raises TopicMissing,
     PartitionMissing, TrimBeyondHead.
     """
     while True:
         decided, state = ledger.read(_trim_to, name, partition, before_seq)
         if decided is None:
             return state
-        ledger.write(evict, [decided])  # nothing, when the topic changed since: look again
+        ledger.write(evict, [decided])  # does nothing if the topic has changed since: decide again
 
 
 def _trim_to(
     tx: ReadTx, name: str, partition: int, before_seq: int
 ) -> tuple[Eviction | None, PartitionState]:
-    """The trim of a partition to ``before_seq``, None when it begins there or later already."""
+    """The trim, None if the partition begins at ``before_seq`` or later; and the partition."""
     topic = topics.find(tx, name)
     if topic is None:
         raise TopicMissing(name)
@@ -316,7 +315,7 @@ def _trim_to(
 
 
 def evict(tx: WriteTx, evictions: Sequence[Eviction]) -> list[Evicted]:
-    """Carries out what was decided; what was decided on an older view is passed over."""
+    """Carries out what was decided, except where the topic has changed since."""
     done: list[Evicted] = []
     touched: set[int] = set()
     for one in evictions:
@@ -351,7 +350,7 @@ def evict(tx: WriteTx, evictions: Sequence[Eviction]) -> list[Evicted]:
 
 
 def _records_from(tx: ReadTx, one: Eviction, next_seq: int) -> int:
-    """Records from the new ``earliest_seq`` on: all offsets but those of gaps."""
+    """Records from the new ``earliest_seq`` on: all offsets except those of gaps."""
     (gaps,) = tx.execute(
         "SELECT COALESCE(SUM(gap_to + 1 - max(gap_from, ?)), 0) FROM gaps"
         " WHERE topic_id = ? AND partition = ? AND gap_to >= ?",
@@ -361,7 +360,7 @@ def _records_from(tx: ReadTx, one: Eviction, next_seq: int) -> int:
 
 
 def recount_bytes(tx: WriteTx, topic_id: int) -> None:
-    """``bytes`` of a topic's partitions anew, after a switch: L1 counts its own.
+    """Counts ``bytes`` of a topic's partitions again, after a switch: L1 has its own.
 
     Reads the ranges of the topic and what is not compacted yet, which is little then.
     """

@@ -20,7 +20,7 @@ from ledger.ledger import Ledger
 from ledger.log import backup, recovery
 from ledger.log.backup import Mark
 from ledger.space import deletions, marking, retention, unreferenced
-from ledger.space.retention import NEVER_MS, Piece, Stay, first_kept, kept_from
+from ledger.space.retention import NEVER_MS, KeptFrom, Step, first_kept, kept_from
 from ledger.types import PartitionState, Topic, TopicConfig
 from tests.ledger.lakes import commit, compact
 from tests.ledger.requests import Request
@@ -74,38 +74,38 @@ def test_exactly_the_newest_records_are_kept_whatever_gaps_lie_between(
 
 
 @st.composite
-def piece_lists(draw: st.DrawFn) -> list[Piece]:
+def step_lists(draw: st.DrawFn) -> list[Step]:
     """Pieces that share offsets as files of several days do."""
     offset = 1
-    made: list[Piece] = []
+    made: list[Step] = []
     for _ in range(draw(st.integers(0, 7))):
         back = draw(st.integers(0, 3))
         first = max(1, offset - back)
         last = first + draw(st.integers(back, back + 4))
-        made.append(Piece(first, last, draw(st.integers(1, 5)), draw(st.integers(0, 9))))
+        made.append(Step(first, last, draw(st.integers(1, 5)), draw(st.integers(0, 9))))
         offset = max(offset, last + 1)
     return sorted(made)
 
 
-@given(pieces=piece_lists(), cap=st.integers(1, 20), older_than_ms=st.integers(0, 10))
+@given(steps=step_lists(), cap=st.integers(1, 20), older_than_ms=st.integers(0, 10))
 def test_what_goes_lies_wholly_outside_the_limits(
-    pieces: list[Piece], cap: int, older_than_ms: int
+    steps: list[Step], cap: int, older_than_ms: int
 ) -> None:
-    total = sum(piece.bytes for piece in pieces)
+    total = sum(step.bytes for step in steps)
     spare = total - cap if total > cap else None
-    by_bytes, by_time = first_kept(pieces, spare, older_than_ms)
+    by_bytes, by_time = first_kept(steps, spare, older_than_ms)
 
-    begun = [piece for piece in pieces if piece.first_offset < by_bytes.from_offset]
-    assert spare is not None or by_bytes == Stay(1, 0)
-    assert total - sum(piece.bytes for piece in begun) >= cap or not begun
-    old = [piece for piece in pieces if piece.first_offset < by_time.from_offset]
-    assert all(piece.last_timestamp_ms < older_than_ms for piece in old)
-    # One piece more, and something would go that is within.
-    staying = [piece for piece in pieces if piece.first_offset >= by_bytes.from_offset]
+    begun = [step for step in steps if step.first_offset < by_bytes.from_offset]
+    assert spare is not None or by_bytes == KeptFrom(1, 0)
+    assert total - sum(step.bytes for step in begun) >= cap or not begun
+    old = [step for step in steps if step.first_offset < by_time.from_offset]
+    assert all(step.last_timestamp_ms < older_than_ms for step in old)
+    # One step more, and something would go that is within.
+    staying = [step for step in steps if step.first_offset >= by_bytes.from_offset]
     if spare is not None and staying:
         next_ones = [p.bytes for p in staying if p.first_offset == staying[0].first_offset]
-        assert total - sum(piece.bytes for piece in begun) - sum(next_ones) < cap
-    young = [piece for piece in pieces if piece.first_offset >= by_time.from_offset]
+        assert total - sum(step.bytes for step in begun) - sum(next_ones) < cap
+    young = [step for step in steps if step.first_offset >= by_time.from_offset]
     if young:
         assert young[0].first_offset == by_time.from_offset
         assert older_than_ms <= by_time.until_ms <= max(p.last_timestamp_ms for p in young)
@@ -143,7 +143,7 @@ def test_time_to_live_goes_by_the_greatest_timestamp_so_far(ledger: Ledger) -> N
     for timestamp_ms in (1_000, 5_000, 2_000, 6_000):
         write(ledger, topic, 2, timestamp_ms=timestamp_ms)
     assert evict_all(ledger, 2_000) == []
-    assert ledger.read(retention.look, topic, 2_000).due_ms == 2_001
+    assert ledger.read(retention.due_evictions, topic, 2_000).due_ms == 2_001
     (evicted,) = evict_all(ledger, 2_001)
     assert (evicted.earliest_seq, evicted.reason) == (3, "ttl")
     assert evict_all(ledger, 3_500) == [], "an older record behind a younger one waits for it"
@@ -157,9 +157,9 @@ def test_time_to_live_goes_by_the_greatest_timestamp_so_far(ledger: Ledger) -> N
 def test_without_a_trusted_time_only_caps_evict(ledger: Ledger) -> None:
     topic = topic_of(ledger, ttl_ms=1, cap_records=3)
     write(ledger, topic, 5, timestamp_ms=0)
-    (eviction,) = ledger.read(retention.look, topic, None).evictions
+    (eviction,) = ledger.read(retention.due_evictions, topic, None).evictions
     assert (eviction.earliest_seq, eviction.reason) == (3, "cap")
-    (eviction,) = ledger.read(retention.look, topic, NOW_MS).evictions
+    (eviction,) = ledger.read(retention.due_evictions, topic, NOW_MS).evictions
     assert (eviction.earliest_seq, eviction.reason) == (6, "ttl")
 
 
@@ -251,19 +251,19 @@ def test_a_file_that_ends_late_and_begins_early_is_looked_at_first(ledger: Ledge
 def test_what_was_decided_before_another_change_is_not_done(ledger: Ledger) -> None:
     topic = topic_of(ledger, cap_records=3)
     write(ledger, topic, 5)
-    found = ledger.read(retention.look, topic, NOW_MS).evictions
+    found = ledger.read(retention.due_evictions, topic, NOW_MS).evictions
     ledger.write(topics.alter, "t", TopicConfig())
     assert ledger.write(retention.evict, found) == [] and state(ledger, topic).earliest_seq == 1
-    found = ledger.read(retention.look, topic, NOW_MS).evictions
+    found = ledger.read(retention.due_evictions, topic, NOW_MS).evictions
     ledger.write(topics.delete, "t", 5)
     assert ledger.write(retention.evict, found) == []
-    assert ledger.read(retention.look, topic, NOW_MS).evictions == []
+    assert ledger.read(retention.due_evictions, topic, NOW_MS).evictions == []
 
 
 def test_commits_meanwhile_do_not_hinder_an_eviction(ledger: Ledger) -> None:
     topic = topic_of(ledger, cap_records=3)
     write(ledger, topic, 5)
-    found = ledger.read(retention.look, topic, NOW_MS).evictions
+    found = ledger.read(retention.due_evictions, topic, NOW_MS).evictions
     write(ledger, topic, 4)
     assert [one.earliest_seq for one in ledger.write(retention.evict, found)] == [3]
     now = state(ledger, topic)
@@ -273,7 +273,7 @@ def test_commits_meanwhile_do_not_hinder_an_eviction(ledger: Ledger) -> None:
 def test_more_extents_than_one_look_walks_over_go_in_several(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.space.retention.PIECES_MAX", 4)
+    monkeypatch.setattr("ledger.space.retention.STEPS_MAX", 4)
     topic = topic_of(ledger, ttl_ms=10)
     write(ledger, topic, *([1] * 10), timestamp_ms=0)
     assert [one.earliest_seq for one in evict_all(ledger, NOW_MS)] == [4, 7, 10, 11]

@@ -15,7 +15,7 @@ def evict_all(ledger: Ledger, now_ms: int) -> list[Evicted]:
         topic = ledger.read(topics.by_id, topic_id)
         assert topic is not None
         while found := ledger.write(
-            retention.evict, ledger.read(retention.look, topic, now_ms).evictions
+            retention.evict, ledger.read(retention.due_evictions, topic, now_ms).evictions
         ):
             done += found
     while marking.mark_free(ledger, now_ms):

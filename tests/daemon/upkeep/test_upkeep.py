@@ -107,7 +107,7 @@ def test_a_round_evicts_what_is_over_the_limits_and_tells_the_shards(
 def test_what_one_look_does_not_reach_goes_in_the_same_round(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.space.retention.PIECES_MAX", 3)
+    monkeypatch.setattr("ledger.space.retention.STEPS_MAX", 3)
     topic = place.topic("t", ttl_ms=10)
     place.write(topic, *([1] * 20))
     place.upkeep.round()
@@ -138,9 +138,12 @@ def test_without_limits_no_topic_is_looked_at(
         raise AssertionError("a look costs more than it may where nothing has a limit")
 
     for module, name in (
-        (retention, "look"), (retention, "evict"), (marking, "mark_free"), (topics, "by_id"),
+        (retention, "due_evictions"),
+        (retention, "evict"),
+        (marking, "mark_free"),
+        (topics, "by_id"),
         (notes, "get"),
-    ):  # fmt: skip
+    ):
         monkeypatch.setattr(module, name, looked)
     assert place.upkeep.round() == []
 
