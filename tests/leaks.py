@@ -31,11 +31,11 @@ class Watch:
         self._before_fixture: list[tuple[set[int], set[threading.Thread]]] = []
 
     def fixture_starts(self) -> None:
-        """A fixture of wider scope than a function is about to be set up. Calls may nest."""
+        """A fixture of wider scope than a function is about to be set up. Calls may be nested."""
         self._before_fixture.append((children(), threads()))
 
     def fixture_is_up(self, fixture: object) -> None:
-        """It is; what came up since ``fixture_starts`` belongs to it."""
+        """The fixture is set up. It owns what was started since ``fixture_starts``."""
         old_children, old_threads = self._before_fixture.pop()
         # What is known by now belongs to a fixture that was set up within this one.
         new = (
@@ -110,7 +110,7 @@ def children() -> set[int]:
 
 
 def threads() -> set[threading.Thread]:
-    """Our threads that would keep the process alive."""
+    """Our threads that keep the process alive."""
     return {thread for thread in threading.enumerate() if not thread.daemon}
 
 

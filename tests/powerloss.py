@@ -66,7 +66,7 @@ class Folder(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """All that is there after a call: nodes by number, and how many facts were noted before."""
+    """The state after a call: nodes by number, and how many facts were noted before."""
 
     call: str
     nodes: dict[int, File | Folder]
@@ -195,7 +195,7 @@ class Disk:
             self.moments.append(Moment(call, dict(self._nodes), len(self.facts)))
 
     def _look(self) -> None:
-        """Takes in what is different below the root: one call's work, or that of others."""
+        """Records what has changed below the root, by one call or by other code."""
         self._look_at_folder(self.root)
 
     def _look_at_unlinked(self, fd: int) -> None:
@@ -282,7 +282,7 @@ def _applied(names: dict[str, int], changes: tuple[Change, ...]) -> dict[str, in
 def _variants(
     nodes: dict[int, File | Folder], rng: random.Random
 ) -> Iterator[dict[str, Content | None]]:
-    """The folder's content in each of the ways that are looked at."""
+    """The folder's content in each variant that is tested."""
     for names in _name_variants(nodes, rng):
         for choose in (_lost, _kept, _sized, *[_torn(rng) for _ in range(TORN_VARIANTS)]):
             paths: dict[str, Content | None] = {}

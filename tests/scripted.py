@@ -19,7 +19,7 @@ import cli
 
 
 class Call(NamedTuple):
-    """A request as it came."""
+    """A request as it was received."""
 
     method: str
     path: str
@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def scripted(script: Script) -> Iterator[Scripted]:
-    """A server for the time of a ``with`` block."""
+    """A server that runs during a ``with`` block."""
     server = Scripted(script)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -31,7 +31,7 @@ def section(title: str) -> str:
 
 @cache
 def messages() -> list[tuple[str, re.Pattern[str]]]:
-    """All texts of the product's code, and as patterns in which operands fit anything."""
+    """All texts in the product's code, as patterns whose operands match anything."""
     found = []
     for package in PRODUCT:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -66,7 +66,7 @@ def quotations() -> list[str]:
 
 
 def is_printed(quotation: str) -> bool:
-    """Whether some text of the code is this, with operands, or holds this."""
+    """Whether a text in the code is this, with operands, or contains it."""
     return any(quotation in text or pattern.fullmatch(quotation) for text, pattern in messages())
 
 

@@ -19,7 +19,7 @@ def disk(tmp_path: Path) -> Disk:
 
 
 def left(disk: Disk, path: str) -> list[set[object]]:
-    """What may be at the path, by the number of facts that are known."""
+    """What may be at the path, by the number of known facts."""
     found: list[set[object]] = [set() for _ in range(len(disk.facts) + 1)]
     for image in disk.images(seed=1):
         content = image.paths.get(path, "absent")

@@ -83,7 +83,7 @@ def module_name(path: str, text: str) -> list[str]:
 
 
 def no_promises(path: str, text: str) -> list[str]:
-    """What is not done is in an issue, not in a comment."""
+    """Unfinished work is in an issue, not in a comment."""
     return _lines_with(_PROMISES, path, text, "a promise; do it or write an issue")
 
 

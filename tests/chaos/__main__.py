@@ -27,7 +27,7 @@ SHOWN_MAX = 20
 def main(
     seconds: float, seed: int, kills: int, shards: int, spec: str, no_lake: bool, no_steps: bool
 ) -> None:  # fmt: skip
-    """Kills and faults under load, then the check of everything that was said and kept."""
+    """Runs kills and faults under load, then checks all answers and all stored records."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-chaos-"))
     click.echo(f"seed {seed}, history and log in {folder}")
     options = Options(

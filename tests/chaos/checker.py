@@ -34,7 +34,7 @@ EVICTED = ("cap", "ttl")
 
 
 class _Known:
-    """The lines, sorted by what they are about."""
+    """The lines, grouped by subject."""
 
     def __init__(self, lines: Iterable[Line]) -> None:
         self.sent: dict[int, Sent] = {}

@@ -33,7 +33,7 @@ Port = Callable[[], int]  # where the daemon listens now, 0 while it does not
 
 
 class Numbers:
-    """What all producers count together."""
+    """Counters that all producers share."""
 
     def __init__(self) -> None:
         self._attempts = itertools.count(1)
@@ -69,7 +69,7 @@ class Request(NamedTuple):
 
 
 class Client(threading.Thread):
-    """A thread that keeps what ended it, and ends when ``stopping`` is set."""
+    """A thread that keeps the error that ended it, and ends when ``stopping`` is set."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name)

@@ -62,7 +62,7 @@ class Capped(msgspec.Struct, frozen=True, tag="capped"):
 
 
 class Did(msgspec.Struct, frozen=True, tag="did"):
-    """What was done to the daemon, for people."""
+    """What was done to the daemon; for people, not for the checker."""
 
     what: str
     at_ms: int
@@ -80,7 +80,7 @@ class History:
         self._mutex = threading.Lock()
 
     def add(self, line: Line) -> None:
-        """One line more."""
+        """Appends a line."""
         data = msgspec.json.encode(line) + b"\n"
         with self._mutex:
             self._file.write(data)

@@ -30,7 +30,7 @@ HANG_S = 600.0
 
 
 class Keeper(Client):
-    """Runs the commands until it is told to stop; ``once`` runs each in peace."""
+    """Runs the commands until it is told to stop; ``once`` runs each one undisturbed."""
 
     def __init__(self, data: Path, settings: dict[str, object]) -> None:
         super().__init__("keeper of the lake")
@@ -46,19 +46,19 @@ class Keeper(Client):
         self._harmed = False
 
     def work(self) -> None:
-        """Command after command."""
+        """Runs the commands in turn."""
         while not self.stopping.is_set():
             for name in COMMANDS:
                 if not self.stopping.is_set():
                     self._run(name, in_peace=False)
 
     def once(self) -> None:
-        """Each command once, with nothing in its way: both must succeed."""
+        """Runs each command once, undisturbed; both must succeed."""
         for name in COMMANDS:
             self._run(name, in_peace=True)
 
     def harm(self, number: int) -> bool:
-        """Sends a signal to the command that is at work; whether there was one."""
+        """Sends a signal to the running command. Returns whether there was one."""
         with self._mutex:
             process = self._at_work
             if process is None or process.poll() is not None:

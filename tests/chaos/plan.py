@@ -40,7 +40,7 @@ STOP_MS = (50, 3_500)  # up to beyond the 2 s after which a stopped lease holder
 
 
 class Step(Struct, frozen=True):
-    """After ``pause_ms`` the act, on the shard if it is about one, for ``stop_ms`` if it stops."""
+    """The act after ``pause_ms``, on ``shard`` if it concerns one, for ``stop_ms`` if it stops."""
 
     pause_ms: int
     act: Act
@@ -49,7 +49,7 @@ class Step(Struct, frozen=True):
 
 
 def steps(seed: int, shards: int) -> Iterator[Step]:
-    """Steps without an end."""
+    """An endless sequence of steps."""
     rng = random.Random(seed)
     acts, weights = list(WEIGHTS), list(WEIGHTS.values())
     while True:

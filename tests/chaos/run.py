@@ -46,7 +46,7 @@ RETRY_S = 1.0
 
 
 class Options(Struct, frozen=True):
-    """What a run is made of. ``kills`` 0: no limit; a run ends by either limit."""
+    """Options of a run. It ends at either limit; ``kills`` 0 is no limit."""
 
     folder: Path
     seed: int
@@ -117,7 +117,7 @@ class World:
         daemon.wait_ready()
 
     def calm(self) -> None:
-        """No more faults from the next start on."""
+        """Switches faults off from the next start on."""
         self._spec = ""
 
     def end(self, number: int = 0, *, group: bool = False) -> None:
@@ -136,18 +136,18 @@ class World:
             raise AssertionError(f"the daemon stopped with exit code {code}, not 0")
 
     def restart(self, number: int = 0, *, group: bool = False) -> None:
-        """Ends and starts."""
+        """Stops the daemon and starts it again."""
         self.end(number, group=group)
         self.start()
 
     def shard_pids(self) -> list[int]:
-        """The shard processes that there are."""
+        """The pids of the shard processes."""
         assert self.daemon is not None
         found = psutil.Process(self.daemon.process.pid).children()
         return sorted(child.pid for child in found)
 
     def do(self, step: Step, ended: threading.Event) -> None:
-        """Carries a step out; what it is aimed at may just be dead, and then nothing is done."""
+        """Carries out a step. If its target has just died, nothing is done."""
         assert self.daemon is not None
         pids = self.shard_pids()
         supervisor = self.daemon.process.pid
@@ -192,7 +192,7 @@ class World:
 
 
 def run(options: Options) -> Report:
-    """Runs and judges. Raises what a client or a start of the daemon failed with."""
+    """Runs and checks. Raises the error of a client or of a start of the daemon."""
     path = options.folder / "history.jsonl"
     with History(path) as written:
         world = World(options, written)
@@ -277,12 +277,12 @@ def _live(options: Options, world: World, written: History) -> Report:
 
 
 def _wait_for_start(daemon: Daemon) -> None:
-    """Until it serves, or has ended."""
+    """Waits until the daemon serves or has ended."""
     wait_until(lambda: daemon.port or daemon.process.poll() is not None, "the daemon to start")
 
 
 def _wait_for_records(world: World) -> None:
-    """Until each partition has records that are not only in rings."""
+    """Waits until each partition has records outside the rings."""
 
     def there() -> bool:
         assert world.daemon is not None

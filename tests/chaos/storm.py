@@ -50,7 +50,7 @@ class Steady(threading.Thread):
         self._pad = pad
 
     def run(self) -> None:
-        """Until it is stopped and has its answer."""
+        """Sends requests until it is stopped and has its last answer."""
         with Line(self._served) as line:
             for number in itertools.count():
                 if self.stopping.wait(0.05):

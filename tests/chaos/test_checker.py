@@ -45,7 +45,7 @@ def names(lines: list[Line]) -> set[str]:
 
 
 def changed(*pairs: tuple[Line, Line]) -> list[Line]:
-    """The good history with some lines as others."""
+    """The good history with some lines replaced."""
     lines = good()
     for old, new in pairs:
         lines[lines.index(old)] = new

@@ -19,5 +19,5 @@ def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A data directory for a daemon of one's own."""
+    """A data directory for the test's own daemon."""
     return tmp_path / "data"

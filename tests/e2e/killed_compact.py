@@ -21,7 +21,7 @@ from ledger.ledger import Ledger
 
 
 def die(*_: Any, **__: Any) -> Any:
-    """The end, as of a power cut."""
+    """Ends the process as a loss of power would."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

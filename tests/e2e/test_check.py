@@ -23,7 +23,7 @@ FIELDS = {
 
 
 def problems(report: Any) -> set[tuple[str, str]]:
-    """(kind, key) of all problems, each with something to say and to do."""
+    """(kind, key) of all problems; each must have a message and a remedy."""
     assert all(each["problem"] and each["hint"] for each in report["problems"])
     return {(each["kind"], each["key"]) for each in report["problems"]}
 

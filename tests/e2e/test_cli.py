@@ -75,7 +75,7 @@ def headgate(daemon: Daemon | None, *arguments: str, stdin: str = "", **environ:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon whose objects are listed too, so its data folder is known to the tests."""
+    """A daemon whose data folder the tests know, because they list its objects too."""
     with running(tmp_path_factory.mktemp("cli") / "data", shards=2) as started:
         yield started
 
@@ -234,7 +234,7 @@ def test_an_address_without_a_daemon_is_3(data: Path) -> None:
 
 @contextlib.contextmanager
 def relayed(line: Line) -> Iterator[str]:
-    """The URL of a door to this one connection: its daemon's other shards may not answer."""
+    """A URL that leads to this one connection, because other shards may not answer."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def relay() -> None:

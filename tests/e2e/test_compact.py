@@ -317,7 +317,7 @@ def test_killed_after_random_times_each_record_is_in_its_table_once(data: Path) 
 
 
 def kill_python_workers(run: subprocess.Popen[bytes], rng: random.Random) -> int:
-    """SIGKILL to Spark's Python workers as they come, some of them; how many."""
+    """Kills some of Spark's Python workers as they start. Returns how many."""
     kills = 0
     while run.poll() is None and kills < 4:
         try:

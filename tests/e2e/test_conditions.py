@@ -139,7 +139,7 @@ def test_of_racing_appends_exactly_one_is_stored(shared_daemon: Daemon) -> None:
 
 
 def test_writers_that_read_the_head_and_retry_lose_no_update(shared_daemon: Daemon) -> None:
-    """Optimistic locking, as one would use it: each writer raises a counter ten times."""
+    """Optimistic locking: each writer increments a counter ten times."""
     shared_daemon.produce("counter", 0)
 
     def writer(_: int) -> None:

@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def reload(daemon: Daemon, file: Path, text: str, sentence: str) -> None:
-    """Changes the file, tells the daemon, and waits until it says ``sentence`` once more."""
+    """Changes the file, sends SIGHUP, and waits until the log has ``sentence`` once more."""
     before = daemon.text.count(sentence)
     file.write_text(text)
     daemon.process.send_signal(signal.SIGHUP)

@@ -282,7 +282,7 @@ def test_an_offset_past_the_end_is_refused_with_the_last_one(shared_daemon: Daem
 def test_every_shard_reports_that_a_topic_was_recreated(
     shared_daemon: Daemon,
 ) -> None:
-    """A shard's names may be a moment late: none takes the new topic for the former one."""
+    """A shard may learn of names late, but never takes the new topic for the old one."""
     with wire_of_each_shard(shared_daemon, "anyone") as wires:
         shared_daemon.produce("phoenix", "a", "b", "c")
         read = shared_daemon.diff("phoenix", from_seq=0, limit=2)
@@ -379,7 +379,7 @@ def test_whatever_is_written_is_read_whatever_the_pages(
 
 
 def fill(daemon: Daemon) -> None:
-    """Two topics with everything that readers can meet, through all shards."""
+    """Two topics with every kind of record, written through all shards."""
     daemon.json("PUT", "/v0/topics/spread", {"partitions": 3})
     with wire_of_each_shard(daemon, "warm") as wires:
         for turn in range(10):
@@ -407,7 +407,7 @@ def fill(daemon: Daemon) -> None:
 
 
 def everything(daemon: Daemon) -> list[Any]:
-    """Answers to many questions; equal lists mean that a reader cannot tell two states apart."""
+    """Answers to many diffs; if they are equal, a reader cannot tell two states apart."""
     questions: list[dict[str, Any]] = [
         {}, {"limit": 7}, {"max_bytes": 100}, {"tag": "1"}, {"node": "0", "limit": 2},
         *({"from_ts": ts} for ts in (0, 991, 995, 1000, 10**13)),

@@ -100,7 +100,7 @@ def test_an_idle_group_uploads_a_lone_request_immediately_and_others_at_an_objec
 
 
 def fill(daemon: Daemon, lines: list[Line], used_bytes: int) -> int:
-    """Sends through every shard until its ring holds ``used_bytes``; how many requests."""
+    """Fills the ring of every shard to ``used_bytes``. Returns the number of requests."""
     sent = 0
     for shard, line in enumerate(lines):
         goal = -(-used_bytes // (32 << 10))

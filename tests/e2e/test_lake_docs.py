@@ -44,7 +44,7 @@ def daemon(folder: Path) -> Iterator[Daemon]:
 
 
 def run(daemon: Daemon, folder: Path, language: str, text: str) -> str:
-    """A block as a person would run it; what it printed."""
+    """Runs a block as a person would. Returns what it printed."""
     command = {"sh": ["sh", "-euc", text], "python": [sys.executable, "-c", text]}[language]
     environ = {
         **os.environ,

@@ -53,7 +53,7 @@ class Checked:
         return self.take(method, path, answer)
 
     def take(self, method: str, path: str, answer: Answer) -> Answer:
-        """Checks an answer that came in another way."""
+        """Checks an answer that was received in another way."""
         template = template_of(path, self.document)
         operation = self.document["paths"][template][method.lower()]
         responses = operation["responses"]
@@ -156,7 +156,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
 
 
 def trim(api: Checked) -> None:
-    """What a trim of a topic ``t`` can be answered."""
+    """Provokes every answer to a trim of the topic ``t``."""
     at = "/v0/topics/t/trim"
     asked = {"partition": 0, "before_seq": 2}
     assert api.ask("POST", at, asked).status == 200
@@ -167,7 +167,7 @@ def trim(api: Checked) -> None:
 
 
 def plan(api: Checked) -> None:
-    """What a plan of a topic ``t`` can be answered."""
+    """Provokes every answer to a plan of the topic ``t``."""
     document = api.document
     asked = {"topics": ["t"], "from": {"t": {"0": 1}}, "to": {"t": {"0": 2}}, "limit": 1}
     check(asked, resolve({"$ref": "#/components/schemas/PlanRequest"}, document), document)
@@ -188,7 +188,7 @@ def plan(api: Checked) -> None:
 
 
 def throttle(daemon: Daemon, api: Checked) -> None:
-    """A ring that is full of promises: bodies that were announced and do not come."""
+    """Fills a ring with promises: bodies that were announced and do not arrive."""
     head = request(
         "POST", "/v0/topics/t", Content_Type="application/json", Content_Length="16000",
         Expect="100-continue",
@@ -213,7 +213,7 @@ def throttle(daemon: Daemon, api: Checked) -> None:
 
 
 def stop(daemon: Daemon, api: Checked) -> None:
-    """While the daemon stops, connections that are there learn it."""
+    """While the daemon stops, open connections are told."""
     asking = request("GET", "/readyz")
     with Wire(daemon.port) as busy, Wire(daemon.port) as wire:
         # A request on its way keeps the first connection, a poll the second.
@@ -265,7 +265,7 @@ def test_the_document_and_the_server_agree_on_what_may_be_produced(
 
 
 def test_every_route_of_the_server_is_in_the_document(shared_daemon: Daemon) -> None:
-    """405 with Allow is how the server says what a path knows."""
+    """The server's 405 with Allow says which methods a path has."""
     document = shared_daemon.get("/openapi.json").json
     for path, item in document["paths"].items():
         documented = {method for method in METHODS if method.lower() in item}
@@ -275,7 +275,7 @@ def test_every_route_of_the_server_is_in_the_document(shared_daemon: Daemon) -> 
 
 
 def test_every_status_of_the_api_page_is_in_the_document() -> None:
-    """And the other way round, so that the page for people stays true."""
+    """The converse, so that the page for people stays correct."""
     page = (ROOT / "docs" / "http-api.md").read_text()
     rows = re.findall(r"^\| ([0-9, ]+) \|", page, re.MULTILINE)
     on_page = {int(number) for row in rows for number in row.split(",")} - {500}

@@ -36,7 +36,7 @@ def command(*arguments: str) -> tuple[int, str]:
 
 
 def entries(store_url: str) -> list[Entry]:
-    """The owner's log as it stands."""
+    """The current owner's log."""
     with closing(open_store(store_url)) as store:
         return list(OwnerLog(store, NOBODY, lambda _: None).chain())
 

@@ -52,7 +52,7 @@ def arguments_of(data: Path, options: dict[str, Any]) -> list[str]:
 
 
 def config_of(data: Path, options: dict[str, Any]) -> Config:
-    """What those options make of the defaults."""
+    """The configuration with those options."""
     settings = {"store_url": options["store"], "data_dir": str(data), **options.get("settings", {})}
     return load_config(None, {}, [Override(key, str(value)) for key, value in settings.items()])
 
@@ -74,13 +74,13 @@ def recovered(data: Path, options: dict[str, Any], *, take_over: bool = False) -
 
 
 def log_entries(options: dict[str, Any]) -> list[Entry]:
-    """The owner's log as it stands."""
+    """The current owner's log."""
     with closing(serve.open_config_store(config_of(Path("unused"), options))) as store:
         return list(OwnerLog(store, NOBODY, lambda _: None).chain())
 
 
 def read_behind(daemon: Daemon, topic: str, partition: int) -> tuple[list[Any], list[Any]]:
-    """All records of a partition, and the tombstones that stood between them."""
+    """All records of a partition, and the tombstones between them."""
     records: list[Any] = []
     tombstones: list[Any] = []
     from_seq = 0
@@ -97,8 +97,8 @@ def read_behind(daemon: Daemon, topic: str, partition: int) -> tuple[list[Any], 
 
 
 def check_recovered(daemon: Daemon, run: Load) -> None:
-    """Every acknowledged record is there once; its offset is the one its producer was told, or one
-    that nobody was told; each connection's order is kept; what is between is declared."""
+    """Every acknowledged record is there once, at the offset its producer was told or at one
+    that no producer was told. Each connection's order is kept; gaps are declared."""
     told = {
         (sent.place, first_seq + index): record
         for sent, first_seq in run.acknowledged

@@ -198,7 +198,7 @@ def test_a_recreated_topic_is_not_taken_for_the_old_one(
 
 
 def test_a_stream_outlives_its_daemons_restart(spark: SparkSession, tmp_path: Path) -> None:
-    """The driver asks again; what Spark had read stays read."""
+    """The driver retries; what Spark has read is not read again."""
     with running(tmp_path / "data") as daemon:
         port = daemon.port
         daemon.produce("restart", *range(5))

@@ -98,7 +98,7 @@ class _Compare(ctypes.Structure):
 
 
 def confine(unit: Path) -> None:
-    """Puts this process under the unit's filter, for good."""
+    """Puts this process under the unit's filter, permanently."""
     library = ctypes.CDLL("libseccomp.so.2")
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(EPERM))

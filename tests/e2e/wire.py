@@ -135,7 +135,7 @@ def chunked(body: bytes, *sizes: int) -> bytes:
 def wire_of_each_shard(daemon: Daemon, topic: str) -> Iterator[list[Wire]]:
     """One connection to each shard, by number; a record for each try goes to ``topic``.
 
-    Nobody else may produce meanwhile: which shard answered is seen by its counter.
+    No other client may produce meanwhile: its counter shows which shard answered.
     """
     with ExitStack() as stack:
         found: dict[int, Wire] = {}

@@ -8,7 +8,7 @@ from uploader.pipeline.voids import Run
 
 
 def runs_of(void: Container[int], waiting: Iterable[int], head: int) -> list[Run]:
-    """From each position that is void to the next one in ``waiting`` that is not."""
+    """Runs from each void position to the next one in ``waiting`` that is not void."""
     runs: list[Run] = []
     start = -1
     for position in waiting:

@@ -28,7 +28,7 @@ ENTRIES_MIN = 3  # an image is due after this many
 
 
 class ListLedger:
-    """What the threads ask of a ledger: how far it is, what is new, and a copy of all of it."""
+    """The part of a ledger that the threads use: its number, what is new, and a copy."""
 
     def __init__(self, schedule: Schedule, path: Path, commits: list[str]) -> None:
         self._schedule = schedule
@@ -37,7 +37,7 @@ class ListLedger:
         path.touch()
 
     def read(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What ``function`` would read."""
+        """Answers what ``function`` would read."""
         answers: dict[object, Callable[..., Any]] = {
             backup.mark: self._mark,
             backup.changes_since: self._changes_since,
@@ -46,7 +46,7 @@ class ListLedger:
         return answers[function](*args)
 
     def _mark(self) -> Mark:
-        """How far it is."""
+        """The number of commits."""
         return Mark(commit_number=len(self.commits))
 
     def _changes_since(self, mark: Mark) -> tuple[Mark, Changes]:
@@ -55,7 +55,7 @@ class ListLedger:
         return self._mark(), Changes({}, {"objects": rows})
 
     def _copy_to(self, path: Path, between: Callable[[], None]) -> int:
-        """A copy as of now, which takes a while."""
+        """Makes a copy as of now, which takes a while."""
         there = list(self.commits)
         path.write_bytes(msgspec.msgpack.encode(there))
         self._schedule.sleep(int(log_uniform(self._schedule.rng, 1, 20_000)) * MS)
@@ -86,7 +86,7 @@ class BucketParts:
         self._bucket.attempt()
 
     def abandon(self) -> None:
-        """Nobody has seen it."""
+        """Gives the object up; it was never visible."""
 
 
 def recovered(owner_log: OwnerLog, number: int) -> list[str]:

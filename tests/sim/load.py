@@ -20,7 +20,7 @@ APPENDED = 3  # the topic of the appends
 
 
 class Load:
-    """What producers of one machine ask for."""
+    """The requests of one machine's producers."""
 
     def __init__(self, schedule: Schedule, oracle: Oracle, ledger: Ledger, shards: int) -> None:
         self._schedule = schedule
@@ -58,7 +58,7 @@ class Load:
         return number, conditions, parts
 
     def _append(self, number: int) -> tuple[int, bytes, list[Part]]:
-        """Producers expect the head that they know, or one that has passed, or one to come."""
+        """Expects the known head, an older one, or one to come."""
         rng = self._rng
         now_ms = self._schedule.now_ns // MS
         head = self._oracle.head(APPENDED)

@@ -79,7 +79,7 @@ EPOCH_NS = 20 * S  # ten minutes in the daemon; raised often here, so that lease
 
 
 class LedgerLock:
-    """The ledger's lock for whichever task asks."""
+    """The ledger's lock, for any task."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -99,11 +99,11 @@ class LedgerLock:
 
 
 class Injected(LedgerFault):
-    """An error of the ledger that no repetition gets over."""
+    """An error of the ledger that persists."""
 
 
 class WatchedLedger(Ledger):
-    """The ledger, with the oracle told of each transaction; calls of shards may fail."""
+    """A ledger that reports each transaction to the oracle, and whose calls may fail."""
 
     machine: Machine
 
@@ -226,7 +226,7 @@ class Shard:
         return self.pool
 
     def _ended(self) -> None:
-        """os._exit, of an upload that cannot go on: only for what was injected."""
+        """Replaces os._exit of an upload that cannot continue; allowed only for injected errors."""
         error = sys.exception()
         if not isinstance(error, Injected):
             raise Violation(f"an upload ended with {error!r}") from error
@@ -290,7 +290,7 @@ class Shard:
                 self.machine.oracle.acknowledged(number, self.shard, position, commit)
 
     def _expire(self) -> None:
-        """Some requests' deadlines pass: those that nobody pulled are taken back."""
+        """Lets the deadlines of some requests pass: those that were not pulled are withdrawn."""
         rng = self.machine.rng
         self._expire_at = self.machine.schedule.now_ns + int(log_uniform(rng, 100, 5_000) * MS)
         if not self.waiting or not self.machine.faults:
@@ -382,7 +382,7 @@ class Machine:
         log(f"machine of {shards} shards, {self.layout}, {self.policy}")
 
     def close(self) -> None:
-        """Ends all tasks and gives everything back."""
+        """Ends all tasks and frees everything."""
         self.schedule.close()
         self.seen_ledger.close()
         self.ledger.close()
@@ -392,14 +392,14 @@ class Machine:
     # Load
 
     def publish(self, shard: int) -> None:
-        """A request comes to a shard that lives."""
+        """A request arrives at a living shard."""
         if self.lives[shard].process.alive and self.lives[shard].inbox < 20:
             self.lives[shard].inbox += 1
 
     # Faults
 
     def kill(self, shard: int) -> None:
-        """SIGKILL; waitpid tells a little later."""
+        """SIGKILL; waitpid reports it a little later."""
         life = self.lives[shard]
         if not life.process.alive:
             return
@@ -416,7 +416,7 @@ class Machine:
             process.stopped_until_ns = self.schedule.now_ns + duration_ns
 
     def fail(self, where: str) -> None:
-        """The ledger fails, now and then, where a shard calls it: mostly for a moment only."""
+        """Makes the ledger sometimes fail when a shard calls it, mostly only for a moment."""
         task = self.schedule.current
         every = self.ledger_fails_every
         if task is None or not self.faults or every is None or self.rng.randrange(every):
@@ -491,7 +491,7 @@ class Machine:
             self.to_kill.append(life.shard)
 
     def moment(self) -> Moment:
-        """Both clocks; a wall clock that was set is what a machine sees of a pause, too."""
+        """Both clocks. After a pause, too, a machine sees a wall clock that was set."""
         now_ns = self.schedule.now_ns
         return Moment(now_ns, WALL_NS + now_ns + self.wall_off_ns)
 
@@ -520,11 +520,11 @@ class Machine:
         raise Violation(f"an upload ended with {error!r}") from error
 
     def check(self) -> None:
-        """All invariants, between two steps."""
+        """Checks all invariants between two steps."""
         self.oracle.check(self.locks)
 
     def start_if_alone(self) -> None:
-        """A shard that is a group of its own leaves what it had accepted to its successor."""
+        """Starts a shard that is its own group: its successor uploads what it accepted."""
         if self.held_back is not None:
             buddies = GroupTable(self.segment).map
             if len(buddies.members(buddies.group_of(self.held_back))) == 1:
@@ -540,7 +540,7 @@ class Machine:
         return not busy and self.oracle.all_committed(self.held_back)
 
     def describe(self) -> str:
-        """What is not at rest."""
+        """Describes what is not at rest."""
         words = self.words
         shards = []
         for shard, life in enumerate(self.lives):
@@ -557,7 +557,7 @@ class Machine:
 
 @contextmanager
 def simulated(machine: Machine) -> Iterator[None]:
-    """What the shipped modules take from the computer is the machine's, for a while."""
+    """For a while the shipped modules get threads, locks and clocks from the machine."""
     schedule = machine.schedule
 
     def wall_ms() -> int:

@@ -44,7 +44,7 @@ class Load(NamedTuple):
 
 
 class Put(NamedTuple):
-    """A PUT as it was begun."""
+    """A PUT that was begun."""
 
     at_ns: int
     shard: int
@@ -130,7 +130,7 @@ class Node:
     # Time
 
     def at(self, when_ns: int, what: Callable[[], None]) -> None:
-        """Does something at a time."""
+        """Schedules a call."""
         self._number += 1
         heapq.heappush(self._events, (when_ns, self._number, what))
 
@@ -166,7 +166,7 @@ class Node:
             self._next_publication(shard, load_round)
 
     def publish(self, shard: int, payload_bytes: int) -> None:
-        """A request comes to a shard."""
+        """A request arrives at a shard."""
         if shard in self.dead:
             return
         writer = self.writers[shard]
@@ -269,5 +269,5 @@ class Node:
 
 
 def changes(maps: Iterable[MapAt], since_ns: int) -> list[MapAt]:
-    """The maps that came after a time."""
+    """The maps after a point in time."""
     return [item for item in maps if item.at_ns > since_ns]

@@ -83,7 +83,7 @@ class Oracle:
         self._shard_of[number] = shard
 
     def voided(self, shard: int, positions: Sequence[int]) -> None:
-        """Requests are taken back: their producers are told that they are not and never stored."""
+        """Requests are withdrawn: their producers are told that they will never be stored."""
         numbers = {position: number for position, _, number in self._published[shard]}
         require(numbers.keys() >= set(positions), "what is committed is not taken back", positions)
         self._void |= {numbers[position] for position in positions}
@@ -99,7 +99,7 @@ class Oracle:
         self._appends[number] = (expected, count)
 
     def head(self, topic_id: int, partition: int = 0) -> int:
-        """As the last commit left it."""
+        """The head after the last commit."""
         return self._heads.get((topic_id, partition), 0)
 
     def before_commit(self, draft: CommitDraft) -> None:

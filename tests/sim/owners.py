@@ -65,7 +65,7 @@ LAYOUT = Layout(UPLOADS, 4096, lease_slots=1, commit_slots=4, commit_slot_bytes=
 
 
 class Bucket:
-    """Keys, each written once; what a PUT says may not be what it did."""
+    """Keys, each written once. The answer of a PUT may differ from what it did."""
 
     url = "sim://"
 
@@ -172,7 +172,7 @@ class Daemon:
         world.schedule.start(self.process, "start", self._start)
 
     def now_ns(self) -> int:
-        """Its own clock, which stands still while a hypervisor holds the machine."""
+        """The daemon's clock, which stands still while a hypervisor holds the machine."""
         passed_ns = self.world.schedule.now_ns - self.held_ns
         return self.clock_start_ns + int(passed_ns * self.rate)
 
@@ -182,7 +182,7 @@ class Daemon:
         return Moment(self.now_ns(), WALL_NS + self.now_ns() + self.held_ns + self.wall_off_ns)
 
     def hold(self, duration_ns: int) -> None:
-        """A hypervisor holds the machine, and its clock of the boot does not tell."""
+        """A hypervisor holds the machine, which its clock since boot does not show."""
         schedule = self.world.schedule
         self.process.stopped_until_ns = schedule.now_ns + duration_ns
         self.held_ns += duration_ns
@@ -269,7 +269,7 @@ class Daemon:
             self.rung = True
 
     def close(self) -> None:
-        """Gives its memory back."""
+        """Frees its memory."""
         self.segment.close()
         os.close(self.segment.fd)
 
@@ -287,7 +287,7 @@ class _OwnerBells:
         self.daemon.rung = True
 
     def ring_all(self, _: object) -> None:
-        """The loops of the shards are not in this simulation."""
+        """Does nothing: the shards' loops are not in this simulation."""
 
     def clear(self, _: int) -> None:
         self.daemon.rung = False
@@ -306,14 +306,14 @@ class World:
         self.directory = Path(self._folder.name)
 
     def close(self) -> None:
-        """Ends all tasks and gives everything back."""
+        """Ends all tasks and frees everything."""
         self.schedule.close()
         self._folder.cleanup()
         for daemon in self.daemons:
             daemon.close()
 
     def step(self) -> None:
-        """One step, and with some luck a new daemon or a stop. Raises Violation."""
+        """Runs one step, and sometimes a new daemon or a stop. Raises Violation."""
         schedule, rng = self.schedule, self.schedule.rng
         if not schedule.tasks or (len(self.daemons) < DAEMONS_MAX and not rng.randrange(250)):
             for _ in range(1 + (not rng.randrange(4))):

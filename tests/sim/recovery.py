@@ -43,7 +43,7 @@ class Listed(Store):
 
 
 class Backup:
-    """What entries of the owner's log told of a ledger."""
+    """What entries of the owner's log say of a ledger."""
 
     def __init__(self, ledger: Ledger, store: Store, oracle: Oracle, directory: Path) -> None:
         self._ledger = ledger

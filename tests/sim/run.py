@@ -190,7 +190,7 @@ class Run:
     def _faults(
         self, machine: Machine, task: Task, rng: random.Random, deaths_every: int, stops_every: int
     ) -> None:
-        """Mostly the process that was just interrupted in the middle of something."""
+        """Picks a victim, mostly the process that was just interrupted."""
         shards = machine.layout.shards
         name = task.process.name
         inside = int(name.split()[1]) if name.startswith("shard") else rng.randrange(shards)
@@ -207,7 +207,7 @@ class Run:
             machine.supervisor.stopped_until_ns = machine.schedule.now_ns + rng.randrange(3 * S)
 
     def _drain(self, machine: Machine) -> None:
-        """Faults off: everything comes to rest."""
+        """Switches faults off until everything is at rest."""
         schedule = machine.schedule
         self._log("drain")
         machine.faults = machine.store.faults = False

@@ -35,7 +35,7 @@ class Died(BaseException):
 
 
 class Violation(AssertionError):
-    """What the simulation looks for."""
+    """A broken rule, which is what the simulation looks for."""
 
 
 class Process:
@@ -116,7 +116,7 @@ class Schedule:
     # Called by tasks
 
     def point(self, weight: int = 1) -> None:
-        """Here another task may be chosen, and here this one may be killed."""
+        """A point: another task may be chosen here, or this one killed."""
         task = self.current
         if task is None:
             return
@@ -136,7 +136,7 @@ class Schedule:
             self._hand_back(task)
 
     def wait(self, ready: Callable[[], bool] | None, until_ns: int = NEVER) -> None:
-        """Hands back until a condition holds or a time has come."""
+        """Returns control until a condition holds or a time has come."""
         task = self.current
         if task is None:
             if ready is not None and ready():
@@ -173,7 +173,7 @@ class Schedule:
         return task
 
     def choose(self) -> Task | None:
-        """The task whose step is next; time passes when there is none. None: nothing will be."""
+        """The task whose step is next. Time passes if none can run; None if none ever will."""
         for _ in range(2):
             now_ns = self.now_ns
             runnable = [task for task in self.tasks if task.can_run(now_ns)]
@@ -227,7 +227,7 @@ class Schedule:
         task.ended = True
 
     def kill(self, process: Process) -> None:
-        """SIGKILL: each task ends where it stands."""
+        """SIGKILL: each task ends where it is."""
         process.alive = False
         for task in list(process.tasks):
             if task.worker is None:
@@ -374,7 +374,7 @@ class Pool:
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs or waits to."""
+        """Whether anything runs or is queued."""
         return bool(self._process.alive and (self._queue or len(self._process.tasks) > 1))
 
     def submit(self, work: Callable[..., None], /, *args: Any) -> Future[None]:
@@ -403,5 +403,5 @@ def _raise(error: BaseException) -> None:
 
 
 def log_uniform(rng: random.Random, low: float, high: float) -> float:
-    """A number between two, each order of magnitude as likely."""
+    """A number between two, each order of magnitude equally likely."""
     return float(low * (high / low) ** rng.random())

@@ -45,7 +45,7 @@ def test_two_runs_with_one_seed_give_the_same_log() -> None:
 
 
 def first_failure(*, owners_only: bool = False, from_seed: int = 1) -> Failure:
-    """What the simulation says of code that is broken now."""
+    """The first failure that the simulation finds in code that is now broken."""
     for seed in range(from_seed, from_seed + 20):
         try:
             simulate(seed, 6_000, owners_only=owners_only)

@@ -18,7 +18,7 @@ DEMO = [sys.executable, "-m", "tools.demo"]
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Ours, with temporary folders below the test's, and a setting that must not reach the demo."""
+    """Our environment, with a temporary folder, and a setting that must not reach the demo."""
     return os.environ | {"TMPDIR": str(tmp_path), "HEADGATE_STORE_URL": "s3://not-for-the-demo"}
 
 

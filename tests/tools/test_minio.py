@@ -44,7 +44,7 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """PATH with a stand-in for Go; the file that its calls are counted in."""
+    """Puts a stand-in for Go on PATH. Returns the file that counts its calls."""
     executable(tmp_path / "bin" / "go", FAKE_GO)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     # Should the stand-in be refused, then no real Go is fetched for a build of minutes.
