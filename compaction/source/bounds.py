@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from compaction.source.errors import DataLoss, SourceError
 from compaction.source.options import EARLIEST, LATEST, Bound
 from compaction.source.planner import TopicState
-from compaction.source.read_tasks import Loss
 from compaction.source.schemas import Offsets
 from ledger.types import PartitionState
 
@@ -54,20 +53,19 @@ def bounds(
     return found
 
 
-def beyond(topic: str, state: PartitionState, offset: int, what: str) -> Loss:
+def beyond(topic: str, state: PartitionState, offset: int, what: str) -> DataLoss:
     """The loss of a request for offsets after the end."""
-    return Loss(
+    return DataLoss(
         topic, state.partition, state.next_seq, offset - 1,
         f"{what}, and the partition's next offset is {state.next_seq}",
     )  # fmt: skip
 
 
-def lose(loss: Loss, *, fail: bool) -> None:
-    """Raises DataLoss, or logs it."""
-    error = DataLoss(loss.topic, loss.partition, loss.first, loss.last, loss.reason)
+def lose(loss: DataLoss, *, fail: bool) -> None:
+    """Raises the loss, or logs it."""
     if fail:
-        raise error
-    log.warning("%s", error)
+        raise loss
+    log.warning("%s", loss)
 
 
 def limited(begins: Offsets, ends: Offsets, records_max: int) -> Offsets:

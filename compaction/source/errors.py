@@ -42,6 +42,7 @@ class DataLoss(SourceError):
         self.partition = partition
         self.first = first
         self.last = last
+        self.reason = reason
 
 
 class PlannerRefused(SourceError):

@@ -17,6 +17,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from compaction.objects import TaskExtent, TaskObject
+from compaction.source.errors import DataLoss
 from compaction.source.plan import RECOVERY
 from compaction.source.schemas import Plan, PlanFile, PlanObject, PlanPartition, PlanRange
 from ledger.lake.types import FileRange, LakeRange
@@ -57,16 +58,6 @@ class ReadTask(Struct, frozen=True):
     through_diff: tuple[OffsetRange, ...] = ()
 
 
-class Loss(Struct, frozen=True, array_like=True):
-    """Offsets [first, last] that a plan does not have, and why."""
-
-    topic: str
-    partition: int
-    first: int
-    last: int
-    reason: str
-
-
 _REASONS = {
     "cap": "they were evicted, because the topic was over its cap",
     "ttl": "they were evicted, because their time to live was over",
@@ -75,10 +66,10 @@ _REASONS = {
 }
 
 
-def losses(plan: Plan) -> list[Loss]:
+def losses(plan: Plan) -> list[DataLoss]:
     """Requested offsets that cannot be read, except gaps of a recovery, which never had records."""
     found = [
-        Loss(h.topic, h.partition, h.first_offset, h.last_offset,
+        DataLoss(h.topic, h.partition, h.first_offset, h.last_offset,
              _REASONS.get(h.reason, h.reason))
         for h in plan.holes
         if h.reason != RECOVERY
@@ -86,7 +77,7 @@ def losses(plan: Plan) -> list[Loss]:
     return found + list(_uncovered(plan))
 
 
-def _uncovered(plan: Plan) -> Iterator[Loss]:
+def _uncovered(plan: Plan) -> Iterator[DataLoss]:
     """Offsets that the plan should cover, and that no file or extent of it has."""
     held: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for hole in plan.holes:
@@ -115,8 +106,8 @@ def _uncovered(plan: Plan) -> Iterator[Loss]:
             yield _unknown(part, next_wanted, part.to - 1)
 
 
-def _unknown(part: PlanPartition, first: int, last: int) -> Loss:
-    return Loss(
+def _unknown(part: PlanPartition, first: int, last: int) -> DataLoss:
+    return DataLoss(
         part.topic, part.partition, first, last,
         "the ledger has no object or file with them; run `headgate check`",
     )  # fmt: skip

@@ -32,6 +32,7 @@ from compaction.parquet.reader import Footer, read_footer, read_rows
 from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.rows import Rows
 from compaction.place import Place
+from compaction.source.bounds import lose
 from compaction.source.errors import DataLoss, SourceError, TopicRecreated
 from compaction.source.plan import LEASE_MS, RECOVERY
 from compaction.source.planner import DaemonPlanner, Planner, ask_daemon, plan
@@ -220,7 +221,7 @@ class Reader:
             for page in pages:
                 for loss in losses(page):
                     if loss.partition == left.partition:
-                        self._lose(topic, loss.partition, loss.first, loss.last, loss.reason)
+                        lose(loss, fail=self._fail)
                 for fresh in tasks_of(page, bytes_max=1 << 62):
                     only = _only(fresh, left)
                     if _same_objects(task, only):
@@ -265,10 +266,7 @@ class Reader:
             from_seq = answer.next_from_seq
 
     def _lose(self, topic: str, partition: int, first: int, last: int, reason: str) -> None:
-        loss = DataLoss(topic, partition, first, last, reason)
-        if self._fail:
-            raise loss
-        log.warning("%s", loss)
+        lose(DataLoss(topic, partition, first, last, reason), fail=self._fail)
 
     def _keep(self, lease: str) -> None:
         """Renews the lease when it is due. If that fails, missing offsets are planned again."""

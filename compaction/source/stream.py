@@ -25,12 +25,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from compaction.source.bounds import beyond, bounds, limited, lose
-from compaction.source.errors import SourceError, TopicUnknown
+from compaction.source.errors import DataLoss, SourceError, TopicUnknown
 from compaction.source.lease import LeaseKeeper
 from compaction.source.options import Options
 from compaction.source.partitions import FirstAtTime, partitions_of, planner_of, read_partition
 from compaction.source.planner import TopicState, plan
-from compaction.source.read_tasks import Loss
 from compaction.source.schemas import Offsets, PlanRequest
 
 if TYPE_CHECKING:
@@ -195,7 +194,7 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f" offset {read}). With the option failOnDataLoss = false the stream continues"
                 " without it, and with a new topic of this name from its beginning"
             )
-        lose(Loss(name, 0, 1, 1, "the topic was deleted"), fail=False)
+        lose(DataLoss(name, 0, 1, 1, "the topic was deleted"), fail=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """For executors: a reader without leases."""

@@ -78,7 +78,7 @@ PAGE_OBJECTS = 1_000
 # A planned extent is about 1 KB in the driver.
 ROUND_EXTENTS_MAX = 400_000
 REFUSED_HINT = (
-    'ledger and table are of different histories: see docs/lake.md, "Somebody else\'s hands"'
+    'ledger and table are of different histories: see docs/lake.md, "Changes from outside"'
 )
 HISTORY_NOTE = "lake_history"  # of the ledger that was last compared with the tables
 
