@@ -91,7 +91,7 @@ steps = st.lists(
 
 @settings(max_examples=examples(60))
 @given(steps)
-def test_whatever_a_reader_was_told_it_reads_what_was_committed(
+def test_any_sequence_of_reads_returns_what_was_committed(
     taken: list[tuple[Any, ...]],
 ) -> None:
     """Rings come round, commits are told late, requests are void: no reader can tell."""
@@ -181,7 +181,7 @@ def test_whatever_a_reader_was_told_it_reads_what_was_committed(
         asyncio.run(go())
 
 
-def test_a_commit_that_comes_while_the_ledger_is_asked_for_a_time_is_not_waited_for(
+def test_a_commit_during_the_search_for_a_time_is_found_without_a_wait(
     tmp_path: Path,
 ) -> None:
     """The head from before the question would have made the poll sleep over it."""
@@ -202,7 +202,7 @@ def test_a_commit_that_comes_while_the_ledger_is_asked_for_a_time_is_not_waited_
         asyncio.run(asyncio.wait_for(go(), 20))
 
 
-def test_a_filter_looks_at_a_bounded_number_of_records(
+def test_a_filter_reads_a_bounded_number_of_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diff_module, "SCANNED_MAX", 5)
@@ -220,7 +220,7 @@ def test_a_filter_looks_at_a_bounded_number_of_records(
         asyncio.run(go())
 
 
-def test_a_search_for_a_time_is_not_broken_off(
+def test_a_search_for_a_time_runs_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diff_module, "SCANNED_MAX", 5)
@@ -253,7 +253,7 @@ class TestWaiters:
 
         asyncio.run(asyncio.wait_for(go(), 20))
 
-    def test_the_time_ends_a_wait(self) -> None:
+    def test_a_wait_ends_with_its_time(self) -> None:
         async def go() -> None:
             waiters = Waiters()
             await waiters.wait((1, 0), 0.01)
@@ -273,7 +273,7 @@ class TestWaiters:
 
         asyncio.run(asyncio.wait_for(go(), 20))
 
-    def test_at_the_end_all_wake_and_nobody_waits_again(self) -> None:
+    def test_ending_wakes_all_waiters_and_later_ones_do_not_wait(self) -> None:
         async def go() -> None:
             waiters = Waiters()
             task = asyncio.create_task(waiters.wait((1, 0), 60))

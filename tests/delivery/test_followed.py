@@ -58,7 +58,7 @@ def spans(partitions: FollowedPartitions, offset: int, key: Key = KEY) -> list[t
     return [(e.first_offset, e.last_offset) for e in partitions.tail(key, offset)]
 
 
-def test_a_partition_that_nobody_follows_costs_nothing_and_is_not_known() -> None:
+def test_a_partition_without_readers_costs_nothing_and_is_unknown() -> None:
     partitions, history = FollowedPartitions(), History()
     assert partitions.apply(history.commit({KEY: (3,)})) == []
     assert partitions.head(KEY) is None
@@ -101,7 +101,7 @@ def test_a_commit_of_void_records_only_moves_nothing() -> None:
     assert (partitions.head(KEY), spans(partitions, 1)) == (2, [(1, 2)])
 
 
-def test_a_new_reader_takes_the_tail_that_the_log_still_has() -> None:
+def test_a_new_reader_gets_the_tail_that_the_log_still_has() -> None:
     partitions, history = FollowedPartitions(), History()
     for _ in range(5):
         history.commit({KEY: (2,)})
@@ -111,7 +111,7 @@ def test_a_new_reader_takes_the_tail_that_the_log_still_has() -> None:
     assert spans(partitions, 4) == [], "what is not among them is read from objects"
 
 
-def test_a_late_answer_of_the_ledger_does_not_move_the_head_back() -> None:
+def test_a_late_answer_from_the_ledger_does_not_lower_the_head() -> None:
     partitions, history = FollowedPartitions(), History()
     partitions.follow(KEY, nothing)
     partitions.apply(history.commit({KEY: (5,)}))
@@ -131,7 +131,7 @@ def test_a_head_that_the_ledger_knows_first_ends_the_tail() -> None:
     assert (partitions.head(KEY), spans(partitions, 5), spans(partitions, 3)) == (6, [(5, 6)], [])
 
 
-def test_a_tail_that_is_forgotten_begins_anew() -> None:
+def test_a_forgotten_tail_begins_anew() -> None:
     partitions, history = FollowedPartitions(), History()
     partitions.follow(KEY, nothing)
     partitions.apply(history.commit({KEY: (2,)}))
@@ -150,7 +150,7 @@ def test_a_tail_keeps_a_bounded_number_of_extents() -> None:
     assert spans(partitions, 10) == []
 
 
-def test_the_partition_that_was_asked_for_longest_ago_is_forgotten(
+def test_the_least_recently_read_partition_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(followed, "FOLLOWED_MAX", 3)

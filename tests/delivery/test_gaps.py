@@ -71,17 +71,17 @@ GAPS = [Tombstone(3, 5, "recovery"), Tombstone(8, 9, "recovery"), Tombstone(10, 
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
-def test_every_gap_is_told_once_and_every_record_comes(node: Node, limit: int) -> None:
+def test_every_gap_is_named_once_and_every_record_is_read(node: Node, limit: int) -> None:
     assert walk(node, head=10, limit=limit) == ([1, 2, 6, 7], GAPS)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
-def test_rings_and_objects_tell_of_the_same_gaps(node: Node, limit: int) -> None:
+def test_rings_and_objects_give_the_same_gaps(node: Node, limit: int) -> None:
     commit(node, "11")
     assert walk(node, head=11, limit=limit) == ([1, 2, 6, 7, 11], GAPS)
 
 
-def test_a_filter_that_nothing_passes_tells_of_the_gaps_too(node: Node) -> None:
+def test_a_filter_that_no_record_passes_still_names_the_gaps(node: Node) -> None:
     found, tombstones = walk(node, head=10, limit=100, tag="none has it")
     assert found == [] and len(tombstones) == 3
 
@@ -100,7 +100,7 @@ def test_a_filter_that_nothing_passes_tells_of_the_gaps_too(node: Node) -> None:
         (10, None, [], 10),
     ],
 )
-def test_who_asks_for_an_offset_in_a_gap_gets_what_stands_behind_it(
+def test_a_cursor_inside_a_gap_gets_what_follows_the_gap(
     node: Node, from_seq: int, tombstone: tuple[int, int] | None, records: list[int],
     next_from_seq: int,
 ) -> None:  # fmt: skip

@@ -84,7 +84,7 @@ def test_different_objects_are_fetched_at_the_same_time(tmp_path: Path) -> None:
         assert node.store.under_way_max == 1
 
 
-def test_the_cache_drops_what_was_read_longest_ago(tmp_path: Path) -> None:
+def test_the_cache_drops_the_least_recently_read_extent(tmp_path: Path) -> None:
     async def go(reader: L0Reader) -> None:
         a, b, c = extents
         for extent in (a, b, a, c):  # c takes the place of b
@@ -128,7 +128,7 @@ def damage(directory: Path, text: bytes) -> None:
     file.write_bytes(stored)
 
 
-def test_a_byte_that_changed_in_the_store_is_noticed_and_named(tmp_path: Path) -> None:
+def test_a_changed_byte_in_the_store_is_noticed_and_named(tmp_path: Path) -> None:
     async def go(reader: L0Reader) -> None:
         for _ in range(2):  # nothing damaged is kept
             with pytest.raises(L0Error) as caught:
@@ -143,7 +143,7 @@ def test_a_byte_that_changed_in_the_store_is_noticed_and_named(tmp_path: Path) -
         asyncio.run(go(reader))
 
 
-def test_a_store_that_fails_for_a_while_is_asked_again(tmp_path: Path) -> None:
+def test_a_read_is_repeated_while_the_store_fails(tmp_path: Path) -> None:
     def fail() -> None:
         if len(node.store.gets) < 3:
             raise StoreError("not now", retryable=True)
@@ -155,7 +155,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(tmp_path: Path) -> None:
         assert len(node.store.gets) == len(counted) == 3, "failures cost requests too"
 
 
-def test_a_store_that_goes_on_failing_is_said_to(
+def test_a_store_that_keeps_failing_is_an_error_for_the_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -170,7 +170,7 @@ def test_a_store_that_goes_on_failing_is_said_to(
         assert len(node.store.gets) == 4
 
 
-def test_what_cannot_be_mended_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_final_error_is_not_retried(tmp_path: Path) -> None:
     def fail() -> None:
         raise ObjectMissing("gone")
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_mended_is_not_tried_again(tmp_path: Path) -> None:
         assert len(node.store.gets) == 1
 
 
-def test_a_reader_that_gives_up_leaves_the_way_free(tmp_path: Path) -> None:
+def test_a_cancelled_reader_does_not_block_the_others(tmp_path: Path) -> None:
     """The one whose fetch it is goes away; another takes over, and nobody waits for good."""
 
     async def go(reader: L0Reader) -> None:
@@ -202,7 +202,7 @@ def test_a_reader_that_gives_up_leaves_the_way_free(tmp_path: Path) -> None:
         asyncio.run(go(reader))
 
 
-def test_what_one_connection_spoils_is_read_again_on_another(
+def test_bytes_spoiled_by_one_connection_are_read_again_on_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with node_in(tmp_path) as node, l0_reader(node) as (reader, _):

@@ -178,7 +178,7 @@ def test_two_are_fetched_at_the_same_time(tmp_path: Path, store: Store) -> None:
         asyncio.run(go())
 
 
-def test_row_groups_that_were_read_longest_ago_are_dropped(tmp_path: Path, store: Store) -> None:
+def test_the_least_recently_read_row_groups_are_dropped(tmp_path: Path, store: Store) -> None:
     async def go() -> None:
         for first in (1, 11, 1, 21):  # the third takes the place of the second
             await lake.read(first, first)
@@ -261,7 +261,7 @@ def test_partitions_of_one_file_with_the_same_offsets_are_kept_apart(tmp_path: P
         )
 
 
-def test_blocks_that_were_read_longest_ago_are_dropped(
+def test_the_least_recently_read_blocks_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def go() -> None:
@@ -274,7 +274,7 @@ def test_blocks_that_were_read_longest_ago_are_dropped(
         asyncio.run(go())
 
 
-def test_a_store_that_fails_for_a_while_is_asked_again(tmp_path: Path, store: Store) -> None:
+def test_a_read_is_repeated_while_the_store_fails(tmp_path: Path, store: Store) -> None:
     def fail() -> None:
         if len(store.footers) < 3:
             raise StoreError("not now", retryable=True)
@@ -286,7 +286,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(tmp_path: Path, store: St
         assert len(lake.counted) == 4, "failures cost requests too"
 
 
-def test_a_store_that_goes_on_failing_is_said_to(
+def test_a_store_that_keeps_failing_is_an_error_for_the_reader(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -300,7 +300,7 @@ def test_a_store_that_goes_on_failing_is_said_to(
         assert len(store.footers) == 4
 
 
-def test_a_missing_file_is_not_asked_for_again(tmp_path: Path, store: Store) -> None:
+def test_a_read_of_a_missing_file_is_not_repeated(tmp_path: Path, store: Store) -> None:
     def fail() -> None:
         raise ObjectMissing("gone")
 
@@ -311,7 +311,7 @@ def test_a_missing_file_is_not_asked_for_again(tmp_path: Path, store: Store) -> 
         assert len(store.footers) == 1
 
 
-def test_a_reader_that_gives_up_leaves_the_way_free(tmp_path: Path, store: Store) -> None:
+def test_a_cancelled_reader_does_not_block_the_others(tmp_path: Path, store: Store) -> None:
     async def go() -> None:
         first = asyncio.create_task(lake.read(1, 1))
         second = asyncio.create_task(lake.read(2, 2))

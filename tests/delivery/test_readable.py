@@ -44,7 +44,7 @@ def gap(first: int, last: int) -> Gap:
         (99, (99, None)),
     ],
 )
-def test_where_a_cursor_goes_on(cursor: int, expected: tuple[int, Tombstone | None]) -> None:
+def test_where_a_cursor_continues(cursor: int, expected: tuple[int, Tombstone | None]) -> None:
     """Evicted up to 8, trimmed up to 10, a gap from 15 to 17."""
     assert ReadableRange(11, 8, "cap", (gap(15, 17),)).enter(cursor) == expected
 
@@ -53,17 +53,17 @@ def test_where_a_cursor_goes_on(cursor: int, expected: tuple[int, Tombstone | No
     ("cursor", "expected"),
     [(8, (10, Tombstone(9, 10, "ttl"))), (9, (10, Tombstone(10, 10, "ttl"))), (10, (10, None))],
 )
-def test_the_last_offset_of_an_eviction_is_missed_by_whoever_had_not_read_it(
+def test_a_reader_that_had_not_read_the_last_evicted_offset_has_missed_it(
     cursor: int, expected: tuple[int, Tombstone | None]
 ) -> None:
     assert ReadableRange(11, 10, "ttl").enter(cursor) == expected
 
 
-def test_a_trim_into_a_gap_leaves_the_gap_to_be_told() -> None:
+def test_a_trim_into_a_gap_still_names_the_gap() -> None:
     assert ReadableRange(6, 0, "", (gap(5, 7),)).enter(0) == (7, Tombstone(5, 7, "recovery"))
 
 
-def test_an_eviction_into_a_gap_is_told_first() -> None:
+def test_an_eviction_into_a_gap_is_named_first() -> None:
     readable = ReadableRange(6, 5, "ttl", (gap(5, 7),))
     assert readable.enter(0) == (5, Tombstone(1, 5, "ttl"))
     assert readable.enter(5) == (7, Tombstone(5, 7, "recovery"))
@@ -125,7 +125,9 @@ def evict(node: Node, told: Told | None = None) -> None:
 
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("ring", [False, True])
-def test_a_cap_is_told_to_whoever_was_behind_it(node: Node, compacted: bool, ring: bool) -> None:
+def test_a_cap_is_named_to_readers_that_it_overtook(
+    node: Node, compacted: bool, ring: bool
+) -> None:
     async def go() -> None:
         with told_reader(node) as told:
             if ring:
@@ -148,7 +150,7 @@ def test_a_cap_is_told_to_whoever_was_behind_it(node: Node, compacted: bool, rin
     asyncio.run(go())
 
 
-def test_a_trim_only_jumps(node: Node) -> None:
+def test_a_trim_moves_the_reader_without_a_tombstone(node: Node) -> None:
     async def go() -> None:
         with told_reader(node) as told:
             await told.diff()
@@ -162,7 +164,7 @@ def test_a_trim_only_jumps(node: Node) -> None:
     asyncio.run(go())
 
 
-def test_readers_that_come_new_after_a_restart_are_told_the_same(node: Node) -> None:
+def test_new_readers_after_a_restart_get_the_same_tombstones(node: Node) -> None:
     commit(node, *"1234567890")
     node.topic = node.ledger.write(topics.alter, "t", CAP_5)
     evict(node)
@@ -173,7 +175,7 @@ def test_readers_that_come_new_after_a_restart_are_told_the_same(node: Node) -> 
             assert (answer.tombstone, seqs(answer)) == (told_of, [8, 9, 10])
 
 
-def test_everything_may_be_gone(node: Node) -> None:
+def test_a_partition_may_be_evicted_completely(node: Node) -> None:
     async def go() -> None:
         with told_reader(node) as told:
             answer = await told.diff()
@@ -188,7 +190,7 @@ def test_everything_may_be_gone(node: Node) -> None:
     asyncio.run(go())
 
 
-def test_a_word_that_is_late_is_made_up_for_by_the_look_at_the_store(node: Node) -> None:
+def test_a_late_word_is_corrected_when_the_store_is_read(node: Node) -> None:
     """The reader was not told, and the rings are gone: the ledger knows better."""
 
     async def go() -> None:
@@ -207,7 +209,7 @@ def test_a_word_that_is_late_is_made_up_for_by_the_look_at_the_store(node: Node)
     asyncio.run(go())
 
 
-def test_an_eviction_that_comes_between_two_looks_ends_the_answer(
+def test_an_eviction_between_two_reads_ends_the_answer(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was found before it is given; the next answer tells of it."""
@@ -272,7 +274,7 @@ def test_readable_ranges_are_kept_for_a_bounded_number_of_partitions(
     asyncio.run(go())
 
 
-def test_an_eviction_that_is_known_before_its_records_moves_the_head(node: Node) -> None:
+def test_an_eviction_known_before_its_commits_moves_the_head(node: Node) -> None:
     """The log's news of commits come later than the ledger's of what was trimmed of them."""
 
     async def go() -> None:

@@ -42,7 +42,7 @@ def seqs(answer: DiffAnswer) -> list[int]:
     return [record.seq for record in answer.records]
 
 
-def test_a_cursor_of_a_deleted_topic_is_told_and_goes_on_from_the_start_of_the_new_one(
+def test_a_cursor_of_a_deleted_topic_gets_a_tombstone_and_the_start_of_the_new_one(
     node: Node,
 ) -> None:
     commit(node, '"a"', '"b"', '"c"')
@@ -60,7 +60,7 @@ def test_a_cursor_of_a_deleted_topic_is_told_and_goes_on_from_the_start_of_the_n
     asyncio.run(go())
 
 
-def test_a_cursor_that_had_read_all_of_the_deleted_topic_is_told_that_it_missed_nothing(
+def test_a_cursor_at_the_end_of_the_deleted_topic_learns_that_it_missed_nothing(
     node: Node,
 ) -> None:
     commit(node, '"a"', '"b"')
@@ -75,7 +75,7 @@ def test_a_cursor_that_had_read_all_of_the_deleted_topic_is_told_that_it_missed_
     asyncio.run(go())
 
 
-def test_what_is_gone_from_the_start_of_the_new_topic_is_told_by_the_next_answer(
+def test_the_next_answer_names_what_is_gone_from_the_start_of_the_new_topic(
     node: Node,
 ) -> None:
     commit(node, '"a"')
@@ -112,7 +112,7 @@ def test_an_offset_past_the_end_is_refused_with_the_last_one(node: Node) -> None
     asyncio.run(go())
 
 
-def test_an_offset_that_the_shard_has_not_heard_of_yet_is_not_past_the_end(node: Node) -> None:
+def test_an_offset_that_is_new_to_the_shard_is_not_past_the_end(node: Node) -> None:
     """A reader goes on at another shard, which follows the commits a moment later."""
     commit(node, '"a"')
 

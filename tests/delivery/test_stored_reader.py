@@ -137,9 +137,7 @@ def numbers(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
-def test_an_object_that_goes_while_it_is_wanted_is_read_from_the_lake(
-    tmp_path: Path, when: str
-) -> None:
+def test_an_object_deleted_during_a_read_is_read_from_the_lake(tmp_path: Path, when: str) -> None:
     """The reader knows the extents; before it fetches one, all is compacted and collected."""
 
     def overtake() -> None:
@@ -156,7 +154,7 @@ def test_an_object_that_goes_while_it_is_wanted_is_read_from_the_lake(
         assert answer.caught_up and answer.tombstone is None
 
 
-def test_a_file_that_goes_while_it_is_wanted_is_read_where_its_rows_are_now(tmp_path: Path) -> None:
+def test_a_file_deleted_during_a_read_is_read_where_its_rows_are_now(tmp_path: Path) -> None:
     async def go() -> None:
         found = [await told.diff(limit=3)]
         rewrite(node)  # what was looked up is gone; footers and row groups are kept
@@ -172,7 +170,7 @@ def test_a_file_that_goes_while_it_is_wanted_is_read_where_its_rows_are_now(tmp_
         asyncio.run(go())
 
 
-def test_files_that_go_again_and_again_are_followed(
+def test_files_that_are_replaced_repeatedly_are_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every fetch of a row group finds the files rewritten under it, a few times in a row."""
@@ -197,7 +195,7 @@ def test_files_that_go_again_and_again_are_followed(
         asyncio.run(go())
 
 
-def test_what_is_missing_for_good_is_named_after_a_few_looks(
+def test_a_file_that_stays_missing_is_named_after_a_few_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_reader, "OVERTAKEN", Budget("overtaken", 6, 0.001, 0.001))
@@ -224,7 +222,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 # Extents that are still in the cache
 
 
-def test_what_is_in_the_cache_is_not_fetched_again_because_it_was_compacted(tmp_path: Path) -> None:
+def test_cached_extents_are_used_after_a_compaction(tmp_path: Path) -> None:
     async def go() -> None:
         before = await told.diff()
         compact(node)
@@ -242,7 +240,9 @@ def test_what_is_in_the_cache_is_not_fetched_again_because_it_was_compacted(tmp_
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
-def test_a_hole_is_told_of_once_and_all_records_around_it_come(tmp_path: Path, limit: int) -> None:
+def test_a_hole_is_named_once_and_all_records_around_it_are_read(
+    tmp_path: Path, limit: int
+) -> None:
     async def go() -> None:
         found: list[int] = []
         holes: list[Tombstone] = []

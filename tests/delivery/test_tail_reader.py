@@ -49,7 +49,7 @@ def test_records_come_in_the_order_of_their_offsets(tmp_path: Path) -> None:
         assert read(node, reader, [first, second], partition=1) == [(1, "0")]
 
 
-def test_batches_before_the_offset_are_passed_over_whole(tmp_path: Path) -> None:
+def test_batches_before_the_offset_are_skipped(tmp_path: Path) -> None:
     with node_in(tmp_path) as node:
         for text in ("1", "2", "3"):
             node.produce(0, {0: rec(text, text)})
@@ -59,7 +59,7 @@ def test_batches_before_the_offset_are_passed_over_whole(tmp_path: Path) -> None
         assert found == [(3, "2"), (4, "2"), (5, "3"), (6, "3")], "from the batch that holds it"
 
 
-def test_void_requests_are_passed_over_and_take_no_offset(tmp_path: Path) -> None:
+def test_void_requests_are_skipped_and_take_no_offset(tmp_path: Path) -> None:
     with node_in(tmp_path) as node:
         node.produce(0, {0: rec("a"), 1: rec("x")}, idempotency_key="k")
         node.produce(0, {0: rec("void"), 1: rec("void", "void")}, idempotency_key="k")
@@ -73,7 +73,7 @@ def test_void_requests_are_passed_over_and_take_no_offset(tmp_path: Path) -> Non
         assert read(node, reader, [commit], partition=1) == [(1, "x")]
 
 
-def test_every_field_and_the_arrival_time_come_along(tmp_path: Path) -> None:
+def test_every_field_and_the_arrival_time_are_read(tmp_path: Path) -> None:
     with node_in(tmp_path) as node:
         records = [Record(b"\x00\xff", 5, "", "t", "n", '{"m": 1}'), Record("1.0e5")]
         node.produce(0, {0: records})
@@ -95,7 +95,7 @@ def lap(node: Node) -> None:
         node.commit()
 
 
-def test_a_ring_that_has_come_round_says_so(tmp_path: Path) -> None:
+def test_overwritten_batches_are_reported(tmp_path: Path) -> None:
     with node_in(tmp_path) as node:
         node.produce(0, {0: rec("old")})
         commit = node.commit()
@@ -107,7 +107,7 @@ def test_a_ring_that_has_come_round_says_so(tmp_path: Path) -> None:
         assert read(node, late_reader, [commit]) is None, "and where it is not"
 
 
-def test_a_ring_that_comes_round_between_two_batches_says_so_in_time(tmp_path: Path) -> None:
+def test_a_batch_overwritten_during_the_read_is_reported(tmp_path: Path) -> None:
     with node_in(tmp_path) as node:
         for text in ("1", "2"):
             node.produce(0, {0: rec(text)})
@@ -123,7 +123,7 @@ def test_a_ring_that_comes_round_between_two_batches_says_so_in_time(tmp_path: P
         assert list(batches) == [None]
 
 
-def test_what_lies_on_another_shard_is_not_touched_by_a_lap(tmp_path: Path) -> None:
+def test_a_lap_of_one_ring_leaves_other_shards_batches(tmp_path: Path) -> None:
     with node_in(tmp_path) as node:
         node.produce(1, {0: rec("kept")})
         commit = node.commit()
@@ -132,7 +132,7 @@ def test_what_lies_on_another_shard_is_not_touched_by_a_lap(tmp_path: Path) -> N
         assert read(node, TailReader(node.segment), [commit]) == [(1, "kept")]
 
 
-def test_a_known_walk_reads_no_frame_again(tmp_path: Path) -> None:
+def test_a_kept_walk_reads_no_frame_again(tmp_path: Path) -> None:
     with node_in(tmp_path) as node:
         node.produce(0, {0: rec("1")})
         commit = node.commit()
@@ -143,7 +143,7 @@ def test_a_known_walk_reads_no_frame_again(tmp_path: Path) -> None:
         assert read(node, reader, [commit]) == [(1, "1")]
 
 
-def test_the_number_of_known_walks_is_bounded(tmp_path: Path) -> None:
+def test_the_number_of_kept_walks_is_bounded(tmp_path: Path) -> None:
     with node_in(tmp_path, ring_bytes=1 << 16) as node:
         commits = []
         for number in range(tail_reader.WALKS_MAX + 5):

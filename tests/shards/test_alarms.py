@@ -15,7 +15,7 @@ def found(segment: Segment) -> list[tuple[AlarmKind, int, int, int, str]]:
     return [(a.kind, a.process, a.since_ns, a.count, a.text) for a in raised(segment)]
 
 
-def test_an_alarm_keeps_its_first_time_counts_and_shows_the_last_text(
+def test_an_alarm_keeps_its_first_time_counts_and_has_the_last_text(
     make_segment: MakeSegment,
 ) -> None:
     segment = make_segment(Layout(SHARDS, 4096))

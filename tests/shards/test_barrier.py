@@ -53,7 +53,7 @@ class Fences:
             self.acts.pop(0)()
 
 
-def test_x86_64_needs_none_aarch64_has_one_and_others_are_unknown() -> None:
+def test_x86_64_needs_no_fence_aarch64_has_one_and_others_are_unknown() -> None:
     assert barrier.fence_for("x86_64") is None
     for machine in ("aarch64", "riscv64"):
         fence = barrier.fence_for(machine)
@@ -62,7 +62,7 @@ def test_x86_64_needs_none_aarch64_has_one_and_others_are_unknown() -> None:
     assert barrier.SUPPORTED == ("x86_64", "aarch64")
 
 
-def test_the_daemon_does_not_start_on_a_machine_that_nobody_looked_at(tmp_path: Path) -> None:
+def test_the_daemon_does_not_start_on_an_unknown_machine(tmp_path: Path) -> None:
     data = tmp_path / "data"
     program = "import platform; platform.machine = lambda: 'riscv64'; import cli; cli.main()"
     done = subprocess.run(
@@ -104,7 +104,7 @@ def test_a_reader_of_a_ring_takes_no_byte_before_it_has_seen_head(
     assert [found.position for found in reader.requests(0, reader.head)] == [position]
 
 
-def test_a_hot_read_looks_at_reserved_behind_its_copy(
+def test_a_read_of_the_tail_checks_reserved_after_its_copy(
     segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader = RingWriter(segment, 0), RingReader(segment, 0)
@@ -129,7 +129,7 @@ def test_a_commit_is_written_between_the_end_before_it_and_its_own(
     assert fences.seen == [(bytes(1024), 0), (whole[0], 0)]
 
 
-def test_a_reader_of_the_commit_log_looks_at_the_end_before_and_behind_its_copy(
+def test_a_reader_of_the_commit_log_checks_the_end_before_and_after_its_copy(
     segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = CommitLog(segment)
@@ -144,7 +144,7 @@ def test_a_reader_of_the_commit_log_looks_at_the_end_before_and_behind_its_copy(
     assert log.read(1) is None
 
 
-def test_a_lease_is_live_behind_its_words_and_its_sources_behind_its_id(
+def test_a_lease_becomes_live_after_its_words_and_its_sources_follow_its_id(
     segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = LeaseTable(segment.words, LAYOUT)
@@ -161,7 +161,7 @@ def test_a_lease_is_live_behind_its_words_and_its_sources_behind_its_id(
     assert fences.seen == [(9, 8, LIVE)]
 
 
-def test_a_lease_that_changes_its_id_or_its_holder_says_so_in_order(
+def test_a_lease_changes_its_id_or_its_holder_in_order(
     segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = LeaseTable(segment.words, LAYOUT)
@@ -178,7 +178,7 @@ def test_a_lease_that_changes_its_id_or_its_holder_says_so_in_order(
     assert fences.seen == [(0, ORPHAN)]
 
 
-def test_who_looks_for_leased_ends_looks_at_committed_behind_them(
+def test_committed_is_read_after_the_leased_ends(
     segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fences = Fences(monkeypatch, leases)
@@ -186,7 +186,7 @@ def test_who_looks_for_leased_ends_looks_at_committed_behind_them(
     assert len(fences.seen) == 1
 
 
-def test_a_reader_of_leases_takes_their_words_behind_their_state(
+def test_the_words_of_a_lease_are_read_after_its_state(
     segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = LeaseTable(segment.words, LAYOUT)
@@ -226,7 +226,7 @@ def test_the_upper_half_of_a_split_is_there_before_the_lower_one_shrinks(
     assert groups.group_of(3) == Group(2, 2)
 
 
-def test_the_row_of_an_alarm_is_written_between_two_versions_and_read_between_two_looks(
+def test_an_alarms_row_is_written_and_read_between_two_versions(
     segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board = AlarmBoard(segment, 0)

@@ -41,37 +41,37 @@ def test_the_vectors_of_rfc_3720(compute: object, data: bytes, expected: str) ->
 
 @given(st.binary(max_size=200), st.integers(0, 0xFFFFFFFF))
 @example(b"", 0)
-def test_short_inputs_have_the_packages_checksum(data: bytes, value: int) -> None:
+def test_short_inputs_get_the_same_checksum_as_from_the_package(data: bytes, value: int) -> None:
     assert crc32c_in_python(data, value) == package.crc32c(data, value)
 
 
 @given(st.integers(-9, 9), st.binary(min_size=1, max_size=64), st.integers(0, 0xFFFFFFFF))
-def test_inputs_around_the_lanes_have_it_too(more: int, piece: bytes, value: int) -> None:
+def test_inputs_around_the_lanes_get_the_same_checksum(more: int, piece: bytes, value: int) -> None:
     data = (piece * (len(LONG) // len(piece) + 2))[: len(LONG) + more]
     assert crc32c_in_python(data, value) == package.crc32c(data, value)
 
 
-def test_an_input_beyond_one_round_of_lanes_has_it() -> None:
+def test_an_input_beyond_one_round_of_lanes_gets_the_same_checksum() -> None:
     data = LONG * (LANES_MAX * LANE_BYTES // len(LONG)) + LONG + b"rest"
     assert crc32c_in_python(data) == package.crc32c(data)
 
 
 @given(st.binary(max_size=99), st.binary(max_size=99))
-def test_a_checksum_goes_on_from_another(one: bytes, two: bytes) -> None:
+def test_a_checksum_continues_another(one: bytes, two: bytes) -> None:
     assert crc32c_in_python(two, crc32c_in_python(one)) == crc32c_in_python(one + two)
 
 
 @pytest.mark.parametrize("kind", [bytearray, memoryview, lambda d: memoryview(d).cast("Q")])
-def test_every_kind_of_buffer_is_taken(kind: object) -> None:
+def test_every_kind_of_buffer_is_accepted(kind: object) -> None:
     assert callable(kind)
     assert crc32c_in_python(kind(LONG)) == package.crc32c(LONG)
 
 
-def test_the_package_is_used_where_it_is() -> None:
+def test_the_package_is_used_where_it_is_installed() -> None:
     assert checksum.crc32c is package.crc32c
 
 
-def test_without_the_package_it_is_right_and_warns_once() -> None:
+def test_without_the_package_the_checksum_is_right_and_a_warning_is_logged_once() -> None:
     program = (
         "import sys, logging; sys.modules['crc32c'] = None\n"
         "logging.basicConfig(stream=sys.stderr)\n"

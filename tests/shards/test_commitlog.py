@@ -30,7 +30,7 @@ def test_a_reader_that_keeps_up_gets_every_commit(make_segment: MakeSegment) -> 
         assert reader.read(number) == commit_of(number)
 
 
-def test_a_reader_that_fell_behind_gets_none_from_the_commit_that_may_be_overwritten_next(
+def test_a_reader_that_fell_behind_gets_no_commit_that_may_be_overwritten(
     make_segment: MakeSegment,
 ) -> None:
     segment = make_segment(LAYOUT)
@@ -42,7 +42,7 @@ def test_a_reader_that_fell_behind_gets_none_from_the_commit_that_may_be_overwri
     assert [log.read(number) for number in range(24, 31)] == [commit_of(n) for n in range(24, 31)]
 
 
-def test_an_entry_that_is_larger_than_its_slot_is_none_and_the_log_goes_on(
+def test_an_entry_larger_than_its_slot_is_left_out_and_the_log_continues(
     make_segment: MakeSegment,
 ) -> None:
     log = CommitLog(make_segment(LAYOUT))
@@ -88,7 +88,7 @@ def test_a_repeat_changes_nothing(make_segment: MakeSegment) -> None:
     assert bytes(segment.data) == before
 
 
-def test_a_log_that_begins_behind_a_commit_has_none_of_those_before(
+def test_a_log_that_begins_after_a_commit_has_no_earlier_one(
     make_segment: MakeSegment,
 ) -> None:
     log = CommitLog(make_segment(LAYOUT))
@@ -99,7 +99,7 @@ def test_a_log_that_begins_behind_a_commit_has_none_of_those_before(
     assert log.read(42) == commit_of(42)
 
 
-def test_the_end_is_stored_behind_the_entry(make_segment: MakeSegment) -> None:
+def test_the_end_is_stored_after_the_entry(make_segment: MakeSegment) -> None:
     segment = make_segment(LAYOUT)
     log = CommitLog(segment)
     # An entry that is written and not yet published, as another process may see it.
@@ -110,7 +110,7 @@ def test_the_end_is_stored_behind_the_entry(make_segment: MakeSegment) -> None:
     assert (log.end, log.read(1)) == (1, commit_of(1))
 
 
-def test_what_is_read_beside_a_fast_writer_is_the_commit_that_was_asked_for(
+def test_a_read_next_to_a_fast_writer_returns_the_requested_commit(
     make_segment: MakeSegment,
 ) -> None:
     segment = make_segment(LAYOUT)

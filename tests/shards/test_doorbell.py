@@ -34,7 +34,7 @@ def test_rings_coalesce_until_the_bell_is_cleared(bells: Doorbells) -> None:
     assert rung(bells) == [1]
 
 
-def test_each_shard_has_a_bell_of_its_own(bells: Doorbells) -> None:
+def test_each_shard_has_its_own_bell(bells: Doorbells) -> None:
     bells.ring_all([0, 2])
     assert rung(bells) == [0, 2]
 
@@ -44,7 +44,7 @@ def test_clearing_a_silent_bell_does_not_wait(bells: Doorbells) -> None:
     assert rung(bells) == []
 
 
-def test_a_bell_that_cannot_count_further_is_still_rung_and_blocks_nobody(
+def test_a_full_bell_is_still_rung_and_does_not_block(
     bells: Doorbells,
 ) -> None:
     os.eventfd_write(bells.fds[0], 2**64 - 2)

@@ -102,7 +102,7 @@ def test_log_slots_and_rings_are_aligned_and_follow_each_other_to_the_end(layout
         ({"shards": 1, "ring_bytes": 4096, "commit_slot_bytes": 65}, "multiple of a 64-byte line"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused_with_its_value(
+def test_an_impossible_layout_is_refused_with_its_value(
     arguments: dict[str, int], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):

@@ -201,7 +201,7 @@ def test_a_lease_that_is_replaced_while_it_is_read_is_read_again(word: int) -> N
     assert len(new) == 1
 
 
-def test_a_lease_that_is_being_filled_while_it_is_read_is_not_half_the_one_before() -> None:
+def test_a_lease_filled_during_a_read_is_never_half_of_the_former_one() -> None:
     words = WatchedWords(LAYOUT.words)
     table = LeaseTable(words, LAYOUT)
     base = LAYOUT.lease(0, 0)

@@ -54,7 +54,7 @@ def test_processes_exclude_each_other(lock_file: LockFile, tmp_path: Path) -> No
     assert counter.read_text() == "800"
 
 
-def test_bytes_of_a_file_are_locks_of_their_own(lock_file: LockFile) -> None:
+def test_each_byte_of_a_file_is_a_separate_lock(lock_file: LockFile) -> None:
     with started("hold", lock_file.path, BYTE, "alone") as peer:
         assert peer.line() == "held"
         assert lock_file.try_lock(BYTE + 1)
@@ -72,7 +72,7 @@ def test_the_holder_of_a_lock_is_named_by_its_pid(lock_file: LockFile) -> None:
         assert lock_file.holder(BYTE) == peer.pid
 
 
-def test_a_shared_lock_admits_others_that_share_and_no_one_alone(lock_file: LockFile) -> None:
+def test_a_shared_lock_admits_sharers_and_no_exclusive_holder(lock_file: LockFile) -> None:
     with started("hold", lock_file.path, BYTE, "share") as peer:
         assert peer.line() == "held"
         assert not lock_file.try_lock(BYTE)
@@ -106,7 +106,7 @@ def test_a_shared_lock_file_excludes_threads_that_the_kernel_would_let_in(
     assert count == 800
 
 
-def test_a_shared_lock_is_given_back_after_an_error_within(lock_file: LockFile) -> None:
+def test_a_shared_lock_is_released_after_an_error(lock_file: LockFile) -> None:
     lock = SharedLock(lock_file, BYTE)
     with pytest.raises(KeyError), lock:
         raise KeyError
@@ -116,7 +116,7 @@ def test_a_shared_lock_is_given_back_after_an_error_within(lock_file: LockFile) 
         assert lock_file.holder(BYTE) is None
 
 
-def test_closing_the_file_gives_back_every_lock(tmp_path: Path) -> None:
+def test_closing_the_file_releases_all_locks(tmp_path: Path) -> None:
     file = LockFile(tmp_path / "lock")
     assert file.try_lock(BYTE)
     with started("hold", file.path, BYTE, "alone") as peer:

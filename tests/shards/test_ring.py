@@ -49,7 +49,7 @@ def contents(reader: RingReader, request: RequestAt) -> list[tuple[int, bytes]]:
 # Vectors
 
 
-def test_a_request_of_one_part_lies_in_the_ring_as_the_layout_says(
+def test_a_request_of_one_part_has_the_documented_bytes(
     make_segment: MakeSegment,
 ) -> None:
     segment = make_segment(Layout(1, CAPACITY))
@@ -66,7 +66,7 @@ def test_a_request_of_one_part_lies_in_the_ring_as_the_layout_says(
     assert (HEADER_BYTES, PART_BYTES, BATCH_BYTES) == (32, 32, 24)
 
 
-def test_a_request_with_conditions_and_two_parts_lies_in_the_ring_as_the_layout_says(
+def test_a_request_with_conditions_and_two_parts_has_the_documented_bytes(
     make_segment: MakeSegment,
 ) -> None:
     segment = make_segment(Layout(1, CAPACITY))
@@ -96,7 +96,7 @@ def test_a_request_with_conditions_and_two_parts_lies_in_the_ring_as_the_layout_
     assert frame.decode_conditions(request.conditions) == frame.Conditions("key", 4)
 
 
-def test_the_quick_way_for_one_part_writes_what_the_general_way_writes(
+def test_the_fast_path_for_one_part_writes_the_same_bytes(
     make_segment: MakeSegment,
 ) -> None:
     quick, general = (make_segment(Layout(1, CAPACITY)) for _ in range(2))
@@ -115,9 +115,7 @@ def test_the_quick_way_for_one_part_writes_what_the_general_way_writes(
 
 
 @pytest.mark.parametrize("left", [HEADER_BYTES, HEADER_BYTES + 8, 1024])
-def test_what_is_left_before_a_wrap_becomes_a_pad_frame(
-    make_segment: MakeSegment, left: int
-) -> None:
+def test_the_rest_before_a_wrap_becomes_a_pad_frame(make_segment: MakeSegment, left: int) -> None:
     segment = make_segment(Layout(1, CAPACITY))
     writer = RingWriter(segment, 0)
     writer.append(1, 1, b"", [part(bytes(2048 - ONE_PART))])
@@ -133,9 +131,7 @@ def test_what_is_left_before_a_wrap_becomes_a_pad_frame(
 
 
 @pytest.mark.parametrize("left", [8, 16, 24])
-def test_less_than_a_header_left_before_a_wrap_is_passed_over_by_both_sides(
-    make_segment: MakeSegment, left: int
-) -> None:
+def test_both_sides_skip_a_rest_smaller_than_a_header(make_segment: MakeSegment, left: int) -> None:
     segment = make_segment(Layout(1, CAPACITY))
     writer = RingWriter(segment, 0)
     writer.append(1, 1, b"", [part(bytes(2048 - ONE_PART))])
@@ -163,7 +159,7 @@ def test_a_request_over_half_of_the_ring_is_refused_for_good(make_segment: MakeS
         commit_to(segment, writer.head)
 
 
-def test_a_full_ring_says_what_is_needed_and_what_is_free_and_nothing_was_written(
+def test_a_full_ring_names_needed_and_free_bytes_and_writes_nothing(
     make_segment: MakeSegment,
 ) -> None:
     segment = make_segment(Layout(1, CAPACITY))
@@ -210,14 +206,14 @@ def test_a_torn_header_ends_the_walk(make_segment: MakeSegment, byte: int) -> No
     assert [r.position for r in reader.requests(0, writer.head)] == [first]
 
 
-def test_a_frame_that_ends_behind_the_range_is_not_taken(make_segment: MakeSegment) -> None:
+def test_a_frame_that_ends_after_the_range_is_not_read(make_segment: MakeSegment) -> None:
     segment = make_segment(Layout(1, CAPACITY))
     writer = RingWriter(segment, 0)
     writer.append(1, 1, b"", [part(b"first")])
     assert list(RingReader(segment, 0).requests(0, writer.head - 8)) == []
 
 
-def test_parts_that_are_overwritten_behind_their_header_end_the_walk(
+def test_parts_overwritten_after_their_header_was_read_end_the_walk(
     make_segment: MakeSegment,
 ) -> None:
     segment = make_segment(Layout(1, CAPACITY))
@@ -251,7 +247,7 @@ def test_a_copy_counts_only_while_the_ring_has_not_reserved_its_bytes_again(
 
 @pytest.mark.parametrize("conditions", [b"", encode_conditions("key", 5)])
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (1, 3), (2, 4), (0, 4)])
-def test_readers_step_over_a_void_run_and_see_what_stands_around_it(
+def test_readers_skip_a_void_run_and_see_what_is_around_it(
     make_segment: MakeSegment, conditions: bytes, first: int, last: int
 ) -> None:
     segment = make_segment(Layout(1, CAPACITY))
@@ -296,7 +292,7 @@ def test_a_request_becomes_void_by_one_store_of_a_word(make_segment: MakeSegment
     ring.release()
 
 
-def test_a_void_run_has_a_length_that_a_header_can_hold(make_segment: MakeSegment) -> None:
+def test_the_length_of_a_void_run_fits_into_a_header(make_segment: MakeSegment) -> None:
     writer = RingWriter(make_segment(Layout(1, CAPACITY)), 0)
     for length in (0, frame.VOID_BYTES_MAX + 8):
         with pytest.raises(ValueError, match="void run must have"):
@@ -469,7 +465,7 @@ def test_copies_that_count_have_the_right_bytes_while_another_process_writes(
                 cursor = reader.head
 
 
-def test_the_successor_of_a_writer_that_died_before_publishing_goes_on_at_head(
+def test_the_successor_of_a_writer_that_died_before_publishing_continues_at_head(
     make_segment: MakeSegment,
 ) -> None:
     segment = make_segment(Layout(1, CAPACITY * 4))

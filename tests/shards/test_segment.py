@@ -51,7 +51,7 @@ def test_a_segment_of_another_program_or_version_is_refused(
         Segment.attach(segment.fd, segment.layout)
 
 
-def test_the_memory_has_no_name_that_could_be_left_behind(make_segment: MakeSegment) -> None:
+def test_the_memory_has_no_name_that_could_remain(make_segment: MakeSegment) -> None:
     before = set(os.listdir("/dev/shm"))
     segment = make_segment(Layout(1, 4096))
     assert os.readlink(f"/proc/self/fd/{segment.fd}").endswith("(deleted)")
@@ -71,7 +71,7 @@ def test_closing_while_a_ring_view_is_held_raises_nothing(make_segment: MakeSegm
     assert ring[0] == 7
 
 
-def test_threads_that_ask_at_once_get_lease_ids_of_their_own(make_segment: MakeSegment) -> None:
+def test_threads_that_ask_simultaneously_get_different_lease_ids(make_segment: MakeSegment) -> None:
     segment = make_segment(Layout(1, 4096))
     given: list[int] = []
 
@@ -91,7 +91,7 @@ def test_threads_that_ask_at_once_get_lease_ids_of_their_own(make_segment: MakeS
     assert sorted(given) == list(range(1, 60_001))
 
 
-def test_a_successor_goes_on_with_the_lease_ids_of_its_shard(
+def test_a_successor_continues_the_lease_ids_of_its_shard(
     make_segment: MakeSegment,
 ) -> None:
     segment = make_segment(Layout(2, 4096))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from uploader.lru import LruCache
 
 
-def test_what_was_used_longest_ago_is_dropped() -> None:
+def test_the_least_recently_used_value_is_dropped() -> None:
     kept: LruCache[str, str] = LruCache(2)
     kept.keep("a", "1")
     kept.keep("b", "2")
@@ -17,7 +17,7 @@ def test_what_was_used_longest_ago_is_dropped() -> None:
     assert ["a" in kept, "b" in kept, "c" in kept] == [True, False, True]
 
 
-def test_what_is_too_large_to_be_kept_pushes_nothing_out() -> None:
+def test_a_value_too_large_to_be_kept_drops_nothing() -> None:
     kept: LruCache[str, str] = LruCache(9, 10, len)
     kept.keep("a", "12345")
     kept.keep("b", "12345678901")

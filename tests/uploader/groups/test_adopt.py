@@ -28,7 +28,7 @@ def leased(made: Crew, shard: int, slot: int) -> Lease:
     return made.leases.fill(shard, slot, lease_id, 1, [SourceRange(shard, 0, 8)])
 
 
-def test_the_first_to_come_takes_all_orphans_and_the_next_finds_none(three: Crew) -> None:
+def test_the_first_adopter_takes_all_orphans_and_the_next_finds_none(three: Crew) -> None:
     dead = [leased(three, 0, 0), leased(three, 0, 2)]
     alive = leased(three, 2, 0)
     three.leases.orphan(0)
@@ -38,7 +38,7 @@ def test_the_first_to_come_takes_all_orphans_and_the_next_finds_none(three: Crew
     assert list(three.leases.in_state(LIVE)) == [*adopted, alive]
 
 
-def test_leases_of_the_living_are_left_to_them(three: Crew) -> None:
+def test_leases_of_live_shards_are_not_adopted(three: Crew) -> None:
     leased(three, 0, 0)
     assert adopt_orphans(three.leases, three.locks, 1, NOW_NS) == []
 
@@ -72,7 +72,7 @@ def test_while_another_process_adopts_nothing_is_taken_and_afterwards_all_is(
         assert peer.line() == "held"  # the lock was given back
 
 
-def test_an_orphan_whose_id_is_another_by_now_is_not_taken(
+def test_an_orphan_whose_id_has_changed_is_not_adopted(
     three: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = leased(three, 0, 0)
@@ -97,7 +97,7 @@ def test_an_orphan_is_not_adopted_before_it_is_due(three: Crew) -> None:
     assert adopted.deaths == 1
 
 
-def test_each_holder_that_died_is_counted_and_a_new_lease_begins_at_none(three: Crew) -> None:
+def test_each_dead_holder_is_counted_and_a_new_lease_begins_at_zero(three: Crew) -> None:
     lease = leased(three, 0, 0)
     for holder in (1, 2, 1):
         three.leases.orphan(lease.holder)
@@ -108,6 +108,6 @@ def test_each_holder_that_died_is_counted_and_a_new_lease_begins_at_none(three: 
     assert leased(three, 0, 0).deaths == three.leases.read(0, 0).deaths == 0
 
 
-def test_the_first_adoption_is_immediate_and_later_ones_wait_ever_longer() -> None:
+def test_the_first_adoption_is_immediate_and_later_ones_wait_longer() -> None:
     seconds = [adoption_delay_ns(count) / 1e9 for count in (1, 2, 3, 4, 7, 8, 1_000_000)]
     assert seconds == [0, 1, 2, 4, 32, 60, 60]

@@ -24,7 +24,7 @@ def ids(buddies: BuddyMap) -> list[int]:
     return [buddies.group_of(shard).group for shard in range(buddies.shards)]
 
 
-def test_splits_give_the_maps_of_the_seed_page_in_order() -> None:
+def test_splits_give_the_documented_maps_in_order() -> None:
     buddies = started(8)
     seen = [ids(buddies)]
     for group in (0, 0, 0, 2, 4, 4, 6):

@@ -52,7 +52,7 @@ def sizes_of(leases: Sequence[LeaseRequests]) -> list[int]:
         (100 * MIB, 4),
     ],
 )
-def test_objects_are_as_near_to_the_target_as_can_be(pulled: int, objects: int) -> None:
+def test_objects_are_as_near_to_the_target_as_possible(pulled: int, objects: int) -> None:
     assert object_count(pulled, 4 * MIB, 4) == objects
 
 
@@ -64,7 +64,7 @@ def test_six_mib_but_a_byte_are_one_object_and_six_mib_two_of_three() -> None:
     assert sizes_of(cut([whole], 4, 4 * MIB)) == [3 * MIB, 3 * MIB]
 
 
-def test_the_first_request_is_taken_even_when_it_alone_is_over_the_bound() -> None:
+def test_the_first_request_is_taken_even_if_it_alone_exceeds_the_bound() -> None:
     leases = cut([pending(0, [9 * MIB, KIB])], 1, 4 * MIB)
     assert sizes_of(leases) == [9 * MIB]
     # Members without anything pending do not count as the first.
@@ -78,7 +78,7 @@ def test_one_free_slot_takes_what_is_below_one_and_a_half_objects() -> None:
     assert sizes_of(cut([pending(0, [6 * MIB - 8, 8])], 1, 4 * MIB)) == [6 * MIB - 8]
 
 
-def test_the_puller_s_own_large_request_is_not_kept_back_by_the_others_small_ones() -> None:
+def test_small_requests_of_others_do_not_hold_back_a_large_one() -> None:
     small = pending(1, [64 * KIB] * 400)
     large = pending(0, [15 * MIB])
     assert cut([large, small], 4, 4 * MIB)[0].requests[0] == (0, *large.requests)
@@ -87,7 +87,7 @@ def test_the_puller_s_own_large_request_is_not_kept_back_by_the_others_small_one
     assert {shard for lease in leases for shard, _ in lease.requests} == {1}
 
 
-def test_a_flood_of_one_member_leaves_the_others_their_share() -> None:
+def test_a_flood_at_one_member_leaves_the_others_their_share() -> None:
     flood = pending(0, [16 * KIB] * 2000)
     others = [pending(shard, [16 * KIB] * 64) for shard in (1, 2, 3)]
     taken = {p.shard: len(p.requests) for p in bounded([flood, *others], 8 * MIB)}
@@ -117,7 +117,7 @@ def test_a_pull_walks_what_it_takes_and_one_request_more_of_each_member(
         assert taken.count(shard) <= count <= taken.count(shard) + 1
 
 
-def test_nothing_pending_or_no_slot_is_no_lease_with_sources() -> None:
+def test_without_requests_or_slots_no_lease_has_sources() -> None:
     assert cut([pending(0, [KIB])], 0, MIB) == []
     assert all(not lease.sources for lease in cut([pending(0, [])], 4, MIB))
     assert bounded([], MIB) == []
@@ -132,13 +132,13 @@ def test_a_lease_holds_at_most_a_thousand_extents_and_the_rest_follows_in_others
     assert [len(lease.requests) for lease in leases] == [1000, 1000]
 
 
-def test_a_request_over_the_bound_of_extents_is_a_lease_of_its_own() -> None:
+def test_a_request_over_the_bound_of_extents_gets_its_own_lease() -> None:
     keys = [[1], list(range(10, 20)), [2]]
     leases = cut([pending(0, [8, 8, 8], keys)], 4, KIB, extents_max=3)
     assert [[r.position for _, r in lease.requests] for lease in leases] == [[0], [8], [16]]
 
 
-def test_what_follows_a_lease_that_is_full_of_extents_is_still_shared_out_equally() -> None:
+def test_leases_after_one_full_of_extents_are_still_of_equal_size() -> None:
     keys = [[topic] for topic in range(8)] + [[1]] * 56
     leases = cut([pending(0, [MIB // 4] * 64, keys)], 4, 4 * MIB, extents_max=4)
     assert sizes_of(leases) == [MIB, MIB, 4 * MIB, 4 * MIB]
@@ -214,7 +214,7 @@ def test_a_pull_is_bounded_whole_in_order_and_contiguous(
     slots=st.integers(1, 6),
     target=st.integers(400, 4000),
 )
-def test_leases_of_a_pull_are_equal_but_for_a_request_with_no_small_tail(
+def test_leases_of_a_pull_are_equal_except_for_one_request_and_without_a_small_remainder(
     sizes: list[int], slots: int, target: int
 ) -> None:
     leases = cut([pending(0, sizes)], slots, target)

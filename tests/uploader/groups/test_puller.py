@@ -68,7 +68,7 @@ def test_members_take_turns_each_pulling_from_all(four: Crew) -> None:
         assert look.again_at_ns == NEVER
 
 
-def test_a_lone_request_on_an_idle_group_goes_at_once_and_the_next_waits_its_window(
+def test_a_request_in_an_idle_group_is_pulled_immediately_and_the_next_waits_its_window(
     two: Crew,
 ) -> None:
     pullers = [two.puller(0), two.puller(1)]
@@ -85,7 +85,7 @@ def pullers_quiet(made: Crew) -> int:
     return (TARGET - sum(made.pending_bytes(shard) for shard in (0, 1))) // 2
 
 
-def test_the_size_trigger_rings_the_turn_holder_at_once(two: Crew) -> None:
+def test_the_size_trigger_rings_the_turn_holder_immediately(two: Crew) -> None:
     two.publish(1, NOW)
     two.puller(0).look(NOW)
     two.rung()
@@ -130,7 +130,7 @@ def test_a_turn_holder_without_a_free_lease_passes_the_turn_to_one_that_has_one(
         made.check()
 
 
-def test_any_member_takes_the_turn_of_one_that_let_a_window_pass(four: Crew) -> None:
+def test_any_member_takes_the_turn_of_a_holder_that_is_a_window_late(four: Crew) -> None:
     member = four.puller(3)
     four.publish(2, NOW)
     assert member.look(NOW).again_at_ns == NOW + WINDOW
@@ -140,7 +140,7 @@ def test_any_member_takes_the_turn_of_one_that_let_a_window_pass(four: Crew) -> 
     four.check()
 
 
-def test_the_old_holder_rings_the_new_one_if_something_is_left_or_has_come_since(
+def test_the_old_holder_rings_the_new_one_if_requests_are_left_or_new(
     two: Crew,
 ) -> None:
     holder = two.puller(0)
@@ -176,7 +176,7 @@ def test_a_pull_takes_no_more_than_its_free_slots_hold(two: Crew) -> None:
     two.check()
 
 
-def test_a_repair_reads_the_leases_once_however_many_members_there_are(
+def test_a_repair_reads_the_leases_once_for_all_members(
     four: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for shard in range(4):
@@ -223,7 +223,7 @@ class Racing(LockFile):
         return super().try_lock(byte)
 
 
-def test_who_meets_another_turn_under_the_lock_starts_over_and_does_not_pull(two: Crew) -> None:
+def test_a_changed_turn_under_the_lock_starts_the_look_over_without_a_pull(two: Crew) -> None:
     two.publish(0, NOW)
     racing = Racing(two.locks.path, lambda: two.groups.store(0, at.P_TURN, 1))
     assert two.puller(0, locks=racing).look(NOW).pulled == []
@@ -232,7 +232,7 @@ def test_who_meets_another_turn_under_the_lock_starts_over_and_does_not_pull(two
     racing.close()
 
 
-def test_who_meets_another_map_under_the_lock_starts_over_with_the_new_one(four: Crew) -> None:
+def test_a_changed_map_under_the_lock_starts_the_look_over_with_the_new_one(four: Crew) -> None:
     for shard in range(4):
         four.publish(shard, NOW)
     racing = Racing(four.locks.path, lambda: four.groups.map.split(Group(0, 4)))
@@ -311,7 +311,7 @@ def test_the_lower_leader_absorbs_its_buddy_when_both_were_empty_for_the_hystere
     four.check()
 
 
-def test_buddies_with_a_little_pending_merge_and_lose_nothing(four: Crew) -> None:
+def test_buddies_with_few_pending_bytes_merge_and_lose_nothing(four: Crew) -> None:
     split_once(four, NOW)
     now = NOW + 2 * WINDOW
     for group in (0, 2):
@@ -323,7 +323,7 @@ def test_buddies_with_a_little_pending_merge_and_lose_nothing(four: Crew) -> Non
     four.check()
 
 
-def test_a_pull_that_found_a_whole_object_keeps_buddies_apart_for_the_hysteresis(
+def test_a_pull_of_a_whole_object_keeps_buddies_apart_for_the_hysteresis(
     four: Crew,
 ) -> None:
     split_once(four, NOW)
@@ -353,7 +353,7 @@ def test_a_merge_holds_both_locks(four: Crew) -> None:
             assert peer.line() == "held"  # both are free again
 
 
-def test_a_merge_that_is_overtaken_by_a_full_object_is_not_made(four: Crew) -> None:
+def test_buddies_do_not_merge_if_a_whole_object_arrives_meanwhile(four: Crew) -> None:
     split_once(four, NOW)
     now = NOW + 2 * WINDOW
     racing = Racing(four.locks.path, lambda: four.fill(2, now, TARGET))
@@ -410,7 +410,7 @@ def test_a_merge_repairs_what_a_holder_that_died_in_either_buddy_did_not_store(
             four.leases.free_done(shard)
 
 
-def test_a_ring_that_has_come_round_since_its_holder_died_is_still_pulled(two: Crew) -> None:
+def test_a_ring_that_wrapped_after_its_holder_died_is_still_pulled(two: Crew) -> None:
     # ``pulled`` was left behind ``committed``, and what stands there now is no request's begin.
     two.fill(0, NOW, two.segment.layout.ring_bytes * 3 // 4)
     half_made_pull(two, dead=1)
@@ -505,7 +505,7 @@ def test_a_process_that_dies_in_a_pull_leaves_a_free_lock_a_mark_and_an_orphan(t
     two.commit_all()
 
 
-def test_every_byte_is_in_exactly_one_lease_though_processes_are_killed_while_they_pull(
+def test_every_byte_is_in_exactly_one_lease_although_pulling_processes_are_killed(
     tmp_path: Path,
 ) -> None:
     with crew(4, tmp_path) as made:
@@ -581,7 +581,7 @@ def test_a_turn_word_that_names_no_member_means_the_leader(four: Crew) -> None:
     assert four.groups.turn(Group(2, 2)) == 2
 
 
-def test_a_lease_notes_the_last_commit_that_its_producers_can_know_of(two: Crew) -> None:
+def test_a_lease_notes_the_last_commit_that_its_producers_could_know(two: Crew) -> None:
     two.segment.words[at.G_COMMITS] = 41
     two.fill(0, NOW, TARGET)
     (pulled,) = two.puller(0).look(NOW).pulled

@@ -15,7 +15,7 @@ NOW = 1_000_000 * MS
 
 
 @pytest.mark.parametrize("shards", [2, 16])
-def test_a_pull_looks_at_little_more_than_it_takes_however_many_members_are_full(
+def test_a_pull_reads_little_more_than_it_takes_from_many_full_members(
     shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at = 0

@@ -62,7 +62,7 @@ DUE = BASE.oldest_arrival_ns + WINDOW
         (TARGET * 9, 10_050, 10_000),
     ],
 )
-def test_a_group_is_due_at_its_size_or_when_idle_at_once_else_a_window_after_its_oldest(
+def test_a_group_is_due_by_size_immediately_if_idle_or_a_window_after_its_oldest_request(
     backlog: int, last_pull_ms: int, due_ms: int
 ) -> None:
     seen = view(backlog_bytes=backlog, last_pull_ns=last_pull_ms * MS)
@@ -129,7 +129,7 @@ views = st.builds(
 
 
 @given(seen=views, now_ns=st.integers(0, 6000 * MS))
-def test_nothing_pending_is_forgotten_every_decision_acts_or_says_when_to_look_again(
+def test_every_decision_with_pending_requests_acts_or_names_the_next_look(
     seen: GroupView, now_ns: int
 ) -> None:
     decision = decide(seen, now_ns, POLICY)
@@ -155,7 +155,7 @@ def test_a_stalled_turn_holder_is_skipped_within_a_window_and_a_grace_of_being_d
 
 
 @pytest.mark.parametrize("members", [2, 3, 4, 8])
-def test_a_group_splits_over_two_targets_a_member_and_not_at_them(members: int) -> None:
+def test_a_group_splits_above_two_targets_per_member_and_not_at_them(members: int) -> None:
     at_bytes = 2 * TARGET * members
     for backlog, wanted in ((at_bytes, False), (at_bytes + 1, True)):
         seen = view(backlog_bytes=backlog, members=members)

@@ -23,7 +23,7 @@ def test_a_key_names_the_lease_with_its_epoch_in_18_digits() -> None:
 
 
 @given(_leases)
-def test_a_key_gives_its_lease_back(lease_id: LeaseId) -> None:
+def test_a_key_parses_to_its_lease_id(lease_id: LeaseId) -> None:
     assert parse_key(object_key(lease_id)) == lease_id
 
 
@@ -46,7 +46,7 @@ def test_keys_sort_by_epoch_before_anything_else(one: LeaseId, other: LeaseId) -
         "ledger/000000000000000017/3-1-42",
     ],
 )
-def test_a_key_that_no_lease_makes_is_refused_by_name(key: str) -> None:
+def test_a_key_of_no_lease_is_refused_by_name(key: str) -> None:
     with pytest.raises(L0Error) as caught:
         parse_key(key)
     assert repr(key) in str(caught.value)

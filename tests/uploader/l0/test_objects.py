@@ -64,7 +64,7 @@ def parts_of(
 
 @unhurried
 @given(samples())
-def test_what_is_built_reads_back_and_describes_itself(sample: Sample) -> None:
+def test_a_built_object_reads_back_and_describes_itself(sample: Sample) -> None:
     built = build(*sample[:4])
     key = object_key(sample.lease_id)
     assert verify(built.body, key) == []
@@ -104,7 +104,7 @@ def test_the_bytes_are_a_function_of_the_arguments_alone(sample: Sample) -> None
 
 @unhurried
 @given(samples(), st.data())
-def test_a_flipped_bit_is_found_wherever_it_is(sample: Sample, data: st.DataObject) -> None:
+def test_a_flipped_bit_is_found_anywhere(sample: Sample, data: st.DataObject) -> None:
     body = bytearray(build(*sample[:4]).body)
     at = data.draw(st.integers(0, len(body) - 1).filter(lambda at: not 12 <= at < 16))
     body[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -113,7 +113,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(sample: Sample, data: st.DataObje
 
 @unhurried
 @given(samples(), st.data())
-def test_a_truncated_object_is_no_object(sample: Sample, data: st.DataObject) -> None:
+def test_a_truncated_object_is_refused(sample: Sample, data: st.DataObject) -> None:
     body = build(*sample[:4]).body
     with pytest.raises(L0Error):
         read_footer(body[: data.draw(st.integers(0, len(body) - 1))])
@@ -121,7 +121,7 @@ def test_a_truncated_object_is_no_object(sample: Sample, data: st.DataObject) ->
 
 @unhurried
 @given(samples(), st.data())
-def test_reading_from_an_offset_skips_voids_and_what_is_before(
+def test_reading_from_an_offset_skips_voids_and_earlier_records(
     sample: Sample, data: st.DataObject
 ) -> None:
     if not sample.extents:
@@ -148,14 +148,14 @@ def test_reading_from_an_offset_skips_voids_and_what_is_before(
     assert list(records_of(memoryview(extent), first, voids, from_offset, limit)) == expected
 
 
-def test_a_batch_before_the_offset_is_skipped_by_its_head_alone() -> None:
+def test_a_batch_before_the_offset_is_skipped_without_decoding() -> None:
     undecodable = encode_batch(3, 0, b"no msgpack", 1)
     extent = undecodable + batch([Record("4")], 9)
     assert list(records_of(extent, 1, from_offset=4)) == [(4, 9, Record("4"))]
     assert list(records_of(extent, 1, voids=[(0, 3)])) == [(1, 9, Record("4"))]
 
 
-def test_batches_behind_the_limit_are_not_decoded() -> None:
+def test_batches_after_the_limit_are_not_decoded() -> None:
     extent = batch([Record("1")], 9) + encode_batch(3, 0, b"no msgpack", 1)
     assert list(records_of(extent, 1, limit=1)) == [(1, 9, Record("1"))]
 
@@ -214,7 +214,7 @@ def test_a_footer_with_more_fields_than_we_know_is_read() -> None:
         (lambda f: with_extent(f, codec=2), "a batch of codec 2"),
     ],
 )
-def test_a_footer_that_says_something_untrue_is_named(
+def test_a_footer_that_contradicts_its_object_is_named(
     change: Callable[[Footer], Footer], message: str
 ) -> None:
     body = golden().body
@@ -243,7 +243,7 @@ def with_extent(footer: Footer, **changes: object) -> Footer:
         (encode_batch(1, 5, b"\x91\x91\xa1x", 1)[:-1] + b"y", "a payload with CRC32C"),
     ],
 )
-def test_an_extent_that_does_not_decode_names_key_and_byte(extent: bytes, message: str) -> None:
+def test_an_extent_that_cannot_be_decoded_names_key_and_byte(extent: bytes, message: str) -> None:
     with pytest.raises(L0Error, match=message) as caught:
         list(records_of(batch([Record("1")], 5) + extent, 1, key="l0/k"))
     assert str(caught.value).startswith("l0/k, byte ")

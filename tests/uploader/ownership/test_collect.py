@@ -34,7 +34,7 @@ def test_the_floor_never_reaches_an_epoch_that_shards_may_not_know_yet() -> None
     assert collectable_floor(epoch=7, epoch_floor=7) == 7, "it does not fall"
 
 
-def test_a_list_is_a_request_for_each_thousand(tmp_path: Path) -> None:
+def test_a_list_counts_one_request_per_thousand_objects(tmp_path: Path) -> None:
     for objects, requests in ((0, 1), (1_000, 1), (1_001, 2)):
         counted = CountedStore(_Heads(tmp_path, objects))
         assert sum(1 for _ in counted.list("l0/")) == objects
@@ -50,7 +50,7 @@ class _Heads(FileStore):
         yield from self._heads
 
 
-def test_only_s3_takes_money_and_a_delete_is_free() -> None:
+def test_only_s3_costs_money_and_a_delete_is_free() -> None:
     requests = Requests(puts=600, lists=400, gets=1_000, deletes=50)
     assert requests.usd("s3://bucket/prefix") == pytest.approx(0.0054)
     assert requests.usd("file:///store") == 0.0

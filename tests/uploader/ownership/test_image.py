@@ -26,7 +26,7 @@ GIB = 1 << 30
         (17_280, 0, 6 * GIB, True),
     ],
 )
-def test_an_image_is_due_when_its_cost_is_small_beside_what_it_saves(
+def test_an_image_is_due_when_it_costs_little_compared_with_its_savings(
     entries: int, entry_bytes: int, ledger_bytes: int, due: bool
 ) -> None:
     assert is_due(entries, entry_bytes, ledger_bytes) is due
@@ -49,7 +49,7 @@ class Parts(PartedPut):
         raise AssertionError("the caller's to do")
 
 
-def test_parts_have_one_size_but_for_the_last(
+def test_all_parts_but_the_last_have_the_same_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(image, "PART_BYTES", 1_000)

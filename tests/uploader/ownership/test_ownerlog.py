@@ -93,7 +93,7 @@ def test_of_racing_writers_exactly_one_gets_each_number(store: ObjectStore) -> N
     assert logs[0].keys() == [(1, number) for number in range(1, 11)]
 
 
-def test_two_starts_at_once_want_one_first_entry_and_one_gets_it(store: ObjectStore) -> None:
+def test_of_two_simultaneous_starts_one_gets_the_first_entry(store: ObjectStore) -> None:
     write(log_of(store)[0], 1, "entry", "release")
     logs = [log_of(store, owner)[0] for owner in (FIRST, COPY)]
     gate = Barrier(2)
@@ -109,7 +109,7 @@ def test_two_starts_at_once_want_one_first_entry_and_one_gets_it(store: ObjectSt
         assert sorted(pool.map(start, logs)) == [False, True]
 
 
-def test_an_answer_that_was_lost_is_known_by_the_nonce(store: ObjectStore) -> None:
+def test_a_lost_answer_is_recognized_by_the_nonce(store: ObjectStore) -> None:
     log, _ = log_of(store)
     sent = log.entry(1, 1, "entry", MARK)
     assert log.put(sent)  # and suppose that nobody heard of it
@@ -118,7 +118,7 @@ def test_an_answer_that_was_lost_is_known_by_the_nonce(store: ObjectStore) -> No
     assert log.entry(1, 1, "entry", MARK).nonce != sent.nonce
 
 
-def test_a_new_prefix_is_taken_without_a_word(store: ObjectStore) -> None:
+def test_a_new_prefix_is_taken_without_a_seal(store: ObjectStore) -> None:
     log, waits = log_of(store)
     taken = log.take(take_over=False)
     assert (taken.incarnation, taken.last, taken.former) == (0, None, Former.NONE)
@@ -132,7 +132,7 @@ def test_a_new_prefix_is_taken_without_a_word(store: ObjectStore) -> None:
         (("entry", "entry"), msgspec.structs.replace(FIRST, pid=9), Former.OURS, []),
     ],
 )
-def test_a_start_seals_the_log_and_waits_for_whoever_may_live(
+def test_a_start_seals_the_log_and_waits_if_the_former_owner_may_live(
     store: ObjectStore, kinds: tuple[str, ...], owner: Owner, former: Former, waited_s: list[float]
 ) -> None:
     writer, _ = log_of(store)
@@ -148,7 +148,7 @@ def test_a_start_seals_the_log_and_waits_for_whoever_may_live(
     assert not writer.put(late) and writer.read(1, 3).nonce != late.nonce
 
 
-def test_after_a_reboot_a_start_asks_for_the_owner_and_goes_on_when_nobody_answers(
+def test_after_a_reboot_a_start_asks_for_the_owner_and_continues_without_an_answer(
     store: ObjectStore,
 ) -> None:
     write(log_of(store)[0], 1, "entry", "entry")
@@ -159,7 +159,7 @@ def test_after_a_reboot_a_start_asks_for_the_owner_and_goes_on_when_nobody_answe
     assert log.keys()[-1] == (1, 3) and not list(store.list("probe"))
 
 
-def test_a_copy_of_a_machine_that_lives_does_not_take_over_by_itself(store: ObjectStore) -> None:
+def test_a_copy_of_a_running_machine_does_not_take_over_unasked(store: ObjectStore) -> None:
     writer, _ = log_of(store)
     write(writer, 1, "entry", "entry")
     assert not writer.is_asked(1)
@@ -180,7 +180,7 @@ def test_a_copy_of_a_machine_that_lives_does_not_take_over_by_itself(store: Obje
     assert waits[2:] == [TAKE_OVER_NS / 1e9]
 
 
-def test_a_question_that_a_dead_start_left_is_asked_by_the_next(store: ObjectStore) -> None:
+def test_a_question_left_by_a_dead_start_serves_the_next_one(store: ObjectStore) -> None:
     class Killed(BaseException):
         pass
 
@@ -207,7 +207,7 @@ def test_another_directory_is_refused_naming_the_owner_and_leaves_no_trace(
     assert log.keys() == [(1, 1), (1, 2)] and not waits
 
 
-def test_a_take_over_waits_though_another_has_sealed_before(store: ObjectStore) -> None:
+def test_a_take_over_waits_even_if_another_start_has_sealed_before(store: ObjectStore) -> None:
     _, last = write(log_of(store)[0], 1, "entry", "entry")
     log_of(store, msgspec.structs.replace(COPY, pid=3))[0].take(take_over=True)
     log, waits = log_of(store, COPY)
@@ -217,7 +217,7 @@ def test_a_take_over_waits_though_another_has_sealed_before(store: ObjectStore) 
     assert log.keys() == [(1, 1), (1, 2), (1, 3), (1, 4)]
 
 
-def test_an_entry_that_comes_between_look_and_seal_is_the_last_one(store: ObjectStore) -> None:
+def test_an_entry_between_reading_and_sealing_is_the_last_one(store: ObjectStore) -> None:
     writer, _ = log_of(store)
     write(writer, 1, "entry")
     log, _ = log_of(store, COPY)
@@ -248,7 +248,7 @@ def images(store: ObjectStore) -> list[str]:
     return [head.key for head in store.list(PREFIX) if parse_image_key(head.key)]
 
 
-def test_an_image_removes_what_it_covers_but_for_seals_and_first_entries(
+def test_an_image_removes_what_it_covers_except_seals_and_first_entries(
     store: PartedStore,
 ) -> None:
     log, _ = log_of(store)
@@ -282,7 +282,7 @@ def test_an_image_removes_what_it_covers_but_for_seals_and_first_entries(
     assert not log.put(log.entry(3, 1, "entry", MARK))
 
 
-def test_an_image_goes_on_over_the_seals_of_later_starts(store: PartedStore) -> None:
+def test_an_image_is_followed_across_the_seals_of_later_starts(store: PartedStore) -> None:
     log, _ = log_of(store)
     write(log, 1, "entry")
     image = put_image(store, 1, 1)
@@ -313,7 +313,9 @@ def test_a_former_owner_that_wakes_up_leaves_a_later_owners_image(store: PartedS
     assert images(store) == [later.key] and log.image() == later
 
 
-def test_a_damaged_image_is_named_and_a_lost_one_is_a_hole(store: PartedStore) -> None:
+def test_a_damaged_image_is_named_and_a_lost_one_makes_the_log_incomplete(
+    store: PartedStore,
+) -> None:
     log, _ = log_of(store)
     write(log, 1, "entry", "entry")
     image = put_image(store, 1, 2)
@@ -331,7 +333,7 @@ def test_a_damaged_image_is_named_and_a_lost_one_is_a_hole(store: PartedStore) -
         list(log.chain(log.image()))
 
 
-def test_entries_behind_the_last_image_are_counted_over_starts(store: PartedStore) -> None:
+def test_entries_after_the_last_image_are_counted_across_starts(store: PartedStore) -> None:
     log, _ = log_of(store)
     write(log, 1, "entry", "entry", "entry", "entry")
     assert log.entries_behind == 4 and log.bytes_behind > 4 * 100
@@ -346,7 +348,7 @@ def test_entries_behind_the_last_image_are_counted_over_starts(store: PartedStor
     assert again.entries_behind == 4 and again.bytes_behind > 4 * 100
 
 
-def test_a_hole_in_the_log_is_named_unless_a_snapshot_stands_behind_it(store: ObjectStore) -> None:
+def test_a_missing_entry_is_named_unless_a_snapshot_follows_it(store: ObjectStore) -> None:
     log, _ = log_of(store)
     write(log, 1, "entry", "entry", "entry", "seal")
     write(log, 2, "entry")

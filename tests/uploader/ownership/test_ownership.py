@@ -123,7 +123,7 @@ TestOwnership = OwnershipMachine.TestCase
 TestOwnership.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
-def test_nothing_is_sent_without_news_and_the_first_goes_at_once() -> None:
+def test_nothing_is_sent_without_news_and_the_first_is_sent_immediately() -> None:
     ownership = Ownership()
     assert ownership.decide(7, news=False).do is Do.LISTEN
     ownership.listened(7)
@@ -131,7 +131,9 @@ def test_nothing_is_sent_without_news_and_the_first_goes_at_once() -> None:
     assert ownership.decide(7, news=True) == Step(Do.PUT)
 
 
-def test_an_entry_behind_idleness_goes_at_once_and_the_next_waits_for_the_period() -> None:
+def test_an_entry_after_an_idle_time_is_sent_immediately_and_the_next_waits_for_the_period() -> (
+    None
+):
     ownership = Ownership()
     ownership.putting(moment(0))
     ownership.accepted()
@@ -140,7 +142,7 @@ def test_an_entry_behind_idleness_goes_at_once_and_the_next_waits_for_the_period
     assert ownership.decide(100 * PERIOD_NS, news=True) == Step(Do.PUT)
 
 
-def test_an_owner_with_nothing_to_tell_puts_nothing_and_looks_whether_a_start_asks() -> None:
+def test_an_owner_without_news_puts_nothing_and_looks_whether_a_start_asks() -> None:
     ownership = Ownership()
     ownership.putting(moment(0))
     ownership.accepted()
@@ -153,7 +155,7 @@ def test_an_owner_with_nothing_to_tell_puts_nothing_and_looks_whether_a_start_as
     assert LISTEN_NS + PERIOD_NS + PERIOD_NS + RETRY_NS + PERIOD_NS < ANSWER_NS
 
 
-def test_a_repeated_entry_counts_from_its_first_sending_even_where_its_number_is_free() -> None:
+def test_a_repeated_entry_counts_from_when_it_was_first_sent_even_if_its_number_is_free() -> None:
     # A new owner sealed behind the entry that was kept, and removed it behind a snapshot.
     ownership = Ownership()
     ownership.putting(moment(0))
@@ -214,18 +216,18 @@ def test_a_leap_second_asks_for_no_entry(gap_ns: int) -> None:
     assert not should_ask(moment(SECOND_NS, gap_ns), moment(0))
 
 
-def test_a_gap_that_is_not_seen_leaves_a_new_owner_time() -> None:
+def test_a_gap_too_small_to_be_seen_leaves_a_new_owner_time() -> None:
     assert (OWNED_NS + GAP_NS) / 0.99 < TAKE_OVER_NS / 1.01
 
 
-def test_a_machine_that_comes_up_in_1970_tells_its_clocks() -> None:
+def test_a_machine_that_starts_in_1970_can_store_its_clocks() -> None:
     words = [0] * Layout(1, 4096).words
     early = Moment(20 * SECOND_NS, 5 * SECOND_NS)
     tell_sent(words, early)
     assert sent_of(words) == early and min(words) >= 0
 
 
-def test_a_moment_that_is_read_while_another_is_told_allows_no_more_than_either() -> None:
+def test_a_moment_read_during_a_write_allows_no_more_than_the_old_or_the_new_one() -> None:
     words = [0] * Layout(1, 4096).words
     old, new = moment(0), moment(20 * SECOND_NS, 60 * SECOND_NS)
     tell_sent(words, old)

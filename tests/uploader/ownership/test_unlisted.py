@@ -53,7 +53,7 @@ def item(
         (LeaseId(3, 7, 0, 1), False),
     ],
 )
-def test_an_orphan_is_below_the_floor_or_of_an_incarnation_before(
+def test_an_orphan_is_below_the_floor_or_of_an_earlier_incarnation(
     lease: LeaseId, orphan: bool
 ) -> None:
     assert is_orphan(lease, epoch_floor=7, incarnation=2) is orphan
@@ -70,7 +70,7 @@ def test_of_a_lease_that_was_renamed_only_the_later_object_counts() -> None:
 
 
 @given(st.data())
-def test_leases_of_a_source_stand_in_the_order_of_its_ring(data: st.DataObject) -> None:
+def test_leases_of_a_source_are_in_the_order_of_its_ring(data: st.DataObject) -> None:
     """A history of pulls by any shard, of any sources; then shuffled and ordered again."""
     ends = {0: 0, 1: 0, 2: 0}
     counters = {0: 0, 1: 0, 2: 0}
@@ -174,13 +174,13 @@ def test_an_expectation_is_judged_against_the_head_before_the_gap() -> None:
     assert taken(order_of([alone(0, expecting(0, 12))]), 11) == [(0, False)]
 
 
-def test_what_an_object_had_seen_committed_comes_before_it() -> None:
+def test_commits_that_an_object_had_seen_come_before_it() -> None:
     """Its expectation held before; it was answered that it does not."""
     refused = alone(0, expecting(0, 10), created_ms=1, seen=1)
     assert taken(order_of([refused, alone(1, created_ms=9)]), 12) == [(1, True), (0, False)]
 
 
-def test_what_may_have_met_its_expectation_in_flight_goes_first() -> None:
+def test_an_object_whose_expectation_holds_goes_first() -> None:
     found = [alone(0, created_ms=1), alone(1, expecting(1, 10), created_ms=9)]
     assert taken(order_of(found), 12) == [(1, True), (0, True)]
     waits = [alone(0, expecting(0, 11), created_ms=1), alone(1, created_ms=9)]
@@ -196,18 +196,18 @@ def test_an_object_in_flight_does_not_come_between_a_ring_and_its_expectation() 
     assert taken(order_of(found), 13) == [(0, True), (0, True), (1, True)]
 
 
-def test_beside_an_object_that_cannot_be_read_an_expectation_is_met_once() -> None:
+def test_next_to_an_unreadable_object_an_expectation_is_met_once() -> None:
     found = [alone(s, expecting(s, seq), created_ms=s) for s, seq in enumerate((70, 70, 71, 70))]
     order = order_of(found, exact=False)
     assert taken(order, 500) == [(0, True), (1, False), (2, True), (3, False)]
 
 
-def test_commits_that_are_missing_hold_nothing_up() -> None:
+def test_missing_commits_do_not_hold_up_others() -> None:
     found = [alone(0, seen=7), alone(1, seen=5)]
     assert [each.lease_id.shard for each in order_of(found)] == [1, 0]
 
 
-def test_what_has_a_key_or_an_expectation_is_not_doubled() -> None:
+def test_records_with_a_key_or_an_expectation_are_not_doubled() -> None:
     keyed = Condition(0, 0, 1, (ConditionPart(0, 0, 1),), "k", 7)
     found = item(LeaseId(1, 3, 0, 1), {0: 0, 1: 0, 2: 0}, conditions=(
         keyed, Condition(1, 0, 1, (ConditionPart(0, 1, 1),), None, 8),

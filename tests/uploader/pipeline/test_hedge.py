@@ -161,7 +161,7 @@ def test_only_when_both_fail_the_put_fails(pool: ThreadPoolExecutor) -> None:
         answer.result(GIVES_UP_S)
 
 
-def test_a_foreign_object_is_an_alarm_at_once(pool: ThreadPoolExecutor) -> None:
+def test_a_foreign_object_raises_the_alarm_immediately(pool: ThreadPoolExecutor) -> None:
     contest = Contest()
     answer = pool.submit(contest.put)
     contest.attempts.let(1, ForeignObject("not ours"))
@@ -280,7 +280,7 @@ def test_a_slow_upload_is_hedged_committed_once_and_both_puts_are_counted(line: 
     assert line.counter(0, at.S_PUT_FAILURES) == 0
 
 
-def test_a_loser_that_fails_late_raises_no_alarm_that_nobody_would_clear(
+def test_a_loser_that_fails_late_raises_no_alarm(
     line: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.uploads[0].stop()

@@ -55,7 +55,7 @@ def test_the_store_is_failing_when_nothing_was_kept_for_two_seconds(
     assert (found.since_ns, found.count, found.text) == (10 * S, 2, "No space left")
 
 
-def test_it_is_over_when_one_call_succeeds_and_begins_anew_from_there(
+def test_an_outage_ends_with_one_success_and_counts_anew_from_there(
     segment: Segment, outage: Outage
 ) -> None:
     outage.failed(BUSY, 10 * S, 15 * S)
@@ -69,7 +69,7 @@ def test_it_is_over_when_one_call_succeeds_and_begins_anew_from_there(
     assert found is not None and found.since_ns == 16 * S
 
 
-def test_failures_between_successes_are_no_outage(segment: Segment, outage: Outage) -> None:
+def test_failures_between_successes_are_not_an_outage(segment: Segment, outage: Outage) -> None:
     for second in range(100):
         outage.failed(BUSY, second * S, second * S + S // 2)
         outage.kept(second * S + S // 2 + 1)
@@ -82,7 +82,7 @@ def test_one_call_that_hung_for_long_is_enough(segment: Segment, outage: Outage)
     assert found is not None and found.since_ns == 10 * S
 
 
-def test_the_reason_of_a_disks_error_is_named_without_paths(tmp_path: Path) -> None:
+def test_the_reason_of_a_disk_error_is_named_without_paths(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/store")
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "segments").write_text("no directory")

@@ -49,7 +49,7 @@ def test_a_lease_becomes_an_object_a_commit_a_log_entry_and_moved_words(line: Pi
     assert line.counter(0, at.S_OBJECTS_COMMITTED) == 1
 
 
-def test_commits_of_a_source_happen_in_pull_order_though_a_later_put_is_there_first(
+def test_commits_of_a_source_happen_in_pull_order_even_if_a_later_put_finishes_first(
     line: Pipeline,
 ) -> None:
     first, second, third = (line.lease_of(0, text) for text in ("first", "second", "third"))
@@ -93,7 +93,7 @@ def test_an_upload_that_begins_to_wait_rings_its_own_bell_to_be_looked_at_again(
     assert line.ledger.read(commits.latest_number) == 0
 
 
-def test_a_source_whose_put_fails_keeps_no_other_source_back(line: Pipeline) -> None:
+def test_a_failing_put_of_one_source_does_not_hold_up_others(line: Pipeline) -> None:
     stuck, free = line.lease_of(0, "stuck"), line.lease_of(1, "free")
     let_go = threading.Event()
     line.store.around[key_of(stuck)] = held_until(let_go)
@@ -244,7 +244,7 @@ def test_an_adopter_waits_out_a_ledger_error_when_it_looks_for_the_commit(
     "error",
     [LedgerFault(Path("l.db"), 1, "no such table"), LookupError("topic id 7"), MemoryError()],
 )
-def test_an_error_that_stands_ends_the_process_and_names_the_lease_for_another_to_take_over(
+def test_a_final_error_ends_the_process_and_names_the_lease_that_another_takes_over(
     line: Pipeline, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     pulled = line.lease_of(0, "a")
@@ -348,7 +348,7 @@ def test_leases_whose_holders_died_while_they_renamed_them_get_ids_of_their_own(
     assert all(line.ledger.read(commits.by_number, n).lease_id.incarnation == 1 for n in numbers)
 
 
-def test_an_adopter_makes_the_very_object_that_the_dead_holder_had_put(line: Pipeline) -> None:
+def test_an_adopter_builds_the_same_object_as_the_dead_holder(line: Pipeline) -> None:
     line.publish(0, "a", key="once")
     line.publish(0, "b", partition=1)
     line.publish(0, "c")
@@ -471,7 +471,7 @@ def test_a_new_id_waits_until_the_new_epoch_is_known_and_makes_one_object(
 # The commit log
 
 
-def test_who_commits_next_fills_in_what_a_killed_process_did_not_tell_the_log(
+def test_the_next_commit_completes_the_log_after_a_killed_process(
     line: Pipeline,
 ) -> None:
     killed, mine = line.lease_of(1, "killed"), line.lease_of(0, "mine")

@@ -71,7 +71,7 @@ def stopped_within_the_transaction(line: Pipeline) -> None:
     line.ledger.before_commit = sleeps
 
 
-def test_a_commit_that_was_slept_over_is_told_when_the_prefix_proves_to_be_ours_still(
+def test_a_commit_during_a_pause_is_published_once_the_prefix_is_known_to_be_ours(
     line: Pipeline,
 ) -> None:
     stopped_within_the_transaction(line)
@@ -85,7 +85,7 @@ def test_a_commit_that_was_slept_over_is_told_when_the_prefix_proves_to_be_ours_
     assert line.log.end == 1 and line.committed() == ["a"]
 
 
-def test_a_commit_that_was_slept_over_is_never_told_behind_a_take_over(line: Pipeline) -> None:
+def test_a_commit_during_a_pause_is_never_published_after_a_take_over(line: Pipeline) -> None:
     stopped_within_the_transaction(line)
     pulled = line.lease_of(0, "a")
     line.start(0, pulled)
@@ -115,7 +115,7 @@ def test_after_a_gap_in_time_nothing_is_committed_until_an_entry_is_accepted(
     assert line.committed() == ["a"]
 
 
-def test_the_ledger_is_free_for_others_while_a_commit_waits_to_be_told(line: Pipeline) -> None:
+def test_the_ledger_is_free_while_a_commit_waits_to_be_published(line: Pipeline) -> None:
     stopped_within_the_transaction(line)
     pulled = line.lease_of(0, "a")
     line.start(0, pulled)
@@ -129,7 +129,7 @@ def test_the_ledger_is_free_for_others_while_a_commit_waits_to_be_told(line: Pip
     wait_done(line, pulled)
 
 
-def test_whoever_publishes_next_tells_the_log_of_a_commit_that_was_slept_over(
+def test_the_next_publication_includes_a_commit_during_a_pause(
     line: Pipeline,
 ) -> None:
     stopped_within_the_transaction(line)
@@ -147,7 +147,7 @@ def test_whoever_publishes_next_tells_the_log_of_a_commit_that_was_slept_over(
     ]
 
 
-def test_nothing_is_committed_once_the_prefix_is_anothers_however_young_the_last_entry(
+def test_nothing_is_committed_once_another_owner_has_the_prefix(
     line: Pipeline,
 ) -> None:
     pulled = line.lease_of(0, "a")

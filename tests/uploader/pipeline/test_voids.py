@@ -74,7 +74,7 @@ def test_a_request_that_was_taken_back_is_in_no_lease_and_those_around_it_are(tw
     two.check()
 
 
-def test_what_is_pulled_cannot_be_taken_back(two: Side) -> None:
+def test_a_pulled_request_cannot_be_taken_back(two: Side) -> None:
     first = two.publish(0, NOW)
     ((lease, _),) = pull(two, 0)
     second = two.publish(0, NOW + 1)
@@ -88,7 +88,7 @@ def test_what_is_pulled_cannot_be_taken_back(two: Side) -> None:
     assert take_back(two, 0, (second, two.word(0, at.S_HEAD))) == [second]
 
 
-def test_while_another_one_holds_the_groups_lock_nothing_is_taken_back(
+def test_nothing_is_taken_back_while_another_shard_holds_the_groups_lock(
     two: Side, tmp_path: Path
 ) -> None:
     position = two.publish(0, NOW)
@@ -106,7 +106,7 @@ class TriesInVain(LockFile):
         return False
 
 
-def test_a_holder_that_died_before_it_stored_pulled_has_pulled_all_the_same(two: Side) -> None:
+def test_a_holder_that_died_before_storing_pulled_has_nevertheless_pulled(two: Side) -> None:
     two.publish(0, NOW)
     second = two.publish(0, NOW + 1)
     pull(two, 0)
@@ -132,7 +132,7 @@ def test_a_ring_full_of_voids_takes_requests_again(two: Side) -> None:
     two.check()
 
 
-def test_voids_behind_a_lease_are_passed_when_it_is_committed_and_not_before(two: Side) -> None:
+def test_voids_after_a_lease_are_passed_only_when_it_is_committed(two: Side) -> None:
     two.publish(0, NOW)
     ((lease, _),) = pull(two, 0)
     void = two.publish(0, NOW + 1)
@@ -169,7 +169,7 @@ def test_a_death_between_the_two_words_loses_nothing(two: Side) -> None:
     two.check()
 
 
-def test_nobody_looks_again_and_again_for_what_was_taken_back(two: Side) -> None:
+def test_requests_that_were_taken_back_cause_no_repeated_looks(two: Side) -> None:
     two.publish(0, NOW)
     now = NOW + 10 * WINDOW
     ((lease, _),) = pull(two, 0, now)
@@ -184,7 +184,7 @@ def test_nobody_looks_again_and_again_for_what_was_taken_back(two: Side) -> None
     two.commit(lease)
 
 
-def test_a_live_request_in_front_is_not_passed_over(two: Side) -> None:
+def test_a_live_request_before_voids_is_not_passed(two: Side) -> None:
     live = two.publish(0, NOW)
     void = two.publish(0, NOW + 1)
     take_back(two, 0, (void, two.word(0, at.S_HEAD)))

@@ -58,7 +58,7 @@ def put(store: FaultyStore, key: str = "k") -> str:
     return store.put(key, BODY, crc32c(BODY))
 
 
-def test_a_spec_is_read_fault_by_fault() -> None:
+def test_a_spec_is_parsed_fault_by_fault() -> None:
     plan = parse("latency=20ms..2s@0.1, busy=30s/120s,torn=0.001,reset_after=1,full,read_only=0.5")
     assert plan.latency == Latency(0.02, 2.0, 0.1)
     assert dict(plan.faults) == {
@@ -93,7 +93,9 @@ def test_a_spec_is_read_fault_by_fault() -> None:
         ("full,full", "'full' in the chaos spec is given twice"),
     ],
 )
-def test_a_spec_that_cannot_be_read_is_refused_with_its_part(spec: str, sentence: str) -> None:
+def test_a_spec_that_cannot_be_parsed_is_refused_and_the_part_is_named(
+    spec: str, sentence: str
+) -> None:
     with pytest.raises(ChaosSpecError) as refused:
         parse(spec)
     assert sentence in str(refused.value)
@@ -109,7 +111,7 @@ def test_latency_stays_in_its_range_and_most_of_it_is_short(seed: int, now_s: fl
     assert delays_s[-1] > 0.1  # and it has a tail
 
 
-def test_a_share_of_the_calls_is_late() -> None:
+def test_some_of_the_calls_are_late() -> None:
     rng = random.Random(7)
     plan = parse("latency=1ms..2ms@0.1")
     late = sum(plan.decide(0, rng, writes=True).delay_s > 0 for _ in range(10_000))
@@ -132,7 +134,7 @@ def test_reads_meet_no_fault_of_writes() -> None:
     assert plan.decide(0, rng, writes=True).fault is Fault.READ_ONLY
 
 
-def test_one_seed_gives_one_story(trial: Trial) -> None:
+def test_the_same_seed_gives_the_same_faults(trial: Trial) -> None:
     def story(seed: int) -> list[object]:
         store = trial.store("reset_before=0.3,reset_after=0.3,latency=1ms..9ms@0.5", seed)
         told: list[object] = []
@@ -150,7 +152,7 @@ def test_one_seed_gives_one_story(trial: Trial) -> None:
     assert story(5) != story(6)
 
 
-def test_a_store_that_is_busy_keeps_nothing_and_asks_for_patience(trial: Trial) -> None:
+def test_a_busy_store_keeps_nothing_and_asks_to_slow_down(trial: Trial) -> None:
     store = trial.store("busy=1s/10s")
     put(store, "before")
     trial.now_s = 9.5
@@ -180,7 +182,7 @@ def test_a_reset_before_the_body_keeps_nothing(trial: Trial) -> None:
 @pytest.mark.parametrize(
     ("spec", "slept_s"), [("reset_after=1", []), ("timeout_after=1", [TIMEOUT_S])]
 )
-def test_an_answer_that_is_lost_leaves_the_object_kept(
+def test_after_a_lost_answer_the_object_is_kept(
     trial: Trial, spec: str, slept_s: list[float]
 ) -> None:
     store = trial.store(spec)
@@ -205,7 +207,7 @@ def test_a_full_disk_and_a_read_only_bucket_keep_nothing_but_can_be_read(trial: 
     assert trial.keys() == ["k"]
 
 
-def test_a_torn_write_leaves_half_a_frame_that_never_happened(trial: Trial) -> None:
+def test_a_torn_write_leaves_half_a_frame_that_does_not_count(trial: Trial) -> None:
     with pytest.raises(StoreError) as failed:
         put(trial.store("torn=1"))
     assert failed.value.retryable and failed.value.outcome_unknown

@@ -73,7 +73,7 @@ def test_an_object_is_read_whole_and_in_ranges(opens: Opens) -> None:
     assert store.get(put(store, "l0/3", b"")) == b""
 
 
-def test_a_read_from_behind_the_end_is_refused_by_name(opens: Opens) -> None:
+def test_a_read_after_the_end_is_refused_by_name(opens: Opens) -> None:
     locator = put(opens(), "l0/1", b"0123456789")
     with pytest.raises(StoreError, match="has 10 bytes; cannot read from byte 10"):
         opens().get(locator, 10)
@@ -81,7 +81,7 @@ def test_a_read_from_behind_the_end_is_refused_by_name(opens: Opens) -> None:
         opens().get(locator, -1)
 
 
-def test_a_put_is_readable_by_another_process_at_once(opens: Opens) -> None:
+def test_another_process_can_read_a_put_immediately(opens: Opens) -> None:
     writer, reader = opens(), opens()
     locator = put(writer, "l0/1", b"body")
     assert reader.get(locator) == b"body"
@@ -89,7 +89,7 @@ def test_a_put_is_readable_by_another_process_at_once(opens: Opens) -> None:
 
 
 @pytest.mark.parametrize("locator", ["none:0:4", "0-0-0:8:4", "l0/1", "none", "1234-1-1:999999:4"])
-def test_an_object_that_never_was_is_missing(opens: Opens, locator: str) -> None:
+def test_an_object_that_never_existed_is_missing(opens: Opens, locator: str) -> None:
     store = opens()
     put(store, "l0/1", b"body")
     with pytest.raises(ObjectMissing, match=locator):
@@ -105,7 +105,7 @@ def test_another_place_or_length_in_a_segment_is_missing(opens: Opens) -> None:
 
 
 @pytest.mark.parametrize("locator", ["x:1", "x:1:y", "../x:1:1", ":1:1"])
-def test_what_is_no_locator_is_refused_by_name(opens: Opens, locator: str) -> None:
+def test_an_invalid_locator_is_refused_by_name(opens: Opens, locator: str) -> None:
     with pytest.raises(ValueError, match="is not a locator"):
         opens().get(locator)
 
@@ -116,7 +116,7 @@ def test_a_key_that_is_empty_or_too_long_is_refused(opens: Opens, key: str) -> N
         put(opens(), key, b"")
 
 
-def test_a_listing_is_by_key_below_a_prefix_behind_a_start(opens: Opens) -> None:
+def test_a_listing_is_ordered_by_key_within_a_prefix_after_a_start(opens: Opens) -> None:
     store = opens(segment_bytes=100)
     for number in (3, 1, 2):
         put(store, f"l0/{number}", b"x" * number)
@@ -134,7 +134,7 @@ def test_a_listing_is_by_key_below_a_prefix_behind_a_start(opens: Opens) -> None
     assert [len(store.get(head.locator)) for head in heads] == [1, 2, 3]
 
 
-def test_equal_frames_may_stand_under_one_key(opens: Opens) -> None:
+def test_equal_frames_may_have_one_key(opens: Opens) -> None:
     store = opens()
     one, two = put(store, "l0/1", b"body"), put(store, "l0/1", b"body")
     assert one != two and store.get(one) == store.get(two)
@@ -157,7 +157,7 @@ def test_a_full_segment_is_followed_by_a_new_one(opens: Opens) -> None:
     assert all(store.get(each) == b"x" * 60 for each in locators)
 
 
-def test_an_object_larger_than_a_segment_has_one_of_its_own(opens: Opens) -> None:
+def test_an_object_larger_than_a_segment_has_its_own(opens: Opens) -> None:
     store = opens(segment_bytes=210)
     put(store, "l0/1", b"small")
     large = put(store, "l0/2", os.urandom(5_000))
@@ -174,7 +174,7 @@ def test_a_restart_begins_a_new_segment(opens: Opens) -> None:
     assert one.split(":")[0] != two.split(":")[0]
 
 
-def test_puts_of_many_threads_are_not_mixed_up(opens: Opens) -> None:
+def test_puts_of_many_threads_do_not_mix(opens: Opens) -> None:
     store = opens(segment_bytes=20_000)
     barrier = threading.Barrier(4)
 
@@ -205,7 +205,7 @@ def test_a_deleted_object_is_gone_for_every_process(opens: Opens) -> None:
         assert keys(store) == ["l0/2"]
 
 
-def test_a_segment_goes_when_nothing_in_it_lives(opens: Opens) -> None:
+def test_a_segment_without_live_objects_is_removed(opens: Opens) -> None:
     store = opens(segment_bytes=210)
     locators = [put(store, f"l0/{n}", b"x" * 60) for n in range(5)]
     opens().delete(locators[:1])
@@ -215,7 +215,7 @@ def test_a_segment_goes_when_nothing_in_it_lives(opens: Opens) -> None:
     assert store.get(locators[4]) == b"x" * 60
 
 
-def test_a_segment_that_is_appended_to_stays_until_its_writer_ends_it(opens: Opens) -> None:
+def test_a_segment_stays_until_its_writer_ends_it(opens: Opens) -> None:
     store = opens()
     first = put(store, "l0/1", b"1")
     opens().delete([first])
@@ -228,7 +228,7 @@ def test_a_segment_that_is_appended_to_stays_until_its_writer_ends_it(opens: Ope
     assert segments(store) == []
 
 
-def test_a_segment_that_could_not_be_removed_yet_goes_with_the_next_deletion(
+def test_a_segment_that_could_not_be_removed_is_removed_by_the_next_deletion(
     opens: Opens,
 ) -> None:
     store = opens()
@@ -244,7 +244,7 @@ def test_a_segment_that_could_not_be_removed_yet_goes_with_the_next_deletion(
     assert not path.exists()
 
 
-def test_the_space_of_a_removed_segment_is_free_though_another_process_has_it_open(
+def test_the_space_of_a_removed_segment_is_free_even_if_another_process_has_it_open(
     opens: Opens, tmp_path: Path
 ) -> None:
     writer, reader = opens(), opens()
@@ -277,7 +277,7 @@ def test_an_entry_is_made_once(opens: Opens) -> None:
     assert store.put_if_absent("ledger/7/1", b"third")
 
 
-def test_of_racing_entries_one_wins_and_is_whole(opens: Opens) -> None:
+def test_of_racing_entries_one_wins_and_is_complete(opens: Opens) -> None:
     stores = [opens() for _ in range(8)]
     bodies = [bytes([n]) * 10_000 for n in range(8)]
     with ThreadPoolExecutor(8) as pool:
@@ -292,7 +292,7 @@ def test_of_racing_entries_one_wins_and_is_whole(opens: Opens) -> None:
 
 
 @pytest.mark.parametrize("key", ["", ".new-x", "..", "x" * 256, "/" * 100])
-def test_a_key_that_makes_no_file_name_is_refused(opens: Opens, key: str) -> None:
+def test_a_key_that_is_not_a_file_name_is_refused(opens: Opens, key: str) -> None:
     with pytest.raises(ValueError, match="file name"):
         opens().put_if_absent(key, b"")
 
@@ -307,7 +307,7 @@ def test_check_makes_the_store_and_leaves_no_probe(opens: Opens) -> None:
 
 
 @pytest.mark.parametrize("blocked", ["store", "store/segments", "store/entries"])
-def test_check_refuses_a_place_that_is_no_directory(opens: Opens, blocked: str) -> None:
+def test_check_refuses_a_place_that_is_not_a_directory(opens: Opens, blocked: str) -> None:
     store = opens()
     path = store.directory.parent / blocked
     path.parent.mkdir(exist_ok=True)
@@ -366,14 +366,14 @@ def test_descriptors_are_bounded_and_all_closed_in_the_end(opens: Opens) -> None
     assert descriptors() == 0
 
 
-def test_a_closed_store_takes_nothing(opens: Opens) -> None:
+def test_a_closed_store_accepts_nothing(opens: Opens) -> None:
     store = opens()
     store.close()
     with pytest.raises(ValueError, match="is closed"):
         put(store, "l0/1", b"1")
 
 
-def test_there_are_as_many_segments_as_puts_ran_together(opens: Opens) -> None:
+def test_there_are_as_many_segments_as_simultaneous_puts(opens: Opens) -> None:
     store = opens()
     for number in range(4):  # one after the other, by threads of their own
         thread = threading.Thread(target=put, args=(store, f"l0/{number}", b"x"))
@@ -417,7 +417,7 @@ def fill(store: FileStore) -> None:
         number += 1
 
 
-def test_space_ahead_is_a_small_share_of_what_is_free() -> None:
+def test_space_ahead_is_a_small_part_of_the_free_space() -> None:
     assert allocation(1 << 40) == ALLOCATE_BYTES
     assert allocation(ALLOCATE_BYTES * ALLOCATE_SHARE - 1) == ALLOCATE_BYTES - 4096
     assert allocation(40 << 20) == 640 << 10
@@ -455,7 +455,7 @@ def test_freed_space_goes_to_objects_and_not_to_space_ahead(
     store.close()
 
 
-def test_a_full_disk_gets_back_what_idle_segments_have_ahead_and_uses_them_on(
+def test_a_full_disk_frees_the_space_ahead_of_idle_segments_which_stay_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SmallDisk(tmp_path, 1 << 30, monkeypatch)
@@ -480,7 +480,7 @@ def test_a_full_disk_gets_back_what_idle_segments_have_ahead_and_uses_them_on(
     store.close()
 
 
-def test_a_put_that_the_disk_refuses_is_retryable_and_its_segment_is_not_used_on(
+def test_a_put_that_the_disk_refuses_is_retryable_and_ends_its_segment(
     tmp_path: Path,
 ) -> None:
     # A file size limit makes the kernel take the first MiB of a frame and refuse the rest.
@@ -518,7 +518,7 @@ store.close()
     assert len(list((tmp_path / "store" / "segments").iterdir())) == 2
 
 
-def test_an_object_in_parts_is_seen_by_nobody_before_it_is_finished(opens: Opens) -> None:
+def test_an_object_in_parts_is_invisible_until_it_is_finished(opens: Opens) -> None:
     store = opens()
     made = store.put_in_parts("ledger/7/image-1")
     made.put(b"first-")
@@ -544,7 +544,7 @@ def test_an_object_in_parts_that_is_given_up_leaves_nothing(opens: Opens) -> Non
     assert keys(store) == [] and list((store.directory / "entries").iterdir()) == []
 
 
-def test_what_a_dead_writer_has_put_in_parts_goes_at_the_next_check(opens: Opens) -> None:
+def test_parts_of_a_dead_writer_are_removed_by_the_next_check(opens: Opens) -> None:
     store = opens()
     store.put_in_parts("ledger/7/image-1").put(b"first")
     gc.collect()  # and its descriptor, with the lock on it, as at the death of its process

@@ -47,7 +47,7 @@ def test_an_s3_url_opens_a_bucket(url: str, prefix_url: str) -> None:
         "http://[bucket",
     ],
 )
-def test_a_url_of_no_store_is_refused_with_the_accepted_forms(url: str) -> None:
+def test_a_url_that_does_not_name_a_store_is_refused_with_the_accepted_forms(url: str) -> None:
     with pytest.raises(StoreUrlError) as caught:
         open_store(url)
     assert repr(url) in str(caught.value)
@@ -55,7 +55,7 @@ def test_a_url_of_no_store_is_refused_with_the_accepted_forms(url: str) -> None:
     assert "s3://bucket/prefix" in str(caught.value)
 
 
-def test_an_endpoint_that_is_no_http_url_is_refused() -> None:
+def test_an_endpoint_that_is_not_an_http_url_is_refused() -> None:
     with pytest.raises(StoreUrlError, match=r"'127\.0\.0\.1:9000'"):
         open_store("s3://bucket", endpoint_url="127.0.0.1:9000")
 

@@ -164,7 +164,7 @@ def in_another_thread(call: object) -> None:
     thread.join()
 
 
-def test_no_loss_of_power_loses_or_tears_what_the_store_answered(folders: Iterator[Path]) -> None:
+def test_no_loss_of_power_loses_or_tears_a_confirmed_object(folders: Iterator[Path]) -> None:
     disk = Disk(next(folders))
     with disk.recording():
         a_life(Recorded(disk))
@@ -178,7 +178,7 @@ def test_no_loss_of_power_loses_or_tears_what_the_store_answered(folders: Iterat
     assert images > 100
 
 
-def test_a_kill_and_then_a_loss_of_power_lose_nothing_that_the_next_start_answered(
+def test_a_kill_and_then_a_loss_of_power_lose_nothing_that_the_next_start_confirmed(
     folders: Iterator[Path],
 ) -> None:
     disk = Disk(next(folders))
@@ -200,7 +200,7 @@ def test_a_kill_and_then_a_loss_of_power_lose_nothing_that_the_next_start_answer
             judge_a_start(image, next(folders))
 
 
-def test_a_name_that_somebody_else_took_stays_once_a_rival_was_told(
+def test_a_taken_name_stays_once_a_rival_was_refused(
     folders: Iterator[Path],
 ) -> None:
     disk = Disk(next(folders))

@@ -57,7 +57,7 @@ def test_an_object_is_read_whole_and_in_ranges(store: ObjectStore, bucket: Bucke
         assert stored.read() == b"0123456789"
 
 
-def test_a_read_from_behind_the_end_is_refused(store: ObjectStore) -> None:
+def test_a_read_after_the_end_is_refused(store: ObjectStore) -> None:
     locator = put(store, "l0/1", b"0123456789")
     with pytest.raises(StoreError, match="416") as caught:
         store.get(locator, 10)
@@ -66,7 +66,7 @@ def test_a_read_from_behind_the_end_is_refused(store: ObjectStore) -> None:
         store.get(locator, -1)
 
 
-def test_an_object_that_never_was_is_missing(store: ObjectStore) -> None:
+def test_an_object_that_never_existed_is_missing(store: ObjectStore) -> None:
     with pytest.raises(ObjectMissing, match="l0/none"):
         store.get("l0/none")
 
@@ -100,7 +100,7 @@ def test_an_object_without_a_stored_crc32c_is_compared_by_its_bytes(
         put(store, "l0/1", b"differ")
 
 
-def test_a_body_that_was_damaged_on_its_way_is_not_kept_and_is_tried_again(
+def test_a_body_damaged_on_the_way_is_not_kept_and_is_retried(
     store: ObjectStore,
 ) -> None:
     with pytest.raises(StoreError, match="XAmzContentChecksumMismatch") as caught:
@@ -152,7 +152,7 @@ def test_an_entry_is_made_once(store: ObjectStore) -> None:
 
 
 @pytest.mark.slow
-def test_listing_and_deleting_go_on_behind_a_thousand(store: ObjectStore) -> None:
+def test_listing_and_deleting_continue_after_a_thousand(store: ObjectStore) -> None:
     names = [f"l0/{n:04}" for n in range(1_005)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: put(store, name, b"x"), names))
@@ -212,7 +212,7 @@ def unfinished(bucket: Bucket, key: str) -> int:
     return len(found.get("Uploads", []))
 
 
-def test_an_object_in_parts_is_seen_by_nobody_before_it_is_finished(
+def test_an_object_in_parts_is_invisible_until_it_is_finished(
     store: PartedStore, bucket: Bucket
 ) -> None:
     key = "ledger/7/image-1"
@@ -244,9 +244,7 @@ def test_an_object_in_parts_that_is_given_up_leaves_nothing(
     assert keys(store, "ledger/") == []
 
 
-def test_what_dead_writers_have_put_in_parts_is_discarded(
-    store: PartedStore, bucket: Bucket
-) -> None:
+def test_parts_of_dead_writers_are_discarded(store: PartedStore, bucket: Bucket) -> None:
     key = "ledger/7/image-1"
     for _ in range(2):
         store.put_in_parts(key).put(PART)

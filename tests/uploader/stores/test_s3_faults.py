@@ -75,7 +75,7 @@ def test_a_put_is_one_request_with_our_checksum_and_no_hash_of_its_body() -> Non
         (error(501, "NotImplemented"), StoreError, True, True, "NotImplemented"),
     ],
 )
-def test_an_answer_to_a_put_says_what_may_be_done_about_it(
+def test_an_answer_to_a_put_becomes_the_right_error(
     answer: Answer, kind: type[StoreError], retryable: bool, outcome_unknown: bool, message: str
 ) -> None:
     with scripted_store(lambda request: answer if request.method == "PUT" else KEPT) as server:
@@ -100,7 +100,7 @@ def test_a_get_that_fails_has_no_unknown_outcome() -> None:
     assert (caught.value.retryable, caught.value.outcome_unknown) == (True, False)
 
 
-def test_a_store_that_stalls_is_given_up_and_the_outcome_is_unknown() -> None:
+def test_a_stalled_put_times_out_with_an_unknown_outcome() -> None:
     began_ns = monotonic_ns()
     with scripted_store(lambda _: None) as server:
         store = opened(server.endpoint_url, read_timeout_s=0.2)
@@ -115,7 +115,7 @@ def test_a_store_that_stalls_is_given_up_and_the_outcome_is_unknown() -> None:
     assert monotonic_ns() - began_ns < 10_000_000_000
 
 
-def test_an_answer_that_breaks_off_is_an_error_and_no_short_object() -> None:
+def test_an_incomplete_answer_is_an_error_and_not_a_short_object() -> None:
     cut = Answer(200, b"123", (("Content-Length", "10"),))
     with scripted_store(lambda _: cut) as server:
         store = opened(server.endpoint_url, read_timeout_s=0.5)
@@ -125,7 +125,7 @@ def test_an_answer_that_breaks_off_is_an_error_and_no_short_object() -> None:
     assert caught.value.retryable
 
 
-def test_a_store_that_nobody_listens_at_was_not_sent_anything() -> None:
+def test_a_put_to_a_closed_port_has_a_known_outcome() -> None:
     with scripted_store(lambda _: KEPT) as server:
         pass
     store = opened(server.endpoint_url)
@@ -160,7 +160,7 @@ def test_a_store_that_does_not_honor_if_none_match_is_refused_by_name() -> None:
     assert objects == {}
 
 
-def test_a_key_that_is_gone_again_when_it_is_compared_is_tried_again() -> None:
+def test_a_key_that_is_gone_when_it_is_compared_is_retried() -> None:
     answers = {"PUT": error(412, "PreconditionFailed"), "HEAD": Answer(404)}
     with scripted_store(lambda request: answers[request.method]) as server:
         store = opened(server.endpoint_url)
@@ -171,7 +171,7 @@ def test_a_key_that_is_gone_again_when_it_is_compared_is_tried_again() -> None:
     assert not isinstance(caught.value, ObjectMissing)
 
 
-def test_after_reconnecting_the_next_request_comes_by_another_connection() -> None:
+def test_after_reconnecting_the_next_request_uses_another_connection() -> None:
     with scripted_store(lambda request: Answer(200, b"body")) as server:
         store = opened(server.endpoint_url)
         for _ in range(2):
@@ -183,7 +183,7 @@ def test_after_reconnecting_the_next_request_comes_by_another_connection() -> No
     assert first == second != third
 
 
-def test_a_body_that_one_connection_spoils_is_no_foreign_object() -> None:
+def test_a_body_spoiled_by_one_connection_is_not_a_foreign_object() -> None:
     """A store without checksums: whose object it is says its body, which is read again first."""
     bodies = iter([b"bady", b"body"])
     answers = {
@@ -214,7 +214,7 @@ def test_objects_that_were_not_deleted_are_named(code: str, kind: type[StoreErro
         store.close()
 
 
-def test_credentials_that_are_missing_are_refused_with_where_they_come_from() -> None:
+def test_missing_credentials_are_refused_with_a_hint_where_they_come_from() -> None:
     program = """
 from uploader.stores.base import StoreRefused
 from uploader.stores import open_store

@@ -67,7 +67,7 @@ def test_all_frames_of_a_sound_segment_are_found(tmp_path: Path, sealed: bool) -
     assert len(segment.data) == (segment.end + 16 if sealed else ALLOCATE_BYTES)
 
 
-def test_frames_larger_and_smaller_than_what_is_read_at_once_are_found(tmp_path: Path) -> None:
+def test_frames_larger_and_smaller_than_one_read_are_found(tmp_path: Path) -> None:
     sizes = (WINDOW_BYTES, 10, 2 * SCAN_BYTES, WINDOW_BYTES - 60, 0)
     segment = Segment(tmp_path, sizes=sizes)
     assert segment.found(bodies=True) == (ALL, [])
@@ -75,7 +75,7 @@ def test_frames_larger_and_smaller_than_what_is_read_at_once_are_found(tmp_path:
 
 @unhurried
 @given(data=st.data())
-def test_a_torn_last_frame_never_happened(
+def test_a_torn_last_frame_does_not_count(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     segment = Segment(tmp_path_factory.mktemp("torn"))
@@ -97,7 +97,7 @@ def test_a_torn_last_frame_never_happened(
 
 @unhurried
 @given(data=st.data())
-def test_damage_in_the_middle_is_named_and_what_is_behind_it_still_found(
+def test_damage_in_the_middle_is_named_and_the_frames_after_it_are_found(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     segment = Segment(tmp_path_factory.mktemp("damaged"), sealed=data.draw(st.booleans()))
@@ -125,7 +125,7 @@ def test_a_sealed_segment_has_no_torn_end_only_a_damaged_one(tmp_path: Path) -> 
     assert [(each.position, each.tail) for each in damage] == [(segment.positions[-1], False)]
 
 
-def test_a_frame_inside_a_body_is_no_frame(tmp_path: Path) -> None:
+def test_a_frame_inside_a_body_does_not_count(tmp_path: Path) -> None:
     inner = Segment(tmp_path, sizes=(50, 50, 50, 50, 50))
     stolen = inner.data[: inner.end]
     inner.path.unlink()
@@ -173,7 +173,7 @@ def test_the_store_lists_what_damage_left_and_names_it(tmp_path: Path) -> None:
     assert [head.key for head in store.list("")] == ["l0/0", "l0/1", "l0/2"]
 
 
-def test_a_damaged_segment_is_not_removed_though_nothing_else_in_it_lives(tmp_path: Path) -> None:
+def test_a_damaged_segment_is_kept_even_if_nothing_else_in_it_lives(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     locators = [store.put(f"l0/{n}", b"x" * 50, crc32c(b"x" * 50)) for n in range(3)]
     store.close()
@@ -187,7 +187,7 @@ def test_a_damaged_segment_is_not_removed_though_nothing_else_in_it_lives(tmp_pa
     assert path.exists()
 
 
-def test_a_torn_end_is_left_as_it_is_by_check(tmp_path: Path) -> None:
+def test_check_leaves_a_torn_end_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "segments"
     folder.mkdir()
     segment = Segment(folder)
@@ -200,7 +200,7 @@ def test_a_torn_end_is_left_as_it_is_by_check(tmp_path: Path) -> None:
     assert store.damage() == ()
 
 
-def test_a_seal_that_a_crash_cut_off_is_made_again(tmp_path: Path) -> None:
+def test_an_incomplete_seal_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "segments"
     folder.mkdir()
     segment = Segment(folder, sealed=True)
