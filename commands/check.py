@@ -7,13 +7,12 @@ neighbors. Both work beside a running daemon.
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from commands.objects import opened_ledger, opened_store
+from commands.objects import opened_store
 from commands.shell.exits import FAILED
 from commands.shell.options import loaded, output_option, place_options
 from commands.shell.output import (
@@ -29,14 +28,16 @@ from daemon.upkeep.check import Check
 from daemon.upkeep.check import Report as CheckReport
 from daemon.upkeep.collect import Collection
 from daemon.upkeep.collect import Report as CollectReport
-from daemon.upkeep.collect_lake import LakeCollection, is_compacting
+from daemon.upkeep.collect_lake import LakeCollection
 from daemon.upkeep.collect_spent import SpentCollection
 from daemon.upkeep.cover import Cover, covering, may_collect
+from daemon.upkeep.exclusive import opened_ledger
 from daemon.upkeep.recover import sleep_s
 from daemon.upkeep.retention import CLOCK_NOTE
 from daemon.upkeep.upkeep import clocks
 from ledger import ages, notes
 from ledger.errors import LedgerMissing
+from ledger.lake import runs
 from ledger.ledger import Ledger
 from shards.clock import monotonic_ns
 from uploader.stores.counted import CountedStore
@@ -68,8 +69,8 @@ def check(context: click.Context, /, deep: bool, as_json: bool, **options: Any) 
 
 def compare(config: Config, *, deep: bool) -> CheckReport:
     """Compares ledger and store. Raises LedgerError, StoreError."""
-    with opened_ledger(config) as ledger, opened_store(config) as store:
-        return Check(config, ledger, store, sleep_s, deep=deep).run(
+    with opened_ledger(config) as access, opened_store(config) as store:
+        return Check(config, access, store, sleep_s, deep=deep).run(
             lambda length: progress(length, "objects")
         )
 
@@ -127,7 +128,8 @@ def _collect(
         raise LedgerMissing(Path(config.ledger_path))
     with contextlib.ExitStack() as stack:
         if dry_run:
-            ledger = stack.enter_context(opened_ledger(config))
+            ledger = Ledger(Path(config.ledger_path), contextlib.nullcontext(), must_exist=True)
+            stack.enter_context(contextlib.closing(ledger))
             report.daemon_pid, report.epoch_floor = may_collect(config, ledger, store, sleep_s)
             collector = Collector(config, ledger, store, report, None)
         else:
@@ -158,8 +160,11 @@ class Collector:
             """Not above the clock by which a store dates what it takes."""
             return age_ms() - ahead_ms
 
+        def compacting() -> bool:
+            return ledger.read(runs.living, age_ms()) is not None
+
         what = (ledger, store, report, config.gc_grace_ms)
-        self._spent = SpentCollection(*what, age_ms, sleep_s, partial(is_compacting, config))
+        self._spent = SpentCollection(*what, age_ms, sleep_s, compacting)
         self._orphans = Collection(*what, store_age_ms, sleep_s)
         self._lake = LakeCollection(config, ledger, report, age_ms, cover, ahead_ms)
 

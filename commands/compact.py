@@ -1,22 +1,19 @@
-"""``headgate compact``: what it opens, starts and prints. The work is
-``daemon/upkeep/compact.py``'s.
+"""``headgate compact``: its options and what it prints. The work is done in ``compaction/run/``.
 
-It works beside a running daemon and without one. Spark and pyiceberg are the extra ``spark``;
-a run that has nothing to do starts neither.
+It asks the daemon that has the data directory, and without one holds the directory itself. Spark
+and pyiceberg are the extra ``spark``; a run that has nothing to do starts neither.
 """
 
 from __future__ import annotations
 
-import tempfile
 from functools import partial
 from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from msgspec import Struct
 
-from commands.objects import opened_ledger, opened_store
+from commands.objects import opened_store
 from commands.shell.exits import FAILED, CommandFailed
 from commands.shell.options import loaded, output_option, place_options
 from commands.shell.output import (
@@ -28,28 +25,15 @@ from commands.shell.output import (
     progress,
     table,
 )
+from compaction.run import start
 from compaction.run.java import NoJava
 from compaction.run.report import RunReport
 from compaction.run.session import SparkMissing, check_extra
 from daemon.config import Config
-from daemon.upkeep.compact import (
-    Ready,
-    Run,
-    catalog_of,
-    look,
-    only_run,
-    place_of,
-    run_bytes_of,
-    writable_ledger,
-)
-from daemon.upkeep.cover import covering
+from daemon.lake_settings import lake_settings
+from daemon.upkeep.exclusive import opened_ledger, writable_ledger
 from daemon.upkeep.recover import sleep_s
-from ledger.errors import LedgerMissing
-from shards.clock import monotonic_ns
 from uploader.stores.counted import CountedStore
-
-if TYPE_CHECKING:
-    from compaction.tables.lake import Lake
 
 
 @click.command()
@@ -99,20 +83,15 @@ def run_compaction(
     config: Config, *, master: str | None, chosen: frozenset[str], dry_run: bool
 ) -> RunReport:
     """One run, or what one would do. Raises CommandFailed, LedgerError, StoreError."""
-    began_ns = monotonic_ns()
     report = RunReport(dry_run)
-    if not Path(config.ledger_path).exists():
-        raise LedgerMissing(Path(config.ledger_path))
-    if dry_run:
-        with opened_ledger(config) as ledger:
-            _plan(report, look(ledger, chosen))
-    else:
-        with only_run(config):
-            _compact(config, master, chosen, report)
-    report.usd = report.requests.usd(config.store_url)
-    report.seconds = (monotonic_ns() - began_ns) / 1e9
-    if report.spark_seconds:
-        report.mb_per_second = report.bytes_compacted / report.spark_seconds / 1e6
+    with opened_store(config) as opened:
+        store = CountedStore(opened)
+        report.requests = store.requests
+        start.compact(
+            partial(opened_ledger, config), partial(writable_ledger, config, store, sleep_s),
+            lake_settings(config), report, master=master, chosen=chosen,
+            progress=lambda n: progress(n, "compacting"),
+        )  # fmt: skip
     return report
 
 
@@ -134,67 +113,6 @@ def needs() -> Needs:
     except (SparkMissing, NoJava) as error:
         raise CommandFailed(str(error)) from error
     return Needs(metadata.version("pyspark"), metadata.version("pyiceberg"), str(java))
-
-
-def _plan(report: RunReport, ready: Ready) -> None:
-    report.objects = ready.objects
-    report.bytes_compacted = ready.bytes
-    report.would_compact = ready.topics
-
-
-def _compact(config: Config, master: str | None, chosen: frozenset[str], report: RunReport) -> None:
-    with opened_ledger(config) as ledger:
-        ready = look(ledger, chosen)
-    if not ready.objects and not ready.unfinished:
-        return
-    check_extra()
-    from compaction.tables.lake import Lake
-
-    report.bytes_compacted = ready.bytes
-    with (
-        opened_store(config) as opened,
-        writable_ledger(config) as ledger,
-        Lake(place_of(config), *catalog_of(config)) as lake,
-    ):
-        store = CountedStore(opened)
-        report.requests = store.requests
-        run = Run(config, ledger, ready.to_commit, chosen, report, partial(_cover, config, store))
-        run.begin()
-        run.reconcile(lake)
-        if ready.objects:
-            _with_spark(config, master, run, lake, report)
-        run.end()
-
-
-def _cover(config: Config, store: CountedStore) -> None:
-    """Has an accepted entry cover the ledger as it is now, beside a daemon or without one.
-
-    Opens the directory's lock file a second time, whose closing gives back this process's locks
-    on it: there are none between two transactions of one thread.
-    """
-    with covering(config, store, sleep_s) as (_, cover):
-        cover.cover()
-
-
-def _with_spark(
-    config: Config, master: str | None, run: Run, lake: Lake, report: RunReport
-) -> None:
-    from compaction.run.java import find_java
-    from compaction.run.session import spark_session
-    from compaction.run.splits import Limits
-
-    began_ns = monotonic_ns()
-    java = find_java()
-    report.java = str(java)
-    with (
-        tempfile.TemporaryDirectory(prefix="headgate-compact-") as scratch,
-        spark_session(master, Path(scratch), app_name="headgate compact", java=java) as spark,
-    ):
-        report.start_up_seconds = (monotonic_ns() - began_ns) / 1e9
-        report.master = str(spark.sparkContext.master)
-        cores = spark.sparkContext.defaultParallelism
-        limits = Limits(split_bytes=run_bytes_of(config, cores))
-        run.rounds(lake, spark, cores, limits, lambda n: progress(n, "compacting"))
 
 
 def compact_text(report: RunReport) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,8 +20,9 @@ from commands.shell.exits import FAILED, CommandFailed
 from commands.shell.options import loaded, output_option, place_options
 from commands.shell.output import bytes_text, count_text, print_json, print_lines, progress
 from daemon.config import Config
+from daemon.upkeep.exclusive import opened_ledger
 from ledger import reads
-from ledger.ledger import Ledger
+from ledger.tx import Transactions
 from ledger.types import ObjectRow
 from uploader.l0 import (
     FooterExtent,
@@ -146,19 +146,6 @@ def objects_verify(
 
 
 @contextmanager
-def opened_ledger(config: Config) -> Iterator[Ledger]:
-    """The ledger of a data folder, to read from.
-
-    Without the ledger lock, which keeps writers apart: reading takes SQLite's own locks only.
-    """
-    ledger = Ledger(Path(config.ledger_path), nullcontext(), must_exist=True)
-    try:
-        yield ledger
-    finally:
-        ledger.close()
-
-
-@contextmanager
 def opened_store(config: Config) -> Iterator[ObjectStore]:
     """The store, for one thread; nothing is contacted before the first call."""
     store = open_store(
@@ -173,7 +160,7 @@ def opened_store(config: Config) -> Iterator[ObjectStore]:
         store.close()
 
 
-def rows(ledger: Ledger) -> Iterator[ObjectRow]:
+def rows(ledger: Transactions) -> Iterator[ObjectRow]:
     """All objects in commit order."""
     after = 0
     while page := ledger.read(reads.objects, after, PAGE_OBJECTS):
@@ -181,12 +168,12 @@ def rows(ledger: Ledger) -> Iterator[ObjectRow]:
         after = page[-1].commit_number
 
 
-def row_of(ledger: Ledger, key: str) -> ObjectRow:
+def row_of(ledger: Transactions, key: str) -> ObjectRow:
     """One object. Raises CommandFailed for a key that the ledger does not have."""
     row = ledger.read(reads.object_by_key, key)
     if row is None:
         raise CommandFailed(
-            f"the ledger {ledger.path} has no object {key!r}",
+            f"the ledger has no object {key!r}",
             hint="`headgate objects ls` lists the keys",
         )
     return row
@@ -205,7 +192,7 @@ def row_text(row: ObjectRow) -> str:
     )
 
 
-def lines_of(ledger: Ledger, store: ObjectStore, row: ObjectRow) -> Iterator[bytes]:
+def lines_of(ledger: Transactions, store: ObjectStore, row: ObjectRow) -> Iterator[bytes]:
     """An object's live records as NDJSON, extent by extent, with the offsets they were given.
 
     Raises CommandFailed when the object cannot be read.

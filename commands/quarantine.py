@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct
 
-from commands.objects import opened_ledger
 from commands.shell.exits import FAILED, CommandFailed
 from commands.shell.options import loaded, output_option, place_options, yes_option
 from commands.shell.output import count_text, print_json, progress, table
+from compaction.access.operations import NOW
 from daemon.config import Config
-from ledger import ages
+from daemon.lake_settings import lake_settings
+from daemon.upkeep.exclusive import opened_ledger
 from ledger.lake import quarantine as ledger_quarantine
 from ledger.lake.types import Quarantined
-from ledger.ledger import Ledger
+from ledger.tx import Transactions
 
 if TYPE_CHECKING:
     from daemon.upkeep.quarantine import Outcome
@@ -73,20 +74,20 @@ def rows_text(found: Sequence[Row]) -> str:
 def retry(config: Config, keys: Sequence[str], advance: Callable[[int], object]) -> list[Outcome]:
     """Reads objects again. Raises CommandFailed."""
     from compaction.run.session import SparkMissing
-    from daemon.upkeep.compact import catalog_of, only_run, place_of, writable_ledger
 
-    with only_run(config), writable_ledger(config) as ledger:
-        found = _chosen(ledger, keys)
+    settings = lake_settings(config)
+    with opened_ledger(config) as access:
+        found = _chosen(access, keys)
         if not found:
             return []
         try:
-            from compaction.tables.lake import Lake
+            from compaction.tables.lake import open_lake
             from daemon.upkeep.quarantine import Retry
         except ImportError as error:  # of pyiceberg, which only the extra brings
             raise SparkMissing from error
         outcomes: list[Outcome] = []
-        with Lake(place_of(config), *catalog_of(config)) as lake:
-            work = Retry(config, ledger, lake)
+        with open_lake(settings, access) as lake:
+            work = Retry(access, settings, lake)
             work.compare()
             for _, of_object in groupby(found, key=lambda one: one.hole.key):
                 outcomes += work.retry(list(of_object))
@@ -120,20 +121,13 @@ def held(config: Config, keys: Sequence[str]) -> list[Quarantined]:
 
 def accept(config: Config, keys: Sequence[str]) -> list[Quarantined]:
     """Gives up the records of these objects. Raises CommandFailed."""
-    from daemon.upkeep.compact import only_run, writable_ledger
-    from daemon.upkeep.upkeep import clocks
-
-    with only_run(config), writable_ledger(config) as ledger:
-        found = _chosen(ledger, keys)
-        ledger.write(
-            ledger_quarantine.accept,
-            [one.hole for one in found],
-            ledger.read(ages.now_ms, clocks()),
-        )
+    with opened_ledger(config) as access:
+        found = _chosen(access, keys)
+        access.write(ledger_quarantine.accept, [one.hole for one in found], NOW)
         return found
 
 
-def _chosen(ledger: Ledger, keys: Sequence[str]) -> list[Quarantined]:
+def _chosen(ledger: Transactions, keys: Sequence[str]) -> list[Quarantined]:
     found = ledger.read(ledger_quarantine.rows)
     missing = sorted(set(keys) - {one.hole.key for one in found})
     if missing:

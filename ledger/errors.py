@@ -201,12 +201,12 @@ class PartitionsRefused(LedgerError):
 
 
 class RunUnfinished(LedgerError):
-    """Another compaction has begun and not ended: it is under way, or it died."""
+    """Another compaction is under way."""
 
     def __init__(self, run: str, owner: str) -> None:
         super().__init__(
-            f"the compaction {run} of {owner} has begun and not ended; who holds the lock of"
-            f" compactions ends it, and makes up for what it committed to its tables"
+            f"another compaction is at work: run {run} of {owner}; wait until it ends (if its"
+            f" driver died, another can begin within a minute)"
         )
         self.run = run
         self.owner = owner
@@ -217,8 +217,8 @@ class RunLost(LedgerError):
 
     def __init__(self, run: str, now: str) -> None:
         super().__init__(
-            f"the compaction {run} has no lease any more ({now}); start another, which makes up"
-            f" for what this one committed to its tables"
+            f"the compaction {run} has lost its lease ({now}); run it again: what it committed to"
+            f" its tables stays, and nothing is doubled"
         )
         self.run = run
 

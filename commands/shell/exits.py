@@ -68,12 +68,14 @@ def _client_failure(error: Exception) -> CommandFailed | None:
 
 
 def _ledger_failure(error: Exception) -> CommandFailed | None:
+    from compaction.access.http_calls import DaemonRefused, DaemonUnreachable
+    from compaction.access.ledger_access import NotBackedUp
     from daemon.config import ConfigError
     from daemon.serve import StartError
     from daemon.upkeep.cover import NotCovered
     from daemon.upkeep.owner import OtherHistory
     from daemon.upkeep.recover import NothingThere
-    from ledger.errors import LedgerError
+    from ledger.errors import LedgerError, RunLost, RunUnfinished
     from ledger.log.entry import EntryError
     from uploader.ownership.ownerlog import OwnedByAnother
     from uploader.stores.base import StoreError
@@ -91,11 +93,15 @@ def _ledger_failure(error: Exception) -> CommandFailed | None:
                 hint="use that daemon's data directory, or stop it and take the store over with"
                 " `headgate recover --take-over`",
             )
-        case NotCovered():
+        case NotCovered() | NotBackedUp():
             return CommandFailed(
                 str(error), hint="nothing is lost or stored twice; it is safe to run it again"
             )
         case StartError() | OtherHistory() | EntryError() | NothingThere():
+            return CommandFailed(str(error))
+        case DaemonUnreachable():
+            return CommandFailed(str(error), exit_code=UNREACHABLE)
+        case RunUnfinished() | RunLost() | DaemonRefused():
             return CommandFailed(str(error))
         case LedgerError():
             return CommandFailed(str(error), hint="--data and --config must be those of `serve`")
@@ -106,11 +112,12 @@ def _ledger_failure(error: Exception) -> CommandFailed | None:
 
 def _lake_failure(error: Exception) -> CommandFailed | None:
     from compaction.objects import StoreFailed
+    from compaction.run.backlog import UnknownTopics
     from compaction.run.driver import TaskFailed
     from compaction.run.java import NoJava
+    from compaction.run.run import StoreIsEmpty
     from compaction.run.session import SparkFailed, SparkMissing
     from compaction.tables.errors import LakeError
-    from daemon.upkeep.compact import OtherRun, StoreIsEmpty, UnknownTopics
 
     match error:
         case LakeError():
@@ -125,6 +132,6 @@ def _lake_failure(error: Exception) -> CommandFailed | None:
                 str(error),
                 hint="is the store mounted, and is it the right bucket? see `headgate check`",
             )
-        case OtherRun() | UnknownTopics() | SparkMissing() | NoJava() | StoreFailed():
+        case UnknownTopics() | SparkMissing() | NoJava() | StoreFailed():
             return CommandFailed(str(error))
     return None

@@ -7,8 +7,11 @@ checks reach it through a ``LedgerAccess``, of which there are two: ``ViaDaemon`
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Concatenate, Protocol
 
+from ledger.lake.catalog import CatalogTx
+from ledger.tx import P, T, Transactions
 from ledger.types import LeaseId
 
 
@@ -16,12 +19,24 @@ class NotBackedUp(RuntimeError):
     """No accepted entry covers what was written, so nothing that needs one may be done."""
 
 
-class LedgerAccess(Protocol):
-    """The owner of a ledger. Methods raise LedgerError, DaemonUnreachable, DaemonRefused."""
+class LedgerAccess(Transactions, Protocol):
+    """The owner of a ledger; ``read`` and ``write`` run a function of ``ledger/`` there.
+
+    Methods raise LedgerError, DaemonUnreachable, DaemonRefused. Where ``run`` is set, writes and
+    the catalog are fenced: they raise RunLost unless that compaction lives.
+    """
+
+    run: str | None
 
     @property
     def daemon_pid(self) -> int | None:
         """The daemon's; None where this process has the directory."""
+        ...
+
+    def catalog(
+        self, function: Callable[Concatenate[CatalogTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """What a function of ``ledger/lake/catalog.py`` returns of the default catalog."""
         ...
 
     def await_backup(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from compaction.access.ledger_access import LedgerAccess
 from compaction.place import Place
 from compaction.tables.errors import LakeUnusable
 from ledger.table_names import NAMESPACE
@@ -31,7 +32,10 @@ _lock = threading.Lock()
 _open_catalogs = 0
 
 
-def open_catalog(place: Place, properties: Mapping[str, str], name: str | None = None) -> Catalog:
+def open_catalog(
+    place: Place, properties: Mapping[str, str], name: str | None = None,
+    owner: LedgerAccess | None = None,
+) -> Catalog:  # fmt: skip
     """The catalog, with the namespace of the tables in it. Raises LakeUnusable.
 
     ``name`` is an entry of pyiceberg's own configuration; ``properties`` override it.
@@ -40,14 +44,21 @@ def open_catalog(place: Place, properties: Mapping[str, str], name: str | None =
     from pyiceberg.exceptions import NamespaceAlreadyExistsError
 
     from compaction.tables.fileio import properties_of
+    from compaction.tables.owner_catalog import OwnerCatalog
 
     shown = f"the catalog {name!r}" if name else f"the catalog at {_shown(properties)}"
+    if owner is not None:
+        shown = "the catalog of the data directory"
     given = {**properties_of(place), **_prepared(properties)}
     if name is None and not _is_rest(properties):
         given.setdefault("warehouse", place.lake)
     refusals: tuple[type[Exception], ...] = (*outside_errors(), ValueError, ImportError)
     try:
-        catalog = load_catalog(name or DEFAULT_NAME, **given)
+        catalog = (
+            load_catalog(name or DEFAULT_NAME, **given)
+            if owner is None
+            else OwnerCatalog(owner, **given)
+        )
         try:
             if not catalog.namespace_exists(NAMESPACE):
                 catalog.create_namespace(NAMESPACE)

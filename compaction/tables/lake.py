@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from compaction.access.ledger_access import LedgerAccess
+from compaction.access.settings import LakeSettings
 from compaction.place import Place
 from compaction.tables.catalog import (
     close_catalog,
@@ -48,12 +50,14 @@ class Lake:
     """The catalog and the tables of one place."""
 
     def __init__(
-        self, place: Place, properties: Mapping[str, str], catalog_name: str | None = None
-    ) -> None:
+        self, place: Place, properties: Mapping[str, str], catalog_name: str | None = None,
+        owner: LedgerAccess | None = None,
+    ) -> None:  # fmt: skip
         """Opens the catalog. Raises LakeUnusable. ``properties`` are pyiceberg's: at least ``uri``,
-        unless ``catalog_name`` names an entry of pyiceberg's own configuration."""
+        unless ``catalog_name`` names an entry of pyiceberg's own configuration, or ``owner`` keeps
+        the catalog's pointers."""
         self.place = place
-        self.catalog: Catalog = open_catalog(place, properties, catalog_name)
+        self.catalog: Catalog = open_catalog(place, properties, catalog_name, owner)
         self.outside = outside_errors()
         self._damage = damage_errors()
         self._threads = THREADS_S3 if place.lake.startswith("s3://") else THREADS_FILE
@@ -89,7 +93,12 @@ class Lake:
         from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
         from sqlalchemy import select
 
+        from compaction.tables.owner_catalog import OwnerCatalog
+
         try:
+            if isinstance(self.catalog, OwnerCatalog):
+                found = self.catalog.locations(NAMESPACE)
+                return {f"{NAMESPACE}.{name}": location for name, location in found.items()}
             if not isinstance(self.catalog, SqlCatalog):
                 return {".".join(name): None for name in self.catalog.list_tables(NAMESPACE)}
             wanted = select(IcebergTables.table_name, IcebergTables.metadata_location).where(
@@ -216,3 +225,12 @@ def has_deletes(loaded: Table) -> bool:
 def loaded_name(loaded: Table) -> str:
     """A table's identifier as one text."""
     return ".".join(loaded.name())
+
+
+def open_lake(settings: LakeSettings, owner: LedgerAccess) -> Lake:
+    """The lake that a daemon's settings say. Raises LakeUnusable."""
+    if settings.catalog_name is not None:
+        return Lake(settings.place, {}, settings.catalog_name)
+    if settings.catalog_uri is not None:
+        return Lake(settings.place, {"uri": settings.catalog_uri})
+    return Lake(settings.place, {}, owner=owner)

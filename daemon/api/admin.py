@@ -11,27 +11,125 @@ from __future__ import annotations
 
 import asyncio
 import os
-from urllib.parse import urlsplit
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
 
+import msgspec
+
+from compaction.access.operations import Operation, operation, refusal_of
 from compaction.access.settings import LakeSettings
-from daemon.api.errors import ApiError
+from daemon.api.errors import ApiError, invalid
 from daemon.api.schemas import BackedUp
 from daemon.config import Config
+from daemon.lake_settings import catalog_path, told_settings
+from daemon.ledger_check import CHECKS
 from daemon.upkeep.upkeep import followed_and_live
 from delivery.ledger_thread import LedgerThread
-from ledger import commits
+from ledger import ages, commits, epochs, notes, reads, topics
+from ledger.errors import LedgerError
+from ledger.lake import catalog, lake_files, lake_tables, quarantine, readleases, runs
+from ledger.log import backup
+from ledger.space import deletions, marking, orphans, unreferenced
+from ledger.tx import ReadTx
 from ledger.types import LeaseId
 from shards import layout as at
-from shards.clock import boottime_ns
+from shards.clock import boottime_ms, boottime_ns
 from shards.doorbell import Doorbells
 from shards.leases import LIVE, ORPHAN, LeaseTable
 from shards.segment import Segment
 
 BACKUP_WAIT_S = 120.0  # a store that takes no entry for so long is down
+BODY_BYTES_MAX = 16 << 20  # a switch of a table to 50,000 files; `body_bytes_max` may be less
+
+# What is served, and nothing else of the ledger. Each is short; what is long is asked in pages.
+_READS: tuple[Callable[..., Any], ...] = (
+    ages.now_ms,
+    backup.history,
+    backup.mark,
+    commits.latest_number,
+    commits.lease_of,
+    deletions.named,
+    deletions.page,
+    deletions.policy,
+    epochs.current,
+    epochs.floor,
+    epochs.incarnations,
+    lake_files.dropped_page,
+    lake_files.named,
+    lake_files.of_topic,
+    lake_files.ranges,
+    lake_tables.compacted_seqs,
+    lake_tables.every,
+    lake_tables.find,
+    lake_tables.holes,
+    lake_tables.plan_objects,
+    marking.markable,
+    marking.markable_void,
+    notes.get,
+    orphans.among,
+    orphans.named,
+    quarantine.object_count,
+    quarantine.rows,
+    readleases.live,
+    reads.committed_keys,
+    reads.extents_from,
+    reads.extents_of_commit,
+    reads.gaps,
+    reads.object_by_key,
+    reads.objects,
+    reads.objects_by_key,
+    runs.living,
+    runs.unfinished,
+    topics.by_id,
+    topics.page,
+    unreferenced.among,
+    unreferenced.count,
+    unreferenced.named_without_rows,
+    unreferenced.page,
+    unreferenced.unmarked,
+)
+_WRITES: tuple[Callable[..., Any], ...] = (
+    epochs.raise_floor,
+    lake_files.forget,
+    lake_files.name,
+    lake_tables.move,
+    lake_tables.switch,
+    marking.mark,
+    notes.put,
+    orphans.forget,
+    orphans.name,
+    quarantine.accept,
+    quarantine.drop,
+    readleases.end,
+    runs.begin,
+    runs.end,
+    runs.renew,
+    unreferenced.forget,
+    unreferenced.name,
+)
+_POINTERS: tuple[Callable[..., Any], ...] = (
+    catalog.add,
+    catalog.make_namespace,
+    catalog.pointer,
+    catalog.pointers,
+    catalog.rename,
+    catalog.swap,
+)
+_LEDGER = {operation(each).name: operation(each) for each in (*_READS, *_WRITES)}
+_CATALOG = {operation(each).name: operation(each) for each in _POINTERS}
+_WRITING = frozenset(operation(each).name for each in _WRITES)
+
+
+class Fence(msgspec.Struct, frozen=True):
+    """The query of an operation: it is refused unless this run lives."""
+
+    run: str | None = None
 
 
 class AdminRoutes:
-    """What the owner of the ledger answers."""
+    """The handlers of these routes."""
 
     def __init__(
         self, segment: Segment, shard: int, bells: Doorbells, leases: LeaseTable,
@@ -45,6 +143,7 @@ class AdminRoutes:
         self._ledger = ledger
         self._config = config
         self._waiting: set[asyncio.Future[None]] = set()
+        self._checking = asyncio.Lock()
 
     def rung(self) -> None:
         """Somebody rang: an entry may have been accepted, or the prefix lost."""
@@ -91,28 +190,85 @@ class AdminRoutes:
         seen = followed_and_live(self._words, self._layout, self._leases)
         return await self._ledger.read(commits.before_leases, *seen)
 
+    async def ledger(self, name: str, fence: Fence, arguments: list[msgspec.Raw]) -> msgspec.Raw:
+        """Runs an operation of the ledger. Raises ApiError 404, 400, 409."""
+        if name in CHECKS:
+            return await self._check(name, arguments)
+        asked = _found(_LEDGER, name)
+
+        def run(tx: ReadTx, named: dict[str, Any]) -> Any:
+            return asked.function(tx, **named)
+
+        ask = self._ledger.write if name in _WRITING else self._ledger.read
+        return await self._operate(ask, asked, run, fence, arguments)
+
+    async def catalog(self, name: str, fence: Fence, arguments: list[msgspec.Raw]) -> msgspec.Raw:
+        """Runs an operation of the default catalog. Raises ApiError 404, 400, 409."""
+        asked = _found(_CATALOG, name)
+
+        def run(_: ReadTx, named: dict[str, Any]) -> Any:
+            with catalog.opened(catalog_path(self._config), must_exist=False) as tx:
+                return asked.function(tx, **named)
+
+        return await self._operate(self._ledger.read, asked, run, fence, arguments)
+
     async def lake(self) -> LakeSettings:
         """What a compaction must know."""
-        return lake_settings(self._config, os.getppid())
+        return told_settings(self._config, os.getppid())
+
+    async def _operate(
+        self,
+        ask: Callable[[Callable[[ReadTx], msgspec.Raw]], Awaitable[msgspec.Raw]],
+        asked: Operation,
+        run: Callable[[ReadTx, dict[str, Any]], Any],
+        fence: Fence,
+        arguments: list[msgspec.Raw],
+    ) -> msgspec.Raw:
+        """Raises ApiError 400 for arguments that are not of the operation's types, 409
+        ``ledger_refused`` for what its caller handles."""
+
+        def do(tx: ReadTx) -> msgspec.Raw:
+            now_ms = boottime_ms() + int(self._words[at.G_AGE_OFFSET_MS])
+            if fence.run is not None:
+                runs.check(tx, fence.run, now_ms)
+            result = run(tx, asked.decode(arguments, now_ms))
+            # Encoded here: a page of a plan takes longer than the loop may stand.
+            return msgspec.Raw(msgspec.json.encode(result))
+
+        try:
+            return await ask(do)
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+            raise invalid(f"{asked.name} refuses its arguments: {error}") from error
+        except LedgerError as error:
+            refusal = refusal_of(error)
+            if refusal is None:
+                raise
+            raise ApiError(
+                409, "ledger_refused", str(error), msgspec.to_builtins(refusal)
+            ) from error
+
+    async def _check(self, name: str, arguments: list[msgspec.Raw]) -> msgspec.Raw:
+        """One of the checks that read the whole ledger; one at a time."""
+        async with self._checking:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "daemon.ledger_check", self._config.ledger_path, name,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
+            try:
+                found, _ = await process.communicate(msgspec.json.encode(arguments))
+            finally:
+                if process.returncode is None:
+                    process.kill()  # the caller is gone
+        if process.returncode:
+            raise ApiError(
+                503, "ledger_unavailable",
+                f"{name} ended with {process.returncode}; see the daemon's log",
+            )  # fmt: skip
+        return msgspec.Raw(found)
 
 
-def lake_settings(config: Config, pid: int | None = None) -> LakeSettings:
-    """The settings that a compaction works by; a catalog's password is left out."""
-    return LakeSettings(
-        data_dir=config.data_dir,
-        store_url=config.store_url,
-        s3_endpoint_url=config.s3_endpoint_url,
-        s3_region=config.s3_region,
-        lake_url=config.lake_url,
-        catalog_uri=_without_password(config.catalog_uri),
-        catalog_name=config.catalog_name,
-        run_bytes_max=config.compact_run_bytes,
-        pid=pid,
-    )
-
-
-def _without_password(uri: str) -> str:
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    return uri.replace(f":{parts.password}@", "@", 1)
+def _found(served: dict[str, Operation], name: str) -> Operation:
+    found = served.get(name)
+    if found is None:
+        raise ApiError(404, "not_found", f"there is no operation {name[:60]!r}")
+    return found

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Raw, Struct
 
 from compaction.access.settings import LakeSettings
-from daemon.api.admin import AdminRoutes
+from daemon.api.admin import BODY_BYTES_MAX, AdminRoutes, Fence
 from daemon.api.daemon_routes import DaemonRoutes
 from daemon.api.diff_routes import DiffRoutes
 from daemon.api.plan_routes import PlanRoutes
@@ -237,5 +237,27 @@ ROUTES = (
         summary="the settings of a compaction",
         handler=lambda handlers: handlers.admin.lake,
         answers={200: LakeSettings},
+    ),
+    Route(
+        method="POST",
+        path="/v0/admin/ledger/{operation}",
+        summary="run an operation of the ledger",
+        handler=lambda handlers: handlers.admin.ledger,
+        query=Fence,
+        body=list[Raw],
+        body_bytes_max=BODY_BYTES_MAX,
+        answers={200: Any},
+        errors=(400, 404, 409, 413, 415, 503),
+    ),
+    Route(
+        method="POST",
+        path="/v0/admin/catalog/{operation}",
+        summary="run an operation of the default catalog",
+        handler=lambda handlers: handlers.admin.catalog,
+        query=Fence,
+        body=list[Raw],
+        body_bytes_max=BODY_BYTES_MAX,
+        answers={200: Any},
+        errors=(400, 404, 409, 413, 415, 503),
     ),
 )

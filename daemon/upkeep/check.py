@@ -19,13 +19,12 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from compaction.access.ledger_access import LedgerAccess
 from daemon.config import Config
-from daemon.upkeep.cover import directory_holder, owner_here
+from daemon.upkeep.cover import owner_here
 from daemon.upkeep.owner import OtherHistory, check_history
 from ledger import commits, epochs, reads
 from ledger.checks import invariants, soundness
-from ledger.checks.invariants import InvariantBroken
-from ledger.ledger import Ledger
 from ledger.log.entry import PREFIX as LOG_PREFIX
 from ledger.log.entry import Entry, EntryError, parse_entry_key, parse_image_key
 from ledger.space import deletions
@@ -122,7 +121,13 @@ class Check:
     """One run. ``deep`` also reads every object."""
 
     def __init__(
-        self, config: Config, ledger: Ledger, store: ObjectStore, sleep_s: Sleep, *, deep: bool
+        self,
+        config: Config,
+        ledger: LedgerAccess,
+        store: ObjectStore,
+        sleep_s: Sleep,
+        *,
+        deep: bool,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -134,7 +139,7 @@ class Check:
         """Looks at everything. ``progress(n)`` shows n objects. Raises StoreError, LedgerError."""
         began_ns = monotonic_ns()
         report = self.report
-        report.daemon_pid = directory_holder(self._config)
+        report.daemon_pid = self._ledger.daemon_pid
         self._check_log()
         self._check_ledger()
         with progress(self._ledger.read(commits.latest_number)) as advance:
@@ -175,10 +180,9 @@ class Check:
             report.tell(place.kind, place.key, place.problem)
         if report.problems and report.problems[-1].kind in ("overlap", "gap", "extent"):
             return  # the rest would say the same again, without the place
-        try:
-            self._ledger.read(invariants.check)
-        except InvariantBroken as error:
-            report.tell("ledger", "", f"a rule of the ledger does not hold: {error}")
+        broken = self._ledger.read(invariants.broken)
+        if broken is not None:
+            report.tell("ledger", "", f"a rule of the ledger does not hold: {broken}")
 
     def _check_objects(self, advance: Advance) -> None:
         ledger = self._ledger
@@ -261,7 +265,7 @@ class Check:
                 report.tell("foreign", head.key, f"{head.key} was put by no daemon of this ledger")
             elif head.key in named:
                 report.named_for_deletion += 1
-            elif what is Fate.IN_FLIGHT and self._has_daemon():
+            elif what is Fate.IN_FLIGHT and report.daemon_pid is not None:
                 report.in_flight += 1
             else:
                 report.orphans += 1
@@ -269,11 +273,6 @@ class Check:
                     "orphan", head.key,
                     f"{head.key} ({head.size_bytes} bytes) was put and never committed",
                 )  # fmt: skip
-
-    def _has_daemon(self) -> bool:
-        if self.report.daemon_pid is None:
-            self.report.daemon_pid = directory_holder(self._config)  # it may have started meanwhile
-        return self.report.daemon_pid is not None
 
     def _check_other(self, key: str) -> None:
         if key.startswith(OTHER_PREFIXES):

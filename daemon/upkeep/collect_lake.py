@@ -18,14 +18,13 @@ import os
 from collections.abc import Callable, Sequence
 from importlib import util
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from compaction.tables.errors import LakeError, LakeUnusable, TableDamaged
 from daemon.config import Config
+from daemon.lake_settings import lake_settings
 from daemon.upkeep.collect import PAGE_OBJECTS, Report, pages
-from daemon.upkeep.compact import RUN_LOCK_BYTE, RUN_LOCK_NAME, catalog_of, place_of
 from daemon.upkeep.cover import Cover
 from ledger import topics
 from ledger.lake import lake_files, lake_tables
@@ -34,7 +33,6 @@ from ledger.lake.types import LakeTable
 from ledger.ledger import Ledger
 from ledger.space import deletions
 from ledger.space.deletions import DeletionPolicy
-from shards.locks import LockFile
 from uploader.stores.base import StoreError
 from uploader.stores.counted import Requests
 
@@ -44,15 +42,6 @@ if TYPE_CHECKING:
 
 NAMES_AT_ONCE = 500  # in one transaction
 EVER = 1 << 62
-
-
-def is_compacting(config: Config) -> bool:
-    """Whether a compaction is at work on the data directory; makes no file."""
-    path = Path(config.data_dir) / RUN_LOCK_NAME
-    if not path.exists():
-        return False
-    with contextlib.closing(LockFile(path)) as lock_file:
-        return lock_file.holder(RUN_LOCK_BYTE) is not None
 
 
 class LakeCollection:
@@ -90,11 +79,11 @@ class LakeCollection:
         from compaction.tables.lake import Lake
         from compaction.tables.lake_listing import LakeListing
 
-        place = place_of(self._config)
+        place = lake_settings(self._config).place
         try:
             with (
                 contextlib.closing(LakeListing(place)) as listing,
-                Lake(place, *catalog_of(self._config)) as lake,
+                Lake(place, *_catalog_of(self._config)) as lake,
             ):
                 try:
                     self._collect(lake, listing, tables)
@@ -107,10 +96,14 @@ class LakeCollection:
         from compaction.tables.orphans import our_tables
 
         began_ms = self._now_ms()
-        compacting = is_compacting(self._config)
-        run = self._ledger.read(ledger_runs.unfinished) if compacting else None
+        run = self._ledger.read(ledger_runs.living, began_ms)
         rule = self._ledger.read(
-            deletions.policy, began_ms, self._config.gc_grace_ms, EVER, EVER, run_lives=compacting
+            deletions.policy,
+            began_ms,
+            self._config.gc_grace_ms,
+            EVER,
+            EVER,
+            run_lives=run is not None,
         )
         live = {
             file.path
@@ -214,6 +207,13 @@ class LakeCollection:
             report.lake_files += listing.remove(locations)
             report.lake_bytes += sum(size for _, size in some_items)
             self._ledger.write(lake_files.forget, locations)
+
+
+def _catalog_of(config: Config) -> tuple[dict[str, str], str | None]:
+    """pyiceberg's properties of the catalog, and its name in pyiceberg's own configuration."""
+    if config.catalog_name is not None:
+        return {}, config.catalog_name
+    return {"uri": config.catalog_uri}, None
 
 
 def _missing_catalog(config: Config) -> str | None:

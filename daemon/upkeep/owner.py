@@ -25,6 +25,7 @@ from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.log.entry import Entry, EntryError, Image, Owner
+from ledger.tx import Transactions
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import boot_id, boottime_ns, monotonic_ns, wall_ns
@@ -52,7 +53,7 @@ def this_owner(data_dir: str) -> Owner:
     return Owner(socket.gethostname(), os.getpid(), boot_id(), there.st_dev, there.st_ino, path)
 
 
-def check_history(ledger: Ledger, last: Entry | None, store_url: str) -> None:
+def check_history(ledger: Transactions, last: Entry | None, store_url: str) -> None:
     """Raises OtherHistory unless the ledger holds all that ``last`` covers."""
     here = ledger.read(backup.mark)
     if last is None:

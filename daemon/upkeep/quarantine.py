@@ -7,40 +7,39 @@ compaction would have put it there, without Spark:
     -> one Iceberg commit per table, which takes the holes out of the table's property
     -> one ledger transaction: readers find the rows, the holes are gone, the object is free
 
-Exactly once, as a compaction is: one of both runs at a time (``compaction.lock``); a commit that
-restores is refused unless the table is as it was prepared after the comparison; and who was killed
-between commit and ledger is made up for by the next comparison, which looks into the files that
-the ledger does not know (``compaction/tables/reconcile.py``). Each object is a run of its own.
+Exactly once, as a compaction is: one of both runs at a time; a commit that restores is refused
+unless the table is as it was prepared after the comparison; and a retry that died between commit
+and ledger is completed by the next comparison, which looks into the files that the ledger does not
+know (``compaction/tables/reconcile.py``). Each object is a run of its own.
 
 *Accept* gives the records up. The hole stays declared, and the object is kept no longer.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from compaction.access.ledger_access import LedgerAccess
+from compaction.access.operations import NOW
+from compaction.access.settings import LakeSettings
 from compaction.objects import ExtentBytes, TaskExtent, TaskObject, fetch
 from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
 from compaction.place import Place
+from compaction.run.backlog import topics_of
 from compaction.run.file_groups import TopicWork, write_file_group
+from compaction.run.lease import RunLease
 from compaction.run.report import RunReport
+from compaction.run.run import Run, new_run
 from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.prepare import prepare_tables
-from daemon.config import Config
-from daemon.upkeep.compact import Run, place_of, topics_of
-from daemon.upkeep.upkeep import clocks
-from ledger import ages, reads
-from ledger.lake import lake_tables, quarantine, runs
+from ledger import reads
+from ledger.lake import lake_tables, quarantine
 from ledger.lake.types import Hole, Quarantined
-from ledger.ledger import Ledger
 from ledger.types import Extent, Topic
-from shards.clock import wall_ms
 
 if TYPE_CHECKING:
     from compaction.tables.lake import Lake
@@ -63,34 +62,37 @@ class Outcome(Struct, frozen=True):
 
 
 class Retry:
-    """Reads objects of the quarantine again; the lock of compactions is held."""
+    """Reads objects of the quarantine again."""
 
-    def __init__(self, config: Config, ledger: Ledger, lake: Lake) -> None:
-        self._config = config
-        self._ledger = ledger
+    def __init__(self, access: LedgerAccess, settings: LakeSettings, lake: Lake) -> None:
+        self._access = access
+        self._settings = settings
         self._lake = lake
-        self._place: Place = place_of(config)
+        self._place: Place = settings.place
         self._refused: dict[str, str] = {}
 
     def compare(self) -> None:
-        """Makes up for what was killed between tables and ledger."""
+        """Completes what was killed between tables and ledger."""
         report = RunReport(False)
-        run = Run(self._config, self._ledger, 0, frozenset(), report, lambda: None)
+        run = Run(self._access, self._settings, 0, frozenset(), report)
         run.begin()
-        run.reconcile(self._lake)
-        run.end()
+        try:
+            run.reconcile(self._lake)
+            run.end()
+        finally:
+            run.stop()
         self._refused = {failed.topic: failed.problem for failed in report.failed}
 
     def retry(self, rows: Iterable[Quarantined]) -> list[Outcome]:
         """What became of holes of one object."""
-        still_there = {_place(one.hole) for one in self._ledger.read(quarantine.rows)}
+        still_there = {_place(one.hole) for one in self._access.read(quarantine.rows)}
         outcomes: list[Outcome] = []
         wanted: dict[str, list[Quarantined]] = {}
         for one in rows:
             if _place(one.hole) not in still_there:
                 outcomes.append(_outcome(one, "restored"))  # by the run that was made up for
             elif not one.readable:
-                self._ledger.write(quarantine.drop, [one.hole], self._age_ms())
+                self._access.write(quarantine.drop, [one.hole], NOW)
                 outcomes.append(_outcome(one, EVICTED))
             elif one.topic in self._refused:
                 outcomes.append(_outcome(one, "kept", self._refused[one.topic]))
@@ -98,27 +100,26 @@ class Retry:
                 wanted.setdefault(one.topic, []).append(one)
         return outcomes + self._restore(wanted)
 
-    def _age_ms(self) -> int:
-        """What a grace time is counted by."""
-        return self._ledger.read(ages.now_ms, clocks())
-
     def _restore(self, wanted: dict[str, list[Quarantined]]) -> list[Outcome]:
         from compaction.tables.errors import LakeError
 
         if not wanted:
             return []
-        topics = {topic.name: topic for topic in topics_of(self._ledger, frozenset(wanted))}
+        topics = {topic.name: topic for topic in topics_of(self._access, frozenset(wanted))}
         outcomes: list[Outcome] = []
-        run = f"{wall_ms():013d}{secrets.token_hex(4)}"
-        owner = f"{socket.gethostname()} pid {os.getpid()}, quarantine"
-        self._ledger.write(runs.begin, run, owner, self._age_ms())
-        for name, rows in sorted(wanted.items()):
-            try:
-                outcomes += self._restore_topic(run, topics[name], rows)
-            except LakeError as error:
-                problem = f"{error.problem}: {error.hint}"
-                outcomes += [_outcome(one, "kept", problem) for one in rows]
-        self._ledger.write(runs.end, run, self._age_ms())
+        run = new_run()
+        lease = RunLease(self._access, run)
+        lease.begin("quarantine")
+        try:
+            for name, rows in sorted(wanted.items()):
+                try:
+                    outcomes += self._restore_topic(run, topics[name], rows)
+                except LakeError as error:
+                    problem = f"{error.problem}: {error.hint}"
+                    outcomes += [_outcome(one, "kept", problem) for one in rows]
+            lease.end()
+        finally:
+            lease.stop()
         return outcomes
 
     def _restore_topic(self, run: str, topic: Topic, rows: Sequence[Quarantined]) -> list[Outcome]:
@@ -133,7 +134,7 @@ class Retry:
             extents.append(found)
         if not whole:
             return outcomes
-        tables, failures = prepare_tables(self._lake, [topic], self._ledger)
+        tables, failures = prepare_tables(self._lake, [topic], self._access)
         for failure in failures:
             raise failure.error
         table = tables[topic.topic_id]
@@ -165,7 +166,7 @@ class Retry:
     ) -> None:
         commit = TableCommit(table, files, {}, restored=[one.hole for one in back])
         location = commit_table(self._lake, run, commit)
-        self._ledger.write(lake_tables.switch, run, [switch_of(commit, location)], self._age_ms())
+        self._access.write(lake_tables.switch, run, [switch_of(commit, location)], NOW)
 
     def _read(self, rows: Sequence[Quarantined]) -> list[tuple[Quarantined, ExtentBytes | str]]:
         """The holes' extents of one object, each with its bytes or what is wrong with them."""
@@ -193,7 +194,7 @@ class Retry:
 
     def _extent(self, hole: Hole) -> Extent | None:
         """The extent that is the hole."""
-        for extent in self._ledger.read(
+        for extent in self._access.read(
             reads.extents_from, hole.topic_id, hole.partition, hole.first_offset, 1
         ):
             if (extent.first_offset, extent.last_offset) == (hole.first_offset, hole.last_offset):

@@ -25,6 +25,15 @@ from ledger.tx import ReadTx
 __all__ = ["InvariantBroken", "check"]
 
 
+def broken(tx: ReadTx) -> str | None:
+    """The first rule that does not hold; reads everything."""
+    try:
+        check(tx)
+    except InvariantBroken as error:
+        return str(error)
+    return None
+
+
 def check(tx: ReadTx) -> None:
     """Raises InvariantBroken; reads everything."""
     _check_commit_numbers(tx)

@@ -118,7 +118,7 @@ def compacted_seqs(tx: ReadTx, topic_id: int) -> dict[int, int]:
 
 def switch(tx: WriteTx, run: str, switches: Sequence[TableSwitch], now_ms: int) -> None:
     """Readers read from the tables what the switches say. Raises RunLost and SwitchRefused."""
-    runs.check(tx, run)
+    runs.check(tx, run, now_ms)
     for switch in switches:
         _switch(tx, run, switch, now_ms)
     mark_free(tx, now_ms)

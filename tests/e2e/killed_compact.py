@@ -1,7 +1,7 @@
-"""``headgate compact`` that dies by SIGKILL: ``python -m tests.e2e.killed_compact POINT ...``.
+"""A compaction that dies by SIGKILL: ``python -m tests.e2e.killed_compact POINT ...``.
 
-The command itself runs; only the call that a point names kills the process before or behind it.
-The lock, the JVM and what the run wrote are left as the kernel leaves them.
+The command itself runs; only the call that a point names kills the process before or after it.
+The run's lease, the JVM and what the run wrote are left as the kernel leaves them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 import compaction.run.driver
 import compaction.tables.commit
 from cli import headgate
-from daemon.upkeep.compact import Run
-from ledger.lake import lake_tables
+from compaction.access.via_daemon import ViaDaemon
+from compaction.run.run import Run
+from ledger.lake import catalog, lake_tables, runs
 from ledger.ledger import Ledger
 
 
@@ -52,25 +53,55 @@ def behind_write(of: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-POINTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+def at_the_owner(of: Callable[..., Any], *, before: bool) -> Callable[..., Any]:
+    """An operation of the daemon, and the end before it is asked for or after its answer."""
+    operate = ViaDaemon._operate
+
+    def called(access: ViaDaemon, kind: str, function: Callable[..., Any], *rest: Any) -> Any:
+        if function is of and before:
+            die()
+        result = operate(access, kind, function, *rest)
+        if function is of:
+            die()
+        return result
+
+    return called
+
+
+Point = tuple[Any, str, Callable[..., Any]]
+POINTS: dict[str, Point] = {
+    "the run has begun": (ViaDaemon, "_operate", at_the_owner(runs.begin, before=False)),
     "before anything is read": (compaction.run.driver, "run_job", die),
     "files are written": (
         compaction.run.driver, "run_job", behind(compaction.run.driver.run_job)
     ),
+    "a table's metadata is written": (
+        ViaDaemon, "_operate", at_the_owner(catalog.swap, before=True)
+    ),
+    "a pointer is swapped": (ViaDaemon, "_operate", at_the_owner(catalog.swap, before=False)),
     "one of two tables is committed": (
         compaction.tables.commit, "commit_table", behind(compaction.tables.commit.commit_table)
     ),
-    "all tables are committed": (lake_tables, "switch", die),
-    "readers are switched": (Ledger, "write", behind_write(lake_tables.switch)),
+    "all tables are committed": (
+        ViaDaemon, "_operate", at_the_owner(lake_tables.switch, before=True)
+    ),
+    "readers are switched": (
+        ViaDaemon, "_operate", at_the_owner(lake_tables.switch, before=False)
+    ),
     "before the run's end": (Run, "end", die),
 }  # fmt: skip
+
+
+def arm(point: str) -> None:
+    """The next call of the point kills this process."""
+    owner, name, replacement = POINTS[point]
+    setattr(owner, name, replacement)
 
 
 def main() -> None:
     """Arms the point and runs the command."""
     point, *arguments = sys.argv[1:]
-    owner, name, replacement = POINTS[point]
-    setattr(owner, name, replacement)
+    arm(point)
     headgate(["compact", *arguments])
 
 

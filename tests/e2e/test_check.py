@@ -128,7 +128,7 @@ def test_an_entry_that_is_missing_or_unreadable_is_named(data: Path) -> None:
     assert len(entries) == place.json("check")["entries"]
     entries[1].unlink()
     report = place.json("check", code=1)
-    assert problems(report) == {("log", "")} and "hole" in report["problems"][0]["problem"]
+    assert problems(report) == {("log", "")} and "incomplete" in report["problems"][0]["problem"]
     entries[-1].write_bytes(b"no entry")
     report = place.json("check", code=1)
     assert "no entry of the owner's log" in report["problems"][0]["problem"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -15,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from daemon.upkeep.compact import RUN_LOCK_NAME
+from compaction.access.via_daemon import ViaDaemon
+from compaction.run.lease import RunLease
 from ledger import topics
 from ledger.lake import lake_tables
 from shards.clock import wall_ms
-from shards.locks import LockFile
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running
 from tests.e2e.killed_compact import POINTS
 from tests.e2e.lake import diff_rows, produce_some, table_rows
@@ -126,15 +127,17 @@ def test_with_nothing_to_do_neither_java_nor_spark_is_started(data: Path) -> Non
     assert done.stdout.startswith("nothing to compact: everything acknowledged is in the tables")
 
 
-def test_a_second_compaction_is_refused_by_the_pid_of_the_first(data: Path) -> None:
+def test_a_second_compaction_is_refused_by_the_name_of_the_first(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:
         assert daemon.produce("orders", 1).status == 200
-        with closing(LockFile(data / RUN_LOCK_NAME)) as lock_file:
-            assert lock_file.try_lock(0)
-            done = place.run("compact")
+        lease = RunLease(ViaDaemon(daemon.url), "first")
+        lease.begin()
+        done = place.run("compact")
+        lease.stop()
     assert done.returncode == 1
-    assert "another compaction is at work on" in done.stderr and "(pid " in done.stderr
+    assert "another compaction is at work: run first of" in done.stderr, done.stderr
+    assert f"pid {os.getpid()} " in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,22 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     for path in ("/livez", "/readyz", "/openapi.json", "/v0/status"):
         assert api.ask("GET", path).status == 200
 
+    for kind, read, write in (
+        ("ledger", "topics.page", "lake.runs.begin"),
+        ("catalog", "lake.catalog.pointers", "lake.catalog.add"),
+    ):
+        at = f"/v0/admin/{kind}"
+        arguments = {"topics.page": ["", 10], "lake.catalog.pointers": ["headgate"]}[read]
+        assert api.ask("POST", f"{at}/{read}", arguments).status == 200
+        assert api.ask("POST", f"{at}/{read}", [1, 2, 3]).status == 400
+        assert api.ask("POST", f"{at}/{read}", b"[]", "text/plain").status == 415
+        assert api.ask("POST", f"{at}/nothing", []).status == 404
+        assert api.ask("POST", f"{at}/{read}", b" " * ((16 << 20) + 1)).status == 413
+        arguments = {
+            "lake.runs.begin": ["r", "o", 0, 1, None],
+            "lake.catalog.add": ["n", "t", "file:///m"],
+        }[write]
+        assert api.ask("POST", f"{at}/{write}?run=lost", arguments).status == 409
     assert api.ask("GET", topic).status == 404
     assert api.ask("PUT", topic).status == 201
     assert api.ask("PUT", topic, {"partitions": 2}).status == 200

@@ -121,7 +121,7 @@ class LakeMachine(BackupMachine):
         self.run = f"run-{self.runs}"
         former = self.ledger.read(runs.unfinished)
         if former is not None:
-            self.ledger.write(runs.end, former, self.now_ms)
+            self.ledger.write(runs.end, former[0], self.now_ms)
         self.ledger.write(runs.begin, self.run, "test", self.now_ms)
         self.switch()
 

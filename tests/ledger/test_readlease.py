@@ -15,26 +15,60 @@ from ledger.ledger import Ledger
 
 
 def test_one_run_at_a_time_and_the_refusal_names_the_other(ledger: Ledger) -> None:
-    ledger.write(runs.begin, "a", "host 1", 1_000)
-    with pytest.raises(RunUnfinished, match="compaction a of host 1 has begun") as caught:
-        ledger.write(runs.begin, "b", "host 2", 1_000_000_000)  # however long ago that was
+    ledger.write(runs.begin, "a", "host 1", 1_000, 500)
+    with pytest.raises(RunUnfinished, match="run a of host 1") as caught:
+        ledger.write(runs.begin, "b", "host 2", 1_499)
     assert (caught.value.run, caught.value.owner) == ("a", "host 1")
     assert not caught.value.retryable
+    ledger.write(runs.begin, "a", "host 1", 1_499)  # asked again, for the answer was lost
+    assert ledger.read(runs.living, 1_499) == "a"
     ledger.write(runs.end, "a", 1_499)
+    assert ledger.read(runs.living, 1_499) is None
     ledger.write(runs.begin, "b", "host 2", 1_499)
 
 
+def test_a_run_lives_as_long_as_it_is_renewed_in_time(ledger: Ledger) -> None:
+    ledger.write(runs.begin, "a", "host 1", 1_000, 500)
+    ledger.write(runs.renew, "a", 1_499, 500)
+    assert ledger.read(runs.living, 1_998) == "a"
+    for attempt in (
+        partial(ledger.write, runs.renew, "a", 1_999),
+        partial(ledger.write, lake_tables.switch, "a", [], 1_999),
+        partial(ledger.write, runs.end, "a", 1_999),
+    ):
+        with pytest.raises(RunLost, match="not heard of in time"):
+            attempt()
+    assert ledger.read(runs.living, 1_999) is None
+    assert ledger.read(runs.unfinished) == ("a", "host 1"), "the next one completes it"
+    ledger.write(runs.begin, "b", "host 2", 1_999)
+
+
+def test_a_run_whose_driver_is_known_to_be_gone_is_ended_before_its_time(ledger: Ledger) -> None:
+    ledger.write(runs.begin, "a", "host 1", 1_000)
+    with pytest.raises(RunUnfinished):
+        ledger.write(runs.begin, "c", "host 1", 1_001, 500, "b")
+    ledger.write(runs.begin, "c", "host 1", 1_001, 500, "a")
+    with pytest.raises(RunLost):
+        ledger.write(runs.renew, "a", 1_002)
+
+
+def test_what_was_there_when_a_run_began_is_kept_for_it(ledger: Ledger) -> None:
+    ledger.write(runs.begin, "a", "host", 1_000, 500)
+    assert [one.lease for one in ledger.read(readleases.live, 1_499)] == ["a"]
+    ledger.write(runs.end, "a", 1_499)
+    assert ledger.read(readleases.live, 1_499) == []
+
+
 def test_a_run_that_was_ended_by_the_next_one_learns_of_it(ledger: Ledger) -> None:
-    ledger.write(runs.begin, "a", "host", 1_000)
-    assert ledger.read(runs.unfinished) == "a"
-    ledger.write(runs.end, "a", 1_500)
+    ledger.write(runs.begin, "a", "host", 1_000, 500)
     ledger.write(runs.begin, "b", "host", 1_500)
     for attempt in (
+        partial(ledger.write, runs.renew, "a", 1_501),
         partial(ledger.write, runs.end, "a", 1_501),
         partial(ledger.write, lake_tables.switch, "a", [], 1_501),
         partial(ledger.write, runs.end, "never", 1_501),
     ):
-        with pytest.raises(RunLost, match="start another"):
+        with pytest.raises(RunLost, match="run it again"):
             attempt()
     ledger.write(runs.end, "b", 1_502)
 

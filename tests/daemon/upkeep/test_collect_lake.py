@@ -13,10 +13,10 @@ import pytest
 from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.lake import Lake
 from daemon.config import Config, Override, load
+from daemon.lake_settings import lake_settings
 from daemon.upkeep import collect_lake
 from daemon.upkeep.collect import Report
-from daemon.upkeep.collect_lake import LakeCollection, is_compacting
-from daemon.upkeep.compact import RUN_LOCK_NAME, catalog_of, place_of
+from daemon.upkeep.collect_lake import LakeCollection
 from ledger import epochs, topics
 from ledger.checks import invariants
 from ledger.lake import lake_files, lake_tables, readleases, runs
@@ -63,7 +63,7 @@ class World:
             commit(self.ledger, number, Request(self.topic.topic_id))
         self.told = Ledger(directory / "told.db", nullcontext())
         self.mark = Mark()
-        self.lake = Lake(place_of(self.config), *catalog_of(self.config))
+        self.lake = Lake(lake_settings(self.config).place, {"uri": self.config.catalog_uri})
         self.steps_left: int | None = None
         self.covers = 0
 
@@ -224,19 +224,10 @@ def test_files_of_a_run_that_died_go_and_those_of_one_that_lives_stay(world: Wor
     table = prepared(world.lake, world.topic, world.ledger)  # type: ignore[arg-type]
     written(world.lake.place, table, "dead", rows(0, 3, 4))
     (left,) = world.files - world.live()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collect_lake, "is_compacting", lambda _: True)
-        assert world.collect().lake_files == 0 and left in world.files
-    assert not is_compacting(world.config)
+    assert world.collect().lake_files == 0 and left in world.files
+    world.ledger.write(readleases.end, "dead")  # as of one that expired
     assert world.collect().lake_files == 1 and left not in world.files
-    world.ledger.write(runs.end, "dead", wall_ms())
     world.check()
-
-
-def test_a_lock_of_another_process_says_that_a_compaction_is_at_work(world: World) -> None:
-    assert not is_compacting(world.config) and not (world.directory / RUN_LOCK_NAME).exists()
-    (world.directory / RUN_LOCK_NAME).touch()
-    assert not is_compacting(world.config)
 
 
 @pytest.mark.parametrize("steps", [0, 1])
@@ -304,7 +295,7 @@ def test_a_table_that_moved_on_is_not_moved_back(world: World, rewritten: set[st
 def test_without_tables_nothing_is_opened(tmp_path: Path) -> None:
     world = World(tmp_path)
     with contextlib.closing(world), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collect_lake, "place_of", None)
+        patch.setattr(collect_lake, "lake_settings", None)
         assert world.collect() == Report(dry_run=False)
 
 

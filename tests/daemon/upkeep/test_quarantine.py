@@ -25,8 +25,9 @@ from compaction.tables.lake import Lake
 from compaction.tables.prepare import prepare_tables
 from compaction.tables.table_state import state_of
 from daemon.config import Override, load
+from daemon.lake_settings import catalog_path, lake_settings
 from daemon.upkeep import quarantine
-from daemon.upkeep.compact import catalog_of
+from daemon.upkeep.exclusive import Exclusive
 from daemon.upkeep.quarantine import Outcome, Retry
 from delivery.schemas import Tombstone
 from ledger import commits, reads
@@ -55,7 +56,8 @@ class World(Node):
         self.arguments = ("--data", str(data), "--store", self.place.url)
         given = [Override("data_dir", str(data)), Override("store_url", self.place.url)]
         self.config = load(None, {}, given)
-        self.lake = Lake(self.place, *catalog_of(self.config))
+        self.access = Exclusive(self.ledger, catalog_path(self.config))
+        self.lake = Lake(self.place, {}, owner=self.access)
         self.produce(0, {0: rec('"a"', '"b"')})
         self.commit(0)
         self.produce(0, {0: rec('"c"', '"d"'), 1: [Record('"e"', ARRIVAL_MS - 86_400_000)]})
@@ -121,7 +123,7 @@ class World(Node):
     def retry(self) -> list[Outcome]:
         """All of the quarantine, as the command does it."""
         rows = self.ledger.read(ledger_quarantine.rows)
-        work = Retry(self.config, self.ledger, self.lake)
+        work = Retry(self.access, lake_settings(self.config), self.lake)
         work.compare()
         return work.retry(rows) if rows else []
 

@@ -1,0 +1,41 @@
+"""What a compaction must know of a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from compaction.access.settings import LakeSettings
+from daemon.config import Config
+
+
+def catalog_path(config: Config) -> Path:
+    """The file of the default catalog."""
+    return Path(config.data_dir) / "catalog.db"
+
+
+def lake_settings(config: Config) -> LakeSettings:
+    """The settings, with the catalog's password."""
+    is_default = config.catalog_uri == f"sqlite:///{catalog_path(config)}"
+    return LakeSettings(
+        data_dir=config.data_dir,
+        store_url=config.store_url,
+        s3_endpoint_url=config.s3_endpoint_url,
+        s3_region=config.s3_region,
+        lake_url=config.lake_url,
+        catalog_uri=None if is_default else config.catalog_uri,
+        catalog_name=config.catalog_name,
+        run_bytes_max=config.compact_run_bytes,
+    )
+
+
+def told_settings(config: Config, pid: int) -> LakeSettings:
+    """The settings as the daemon with this pid tells them, without a password."""
+    settings = lake_settings(config)
+    uri = settings.catalog_uri
+    password = None if uri is None else urlsplit(uri).password
+    if uri is not None and password is not None:
+        uri = uri.replace(f":{password}@", "@", 1)
+    return msgspec.structs.replace(settings, catalog_uri=uri, pid=pid)

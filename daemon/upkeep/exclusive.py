@@ -1,0 +1,211 @@
+"""The ledger of a data directory without a daemon: this process holds the directory's lock.
+
+Functions run in this process. Who writes takes the prefix as a start does, with an incarnation of
+its own that writes the entries of the owner's log, and gives it back at the end. Who only reads
+begins none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Concatenate, Literal
+
+from compaction.access.http_calls import answers, socket_address
+from compaction.access.ledger_access import NotBackedUp
+from compaction.access.operations import operation
+from compaction.access.via_daemon import ViaDaemon
+from daemon.config import Config
+from daemon.lake_settings import catalog_path
+from daemon.serve import say, take_directory
+from daemon.upkeep.owner import this_owner
+from daemon.upkeep.recover import settle
+from daemon.upkeep.upkeep import clocks
+from ledger import ages, commits, epochs
+from ledger.errors import LedgerMissing
+from ledger.lake import catalog, runs
+from ledger.lake.catalog import CatalogTx
+from ledger.ledger import Ledger
+from ledger.log import backup
+from ledger.log.backup import Mark
+from ledger.tx import P, ReadTx, T, WriteTx
+from ledger.types import LeaseId
+from shards import locks
+from shards.clock import wall_ms
+from shards.locks import SharedLock
+from uploader.ownership.ownerlog import OwnerLog, Taken
+from uploader.stores.base import StoreError
+from uploader.stores.counted import CountedStore
+from uploader.stores.retry import COMMAND
+from uploader.stores.retrying import Retry
+
+log = logging.getLogger("headgate.exclusive")
+
+Sleep = Callable[[float], object]
+
+
+class Entries:
+    """The entries of an incarnation that only this process is."""
+
+    def __init__(self, ledger: Ledger, owner_log: OwnerLog, taken: Taken, sleep_s: Sleep) -> None:
+        self._ledger = ledger
+        self._log = owner_log
+        self._retry = Retry(COMMAND, random.Random(owner_log.owner.pid), sleep_s)
+        self._told = Mark() if taken.last is None else taken.last.mark
+        self._number = 0
+        self._unsure = False
+        self._incarnation, _ = ledger.write(epochs.begin_incarnation, wall_ms(), taken.incarnation)
+        self.write("entry")
+
+    def write(self, kind: Literal["entry", "release"]) -> None:
+        """What is new in the ledger. Raises StoreError, NotBackedUp when another start came."""
+        mark, changes = self._ledger.read(backup.changes_since, self._told)
+        entry = self._log.entry(self._incarnation, self._number + 1, kind, mark, changes)
+        self._unsure = True
+        if not self._retry(lambda: self._log.put(entry)):
+            there = self._log.read(entry.incarnation, entry.number)
+            if there.nonce != entry.nonce:
+                raise NotBackedUp(
+                    f"{there.owner.host} (pid {there.owner.pid}, {there.owner.data_dir}) has taken"
+                    f" {self._log.store_url} over; this command gives way"
+                )
+        self._unsure = False
+        self._told = mark
+        self._number += 1
+
+    def release(self) -> None:
+        """Gives the prefix back; not when it is unknown whether the last entry was kept."""
+        if not self._unsure:
+            self.write("release")
+
+
+class Exclusive:
+    """A LedgerAccess for a ledger that nobody else has. Threads may share it."""
+
+    daemon_pid: int | None = None
+
+    def __init__(self, ledger: Ledger, catalog_file: Path, entries: Entries | None = None) -> None:
+        self.run: str | None = None
+        self._ledger = ledger
+        self._catalog_file = catalog_file
+        self._entries = entries
+        self._threads = threading.Lock()  # a ledger is one thread's at a time
+
+    def read(
+        self, function: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        call: Callable[..., T] = function
+        with self._threads:
+            named = operation(function).bind(args, kwargs, self._now_ms())
+            return self._ledger.read(call, **named)
+
+    def write(
+        self, function: Callable[Concatenate[WriteTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        call: Callable[..., T] = function
+        with self._threads:
+            now_ms = self._now_ms()
+            named = operation(function).bind(args, kwargs, now_ms)
+            with self._ledger.writing() as tx:
+                if self.run is not None:
+                    runs.check(tx, self.run, now_ms)
+                return call(tx, **named)
+
+    def catalog(
+        self, function: Callable[Concatenate[CatalogTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        with self._threads:
+            if self.run is not None:
+                self._ledger.read(runs.check, self.run, self._now_ms())
+            with catalog.opened(self._catalog_file, must_exist=False) as tx:
+                return function(tx, *args, **kwargs)
+
+    def await_backup(self) -> None:
+        if self._entries is None:
+            raise AssertionError("the ledger was opened to read from")
+        with self._threads:
+            self._entries.write("entry")
+
+    def live_leases(self) -> list[LeaseId]:
+        return []
+
+    def settled_commits(self) -> int:
+        return self.read(commits.latest_number)
+
+    def _now_ms(self) -> int:
+        return self._ledger.read(ages.now_ms, clocks())
+
+
+@contextlib.contextmanager
+def opened_ledger(config: Config) -> Iterator[ViaDaemon | Exclusive]:
+    """The ledger of a data directory, for what needs no backup.
+
+    Raises LedgerMissing, StartError, LedgerError, DaemonUnreachable, DaemonRefused.
+    """
+    _check_there(config)
+    daemon = _daemon_of(config)
+    if daemon is not None:
+        yield daemon
+        return
+    with contextlib.closing(take_directory(config)) as lock_file:
+        lock = SharedLock(lock_file, locks.LEDGER)
+        path = Path(config.ledger_path)
+        with contextlib.closing(Ledger(path, lock, must_exist=True)) as ledger:
+            yield Exclusive(ledger, catalog_path(config))
+
+
+@contextlib.contextmanager
+def writable_ledger(
+    config: Config, store: CountedStore, sleep_s: Sleep
+) -> Iterator[ViaDaemon | Exclusive]:
+    """The ledger of a data directory, to be changed and backed up.
+
+    Raises what ``opened_ledger`` does, and OwnedByAnother, OtherHistory, NotBackedUp, StoreError,
+    EntryError.
+    """
+    _check_there(config)
+    daemon = _daemon_of(config)
+    if daemon is not None:
+        if daemon.settings.store_url != config.store_url:
+            raise NotBackedUp(
+                f"the store is {config.store_url}, and the daemon with pid {daemon.daemon_pid} that"
+                f" has this data directory uses {daemon.settings.store_url}; give the --store that"
+                " the daemon was started with"
+            )
+        yield daemon
+        return
+    with contextlib.closing(take_directory(config)) as lock_file:
+        lock = SharedLock(lock_file, locks.LEDGER)
+        owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
+        store.check()
+        taken = owner_log.take(take_over=False)
+        report = settle(config.ledger_path, lock, store, taken, owner_log, take_over=False)
+        if report is not None:
+            say(report)
+        path = Path(config.ledger_path)
+        with contextlib.closing(Ledger(path, lock, must_exist=True)) as ledger:
+            entries = Entries(ledger, owner_log, taken, sleep_s)
+            try:
+                yield Exclusive(ledger, catalog_path(config), entries)
+            except BaseException:
+                try:
+                    entries.release()
+                except (StoreError, NotBackedUp) as error:
+                    log.warning("the store is not given back: %s", error)
+                raise
+            entries.release()
+
+
+def _check_there(config: Config) -> None:
+    path = Path(config.ledger_path)
+    if not path.exists():
+        raise LedgerMissing(path)
+
+
+def _daemon_of(config: Config) -> ViaDaemon | None:
+    address = socket_address(config.data_dir)
+    return ViaDaemon(address) if answers(address) else None

@@ -1,0 +1,116 @@
+"""The default Iceberg catalog: a SQLite file that names each table's present metadata.
+
+Tables and columns are those of pyiceberg's SqlCatalog, so pyiceberg, DuckDB's users and others open
+the file themselves. A *pointer* is a table's metadata location; it moves by compare and swap. The
+file is another database than the ledger, and whoever owns the ledger changes it; other programs may
+too, which is why nothing here is cached.
+
+Functions take a ``CatalogTx``; ``opened`` gives one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from ledger.errors import LedgerMissing, translated
+
+NAME = "headgate"  # of the catalog in its own file
+BUSY_TIMEOUT_MS = 30_000  # another program's commit
+
+_SCHEMA = """CREATE TABLE IF NOT EXISTS iceberg_tables (
+    catalog_name VARCHAR(255) NOT NULL, table_namespace VARCHAR(255) NOT NULL,
+    table_name VARCHAR(255) NOT NULL, metadata_location VARCHAR(1000),
+    previous_metadata_location VARCHAR(1000), iceberg_type VARCHAR(5),
+    PRIMARY KEY (catalog_name, table_namespace, table_name));
+CREATE TABLE IF NOT EXISTS iceberg_namespace_properties (
+    catalog_name VARCHAR(255) NOT NULL, namespace VARCHAR(255) NOT NULL,
+    property_key VARCHAR(255) NOT NULL, property_value VARCHAR(1000) NOT NULL,
+    PRIMARY KEY (catalog_name, namespace, property_key));
+"""
+_ONE = "catalog_name = ? AND table_namespace = ? AND table_name = ?"
+
+
+class CatalogTx:
+    """A transaction on the catalog's file."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.execute = connection.execute
+
+
+@contextmanager
+def opened(path: Path, *, must_exist: bool) -> Iterator[CatalogTx]:
+    """One transaction; makes the file unless ``must_exist``. Raises LedgerError."""
+    if must_exist and not path.exists():
+        raise LedgerMissing(path)
+    try:
+        with closing(
+            sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
+        ) as connection:
+            connection.executescript(_SCHEMA)
+            connection.execute("BEGIN IMMEDIATE")
+            yield CatalogTx(connection)
+            connection.execute("COMMIT")
+    except (sqlite3.Error, MemoryError) as error:
+        raise translated(error, path, BUSY_TIMEOUT_MS) from error
+
+
+def pointers(tx: CatalogTx, namespace: str) -> dict[str, str]:
+    """The metadata locations of a namespace's tables, by name."""
+    rows = tx.execute(
+        "SELECT table_name, metadata_location FROM iceberg_tables WHERE catalog_name = ?"
+        " AND table_namespace = ? AND metadata_location IS NOT NULL ORDER BY table_name",
+        (NAME, namespace),
+    )
+    return dict(rows.fetchall())
+
+
+def pointer(tx: CatalogTx, namespace: str, table: str) -> str | None:
+    """Where a table's metadata is; None without such a table."""
+    row = tx.execute(
+        f"SELECT metadata_location FROM iceberg_tables WHERE {_ONE}", (NAME, namespace, table)
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def add(tx: CatalogTx, namespace: str, table: str, metadata_location: str) -> bool:
+    """Names a new table; False where the name is taken."""
+    found = tx.execute(
+        "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location)"
+        " VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        (NAME, namespace, table, metadata_location),
+    )
+    return found.rowcount == 1 or pointer(tx, namespace, table) == metadata_location
+
+
+def swap(tx: CatalogTx, namespace: str, table: str, before: str, after: str) -> bool:
+    """Moves a pointer from ``before`` to ``after``; False where it is neither."""
+    found = tx.execute(
+        "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ?"
+        f" WHERE {_ONE} AND metadata_location = ?",
+        (after, before, NAME, namespace, table, before),
+    )
+    return found.rowcount == 1 or pointer(tx, namespace, table) == after
+
+
+def rename(tx: CatalogTx, namespace: str, table: str, to: str, metadata_location: str) -> bool:
+    """Renames a table whose pointer is this one; False where ``to`` is another's name."""
+    taken = pointer(tx, namespace, to)
+    if taken is not None:
+        return taken == metadata_location and pointer(tx, namespace, table) is None
+    tx.execute(
+        f"UPDATE iceberg_tables SET table_name = ? WHERE {_ONE} AND metadata_location = ?",
+        (to, NAME, namespace, table, metadata_location),
+    )
+    return True
+
+
+def make_namespace(tx: CatalogTx, namespace: str) -> None:
+    """Makes a namespace unless it is there."""
+    tx.execute(
+        "INSERT INTO iceberg_namespace_properties VALUES (?, ?, 'exists', 'true')"
+        " ON CONFLICT DO NOTHING",
+        (NAME, namespace),
+    )
