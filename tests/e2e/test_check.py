@@ -131,4 +131,4 @@ def test_an_entry_that_is_missing_or_unreadable_is_named(data: Path) -> None:
     assert problems(report) == {("log", "")} and "incomplete" in report["problems"][0]["problem"]
     entries[-1].write_bytes(b"no entry")
     report = place.json("check", code=1)
-    assert "no entry of the owner's log" in report["problems"][0]["problem"]
+    assert "is not an entry of the owner's log" in report["problems"][0]["problem"]
