@@ -230,7 +230,7 @@ class LeaseTable:
     def leased_ends(self) -> list[int]:
         """The highest leased end of each shard, 0 without one.
 
-        That or ``committed`` is the truth behind a shard's ``pulled`` word.
+        That or ``committed`` is what a shard's ``pulled`` word caches.
         """
         ends = [0] * self._layout.shards
         for lease in self.in_state(LIVE, ORPHAN):

@@ -22,7 +22,7 @@ MADV_POPULATE_WRITE = 23  # linux/mman.h; Python does not name it
 
 
 class SegmentError(RuntimeError):
-    """A descriptor that is no segment of this program's version."""
+    """A descriptor that is not a segment of this program's version."""
 
 
 class Segment:

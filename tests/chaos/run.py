@@ -46,7 +46,7 @@ RETRY_S = 1.0
 
 
 class Options(Struct, frozen=True):
-    """Options of a run. It ends at either limit; ``kills`` 0 is no limit."""
+    """Options of a run. It ends at either limit; ``kills`` 0 means no limit."""
 
     folder: Path
     seed: int

@@ -25,7 +25,7 @@ from shards.locks import LockFile, SharedLock
 
 @contextmanager
 def opened(data: Path) -> Iterator[Ledger]:
-    """The ledger of a data directory, beside its daemon."""
+    """The ledger of a data directory whose daemon may run."""
     file = LockFile(data / "lock")
     ledger = Ledger(data / "ledger" / "ledger.db", SharedLock(file, locks.LEDGER), must_exist=True)
     try:

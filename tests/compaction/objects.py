@@ -52,7 +52,7 @@ class Heads:
         self._next: dict[tuple[int, int], int] = {}
 
     def give(self, topic_id: int, partition: int, count: int, skipped: int = 0) -> int:
-        """The first of ``count`` offsets, behind ``skipped`` that nobody gets."""
+        """The first of ``count`` offsets, after ``skipped`` ones that are not assigned."""
         place = (topic_id, partition)
         first = self._next.get(place, 1) + skipped
         self._next[place] = first + count

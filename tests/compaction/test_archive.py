@@ -32,7 +32,7 @@ def test_the_archive_is_the_python_of_four_packages(tmp_path: Path) -> None:
     assert {"compaction/source/data_source.py", "uploader/l0/reader.py", "ledger/types.py"} <= set(
         names
     )
-    assert os.listdir(archive.parent) == [NAME], "nothing is left beside it"
+    assert os.listdir(archive.parent) == [NAME], "nothing is left next to it"
 
 
 def test_the_same_sources_are_the_same_bytes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Starts and recoveries beside a command that holds the ledger lock for a transaction: they wait.
+"""Starts and recoveries wait for a command that holds the ledger lock for a transaction.
 
 Such a command is a ``gc`` whose daemon was stopped and is started again.
 """

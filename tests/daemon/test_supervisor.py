@@ -1,4 +1,4 @@
-"""The supervisor's tick and end, on real processes that are no shards."""
+"""The supervisor's tick and end, on real processes that are not shards."""
 
 from __future__ import annotations
 

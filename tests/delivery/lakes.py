@@ -1,7 +1,8 @@
 """Compactions of a node without Spark: real Parquet files, a real switch, real deletions.
 
 ``compact`` does what a run does, one task, by the same writer; ``rewrite`` puts all files of the
-topic together again; ``collect`` deletes what is not needed any more, at once and without grace.
+topic together again; ``collect`` deletes what is not needed any more, immediately and without
+grace.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Offsets that no record has: a reader is told of each gap once, and of all records behind it."""
+"""Offsets without a record: a reader is told of each gap once, and gets all records after it."""
 
 from __future__ import annotations
 

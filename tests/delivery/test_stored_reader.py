@@ -110,9 +110,9 @@ def test_compacting_rewriting_and_collecting_change_no_answer(
                         collect(node)
                     else:
                         continue
-                    assert await answers(told, questions) == before, "whoever is at it"
+                    assert await answers(told, questions) == before, "the same reader"
                 with told_reader(node) as told:
-                    assert await answers(told, questions) == before, "whoever comes new"
+                    assert await answers(told, questions) == before, "a new reader"
 
     with (
         tempfile.TemporaryDirectory() as directory,

@@ -1,6 +1,6 @@
 """``headgate gc`` that dies by SIGKILL at a point: ``python -m tests.e2e.killed_gc POINT``.
 
-The command itself runs; only the call that a point names kills the process before or behind it.
+The command itself runs; only the call that a point names kills the process before or after it.
 """
 
 from __future__ import annotations

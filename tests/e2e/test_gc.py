@@ -79,7 +79,7 @@ def test_what_a_kill_of_everything_left_uncommitted_goes_without_a_daemon(
         committed = {row.key for row in place.rows()}
         lock_file = LockFile(data / "lock")
         try:
-            # With the ledger locked an upload ends behind its PUT.
+            # With the ledger locked, an upload ends after its PUT.
             wait_until(lambda: lock_file.try_lock(locks.LEDGER), "the ledger lock")
             lost = threading.Thread(target=_produce_in_vain, args=(daemon,))
             lost.start()
@@ -320,8 +320,8 @@ def test_killed_at_any_point_and_run_again_it_is_finished(
 
 @pytest.mark.slow
 def test_a_reader_in_flight_never_meets_a_missing_object(data: Path) -> None:
-    """Pages of a diff and a plan's objects, while compactions and collections without grace go
-    on behind them."""
+    """Pages of a diff and a plan's objects, while compactions and collections without grace
+    go on."""
     place = Place(data, {})
     with running(data, shards=2) as daemon:
         daemon.json("PUT", "/v0/topics/t", {"partitions": 2})

@@ -257,7 +257,7 @@ class LakeMachine(BackupMachine):
 
     @invariant()
     def readers_get_each_record_at_its_offset(self) -> None:
-        """L1 up to ``compacted_seq``, L0 behind it; holes and gaps are the rest, nothing twice."""
+        """L1 up to ``compacted_seq``, L0 after it; holes and gaps are the rest, nothing twice."""
         planned = self.planned()
         for topic_id in self.live.values():
             for state in self.ledger.read(reads.partition_states, topic_id):

@@ -76,7 +76,7 @@ def unsynced(ledger: Ledger) -> Ledger:
 
 
 class Chain:
-    """What one recovery would find: an image or nothing, and entries behind it."""
+    """What one recovery would find: an image or nothing, and entries after it."""
 
     def __init__(self, told: Mark, image: bytes | None) -> None:
         self.told = told
@@ -314,7 +314,7 @@ def test_ids_that_were_told_are_not_given_again_by_a_recovered_ledger(
 def test_an_entry_that_was_told_before_an_image_was_copied_takes_nothing_of_it_back(
     ledger: Ledger, topic: Topic
 ) -> None:
-    """Such an entry may be sent behind the image, and is applied on top of it."""
+    """Such an entry may be sent after the image, and is applied on top of it."""
     told, older = ledger.read(backup.changes_since, Mark())
     ledger.write(epochs.raise_floor, ledger.write(epochs.advance))
     ledger.write(epochs.begin_incarnation, 1)
@@ -324,7 +324,7 @@ def test_an_entry_that_was_told_before_an_image_was_copied_takes_nothing_of_it_b
     assert all(newer.state[name] > older.state[name] for name in newer.state)
     ledger.write(backup.apply, older)
     assert ledger.read(backup.changes_since, Mark())[1].state == newer.state
-    ledger.write(backup.apply, newer)  # comes behind it, and tells what the older one took back
+    ledger.write(backup.apply, newer)  # comes after it, and has what the older one took back
 
 
 def test_an_object_whose_quarantine_is_told_is_not_free(

@@ -63,7 +63,7 @@ def test_a_name_is_one_row_until_it_is_forgotten(ledger: Ledger) -> None:
     assert ledger.read(orphans.named) == [orphan.key]
     ledger.write(orphans.forget, [orphan.key, "l0/never-was"])
     assert ledger.read(orphans.named) == []
-    assert ledger.read(backup.mark) == mark, "that a name has gone is no news for the owner's log"
+    assert ledger.read(backup.mark) == mark, "that a name has gone is not news for the owner's log"
 
 
 def test_more_keys_than_one_statement_takes_are_looked_up(ledger: Ledger, topic: Topic) -> None:

@@ -1,7 +1,7 @@
 """What a former headgate told the bucket is still read: the files in ``tests/golden/ledger``.
 
 Both were written by the program of version 1, which knew nothing of the lake: a snapshot (zlib,
-for its many empty pages), and the entry behind it.
+for its many empty pages), and the entry after it.
 """
 
 from __future__ import annotations

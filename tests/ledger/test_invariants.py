@@ -149,7 +149,7 @@ def change_head(ledger: Ledger, number: int, head_seq: int | None) -> None:
 @pytest.mark.parametrize(
     ("number", "head_seq", "rule"),
     [
-        (3, 5, "a commit's heads are its extents' ends"),  # behind a commit that is gone
+        (3, 5, "a commit's heads are its extents' ends"),  # after a commit that is gone
         (3, 7, "a commit's heads are its extents' ends"),
         (5, 12, "a commit's heads are its extents' ends"),
         (6, None, "the last commit gave the head"),

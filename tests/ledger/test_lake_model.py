@@ -31,7 +31,7 @@ class RecoveringMachine(LakeMachine):
     """Loses its ledger now and then: the log's entries and the objects in the bucket are left.
 
     Tables may be ahead of the recovered ledger, by switches that no entry told. Requests are
-    plain ones and changes of topics are told at once, so that what becomes of unlisted objects
+    plain ones and changes of topics are told immediately, so that what becomes of unlisted objects
     is known.
     """
 

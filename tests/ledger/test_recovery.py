@@ -80,8 +80,8 @@ def test_damage_skips_offsets_everywhere_and_topic_ids(ledger: Ledger, topic: To
 def test_topics_are_restored_and_a_newer_id_has_the_name(ledger: Ledger, topic: Topic) -> None:
     changed, _ = ledger.write(recovery.prepare,
         [
-            TopicSeen(topic.topic_id, "orders", 4, 1),  # grew behind the last entry
-            TopicSeen(9, "orders", 2, 50),  # was made again behind it
+            TopicSeen(topic.topic_id, "orders", 4, 1),  # grew after the last entry
+            TopicSeen(9, "orders", 2, 50),  # was created again after it
             TopicSeen(7, "orders", 1, 40),  # and once in between
             TopicSeen(8, "other", 3, 45),
         ],

@@ -35,7 +35,7 @@ def topic_of(ledger: Ledger, name: str = "t", **settings: object) -> Topic:
 
 
 def write(ledger: Ledger, topic: Topic, *counts: int, timestamp_ms: int = NOW_MS) -> None:
-    """An object of so many records each, in partition 0."""
+    """An object for each count of records, in partition 0."""
     for count in counts:
         counter = ledger.read(commits.latest_number) + 1
         commit(ledger, counter, Request(topic.topic_id, ((0, count),), timestamp_ms=timestamp_ms))
@@ -146,7 +146,7 @@ def test_time_to_live_goes_by_the_greatest_timestamp_so_far(ledger: Ledger) -> N
     assert ledger.read(retention.due_evictions, topic, 2_000).due_ms == 2_001
     (evicted,) = evict_all(ledger, 2_001)
     assert (evicted.earliest_seq, evicted.reason) == (3, "ttl")
-    assert evict_all(ledger, 3_500) == [], "an older record behind a younger one waits for it"
+    assert evict_all(ledger, 3_500) == [], "an older record after a younger one waits for it"
     (evicted,) = evict_all(ledger, 6_001)
     assert evicted.earliest_seq == 7
     (evicted,) = evict_all(ledger, 7_001)

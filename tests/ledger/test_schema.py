@@ -133,7 +133,7 @@ def test_a_file_of_a_newer_headgate_is_refused_naming_both_versions_and_the_way_
         opened(path)
 
 
-@pytest.mark.parametrize("content", [b"this is no database " * 500, b"\x00" * 8192])
+@pytest.mark.parametrize("content", [b"this is not a database " * 500, b"\x00" * 8192])
 def test_a_file_that_is_no_database_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ledger.db"
     path.write_bytes(content)

@@ -71,7 +71,7 @@ def loop(shard: int, segment: Segment, leases: LeaseTable, puller: Puller) -> No
             except RingFull:
                 os.sched_yield()
         held += [pulled.lease for pulled in puller.look(monotonic_ns()).pulled]
-        # Not at once, so that several are in flight.
+        # Not immediately, so that several are in flight.
         if rng.random() < 0.3:
             for lease in [each for each in held if is_next(segment, each)]:
                 commit(segment, leases, lease)

@@ -120,7 +120,7 @@ class Pipeline:
         self.ledger = WatchedLedger(directory / "ledger.db", self.lock)
         incarnation, epoch = self.ledger.write(epochs.begin_incarnation, 1)
         self.words[at.G_INCARNATION], self.words[at.G_EPOCH] = incarnation, epoch
-        # As behind an entry of the owner's log that was accepted just now.
+        # As after an entry of the owner's log that was accepted just now.
         tell_sent(self.words, Moment(boottime_ns(), wall_ns()))
         self.topic: Topic = self.ledger.write(topics.create, "t", TopicConfig(partitions=2), 1)[0]
         self.log = CommitLog(made.segment)

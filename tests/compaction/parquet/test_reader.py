@@ -336,7 +336,7 @@ def test_blocks_of_a_row_group_that_ends_early_are_damage(
         opened.block(4)
     with pytest.raises(LakeFileDamaged, match="block 0 is incomplete"):
         opened.block(4)
-    assert opened.block(4).start == 4 * opened.block_rows, "it begins anew behind an error"
+    assert opened.block(4).start == 4 * opened.block_rows, "it begins anew after an error"
 
 
 def test_only_the_base_columns_of_a_row_group_are_fetched(

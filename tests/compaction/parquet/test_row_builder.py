@@ -114,7 +114,7 @@ def test_a_time_outside_the_years_1_to_9999_is_set_aside_and_its_row_has_its_arr
     wanted[6] = -62_135_596_800_000_000
     assert [row[2] for row in rows] == wanted
     assert [row[7] for row in rows] == [str(number) for number in range(7)], "all records are there"
-    # Extents before and behind it, and of another partition, in any order.
+    # Extents before and after it, and of another partition, in any order.
     for partition, offset in ((3, 20), (3, 5), (1, 2)):
         data = batch(Record("late", micros + offset))
         piece.add(ExtentBytes(partition, offset, offset, (), data, "l0/key"))

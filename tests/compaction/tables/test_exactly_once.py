@@ -1,4 +1,4 @@
-"""Whatever is killed, whoever else commits: every row is in the table once."""
+"""Whatever is killed and whatever others commit, every row is in the table once."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_pyicebergs_own_retry_stays_off_even_where_somebody_turned_it_on(
     def intercepted(*arguments: Any) -> Any:
         calls.append(1)
         if len(calls) == 1:
-            raise CommitFailedException("somebody was quicker")
+            raise CommitFailedException("another commit was quicker")
         return real(*arguments)
 
     # We name the table by a text, pyiceberg by a tuple when it looks again by itself.

@@ -165,7 +165,7 @@ def test_a_commit_in_between_is_looked_at_again(
 
     def intercepted(*arguments: object) -> object:
         if next(failures, False):
-            raise CommitFailedException("somebody was quicker")
+            raise CommitFailedException("another commit was quicker")
         return real(*arguments)  # type: ignore[arg-type]  # passed on
 
     monkeypatch.setattr(lake.catalog, "commit_table", intercepted)

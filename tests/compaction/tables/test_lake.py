@@ -164,7 +164,7 @@ def test_a_table_that_cannot_be_used_is_its_topics_failure_and_the_others_go_on(
     tables, failures = prepare_tables(lake, topics, book)
     assert sorted(tables) == [1, 3]
     assert [(one.topic, type(one.error)) for one in failures] == [("broken", LakeUnusable)]
-    # Alone it is no different while the catalog answers.
+    # By itself it is the same while the catalog answers.
     tables, failures = prepare_tables(lake, topics[1:2], book)
     assert not tables and [one.topic for one in failures] == ["broken"]
 

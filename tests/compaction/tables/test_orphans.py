@@ -98,7 +98,7 @@ def test_young_files_and_those_of_the_active_run_and_of_the_ledger_stay(
     assert [one.location for one in found(lake, listing, active=frozenset({"run3a"}))] == [old]
     assert {one.location for one in found(lake, listing)} == {active, old}
     assert len(found(lake, listing, older_than_ms=OLD_MS)) == 0
-    # Somebody deleted the rows of a file that the ledger still reads.
+    # The rows of a file that the ledger still reads were deleted by another engine.
     (live,) = data_files(lake, "headgate.orders")
     lake.catalog.load_table("headgate.orders").delete('"offset" <= 3')
     lake.catalog.load_table("headgate.orders").maintenance.expire_snapshots().older_than(

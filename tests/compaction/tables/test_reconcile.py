@@ -140,7 +140,7 @@ def test_a_table_that_somebody_broke_is_named_and_the_rest_is_done(lake: Lake, b
 
 
 def test_a_table_that_is_behind_the_ledger_is_named(lake: Lake, book: Book) -> None:
-    """As when somebody registers an older version of its metadata."""
+    """As when an operator registers an older version of its metadata."""
     older = compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
     compacted(lake, book, ORDERS, "run2", rows(0, 5, 6))
     lake.catalog.drop_table("headgate.orders")

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Script:
-    """/echo answers at once, /later when told to, /fail raises, /full refuses in admit, ..."""
+    """/echo answers immediately, /later when told to, /fail raises, /full refuses in admit, ..."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -259,7 +259,7 @@ class Client:
 
     def _more(self) -> None:
         data = self.sock.recv(65536)
-        assert data, f"the connection ended behind {bytes(self._buffer[:200])!r}"
+        assert data, f"the connection ended after {bytes(self._buffer[:200])!r}"
         self._buffer += data
 
 

@@ -25,7 +25,7 @@ class MemoryTransport(asyncio.Transport):
         return 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        assert not self.ended, "written behind the end"
+        assert not self.ended, "written after the end"
         self.written += data
 
     def can_write_eof(self) -> bool:

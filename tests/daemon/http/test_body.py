@@ -42,11 +42,11 @@ def test_any_split_gives_the_chunks_joined_and_stops_behind_them(
 
 
 MALFORMED = {
-    "bare LF behind the size": b"1\na\r\n0\r\n\r\n",
-    "bare LF behind the data": b"1\r\na\n0\r\n\r\n",
+    "bare LF after the size": b"1\na\r\n0\r\n\r\n",
+    "bare LF after the data": b"1\r\na\n0\r\n\r\n",
     "data longer than its size": b"1\r\nab\r\n0\r\n\r\n",
     "a space before the size": b" 1\r\na\r\n0\r\n\r\n",
-    "a space behind the size": b"1 \r\na\r\n0\r\n\r\n",
+    "a space after the size": b"1 \r\na\r\n0\r\n\r\n",
     "a signed size": b"+1\r\na\r\n0\r\n\r\n",
     "a prefixed size": b"0x1\r\na\r\n0\r\n\r\n",
     "an underscore in the size": b"1_0\r\n" + b"a" * 16 + b"\r\n0\r\n\r\n",

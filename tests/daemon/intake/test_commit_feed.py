@@ -67,7 +67,7 @@ class Following:
         )  # fmt: skip
         topic, _ = self.ledger.write(topics.create, "t", TopicConfig(partitions=300), 1)
         for number in range(1, 6):
-            # A commit of so many partitions is larger than a slot of the log.
+            # A commit of this many partitions is larger than a slot of the log.
             partitions = 300 if number == 3 else 1
             parts = tuple((partition, 1) for partition in range(partitions))
             commit(self.ledger, number, Request(topic.topic_id, parts))

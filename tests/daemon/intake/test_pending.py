@@ -75,7 +75,7 @@ class Shard:
         expected_seq: int | None = None,
         timeout_ns: int = 20 * S,
     ) -> int:
-        """The request is published behind those before it."""
+        """The request is published after the earlier ones."""
         position = self.position
         self.position += 100
         self.pending.add(

@@ -1,4 +1,4 @@
-"""Admission: what is promised to bodies, beside what the ring holds, is never more than the ring.
+"""Admission: promises to bodies, plus what the ring holds, never exceed the ring.
 
 A model of a few lines says of each request whether there is room. No request comes near the ring's
 end here: a pad is promised to nobody, so the request that makes one may be refused late.
@@ -68,7 +68,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicCache]:
 
 
 class Intake:
-    """One shard's intake beside a model of its room: ``promises`` and what the ring holds."""
+    """One shard's intake next to a model of its space: ``promises`` and what the ring holds."""
 
     def __init__(self, catalog: TopicCache) -> None:
         self._segment = Segment.create(Layout(1, RING_BYTES))

@@ -1,4 +1,4 @@
-"""What a compaction needs beside the wheel is asked for first, in one sentence."""
+"""A compaction first asks for what it needs besides the wheel, in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images beside the owner's log: whatever becomes of one, entries go on; a recovery is whole."""
+"""Images of the ledger: whatever happens to one, entries go on, and a recovery is complete."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 
 def due(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
-    monkeypatch.setattr(image_module, "is_due", lambda behind, _b, _l: behind >= entries)
+    monkeypatch.setattr(image_module, "is_due", lambda told, _b, _l: told >= entries)
 
 
 def test_an_image_that_takes_for_ever_to_upload_delays_no_entry(
@@ -244,7 +244,7 @@ def test_a_start_removes_what_a_killed_daemon_had_begun(rig: Rig) -> None:
     rig.store.discarded.clear()
     rig.images.tidy()
     assert rig.store.discarded == ["ledger/", key] and rig.copies() == []
-    # A store that forbids to look for them is no reason to keep the copy.
+    # A store that forbids the search is not a reason to keep the copy.
     rig.images._copy_path(key).write_bytes(b"half a copy")
     rig.store.error = StoreRefused("no rights")
     rig.images.tidy()
@@ -268,7 +268,7 @@ def test_what_an_image_says_that_it_covers_was_told_before_it_was_copied(
     real = backup.copy_to
 
     def copied_late(tx: ReadTx, path: Path, between: Callable[[], None]) -> int:
-        rig.news("b")  # accepted behind the number that the image is said to be after
+        rig.news("b")  # accepted after the number that the image names
         number = real(tx, path, between)
         rig.news("c")
         return number

@@ -262,7 +262,7 @@ def test_a_retry_on_a_table_that_has_moved_since_is_refused(
 
     def late(lake: Lake, run: str, what: TableCommit) -> str:
         transaction = world.lake.catalog.load_table(TABLE).transaction()
-        transaction.set_properties({"somebody": "else"})
+        transaction.set_properties({"another": "writer"})
         transaction.commit_transaction()
         return commit_table(lake, run, what)
 

@@ -75,7 +75,7 @@ class RecoveryMachine(RuleBasedStateMachine):
 
     @rule(requests=requests_)
     def put_without_commit(self, requests: list[Request]) -> None:
-        """Whoever held this lease was killed before the transaction."""
+        """The holder of this lease was killed before the transaction."""
         self.world.build(
             [msgspec.structs.replace(request, key=None) for request in requests], shard=1
         )
@@ -219,7 +219,7 @@ def test_of_two_appends_in_flight_with_the_same_expectation_a_recovery_stores_on
 def test_an_append_that_was_answered_412_is_void_after_a_rebuild(world: World) -> None:
     world.node.tell()
     world.produce([Request("a", 0, 1)], shard=1)
-    world.produce([Request("a", 0, 1, None, 0)])  # 412: somebody was faster
+    world.produce([Request("a", 0, 1, None, 0)])  # 412: another append was faster
     world.produce([Request("a", 0, 1, "k", 1), Request("a", 0, 1, None, 2)])
     report = world.recover()
     assert (report.records_taken, report.records_void) == (3, 1)
@@ -317,7 +317,7 @@ def test_without_a_log_everything_comes_from_the_objects(world: World) -> None:
 
 
 def test_a_log_whose_entries_do_not_add_up_is_not_believed(world: World) -> None:
-    """Somebody put an older snapshot's log back: no entry is missing, but commits are."""
+    """An older image's log was restored: no entry is missing, but commits are."""
     world.produce([Request("a", 0, 2)])
     world.node.tell()
     world.produce([Request("a", 0, 1)])

@@ -373,7 +373,7 @@ def test_results_are_cleared_once_all_shards_followed_and_their_lease_is_over(
     place.seen(4, 1)
     place.upkeep.reclaim()
     assert results(place) == [False, True, True, True]
-    # Its holder died between the commit and what comes behind it: an adopter asks for the result.
+    # Its holder died between the commit and what follows it: an adopter asks for the result.
     leases = LeaseTable(place.words, place.segment.layout)
     leases.fill(0, 0, LeaseId(1, 1, 0, 3), 1, [SourceRange(0, 0, 8)])
     place.seen(4, 4)

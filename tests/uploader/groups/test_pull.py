@@ -19,7 +19,7 @@ KIB = 1 << 10
 def pending(
     shard: int, sizes: Sequence[int], keys: Sequence[Sequence[int]] = (), start: int = 0
 ) -> Pending:
-    """A member's requests, one behind the other; ``keys`` are the topic ids of each."""
+    """A member's consecutive requests; ``keys`` are the topic ids of each."""
     requests = []
     position = start
     for index, size in enumerate(sizes):
@@ -82,7 +82,7 @@ def test_small_requests_of_others_do_not_hold_back_a_large_one() -> None:
     small = pending(1, [64 * KIB] * 400)
     large = pending(0, [15 * MIB])
     assert cut([large, small], 4, 4 * MIB)[0].requests[0] == (0, *large.requests)
-    # On somebody else's turn it waits for its own.
+    # On another member's turn it waits for its own.
     leases = cut([small, large], 4, 4 * MIB)
     assert {shard for lease in leases for shard, _ in lease.requests} == {1}
 
@@ -196,7 +196,7 @@ def test_a_pull_is_bounded_whole_in_order_and_contiguous(
             ours = [r for shard, r in lease.requests if shard == source.shard]
             assert (ours[0].position, ours[-1].end) == (source.start, source.end)
         assert len({source.shard for source in lease.sources}) == len(lease.sources)
-    # Each member's requests are taken whole, in order, from its oldest on, range behind range.
+    # Each member's requests are taken whole, in order, from its oldest on, range after range.
     for member in offered:
         ours = [request for shard, request in taken if shard == member.shard]
         assert ours == list(member.requests)[: len(ours)]

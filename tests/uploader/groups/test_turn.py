@@ -54,7 +54,7 @@ DUE = BASE.oldest_arrival_ns + WINDOW
     [
         (1, 9_900, 10_200),  # pulled 100 ms before it came: its own window
         (1, 9_801, 10_200),
-        (1, 9_800, 10_000),  # idle for a whole window: at once
+        (1, 9_800, 10_000),  # idle for a whole window: immediately
         (1, 0, 10_000),
         (1, 10_050, 10_200),  # a pull that left it behind
         (TARGET - 1, 9_900, 10_200),
@@ -83,7 +83,7 @@ def test_a_group_is_due_by_size_immediately_if_idle_or_a_window_after_its_oldest
         ({"backlog_bytes": TARGET}, 10_000 * MS, Decision(Do.PULL)),
         ({"backlog_bytes": 8 * TARGET + 1}, DUE, Decision(Do.SPLIT)),
         ({"backlog_bytes": 8 * TARGET + 1, "free_slots": 0}, DUE, Decision(Do.PASS_TURN)),
-        # It is somebody else's.
+        # It is another member's.
         ({"turn": 2}, DUE - 1, Decision(Do.WAIT, DUE)),
         ({"turn": 2}, DUE, Decision(Do.WAKE, DUE + WINDOW)),
         ({"turn": 2}, DUE + WINDOW - 1, Decision(Do.WAKE, DUE + WINDOW)),

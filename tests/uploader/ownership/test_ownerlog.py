@@ -51,7 +51,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path,
 
 
 class Waits(list[float]):
-    """The waits that a log asked for; they pass at once."""
+    """The waits that a log asked for; they take no time."""
 
     def __call__(self, seconds: float) -> None:
         self.append(seconds)
@@ -277,7 +277,7 @@ def test_an_image_removes_what_it_covers_except_seals_and_first_entries(
     # Who was stopped before all that still cannot write.
     assert not log.put(log.entry(1, 4, "entry", MARK))
     assert not log.put(log.entry(2, 3, "entry", MARK))
-    # Nor can a start that was stopped behind its seal.
+    # Nor can a start that was stopped after its seal.
     assert not log.put(log.entry(2, 1, "entry", MARK))
     assert not log.put(log.entry(3, 1, "entry", MARK))
 
@@ -344,7 +344,7 @@ def test_entries_after_the_last_image_are_counted_across_starts(store: PartedSto
     log.forget_before(image)
     again, _ = log_of(store)
     again.take(take_over=False)
-    # Of 1, 3, 4, 5, 6 and our seal: first entries and seals stay, and are no news.
+    # Of 1, 3, 4, 5, 6 and our seal: first entries and seals stay, and are not news.
     assert again.entries_behind == 4 and again.bytes_behind > 4 * 100
 
 

@@ -174,7 +174,7 @@ def test_a_foreign_object_holds_up_its_lease_and_all_after_it_until_it_is_gone(
     calls = line.store.calls
     line.turn_until(lambda: key_of(behind) in line.store.kept and calls.count(key_of(taken)) > 2)
     line.uploads[0].committed_moved()
-    # The PUT of the lease behind it was a success, but does not end the alarm.
+    # The PUT of the next lease was a success, but does not end the alarm.
     assert line.alarms() == [(AlarmKind.FOREIGN_OBJECT, 0)]
     assert line.committed() == ["other"]
     assert len(set(calls)) == 3  # and no other key was chosen

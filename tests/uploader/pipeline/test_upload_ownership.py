@@ -62,7 +62,7 @@ def test_nothing_is_committed_while_ownership_is_too_old(line: Pipeline) -> None
 
 
 def stopped_within_the_transaction(line: Pipeline) -> None:
-    """The process is stopped behind its look at ownership, for longer than that lasts."""
+    """The process is stopped after its check of ownership, for longer than that lasts."""
 
     def sleeps(_: CommitDraft) -> None:
         line.ledger.before_commit = None
@@ -77,7 +77,7 @@ def test_a_commit_during_a_pause_is_published_once_the_prefix_is_known_to_be_our
     stopped_within_the_transaction(line)
     pulled = line.lease_of(0, "a")
     line.start(0, pulled)
-    wait_until(lambda: asked(line), "the question behind the transaction")
+    wait_until(lambda: asked(line), "the question after the transaction")
     assert line.log.end == 0
     assert line.crew.word(0, at.S_COMMITTED) == 0
     age(line, 0)
@@ -89,7 +89,7 @@ def test_a_commit_during_a_pause_is_never_published_after_a_take_over(line: Pipe
     stopped_within_the_transaction(line)
     pulled = line.lease_of(0, "a")
     line.start(0, pulled)
-    wait_until(lambda: asked(line), "the question behind the transaction")
+    wait_until(lambda: asked(line), "the question after the transaction")
     line.words[at.G_SUPERSEDED] = 1
     age(line, 0)
     line.uploads[0].stop()
@@ -119,7 +119,7 @@ def test_the_ledger_is_free_while_a_commit_waits_to_be_published(line: Pipeline)
     stopped_within_the_transaction(line)
     pulled = line.lease_of(0, "a")
     line.start(0, pulled)
-    wait_until(lambda: asked(line), "the question behind the transaction")
+    wait_until(lambda: asked(line), "the question after the transaction")
     # While nobody knows whether the prefix is ours: reads, topics and collections go on.
     assert line.lock.threads.acquire(timeout=GIVES_UP_S)
     line.lock.threads.release()
@@ -135,7 +135,7 @@ def test_the_next_publication_includes_a_commit_during_a_pause(
     stopped_within_the_transaction(line)
     slept, next_one = line.lease_of(0, "slept"), line.lease_of(1, "next")
     line.start(0, slept)
-    wait_until(lambda: asked(line), "the question behind the transaction")
+    wait_until(lambda: asked(line), "the question after the transaction")
     line.uploads[0].stop()  # its process does not run again
     assert line.log.end == 0
     age(line, 0)

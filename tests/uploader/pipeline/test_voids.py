@@ -111,7 +111,7 @@ def test_a_holder_that_died_before_storing_pulled_has_nevertheless_pulled(two: S
     second = two.publish(0, NOW + 1)
     pull(two, 0)
     end = two.word(0, at.S_HEAD)
-    # As when it died behind the lease: its mark stands, and ``pulled`` is old.
+    # As when it died after the lease: its mark is there, and ``pulled`` is old.
     two.store(0, at.S_PULLED, 0)
     two.groups.store(0, at.P_MARK, 2)
     assert take_back(two, 0) == [end]

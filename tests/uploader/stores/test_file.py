@@ -471,7 +471,7 @@ def test_a_full_disk_frees_the_space_ahead_of_idle_segments_which_stay_in_use(
     there = segments(store)
     ahead = disk.used_bytes - 4 * (2 << 20)
     assert ahead >= ALLOCATE_BYTES - (2 << 20)  # of one segment at least
-    disk.limit_bytes = disk.used_bytes  # somebody else took the rest
+    disk.limit_bytes = disk.used_bytes  # another program took the rest
     with pytest.raises(StoreError, match="No space left"):
         put(store, "l0/large", bytes(30 << 20))
     assert disk.free_bytes >= ahead - len(there) * 4096

@@ -23,7 +23,7 @@ PROBE = b"probe"  # of a start that was cut off
 
 
 class Tried(NamedTuple):
-    """A put that began: whoever sees the object sees these bytes."""
+    """A put that began: if the object is visible, it has these bytes."""
 
     key: str
     body: bytes
@@ -142,7 +142,7 @@ def a_life(store: Recorded) -> None:
 
 
 def a_put_that_fails(store: Recorded, before: str) -> None:
-    """The system takes a part of the frame behind that of ``before``, and refuses the rest."""
+    """The system accepts a part of the frame after that of ``before``, and refuses the rest."""
     segment, position, size = before.split(":")
     end = frame_end(int(position), len("l0/e"), int(size))
     body = b"refused" * 200
