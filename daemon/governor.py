@@ -1,8 +1,8 @@
-"""The governor: pressure from the machine's state, and the commit window from pressure.
+"""The governor: pressure from the state of the machine, and the commit window from pressure.
 
-Pure: inputs in, level and window out; the supervisor samples every 100 ms and stores both words.
-The finer ladder (coalescing, deferral, the gate's hysteresis) is not here yet: of its rungs this
-one widens the window, and a full ring refuses by itself (daemon/intake/producer.py).
+Pure: inputs in, level and window out. The supervisor samples every 100 ms and stores both in shared
+words. The only rung of the ladder so far widens the window; a full ring refuses requests by itself
+(daemon/intake/producer.py).
 
     level   max of the inputs, each in [0, 1]; the busy ratio is smoothed
     window  min + (max - min) * clamp((level - 0.4) / 0.6): continuous and monotone
@@ -13,21 +13,21 @@ from __future__ import annotations
 from msgspec import Struct
 
 WIDEN_ABOVE = 0.4
-# Half of a new sample counts at once: a second of load is seen within three samples, one
-# hiccup of a noisy machine does not throw the window about.
+# Half of a new sample counts immediately: a lasting load is seen within three samples, and one
+# hiccup of a noisy machine does not change the window much.
 SMOOTHING = 0.5
 
 
 class Inputs(Struct, frozen=True):
-    """``busy``: CPU that the busiest shard used over the time that passed; ``ring``: how full the
-    fullest ring is with uncommitted requests. Both in [0, 1] after clamping."""
+    """``busy``: the CPU time of the busiest shard over the time that passed. ``ring``: how full of
+    uncommitted requests the fullest ring is. Both are in [0, 1] after clamping."""
 
     busy: float
     ring: float
 
 
 def clamp(value: float) -> float:
-    """``value`` held to [0, 1]; what is no number counts as 1, a broken sensor fails safe."""
+    """``value`` limited to [0, 1]; NaN counts as 1, so that a broken sensor fails safe."""
     return min(1.0, max(0.0, value)) if value == value else 1.0
 
 
@@ -37,12 +37,12 @@ def window_ms(level: float, min_ms: float, max_ms: float) -> float:
 
 
 def rung(level: float) -> str:
-    """The name of the ladder's rung in force."""
+    """The name of the rung in force."""
     return "widen" if level > WIDEN_ABOVE else "none"
 
 
 class Governor:
-    """Smooths the inputs; ``sample`` is called at a steady pace."""
+    """Smooths the inputs; call ``sample`` at a steady pace."""
 
     def __init__(self) -> None:
         self.inputs = Inputs(0.0, 0.0)

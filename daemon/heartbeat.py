@@ -1,11 +1,11 @@
-"""When a shard's loop counts as stuck: the supervisor's ticks without a new heartbeat.
+"""When a shard's loop counts as stuck: ticks of the supervisor without a new heartbeat.
 
-Pure. A shard's loop raises its heartbeat ten times a second, and nothing else does: a loop that
-does not turn is seen, whatever its threads do. Ticks of the supervisor are counted, not time, so
-that a suspended machine kills nobody (docs/protocol.md 3).
+Pure. Only a shard's loop raises its heartbeat, ten times a second, so a loop that does not turn is
+noticed whatever its threads do. Ticks of the supervisor are counted, not time, so that a machine
+that was suspended kills no shard (docs/protocol.md 3).
 
-Lifecycle: moving -> missing (the watchdog is not fed) -> ABORT, for a dump of its stacks ->
-KILL, since a stopped process does not react to anything else.
+moving -> missing (the watchdog is not fed) -> ABORT, for a dump of its stacks -> KILL, since a
+stopped process does not react to anything else.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import enum
 
 STALLED_TICKS_HOLDING = 20  # 2 s with a lease or a lock: others wait for it
 STALLED_TICKS = 50  # 5 s with neither: only its own connections wait
-ABORT_TICKS = 5  # before the kill: half a second to write its stacks
-MISSING_TICKS = 10  # a second: longer than a busy machine delays a heartbeat
+ABORT_TICKS = 5  # before the kill: half a second to write the stacks
+MISSING_TICKS = 10  # a second is longer than a busy machine delays a heartbeat
 
 
 class Verdict(enum.Enum):
-    """What is to be done to a shard."""
+    """What to do to a shard."""
 
     LEAVE = enum.auto()
     ABORT = enum.auto()
@@ -27,7 +27,7 @@ class Verdict(enum.Enum):
 
 
 class Pulse:
-    """One process of a shard; a new process gets a new one."""
+    """The heartbeat of one process of a shard."""
 
     def __init__(self) -> None:
         self._heartbeat = 0
@@ -37,13 +37,13 @@ class Pulse:
 
     @property
     def moving(self) -> bool:
-        """The shard serves, and its loop turned within the last second of ticks."""
+        """The shard serves, and its loop has turned within the last second of ticks."""
         return self._ready and self.stalled_ticks < MISSING_TICKS
 
     def tick(self, heartbeat: int, *, ready: bool, holding: bool) -> Verdict:
-        """One tick's look; each of ABORT and KILL is given once.
+        """The verdict of one tick; ABORT and KILL are given once each.
 
-        A shard that is starting has no loop yet and is left alone.
+        A shard that is starting has no loop yet, and is left alone.
         """
         self._ready = ready
         if heartbeat != self._heartbeat or not ready:

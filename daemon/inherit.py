@@ -1,8 +1,8 @@
-"""What a shard process inherits from the supervisor: descriptors, and how to read them.
+"""What a shard process inherits from the supervisor: descriptors, and what they are.
 
-The supervisor starts ``python -m daemon.shard`` with one JSON argument, an Inheritance. All
-descriptors in it are passed on under their own numbers. The pipe's read end tells the death of
-the supervisor: it is the only writer, and never writes.
+The supervisor starts ``python -m daemon.shard`` with one JSON argument, an Inheritance. The
+descriptors in it keep their numbers. The read end of a pipe tells of the supervisor's death: the
+supervisor is its only writer, and never writes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shards.layout import Layout
 
 
 class Inheritance(Struct, frozen=True):
-    """One shard's start: numbers are descriptors unless the name says otherwise."""
+    """What one shard starts with. Fields that end in ``fd`` are descriptors."""
 
     shard: int
     cpu: int
@@ -26,7 +26,7 @@ class Inheritance(Struct, frozen=True):
     admin_fd: int
     alive_fd: int
     config: Config
-    chaos: str = ""  # the faults that the store is to have, as uploader/stores/faults.py reads them
+    chaos: str = ""  # faults of the store, as uploader/stores/faults.py reads them
 
     @property
     def fds(self) -> tuple[int, ...]:

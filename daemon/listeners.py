@@ -27,8 +27,8 @@ def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made: list[socket.socket] = []
     try:
-        # SO_REUSEPORT lets a second daemon of the same user share the address in silence; a
-        # first bind without it finds out.
+        # SO_REUSEPORT would let a second daemon of the same user share the address unnoticed; a
+        # bind without it finds that out.
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
@@ -42,10 +42,10 @@ def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
             listener.bind((host, port))
             listener.listen(BACKLOG)
             listener.setblocking(False)
-    except (OSError, UnicodeError) as error:  # Unicode: a name that no resolver takes, like a..b
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name like a..b
         for listener in made:
             listener.close()
-        # A name that does not resolve has an errno of the resolver's, not of the system's.
+        # The errno of a name that does not resolve is the resolver's, not the system's.
         reason = getattr(error, "strerror", None) or str(error)
         raise ListenError(
             f"listen = {host}:{port} cannot be used: {reason}; give another --listen HOST:PORT"

@@ -1,6 +1,6 @@
-"""Log lines to standard error: text for people, or one JSON object a line.
+"""Log lines on standard error: text for people, or one JSON object per line.
 
-Levels change at run time by ``set_level``; the shards take theirs from the shared word.
+``set_level`` changes the level at run time; shards take theirs from a shared word.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def start(level: str, log_format: str, who: str) -> None:
-    """Sets up this process's log; ``who`` stands in each text line ("serve", "shard 3")."""
+    """Sets up the log of this process; ``who`` ("serve", "shard 3") is in each line of text."""
     handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(_JsonFormatter())
@@ -43,7 +43,7 @@ def start(level: str, log_format: str, who: str) -> None:
 
 
 def set_level(level: str) -> None:
-    """The least important lines that are written."""
+    """The lowest level that is written."""
     logging.getLogger("headgate").setLevel(level.upper())
-    # boto3 and asyncio speak only when something is wrong.
+    # From libraries, only what is wrong.
     logging.getLogger().setLevel(max(logging.WARNING, getattr(logging, level.upper())))

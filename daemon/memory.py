@@ -1,6 +1,6 @@
-"""The bound of the daemon's memory: the sum of its buffers' bounds (invariant I8).
+"""The limit of the daemon's memory: the sum of the limits of its buffers (invariant I8).
 
-Printed at start and shown in ``status``; each line is a limit that some module keeps.
+It is logged at the start and shown by ``status``. Each part is a limit that some module keeps.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from delivery.schemas import BYTES_MAX
 from shards.layout import Layout
 from uploader.ownership.image import PART_BYTES
 
-# Interpreter, libraries and caches of small things (heads, names, followed partitions): a fresh
-# shard has 60 MB, a busy one was seen at 90.
+# Interpreter, libraries and small caches (heads, names, followed partitions): a new shard has
+# 60 MB, a busy one was measured at 90.
 PROCESS_BYTES = 128 << 20
-READERS_AT_ONCE = 4  # threads of the store's reading pool, each with an extent and an answer
+READERS_AT_ONCE = 4  # threads that read the store, each with an extent and an answer
 
 
 def layout_of(config: Config) -> Layout:
@@ -26,12 +26,12 @@ def layout_of(config: Config) -> Layout:
 def bounds(config: Config) -> dict[str, int]:
     """What each kind of buffer may take, in bytes, over all processes."""
     shards = config.shards
-    # A pull is at most slots x target bytes, cut into equal objects of under 1.5 x the target.
-    # A hedge's loser keeps its object beside the next one of its slot.
+    # A pull has at most slots x target bytes, cut into equal objects of less than 1.5 x the target.
+    # The loser of a hedge keeps its object while its slot has the next one.
     in_flight = config.uploads_in_flight_max * (1 + config.hedge_puts)
     uploads = in_flight * 2 * config.object_bytes_target
     reads = CACHE_BYTES_MAX + READERS_AT_ONCE * (2 * config.object_bytes_target + 2 * BYTES_MAX)
-    # Nothing of it is taken before the first read of compacted records.
+    # Nothing of this is taken before the first read of compacted records.
     lake_reads = (
         lake_reader.LIBRARY_BYTES
         + lake_reader.ROWS_BYTES_MAX
@@ -39,7 +39,7 @@ def bounds(config: Config) -> dict[str, int]:
         + lake_reader.FOOTERS_BYTES_MAX
         + lake_reader.FETCHES_AT_ONCE * lake_reader.FETCH_BYTES
     )
-    # Bodies on their way and requests held back have promises of ring space
+    # Bodies on their way and requests held back are within promises of ring space
     # (daemon/intake/producer.py).
     return {
         "segment": layout_of(config).size_bytes,
@@ -47,7 +47,7 @@ def bounds(config: Config) -> dict[str, int]:
         "uploads": shards * uploads,
         "reads": shards * reads,
         "lake": shards * lake_reads,
-        # A part, read while its predecessor is given back.
+        # One part is read while the one before it is freed.
         "image": 2 * PART_BYTES,
         "processes": (shards + 1) * PROCESS_BYTES,
     }

@@ -1,9 +1,9 @@
-"""The supervisor's part in adoptions: what becomes of the leases that a dead shard held.
+"""The supervisor's part in adoptions: what happens to the leases of a dead shard.
 
-Lifecycle of a lease here: its holder died -> orphan, due at a time -> adopted by a shard ->
-committed, or that shard died too and all begins again. A lease that lost ``ADOPTIONS_MAX``
-adopters is *stuck*: an alarm is raised that names it, until it is committed. It is adopted again
-all the same, ever later (``uploader/groups/adopt.py``), since its cause may go away.
+A lease: its holder died -> orphan, due at a time -> adopted by a shard -> committed, or the adopter
+died too and it starts again. A lease that lost ``ADOPTIONS_MAX`` adopters is *stuck*: an alarm
+names it until it is committed. It is still adopted, after longer and longer pauses
+(``uploader/groups/adopt.py``), since the cause may go away.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from shards.leases import LIVE, ORPHAN, Lease, LeaseTable
 from shards.segment import Segment
 from uploader.groups.adopt import adoption_delay_ns
 
-# Shards are killed for reasons of their own; that two adopters in a row are is rare, three rarer.
+# Shards are killed for other reasons too, but rarely two adopters in a row, and more rarely three.
 ADOPTIONS_MAX = 3
 
 
 class Orphans:
-    """All leases whose holders died."""
+    """The leases whose holders died."""
 
     def __init__(self, segment: Segment) -> None:
         self._leases = LeaseTable(segment.words, segment.layout)
@@ -27,7 +27,7 @@ class Orphans:
         self._stuck = False
 
     def died(self, shard: int, now_ns: int) -> list[Lease]:
-        """After ``waitpid``: the leases that the shard held, as orphans."""
+        """Makes orphans of the leases that the shard held. Call it after ``waitpid``."""
         orphans = self._leases.orphan(shard, lambda lease: now_ns + adoption_delay_ns(lease.deaths))
         delays_ns = (adoption_delay_ns(lease.deaths) for lease in orphans)
         self._dues_ns += [now_ns + delay_ns for delay_ns in delays_ns if delay_ns]
@@ -46,7 +46,7 @@ class Orphans:
         return due
 
     def _tell(self, now_ns: int) -> None:
-        """Keeps the alarm as long as a stuck lease is not committed."""
+        """Keeps the alarm as long as there is a stuck lease."""
         stuck = [lease for lease in self._leases.in_state(LIVE, ORPHAN) if _is_stuck(lease)]
         self._stuck = bool(stuck)
         if not stuck:

@@ -1,10 +1,10 @@
-"""``headgate serve`` before the first shard runs: what must hold, in which order, or is refused.
+"""``headgate serve`` until the first shard runs: what must hold, checked in order.
 
-Take the data directory -> wait for a killed run's shards -> check the store, the ledger and the
-address -> take the prefix over (seal the former owner's log) -> settle the ledger: compare
-histories, or recover (``daemon/upkeep/recover.py``) -> the supervisor.
+Lock the data directory -> wait for the shards of a killed run -> check the store, the ledger and
+the address -> take the prefix over (seal the former owner's log) -> compare the histories of ledger
+and log, or recover (``daemon/upkeep/recover.py``) -> the supervisor.
 
-Each refusal is one sentence and exit code 1; nothing is stored before the prefix is ours.
+A refusal is one sentence and exit code 1. Nothing is stored before the prefix is owned.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from uploader.stores.disk import settle_directory
 
 log = logging.getLogger("headgate.serve")
 
-ORPHAN_TICKS = 150  # shards of a killed supervisor see its pipe close and go at once
+ORPHAN_TICKS = 150  # shards of a killed supervisor see its pipe close, and end immediately
 
 _REFUSALS = (
     StoreError, LedgerError, ListenError, EntryError, OwnedByAnother, OtherHistory,
@@ -43,13 +43,13 @@ _REFUSALS = (
 
 
 class StartError(RuntimeError):
-    """The daemon cannot start; the message is the whole story."""
+    """The daemon cannot start, for the reason in the message."""
 
 
 def run(config: Config, *, take_over: bool = False, chaos: str = "") -> int:
     """Runs the daemon until it is stopped. Returns the exit code.
 
-    ``chaos``: faults of the shards' store, by ``uploader/stores/faults.py``.
+    ``chaos``: faults of the shards' store (``uploader/stores/faults.py``).
     """
     logs.start(config.log_level, config.log_format, "serve")
     try:
@@ -81,14 +81,14 @@ def take_directory(config: Config) -> LockFile:
 
 
 def _wait_for_orphaned_shards(lock_file: LockFile) -> None:
-    """Shards whose supervisor was killed stop by themselves; until then nothing is started."""
+    """Shards whose supervisor was killed end by themselves; nothing is started before."""
     tries = 0
     while not lock_file.try_lock(locks.SHARDS):
         pid = lock_file.holder(locks.SHARDS)
         if tries == ORPHAN_TICKS:
-            raise StartError(f"process {pid} of a former run still uses the data directory")
+            raise StartError(f"process {pid} of an earlier run still uses the data directory")
         if tries % 10 == 0:
-            log.warning("waiting for process %s of a former run to end", pid)
+            log.warning("waiting for process %s of an earlier run to end", pid)
         tries += 1
         sleep_s(TICK_S)
     lock_file.unlock(locks.SHARDS)
@@ -141,7 +141,7 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         supervisor.prepare(taken)
         parts = memory.bounds(config)
         shares = ", ".join(f"{name} {size >> 20} MiB" for name, size in parts.items())
-        log.info("memory is bounded by %d MiB: %s", sum(parts.values()) >> 20, shares)
+        log.info("memory is limited to %d MiB: %s", sum(parts.values()) >> 20, shares)
         log.info("store %s, data directory %s", config.store_url, config.data_dir)
         if chaos:
             log.warning("CHAOS IS ON: the shards' store fails on purpose (--chaos %s)", chaos)
@@ -149,11 +149,11 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
 
 
 def say(report: Report) -> None:
-    """What a start had to recover, in the log."""
+    """Logs what a start had to recover."""
     if report.objects_taken or report.gaps:
         log.warning(
-            "%d objects with %d records that no entry lists were taken; they may have been"
-            " acknowledged, and %d of their records may be doubled; offsets were skipped in %d"
+            "%d objects with %d records that no entry lists were taken, since they may have been"
+            " acknowledged; %d of their records may be duplicates; offsets were skipped in %d"
             " partitions", report.objects_taken, report.records_taken,
             report.records_may_be_doubled, len(report.gaps),
         )  # fmt: skip

@@ -1,11 +1,11 @@
 """A shard process: one pinned event loop that takes records in, uploads, answers and reads.
 
-The loop wakes for sockets and for its doorbell. After a bell it looks at the shared words: new
-commits (answers, readers), uploads whose predecessors committed, orphaned leases, its group's
-backlog. After records were published it looks at its group, but not more often than that can
-matter. Disk and network are in threads: uploaders, one ledger thread, readers of the store.
+The loop wakes for sockets and for its doorbell. When the bell rings it reads the shared words: new
+commits (for answers and readers), uploads whose predecessors are committed, orphaned leases, the
+backlog of its group. After records were published it looks at its group, but only as often as that
+can matter. Disk and network I/O is in threads: uploaders, one ledger thread, readers of the store.
 
-Who may write what stands in ``shards/layout.py``. This module wires parts; it decides nothing.
+This module wires parts and decides nothing. ``shards/layout.py`` says who may write what.
 """
 
 from __future__ import annotations
@@ -86,19 +86,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("headgate.shard")
 
 HEARTBEAT_S = 0.1
-GC_THRESHOLD = 50_000  # at 700 each kilobyte-sized request of a thousand in flight is walked often
-RECENT_COMMITS = 64  # that a new reader's tail is made of: a third of a millisecond to decode
+GC_THRESHOLD = 50_000  # at the default, 700, a thousand requests in flight are walked often
+RECENT_COMMITS = 64  # for the tail of a new reader; decoding them takes a third of a millisecond
 EXIT_FAULT = 1
-ANSWERS_FLUSH_S = 3.0  # for the last answers to be taken by their clients at a stop
+ANSWERS_FLUSH_S = 3.0  # at a stop, for clients to take the last answers
 
 
 def _end() -> None:
-    """Ends the process as it stands: the supervisor finds its leases, and starts another."""
+    """Ends the process immediately: the supervisor finds its leases, and starts another."""
     os._exit(EXIT_FAULT)
 
 
 def _or_end(step: Callable[[Shard], None]) -> Callable[[Shard], None]:
-    """A callback of the loop whose error ends the process; asyncio would log it and go on, with
+    """A callback of the loop whose error ends the process. asyncio would log it and continue, with
     leases that nobody uploads or commits that nobody follows."""
 
     @functools.wraps(step)
@@ -106,14 +106,14 @@ def _or_end(step: Callable[[Shard], None]) -> Callable[[Shard], None]:
         try:
             step(shard)
         except Exception as error:
-            log.critical("this process ends; others take its leases over", exc_info=error)
+            log.critical("this process ends; other shards take its leases over", exc_info=error)
             _end()
 
     return callback
 
 
 class Shard:
-    """One shard's parts, wired."""
+    """The parts of one shard, wired."""
 
     def __init__(self, inheritance: Inheritance) -> None:
         config: Config = inheritance.config
@@ -150,7 +150,7 @@ class Shard:
         self._readers = ThreadPoolExecutor(READERS_AT_ONCE, thread_name_prefix="reader")
         self._log = CommitLog(self.segment)
         alarms = AlarmBoard(self.segment, self.shard)
-        alarms.clear_all()  # a former process's
+        alarms.clear_all()  # those of the previous process
         self._feed = CommitFeed(
             self._log, self._read_ledger, self._ledger_thread, alarms, rng, self._take,
             lambda: self._uploads.committed_moved(), _end,
@@ -221,7 +221,7 @@ class Shard:
         self._loop: asyncio.AbstractEventLoop
         self._look_soon = False
         self._look_timer: asyncio.TimerHandle | None = None
-        self._quiet_until = 0  # ring position below which a publication changes no decision
+        self._quiet_until = 0  # publications below this ring position change no decision
         self._log_level = -1
         self._drain_timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None]
@@ -230,7 +230,7 @@ class Shard:
         """Serves until the daemon drains."""
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
-        # The terminal's Ctrl-C goes to the whole process group; stopping is the supervisor's.
+        # Ctrl-C in a terminal goes to the whole process group; the supervisor handles it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._loop.add_signal_handler(signal.SIGTERM, self._do_nothing)
@@ -245,11 +245,11 @@ class Shard:
         await self._stop()
 
     def _do_nothing(self) -> None:
-        """SIGTERM to the process group reaches the supervisor too, which drains."""
+        """A SIGTERM to the process group reaches the supervisor too, which drains."""
 
     def _orphaned(self) -> None:
-        """The supervisor is gone: nobody would restart or drain this process."""
-        log.critical("the supervisor is gone; stopping at once")
+        """The supervisor is gone: nothing would restart or drain this process."""
+        log.critical("the supervisor is gone; stopping immediately")
         os._exit(1)
 
     def _count_get(self, size_bytes: int) -> None:
@@ -274,9 +274,8 @@ class Shard:
     # Deadlines
 
     def _end_overdue(self) -> None:
-        """Takes back what nobody pulled in time, and closes on those whose outcome is unknown.
-
-        Where another shard holds the group's lock, at the next heartbeat.
+        """Takes back requests that nobody pulled in time, and closes the connections of those
+        whose outcome is unknown; at the next heartbeat if another shard holds the group's lock.
         """
         now_ns = monotonic_ns()
         if not self.pending.is_due(now_ns):
@@ -334,12 +333,12 @@ class Shard:
     @_or_end
     def _rung(self) -> None:
         self._bells.clear(self.shard)
-        self._producer.look_at_gate()
+        self._producer.read_gate()
         self._admin.rung()
         self._feed.follow()
         self._uploads.committed_moved()
         for lease in adopt_orphans(self._leases, self._lock_file, self.shard, monotonic_ns()):
-            log.warning("taking over lease %s of shard %d, for the %d. time", lease.lease_id,
+            log.warning("taking over lease %s of shard %d (adoption %d)", lease.lease_id,
                         lease.shard, lease.deaths)  # fmt: skip
             self._uploads.start(lease)
         self._look_again()
@@ -357,7 +356,7 @@ class Shard:
     # The end
 
     def _drain(self) -> None:
-        """Ends when no shard has anything left that is accepted and not answered."""
+        """Ends when no shard has anything left that was accepted and not answered."""
         self._server.stop_accepting()
         self._server.drain()
         self.reader.waiters.wake_all()
@@ -365,7 +364,7 @@ class Shard:
             if not self._ended.done():
                 self._ended.set_result(None)
             return
-        # A group's last commit rings everybody; a look every heartbeat is for the rest.
+        # The last commit of a group rings every bell; the rest is noticed at the next heartbeat.
         if self._drain_timer is None:
             self._drain_timer = self._loop.call_later(HEARTBEAT_S, self._drain_again)
 
@@ -380,7 +379,9 @@ class Shard:
             async with asyncio.timeout(ANSWERS_FLUSH_S):
                 await self._server.drained()
         except TimeoutError:
-            log.warning("%d connections did not end by themselves", self._server.connections)
+            log.warning(
+                "%d connections did not end in time and are closed", self._server.connections
+            )
         await self._server.close()
         self._uploads.stop()
         self._ledger_thread.shutdown()
@@ -391,7 +392,7 @@ class Shard:
 
 
 def _place_of(config: Config) -> Place:
-    """Where the lake is; at the first read of L1, for it loads pyarrow."""
+    """Where the lake is. Called at the first read of L1, since it loads pyarrow."""
     from compaction.place import Place
 
     return Place(config.store_url, config.s3_endpoint_url, config.s3_region, config.lake_url)
@@ -404,19 +405,19 @@ async def serve(inheritance: Inheritance) -> None:
 
 def main() -> int:
     """The entry point of a shard process; its one argument is an Inheritance."""
-    faulthandler.enable()  # a loop that is stuck is aborted, and says where
+    faulthandler.enable()  # a loop that is stuck is aborted, and writes where
     inheritance = inherit.decode(sys.argv[1])
     os.sched_setaffinity(0, {inheritance.cpu})
     config = inheritance.config
     logs.start(config.log_level, config.log_format, f"shard {inheritance.shard}")
-    # What is here now stays, and requests make no cycles: the collector has little to find.
+    # What exists now stays, and requests make no cycles: the collector has little to find.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     try:
         uvloop.run(serve(inheritance))
     except (LedgerError, StoreError) as error:
-        log.critical("ended, for %s", error)
+        log.critical("ended: %s", error)
         return 1
     return 0
 

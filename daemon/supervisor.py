@@ -1,14 +1,13 @@
-"""The supervisor: owns the segment, starts one pinned shard per slot, watches, restarts, drains.
+"""The supervisor: owns the segment, and starts, watches, restarts and drains the pinned shards.
 
-Lifecycle: segment, bells, listeners -> first entry of the owner's log -> shards -> tick every
-100 ms until told to stop -> drain -> release -> exit 0. What comes before is ``daemon/serve.py``.
+Segment, bells, listeners -> first entry of the owner's log -> shards -> a tick every 100 ms until
+it is told to stop -> drain -> release -> exit 0. ``daemon/serve.py`` has what comes before.
 
 It serves no requests and uploads nothing. It writes the global words of the segment (governor,
 epoch, draining), the shards' pid words, and, after ``waitpid``, the state of a dead shard's
 leases. Signal handlers only note the signal; the tick acts on it.
 
-Exit codes: 0 after a drain, 1 when its shards keep dying, 5 when another daemon has taken the
-prefix over.
+Exit codes: 0 after a drain, 1 if shards keep dying, 5 if another daemon has taken the prefix over.
 """
 
 from __future__ import annotations
@@ -55,17 +54,17 @@ from uploader.stores.base import PartedStore
 log = logging.getLogger("headgate.supervisor")
 
 TICK_S = 0.1
-STOP_S = 20.0  # that a stop may take, to the service manager
-DRAIN_TICKS = 170  # of them
-IMAGE_STOP_S = 1.0  # a part on its way ends with the process
-START_FAILURES_MAX = 5  # in a row, of one shard that was never ready
-SUPERSEDED_TICKS = 5  # half a second in which producers are told 503
+STOP_S = 20.0  # how long a stop may take, for the service manager
+DRAIN_TICKS = 170  # how much of that is for the drain
+IMAGE_STOP_S = 1.0  # a part that is being sent ends with the process
+START_FAILURES_MAX = 5  # deaths in a row of a shard that was never ready
+SUPERSEDED_TICKS = 5  # for half a second, producers are answered 503
 EXIT_SUPERSEDED = 5
-BACKOFF_TICKS = 10  # after an exit that was no signal
+BACKOFF_TICKS = 10  # after an exit that was not by a signal
 
 
 class Child:
-    """One shard's process as the supervisor sees it."""
+    """The process of one shard."""
 
     def __init__(self, shard: int, cpu: int) -> None:
         self.shard = shard
@@ -122,7 +121,7 @@ class Supervisor:
         self._sampled_ns = monotonic_ns()
 
     def prepare(self, taken: Taken) -> None:
-        """Begins the incarnation and fills the global words; before any shard runs.
+        """Begins the incarnation and fills the global words, before any shard runs.
 
         Raises LedgerError, StoreError, OtherHistory.
         """
@@ -162,7 +161,7 @@ class Supervisor:
         while not self._done():
             now_ns = monotonic_ns()
             if now_ns >= next_tick_ns:
-                # Ticks that were missed (a suspended machine) are not made up for.
+                # Missed ticks (of a machine that was suspended) are skipped.
                 next_tick_ns = max(next_tick_ns + int(TICK_S * 1e9), now_ns)
                 self._tick()
             if poller.poll(max(0.0, (next_tick_ns - monotonic_ns()) / 1e6)):
@@ -170,8 +169,8 @@ class Supervisor:
                     wakee.recv(4096)
             self._handle_signals()
             self._reap()
-        # From here on a signal would be written to a descriptor that is closed, or another's by
-        # then; and while the interpreter ends, its handler is gone and it would kill.
+        # A later signal would be written to a descriptor that is closed or reused; and while the
+        # interpreter ends, the handler is gone and the signal would kill.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -185,7 +184,7 @@ class Supervisor:
         return 1 if self._failed else 0
 
     def _let_go(self) -> None:
-        """The last entry tells what the upkeep did last."""
+        """Releases the prefix, after the upkeep: the last entry has all of its work."""
         self._upkeep.stop()
         self._owner.release()
 
@@ -195,7 +194,7 @@ class Supervisor:
     def _handle_signals(self) -> None:
         signals, self._signals = self._signals, set()
         if signals & {signal.SIGTERM, signal.SIGINT} and not self._words[at.G_DRAINING]:
-            log.info("stopping: no new requests, what was accepted is finished first")
+            log.info("stopping: no new requests; what was accepted is finished first")
             self._drain()
         if signal.SIGHUP in signals and not self._words[at.G_DRAINING]:
             self._notify.reloading(monotonic_ns())
@@ -205,7 +204,7 @@ class Supervisor:
 
     def _drain(self) -> None:
         self._notify.stopping("draining", STOP_S)
-        # What waits for company goes now: a window may be longer than a stop may take.
+        # Upload immediately: a commit window may be longer than a stop may take.
         self._words[at.G_WINDOW_NS] = 0
         self._words[at.G_DRAINING] = 1
         self.bells.ring_all(range(self.config.shards))
@@ -223,7 +222,7 @@ class Supervisor:
         levels = (self.config.log_level, result.config.log_level)
         self.config = result.config
         self._words[at.G_LOG_LEVEL] = logs.LEVELS.index(self.config.log_level)
-        # Who asks for fewer lines still sees that this was done.
+        # Also with a level that is higher now, the reload is logged.
         logs.set_level(min(levels, key=logs.LEVELS.index))
         log.info("configuration reloaded, changed: %s", ", ".join(result.applied) or "nothing")
         if result.needs_restart:
@@ -294,7 +293,7 @@ class Supervisor:
             return
         if self._orphans.tick(monotonic_ns()):
             self.bells.ring_all(range(self.config.shards))
-        # A shard that is starting has no heartbeat by which it would be ended.
+        # A shard that is starting has no heartbeat that would end it.
         shard_of = {
             child.process.pid: child.shard
             for child in self.children
@@ -304,16 +303,16 @@ class Supervisor:
         ledger_holder = self._ledger_watch.tick(monotonic_ns(), shard_of)
         if self._words[at.G_DRAINING]:
             self._drain_ticks += 1
-            self._notify.alive(monotonic_ns())  # their number bounds a drain
+            self._notify.alive(monotonic_ns())  # DRAIN_TICKS limits a drain
             if self._drain_ticks == DRAIN_TICKS:
                 log.error(
                     "the drain takes too long: %d bytes were accepted and are not durable yet; the"
-                    " shards are ended, and producers without an answer send them again",
+                    " shards are killed, and producers without an answer must send them again",
                     self._pending_bytes(),
                 )
                 self._kill_all()
             return
-        # Once for all of them: with a hundred shards it would be most of the tick.
+        # Once for all shards: per shard it would take most of the tick with a hundred of them.
         holding = self._leases.holders() | self._groups.inside()
         if ledger_holder in shard_of:
             holding.add(shard_of[ledger_holder])
@@ -353,7 +352,7 @@ class Supervisor:
         self.bells.ring_all(range(self.config.shards))
 
     def _pending_bytes(self) -> int:
-        """What is accepted and not durable yet."""
+        """What was accepted and is not durable yet."""
         bases = [self.layout.shard(child.shard) for child in self.children]
         words = self._words
         return sum(int(words[base + at.S_HEAD] - words[base + at.S_COMMITTED]) for base in bases)
@@ -366,10 +365,10 @@ class Supervisor:
         return f"ready on http://{self.address()} with {self.config.shards} shards"
 
     def _lose_ownership(self) -> None:
-        """Nothing can be committed any more: producers are told for a moment, then all ends."""
+        """Nothing can be committed any more: producers are told for a moment, then it ends."""
         self._superseded_ticks += 1
         if self._superseded_ticks == SUPERSEDED_TICKS:
-            log.critical("stopping: what was not answered by now has no outcome")
+            log.critical("stopping: the outcome of requests without an answer is unknown")
             self._failed = True
             self._drain()
             self._kill_all()
@@ -378,12 +377,12 @@ class Supervisor:
         return all(self._words[self.layout.shard(c.shard) + at.S_READY] for c in self.children)
 
     def address(self) -> str:
-        """HOST:PORT as the listeners have it (a port of 0 was chosen by the kernel)."""
+        """HOST:PORT of the listeners (for port 0, what the kernel chose)."""
         host, port = self.listeners[0].getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _watch(self, child: Child, *, holding: bool) -> None:
-        """Ends a shard whose loop does not turn, its stacks first."""
+        """Kills a shard whose loop does not turn, after its stacks are written."""
         if child.process is None:
             return
         base = self.layout.shard(child.shard)
@@ -429,7 +428,7 @@ class Supervisor:
                 child.process.kill()
 
     def close(self) -> None:
-        """Ends what is left."""
+        """Kills what is left and frees everything."""
         self._kill_all()
         for child in self.children:
             if child.process is not None:

@@ -1,7 +1,7 @@
 """The tables of docs/http-api.md, generated from the routes and the Structs.
 
 ``python -m daemon.api.api_docs docs/http-api.md`` rewrites the tables of a page; a test compares.
-A table stands between a comment that names it and ``<!-- end -->``: ``<!-- routes: /v0/topics -->``
+A table is between a comment that names it and ``<!-- end -->``: ``<!-- routes: /v0/topics -->``
 lists the routes whose path begins so, ``<!-- struct: TopicState -->`` the fields of a type and of
 the types inside it that the page has not shown yet.
 """

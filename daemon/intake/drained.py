@@ -1,4 +1,4 @@
-"""When a shard of a daemon that stops has nothing left to do. Pure: shared words in, yes or no."""
+"""Whether a shard of a stopping daemon has nothing left to do. A pure function of shared words."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from shards.segment import Segment
 
 
 def is_drained(segment: Segment, leases: LeaseTable, shard: int, unanswered: int) -> bool:
-    """Whether ``shard`` may end; ``unanswered`` is how many of its requests wait for an answer.
+    """Whether ``shard`` may end; ``unanswered`` of its requests wait for an answer.
 
-    Any shard may upload for any other, so all wait until everything that was accepted is
-    committed. A commit that is larger than its slot of the log is read from the ledger first:
-    its requests are committed, and still have nobody else who answers them. Requests that were
-    taken back are nothing: a shard that dies now has no successor that would pass them over.
+    Any shard may upload for any other, so all of them wait until everything that was accepted is
+    committed, and until each has answered its own requests: a commit that is larger than its slot
+    of the log is read from the ledger first. Requests that were taken back do not count.
     """
     words, layout = segment.words, segment.layout
     for other in range(layout.shards):

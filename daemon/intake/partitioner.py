@@ -1,8 +1,8 @@
 """Which partition a key belongs to: murmur2 as Kafka's default partitioner.
 
 ``toPositive(murmur2(utf8(key))) % partitions`` with Kafka's seed and constants
-(org.apache.kafka.common.utils.Utils.murmur2), so that a producer that moves from Kafka with the
-same number of partitions finds its keys where they were. Pure; the cache only saves time.
+(org.apache.kafka.common.utils.Utils.murmur2), so that a producer that moves from Kafka to as
+many partitions finds its keys in the same ones. Pure; the cache only saves time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _SEED = 0x9747B28C
 _M = 0x5BD1E995
 _R = 24
 _MASK = 0xFFFFFFFF
-# Keys that recur cost 60 ns instead of microseconds; long ones are hashed each time, so that the
-# cache holds at most 4,096 keys of 256 characters (1 to 4 MiB).
+# A repeated key costs 60 ns instead of microseconds. Long keys are hashed each time, so that the
+# cache has at most 4,096 keys of 256 characters (1 to 4 MiB).
 _CACHED_KEYS = 4096
 _CACHED_KEY_CHARACTERS_MAX = 256
 

@@ -1,14 +1,14 @@
-"""Producing: the gate before the body, then validate, frame, publish, and wait for the commit.
+"""Produce requests: admission before the body, then validate, frame, publish, wait for the commit.
 
-``admit`` promises ring space for a body that is still to come (for its declared length, else for
-the body limit) or refuses with 429 before the body is taken in. Reserve, write and publish are
-one step of the loop without an await. A request that must wait for its topic to be made holds
-back what comes after it on the same connection, so that order per connection holds. What is held
-back has its deadline too: nobody knows for how long another process keeps the ledger. Bodies on
-their way and requests held back have a promise each; promises and what the ring holds already are
-never more than the ring, which bounds their memory too (daemon/memory.py).
+``admit`` promises ring space for a body that is still to come (its declared length, or the body
+limit), or refuses with 429 before the body is taken in. Reserve, write and publish are one step of
+the loop, without an await. A request that must wait for its topic to be created holds back later
+requests of its connection, so that their order stays. A request that is held back still has its
+deadline, since another process may keep the ledger for any time. Each body on its way and each
+request held back has a promise. Promises and the ring's content together are never more than the
+ring, which bounds their memory too (daemon/memory.py).
 
-This module stores nothing durable and answers only refusals; ``daemon/intake/pending.py`` answers.
+This module stores nothing durable, and answers only refusals: ``pending.py`` answers the others.
 """
 
 from __future__ import annotations
@@ -41,24 +41,26 @@ from shards.segment import Segment
 
 log = logging.getLogger("headgate.produce")
 
-FRAME_BYTES = 4096  # heads and pads that a body does not have: room that admission adds
-_new = tuple.__new__  # a NamedTuple's own constructor costs twice as much, once per request
-RETRY_AFTER_S = (1, 3)  # spread, so that refused producers do not come back together
-SHUT_RETRY_AFTER_S = (3, 10)  # an outage lasts longer than a ring takes to empty
+FRAME_BYTES = 4096  # what admission adds to a body for frame heads and pads
+_new = tuple.__new__  # costs half of what a NamedTuple's own constructor does
+RETRY_AFTER_S = (1, 3)  # a range, so that refused producers do not come back together
+CLOSED_RETRY_AFTER_S = (3, 10)  # an outage lasts longer than a ring takes to empty
 
 
 class Closed(NamedTuple):
-    """Why no request is taken in. ``close``: nor will any, on this connection."""
+    """Why no request is taken in. ``close``: this connection will take none again."""
 
     code: str
     reason: str
     close: bool
 
 
-SUPERSEDED = Closed("superseded", "another daemon has taken this store over; send it there", True)
+SUPERSEDED = Closed(
+    "superseded", "another daemon has taken this store over; send the request there", True
+)
 STOPPING = Closed("shutting_down", "the daemon is stopping", True)
 STORE_FAILING = Closed(
-    "store_failing", "the store takes nothing at the moment (GET /v0/status says why)", False
+    "store_failing", "the store takes nothing now (GET /v0/status says why)", False
 )
 DISK_FULL = Closed(
     "disk_full", "the disk of the ledger or of the store is almost full: free some space", False
@@ -66,7 +68,7 @@ DISK_FULL = Closed(
 
 
 class Producer:
-    """One shard's intake."""
+    """Takes the produce requests of one shard."""
 
     def __init__(
         self,
@@ -91,7 +93,7 @@ class Producer:
         self._rng = rng
         self._promised_bytes = 0
         self._closed: Closed | None = None
-        # By connection: request, topic, and the promise that it keeps until it is worked off.
+        # By connection: requests with their topic and their promise, in order.
         self._held_back: dict[object, deque[tuple[Request, str, int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -107,7 +109,7 @@ class Producer:
         return needed
 
     def take(self, request: Request, name: str, body_bytes: int) -> None:
-        """``admit``, ``produce`` and ``release`` for a body that is whole already."""
+        """``admit``, ``produce`` and ``release`` for a body that came with its head."""
         if (
             request.head.content_encoding
             or self._closed is not None
@@ -131,7 +133,7 @@ class Producer:
         limit = self._limits.body_bytes_max
         if body_bytes > limit:
             raise too_large(
-                f"the body has {body_bytes} bytes, the limit is {limit}; send less at once",
+                f"the body has {body_bytes} bytes, the limit is {limit}; send smaller batches",
                 limit_bytes=limit,
             )
         if self._closed is not None:
@@ -139,22 +141,24 @@ class Producer:
         if self._ring.free_bytes - self._promised_bytes < needed:
             raise self._throttled()
 
-    def look_at_gate(self) -> None:
-        """Notes whether requests are refused altogether; called when the shard's bell was rung."""
+    def read_gate(self) -> None:
+        """Notes whether all requests are refused. Call it when the shard's bell was rung."""
         words = self._words
-        shut = ClosedBy(words[at.G_GATE])
+        closed_by = ClosedBy(words[at.G_GATE])
         if words[at.G_SUPERSEDED]:
             self._closed = SUPERSEDED
         elif words[at.G_DRAINING]:
             self._closed = STOPPING
-        elif shut:
-            self._closed = STORE_FAILING if shut & ClosedBy.STORE_FAILING else DISK_FULL
+        elif closed_by:
+            self._closed = STORE_FAILING if closed_by & ClosedBy.STORE_FAILING else DISK_FULL
         else:
             self._closed = None
 
     def _refusal(self, closed: Closed) -> ApiError:
         self._words[self._rejected_at] += 1
-        retry_after_s = self._rng.randint(*(RETRY_AFTER_S if closed.close else SHUT_RETRY_AFTER_S))
+        retry_after_s = self._rng.randint(
+            *(RETRY_AFTER_S if closed.close else CLOSED_RETRY_AFTER_S)
+        )
         return ApiError(
             503,
             closed.code,
@@ -165,12 +169,12 @@ class Producer:
         )
 
     def overdue(self, waiting: PendingRequest) -> ApiError:
-        """What a producer is told whose request was taken back at its deadline."""
+        """The refusal of a request that was taken back at its deadline."""
         return self._overdue(waiting.timeout_ns // 1_000_000)
 
     def _overdue(self, timeout_ms: int) -> ApiError:
         self._words[self._rejected_at] += 1
-        retry_after_s = self._rng.randint(*SHUT_RETRY_AFTER_S)
+        retry_after_s = self._rng.randint(*CLOSED_RETRY_AFTER_S)
         return ApiError(
             503,
             "ack_timeout",
@@ -199,13 +203,13 @@ class Producer:
     def produce(self, request: Request, name: str, promised: int) -> None:
         """Takes a produce request with its whole body, for which ``promised`` bytes are free.
 
-        A request that is held back promises itself as much again: its caller releases its own.
+        A request that is held back gets a second promise, since the caller releases its own.
         """
         if self._held_back:
-            behind = self._held_back.get(request.connection)
-            if behind is not None:
+            held = self._held_back.get(request.connection)
+            if held is not None:
                 self._promised_bytes += promised
-                behind.append((request, name, promised))
+                held.append((request, name, promised))
                 return
         topic = self._topics.known(name)
         if topic is not None:
@@ -226,7 +230,7 @@ class Producer:
         task.add_done_callback(self._tasks.discard)
 
     async def _produce_held(self, connection: object) -> None:
-        """Works off a connection's requests in order, making topics as they are needed."""
+        """Publishes the requests of a connection in order; creates topics as they are needed."""
         held = self._held_back[connection]
         while held:
             request, name, promised = held[0]
@@ -239,14 +243,14 @@ class Producer:
                         self._publish(request, topic)
                     else:
                         await self._publish_capped(request, topic, topic.tracker)
-            except TimeoutError:  # publishing is the last step: it was not reached
+            except TimeoutError:  # before publishing, which is the last step
                 request.refuse(self._overdue(timeout_ms))
             except ApiError as error:
                 request.refuse(error)
             except LedgerError as error:
                 request.refuse(ledger_unavailable(error))
-            except Exception as error:  # what comes behind must not wait for good
-                log.error("a produce request failed by a bug", exc_info=error)
+            except Exception as error:  # the requests after it must not wait forever
+                log.error("a produce request failed because of a bug", exc_info=error)
                 request.refuse(ApiError(500, "internal", "this is a bug in headgate; see its log",
                                         close=True))  # fmt: skip
             held.popleft()
@@ -256,7 +260,7 @@ class Producer:
     def _timeout_ms(self, request: Request) -> int:
         try:
             asked = self._parse(request, wall_ms(), TopicConfig())
-        except ApiError:  # which it is told in its turn
+        except ApiError:  # it is refused in its turn
             return self._ack_timeout_ms
         return asked.ack_timeout_ms or self._ack_timeout_ms
 
@@ -275,7 +279,7 @@ class Producer:
     async def _publish_capped(
         self, request: Request, topic: TopicEntry, tracker: CapTracker
     ) -> None:
-        """For a room that must be looked up first, and a request that may be a repeat."""
+        """For a tracker that must be loaded first, or a request that may be a repeat."""
         if self._topics.trackers.is_stale(tracker):
             await self._topics.load_tracker(tracker, request.arrival_ns)
         try:
@@ -284,27 +288,25 @@ class Producer:
             key = full.idempotency_key
             if key is None or not await self._topics.answered(topic.topic_id, key):
                 raise
-            # It was stored before: its commit gives the first answer again, and no record more.
+            # It was stored before: the commit gives the first answer again, and stores no record.
             self._publish(request, topic)
 
     def _publish_within_caps(
         self, request: Request, topic: TopicEntry, tracker: CapTracker
     ) -> None:
-        """Raises TopicFull. Begins another look at the ledger when the last one is old."""
+        """Raises TopicFull. Starts loading the tracker again if it is old."""
         if request.arrival_ns - tracker.loaded_ns > RELOAD_NS:
             tracker.loaded_ns = request.arrival_ns
-            task = asyncio.get_running_loop().create_task(
-                self._look_at(tracker, request.arrival_ns)
-            )
+            task = asyncio.get_running_loop().create_task(self._reload(tracker, request.arrival_ns))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self._publish(request, topic, tracker)
 
-    async def _look_at(self, tracker: CapTracker, now_ns: int) -> None:
+    async def _reload(self, tracker: CapTracker, now_ns: int) -> None:
         try:
             await self._topics.load_tracker(tracker, now_ns)
         except LedgerError as error:
-            log.warning("the room of a topic cannot be looked up: %s", error)
+            log.warning("how full a topic is cannot be read: %s", error)
 
     def _parse(self, request: Request, arrival_ms: int, config: TopicConfig) -> Produce:
         head = request.head
@@ -355,7 +357,7 @@ class Producer:
         except RingFull:
             raise self._throttled() from None
         except ValueError as error:
-            raise too_large(f"{error}; send fewer records at once") from error
+            raise too_large(f"{error}; send smaller batches") from error
         if topic.tracker is not None:
             topic.tracker.published(position, payloads)
         self._pending.add(

@@ -259,6 +259,6 @@ def _memory_bytes(daemon: Daemon) -> int:
 
 def _bound_without_lake(daemon: Daemon) -> int:
     """The bound that the daemon prints; nothing is read from a lake here."""
-    printed = re.search(r"memory is bounded by (\d+) MiB.* lake (\d+) MiB", daemon.text)
+    printed = re.search(r"memory is limited to (\d+) MiB.* lake (\d+) MiB", daemon.text)
     assert printed is not None, daemon.text
     return (int(printed[1]) - int(printed[2])) << 20

@@ -1,7 +1,7 @@
-"""Produce bodies: decompressed, parsed and validated, and turned into payloads per partition.
+"""Produce bodies: decompressed, parsed, validated, and turned into one payload per partition.
 
-All of it is pure: bytes in, values or an ApiError out. What a body may hold is in docs/http-api.md,
-what agents send in docs/producers.md, and the payload's layout in ``uploader/l0/records.py``.
+Pure: bytes in, values or an ApiError out. docs/http-api.md says what a body may have,
+docs/producers.md what agents send, and ``uploader/l0/records.py`` how a payload is laid out.
 """
 
 from daemon.intake.formats.body_key import body_key

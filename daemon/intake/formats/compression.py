@@ -1,7 +1,8 @@
-"""Bodies that come compressed: gzip, deflate (zlib) and zstd, within bounds.
+"""Compressed bodies: gzip, deflate (zlib) and zstd, within limits.
 
-Output is made in pieces and stops at the first one past the limit, so that a bomb never takes
-more than the limit and one piece. A whole body is joined once (twice its size for a moment).
+Output is made in pieces and stops at the first one that exceeds the limit, so that a bomb never
+takes more than the limit and one piece. A whole body is joined once, which briefly takes twice its
+size.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import zstandard
 from daemon.api.errors import ApiError, invalid, too_large
 
 _PIECE_BYTES = _INPUT_BYTES = 16 * 1024
-# RFC 8878 tells decoders of HTTP bodies to support 8 MiB and to refuse more.
+# RFC 8878 tells decoders of HTTP bodies to support windows of 8 MiB and to refuse larger ones.
 _ZSTD_WINDOW_BYTES_MAX = 8 << 20
-# Agents append a member per buffer at most; each costs its set-up, however short it is.
+# Agents append at most one member per buffer; each costs its set-up, however short it is.
 _MEMBERS_MAX = 256
 _GZIP_WBITS, _ZLIB_WBITS = 31, 15
 
 
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """``body`` without its Content-Encoding (``""``: as it is).
+    """``body`` without its Content-Encoding (``""``: unchanged).
 
-    Raises ApiError: 413 when the result is over ``limit`` bytes, 400 for a broken or truncated
+    Raises ApiError: 413 if the result has more than ``limit`` bytes, 400 for a broken or truncated
     stream, 415 for an encoding that is not supported.
     """
     if not encoding:
@@ -47,7 +48,7 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 class _Output:
-    """Decompressed pieces; over the limit it refuses."""
+    """Decompressed pieces. Raises ApiError 413 over the limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -63,14 +64,14 @@ class _Output:
         self._size += size
         if self._size > self._limit:
             raise too_large(
-                f"the body has over {self._limit} bytes when decompressed; send smaller batches",
+                f"the decompressed body has more than {self._limit} bytes; send smaller batches",
                 limit_bytes=self._limit,
             )
 
     def count_member(self) -> None:
         self._members += 1
         if self._members > _MEMBERS_MAX:
-            raise invalid(f"the compressed body has over {_MEMBERS_MAX} members")
+            raise invalid(f"the compressed body has more than {_MEMBERS_MAX} members")
 
     def restart(self) -> None:
         self._size = 0
@@ -84,7 +85,7 @@ def _truncated() -> ApiError:
 
 
 def _zlib(body: bytes, wbits: int, output: _Output) -> None:
-    """Members one after the other, as gzip allows."""
+    """One member after the other, as gzip allows."""
     position = 0
     while position < len(body) or not position:
         output.count_member()
@@ -101,10 +102,10 @@ def _zlib(body: bytes, wbits: int, output: _Output) -> None:
 
 
 def _zstd(body: bytes, output: _Output) -> None:
-    """Frames one after the other, in two passes.
+    """One frame after the other, in two passes.
 
-    The stream reader makes bounded pieces but takes a truncated frame for a whole one. So it only
-    counts, and a body that is small enough is decompressed for good by what notices.
+    The stream reader makes bounded pieces but does not notice a truncated frame. So it only counts;
+    a body that is small enough is then decompressed by what notices.
     """
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
     with decompressor.stream_reader(body, read_across_frames=True) as reader:

@@ -89,7 +89,7 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
 
 
 def parse_array(body: bytes, limits: BodyLimits, field: KeyField | None) -> list[Row]:
-    """A top-level array, each element a record's data; ``field`` names the one with its key."""
+    """A top-level array; each element is a record's data, ``field`` takes its key."""
     _check_count(body, 1, limits)
     try:
         elements = _array_decoder.decode(body)
@@ -119,7 +119,7 @@ def check_record(
     where: dict[str, int],
     limits: BodyLimits,
 ) -> None:
-    """Refuses a record that is too large or nested too deep. Bytes are not nested."""
+    """Raises ApiError for a record that is too large or nested too deep (bytes never are)."""
     if isinstance(data, bytes):
         size = len(data)
     else:
@@ -151,7 +151,7 @@ def _check_count(body: bytes, level: int, limits: BodyLimits) -> None:
 
 
 def decode_base64(text: str | None, index: int) -> bytes:
-    """The bytes of ``data_b64``; None means that ``data`` is missing too. Raises ApiError."""
+    """The bytes of ``data_b64``. Raises ApiError; for None, since ``data`` is missing too."""
     if text is None:
         raise invalid(f"record {index} has neither data nor data_b64", record=index)
     try:

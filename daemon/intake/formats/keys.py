@@ -11,7 +11,7 @@ from msgspec import Raw
 from daemon.api.errors import invalid
 from daemon.intake.formats.limits import place
 
-# One decoder is built per field name; a client that varies the name must not fill the memory.
+# There is one decoder per field name; a client that varies the name must not fill the memory.
 _DECODERS_MAX = 64
 _ABSENT = Raw()
 
@@ -26,8 +26,8 @@ class KeyField:
         self._field_of = _field_of(name)
 
     def of(self, data: str, where: dict[str, int]) -> str | None:
-        """The key of a record: a string, or a number's text; None when the field is absent or
-        null, or the data is no object. Raises ApiError 400 for any other type."""
+        """The key of a record: a string, or the text of a number. None if the field is absent or
+        null, or the data is not an object. Raises ApiError 400 for any other type."""
         if not data.startswith("{"):
             return None
         found = self._field_of(data)
@@ -41,16 +41,16 @@ class KeyField:
         if text == "null":
             return None
         raise invalid(
-            f"the field {self._name!r} of {place(where)} is the key, so it must be a string or"
-            " a number",
+            f"the field {self._name!r} of {place(where)} is the key: it must be a string or a"
+            " number",
             field=self._name,
             **where,
         )
 
 
 def _field_of(name: str) -> Callable[[str], Raw]:
-    """Takes the member of that name out of an object's text; _ABSENT when there is none."""
-    if '"' in name or "\\" in name:  # a struct can have no such member
+    """Takes the member of that name out of an object's text; _ABSENT if there is none."""
+    if '"' in name or "\\" in name:  # not possible as a field of a Struct
         every = msgspec.json.Decoder(dict[str, Raw])
         return lambda data: every.decode(data).get(name, _ABSENT)
     shape = msgspec.defstruct("Keyed", [("key", Raw, _ABSENT)], rename={"key": name}, gc=False)

@@ -71,7 +71,7 @@ def parse_msgpack(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
         total += len(data) if isinstance(data, bytes) else utf8_bytes(data)
         if total > limits.body_bytes_max:
             raise too_large(
-                f"the records have over {limits.body_bytes_max} bytes as JSON; send smaller"
+                f"the records have more than {limits.body_bytes_max} bytes as JSON; send smaller"
                 " batches",
                 limit_bytes=limits.body_bytes_max,
             )

@@ -1,13 +1,13 @@
 """NDJSON bodies: each line that is not blank is a record's data.
 
-The fast way asks msgspec to validate all lines at once (``decode_lines``) and splits the text at
-newlines for the rows. The two need not agree: ``decode_lines`` takes ``1 2`` on one line for two
-values and a value spread over two lines for one. They agree exactly when there are as many
-values as lines, and the values written one per line are the body again: then no value holds a
-newline and no line holds two. Anything else is brought into that form (blanks stripped, empty
-lines left out), and if it still differs, the line at fault is looked for.
+The fast path validates all lines in one call of msgspec (``decode_lines``), and splits the text at
+newlines for the rows. The two may disagree: ``decode_lines`` reads ``1 2`` on one line as two
+values, and a value on two lines as one. They agree if and only if there are as many values as lines
+and the values, written one per line, give the body again: then no value has a newline and no line
+has two values. Any other body is brought into that form (blanks stripped, empty lines left out).
+If it still differs, the line with the error is searched.
 
-Large bodies are taken in blocks of whole lines, which bounds what lines of ``0 0 0 ...`` can make.
+Large bodies are taken in blocks of whole lines, which bounds what lines of ``0 0 0 ...`` allocate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def parse_lines(body: bytes, limits: BodyLimits, field: KeyField | None) -> list
     """The rows of an NDJSON body. Raises ApiError; ``detail.line`` counts from 1."""
     size = len(body)
     if field is None and 0 < size < limits.suspect_from and body.find(b"\n", 0, size - 1) < 0:
-        # One short line, the usual small request; whatever is wrong with it is named below.
+        # One short line, the usual small request. What is wrong with it is found below.
         try:
             _decoder.decode(body)
             return [(str(body, "utf-8").strip(_BLANK_TEXT),)]
@@ -70,7 +70,7 @@ def parse_lines(body: bytes, limits: BodyLimits, field: KeyField | None) -> list
 def _checked_rows(
     body: bytes, texts: list[str], limits: BodyLimits, field: KeyField | None
 ) -> list[Row]:
-    """Rows with keys, and after a look at long lines."""
+    """Rows with keys, after a check of long lines."""
     suspect = limits.suspect_from
     if max(map(len, texts)) >= suspect:
         for index, text in enumerate(texts):
@@ -120,7 +120,7 @@ def _single_text(line: bytes, lines_before: int) -> list[str]:
 
 
 def _exact_texts(block: bytes) -> list[str] | None:
-    """The lines of a block in which each line is exactly one value; None when it is not so."""
+    """The lines of a block in which each line is exactly one value; None for another block."""
     try:
         values = _decoder.decode_lines(block)
         text = str(block, "utf-8")
@@ -148,7 +148,7 @@ def _blocks(body: bytes) -> Iterator[bytes]:
 
 
 def _culprit(block: bytes, lines_before: int) -> ApiError:
-    """The first line at fault."""
+    """The refusal of the first line with an error."""
     for number, line in enumerate(block.split(b"\n"), lines_before + 1):
         line = line.strip(_BLANKS)
         if not line:
@@ -161,7 +161,7 @@ def _culprit(block: bytes, lines_before: int) -> ApiError:
         except RecursionError:
             return nested_too_deep({"line": number})
         except DecodeError as error:
-            return invalid(f"line {number} is no JSON value: {error}", line=number)
+            return invalid(f"line {number} is not a JSON value: {error}", line=number)
     return invalid("the body is not one JSON value per line")
 
 

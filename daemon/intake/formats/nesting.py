@@ -1,10 +1,9 @@
 """How deep JSON is nested, and how many elements it has at a level, without building it.
 
-Both are asked where building the answer would be the attack: 16 MiB of ``0,0,0`` are 8 million
-objects. The text is looked at in windows: strings are cut out by splitting at quotes, all but
-brackets and commas is deleted, and what is left is summed up (+1, -1). Memory stays within a few
-windows. For text that is no JSON the result holds up to the first error, which is all that the
-parser behind it will get to.
+For bodies that attack by being built: 16 MiB of ``0,0,0`` are 8 million objects. The text is taken
+in windows: strings are cut out by splitting at quotes, everything but brackets and commas is
+deleted, and the rest is summed up (+1, -1). This needs the memory of a few windows. For text that
+is not JSON the result is right up to the first error, where the parser will stop too.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _DELETED_COMMA = _DELETED + b","
 
 
 def nested_deeper(data: bytes, limit: int) -> bool:
-    """Whether arrays and objects in ``data`` are nested over ``limit`` levels."""
+    """Whether arrays and objects in ``data`` are nested deeper than ``limit`` levels."""
     if data.count(b"[") + data.count(b"{") <= limit:
         return False
     depth = 0
@@ -32,8 +31,8 @@ def nested_deeper(data: bytes, limit: int) -> bool:
 
 
 def more_elements(data: bytes, level: int, limit: int) -> bool:
-    """Whether the containers at nesting ``level`` (1: the outermost) separate over ``limit``
-    elements by commas."""
+    """Whether the containers at nesting ``level`` (1: the outermost) have more than ``limit``
+    elements, by their commas."""
     depth = 0
     commas = 0
     for marks in _marks(data, _DELETED):
@@ -54,7 +53,7 @@ def _marks(data: bytes, deleted: bytes) -> Iterator[bytes]:
     size = len(data)
     while start < size:
         end = min(size, start + _WINDOW_BYTES)
-        while end < size and data[end - 1] == 0x5C:  # never cut behind a backslash
+        while end < size and data[end - 1] == 0x5C:  # never cut after a backslash
             end += 1
         window = data[start:end]
         if b"\\" in window:

@@ -130,7 +130,7 @@ def test_a_shut_door_refuses_before_the_body_is_taken_in_and_says_why_and_when_t
     head = parse_head(b"POST /v0/topics/t HTTP/1.1\r\nHost: h\r\n\r\n", HttpLimits())
     producer.release(producer.admit(head, 100))
     segment.words[word] = value
-    producer.look_at_gate()
+    producer.read_gate()
     waits = set()
     for _ in range(50):
         with pytest.raises(ApiError) as refused:
@@ -143,5 +143,5 @@ def test_a_shut_door_refuses_before_the_body_is_taken_in_and_says_why_and_when_t
         waits.add(error.retry_after_s)
     assert len(waits) > 1 and min(waits) >= 1  # they do not come back together
     segment.words[word] = 0
-    producer.look_at_gate()
+    producer.read_gate()
     producer.release(producer.admit(head, 100))
