@@ -28,6 +28,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 ColumnType = Literal["string", "long", "double", "boolean", "timestamp"]
+BaseType = ColumnType | Literal["int"]
 
 FIRST_TYPED_ID = 1000
 FIELD_ID = b"PARQUET:field_id"
@@ -41,34 +42,37 @@ TIMESTAMP = pa.timestamp("us", tz="UTC")
 TIMESTAMP_MS_MIN = -62_135_596_800_000  # the year 1; TIMESTAMP_MS_MAX ends the year 9999
 
 
+# Arrow's types by the names of ours; "int" is for base columns only.
+ARROW_TYPES: dict[BaseType, pa.DataType] = {
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "timestamp": TIMESTAMP,
+    "string": pa.string(),
+}
+
+
 class BaseColumn(Struct, frozen=True):
     """A column that every table has."""
 
     name: str
     field_id: int
-    arrow: pa.DataType
+    type: BaseType
     required: bool
 
 
 BASE: tuple[BaseColumn, ...] = (
-    BaseColumn("partition", 1, pa.int32(), required=True),
-    BaseColumn("offset", 2, pa.int64(), required=True),
-    BaseColumn("timestamp", 3, TIMESTAMP, required=True),
-    BaseColumn("key", 4, pa.string(), required=False),
-    BaseColumn("tag", 5, pa.string(), required=False),
-    BaseColumn("node", 6, pa.string(), required=False),
-    BaseColumn("meta", 7, pa.string(), required=False),
-    BaseColumn("data", 8, pa.string(), required=True),
-    BaseColumn("data_is_base64", 9, pa.bool_(), required=True),
+    BaseColumn("partition", 1, "int", required=True),
+    BaseColumn("offset", 2, "long", required=True),
+    BaseColumn("timestamp", 3, "timestamp", required=True),
+    BaseColumn("key", 4, "string", required=False),
+    BaseColumn("tag", 5, "string", required=False),
+    BaseColumn("node", 6, "string", required=False),
+    BaseColumn("meta", 7, "string", required=False),
+    BaseColumn("data", 8, "string", required=True),
+    BaseColumn("data_is_base64", 9, "boolean", required=True),
 )
-
-ARROW_TYPES: dict[ColumnType, pa.DataType] = {
-    "string": pa.string(),
-    "long": pa.int64(),
-    "double": pa.float64(),
-    "boolean": pa.bool_(),
-    "timestamp": TIMESTAMP,
-}
 
 _BASE_NAMES = {column.name for column in BASE}
 
@@ -118,7 +122,7 @@ def typed_columns(
 @functools.lru_cache(maxsize=1024)
 def arrow_schema(columns: tuple[Column, ...] = ()) -> pa.Schema:
     """The schema of a topic's files, with field ids."""
-    fields = [_field(c.name, c.arrow, c.field_id, c.required) for c in BASE]
+    fields = [_field(c.name, ARROW_TYPES[c.type], c.field_id, c.required) for c in BASE]
     fields += [_field(c.name, ARROW_TYPES[c.type], c.field_id, required=False) for c in columns]
     return pa.schema(fields)
 

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from compaction.tables.errors import ForeignTable, SchemaConflict, TableChanged
-from compaction.tables.schema import BASE, Column, ColumnType, typed_columns
+from compaction.tables.schema import BASE, BaseType, Column, ColumnType, typed_columns
 from ledger.lake.types import Hole
 
 if TYPE_CHECKING:
@@ -202,11 +202,11 @@ def missing_columns(
     """The wanted columns that the table lacks. Raises SchemaConflict, TableChanged."""
     for base in BASE:
         field = next((f for f in schema.fields if f.field_id == base.field_id), None)
-        if field is None or field.name != base.name or field.field_type != _base_type(base.name):
+        if field is None or field.name != base.name or field.field_type != iceberg_type(base.type):
             raise TableChanged(
                 f"the table {table} was changed: its column {base.field_id} is"
                 f" {'missing' if field is None else f'{field.name} {field.field_type}'}, not"
-                f" {base.name} {_base_type(base.name)}",
+                f" {base.name} {iceberg_type(base.type)}",
                 "restore the column's name and type",
             )
     by_name = {field.name.lower(): field for field in schema.fields}
@@ -278,7 +278,7 @@ def new_schema(columns: Sequence[Column]) -> Schema:
         NestedField(
             field_id=base.field_id,
             name=base.name,
-            field_type=_base_type(base.name),
+            field_type=iceberg_type(base.type),
             required=base.required,
         )
         for base in BASE
@@ -295,11 +295,12 @@ def new_schema(columns: Sequence[Column]) -> Schema:
     return Schema(*fields)
 
 
-def iceberg_type(kind: ColumnType) -> IcebergType:
-    """The type of a typed column in a table."""
+def iceberg_type(kind: BaseType) -> IcebergType:
+    """The type of a column in a table."""
     from pyiceberg import types
 
-    made: dict[ColumnType, type[IcebergType]] = {
+    made: dict[BaseType, type[IcebergType]] = {
+        "int": types.IntegerType,
         "string": types.StringType,
         "long": types.LongType,
         "double": types.DoubleType,
@@ -307,18 +308,6 @@ def iceberg_type(kind: ColumnType) -> IcebergType:
         "timestamp": types.TimestamptzType,
     }
     return made[kind]()
-
-
-def _base_type(name: str) -> IcebergType:
-    from pyiceberg import types
-
-    made: dict[str, type[IcebergType]] = {
-        "partition": types.IntegerType,
-        "offset": types.LongType,
-        "timestamp": types.TimestamptzType,
-        "data_is_base64": types.BooleanType,
-    }
-    return made.get(name, types.StringType)()
 
 
 def _key(field: PartitionField) -> tuple[int, str, str]:
