@@ -51,7 +51,7 @@ def test_a_copied_data_directory_is_refused_naming_the_owner(data: Path, tmp_pat
     copy = tmp_path / "copy"
     with running(data, store=store) as daemon:
         daemon.produce("t", 1)
-        shutil.copytree(data, copy)
+        shutil.copytree(data, copy, ignore=shutil.ignore_patterns("*.sock"))
         before = [(e.incarnation, e.number) for e in entries(store)]
         code, said = command("serve", "--listen", "127.0.0.1:0", "--data", str(copy),
                              "--store", store)  # fmt: skip
@@ -94,7 +94,7 @@ def test_a_paused_daemon_that_wakes_after_a_take_over_never_acknowledges_again(
         signal_all(first, signal.SIGSTOP)
         try:
             line.send("t", "waits in the socket")
-            shutil.copytree(data, copy)
+            shutil.copytree(data, copy, ignore=shutil.ignore_patterns("*.sock"))
             with running(copy, store=store, command=TAKE_OVER) as second:
                 found = second.read_all("t")
                 assert [record["data"] for record in found] == ["first"]
