@@ -166,7 +166,7 @@ class UpkeepThread:
                 waiting = waiting[EVICTIONS_AT_ONCE:]
         return done + self._evict(waiting)
 
-    def _evict(self, evictions: Sequence[Eviction]) -> list[Evicted]:
+    def _evict(self, evictions: list[Eviction]) -> list[Evicted]:
         done = self._ledger.write(retention.evict, evictions) if evictions else []
         if done:
             with self._ledger.lock:

@@ -18,8 +18,8 @@ from ledger.decide import PartitionKey
 from ledger.errors import ResultCleared
 from ledger.lake import rules as lake_rules
 from ledger.lake.coverage import OffsetRanges
-from ledger.lake.lake_tables import BOUND
 from ledger.lake.rules import InvariantBroken, offset_ranges, require, require_none
+from ledger.space.marking import BOUND
 from ledger.tx import ReadTx
 
 __all__ = ["InvariantBroken", "check"]

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from ledger.decide import PartitionKey
 from ledger.lake.coverage import OffsetRange, OffsetRanges
-from ledger.lake.lake_tables import BOUND
 from ledger.lake.rules import l1_problems, offset_ranges
+from ledger.space.marking import BOUND
 from ledger.tx import ReadTx
 
 

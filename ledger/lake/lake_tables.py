@@ -1,27 +1,21 @@
-"""Statements on the lake: tables, files and their ranges, quarantine, planning, the switch.
+"""Tables of the lake: what is not compacted yet, and the switch of readers to what was compacted.
 
-Vocabulary: ``lake_types.py``. A *plan* is what a bulk reader or a compaction reads: in commit
-order, objects with those of their extents that nobody reads from L1 yet. The *bound* of a
-partition is the offset up to which L0 is not needed: compacted, or evicted, or all of a deleted
-topic's. An object is *free* when each of its extents lies at or below its partition's bound, and
-no hole of the quarantine is its.
+Vocabulary: ``types.py``. A *plan* is what a compaction reads: in commit order, objects with those
+of their extents that no reader reads from L1 yet.
 
-What the switch keeps: ``compacted_seq`` never falls, and stays below ``next_seq``; a file is
-taken once, by its path; all of it is one transaction with what readers look at.
-
-Called inside a transaction; writing functions inside a write transaction. Files and objects
-themselves are others': nothing is read or deleted in a store here.
+A switch is one transaction with everything that readers look at. ``compacted_seq`` never falls, and
+stays below ``next_seq``; a file is taken once, by its path. Nothing is read or deleted in a store
+here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import closing
 
 from ledger import topics
 from ledger.errors import SwitchRefused
-from ledger.lake import runs
+from ledger.lake import quarantine, runs
 from ledger.lake.types import (
     Hole,
     LakeTable,
@@ -30,17 +24,11 @@ from ledger.lake.types import (
     TableSwitch,
 )
 from ledger.reads import extent_of
-from ledger.space import retention
+from ledger.space import marking, retention
 from ledger.tx import ReadTx, WriteTx
 from ledger.types import Extent
 
-# Of partition p; kept out of a view, which no other statement here needs.
-BOUND = (
-    "CASE WHEN p.deleted = 1 THEN p.next_seq - 1"
-    " WHEN p.compacted_seq >= p.earliest_seq THEN p.compacted_seq ELSE p.earliest_seq - 1 END"
-)
-
-# CROSS JOIN is a join whose order SQLite keeps: objects one by one, so that a page ends early.
+# SQLite keeps the order of a CROSS JOIN: objects one by one, so that a page ends early.
 _PLAN_SQL = """SELECT o.commit_number, o.key, e.topic_id, e.partition, e.first_offset,
     e.last_offset, e.record_count, o.locator, o.size_bytes, e.byte_start, e.byte_length,
     e.crc32c, e.codec, e.first_timestamp_ms, e.last_timestamp_ms, e.voids
@@ -57,20 +45,6 @@ _PLAN_SQL = """SELECT o.commit_number, o.key, e.topic_id, e.partition, e.first_o
         AND q.last_offset >= e.first_offset)
     ORDER BY o.commit_number, e.topic_id, e.partition"""
 
-# Partitions whose bound moved since the last marking say which extents are not needed any more;
-# only objects of those can have become free. (Objects without a live extent: ``marking.py``.)
-_IS_FREE = f"""key NOT IN (SELECT key FROM quarantine)
-    AND NOT EXISTS (SELECT 1 FROM extents AS e JOIN partitions AS p
-        ON p.topic_id = e.topic_id AND p.partition = e.partition
-        WHERE e.commit_number = objects.commit_number AND e.last_offset > {BOUND})"""
-_MARK_SQL = f"""UPDATE objects SET free_ms = ? WHERE free_ms IS NULL
-    AND commit_number IN (
-        SELECT e.commit_number FROM partitions AS p CROSS JOIN extents AS e
-            WHERE p.freed_seq < {BOUND} AND e.topic_id = p.topic_id AND e.partition = p.partition
-            AND e.last_offset > p.freed_seq AND e.last_offset <= {BOUND})
-    AND {_IS_FREE}"""
-_MARKED_SQL = f"UPDATE partitions AS p SET freed_seq = {BOUND} WHERE p.freed_seq < {BOUND}"
-
 
 def plan_objects(
     tx: ReadTx,
@@ -79,7 +53,12 @@ def plan_objects(
     limit: int = 1_000,
     topic_ids: frozenset[int] | None = None,
 ) -> list[PlannedObject]:
-    """At most ``limit`` objects of commits (after_commit, to_commit] that hold what is needed."""
+    """Objects of commits after one up to another, with those of their extents that L1 does not hold
+    yet.
+
+    In commit order; objects without such extents are left out. The next page starts after the last
+    object's commit, and an empty page is the end.
+    """
     planned: list[PlannedObject] = []
     extents: list[Extent] = []
     head: tuple[int, str, str, int] | None = None
@@ -88,7 +67,7 @@ def plan_objects(
         if head is not None:
             planned.append(PlannedObject(*head, tuple(extents)))
 
-    # Closed early: a statement that is left in the middle holds its view of the ledger.
+    # Closed early: an unfinished statement keeps its view of the ledger.
     with closing(tx.execute(_PLAN_SQL, (after_commit, to_commit))) as rows:
         for number, key, *columns in rows:
             extent = extent_of(columns, key)
@@ -107,7 +86,7 @@ def plan_objects(
 
 
 def compacted_seqs(tx: ReadTx, topic_id: int) -> dict[int, int]:
-    """Up to where each partition of a topic is read from L1."""
+    """By partition: the offset up to and including which readers use L1."""
     return dict(
         tx.execute(
             "SELECT partition, compacted_seq FROM partitions WHERE topic_id = ? ORDER BY partition",
@@ -116,12 +95,15 @@ def compacted_seqs(tx: ReadTx, topic_id: int) -> dict[int, int]:
     )
 
 
-def switch(tx: WriteTx, run: str, switches: Sequence[TableSwitch], now_ms: int) -> None:
-    """Readers read from the tables what the switches say. Raises RunLost and SwitchRefused."""
+def switch(tx: WriteTx, run: str, switches: list[TableSwitch], now_ms: int) -> None:
+    """Readers use L1 for what a run committed to its tables. Raises RunLost and SwitchRefused.
+
+    Known files are skipped, so repeating a switch does no harm.
+    """
     runs.check(tx, run, now_ms)
     for switch in switches:
         _switch(tx, run, switch, now_ms)
-    mark_free(tx, now_ms)
+    marking.mark_moved(tx, now_ms)
 
 
 def _switch(tx: WriteTx, run: str, switch: TableSwitch, now_ms: int) -> None:
@@ -151,8 +133,8 @@ def _switch(tx: WriteTx, run: str, switch: TableSwitch, now_ms: int) -> None:
             for hole in switch.holes
         ],
     )  # fmt: skip
-    keep_quarantined(tx, {hole.key for hole in switch.holes})
-    release(tx, switch.restored, now_ms)
+    quarantine.keep_objects(tx, {hole.key for hole in switch.holes})
+    quarantine.release(tx, switch.restored, now_ms)
     tx.execute(
         "INSERT INTO lake_tables (topic_id, name, metadata_location, switched_ms, changed)"
         " VALUES (?, ?, ?, ?, ?) ON CONFLICT (topic_id) DO UPDATE SET name = excluded.name,"
@@ -161,26 +143,6 @@ def _switch(tx: WriteTx, run: str, switch: TableSwitch, now_ms: int) -> None:
         (topic_id, switch.table, switch.metadata_location, now_ms, version),
     )
     retention.recount_bytes(tx, topic_id)
-
-
-def keep_quarantined(tx: WriteTx, keys: AbstractSet[str]) -> None:
-    """Objects in quarantine are not free: evicted before it was known, they may be marked."""
-    tx.executemany(
-        "UPDATE objects SET free_ms = NULL WHERE key = ? AND free_ms IS NOT NULL",
-        [(key,) for key in sorted(keys)],
-    )
-
-
-def release(tx: WriteTx, holes: Sequence[Hole], now_ms: int) -> None:
-    """Holes leave the quarantine; their objects are free where nothing else needs them."""
-    tx.executemany(
-        "DELETE FROM quarantine WHERE topic_id = ? AND partition = ? AND first_offset = ?",
-        [(hole.topic_id, hole.partition, hole.first_offset) for hole in holes],
-    )
-    tx.executemany(
-        f"UPDATE objects SET free_ms = ? WHERE key = ? AND free_ms IS NULL AND {_IS_FREE}",
-        [(now_ms, key) for key in sorted({hole.key for hole in holes})],
-    )
 
 
 def _check(tx: ReadTx, switch: TableSwitch) -> None:
@@ -240,18 +202,8 @@ def _add_file(tx: WriteTx, run: str, topic_id: int, file: NewFile, version: int)
     )  # fmt: skip
 
 
-def mark_free(tx: WriteTx, now_ms: int) -> int:
-    """Notes since when objects are free; returns how many became so since the last marking.
-
-    After whatever moves a bound: a switch, an eviction, the deletion of a topic.
-    """
-    marked = tx.execute(_MARK_SQL, (now_ms,)).rowcount
-    tx.execute(_MARKED_SQL)
-    return marked
-
-
 def remove_objects(tx: WriteTx, keys: Sequence[str]) -> None:
-    """The rows of collected objects and of their extents go."""
+    """Removes the rows of collected objects and of their extents."""
     for key in keys:
         row = tx.execute("SELECT commit_number FROM objects WHERE key = ?", (key,)).fetchone()
         if row is not None:
@@ -269,12 +221,12 @@ def find(tx: ReadTx, topic_id: int) -> LakeTable | None:
 
 
 def every(tx: ReadTx) -> list[LakeTable]:
-    """All tables, those of deleted topics too, by topic id."""
+    """All tables by topic id, also those of deleted topics."""
     return [LakeTable(*row) for row in tx.execute(f"{_TABLE_SQL} ORDER BY topic_id")]
 
 
 def holes(tx: ReadTx, topic_id: int) -> list[Hole]:
-    """What of a topic is in quarantine or was given up, in order."""
+    """A topic's offsets that are in quarantine or given up, in order."""
     rows = tx.execute(
         "SELECT topic_id, partition, first_offset, last_offset, key, reason FROM quarantine"
         " WHERE topic_id = ?1 UNION ALL"
@@ -286,7 +238,7 @@ def holes(tx: ReadTx, topic_id: int) -> list[Hole]:
 
 
 def move(tx: WriteTx, table: LakeTable, metadata_location: str) -> bool:
-    """Notes where a table's metadata is after an expiry; not when a switch was quicker."""
+    """Notes where a table's metadata is after an expiry; False if a switch came first."""
     moved = tx.execute(
         "UPDATE lake_tables SET metadata_location = ? WHERE topic_id = ? AND metadata_location = ?",
         (metadata_location, table.topic_id, table.metadata_location),

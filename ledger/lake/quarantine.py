@@ -8,10 +8,12 @@ hole that no reader could get anyway (its topic is deleted, its offsets are evic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ledger import topics
-from ledger.lake import lake_tables
 from ledger.lake.types import Hole, Quarantined
 from ledger.space import retention
+from ledger.space.marking import IS_FREE
 from ledger.tx import ReadTx, WriteTx
 
 _ROWS_SQL = """SELECT q.topic_id, q.partition, q.first_offset, q.last_offset, q.key, q.reason,
@@ -44,7 +46,7 @@ def accept(tx: WriteTx, holes: list[Hole], now_ms: int) -> None:
 
 def drop(tx: WriteTx, holes: list[Hole], now_ms: int) -> None:
     """Forgets holes that no reader could get anyway."""
-    lake_tables.release(tx, holes, now_ms)
+    release(tx, holes, now_ms)
     for topic_id in sorted({hole.topic_id for hole in holes}):
         topics.touch(tx, topic_id)
         retention.recount_bytes(tx, topic_id)
@@ -53,3 +55,23 @@ def drop(tx: WriteTx, holes: list[Hole], now_ms: int) -> None:
 def object_count(tx: ReadTx) -> int:
     """How many objects are in quarantine."""
     return int(tx.execute("SELECT count(DISTINCT key) FROM quarantine").fetchone()[0])
+
+
+def keep_objects(tx: WriteTx, keys: set[str]) -> None:
+    """Objects in quarantine are needed; evicted before it was known, they may be marked."""
+    tx.executemany(
+        "UPDATE objects SET free_ms = NULL WHERE key = ? AND free_ms IS NOT NULL",
+        [(key,) for key in sorted(keys)],
+    )
+
+
+def release(tx: WriteTx, holes: Sequence[Hole], now_ms: int) -> None:
+    """Removes holes from the quarantine; marks their objects if nothing else needs them."""
+    tx.executemany(
+        "DELETE FROM quarantine WHERE topic_id = ? AND partition = ? AND first_offset = ?",
+        [(hole.topic_id, hole.partition, hole.first_offset) for hole in holes],
+    )
+    tx.executemany(
+        f"UPDATE objects SET free_ms = ? WHERE key = ? AND free_ms IS NULL AND {IS_FREE}",
+        [(now_ms, key) for key in sorted({hole.key for hole in holes})],
+    )

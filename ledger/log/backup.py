@@ -32,7 +32,7 @@ from typing import Any
 from msgspec import Struct
 
 from ledger import commits, notes
-from ledger.lake import lake_files, lake_tables
+from ledger.lake import lake_files, lake_tables, quarantine
 from ledger.space.deletions import COLLECTED, LAKE
 from ledger.tx import ReadTx, WriteTx
 from ledger.types import LeaseId
@@ -225,7 +225,7 @@ def apply(tx: WriteTx, changes: Changes) -> None:
     for table, rows in changes.rows.items():
         if table in TABLES and table != "topics":
             _upsert(tx, table, rows)
-    lake_tables.keep_quarantined(tx, {row[4] for row in changes.rows.get("quarantine", [])})
+    quarantine.keep_objects(tx, {row[4] for row in changes.rows.get("quarantine", [])})
     _forget(tx, [(row[1], row[3]) for row in changes.rows.get("deletions", [])])
     state = changes.state
     tx.execute(

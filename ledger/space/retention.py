@@ -314,7 +314,7 @@ def _trim_to(
     return _eviction(tx, topic, int(version), _View(*columns), before_seq, TRIM), state
 
 
-def evict(tx: WriteTx, evictions: Sequence[Eviction]) -> list[Evicted]:
+def evict(tx: WriteTx, evictions: list[Eviction]) -> list[Evicted]:
     """Carries out what was decided, except where the topic has changed since."""
     done: list[Evicted] = []
     touched: set[int] = set()

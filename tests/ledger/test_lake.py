@@ -202,7 +202,7 @@ def test_a_hole_is_kept_and_its_object_is_never_free(ledger: Ledger, topic: Topi
     assert free(ledger) == [1, 3]
     ledger.write(topics.delete, "orders", 7)
     with ledger.writing() as connection:
-        assert lake_tables.mark_free(connection, 7) == 0
+        assert marking.mark_moved(connection, 7) == 0
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def scans(ledger: Ledger, statement: str, values: tuple[int, ...]) -> list[str]:
 
 def test_marking_reads_what_moved_and_a_page_of_a_plan_ends_early(ledger: Ledger) -> None:
     # With 100,000 objects a scan would hold the ledger's lock for a second.
-    assert scans(ledger, lake_tables._MARK_SQL, (1,)) == ["SCAN p", "SCAN quarantine"]
+    assert scans(ledger, marking._MARK_SQL, (1,)) == ["SCAN p", "SCAN quarantine"]
     assert scans(ledger, lake_tables._PLAN_SQL, (0, 9)) == []
     assert scans(ledger, lake_files._RANGES_SQL, (1, 0, 1, 9)) == ["USE TEMP B-TREE FOR ORDER BY"]
 
@@ -255,12 +255,12 @@ def test_an_object_is_free_when_the_last_of_its_partitions_is(ledger: Ledger, to
     commit(ledger, 3, Request(other.topic_id))
     retention.trim(ledger, "other", 0, 2)
     with ledger.writing() as connection:
-        assert lake_tables.mark_free(connection, 77) == 1
-        assert lake_tables.mark_free(connection, 78) == 0
+        assert marking.mark_moved(connection, 77) == 1
+        assert marking.mark_moved(connection, 78) == 0
     assert rows(ledger, "SELECT free_ms FROM objects") == [(77,), (None,), (None,)]
     ledger.write(topics.delete, "other", 80)
     with ledger.writing() as connection:
-        assert lake_tables.mark_free(connection, 81) == 1
+        assert marking.mark_moved(connection, 81) == 1
     assert free(ledger) == [1, 3]
 
 
