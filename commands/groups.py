@@ -14,7 +14,7 @@ import click
 
 from commands.client.http import Client, decoded
 from commands.shell.options import client_option, output_option
-from commands.shell.output import bytes_text, duration_text, print_json
+from commands.shell.output import bytes_text, duration_text, show
 from daemon.api.schemas import GroupStatus, Status
 
 MEMBERS_SHOWN_MAX = 16  # a longer list is shown as its range and the turn
@@ -33,10 +33,7 @@ def groups(client: Client, as_json: bool) -> None:
       headgate groups
     """
     status = decoded(client, client.call("GET", "/v0/status"), Status)
-    if as_json:
-        print_json(status.groups)
-    else:
-        click.echo(draw(status.groups, len(status.shards)))
+    show(status.groups, as_json, lambda found: draw(found, len(status.shards)))
 
 
 def draw(groups: Sequence[GroupStatus], shard_count: int) -> str:

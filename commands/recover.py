@@ -10,7 +10,7 @@ import click
 
 from commands.shell.exits import FAILED
 from commands.shell.options import loaded, output_option, place_options
-from commands.shell.output import count_text, limited, print_json, progress, say
+from commands.shell.output import count_text, limited, progress, say, show
 from daemon.config import Config
 from daemon.serve import take_directory
 from daemon.upkeep.recover import FOOTER_THREADS, Report, sleep_s
@@ -42,10 +42,7 @@ def recover(
       headgate recover --data /var/lib/headgate --store s3://my-bucket/headgate --take-over
     """
     report = _recovered(loaded(**options), take_over=take_over, allow_empty=allow_empty)
-    if as_json:
-        print_json(report)
-    else:
-        click.echo(text(report))
+    show(report, as_json, text)
     context.exit(0 if report.sound else FAILED)
 
 

@@ -7,7 +7,7 @@ import click
 from commands.client.http import Client, decoded
 from commands.shell.exits import DEGRADED
 from commands.shell.options import client_option, output_option
-from commands.shell.output import Cell, bytes_text, count_text, duration_text, print_json, table
+from commands.shell.output import Cell, bytes_text, count_text, duration_text, show, table
 from daemon.api.schemas import ShardStatus, Status
 
 GROUPS_SHOWN_MAX = 8
@@ -32,10 +32,7 @@ def status(context: click.Context, client: Client, as_json: bool) -> None:
       headgate status --url http://10.0.0.5:7440 -o json
     """
     found = decoded(client, client.call("GET", "/v0/status"), Status)
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(_text(found))
+    show(found, as_json, _text)
     troubles = _troubles(found)
     for trouble in troubles:
         click.echo(f"headgate: degraded: {trouble}", err=True)

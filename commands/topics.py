@@ -23,7 +23,7 @@ from commands.client.http import Client, Refused, decoded, topic_path
 from commands.client.topics import all_states, state_of
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, topic_argument, yes_option
-from commands.shell.output import bytes_text, count_text, print_json, table
+from commands.shell.output import bytes_text, count_text, show, table
 from daemon.api.schemas import TopicConfig, TopicState, Trimmed, TrimRequest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -98,11 +98,7 @@ def topics_ls(client: Client, as_json: bool) -> None:
       headgate topics ls
       headgate topics ls -o json
     """
-    states = list(all_states(client))
-    if as_json:
-        print_json(states)
-    else:
-        click.echo(_list_text(states))
+    show(list(all_states(client)), as_json, _list_text)
 
 
 @topics.command("show")
@@ -116,7 +112,7 @@ def topics_show(topic: str, client: Client, as_json: bool) -> None:
     Example:
       headgate topics show orders
     """
-    _show(client, topic, as_json)
+    show(state_of(client, topic), as_json, _show_text)
 
 
 @topics.command("create")
@@ -136,7 +132,7 @@ def topics_create(topic: str, client: Client, as_json: bool, **settings: Any) ->
       headgate topics create orders --partitions 4 --column price:double --ttl-ms 604800000
     """
     _create(client, topic, _settings_of(settings))
-    _show(client, topic, as_json)
+    show(state_of(client, topic), as_json, _show_text)
 
 
 @topics.command("alter")
@@ -159,7 +155,7 @@ def topics_alter(topic: str, client: Client, as_json: bool, **settings: Any) -> 
     if not chosen:
         raise click.UsageError("give at least one setting to change")
     _alter(client, topic, chosen)
-    _show(client, topic, as_json)
+    show(state_of(client, topic), as_json, _show_text)
 
 
 @topics.command("trim")
@@ -194,13 +190,7 @@ def topics_trim(
     """
     body = msgspec.json.encode(TrimRequest(before_seq, partition))
     now = decoded(client, client.call("POST", topic_path(topic, "trim"), body), Trimmed)
-    if as_json:
-        print_json(now)
-    else:
-        click.echo(
-            f"{topic}, partition {now.partition}: begins at {now.earliest_seq},"
-            f" {count_text(now.count)} records, {bytes_text(now.bytes)}"
-        )
+    show(now, as_json, _trim_text)
 
 
 @topics.command("delete")
@@ -217,14 +207,6 @@ def topics_delete(topic: str, yes: bool, client: Client) -> None:
     if not yes and sys.stdin.isatty():
         click.confirm(f"Delete {topic} with all its records?", abort=True, err=True)
     client.call("DELETE", topic_path(topic))
-
-
-def _show(client: Client, topic: str, as_json: bool) -> None:
-    state = state_of(client, topic)
-    if as_json:
-        print_json(state)
-    else:
-        click.echo(_show_text(state))
 
 
 def _settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,6 +277,13 @@ def _with_columns(settings: Mapping[str, Any], present: Mapping[str, str]) -> di
         return dict(settings)
     columns = {**present, **settings["columns"]}
     return {**settings, "columns": {name: kind for name, kind in columns.items() if kind}}
+
+
+def _trim_text(now: Trimmed) -> str:
+    return (
+        f"{now.topic}, partition {now.partition}: begins at {now.earliest_seq},"
+        f" {count_text(now.count)} records, {bytes_text(now.bytes)}"
+    )
 
 
 def _list_text(states: list[TopicState]) -> str:

@@ -10,24 +10,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
 
 Cell = str | int | float | None
+T = TypeVar("T")
 NAMED_MAX = 20  # lines of a kind that a report prints for people; JSON has them all
 RICH_ROWS_MAX = 1_000  # rich takes 0.6 ms for a row
 
 
-def as_json(value: Any) -> str:
-    """Indented JSON, one value and nothing else."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-
-
 def print_json(value: Any) -> None:
-    """To stdout, as the only thing there."""
-    click.echo(as_json(value))
+    """Indented JSON, as the only thing on stdout."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def show(value: T, as_json: bool, text: Callable[[T], str]) -> None:
+    """Prints a value as JSON for programs, or else as text for people."""
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(text(value))
 
 
 def bytes_text(count: float | None) -> str:
