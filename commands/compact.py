@@ -14,26 +14,34 @@ import click
 from msgspec import Struct
 
 from commands.objects import opened_store
-from commands.shell.exits import FAILED, CommandFailed
+from commands.shell.exits import FAILED
 from commands.shell.options import loaded, output_option, place_options
 from commands.shell.output import (
     NAMED_MAX,
     bytes_text,
     count_text,
     duration_text,
-    print_json,
+    limited,
     progress,
+    show,
     table,
 )
 from compaction.run import start
-from compaction.run.java import NoJava
+from compaction.run.java import find_java
 from compaction.run.report import RunReport
-from compaction.run.session import SparkMissing, check_extra
-from daemon.config import Config
+from compaction.run.session import check_extra
 from daemon.lake_settings import lake_settings
 from daemon.upkeep.exclusive import opened_ledger, writable_ledger
 from daemon.upkeep.recover import sleep_s
 from uploader.stores.counted import CountedStore
+
+
+class Needs(Struct, frozen=True):
+    """What ``compact --check`` prints: the installed versions, and the Java that is used."""
+
+    pyspark: str
+    pyiceberg: str
+    java: str
 
 
 @click.command()
@@ -68,55 +76,27 @@ def compact(
     """
     config = loaded(**options)
     if check:
-        found = needs()
-        print_json(found) if as_json else click.echo(needs_text(found))
+        show(_needs(), as_json, _needs_text)
         return
-    report = run_compaction(config, master=master, chosen=frozenset(chosen), dry_run=dry_run)
-    if as_json:
-        print_json(report)
-    else:
-        click.echo(compact_text(report))
-    context.exit(0 if report.sound else FAILED)
-
-
-def run_compaction(
-    config: Config, *, master: str | None, chosen: frozenset[str], dry_run: bool
-) -> RunReport:
-    """One run, or what one would do. Raises CommandFailed, LedgerError, StoreError."""
     report = RunReport(dry_run)
     with opened_store(config) as opened:
         store = CountedStore(opened)
         report.requests = store.requests
         start.compact(
             partial(opened_ledger, config), partial(writable_ledger, config, store, sleep_s),
-            lake_settings(config), report, master=master, chosen=chosen,
+            lake_settings(config), report, master=master, chosen=frozenset(chosen),
             progress=lambda n: progress(n, "compacting"),
         )  # fmt: skip
-    return report
+    show(report, as_json, _text)
+    context.exit(0 if report.sound else FAILED)
 
 
-class Needs(Struct, frozen=True):
-    """What a compaction needs beside the wheel: the versions that are installed, and the Java."""
-
-    pyspark: str
-    pyiceberg: str
-    java: str
+def _needs() -> Needs:
+    check_extra()
+    return Needs(metadata.version("pyspark"), metadata.version("pyiceberg"), str(find_java()))
 
 
-def needs() -> Needs:
-    """What there is of it. Raises CommandFailed where something is missing."""
-    from compaction.run.java import find_java
-
-    try:
-        check_extra()
-        java = find_java()
-    except (SparkMissing, NoJava) as error:
-        raise CommandFailed(str(error)) from error
-    return Needs(metadata.version("pyspark"), metadata.version("pyiceberg"), str(java))
-
-
-def compact_text(report: RunReport) -> str:
-    """The report for people."""
+def _text(report: RunReport) -> str:
     if report.dry_run:
         return _dry_text(report)
     if not report.objects and not report.made_up_for and report.sound:
@@ -133,27 +113,30 @@ def compact_text(report: RunReport) -> str:
         lines.append(table(("topic", "table", "rows", "files", "size", "rewritten"), rows))
         if len(report.tables) > NAMED_MAX:
             lines.append(f"and {count_text(len(report.tables) - NAMED_MAX)} more tables")
-    lines += [
-        f"completed an earlier run: {name} was committed; readers are switched to it now"
-        for name in report.made_up_for[:NAMED_MAX]
-    ]
-    lines += [
-        f"QUARANTINED offsets {q.first_offset} to {q.last_offset} of {q.topic}, partition"
-        f" {q.partition}: {q.problem}"
-        for q in report.quarantined[:NAMED_MAX]
-    ]
-    lines += [
-        f"SET ASIDE ts of {count_text(s.records)} records of {s.topic}, partition {s.partition},"
-        f" offsets {s.first_offset} to {s.last_offset}: {s.value} ms is outside the years 1 to"
-        " 9999 (is it microseconds?); the rows have the time of arrival instead"
-        for s in report.set_aside[:NAMED_MAX]
-    ]
-    for failed in report.failed[:NAMED_MAX]:
-        lines += [f"NOT COMPACTED {failed.topic}: {failed.problem}", f"  hint: {failed.hint}"]
-    kinds = (report.quarantined, report.set_aside, report.failed)
-    more = sum(max(0, len(kind) - NAMED_MAX) for kind in kinds)
-    if more:
-        lines.append(f"and {count_text(more)} more problems (-o json has all)")
+    lines += limited(
+        [
+            f"completed an earlier run: {name} was committed; readers are switched to it now"
+            for name in report.made_up_for
+        ]
+    )
+    lines += limited(
+        [
+            f"QUARANTINED offsets {q.first_offset} to {q.last_offset} of {q.topic}, partition"
+            f" {q.partition}: {q.problem}"
+            for q in report.quarantined
+        ]
+    )
+    lines += limited(
+        [
+            f"SET ASIDE ts of {count_text(s.records)} records of {s.topic}, partition"
+            f" {s.partition}, offsets {s.first_offset} to {s.last_offset}: {s.value} ms is outside"
+            " the years 1 to 9999 (is it microseconds?); the rows have the time of arrival instead"
+            for s in report.set_aside
+        ]
+    )
+    lines += limited(
+        [f"NOT COMPACTED {f.topic}: {f.problem}\n  hint: {f.hint}" for f in report.failed]
+    )
     requests = report.requests
     lines += [
         (
@@ -176,8 +159,7 @@ def compact_text(report: RunReport) -> str:
     return "\n".join(lines)
 
 
-def needs_text(found: Needs) -> str:
-    """The same for people."""
+def _needs_text(found: Needs) -> str:
     return f"pyspark {found.pyspark}, pyiceberg {found.pyiceberg}, {found.java}"
 
 

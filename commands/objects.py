@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -18,7 +17,14 @@ from msgspec import Struct
 
 from commands.shell.exits import FAILED, CommandFailed
 from commands.shell.options import loaded, output_option, place_options
-from commands.shell.output import bytes_text, count_text, print_json, print_lines, progress
+from commands.shell.output import (
+    bytes_text,
+    count_text,
+    print_lines,
+    progress,
+    show,
+    time_text,
+)
 from daemon.config import Config
 from daemon.upkeep.exclusive import opened_ledger
 from ledger import reads
@@ -136,13 +142,14 @@ def objects_verify(
                     bad.append(BadObject(row.key, found))
                 advance(1)
     verified = Verified(len(chosen), sum(row.size_bytes for row in chosen), bad)
-    if as_json:
-        print_json(verified)
-    else:
-        for item in bad:
-            click.echo("\n".join(f"BAD  {problem}" for problem in item.problems))
-        click.echo(f"{verified.objects} objects, {verified.bytes:,} bytes, {len(bad)} bad")
+    show(verified, as_json, _verified_text)
     context.exit(FAILED if bad else 0)
+
+
+def _verified_text(found: Verified) -> str:
+    lines = [f"BAD  {problem}" for each in found.bad for problem in each.problems]
+    total = f"{found.objects} objects, {found.bytes:,} bytes, {len(found.bad)} bad"
+    return "\n".join([*lines, total])
 
 
 @contextmanager
@@ -181,14 +188,13 @@ def row_of(ledger: Transactions, key: str) -> ObjectRow:
 
 def row_text(row: ObjectRow) -> str:
     """One object of the table."""
-    created = datetime.fromtimestamp(row.created_ms / 1000, tz=UTC)
     return ROW.format(
         row.key,
         bytes_text(row.size_bytes),
         count_text(row.records),
         row.extents,
         row.commit_number,
-        created.isoformat(sep=" ", timespec="milliseconds"),
+        time_text(row.created_ms, "milliseconds"),
     )
 
 

@@ -1,12 +1,13 @@
-"""``headgate quarantine``: its commands, what they open and print. The work is
-``daemon/upkeep/quarantine.py``'s, imported by who needs it: pyarrow is of no use to other
-commands."""
+"""``headgate quarantine``: lists, retries and gives up what a compaction could not read.
+
+The work of a retry is in ``daemon/upkeep/quarantine.py``. It needs pyiceberg, which the other
+commands do without.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,15 @@ from msgspec import Struct
 
 from commands.shell.exits import FAILED, CommandFailed
 from commands.shell.options import loaded, output_option, place_options, yes_option
-from commands.shell.output import count_text, print_json, progress, table
+from commands.shell.output import count_text, progress, show, table, time_text
+from compaction.access.ledger_access import LedgerAccess
 from compaction.access.operations import NOW
-from daemon.config import Config
+from compaction.access.settings import LakeSettings
+from compaction.run.session import SparkMissing
 from daemon.lake_settings import lake_settings
 from daemon.upkeep.exclusive import opened_ledger
 from ledger.lake import quarantine as ledger_quarantine
 from ledger.lake.types import Quarantined
-from ledger.tx import Transactions
 
 if TYPE_CHECKING:
     from daemon.upkeep.quarantine import Outcome
@@ -40,107 +42,6 @@ class Row(Struct, frozen=True):
     reason: str
     found_ms: int
     readable: bool
-
-
-def rows(config: Config) -> list[Row]:
-    """What is in quarantine, by object."""
-    with opened_ledger(config) as ledger:
-        return [
-            Row(
-                one.topic, one.hole.topic_id, one.hole.partition, one.hole.first_offset,
-                one.hole.last_offset, one.hole.key, one.hole.reason, one.found_ms, one.readable,
-            )
-            for one in ledger.read(ledger_quarantine.rows)
-        ]  # fmt: skip
-
-
-def rows_text(found: Sequence[Row]) -> str:
-    """The rows for people."""
-    if not found:
-        return "nothing is in quarantine"
-    return table(
-        ("topic", "partition", "offsets", "object", "since", "reason"),
-        [
-            (
-                row.topic or f"(deleted, id {row.topic_id})", str(row.partition),
-                f"{row.first_offset}-{row.last_offset}", row.key, _time(row.found_ms),
-                row.reason if row.readable else f"evicted; {row.reason}",
-            )
-            for row in found
-        ],
-    )  # fmt: skip
-
-
-def retry(config: Config, keys: Sequence[str], advance: Callable[[int], object]) -> list[Outcome]:
-    """Reads objects again. Raises CommandFailed."""
-    from compaction.run.session import SparkMissing
-
-    settings = lake_settings(config)
-    with opened_ledger(config) as access:
-        found = _chosen(access, keys)
-        if not found:
-            return []
-        try:
-            from compaction.tables.lake import open_lake
-            from daemon.upkeep.quarantine import Retry
-        except ImportError as error:  # of pyiceberg, which only the extra brings
-            raise SparkMissing from error
-        outcomes: list[Outcome] = []
-        with open_lake(settings, access) as lake:
-            work = Retry(access, settings, lake)
-            work.compare()
-            for _, of_object in groupby(found, key=lambda one: one.hole.key):
-                outcomes += work.retry(list(of_object))
-                advance(1)
-        return outcomes
-
-
-def outcomes_text(outcomes: Sequence[Outcome]) -> str:
-    """What a retry did, for people."""
-    if not outcomes:
-        return "nothing is in quarantine"
-    lines = [
-        f"{one.outcome.upper()} offsets {one.first_offset} to {one.last_offset} of"
-        f" {one.topic or 'a deleted topic'}, partition {one.partition}"
-        + (f": {one.problem}" if one.problem else "")
-        for one in outcomes
-    ]
-    kept = sum(one.outcome == "kept" for one in outcomes)
-    back = sum(one.last_offset + 1 - one.first_offset for one in outcomes
-               if one.outcome == "restored")  # fmt: skip
-    return "\n".join(
-        [*lines, f"{count_text(back)} records are back, {count_text(kept)} holes stay"]
-    )
-
-
-def held(config: Config, keys: Sequence[str]) -> list[Quarantined]:
-    """The holes of these objects. Raises CommandFailed."""
-    with opened_ledger(config) as ledger:
-        return _chosen(ledger, keys)
-
-
-def accept(config: Config, keys: Sequence[str]) -> list[Quarantined]:
-    """Gives up the records of these objects. Raises CommandFailed."""
-    with opened_ledger(config) as access:
-        found = _chosen(access, keys)
-        access.write(ledger_quarantine.accept, [one.hole for one in found], NOW)
-        return found
-
-
-def _chosen(ledger: Transactions, keys: Sequence[str]) -> list[Quarantined]:
-    found = ledger.read(ledger_quarantine.rows)
-    missing = sorted(set(keys) - {one.hole.key for one in found})
-    if missing:
-        raise CommandFailed(
-            f"not in quarantine: {', '.join(missing)}", hint="`headgate quarantine ls` lists them"
-        )
-    return [one for one in found if not keys or one.hole.key in keys]
-
-
-def _time(epoch_ms: int) -> str:
-    if not epoch_ms:
-        return "-"
-    return datetime.fromtimestamp(epoch_ms / 1000, tz=UTC).isoformat(sep=" ", timespec="seconds")
 
 
 @click.group()
@@ -164,11 +65,15 @@ def quarantine_ls(as_json: bool, **options: Any) -> None:
     Example:
       headgate quarantine ls --data /var/lib/headgate
     """
-    found = rows(loaded(**options))
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(rows_text(found))
+    with opened_ledger(loaded(**options)) as access:
+        rows = [
+            Row(
+                one.topic, one.hole.topic_id, one.hole.partition, one.hole.first_offset,
+                one.hole.last_offset, one.hole.key, one.hole.reason, one.found_ms, one.readable,
+            )
+            for one in access.read(ledger_quarantine.rows)
+        ]  # fmt: skip
+    show(rows, as_json, _rows_text)
 
 
 @quarantine.command("retry")
@@ -190,12 +95,9 @@ def quarantine_retry(
       headgate quarantine retry l0/000000000000000001/1-0-2
     """
     config = loaded(**options)
-    with progress(0, "objects") as advance:
-        outcomes = retry(config, keys, advance)
-    if as_json:
-        print_json(outcomes)
-    else:
-        click.echo(outcomes_text(outcomes))
+    with opened_ledger(config) as access:
+        outcomes = _retried(lake_settings(config), access, _chosen(access, keys))
+    show(outcomes, as_json, _outcomes_text)
     context.exit(FAILED if any(one.outcome == "kept" for one in outcomes) else 0)
 
 
@@ -213,14 +115,78 @@ def quarantine_accept(keys: tuple[str, ...], yes: bool, as_json: bool, **options
     Example:
       headgate quarantine accept l0/000000000000000001/1-0-2
     """
-    config = loaded(**options)
-    if not yes and sys.stdin.isatty():
-        count = sum(q.hole.last_offset + 1 - q.hole.first_offset
-                    for q in held(config, keys))  # fmt: skip
-        click.confirm(f"Give up {count} records permanently?", abort=True, err=True)
-    holes = [q.hole for q in accept(config, keys)]
-    if as_json:
-        print_json(holes)
-    else:
+    with opened_ledger(loaded(**options)) as access:
+        holes = [one.hole for one in _chosen(access, keys)]
         count = sum(hole.last_offset + 1 - hole.first_offset for hole in holes)
-        click.echo(f"{count} records of {len(set(keys))} objects are given up")
+        if not yes and sys.stdin.isatty():
+            click.confirm(f"Give up {count} records permanently?", abort=True, err=True)
+        access.write(ledger_quarantine.accept, holes, NOW)
+    done = f"{count} records of {len(set(keys))} objects are given up"
+    show(holes, as_json, lambda _: done)
+
+
+def _chosen(access: LedgerAccess, keys: Sequence[str]) -> list[Quarantined]:
+    """What is in quarantine of these objects, or of all. Raises CommandFailed."""
+    found = access.read(ledger_quarantine.rows)
+    missing = sorted(set(keys) - {one.hole.key for one in found})
+    if missing:
+        raise CommandFailed(
+            f"not in quarantine: {', '.join(missing)}", hint="`headgate quarantine ls` lists them"
+        )
+    return [one for one in found if not keys or one.hole.key in keys]
+
+
+def _retried(
+    settings: LakeSettings, access: LedgerAccess, chosen: list[Quarantined]
+) -> list[Outcome]:
+    if not chosen:
+        return []
+    try:
+        from compaction.tables.lake import open_lake
+        from daemon.upkeep.quarantine import Retry
+    except ImportError as error:  # of pyiceberg, which only the extra brings
+        raise SparkMissing from error
+    by_object = [list(each) for _, each in groupby(chosen, key=lambda one: one.hole.key)]
+    outcomes: list[Outcome] = []
+    with open_lake(settings, access) as lake, progress(len(by_object), "objects") as advance:
+        work = Retry(access, settings, lake)
+        work.compare()
+        for each in by_object:
+            outcomes += work.retry(each)
+            advance(1)
+    return outcomes
+
+
+def _rows_text(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "nothing is in quarantine"
+    return table(
+        ("topic", "partition", "offsets", "object", "since", "reason"),
+        [
+            (
+                row.topic or f"(deleted, id {row.topic_id})", str(row.partition),
+                f"{row.first_offset}-{row.last_offset}", row.key,
+                time_text(row.found_ms) if row.found_ms else None,
+                row.reason if row.readable else f"evicted; {row.reason}",
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def _outcomes_text(outcomes: Sequence[Outcome]) -> str:
+    if not outcomes:
+        return "nothing is in quarantine"
+    lines = [
+        f"{one.outcome.upper()} offsets {one.first_offset} to {one.last_offset} of"
+        f" {one.topic or 'a deleted topic'}, partition {one.partition}"
+        + (f": {one.problem}" if one.problem else "")
+        for one in outcomes
+    ]
+    kept = sum(one.outcome == "kept" for one in outcomes)
+    back = sum(
+        one.last_offset + 1 - one.first_offset for one in outcomes if one.outcome == "restored"
+    )
+    return "\n".join(
+        [*lines, f"{count_text(back)} records are back, {count_text(kept)} holes stay"]
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
@@ -69,6 +70,12 @@ def duration_text(milliseconds: float | None) -> str:
 def count_text(count: float | None) -> str:
     """``1,234,567``."""
     return "-" if count is None else f"{count:,.0f}"
+
+
+def time_text(epoch_ms: int, timespec: str = "seconds") -> str:
+    """``2026-01-31 12:00:00+00:00``."""
+    moment = datetime.fromtimestamp(epoch_ms / 1000, tz=UTC)
+    return moment.isoformat(sep=" ", timespec=timespec)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
