@@ -148,11 +148,12 @@ class Shard:
         self._commit_ledger, self._read_ledger = open_ledger(), open_ledger()
         self._ledger_thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._readers = ThreadPoolExecutor(READERS_AT_ONCE, thread_name_prefix="reader")
+        ledger = LedgerThread(self._read_ledger, self._ledger_thread)
         self._log = CommitLog(self.segment)
         alarms = AlarmBoard(self.segment, self.shard)
         alarms.clear_all()  # those of the previous process
         self._feed = CommitFeed(
-            self._log, self._read_ledger, self._ledger_thread, alarms, rng, self._take,
+            self._log, ledger, alarms, rng, self._take,
             lambda: self._uploads.committed_moved(), _end,
         )  # fmt: skip
         self._leases = LeaseTable(self._words, self.segment.layout)
@@ -163,9 +164,7 @@ class Shard:
             RingReader(self.segment, self.shard).requests(committed, self._ring.head)
         )
         trackers = CapTrackers(self._words, self.shard, lambda: self._feed.seen)
-        self.topics = TopicCache(
-            self.segment, self._read_ledger, ledger_lock, self._ledger_thread, trackers
-        )
+        self.topics = TopicCache(self.segment, ledger, ledger_lock, trackers)
         self._puller = Puller(
             self.segment,
             self.shard,
@@ -189,7 +188,6 @@ class Shard:
             hedge_puts=config.hedge_puts,
         )
         threads = StoreThreads(self._readers, self._count_get, rng)
-        ledger = LedgerThread(self._read_ledger, self._ledger_thread)
         l0 = L0Reader(self._store, threads)
         lake = LakeReader(partial(_place_of, config), threads)
         self.reader = DiffReader(

@@ -19,20 +19,27 @@ class LedgerThread:
     """A ledger and its thread. Raises LedgerError."""
 
     def __init__(self, ledger: Ledger, thread: Executor) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
         self._thread = thread
 
     async def read(
         self, question: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """What ``question(tx, ...)`` returns, as Ledger.read."""
-        return await self._run(partial(self._ledger.read, question, *args, **kwargs))
+        return await self.run(partial(self.ledger.read, question, *args, **kwargs))
 
     async def write(
         self, change: Callable[Concatenate[WriteTx, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """What ``change(tx, ...)`` returns, as Ledger.write."""
-        return await self._run(partial(self._ledger.write, change, *args, **kwargs))
+        return await self.run(partial(self.ledger.write, change, *args, **kwargs))
 
-    async def _run(self, call: Callable[[], T]) -> T:
+    def read_now(
+        self, question: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As ``read``, for another thread, which waits."""
+        return self._thread.submit(self.ledger.read, question, *args, **kwargs).result()
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """What ``call`` returns, which uses ``ledger``."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)

@@ -12,10 +12,9 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from concurrent.futures import Executor
 
+from delivery.ledger_thread import LedgerThread
 from ledger import commits
-from ledger.ledger import Ledger
 from ledger.types import Commit
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import monotonic_ns
@@ -35,8 +34,7 @@ class CommitFeed:
     def __init__(
         self,
         commit_log: CommitLog,
-        ledger: Ledger,
-        ledger_thread: Executor,
+        ledger: LedgerThread,
         alarms: AlarmBoard,
         rng: random.Random,
         take: Callable[[Commit], None],
@@ -45,7 +43,6 @@ class CommitFeed:
     ) -> None:
         self._log = commit_log
         self._ledger = ledger
-        self._thread = ledger_thread
         self._alarms = alarms
         self._rng = rng
         self._take = take
@@ -79,13 +76,10 @@ class CommitFeed:
             self._ended()
 
     async def _read(self, number: int) -> Commit:
-        loop = asyncio.get_running_loop()
         attempt = 0
         while True:
             try:
-                commit = await loop.run_in_executor(
-                    self._thread, self._ledger.read, commits.by_number, number
-                )
+                commit = await self._ledger.read(commits.by_number, number)
             except Exception as error:
                 if not may_pass(error):
                     raise

@@ -9,14 +9,13 @@ Calls that read or change the ledger block, so they run in the shard's ledger th
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from daemon.api.errors import ApiError, invalid
 from daemon.intake.caps import CapTracker, CapTrackers
+from delivery.ledger_thread import LedgerThread
 from ledger import dedupe, reads, topics
 from ledger.errors import (
     ColumnsRefused,
@@ -63,16 +62,14 @@ class TopicCache:
     def __init__(
         self,
         segment: Segment,
-        ledger: Ledger,
+        ledger: LedgerThread,
         ledger_lock: AbstractContextManager[None],
-        ledger_thread: Executor,
         trackers: CapTrackers | None = None,
     ) -> None:
         self._words = segment.words
         self.trackers = trackers or CapTrackers(segment.words, 0)
         self._ledger = ledger
         self._ledger_lock = ledger_lock
-        self._thread = ledger_thread
         self._entries: dict[str, TopicEntry] = {}
         self._names: dict[int, str] = {}
         self._version = 0
@@ -93,7 +90,7 @@ class TopicCache:
         """A topic's name, also of a deleted one. For uploader threads; may read the ledger."""
         name = self._names.get(topic_id)
         if name is None:
-            topic = self._thread.submit(self._ledger.read, topics.by_id, topic_id).result()
+            topic = self._ledger.read_now(topics.by_id, topic_id)
             if topic is None:
                 raise LookupError(f"topic id {topic_id} is in a ring but not in the ledger")
             name = self._remember_name(topic)
@@ -106,7 +103,7 @@ class TopicCache:
     async def entry_now(self, name: str) -> TopicEntry:
         """A live topic as the ledger has it, past the cache. Raises ApiError 404."""
         version = self._now()
-        topic = await self._ask(lambda: self._ledger.read(topics.find, name))
+        topic = await self._ledger.read(topics.find, name)
         if topic is None:
             raise unknown_topic(name)
         return self._remember(topic, version)
@@ -117,7 +114,7 @@ class TopicCache:
         version = self.trackers.evicted()
         tracker.begin_load()
         try:
-            number, states = await self._ask(lambda: self._ledger.read(reads.heads, [topic_id]))
+            number, states = await self._ledger.read(reads.heads, [topic_id])
             await self.trackers.followed(number)
             by_partition = {partition: state for (_, partition), state in states.items()}
             tracker.load(number, by_partition, version, now_ns)
@@ -130,11 +127,8 @@ class TopicCache:
 
     async def answered(self, topic_id: int, key: str) -> bool:
         """Whether a request with this idempotency key was stored and is still remembered."""
-        return await self._ask(
-            lambda: self._ledger.read(
-                dedupe.knows, topic_id, key, self.age_ms(), self._ledger.dedupe_limits
-            )
-        )
+        limits = self._ledger.ledger.dedupe_limits
+        return await self._ledger.read(dedupe.knows, topic_id, key, self.age_ms(), limits)
 
     async def create(self, name: str, config: TopicConfig) -> tuple[TopicEntry, bool]:
         """The topic of this name, created if there is none, and whether it was created.
@@ -144,7 +138,7 @@ class TopicCache:
         version = self._now()
         try:
             topic, created = await self._change(
-                lambda: self._ledger.write(topics.create, name, config, wall_ms())
+                lambda ledger: ledger.write(topics.create, name, config, wall_ms())
             )
         except TableNameTaken as error:
             detail = {"topic": name, "table": error.table, "other": error.other}
@@ -155,7 +149,7 @@ class TopicCache:
         """Changes a topic's settings. Raises ApiError."""
         version = self._now()
         try:
-            topic = await self._change(lambda: self._ledger.write(topics.alter, name, config))
+            topic = await self._change(lambda ledger: ledger.write(topics.alter, name, config))
             return self._remember(topic, version)
         except TopicMissing as error:
             raise unknown_topic(name) from error
@@ -167,7 +161,7 @@ class TopicCache:
     async def delete(self, name: str) -> Topic:
         """Deletes a topic. Raises ApiError 404."""
         try:
-            topic = await self._change(lambda: self._ledger.write(topics.delete, name, wall_ms()))
+            topic = await self._change(lambda ledger: ledger.write(topics.delete, name, wall_ms()))
         except TopicMissing as error:
             raise unknown_topic(name) from error
         self._entries.pop(name, None)
@@ -177,7 +171,7 @@ class TopicCache:
         """Raises a partition's first offset. Raises ApiError."""
         try:
             return await self._evicting(
-                lambda: retention.trim(self._ledger, name, partition, before_seq)
+                lambda ledger: retention.trim(ledger, name, partition, before_seq)
             )
         except TopicMissing as error:
             raise unknown_topic(name) from error
@@ -188,31 +182,30 @@ class TopicCache:
 
     async def page(self, after_name: str, limit: int) -> list[Topic]:
         """Live topics after a name, in the order of names."""
-        return await self._ask(lambda: self._ledger.read(topics.page, after_name, limit))
+        return await self._ledger.read(topics.page, after_name, limit)
 
     async def states(self, topic_id: int) -> list[PartitionState]:
         """A topic's partitions as the ledger has them."""
-        return await self._ask(lambda: self._ledger.read(reads.partition_states, topic_id))
+        return await self._ledger.read(reads.partition_states, topic_id)
 
-    async def _ask(self, question: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, question)
-
-    async def _change(self, change: Callable[[], T]) -> T:
+    async def _change(self, change: Callable[[Ledger], T]) -> T:
         return await self._telling(at.G_CATALOG, change)
 
-    async def _evicting(self, change: Callable[[], T]) -> T:
+    async def _evicting(self, change: Callable[[Ledger], T]) -> T:
         """A change of the first offsets of partitions, and of nothing else about topics."""
         return await self._telling(at.G_EVICTED, change)
 
-    async def _telling(self, word: int, change: Callable[[], T]) -> T:
+    async def _telling(self, word: int, change: Callable[[Ledger], T]) -> T:
+        ledger = self._ledger.ledger
+
         def changed() -> T:
-            result = change()
+            result = change(ledger)
             with self._ledger_lock:
-                version = self._ledger.read(topics.catalog_version)
+                version = ledger.read(topics.catalog_version)
                 self._words[word] = max(self._words[word], version)
             return result
 
-        return await self._ask(changed)
+        return await self._ledger.run(changed)
 
     def _remember(self, topic: Topic, version: int) -> TopicEntry:
         """Keeps what the ledger answered, unless topics have changed since ``version``: a stale

@@ -14,6 +14,7 @@ from typing import Concatenate
 import pytest
 
 from daemon.intake.commit_feed import CommitFeed
+from delivery.ledger_thread import LedgerThread
 from ledger import commits, epochs, topics
 from ledger.errors import LedgerBusy, LedgerCorrupt
 from ledger.ledger import Ledger
@@ -62,8 +63,9 @@ class Following:
         self.changed = asyncio.Event()
         self.ends = 0
         self.follower = CommitFeed(
-            self.log, self.ledger, self.thread, AlarmBoard(self.segment, 0), Immediately(),
-            lambda found: self.taken.append(found.number), self.changed.set, self._ended,
+            self.log, LedgerThread(self.ledger, self.thread), AlarmBoard(self.segment, 0),
+            Immediately(), lambda found: self.taken.append(found.number), self.changed.set,
+            self._ended,
         )  # fmt: skip
         topic, _ = self.ledger.write(topics.create, "t", TopicConfig(partitions=300), 1)
         for number in range(1, 6):

@@ -29,6 +29,7 @@ from daemon.intake.formats import BodyLimits
 from daemon.intake.pending import PendingRequests
 from daemon.intake.producer import FRAME_BYTES, Producer
 from daemon.intake.topic_cache import TopicCache
+from delivery.ledger_thread import LedgerThread
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards import layout as at
@@ -53,7 +54,7 @@ def catalog_in(directory: Path) -> Iterator[TopicCache]:
         closing(Ledger(directory / "ledger.db", nullcontext())) as ledger,
         ThreadPoolExecutor(1) as thread,
     ):
-        made = TopicCache(segment, ledger, nullcontext(), thread)
+        made = TopicCache(segment, LedgerThread(ledger, thread), nullcontext())
         asyncio.run(made.create("t", TopicConfig()))
         asyncio.run(made.entry("t"))
         yield made
@@ -247,7 +248,9 @@ def test_a_request_that_waits_for_its_topic_ends_at_its_deadline_though_the_ledg
 ) -> None:
     async def go(intake: Intake, catalog: TopicCache) -> None:
         is_free = threading.Event()
-        catalog._thread.submit(is_free.wait)  # as while another process holds the ledger's lock
+        catalog._ledger._thread.submit(
+            is_free.wait
+        )  # as while another process holds the ledger's lock
         head = intake.head(10, path="/v0/topics/new?ack_timeout_ms=1000")
         late = intake.request(head, b"0123456789")
         late.arrival_ns -= 1_000_000_000

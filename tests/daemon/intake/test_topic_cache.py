@@ -12,6 +12,7 @@ import pytest
 
 from daemon.api.errors import ApiError
 from daemon.intake.topic_cache import TopicCache
+from delivery.ledger_thread import LedgerThread
 from ledger import topics
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
@@ -28,7 +29,7 @@ class Shards:
         self.threads = [ThreadPoolExecutor(1) for _ in range(2)]
         self.ledgers = [Ledger(directory / "ledger.db", nullcontext()) for _ in range(2)]
         self.first, self.second = (
-            TopicCache(self.segment, ledger, nullcontext(), thread)
+            TopicCache(self.segment, LedgerThread(ledger, thread), nullcontext())
             for ledger, thread in zip(self.ledgers, self.threads, strict=True)
         )
 
