@@ -19,9 +19,9 @@ from compaction.parquet.file_bytes import LakeFileDamaged
 from daemon.api.decoding import read_body, read_query
 from daemon.api.errors import ApiError
 from daemon.api.names import check_topic_name
-from daemon.api.reply import Created
 from daemon.api.routes import Handler, Handlers, Route
 from daemon.api.schemas import ProduceQuery
+from daemon.api.topic_routes import Created
 from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.intake.producer import Producer, ledger_unavailable

@@ -1,10 +1,10 @@
-"""``/v0/plans``: bulk readers are told what to read, and hold it while they read.
+"""Handlers of ``/v0/plans``: what a bulk reader has to read, held while it reads.
 
     POST  takes a read lease, then plans -> 200 with a page -> POST of its ``next``, same lease
-    PUT   renews the lease;  DELETE  ends it;  neither in time: it expires by itself
+    PUT   renews the lease;  DELETE  ends it;  without either it expires
 
 The lease comes first: what is planned after it stays until it ends (protocol 7). It is a row of
-the ledger, so it outlives the daemon. The planner is ``compaction/source/plan.py``; each of its
+the ledger, so it outlives the daemon. ``compaction/source/plan.py`` is the planner; each of its
 steps is a short read in the shard's ledger thread, so that other readers are served in between.
 """
 
@@ -26,7 +26,7 @@ from ledger.errors import ReadLeasesFull
 from ledger.lake import readleases
 from shards.clock import wall_ms
 
-PARTITIONS_MAX = 10_000  # each is asked of the ledger by itself: seconds
+PARTITIONS_MAX = 10_000  # each is a read of the ledger by itself: seconds in total
 WHAT_CHARACTERS_MAX = 200
 
 
@@ -93,7 +93,7 @@ class PlanRoutes:
         now_ms = self._topics.age_ms()
         if not await self._ledger.write(readleases.renew, plan, now_ms, now_ms + LEASE_MS):
             raise _expired(plan)
-        return wall_ms() + LEASE_MS  # for people and programs, whose clock is the wall's
+        return wall_ms() + LEASE_MS  # clients go by the wall clock
 
 
 def _expired(plan: str) -> ApiError:

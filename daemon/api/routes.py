@@ -1,10 +1,10 @@
 """The routes of the HTTP API: one table, from which routing and the OpenAPI document are made.
 
 A new route is one handler and one row. A handler is a coroutine that gets the values of the path's
-parameters, then the query (if the row has a type for it), then the body (likewise), and returns
-the answer's Struct (or ``Created`` of it); it raises ApiError to refuse. Decoding, limits, refusals
-and encoding are the application's (``application.py``), which also serves the one route without a
-handler: produce.
+parameters, then the query (if the row has a type for it), then the body (likewise). It returns the
+answer's Struct (or ``Created`` of it, for 201), and raises ApiError to refuse. The application
+(``application.py``) decodes, checks limits and encodes; it also serves the one route without a
+handler, produce.
 """
 
 from __future__ import annotations
@@ -241,6 +241,7 @@ ROUTES = (
     Route(
         method="POST",
         path="/v0/admin/ledger/{operation}",
+        is_internal=True,
         summary="run an operation of the ledger",
         handler=lambda handlers: handlers.admin.ledger,
         query=Fence,
@@ -252,6 +253,7 @@ ROUTES = (
     Route(
         method="POST",
         path="/v0/admin/catalog/{operation}",
+        is_internal=True,
         summary="run an operation of the default catalog",
         handler=lambda handlers: handlers.admin.catalog,
         query=Fence,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct
 
 from daemon.api.errors import ApiError
 from daemon.api.names import check_columns
-from daemon.api.reply import Created
 from daemon.api.schemas import (
     TopicDeleted,
     TopicPage,
@@ -20,6 +19,13 @@ from daemon.api.schemas import (
 )
 from daemon.intake.topic_cache import TopicCache, TopicEntry
 from ledger.types import PartitionState, Topic, TopicConfig
+
+
+class Created(NamedTuple):
+    """What a handler returns for an answer with the status 201."""
+
+    document: Struct
+
 
 # Settings that are stored and have no effect yet.
 _NOT_YET = ("priority", "auto_priority", "lossy")
