@@ -1,7 +1,7 @@
-"""``headgate objects``: the objects in the store, read from the ledger and the store directly.
+"""``headgate objects``: the objects in the store, as ledger and store have them.
 
-It works with and without a running daemon and does not disturb one: the ledger is only read, and
-objects never change. So it takes --data, --store and --config like ``serve``, not --url.
+It asks a daemon that has the data directory for rows of the ledger, and reads objects from the
+store itself. So it takes --data, --store and --config like ``serve``, not --url.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def rows(ledger: Transactions) -> Iterator[ObjectRow]:
 
 
 def row_of(ledger: Transactions, key: str) -> ObjectRow:
-    """One object. Raises CommandFailed for a key that the ledger does not have."""
+    """One object. Raises CommandFailed if the ledger does not have the key."""
     row = ledger.read(reads.object_by_key, key)
     if row is None:
         raise CommandFailed(
@@ -199,9 +199,9 @@ def row_text(row: ObjectRow) -> str:
 
 
 def lines_of(ledger: Transactions, store: ObjectStore, row: ObjectRow) -> Iterator[bytes]:
-    """An object's live records as NDJSON, extent by extent, with the offsets they were given.
+    """The records of an object that have offsets, as NDJSON.
 
-    Raises CommandFailed when the object cannot be read.
+    Raises CommandFailed if the object cannot be read.
     """
     try:
         body = store.get(row.locator)
@@ -222,9 +222,9 @@ def lines_of(ledger: Transactions, store: ObjectStore, row: ObjectRow) -> Iterat
 
 
 def problems_of(store: ObjectStore, row: ObjectRow) -> list[str]:
-    """What is wrong with an object as it lies in the store; [] when it is sound.
+    """What is wrong with an object in the store; empty if it is sound.
 
-    Raises StoreError when the store itself cannot be asked.
+    Raises StoreError if the store does not answer.
     """
     try:
         checked(lambda: _check(store, row), store.reconnect, _Bad, row.key)

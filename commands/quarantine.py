@@ -20,6 +20,8 @@ from commands.shell.output import count_text, progress, show, table, time_text
 from compaction.access.ledger_access import LedgerAccess
 from compaction.access.operations import NOW
 from compaction.access.settings import LakeSettings
+from compaction.run.lease import RunLease
+from compaction.run.run import new_run
 from compaction.run.session import SparkMissing
 from daemon.lake_settings import lake_settings
 from daemon.upkeep.exclusive import opened_ledger
@@ -120,7 +122,13 @@ def quarantine_accept(keys: tuple[str, ...], yes: bool, as_json: bool, **options
         count = sum(hole.last_offset + 1 - hole.first_offset for hole in holes)
         if not yes and sys.stdin.isatty():
             click.confirm(f"Give up {count} records permanently?", abort=True, err=True)
-        access.write(ledger_quarantine.accept, holes, NOW)
+        lease = RunLease(access, new_run())
+        lease.begin("quarantine")  # refused during a compaction, which may restore the same records
+        try:
+            access.write(ledger_quarantine.accept, holes, NOW)
+            lease.end()
+        finally:
+            lease.stop()
     done = f"{count} records of {len(set(keys))} objects are given up"
     show(holes, as_json, lambda _: done)
 

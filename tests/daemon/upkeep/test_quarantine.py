@@ -19,6 +19,7 @@ import cli
 from compaction.objects import ExtentBytes, TaskExtent, TaskObject, fetch
 from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
 from compaction.run.file_groups import TopicWork, write_file_group
+from compaction.run.lease import this_driver
 from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.errors import TableChanged
 from compaction.tables.lake import Lake
@@ -29,8 +30,9 @@ from daemon.lake_settings import catalog_path, lake_settings
 from daemon.upkeep import quarantine
 from daemon.upkeep.exclusive import Exclusive
 from daemon.upkeep.quarantine import Outcome, Retry
+from daemon.upkeep.upkeep import clocks
 from delivery.schemas import Tombstone
-from ledger import commits, reads
+from ledger import ages, commits, reads
 from ledger.checks import invariants
 from ledger.lake import lake_tables, runs
 from ledger.lake import quarantine as ledger_quarantine
@@ -388,3 +390,14 @@ def test_the_command_gives_records_up(world: World) -> None:
     done = run(world, "accept", key)
     assert done.exit_code == 0 and done.stdout == "3 records of 1 objects are given up\n"
     assert world.read()[1] == [Tombstone(3, 4, "lost")]
+
+
+def test_the_command_gives_nothing_up_during_a_compaction(world: World) -> None:
+    before = world.ledger.read(ledger_quarantine.rows)
+    now_ms = world.ledger.read(ages.now_ms, clocks())
+    world.ledger.write(runs.begin, "other", this_driver(), now_ms)
+    refused = run(world, "accept", before[0].hole.key)
+    assert refused.exit_code == 1 and "another compaction is at work: run other" in refused.stderr
+    assert world.ledger.read(ledger_quarantine.rows) == before
+    world.ledger.write(runs.end, "other", now_ms)
+    assert run(world, "accept", before[0].hole.key).exit_code == 0
