@@ -1,7 +1,7 @@
 """``headgate check`` and ``headgate gc``: what they open, and what they print.
 
 The work is ``daemon/upkeep/check.py``'s, and that of ``daemon/upkeep/collect.py`` and its two
-neighbors. Both work beside a running daemon.
+neighbors. Both work while a daemon runs.
 """
 
 from __future__ import annotations

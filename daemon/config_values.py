@@ -98,7 +98,7 @@ def read_size(value: object) -> int:
         raise ValueError("must be a size (a number of bytes, or text like 64MiB)")
     size = float(match[1]) * SIZE_FACTOR[(match[2] or "").upper()]
     if not math.isfinite(size) or size != int(size):
-        raise ValueError("must be a whole number of bytes")
+        raise ValueError("must be an integer number of bytes")
     return int(size)
 
 

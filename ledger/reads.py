@@ -113,7 +113,7 @@ def extent_of(row: Sequence[Any], key: str = "") -> Extent:
 
 
 def gaps(tx: ReadTx) -> list[Gap]:
-    """All gaps, in order. Only a recovery adds some, and no daemon runs beside it."""
+    """All gaps, in order. Only a recovery adds some, and no daemon runs meanwhile."""
     sql = "SELECT topic_id, partition, gap_from, gap_to, reason FROM gaps ORDER BY 1, 2, 3"
     return [Gap(*row) for row in tx.execute(sql)]
 

@@ -203,8 +203,8 @@ class Run:
     def _make_up(
         self, lake: Lake, tables: dict[int, TopicTable], topics: Mapping[int, Topic]
     ) -> None:
-        """Leaves out tables that are ahead of the ledger: somebody committed to them since they
-        were compared. The next run compares again."""
+        """Leaves out tables that are ahead of the ledger: another program committed
+        to them after the comparison. The next run compares again."""
         for topic_id, table in list(tables.items()):
             here = self._access.read(lake_tables.compacted_seqs, topic_id)
             if any(seq > here.get(partition, 0) for partition, seq in table.watermarks.items()):

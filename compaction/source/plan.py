@@ -148,7 +148,7 @@ def _fill_files(tx: ReadTx, page: Page, asked: Asked, start: int, stop: int) -> 
         cut = found[limit].range.first_offset if len(found) > limit else below
         if cut > start:
             break
-        limit *= 2  # so many files of other days begin before the next offset
+        limit *= 2  # that many files of other days begin before the next offset
     for file in found:
         one = file.range
         if one.first_offset < min(cut, below):

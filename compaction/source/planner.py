@@ -70,7 +70,7 @@ class Planner(Protocol):
         ...
 
     def end(self, lease: str) -> None:
-        """Holds a plan no longer; one that has expired is no error."""
+        """Holds a plan no longer; one that has expired is not an error."""
         ...
 
     def extent_at(self, topic: TopicState, partition: int, timestamp_ms: int) -> int:

@@ -55,7 +55,7 @@ def expire(
             with lake.about(table):
                 found = _expire(lake, table, older_than_ms, max(keep, 1), dry_run)
         except CommitFailedException:
-            continue  # somebody else changed it meanwhile: look again
+            continue  # another commit changed it meanwhile: look again
         if found is None:
             return None
         data = tuple(path for path in found.data if path not in read_files)

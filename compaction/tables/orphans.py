@@ -4,7 +4,7 @@ A data file is an orphan when all of this holds: it lies in ``data/`` of a table
 name is one that a run gives (``<run>-<task>-<n>.parquet``), its run is not the active one, no
 snapshot of the table names it, the ledger does not read it, and it is older than a grace time. A
 manifest or manifest list (``metadata/*.avro``) is one when no snapshot names it and it is older
-than the grace time. Everything else is left alone: it may be somebody's.
+than the grace time. Everything else is left alone: other programs may own it.
 
 Files are listed before the table's snapshots are read, so a file that is committed in between is
 named. The grace time must be longer than a run that lost its lease may still take to commit.

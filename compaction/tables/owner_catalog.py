@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class OwnerCatalog(MetastoreCatalog):
-    """A catalog whose pointers are behind a LedgerAccess."""
+    """A catalog whose pointers a LedgerAccess keeps."""
 
     def __init__(self, access: LedgerAccess, **properties: str) -> None:
         super().__init__(pointers.NAME, **properties)

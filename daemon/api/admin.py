@@ -146,7 +146,7 @@ class AdminRoutes:
         self._checking = asyncio.Lock()
 
     def rung(self) -> None:
-        """Somebody rang: an entry may have been accepted, or the prefix lost."""
+        """The doorbell rang: an entry may have been accepted, or the prefix lost."""
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)

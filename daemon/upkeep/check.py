@@ -1,4 +1,4 @@
-"""``headgate check``: the ledger against the store; beside a daemon or without one.
+"""``headgate check``: the ledger against the store, with or without a running daemon.
 
 Writes nothing. Ledger and store move on meanwhile, so each comparison is one-sided: what the
 ledger had before the LIST must be in it, and what the LIST had is looked up in the ledger after
@@ -71,7 +71,7 @@ class Problem(Struct, frozen=True):
 
 
 class LastEntry(Struct, frozen=True):
-    """The last entry of the owner's log that is no seal."""
+    """The last entry of the owner's log that is not a seal."""
 
     incarnation: int
     number: int
@@ -241,7 +241,7 @@ class Check:
 
     def _not_listed(self, row: ObjectRow, commits_before: int, copies: list[ObjectHead]) -> None:
         if row.commit_number > commits_before or self._ledger.read(deletions.named, [row.key]):
-            return  # put, or deleted, behind the LIST's back
+            return  # put, or deleted, after the LIST
         self.report.objects += 1
         where = f" at {row.locator}" if row.locator != row.key else ""
         also = f"; an equal copy lies at {copies[0].locator}" if copies else ""
@@ -287,7 +287,7 @@ class Check:
             else:
                 return
         self.report.foreign += 1
-        self.report.tell("foreign", key, f"{key} is no object of headgate")
+        self.report.tell("foreign", key, f"{key} is not an object of headgate")
 
     def _read(self, row: ObjectRow) -> None:
         try:

@@ -1,9 +1,10 @@
 """The supervisor's image thread: from time to time the whole ledger goes to the store.
 
-Lifecycle of an image: due (``uploader/ownership/image.py`` decides) -> *copy*, a file beside the
+Lifecycle of an image: due (``uploader/ownership/image.py`` decides) -> *copy*, a file next to the
 ledger as of one moment -> *parts*, put one by one -> *named* by the next entry of the owner's log
--> what it makes needless is removed, and so is the copy. Whatever fails or stops before it is named
-leaves nothing that counts: it is begun anew later, after longer and longer pauses, with an alarm.
+-> what it makes unnecessary is removed, and so is the copy. Whatever fails or stops before it is
+named leaves nothing that counts: it is begun anew later, after longer and longer pauses, with an
+alarm.
 
 The owner's thread goes on meanwhile with entries, which are what the ownership ages by: nothing
 here is waited for by it, by a commit or by a stop. A copy's name says which image it is of, so
@@ -38,7 +39,7 @@ log = logging.getLogger("headgate.image")
 
 LOOK_S = 1.0
 COPY_SUFFIX = ".copy-"  # then the image's key, with dots for slashes
-# Left free beside a copy: what is written meanwhile, which matters more than an image.
+# Left free in addition to a copy: what is written meanwhile, which matters more than an image.
 FREE_BYTES_MIN = 256 << 20
 
 
@@ -47,7 +48,7 @@ class _Stopped(Exception):
 
 
 class NoRoom(RuntimeError):
-    """There is no space for a copy of the ledger beside it."""
+    """There is no space for a copy of the ledger."""
 
 
 class ImageThread:

@@ -90,7 +90,7 @@ class Retry:
         wanted: dict[str, list[Quarantined]] = {}
         for one in rows:
             if _place(one.hole) not in still_there:
-                outcomes.append(_outcome(one, "restored"))  # by the run that was made up for
+                outcomes.append(_outcome(one, "restored"))  # by the run that was completed
             elif not one.readable:
                 self._access.write(quarantine.drop, [one.hole], NOW)
                 outcomes.append(_outcome(one, EVICTED))

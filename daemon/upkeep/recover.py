@@ -1,8 +1,8 @@
 """Recovery: a ledger from the store alone (protocol 6), and what a start does with the one it has.
 
-The entries of the owner's log are applied in order to a new file beside the ledger; then come the
+The entries of the owner's log are applied in order to a new file next to the ledger; then come the
 objects that no entry lists. Complete, the file takes the ledger's place, and the one before stays
-beside it under another name. Until then the data directory is as it was, so a recovery that was
+next to it under another name. Until then the data directory is as it was, so a recovery that was
 broken off is begun again.
 
 The caller holds the directory's lock, has sealed the former owner's log and waited
@@ -442,7 +442,7 @@ def _move_into_place(aside: Path, path: Path) -> str | None:
     """The new ledger under the ledger's name, durably; the name that the former one has now.
 
     Each step is durable before the next one: a loss of power may keep any of the renames since
-    the last sync, and a log beside a database that is not its own would be applied to it.
+    the last sync, and a log next to a database that is not its own would be applied to it.
     """
     kept: Path | None = None
     if path.exists():

@@ -3,7 +3,7 @@
 Pure: times and settings in, decisions out. What is evicted, ``ledger/space/retention.py`` decides.
 
 Vocabulary: a clock is *noted* as (boot, wall time, time since the boot). Within a boot the two must
-agree; what the wall clock went beside the other is a *jump*. A jump of more than an hour stops time
+agree; what the wall clock gained on the other is a *jump*. A jump of more than an hour stops time
 to live, until an operator accepts it (protocol 7): evicted offsets never come back, and a year too
 far ahead would take all there is. Caps go on.
 
@@ -54,7 +54,7 @@ def note_of(noted: Noted) -> str:
 
 
 def jumped_ms(noted: Noted, now: Noted) -> int:
-    """How far the wall clock went beside the other since the note; back is negative."""
+    """How much the wall clock gained on the other since the note; back is negative."""
     if noted.boot_id == now.boot_id:
         return (now.wall_ms - noted.wall_ms) - (now.boot_ms - noted.boot_ms)
     return min(0, now.wall_ms - noted.wall_ms)

@@ -1,7 +1,7 @@
 """What is wrong with a ledger's offsets and extents, each place named; for ``check``.
 
 ``invariants.py`` says whether all rules hold and stops at the first that does not. This pass goes
-on, and names the object, so that somebody can act. It only reads.
+on, and names the object, so that an operator can act. It only reads.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def ranges(tx: ReadTx, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
 def ranges_from(
     tx: ReadTx, topic_id: int, partition: int, from_offset: int, limit: int
 ) -> list[FileRange]:
-    """A partition's ranges in live files that end at or behind ``from_offset``, by their begin."""
+    """A partition's ranges in live files that end at or after ``from_offset``, by their begin."""
     rows = tx.execute(_RANGES_SQL, (topic_id, partition, from_offset, limit))
     return [
         FileRange(file_id, path, size_bytes, LakeRange(*columns))

@@ -37,7 +37,7 @@ def epoch_prefix(epoch: int) -> str:
 
 
 def collectable_floor(epoch: int, epoch_floor: int) -> int:
-    """How far a collection beside a daemon raises the floor.
+    """How far a collection raises the floor while a daemon runs.
 
     What was leased before the last raise of the epoch is ten minutes old at least, or about to
     commit; its range is leased again. Never up to the epoch itself: shards learn a new one a

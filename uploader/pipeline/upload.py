@@ -303,7 +303,7 @@ class Uploads:
         work.draft = None
 
     def _ask_for_entry(self) -> None:
-        """Has the owner's thread send an entry beside our object if ownership is growing old."""
+        """Has the owner's thread send an entry with our object if ownership is growing old."""
         now = Moment(boottime_ns(), wall_ns())
         if should_ask(now, sent_of(self._words)):
             with self._mutex:

@@ -261,7 +261,7 @@ def test_the_leader_halves_its_group_and_pulls_from_the_lower_half(four: Crew) -
     assert [groups.word(g, at.P_MARK) for g in (0, 2)] == [0, 0]
     assert groups.word(0, at.P_SPLITS) == 1
     assert groups.turn(groups.map.group_of(2)) == 2
-    # The upper half is a group of its own at once.
+    # The upper half is a group of its own immediately.
     look = four.puller(2).look(NOW)
     assert {shard for shard, _ in positions(look.pulled)} == {2, 3}
     four.check()
@@ -411,7 +411,7 @@ def test_a_merge_repairs_what_a_holder_that_died_in_either_buddy_did_not_store(
 
 
 def test_a_ring_that_wrapped_after_its_holder_died_is_still_pulled(two: Crew) -> None:
-    # ``pulled`` was left behind ``committed``, and what stands there now is no request's begin.
+    # ``pulled`` is below ``committed``, and no request begins there any more.
     two.fill(0, NOW, two.segment.layout.ring_bytes * 3 // 4)
     half_made_pull(two, dead=1)
     two.leases.orphan(1)
@@ -540,7 +540,7 @@ def test_every_byte_is_in_exactly_one_lease_although_pulling_processes_are_kille
 
 
 def _wait_for_pulls(made: Crew, running: dict[int, subprocess.Popen[bytes]], pulls: int) -> None:
-    """Until the counters of all shards say that there were so many leases."""
+    """Waits until the counters of all shards add up to this many leases."""
     while sum(made.word(shard, at.S_LEASE_COUNTER) for shard in range(4)) < pulls:
         assert all(each.poll() is None for each in running.values())
 

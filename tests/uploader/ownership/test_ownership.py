@@ -156,7 +156,7 @@ def test_an_owner_without_news_puts_nothing_and_looks_whether_a_start_asks() -> 
 
 
 def test_a_repeated_entry_counts_from_when_it_was_first_sent_even_if_its_number_is_free() -> None:
-    # A new owner sealed behind the entry that was kept, and removed it behind a snapshot.
+    # A new owner sealed after the entry that was kept, and removed it after an image.
     ownership = Ownership()
     ownership.putting(moment(0))
     ownership.failed(RETRY_NS)
@@ -164,7 +164,7 @@ def test_a_repeated_entry_counts_from_when_it_was_first_sent_even_if_its_number_
     ownership.putting(moment(late_ns))
     ownership.accepted()
     assert not may_commit(moment(late_ns), ownership.sent)
-    # The next number, which the seal has, is tried at once.
+    # The next number, which the seal has, is tried immediately.
     assert ownership.decide(late_ns, news=True) == Step(Do.PUT)
 
 
