@@ -29,12 +29,16 @@ RETIRED = (
     _retired(r"\bStanding\b", "ReadableRange", "standing = Standing(1, 2)"),
     _retired(r"\bDo\.RING\b", "Do.WAKE", "return Do.RING"),
     _retired(r"\bRooms\b|\bRoom\(", "CapTracker", "self.rooms = Rooms()"),
-    _retired(r"\bFollower\b", "FollowedPartitions or CommitFeed", "Follower(log)"),
+    _retired(r"(?<!Commit)\bFollower\b", "CommitFollower", "Follower(log)"),
     # Where a sentence would refer to something outside the repository.
     _retired(r"\brows? [A-Z]\d+\b", "the figure itself", "at most 1.25 (row L18)"),
     _retired(r"\b(?:PROTOCOL|DESIGN|STYLE|FACTS|ROWS) \d", "docs/protocol.md", "see PROTOCOL 7"),
     # Phrases that read as translated.
+    _retired(r"\bwhole number", "integer", "'x' is not a whole number"),
+    _retired(r"\bat once\b", "immediately, or simultaneously", "all start at once"),
+    _retired(r"\bmade up for\b", "completed, or caught up", "it is made up for by the next run"),
     _retired(r"\bfor ever\b", "forever", "seals stay for ever"),
+    _retired(r"\b[sS]omebody\b", "the operator, process or client", "somebody reads it"),
     _retired(
         r"\b(?:hono|behavio|neighbo|colo|favo)ur", "American spelling", "it honours the condition"
     ),
