@@ -1,25 +1,24 @@
-"""Objects that no entry of the owner's log lists: which are taken, in which order, as what.
+"""Objects that no entry of the owner's log lists: which are taken, in which order, and how.
 
-Pure: keys and footers in, decisions out. Vocabulary as in ``ledger/log/recovery.py``. What is
-known:
+Pure: decisions from keys and footers. Vocabulary as in ``ledger/log/recovery.py``. This is known:
 
-- An entry carries the epoch floor and all commits up to one moment. So what is below its floor
-  and not in it was never committed, and never will be: an *orphan*.
-- The first entry of an incarnation carries all commits of those before it, and no object of it
-  is older. So what is of a lower incarnation and not in it is an orphan, whatever its epoch: a
-  former owner that was stopped may have put it at any time since.
-- A lease that met a raised floor was renamed: two objects of the same ring ranges. Only the one
-  of the higher epoch can have been committed.
+- An entry has the epoch floor and all commits up to one moment. So an object below its floor that
+  is not in it was never committed and never will be: an *orphan*.
+- The first entry of an incarnation has all commits of earlier incarnations. So an object of an
+  earlier incarnation that is not in it is an orphan, whatever its epoch: a former owner that was
+  stopped may have put it at any time since.
+- A lease that met a raised floor was renamed, so there are two objects of the same ring ranges.
+  Only the one with the higher epoch can have been committed.
 - Leases that share a source were committed in the order of their ring ranges.
-- An object's commit has a higher number than ``commits_seen``, and whoever sent a request of it
-  knew of no commit above. So what was answered before a request was sent comes before it here too.
+- An object's commit has a higher number than its ``commits_seen``, and its producers knew of no
+  later commit. So requests that were answered before a request was sent come before it here too.
 
-What the lost ledger decided is not known and is decided again: idempotency keys and expectations
+The decisions of the lost ledger are unknown and are made again: idempotency keys and expectations
 (``expected_seq``) are judged in this order, expectations against the head before the declared gap.
-Only leases that were in flight together, through different shards, may stand here in another order
-than they were committed in. There an object whose expectation holds now goes first, so that what
-may have been acknowledged is kept: void are expectations that no order of those could have met,
-and all but one of those that only one could have met.
+Only leases that were in flight together in different shards may be in another order here than
+their commits were. Among these, an object whose expectation holds now goes first, so that what may
+have been acknowledged is kept. An expectation becomes void only if no order could have met it, or
+if several could only be met one at a time: then all but one.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ NEVER_HELD = -1  # an expectation that no head meets
 
 
 class Unlisted(Struct, frozen=True):
-    """An object that is taken, and what it says of itself."""
+    """An object that may be taken, with its footer."""
 
     head: ObjectHead
     footer: Footer
@@ -55,7 +54,7 @@ class Unlisted(Struct, frozen=True):
 
     @property
     def expects(self) -> bool:
-        """Whether a request of it has an expectation."""
+        """Whether one of its requests has an expectation."""
         return any(one.expected_seq is not None for one in self.footer.conditions)
 
     def starts(self) -> frozenset[SourceStart]:
@@ -65,7 +64,7 @@ class Unlisted(Struct, frozen=True):
         return frozenset((incarnation, run.shard, run.ring_start) for run in runs)
 
     def draft(self, conditions: Iterable[Condition]) -> CommitDraft:
-        """Its commit under ``conditions``."""
+        """Its commit, with ``conditions``."""
         return CommitDraft(
             lease_id=self.lease_id,
             key=self.head.key,
@@ -81,13 +80,13 @@ class Unlisted(Struct, frozen=True):
 def is_orphan(lease_id: LeaseId, epoch_floor: int, incarnation: int) -> bool:
     """Whether an object that the last entry does not list was never committed.
 
-    ``epoch_floor`` as of that entry, ``incarnation`` whose it is; both 0 without a log.
+    ``epoch_floor`` and ``incarnation`` are those of that entry; both are 0 without a log.
     """
     return lease_id.epoch < epoch_floor or lease_id.incarnation < incarnation
 
 
 def without_renamed(found: Iterable[Unlisted]) -> tuple[list[Unlisted], list[Unlisted]]:
-    """(those that may have been committed, those whose lease was renamed since)."""
+    """(objects that may have been committed, objects whose lease was renamed later)."""
     newest: dict[frozenset[SourceStart], Unlisted] = {}
     renamed: list[Unlisted] = []
     for item in sorted(found, key=_age):
@@ -99,13 +98,13 @@ def without_renamed(found: Iterable[Unlisted]) -> tuple[list[Unlisted], list[Unl
 
 
 class RingOrder:
-    """Unlisted objects one after the other, as their commits may have come.
+    """Unlisted objects in an order in which they may have been committed.
 
-    ``commit_number`` is of the ledger that takes them, ``counts`` the declared gaps by partition
-    and ``heads`` the last offsets after these. ``exact``: no unlisted object is unreadable, so
-    the gaps say how many records there were. Leases of one source stand as its ring had them, so
-    each connection's records keep their order; ranges that contradict each other (a damaged
-    footer) fall back to the order of keys.
+    ``commit_number`` is that of the ledger that takes them, ``counts`` the declared gaps by
+    partition, and ``heads`` the last offsets after these. ``exact``: no unlisted object is
+    unreadable, so the gaps tell how many records there were. Leases of one source are in ring
+    order, so the records of each connection keep their order. Ranges that contradict each other,
+    as after a damaged footer, fall back to the order of keys.
     """
 
     def __init__(
@@ -122,8 +121,8 @@ class RingOrder:
         self._counts = counts or {}
         self._heads = dict(heads or {})
         self._exact = exact
-        self._met: dict[PartitionKey, int] = {}  # the highest expectation that was stored
-        self._behind: defaultdict[int, list[int]] = defaultdict(list)
+        self._met: dict[PartitionKey, int] = {}  # the highest expectation that was met
+        self._followers: defaultdict[int, list[int]] = defaultdict(list)
         self._waits_for: Counter[int] = Counter()
         self._left = set(range(len(self._items)))
         self._early: list[tuple[int, int, int]] = []  # incarnation, commits_seen, index
@@ -140,7 +139,7 @@ class RingOrder:
         for places in at_source.values():
             places.sort()
             for (_, before), (_, after) in pairwise(places):
-                self._behind[before].append(after)
+                self._followers[before].append(after)
                 self._waits_for[after] += 1
         self._leads = self._before_an_expectation()
         for index in range(len(self._items)):
@@ -153,25 +152,25 @@ class RingOrder:
             self._left.discard(index)
             yield self._items[index]
             self._number += 1
-            for after in self._behind[index]:
+            for after in self._followers[index]:
                 self._waits_for[after] -= 1
                 if not self._waits_for[after] and after in self._left:
                     self._ready(after)
 
     def conditions(self, item: Unlisted) -> Iterator[Condition]:
-        """Its conditions, with expectations in the offsets after the gap."""
+        """Its conditions, with expectations converted to offsets after the gap."""
         for one in item.footer.conditions:
             condition = one.condition()
             seq = condition.expected_seq
             if seq is not None:
                 key = (condition.topic_id, condition.parts[0].partition)
-                seq = self._behind_the_gap(key, seq)
+                seq = self._after_the_gap(key, seq)
                 condition = msgspec.structs.replace(condition, expected_seq=seq)
             if seq is not None or condition.idempotency_key is not None:
                 yield condition
 
     def taken(self, commit: Commit, item: Unlisted) -> None:
-        """The item that came last became this commit."""
+        """The item that came last has become this commit."""
         for head in commit.heads:
             self._heads[head.topic_id, head.partition] = head.head_seq
         void = {(verdict.shard, verdict.position) for verdict in commit.verdicts}
@@ -180,10 +179,10 @@ class RingOrder:
                 key = (one.topic_id, one.parts[0].partition)
                 self._met[key] = max(one.expected_seq, self._met.get(key, -1))
 
-    def _behind_the_gap(self, key: PartitionKey, seq: int) -> int | None:
+    def _after_the_gap(self, key: PartitionKey, seq: int) -> int | None:
         if self._exact:
             return seq + self._counts.get(key, 0)
-        # Where heads were is not known. What is: they rise, so one that was met is met once.
+        # The heads are unknown. But they only rise, so an expectation is met at most once.
         return NEVER_HELD if seq <= self._met.get(key, -1) else None
 
     def _ready(self, index: int) -> None:
@@ -194,7 +193,7 @@ class RingOrder:
         while self._early and self._early[0][1] <= self._number:
             self._admit(heapq.heappop(self._early)[2])
         if not self._plain and not self._expecting and self._early:
-            self._admit(heapq.heappop(self._early)[2])  # commits are missing between
+            self._admit(heapq.heappop(self._early)[2])  # commits in between are missing
         if self._expecting:
             first = min((self._rank(index), index) for index in self._expecting)
             if not self._plain or first < self._plain[0]:
@@ -212,10 +211,10 @@ class RingOrder:
         return Rank.LEADS if index in self._leads else Rank.PLAIN
 
     def _before_an_expectation(self) -> set[int]:
-        """Those that must come before one with an expectation."""
+        """The objects that must come before one with an expectation."""
         before: defaultdict[int, list[int]] = defaultdict(list)
-        for index, behind in self._behind.items():
-            for after in behind:
+        for index, followers in self._followers.items():
+            for after in followers:
                 before[after].append(index)
         found: set[int] = set()
         left = [index for index, item in enumerate(self._items) if item.expects]
@@ -226,7 +225,7 @@ class RingOrder:
         return found
 
     def _rank(self, index: int) -> Rank:
-        """By the heads of now, as if nothing before it in the object were void."""
+        """Its rank for the present heads, as if nothing before it in the object were void."""
         waits = False
         for condition in self.conditions(self._items[index]):
             if condition.expected_seq is None:
@@ -242,14 +241,14 @@ class RingOrder:
 class Rank(IntEnum):
     """Which of several objects goes first."""
 
-    HOLDS = 0  # an expectation of it
-    LEADS = 1  # it has none that can still hold, and one in a later object waits for it
+    HOLDS = 0  # one of its expectations holds
+    LEADS = 1  # none of its own can hold, and one in a later object waits for it
     PLAIN = 2
-    WAITS = 3  # an expectation for a head that may still come
+    WAITS = 3  # it expects a head that may still come
 
 
 def topics_of(found: Iterable[Unlisted]) -> list[TopicSeen]:
-    """The topics that footers name, each with as many partitions as are seen."""
+    """The topics that footers name, each with the number of partitions that appear."""
     seen: dict[int, TopicSeen] = {}
     for item in found:
         for extent in item.footer.extents:
@@ -266,7 +265,7 @@ def topics_of(found: Iterable[Unlisted]) -> list[TopicSeen]:
 
 
 def records_by_partition(found: Iterable[Unlisted]) -> dict[tuple[int, int], int]:
-    """How many offsets could have been given to unlisted records."""
+    """How many offsets may have been assigned to unlisted records."""
     counts: Counter[tuple[int, int]] = Counter()
     for item in found:
         for extent in item.footer.extents:
@@ -275,8 +274,8 @@ def records_by_partition(found: Iterable[Unlisted]) -> dict[tuple[int, int], int
 
 
 def records_without_key(found: Iterable[Unlisted]) -> int:
-    """Records whose producer may have sent them again, and neither a key nor an expectation says
-    so."""
+    """The number of records that may be doubled: their producers may have sent them again, and
+    have neither a key nor an expectation that would tell."""
     count = 0
     for item in found:
         count += sum(extent.record_count for extent in item.footer.extents)
