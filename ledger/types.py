@@ -1,16 +1,15 @@
-"""What a commit is made of, and what the ledger answers.
+"""What a commit consists of, and what the ledger answers.
 
-Vocabulary: a *lease* is what one pull took from the rings; it becomes one L0
-object. An *extent* is one partition's contiguous bytes in that object. A *run*
-is the part of an extent that came from one source shard. A *condition* is a
-request that the commit itself must decide (idempotency key, expected_seq); a
-*verdict* is that decision when the request was made *void*: its records stay
-in the object, get no offsets, and every reader skips them.
+Vocabulary: a *lease* is what one pull took from the rings; it becomes one L0 object. An *extent* is
+one partition's contiguous bytes in that object. A *run* is the part of an extent that came from one
+source shard. A *condition* is a request that the commit itself must decide (idempotency key,
+expected_seq). A *verdict* is the decision that makes such a request *void*: its records stay in the
+object, get no offsets, and every reader skips them.
 
-Offsets start at 1 per (topic id, partition) and are dense over live records.
+Offsets start at 1 per (topic id, partition) and have no holes over the records that are not void.
 ``record_index`` always counts all records of an extent, void ones included.
 
-This module holds data only; it reads nothing and writes nothing.
+This module holds data only.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class ExtentDraft(Struct, frozen=True):
 
 
 class ConditionPart(Struct, frozen=True, array_like=True):
-    """Where a conditional request's records stand in the extent of its topic and ``partition``."""
+    """Where the records of a conditional request are in the extent of ``partition``."""
 
     partition: int
     record_index: int
@@ -71,7 +70,8 @@ class ConditionPart(Struct, frozen=True, array_like=True):
 
 
 class Condition(Struct, frozen=True):
-    """A request that the commit decides. ``position`` is its frame's start in the source's ring.
+    """A request that the commit decides. ``position`` is where its frame starts in the source's
+    ring.
 
     With ``expected_seq`` there is exactly one part.
     """
@@ -85,9 +85,9 @@ class Condition(Struct, frozen=True):
 
 
 class CommitDraft(Struct, frozen=True):
-    """All that one ledger transaction needs to commit one object.
+    """Everything that one ledger transaction needs to commit one object.
 
-    ``extents`` are sorted by (topic_id, partition); ``conditions`` stand in pull order.
+    ``extents`` are sorted by (topic_id, partition); ``conditions`` are in pull order.
     """
 
     lease_id: LeaseId
@@ -103,10 +103,10 @@ class CommitDraft(Struct, frozen=True):
 class Run(Struct, frozen=True, array_like=True):
     """Offsets of one source's records in one partition.
 
-    ``first_offset`` belongs to the first live record of the run; the others follow in order.
-    It is 0 when the whole run is void because its topic is deleted. ``record_count`` counts all
-    records of the run, void ones included; when all are void for other reasons, ``first_offset``
-    is what the next live record gets.
+    ``first_offset`` is that of the first record of the run that is not void; the others follow in
+    order. It is 0 if the whole run is void because its topic is deleted. If all are void for other
+    reasons, it is what the next record gets. ``record_count`` counts all records, void ones
+    included.
     """
 
     shard: int
@@ -135,7 +135,7 @@ class AnswerPart(Struct, frozen=True, array_like=True):
 class Verdict(Struct, frozen=True):
     """Why the request at (shard, position) is void, and what its producer is answered.
 
-    ``parts`` is the first answer (deduped only); ``head_seq`` is the partition's head that an
+    ``parts`` is the first answer (deduped only). ``head_seq`` is the partition's head that an
     expectation met (sequence_mismatch), or the head after the first answer (deduped).
     """
 
@@ -147,10 +147,10 @@ class Verdict(Struct, frozen=True):
 
 
 class Commit(Struct, frozen=True):
-    """A commit as it stands in the ledger and in the commit log.
+    """A commit as it is in the ledger and in the commit log.
 
-    ``number`` counts commits from 1 without gaps. ``repeated`` says that the lease id was there
-    already and this is its earlier result.
+    ``number`` counts commits from 1 without gaps. ``repeated``: the lease was committed before, and
+    this is its earlier result.
     """
 
     number: int
@@ -163,10 +163,10 @@ class Commit(Struct, frozen=True):
 
 
 class Extent(Struct, frozen=True):
-    """A committed extent: offsets [first_offset, last_offset], live records only.
+    """A committed extent with the offsets [first_offset, last_offset].
 
     ``voids`` are (record_index, record_count) ranges without offsets, ascending. ``key`` is the
-    object's, where a read by offsets has looked it up.
+    object's, if a read by offsets has looked it up.
     """
 
     topic_id: int

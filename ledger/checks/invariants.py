@@ -1,9 +1,8 @@
 """What must hold in a ledger at any time, as one pass over its tables. For tests and `check`.
 
-Rows of collected objects are gone, and with them their extents. So below a partition's *bound*
-(compacted or evicted up to there, or all of a deleted topic's) extents may be missing; above it
-none may, and what is there is held to the same rules everywhere. ``coverage.py`` says what L1
-must hold.
+Rows of collected objects are removed with those of their extents. So extents may be missing up to a
+partition's *bound* (``space/marking.py``), but not above it. Whatever exists follows the same rules
+everywhere.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from ledger import commits
+from ledger.checks import lake_rules
+from ledger.checks.lake_rules import InvariantBroken, offset_ranges, require, require_none
 from ledger.decide import PartitionKey
 from ledger.errors import ResultCleared
-from ledger.lake import rules as lake_rules
 from ledger.lake.coverage import OffsetRanges
-from ledger.lake.rules import InvariantBroken, offset_ranges, require, require_none
 from ledger.space.marking import BOUND
 from ledger.tx import ReadTx
 
@@ -44,7 +43,7 @@ def check(tx: ReadTx) -> None:
     lake_rules.check_lake(tx)
     require_none(
         tx,
-        "of topics that live, no two have one table",
+        "no two live topics have one table",
         "SELECT table_name, count(*) FROM topics WHERE deleted_ms IS NULL"
         " AND table_name IS NOT NULL GROUP BY table_name HAVING count(*) > 1",
     )
@@ -84,13 +83,13 @@ def _check_objects(tx: ReadTx) -> None:
     )
     require_none(
         tx,
-        "nothing in a free object is needed",
+        "nothing in an unreferenced object is needed",
         "SELECT commit_number, key FROM objects AS o WHERE free_ms IS NOT NULL"
         f" AND (EXISTS ({needed} {BOUND}) OR key IN (SELECT key FROM quarantine))",
     )
     require_none(
         tx,
-        "an object without needed extents is marked free",
+        "an object without needed extents is marked as unreferenced",
         "SELECT commit_number, key FROM objects AS o WHERE free_ms IS NULL"
         f" AND NOT EXISTS ({needed} p.freed_seq) AND key NOT IN (SELECT key FROM quarantine)"
         " AND EXISTS (SELECT 1 FROM extents AS e WHERE e.commit_number = o.commit_number)",
@@ -130,17 +129,24 @@ def _check_partitions(tx: ReadTx, gaps: dict[PartitionKey, OffsetRanges]) -> Non
     for one in _partitions(tx):
         name, without = one.name, gaps.get(one.name, OffsetRanges(()))
         require(without.overlapping() is None, "gaps do not overlap", name, without.overlapping())
-        require(1 <= one.earliest_seq <= one.next_seq, "the earliest is within", name, one)
-        require(0 <= one.compacted_seq < one.next_seq, "what is compacted was given", name, one)
-        require(0 <= one.lost_seq < one.earliest_seq, "what was lost is evicted", name, one)
+        require(
+            1 <= one.earliest_seq <= one.next_seq,
+            "the earliest offset is at most the next",
+            name,
+            one,
+        )
+        require(0 <= one.compacted_seq < one.next_seq, "compacted offsets were given", name, one)
+        require(0 <= one.lost_seq < one.earliest_seq, "lost offsets are evicted", name, one)
         require(
             (one.lost_reason in ("cap", "ttl")) if one.lost_seq else not one.lost_reason,
             "a loss has its reason", name, one,
         )  # fmt: skip
-        require(0 <= one.freed_seq <= one.bound, "the marking stands at a bound", name, one)
+        require(0 <= one.freed_seq <= one.bound, "the marking is at most at the bound", name, one)
         seen += _check_extents(tx, one, without)
         readable = without.count_outside(one.earliest_seq, one.next_seq - 1)
-        require(one.count == readable, "the count is of what can be read", name, one, readable)
+        require(
+            one.count == readable, "the count is that of the readable records", name, one, readable
+        )
         require(one.count > 0 or one.bytes == 0, "without records there are no bytes", name, one)
     total = tx.execute("SELECT count(*) FROM extents").fetchone()[0]
     require(total == seen, "each extent has its partition", total, seen)
@@ -152,12 +158,12 @@ def _check_extents(tx: ReadTx, one: _Partition, gaps: OffsetRanges) -> int:
     running_ms: int | None = None
     offset = gaps.next_outside(1)
 
-    def missing(behind: int, rule: str) -> bool:
-        """Whether offsets before ``behind`` are in no extent; all of them must be unneeded."""
-        require(offset <= behind, rule, name, offset, behind)
-        if offset == behind:
+    def missing(end: int, rule: str) -> bool:
+        """Whether offsets before ``end`` are in no extent; all of them must be unneeded."""
+        require(offset <= end, rule, name, offset, end)
+        if offset == end:
             return False
-        require(gaps.last_outside(behind - 1) <= bound, rule, name, offset, behind)
+        require(gaps.last_outside(end - 1) <= bound, rule, name, offset, end)
         return True
 
     for first, last, records, length, last_ms, max_so_far, blob in tx.execute(
@@ -170,18 +176,23 @@ def _check_extents(tx: ReadTx, one: _Partition, gaps: OffsetRanges) -> int:
         lacking = missing(first, "offsets are dense")
         require(gaps.count_outside(first, last) == last - first + 1, "no record is in a gap", name,
                  first)  # fmt: skip
-        require(not first <= one.compacted_seq < last, "an extent is compacted whole", name,
+        require(not first <= one.compacted_seq < last, "an extent is compacted as a whole", name,
                  first, last, one.compacted_seq)  # fmt: skip
         end = void = 0
         for start, length_void in [] if blob is None else msgspec.msgpack.decode(blob):
             require(start >= end and length_void > 0, "voids ascend", name, first, start)
             end, void = start + length_void, void + length_void
         require(end <= records, "voids lie in their extent", name, first, end, records)
-        require(last - first + 1 == records - void, "live records get offsets", name, first)
+        require(
+            last - first + 1 == records - void,
+            "records that are not void have offsets",
+            name,
+            first,
+        )
         least_ms = last_ms if running_ms is None else max(running_ms, last_ms)
-        # An extent that is gone may have held a later time.
+        # A removed extent may have had a later time.
         holds = max_so_far >= least_ms if lacking else max_so_far == least_ms
-        require(holds, "the running maximum is one", name, first)
+        require(holds, "the running maximum is right", name, first)
         running_ms = max_so_far
         offset = gaps.next_outside(last + 1)
         bytes_needed += length if last > bound else 0
@@ -189,7 +200,13 @@ def _check_extents(tx: ReadTx, one: _Partition, gaps: OffsetRanges) -> int:
         require(running_ms == one.max_timestamp_ms, "the greatest timestamp agrees", name)
     if not one.deleted:
         readable = bytes_needed + _bytes_of_l1(tx, one)
-        require(one.bytes == readable, "the bytes are of what can be read", name, one, readable)
+        require(
+            one.bytes == readable,
+            "the bytes are those of the readable records",
+            name,
+            one,
+            readable,
+        )
     return seen
 
 
@@ -213,19 +230,19 @@ def _bytes_of_l1(tx: ReadTx, one: _Partition) -> int:
 
 def _check_results(tx: ReadTx, gaps: dict[PartitionKey, OffsetRanges]) -> None:
     heads: dict[PartitionKey, tuple[int, int]] = {}  # the last head, and the commit that gave it
-    missing = number = 0  # the last commit whose object is gone
+    missing = number = 0  # the last commit whose object was removed
     for (there,) in tx.execute("SELECT commit_number FROM objects ORDER BY 1").fetchall():
         missing = there - 1 if there > number + 1 else missing
         number = there
         try:
             commit = commits.by_number(tx, number)
         except ResultCleared:
-            missing = number  # what it gave is checked by its extents alone
+            missing = number  # what it gave is checked only by its extents
             continue
         for head in commit.heads:
             key = (head.topic_id, head.partition)
             before, at = heads.get(key, (0, 0))
-            # A commit without live records may stand on either side of a gap.
+            # A commit without offsets may be on either side of a gap.
             first = before + 1
             if head.head_seq >= first:
                 first = gaps[key].next_outside(first) if key in gaps else first
@@ -236,7 +253,7 @@ def _check_results(tx: ReadTx, gaps: dict[PartitionKey, OffsetRanges]) -> None:
                 (*key, number),
             ).fetchall()
             if missing > at:
-                # Commits between gave offsets that nobody needs any more.
+                # Commits in between gave offsets that are not needed any more.
                 holds = not given or (given[0][0] >= first and given[0][1] == head.head_seq)
                 holds = holds and head.head_seq >= before
             else:
@@ -247,8 +264,8 @@ def _check_results(tx: ReadTx, gaps: dict[PartitionKey, OffsetRanges]) -> None:
     ):
         key = (topic_id, partition)
         head_seq, at = heads.get(key, (0, 0))
-        behind = gaps[key].next_outside(head_seq + 1) if key in gaps else head_seq + 1
+        following = gaps[key].next_outside(head_seq + 1) if key in gaps else head_seq + 1
         require(
-            behind <= next_seq if missing > at else behind == next_seq,
+            following <= next_seq if missing > at else following == next_seq,
             "the last commit gave the head", topic_id, partition, next_seq,
         )  # fmt: skip

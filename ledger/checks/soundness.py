@@ -1,7 +1,7 @@
 """What is wrong with a ledger's offsets and extents, each place named; for ``check``.
 
-``invariants.py`` says whether all rules hold and stops at the first that does not. This pass goes
-on, and names the object, so that an operator can act. It only reads.
+``invariants.py`` stops at the first rule that does not hold. This pass continues, and names the
+object, so that an operator can act. It only reads.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from itertools import islice
 
 from msgspec import Struct
 
+from ledger.checks.lake_rules import l1_problems, offset_ranges
 from ledger.decide import PartitionKey
 from ledger.lake.coverage import OffsetRange, OffsetRanges
-from ledger.lake.rules import l1_problems, offset_ranges
 from ledger.space.marking import BOUND
 from ledger.tx import ReadTx
 
 
 class Problem(Struct, frozen=True):
-    """A place in a partition where offsets overlap or are missing, or an extent outside its
-    object. ``key`` is the object of the extent there; empty at the end of a partition, and for
-    what the files of L1 do not hold, or hold twice."""
+    """A place where offsets overlap or are missing, or an extent outside its object.
+
+    ``key`` is the object of the extent there; empty at the end of a partition, and for what the
+    files of L1 lack or hold twice.
+    """
 
     kind: str
     key: str
@@ -31,7 +33,7 @@ class Problem(Struct, frozen=True):
 
 
 def problems(tx: ReadTx, limit: int) -> list[Problem]:
-    """Places where offsets overlap or are missing, at most ``limit``; reads all extents."""
+    """At most ``limit`` such places, by topic and partition; reads all extents."""
     return list(islice(_problems(tx), limit))
 
 
@@ -67,8 +69,7 @@ def _of_partition(
     ):
         where = f"offsets {first} to {last} of {topic}, partition {partition}"
         if key is None:
-            yield Problem("extent", "", topic, partition, f"{where} are in an object that no row"
-                          " names")  # fmt: skip
+            yield Problem("extent", "", topic, partition, f"{where} are in an object that has no row")  # fmt: skip
         elif byte_end > size_bytes:
             yield Problem("extent", key, topic, partition, f"{where} end at byte {byte_end} of an"
                           f" object of {size_bytes} bytes")  # fmt: skip
@@ -89,6 +90,6 @@ def _of_partition(
 
 
 def _lacking(first: int, last: int, bound: int, gaps: OffsetRanges) -> OffsetRange | None:
-    """Of offsets in no object those above ``bound`` and outside gaps; L1 has what is below."""
+    """Those of the offsets that are above ``bound``, which L1 has, and not in a gap."""
     first, last = gaps.next_outside(max(first, bound + 1)), gaps.last_outside(last)
     return (first, last) if first <= last else None

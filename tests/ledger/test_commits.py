@@ -36,7 +36,7 @@ def test_offsets_start_at_one_and_go_on_densely_over_commits(ledger: Ledger, top
     assert (first.number, second.number) == (1, 2)
 
 
-def test_runs_of_two_shards_in_one_extent_get_offsets_one_behind_the_other(
+def test_runs_of_two_shards_in_one_extent_get_consecutive_offsets(
     ledger: Ledger, topic: Topic
 ) -> None:
     requests = [

@@ -1,4 +1,4 @@
-"""What the ledger gives back: results that nobody asks for, pages that are free."""
+"""What the ledger gives back: results that no process asks for, and free pages."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def extents(ledger: Ledger, topic: Topic, offset: int = 1) -> list[tuple[int, in
     return [(extent.first_offset, extent.last_offset) for extent in found]
 
 
-def test_records_behind_a_gap_stand_behind_all_of_it(ledger: Ledger, topic: Topic) -> None:
+def test_records_after_a_gap_have_offsets_after_all_of_it(ledger: Ledger, topic: Topic) -> None:
     key = (topic.topic_id, 0)
     commit(ledger, 1, Request(*key[:1], ((0, 3),)))
     changed, gaps = ledger.write(recovery.prepare, [], {key: 5}, 0, 1)
@@ -120,7 +120,7 @@ def test_epochs_go_on_above_all_that_were_seen(ledger: Ledger) -> None:
     assert ledger.read(epochs.current) == ledger.read(epochs.floor) == 41
 
 
-def test_a_start_takes_the_number_behind_the_logs_whatever_failed_before(ledger: Ledger) -> None:
+def test_a_start_takes_the_number_after_the_logs_whatever_failed_before(ledger: Ledger) -> None:
     # The fixture began 1; three more starts never wrote their first entry.
     for _ in range(3):
         assert ledger.write(epochs.begin_incarnation, 2, 1)[0] == 2
@@ -152,7 +152,9 @@ def test_an_object_is_taken_as_of_its_own_time(ledger: Ledger, topic: Topic) -> 
     assert [verdict.kind for verdict in taken.verdicts] == ["deduped"]
 
 
-def test_a_hole_that_nobody_declared_breaks_the_invariants(ledger: Ledger, topic: Topic) -> None:
+def test_missing_offsets_without_a_declared_gap_break_the_invariants(
+    ledger: Ledger, topic: Topic
+) -> None:
     commit(ledger, 1, Request(topic.topic_id))
     ledger.write(recovery.prepare, [], {(topic.topic_id, 0): 2}, 0, 1)
     with closing(sqlite3.connect(ledger.path)) as connection:

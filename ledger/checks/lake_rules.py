@@ -1,6 +1,6 @@
-"""What must hold of the lake's tables in a ledger, and the rules' one way to be broken.
+"""What must hold of the lake's tables in a ledger.
 
-The caller has a read transaction open. ``coverage.py`` says what L1 must hold of a partition.
+``lake/coverage.py`` says what L1 must hold of a partition.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ class InvariantBroken(AssertionError):
 
 
 def require(holds: bool, rule: str, *operands: object) -> None:
-    """Raises InvariantBroken when it does not."""
+    """Raises InvariantBroken if it does not hold."""
     if not holds:
         raise InvariantBroken(f"{rule}: {operands}")
 
 
 def require_none(tx: ReadTx, rule: str, statement: str) -> None:
-    """Raises InvariantBroken with the first row that the statement gives."""
+    """Raises InvariantBroken with the first row of the statement's result."""
     row = tx.execute(f"{statement} LIMIT 1").fetchone()
     require(row is None, rule, row)
 
 
 def offset_ranges(tx: ReadTx, *statements: str) -> dict[PartitionKey, OffsetRanges]:
-    """OffsetRanges by partition, from rows of (topic id, partition, first, last)."""
+    """Ranges by partition, from rows of (topic id, partition, first, last)."""
     found: dict[PartitionKey, list[tuple[int, int]]] = {}
     for statement in statements:
         for topic_id, partition, first, last in tx.execute(statement):
