@@ -69,7 +69,9 @@ def _of_partition(
     ):
         where = f"offsets {first} to {last} of {topic}, partition {partition}"
         if key is None:
-            yield Problem("extent", "", topic, partition, f"{where} are in an object that has no row")  # fmt: skip
+            yield Problem(
+                "extent", "", topic, partition, f"{where} are in an object that has no row"
+            )
         elif byte_end > size_bytes:
             yield Problem("extent", key, topic, partition, f"{where} end at byte {byte_end} of an"
                           f" object of {size_bytes} bytes")  # fmt: skip
