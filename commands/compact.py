@@ -6,6 +6,7 @@ and pyiceberg are the extra ``spark``; a run that has nothing to do starts neith
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from importlib import metadata
 from typing import Any
@@ -26,6 +27,7 @@ from commands.shell.output import (
     show,
     table,
 )
+from compaction.access.via_daemon import ViaDaemon
 from compaction.run import start
 from compaction.run.java import find_java
 from compaction.run.report import RunReport
@@ -46,6 +48,7 @@ class Needs(Struct, frozen=True):
 
 @click.command()
 @place_options
+@click.option("--url", metavar="URL", help="Ask this daemon, whose data directory is elsewhere.")
 @click.option("--master", metavar="URL", help="Spark's master; by default local, on all CPUs.")
 @click.option("--topic", "chosen", metavar="TOPIC", multiple=True, help="Only these; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be compacted; write nothing.")
@@ -55,6 +58,7 @@ class Needs(Struct, frozen=True):
 def compact(
     context: click.Context,
     /,
+    url: str | None,
     master: str | None,
     chosen: tuple[str, ...],
     dry_run: bool,
@@ -73,20 +77,28 @@ def compact(
       headgate compact --check
       headgate compact --data /var/lib/headgate
       headgate compact --data /var/lib/headgate --topic orders --dry-run
+      headgate compact --url http://daemon:7440
     """
-    config = loaded(**options)
     if check:
         show(_needs(), as_json, _needs_text)
         return
     report = RunReport(dry_run)
-    with opened_store(config) as opened:
-        store = CountedStore(opened)
-        report.requests = store.requests
-        start.compact(
-            partial(opened_ledger, config), partial(writable_ledger, config, store, sleep_s),
-            lake_settings(config), report, master=master, chosen=frozenset(chosen),
-            progress=lambda n: progress(n, "compacting"),
-        )  # fmt: skip
+    compacted = partial(
+        start.compact, report=report, master=master, chosen=frozenset(chosen),
+        progress=lambda n: progress(n, "compacting"),
+    )  # fmt: skip
+    if url is not None:
+        access = ViaDaemon(url)
+        compacted(lambda: nullcontext(access), lambda: nullcontext(access), access.settings)
+    else:
+        config = loaded(**options)
+        with opened_store(config) as opened:
+            store = CountedStore(opened)
+            report.requests = store.requests
+            compacted(
+                partial(opened_ledger, config), partial(writable_ledger, config, store, sleep_s),
+                lake_settings(config),
+            )  # fmt: skip
     show(report, as_json, _text)
     context.exit(0 if report.sound else FAILED)
 

@@ -21,16 +21,16 @@ from shards.clock import boot_id
 
 log = logging.getLogger("headgate.compact")
 
-RENEW_S = runs.LEASE_MS / 6000
+LEASE_MS = 60_000  # a driver that is starved, or a daemon that restarts, costs no run
+RENEW_S = 10.0
 
 
 class RunLease:
     """The lease of one run, from ``begin`` to ``end``."""
 
-    def __init__(self, access: LedgerAccess, run: str, *, renew_s: float = RENEW_S) -> None:
+    def __init__(self, access: LedgerAccess, run: str) -> None:
         self._access = access
         self._run = run
-        self._renew_s = renew_s
         self._held = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="run-lease", daemon=True)
@@ -40,14 +40,14 @@ class RunLease:
         former = self._access.read(runs.unfinished)
         dead = former[0] if former is not None and is_gone(former[1]) else None
         owner = this_driver() + (f", {purpose}" if purpose else "")
-        self._access.write(runs.begin, self._run, owner, NOW, dead=dead)
+        self._access.write(runs.begin, self._run, owner, NOW, LEASE_MS, dead)
         self._access.run = self._run
         self._held = True
         self._thread.start()
 
     def renew(self) -> None:
         """The run lives for another while. Raises RunLost."""
-        self._access.write(runs.renew, self._run, NOW)
+        self._access.write(runs.renew, self._run, NOW, LEASE_MS)
 
     def end(self) -> None:
         """All that was begun is done. Raises RunLost."""
@@ -73,7 +73,7 @@ class RunLease:
             self._thread.join()
 
     def _keep(self) -> None:
-        while not self._over.wait(self._renew_s):
+        while not self._over.wait(RENEW_S):
             try:
                 self.renew()
             except RunLost as error:

@@ -13,7 +13,6 @@ from ledger.tx import ReadTx, WriteTx
 
 # Ended runs are kept for people.
 RUNS_KEPT = 100
-# Renewed every sixth of it: a driver that is starved, or a daemon that restarts, costs no run.
 LEASE_MS = 60_000
 
 

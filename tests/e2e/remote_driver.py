@@ -1,0 +1,53 @@
+"""``compaction/job.py`` that dies or stops at a point: ``-m tests.e2e.remote_driver POINT ...``.
+
+``no point`` runs to the end. ``stopped before a swap`` stops itself there, as by SIGSTOP from
+outside, with a lease of two seconds; once continued it goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import compaction.run.lease
+from compaction import job
+from compaction.access.via_daemon import ViaDaemon
+from ledger.lake import catalog
+from tests.e2e.killed_compact import arm
+
+STOPPED = "stopped before a swap"
+NO_POINT = "no point"
+LEASE_MS = 2_000
+
+
+def stop_before_a_swap() -> None:
+    """The driver stops once, with its tables' files and metadata written."""
+    compaction.run.lease.LEASE_MS = LEASE_MS
+    compaction.run.lease.RENEW_S = 0.2
+    operate = ViaDaemon._operate
+    left = [1]
+
+    def called(access: ViaDaemon, kind: str, function: Callable[..., Any], *rest: Any) -> Any:
+        if function is catalog.swap and left:
+            left.pop()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return operate(access, kind, function, *rest)
+
+    ViaDaemon._operate = called  # type: ignore[method-assign, assignment]
+
+
+def main() -> None:
+    """Arms the point and runs the job."""
+    point, *arguments = sys.argv[1:]
+    if point == STOPPED:
+        stop_before_a_swap()
+    elif point != NO_POINT:
+        arm(point)
+    sys.exit(job.main(arguments))
+
+
+if __name__ == "__main__":
+    main()
