@@ -10,11 +10,17 @@ import os
 import sys
 
 _FOLDER = os.environ.get("HEADGATE_FORBIDDEN", "")
-_EVENTS = ("open", "os.", "shutil.", "sqlite3.connect", "socket.connect", "socket.bind")
+_EVENTS = frozenset(
+    {
+        "open", "os.chmod", "os.link", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir",
+        "os.scandir", "os.symlink", "os.truncate", "os.utime", "socket.bind", "socket.connect",
+        "sqlite3.connect",
+    }
+)  # fmt: skip
 
 
 def _look(event: str, arguments: tuple[object, ...]) -> None:
-    if not event.startswith(_EVENTS):
+    if event not in _EVENTS:
         return
     for argument in arguments:
         text = os.fsdecode(argument) if isinstance(argument, bytes) else argument
