@@ -1,15 +1,17 @@
 """Who plans a read: a daemon over HTTP, or the ledger itself; the rest sees no difference.
 
 Both are plain data and travel to executors, which plan again what they miss and renew the lease.
-An open ledger is kept per process and used by one thread at a time: its lock file must be opened
-once only (``shards/locks.py``).
+While a daemon runs, it alone has its ledger, so the planner of a data directory asks it by its
+socket. Without a daemon, one process at a time holds the directory for the length of a call.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -21,7 +23,9 @@ from compaction.access.http_calls import (
     TIMEOUT_S,
     DaemonRefused,
     DaemonUnreachable,
+    answers,
     call,
+    socket_address,
 )
 from compaction.source.errors import (
     PlannerRefused,
@@ -39,10 +43,12 @@ from ledger.lake import readleases
 from ledger.ledger import Ledger
 from ledger.types import PartitionState
 from shards import locks
-from shards.clock import boot_id, boottime_ms, wall_ms
+from shards.clock import boot_id, boottime_ms, monotonic_ns, wall_ms
 from shards.locks import LockFile, SharedLock
 
 WHAT_CHARACTERS_MAX = 200
+HOLD_WAIT_S = 20.0  # a daemon that starts, or many tasks that plan again
+HOLD_PAUSE_S = 0.02
 RENEW_TIMEOUT_S = 5.0  # of an executor that may not reach the daemon at all
 
 
@@ -169,12 +175,16 @@ class DaemonPlanner(Struct, frozen=True):
 
 
 class LedgerPlanner(Struct, frozen=True):
-    """The ledger in the data directory ``data`` of this machine."""
+    """The ledger in the data directory ``data`` of this machine: its daemon plans while one runs.
+    Without one, each call holds the directory for itself."""
 
     data: str
     store: PlanStore
 
     def state(self, topic: str) -> TopicState:
+        daemon = _daemon_of(self.data)
+        if daemon is not None:
+            return daemon.state(topic)
         with _open(self.data) as ledger:
             found = ledger.read(topics.find, topic)
             if found is None:
@@ -184,6 +194,9 @@ class LedgerPlanner(Struct, frozen=True):
             )
 
     def page(self, request: PlanRequest) -> Plan:
+        daemon = _daemon_of(self.data)
+        if daemon is not None:
+            return msgspec.structs.replace(daemon.page(request), store=self.store)
         lease = request.plan or secrets.token_hex(12)
         what = f"Spark reads {', '.join(request.topics)}"[:WHAT_CHARACTERS_MAX]
         page = Page(request.limit)
@@ -206,15 +219,25 @@ class LedgerPlanner(Struct, frozen=True):
         return finished(page, lease, wall_ms() + LEASE_MS, self.store)
 
     def renew(self, lease: str) -> bool:
+        daemon = _daemon_of(self.data)
+        if daemon is not None:
+            return daemon.renew(lease)
         with _open(self.data) as ledger:
             now_ms = _age_ms(ledger)
             return ledger.write(readleases.renew, lease, now_ms, now_ms + LEASE_MS)
 
     def end(self, lease: str) -> None:
+        daemon = _daemon_of(self.data)
+        if daemon is not None:
+            daemon.end(lease)
+            return
         with _open(self.data) as ledger:
             ledger.write(readleases.end, lease)
 
     def extent_at(self, topic: TopicState, partition: int, timestamp_ms: int) -> int:
+        daemon = _daemon_of(self.data)
+        if daemon is not None:
+            return daemon.extent_at(topic, partition, timestamp_ms)
         with _open(self.data) as ledger:
             found = ledger.read(topics.find, topic.topic)
             if found is None:
@@ -247,37 +270,42 @@ def _named(error: PlannerRefused, topics: Sequence[str]) -> str:
     return next((topic for topic in topics if repr(topic) in str(error)), topics[0])
 
 
-class _Opened:
-    """A ledger of this process, for one thread at a time."""
+def _daemon_of(data: str) -> DaemonPlanner | None:
+    """The daemon that has a data directory, by its socket."""
+    address = socket_address(data)
+    try:
+        return DaemonPlanner(address) if answers(address) else None
+    except DaemonUnreachable as error:
+        raise PlannerUnreachable(str(error)) from error
 
-    def __init__(self, data: str) -> None:
-        path = Path(data) / "ledger" / "ledger.db"
+
+_holding = threading.Lock()  # closing a lock file drops all locks of this process on it
+
+
+@contextmanager
+def _open(data: str) -> Iterator[Ledger]:
+    """The ledger of a directory that no daemon has, held for a call. Raises SourceError."""
+    path = Path(data) / "ledger" / "ledger.db"
+    try:
         if not path.exists():
             raise LedgerMissing(path)
-        lock = SharedLock(LockFile(Path(data) / "lock"), locks.LEDGER)
-        self._ledger = Ledger(path, lock, must_exist=True)
-        self._thread = threading.Lock()
-
-    def __enter__(self) -> Ledger:
-        self._thread.acquire()
-        return self._ledger
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._thread.release()
-        if isinstance(error, LedgerError):
-            raise SourceError(str(error)) from error
+        with _holding, closing(LockFile(Path(data) / "lock")) as lock_file:
+            _hold(lock_file, data)
+            lock = SharedLock(lock_file, locks.LEDGER)
+            with closing(Ledger(path, lock, must_exist=True)) as ledger:
+                yield ledger
+    except (LedgerError, OSError) as error:
+        raise SourceError(f"option 'data' = {data!r}: {error}") from error
 
 
-_opened: dict[str, _Opened] = {}
-_opening = threading.Lock()
-
-
-def _open(data: str) -> _Opened:
-    with _opening:
-        found = _opened.get(data)
-        if found is None:
-            try:
-                found = _opened[data] = _Opened(data)
-            except (LedgerError, OSError) as error:
-                raise SourceError(f"option 'data' = {data!r}: {error}") from error
-        return found
+def _hold(lock_file: LockFile, data: str) -> None:
+    """Takes the directory's lock; other processes of a read hold it for moments."""
+    deadline_ns = monotonic_ns() + int(HOLD_WAIT_S * 1e9)
+    while not (lock_file.try_lock(locks.DIRECTORY) and lock_file.try_lock(locks.SHARDS)):
+        if monotonic_ns() > deadline_ns:
+            pid = lock_file.holder(locks.DIRECTORY) or lock_file.holder(locks.SHARDS)
+            raise SourceError(
+                f"option 'data' = {data!r}: process {pid} has had the data directory for"
+                f" {HOLD_WAIT_S:.0f} s and answers on no socket; wait until it has ended or started"
+            )
+        time.sleep(HOLD_PAUSE_S)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from compaction.source.plan import LEASE_MS
+from compaction.source.planner import LedgerPlanner
+from compaction.source.schemas import PlanRequest, PlanStore
 from ledger.lake import readleases
 from ledger.lake.types import ReadLease
+from shards import locks
 from shards.clock import wall_ms
+from shards.locks import LockFile
 from tests.compaction.by_hand import compact, opened
 from tests.e2e.daemon import Daemon, running
 from tests.e2e.schema import check, resolve
@@ -248,3 +254,24 @@ def test_records_without_offsets_are_in_the_voids(daemon: Daemon) -> None:
     assert daemon.produce("voids", 3).status == 200
     found = plan(daemon, topics=["voids"])
     assert offsets(found)["voids", 0] == [1, 2, 3]
+
+
+def test_a_plan_of_a_data_directory_is_made_by_its_daemon_and_without_one_by_whoever_holds_it(
+    data: Path,
+) -> None:
+    planner = LedgerPlanner(str(data), PlanStore(f"file://{data}/store"))
+    with running(data) as daemon:
+        assert daemon.produce("orders", 1, 2).status == 200
+        beside = planner.page(PlanRequest(["orders"]))
+        assert beside.store == planner.store and planner.renew(beside.plan)
+        held = (data / "ledger" / "ledger.db").stat().st_ino
+        assert not [f for f in psutil.Process().open_files() if f.path.startswith(str(data))]
+    alone = planner.page(PlanRequest(["orders"]))
+    assert alone.objects == beside.objects and (data / "ledger" / "ledger.db").stat().st_ino == held
+    assert planner.renew(beside.plan), "the lease outlives the daemon"
+    planner.end(beside.plan)
+    with closing(LockFile(data / "lock")) as lock_file:
+        assert lock_file.holder(locks.DIRECTORY) is None
+        assert lock_file.try_lock(locks.DIRECTORY)
+    with running(data):
+        assert planner.state("orders").partitions[0].head_seq == 2

@@ -12,9 +12,9 @@ import sys
 _FOLDER = os.environ.get("HEADGATE_FORBIDDEN", "")
 _EVENTS = frozenset(
     {
-        "open", "os.chmod", "os.link", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir",
-        "os.scandir", "os.symlink", "os.truncate", "os.utime", "socket.bind", "socket.connect",
-        "sqlite3.connect",
+        "open", "os.chmod", "os.link", "os.listdir", "os.mkdir", "os.remove", "os.rename",
+        "os.rmdir", "os.scandir", "os.symlink", "os.truncate", "os.utime", "socket.bind",
+        "socket.connect", "sqlite3.connect",
     }
 )  # fmt: skip
 
