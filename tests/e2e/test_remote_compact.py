@@ -1,6 +1,6 @@
 """Compaction from another machine: HTTP to the daemon and the object store, and nothing else.
 
-The driver and Spark's workers end at once if they touch the data directory.
+The driver and Spark's workers end immediately if they touch the data directory.
 """
 
 from __future__ import annotations
