@@ -75,15 +75,15 @@ def _written(place: Place, run: str, topic: Topic, planned: Sequence[PlannedObje
         key=lambda extent: (extent.partition, extent.first_offset),
     )
     watermarks: dict[int, int] = {}
-    piece = RowBuilder()
+    builder = RowBuilder()
     for extent in extents:
-        piece.add(_bytes(place, extent))
+        builder.add(_bytes(place, extent))
         watermarks[extent.partition] = extent.last_offset
     syncs = Syncs()
     names = FileNames(f"{place.lake}/{topic.name}", topic.topic_id, run, 0)
     writer = TopicWriter(place, names, syncs)
     if extents:
-        writer.write(*piece.take())
+        writer.write(*builder.take())
     files = tuple(each.file for each in writer.close())
     syncs.wait()
     return TableSwitch(topic.topic_id, topic.name, f"{run}.json", watermarks, files)

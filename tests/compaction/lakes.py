@@ -140,19 +140,19 @@ def written(
         "data_is_base64": [False] * len(ordered),
         **(typed or {}),
     }
-    piece = pa.table(
+    batch = pa.table(
         [pa.array(columns.get(each.name, [None] * len(ordered)), each.type) for each in schema],
         schema=schema,
     )
-    shares: dict[int, list[int]] = {}
+    sizes: dict[int, list[int]] = {}
     for partition, _ in ordered:
-        share = shares.setdefault(partition, [0, 0])
-        share[0] += 1
-        share[1] += 10
+        size = sizes.setdefault(partition, [0, 0])
+        size[0] += 1
+        size[1] += 10
     syncs = Syncs()
     names = FileNames(table.location, table.topic_id, run, task)
     writer = TopicWriter(place, names, syncs, table.columns)
-    writer.write(piece, shares)
+    writer.write(batch, sizes)
     files = [(each.file, each.footer) for each in writer.close()]
     syncs.wait()
     return files

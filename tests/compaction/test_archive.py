@@ -1,4 +1,4 @@
-"""The archive for executors: what is in it, and that it is enough."""
+"""The archive for executors has all that they need."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ print(HeadgateDataSource.name())
         check=False, cwd=tmp_path, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )  # fmt: skip
     assert (answer.stdout, answer.returncode) == ("headgate\n", 0), answer.stderr
-    assert "crc32c" in answer.stderr, "who runs without it is told that it is slower"
+    assert "crc32c" in answer.stderr, "a warning says that it is slower without"
 
 
 JOB = """

@@ -1,4 +1,4 @@
-"""Objects are read once, damage is named by extent, a store that fails fails the task."""
+"""Objects are read once, damage is named by extent, and a store that fails fails the task."""
 
 from __future__ import annotations
 

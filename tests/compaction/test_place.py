@@ -1,4 +1,4 @@
-"""Where the lake is, and that everybody opens the same thing."""
+"""Where the lake is, and that all callers open the same store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from uploader.stores.open import StoreUrlError
         (Place("file:///a", lake_url="s3://tables"), "s3://tables"),
     ],
 )
-def test_tables_are_beside_l0_unless_configured(place: Place, lake: str) -> None:
+def test_tables_are_in_the_store_unless_configured(place: Place, lake: str) -> None:
     assert place.lake == lake
     assert lake.endswith(place.path_of(lake))
 
@@ -34,7 +34,7 @@ def test_a_location_of_another_scheme_is_refused() -> None:
         Place("file:///a").path_of("s3://bucket/x")
 
 
-def test_a_lake_that_is_no_place_is_refused_by_its_url() -> None:
+def test_a_lake_url_of_another_scheme_is_refused() -> None:
     with pytest.raises(StoreUrlError, match="ftp://host/x"):
         _ = Place("file:///a", lake_url="ftp://host/x").lake
 

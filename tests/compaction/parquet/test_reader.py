@@ -1,4 +1,4 @@
-"""Rows come back from Parquet as they went in, in order, and little is read for them."""
+"""Rows are read from Parquet as they were written, in order, and little more is read."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def write(
     place: Place, rows: Mapping[int, Sequence[tuple[int, Record]]], number: int = 1, **typed: Any
 ) -> list[NewFile]:
     """Files of one task with these rows, (offset, record) by partition. Offsets may have holes."""
-    piece = RowBuilder(typed_columns(typed))
+    builder = RowBuilder(typed_columns(typed))
     for partition, some in sorted(rows.items()):
         for offset, record in some:
             data = encode_batch(1, ARRIVAL_MS, encode([record]), CODEC_RECORDS)
-            piece.add(extent(partition, offset, offset, data))
+            builder.add(extent(partition, offset, offset, data))
     syncs = Syncs()
     writer = TopicWriter(
         place, FileNames(f"{place.lake}/t-1", 1, "run", number), syncs, typed_columns(typed)
     )
-    writer.write(*piece.take())
+    writer.write(*builder.take())
     files = [each.file for each in writer.close()]
     syncs.wait()
     return files
@@ -110,18 +110,18 @@ def test_columns_are_those_of_the_schema_in_its_order() -> None:
     assert tuple(column.name for column in schema.BASE) == COLUMNS
 
 
-def test_a_partition_that_comes_in_several_pieces_of_one_row_group_is_put_together(
+def test_a_partition_that_comes_in_several_parts_of_one_row_group_is_put_together(
     place: Place,
 ) -> None:
-    """Pieces that wait for a row group together make one that is not sorted by partition."""
-    piece = RowBuilder()
+    """Batches that wait together make a row group that is not sorted by partition."""
+    builder = RowBuilder()
     syncs = Syncs()
     writer = TopicWriter(place, FileNames(f"{place.lake}/t-1", 1, "run", 1), syncs)
     for first in (1, 4):
         for partition in (0, 1):
             data = encode_batch(3, ARRIVAL_MS, encode([Record("1")] * 3), CODEC_RECORDS)
-            piece.add(extent(partition, first, first + 2, data))
-        writer.write(*piece.take())
+            builder.add(extent(partition, first, first + 2, data))
+        writer.write(*builder.take())
     (file,) = [each.file for each in writer.close()]
     for partition in (0, 1):
         found = records(place, ranges_of([file], partition), partition, 2, 5)
@@ -136,7 +136,7 @@ class Reader:
         self.footers: list[str] = []
         self.groups: list[tuple[str, int]] = []
 
-    def spans(
+    def row_ranges(
         self, ranges: Sequence[FileRange], partition: int, offset: int, last: int,
         since_ms: int = EVER_MS, most: int = 1 << 30,
     ) -> list[RowRange]:  # fmt: skip
@@ -192,8 +192,8 @@ def test_a_merge_gives_the_rows_in_order_and_asks_for_nothing_twice(
         if low <= at <= last and (record.ts or 0) >= since_ms
     ]
     reader = Reader(place)
-    spans = reader.spans(ranges_of(files), 0, low, last, since_ms)
-    rows = [row for span in spans for row in span.records()]
+    row_ranges = reader.row_ranges(ranges_of(files), 0, low, last, since_ms)
+    rows = [row for row_range in row_ranges for row in row_range.records()]
     assert [row for row in rows if row[1] >= since_ms] == expected
     assert all(low <= row[0] <= last for row in rows)
     assert [row[0] for row in rows] == sorted({row[0] for row in rows})
@@ -236,13 +236,13 @@ def test_one_row_group_is_read_for_the_first_rows(
 ) -> None:  # fmt: skip
     files = thousand(place, monkeypatch)
     reader = Reader(place)
-    (span,) = reader.spans(ranges_of(files), 0, offset, 1000, since_ms, most=1)
-    assert span.first_offset == first
+    (row_range,) = reader.row_ranges(ranges_of(files), 0, offset, 1000, since_ms, most=1)
+    assert row_range.first_offset == first
     assert reader.groups == [(files[group[0]].path, group[1])]
     assert reader.footers == [files[group[0]].path]
 
 
-def test_a_row_group_behind_another_files_rows_is_not_read_before_them(
+def test_a_row_group_is_not_read_before_earlier_rows_of_another_file(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 5)
@@ -250,7 +250,7 @@ def test_a_row_group_behind_another_files_rows_is_not_read_before_them(
     inner = [(n, Record("1")) for n in range(6, 91)]
     files = [*write(place, {0: outer}, 1), *write(place, {0: inner}, 2)]
     reader = Reader(place)
-    reader.spans(ranges_of(files), 0, 1, 99, most=2)
+    reader.row_ranges(ranges_of(files), 0, 1, 99, most=2)
     assert reader.groups == [(files[0].path, 0), (files[1].path, 0)]
 
 
@@ -370,19 +370,19 @@ def test_a_footer_that_is_longer_than_the_first_guess_is_read_whole(
 
 def test_a_few_records_make_no_more_python_objects_than_that(place: Place) -> None:
     files = write(place, {0: [(n, Record("1")) for n in range(1, 2000)]})
-    (span,) = Reader(place).spans(ranges_of(files), 0, 1, 1999)
+    (row_range,) = Reader(place).row_ranges(ranges_of(files), 0, 1, 1999)
     made: list[int] = []
-    inner = span.rows.records
+    inner = row_range.rows.records
 
     class Counting:
-        offsets = span.rows.offsets
+        offsets = row_range.rows.offsets
 
         @staticmethod
         def records(start: int, stop: int) -> list[tuple[int, int, Record]]:
             made.append(stop - start)
             return inner(start, stop)
 
-    counted = span._replace(rows=Counting)  # type: ignore[arg-type]  # what records() uses of it
+    counted = row_range._replace(rows=Counting)  # type: ignore[arg-type]  # what records() uses of it
     assert next(iter(counted.records()))[0] == 1
     assert made == [256]
     assert [row[0] for row in counted.records()] == list(range(1, 2000))
@@ -521,7 +521,7 @@ def test_a_row_that_is_there_twice_is_damage(place: Place) -> None:
         list(records(place, ranges_of([*one, *two]), 0, 1, 9))
 
 
-def test_a_file_of_somebody_elses_shape_is_damage(place: Place, tmp_path: Path) -> None:
+def test_a_file_of_another_shape_is_damage(place: Place, tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"offset": [1], "partition": [0]}), path)
     size = path.stat().st_size

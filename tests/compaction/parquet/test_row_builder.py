@@ -30,9 +30,9 @@ def batch(*records: Record) -> bytes:
     return encode_batch(len(records), NOON_MS, encode(records), CODEC_RECORDS)
 
 
-def rows_of_piece(piece: RowBuilder) -> list[Row]:
+def taken_rows(builder: RowBuilder) -> list[Row]:
     """The base columns."""
-    table, _ = piece.take()
+    table, _ = builder.take()
     columns = [table.column(name) for name in table.schema.names[:9]]
     columns[2] = columns[2].cast(pa.int64())
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
@@ -48,21 +48,21 @@ def test_rows_are_what_records_of_reads(some: list[Draft]) -> None:
         body = store.get(planned.locator)
         store.close()
     for topic_id, rows in expected.items():
-        piece = RowBuilder()
+        builder = RowBuilder()
         wanted: dict[int, list[int]] = {}
         for extent in planned.extents:
             if extent.topic_id == topic_id:
                 data = read_extent(body, extent, planned.key)
-                added = piece.add(
+                added = builder.add(
                     ExtentBytes(extent.partition, extent.first_offset, extent.last_offset,
                                 extent.voids, data, planned.key)
                 )  # fmt: skip
                 wanted[extent.partition] = [added, len(data)]
-        assert piece.rows == len(rows)
-        table, shares = piece.take()
-        assert shares == wanted, "shares are rows and bytes by partition"
+        assert builder.rows == len(rows)
+        table, sizes = builder.take()
+        assert sizes == wanted, "sizes are rows and bytes by partition"
         assert table.schema.equals(arrow_schema(), check_metadata=True)
-        assert (piece.rows, piece.bytes) == (0, 0), "a piece that was taken is empty"
+        assert (builder.rows, builder.bytes) == (0, 0), "a builder that was taken is empty"
         columns = [table.column(name) for name in table.schema.names]
         columns[2] = columns[2].cast(pa.int64())
         assert list(zip(*(c.to_pylist() for c in columns), strict=True)) == rows
@@ -85,12 +85,12 @@ DAMAGED = [
 def test_a_damaged_extent_adds_nothing_and_is_named(
     what: str, extent: ExtentBytes, words: str
 ) -> None:
-    piece = RowBuilder()
-    piece.add(extent_of(batch(Record("0")), count=1))
+    builder = RowBuilder()
+    builder.add(extent_of(batch(Record("0")), count=1))
     with pytest.raises(L0Error, match=words) as raised:
-        piece.add(extent)
+        builder.add(extent)
     assert raised.value.key == "l0/key"
-    assert [row[7] for row in rows_of_piece(piece)] == ["0"], what
+    assert [row[7] for row in taken_rows(builder)] == ["0"], what
 
 
 YEAR_10000_MS = TIMESTAMP_MS_MAX + 1
@@ -104,10 +104,10 @@ def test_a_time_outside_the_years_1_to_9999_is_set_aside_and_its_row_has_its_arr
         Record("6", -62_135_596_800_000),
     )  # fmt: skip
     extent = ExtentBytes(3, 10, 16, ((2, 1),), first + second, "l0/key")
-    piece = RowBuilder()
-    assert piece.add(extent) == 7
-    assert piece.set_aside() == [TimesSetAside(3, 11, 15, 4, micros)]
-    rows = rows_of_piece(piece)
+    builder = RowBuilder()
+    assert builder.add(extent) == 7
+    assert builder.set_aside() == [TimesSetAside(3, 11, 15, 4, micros)]
+    rows = taken_rows(builder)
     arrival_us = rows[0][2]
     wanted = [arrival_us] * 7
     wanted[3] = TIMESTAMP_MS_MAX * 1000
@@ -117,18 +117,18 @@ def test_a_time_outside_the_years_1_to_9999_is_set_aside_and_its_row_has_its_arr
     # Extents before and after it, and of another partition, in any order.
     for partition, offset in ((3, 20), (3, 5), (1, 2)):
         data = batch(Record("late", micros + offset))
-        piece.add(ExtentBytes(partition, offset, offset, (), data, "l0/key"))
-    assert piece.set_aside() == [
+        builder.add(ExtentBytes(partition, offset, offset, (), data, "l0/key"))
+    assert builder.set_aside() == [
         TimesSetAside(1, 2, 2, 1, micros + 2), TimesSetAside(3, 5, 20, 6, micros + 5)
     ]  # fmt: skip
 
 
 def test_an_arrival_outside_the_years_is_clamped() -> None:
-    piece = RowBuilder()
+    builder = RowBuilder()
     late = encode_batch(1, 2**53, encode([Record("1")]), CODEC_RECORDS)
-    piece.add(ExtentBytes(0, 1, 1, (), late, "l0/key"))
-    assert piece.set_aside() == [TimesSetAside(0, 1, 1, 1, 2**53)]
-    assert rows_of_piece(piece)[0][2] == TIMESTAMP_MS_MAX * 1000
+    builder.add(ExtentBytes(0, 1, 1, (), late, "l0/key"))
+    assert builder.set_aside() == [TimesSetAside(0, 1, 1, 1, 2**53)]
+    assert taken_rows(builder)[0][2] == TIMESTAMP_MS_MAX * 1000
 
 
 def test_typed_columns_hold_what_fits_and_null_else() -> None:
@@ -149,10 +149,10 @@ def test_typed_columns_hold_what_fits_and_null_else() -> None:
         '{"at":"9999-12-31T23:59:59-01:00"}',
         '{"at":253402300799999}',
     ]
-    piece = RowBuilder(columns)
+    builder = RowBuilder(columns)
     rows = [Record(text) for text in texts] + [Record(b'{"s":"a"}')]
-    piece.add(extent_of(batch(*rows), count=len(rows)))
-    table, _ = piece.take()
+    builder.add(extent_of(batch(*rows), count=len(rows)))
+    table, _ = builder.take()
     assert list(field_ids_of(table.schema))[9:] == [1000, 1001, 1002, 1003, 1004]
     assert table.column("s").to_pylist() == ["a", *[None] * 11]
     assert table.column("n").to_pylist() == [-7, None, None, 2**63 - 1, 2, *[None] * 7]
@@ -189,10 +189,10 @@ def test_a_misfit_spoils_no_other_field_and_no_other_record(
 
     for columns in ({"n": "long", "s": "string"}, {"n": "long", 'od"d': "string"}):
         typed = typed_columns(columns)  # type: ignore[arg-type]  # the literals are in a variable
-        piece = RowBuilder(typed)
+        builder = RowBuilder(typed)
         texts = [msgspec.json.encode(value).decode() for value in values]
-        piece.add(extent_of(batch(*map(Record, texts)), count=len(texts)))
-        table, _ = piece.take()
+        builder.add(extent_of(batch(*map(Record, texts)), count=len(texts)))
+        table, _ = builder.take()
         for value, row in zip(values, table.to_pylist(), strict=True):
             number = value.get("n")
             long = type(number) is int and -(2**63) <= number < 2**63

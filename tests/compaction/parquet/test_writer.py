@@ -28,7 +28,7 @@ from ledger.lake.types import LakeRange
 from tests.compaction.objects import DAY_MS, NOON_MS, check_file, rows_in, table_of
 
 
-def piece_of(
+def batch_of(
     rows: list[tuple[int, int, int]], columns: tuple[Column, ...] = (), data: str = "{}"
 ) -> tuple[pa.Table, PartitionSizes]:
     """Rows (partition, offset, milliseconds); a row is 10 bytes of L0."""
@@ -43,12 +43,12 @@ def piece_of(
         pa.repeat(False, count),
         *(pa.nulls(count, schema.field(column.name).type) for column in columns),
     ]
-    shares: PartitionSizes = {}
+    sizes: PartitionSizes = {}
     for partition, _, _ in rows:
-        share = shares.setdefault(partition, [0, 0])
-        share[0] += 1
-        share[1] += 10
-    return pa.Table.from_arrays(arrays, schema=schema), shares
+        size = sizes.setdefault(partition, [0, 0])
+        size[0] += 1
+        size[1] += 10
+    return pa.Table.from_arrays(arrays, schema=schema), sizes
 
 
 def writer_in(
@@ -61,18 +61,18 @@ def writer_in(
 
 
 def written_of(
-    folder: Path, *pieces: list[tuple[int, int, int]], file_bytes_max: int = 1 << 30
+    folder: Path, *batches: list[tuple[int, int, int]], file_bytes_max: int = 1 << 30
 ) -> list[WrittenFile]:
-    """The files of these pieces, each checked."""
+    """The files of these batches, each checked."""
     syncs = Syncs()
     place, writer = writer_in(folder, syncs, file_bytes_max)
-    for rows in pieces:
-        writer.write(*piece_of(rows))
+    for rows in batches:
+        writer.write(*batch_of(rows))
     files = writer.close()
     syncs.wait()
     for written in files:
         check_file(place, written)
-    every = [row for rows in pieces for row in rows]
+    every = [row for rows in batches for row in rows]
     assert [row[:3] for row in rows_in(place, files)] == [
         (partition, offset, ms * 1000) for partition, offset, ms in sorted(every)
     ]
@@ -103,7 +103,7 @@ def test_columns_have_field_ids_zstd_and_statistics_where_they_help(tmp_path: Pa
     columns = typed_columns({"price": "double"})
     names = FileNames(f"{place.lake}/t-1", 1, "r", 1)
     writer = TopicWriter(place, names, syncs, columns)
-    writer.write(*piece_of([(0, 1, NOON_MS)], columns))
+    writer.write(*batch_of([(0, 1, NOON_MS)], columns))
     (written,) = writer.close()
     syncs.wait()
     schema = table_of(place, written).schema
@@ -130,23 +130,23 @@ def test_times_before_1970_have_their_own_days(tmp_path: Path) -> None:
 
 @given(
     st.lists(st.lists(st.integers(0, 14), min_size=1, max_size=30), min_size=1, max_size=6).map(
-        lambda pieces: [
+        lambda batches: [
             [
-                (0, 1 + sum(map(len, pieces[:index])) + at, NOON_MS + day * DAY_MS)
+                (0, 1 + sum(map(len, batches[:index])) + at, NOON_MS + day * DAY_MS)
                 for at, day in enumerate(days)
             ]
-            for index, days in enumerate(pieces)
+            for index, days in enumerate(batches)
         ]
     )
 )
 def test_days_beyond_the_open_ones_are_spilled_and_written_all_the_same(
-    tmp_path_factory: pytest.TempPathFactory, pieces: list[list[tuple[int, int, int]]]
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[tuple[int, int, int]]]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "OPEN_DAYS_MAX", 3)
         patch.setattr(spill, "SPILL_BYTES", 1000)
-        files = written_of(tmp_path_factory.mktemp("days"), *pieces)
-    assert len(files) == len({row[2] for rows in pieces for row in rows})
+        files = written_of(tmp_path_factory.mktemp("days"), *batches)
+    assert len(files) == len({row[2] for rows in batches for row in rows})
 
 
 @pytest.mark.slow
@@ -178,10 +178,10 @@ def test_a_thousand_days_open_no_thousand_files_at_a_time(
 
 
 def test_a_file_that_is_large_enough_is_rolled(tmp_path: Path) -> None:
-    pieces = [[(0, 100 * at + i, NOON_MS) for i in range(100)] for at in range(6)]
+    batches = [[(0, 100 * at + i, NOON_MS) for i in range(100)] for at in range(6)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "ROW_GROUP_ROWS", 100)
-        files = written_of(tmp_path, *pieces, file_bytes_max=1500)
+        files = written_of(tmp_path, *batches, file_bytes_max=1500)
     assert 1 < len(files) < 6
     assert [each.file.path.rpartition("-")[2] for each in files] == [
         f"{at}.parquet" for at in range(len(files))
@@ -196,7 +196,7 @@ def test_row_groups_keep_their_bounds(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sizes == [100, 100, 50, 1]
 
 
-def test_small_pieces_wait_for_a_row_group(tmp_path: Path) -> None:
+def test_small_batches_wait_for_a_row_group(tmp_path: Path) -> None:
     (written,) = written_of(tmp_path, *[[(0, at, NOON_MS)] for at in range(20)])
     assert pq.read_metadata(io.BytesIO(written.footer)).num_row_groups == 1
 
@@ -206,9 +206,9 @@ def test_a_writer_that_gives_up_leaves_nothing(tmp_path: Path) -> None:
     place, writer = writer_in(tmp_path, syncs, file_bytes_max=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "ROW_GROUP_ROWS", 1)
-        writer.write(*piece_of([(0, 1, NOON_MS)]))
+        writer.write(*batch_of([(0, 1, NOON_MS)]))
         patch.setattr(writer, "_file_bytes_max", 1 << 30)
-        writer.write(*piece_of([(0, 2, NOON_MS)]))
+        writer.write(*batch_of([(0, 2, NOON_MS)]))
     found = list(Path(place.path_of(place.lake)).rglob("*.parquet"))
     assert len(found) == 2, "one is closed, one is open"
     writer.abort()

@@ -1,4 +1,4 @@
-"""Chunks come back in the order of their keys, and little memory holds them meanwhile."""
+"""Chunks come back in the order of their keys, with little memory."""
 
 from __future__ import annotations
 

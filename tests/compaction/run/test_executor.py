@@ -1,4 +1,4 @@
-"""Tasks without Spark: whatever is planned is written once, in order, by day; holes are named."""
+"""Tasks without Spark: what is planned is written once, in order, by day; holes are named."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.compaction.objects import (
     rows_of,
     table_of,
 )
-from tests.compaction.parquet.test_writer import piece_of
+from tests.compaction.parquet.test_writer import batch_of
 from tests.long import examples
 from uploader.l0.records import Record
 
@@ -204,7 +204,7 @@ def written(
     syncs = Syncs()
     names = FileNames(f"{place.lake}/t-1", 1, "earlier", number)
     writer = TopicWriter(place, names, syncs, columns)
-    writer.write(*piece_of(rows, columns, '"old"'))
+    writer.write(*batch_of(rows, columns, '"old"'))
     (file,) = writer.close()
     syncs.wait()
     return JoiningFile(file.file.path, file.file.size_bytes, file.file.ranges)
@@ -300,7 +300,7 @@ def test_a_repeated_attempt_writes_files_of_its_own(tmp_path: Path) -> None:
     place.store().close()
 
 
-def test_reports_that_tell_a_row_twice_or_not_at_all_are_no_success(tmp_path: Path) -> None:
+def test_reports_with_a_row_twice_or_missing_fail_the_job(tmp_path: Path) -> None:
     place = place_in(tmp_path)
     objects = small_objects(place, 3)
     place.store().delete([objects[0].locator])
@@ -362,7 +362,7 @@ def test_times_that_no_table_can_hold_are_set_aside_named_and_counted(tmp_path: 
     place.store().close()
 
 
-def test_a_lake_that_cannot_be_written_leaves_nothing_behind(
+def test_nothing_is_left_in_a_lake_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = place_in(tmp_path)

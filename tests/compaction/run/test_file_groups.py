@@ -1,4 +1,4 @@
-"""A group is one sorted whole, wherever its new extents and the rows of small files lie."""
+"""A file group is sorted as a whole, wherever new extents and rows of small files lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Java is taken, on machines that have several, a wrong one, or none."""
+"""Which Java is used on machines that have several, an unsuitable one, or none."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return runtime
 
 
-def test_without_java_the_packaged_runtime_is_used_behind_a_wrapper(
+def test_without_java_the_packaged_runtime_is_used_through_a_wrapper(
     tmp_path: Path, package: Path
 ) -> None:
     found = find_java(environment(tmp_path), tmp_path / "none")

@@ -151,20 +151,20 @@ def test_a_little_too_much_for_a_round_makes_no_other_round() -> None:
     assert len(cut([100] * 21, 2, LIMITS)) == 2
 
 
-def test_large_shares_are_written_where_they_are_read() -> None:
+def test_large_parts_are_written_by_the_task_that_reads_them() -> None:
     what = plan_job(objects_of([{(1, 0): 200, (2, 0): 200}] * 10), [topic(1), topic(2)], 2, LIMITS)
     assert len(what.tasks) > 1 and what.reducers == 0 and not what.shuffled
     assert [len(task.local) for task in what.tasks] == [2] * len(what.tasks)
 
 
-def test_a_topic_that_is_small_in_several_runs_is_shuffled_and_no_other() -> None:
+def test_a_topic_that_is_small_in_several_splits_is_shuffled_and_no_other() -> None:
     some = [{(1, 0): 200, (2, 0): 5} for _ in range(10)]
     what = plan_job(objects_of(some), [topic(1), topic(2)], 2, LIMITS)
     assert {what.topics[group.topic].topic_id for group in what.shuffled} == {2}
     assert what.reducers == 1
 
 
-def test_a_topic_that_is_small_in_one_run_alone_is_not_shuffled() -> None:
+def test_a_topic_that_is_small_in_one_split_only_is_not_shuffled() -> None:
     some = [{(1, 0): 200} for _ in range(9)] + [{(1, 0): 200, (2, 0): 5}]
     what = plan_job(objects_of(some), [topic(1), topic(2)], 2, LIMITS)
     assert len(what.tasks) > 1 and not what.shuffled
@@ -179,9 +179,7 @@ def test_objects_are_split_by_topics_where_that_spares_a_shuffle() -> None:
     for task in what.tasks:
         own = {group.topic for group in task.local}
         assert own in ({0, 1, 2, 3}, {4, 5, 6, 7}), "a range of each object"
-    assert plan_job(objects_of(some), topics, 2, LIMITS).shuffled, (
-        "but ranges are to be worth a GET"
-    )
+    assert plan_job(objects_of(some), topics, 2, LIMITS).shuffled, "but a range must be worth a GET"
     assert plan_job(objects_of(some), topics, 1, SPLIT).reads == 10, "one task reads them whole"
 
 
@@ -208,8 +206,8 @@ def test_shuffled_groups_are_cut_by_partition_and_offset() -> None:
         for each in task.objects:
             for e in each.extents:
                 places.setdefault(e.group, []).append((e.partition, e.first_offset))
-    spans = sorted((min(some), max(some)) for some in places.values())
-    assert all(one[1] < other[0] for one, other in itertools.pairwise(spans))
+    bounds = sorted((min(some), max(some)) for some in places.values())
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(bounds))
 
 
 def test_files_join_the_group_of_their_topic_as_far_as_memory_goes() -> None:

@@ -1,4 +1,4 @@
-"""The Spark session: quiet, in this environment's Python, gone afterwards."""
+"""The Spark session: silent, with this environment's Python, ended afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ with spark_session(None, scratch, cores=1, java=java) as spark:
     pid = spark.sparkContext._gateway.proc.pid
     with spark_session(None, scratch) as again:
         assert again is spark, "a session that is there is taken"
-    assert spark.range(3).count() == 3, "and is not stopped by who took it"
+    assert spark.range(3).count() == 3, "and is not stopped by its user"
     workers = spark.sparkContext.parallelize([0]).map(lambda _: __import__("sys").executable)
     print(workers.collect()[0], spark.conf.get("spark.master"), spark.sparkContext.uiWebUrl)
 assert before == (dict(os.environ), list(sys.path), signal.getsignal(signal.SIGINT))

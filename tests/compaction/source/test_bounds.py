@@ -1,4 +1,4 @@
-"""How far a batch of a stream goes."""
+"""The size of a batch of a stream."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def test_a_batch_is_as_large_as_it_may_be_and_never_larger(
     ends: Offsets = {t: {p: b + n for p, (b, n) in parts.items()} for t, parts in sizes.items()}
     found = limited(begins, ends, records_max)
     assert {t: set(parts) for t, parts in found.items()} == {t: set(p) for t, p in ends.items()}
-    shares = {
+    parts = {
         (topic, partition): (end - begins[topic][partition], sizes[topic][partition][1])
         for topic, partitions in found.items()
         for partition, end in partitions.items()
     }
-    assert all(0 <= share <= size for share, size in shares.values())
-    total = sum(size for _, size in shares.values())
-    assert sum(share for share, _ in shares.values()) == min(total, records_max)
-    filled = [share for share, size in shares.values() if size]
+    assert all(0 <= part <= size for part, size in parts.values())
+    total = sum(size for _, size in parts.values())
+    assert sum(part for part, _ in parts.values()) == min(total, records_max)
+    filled = [part for part, size in parts.values() if size]
     if len(filled) <= records_max:
         assert all(filled), "a partition with little is not starved by one with much"
 

@@ -25,7 +25,7 @@ class Leases:
     def renew(self, lease: str) -> bool:
         self.renewed.append(lease)
         if self.failing.is_set():
-            raise PlannerUnreachable("nobody answers")
+            raise PlannerUnreachable("no answer")
         return lease in self.live
 
     def end(self, lease: str) -> None:

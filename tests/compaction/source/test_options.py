@@ -1,4 +1,4 @@
-"""Options of the Spark source: what is taken, and how a mistake is told."""
+"""Options of the Spark source: what is accepted, and how mistakes are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading through diff: what a page gives beyond what was asked, and a topic made anew."""
+"""Reading through diff: answers with more than was asked for, and topics created again."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def gap(first: int, last: int, reason: str) -> dict[str, Any]:
     return {"gap_from": first, "gap_to": last, "reason": reason}
 
 
-def test_records_behind_the_end_of_the_interval_are_left_to_whoever_reads_them() -> None:
-    """A gap within the interval leaves room for more in the page than was asked of it."""
-    behind = page(6, 7, 8, 9, next_from_seq=9, tombstone=gap(3, 5, "recovery"))
-    answers = iter([page(1, 2, next_from_seq=2), behind])
+def test_records_after_the_end_of_the_range_are_left_out() -> None:
+    """A gap in the range leaves room for more records than were asked for."""
+    after = page(6, 7, 8, 9, next_from_seq=9, tombstone=gap(3, 5, "recovery"))
+    answers = iter([page(1, 2, next_from_seq=2), after])
     with scripted(lambda call: next(answers)) as server:
         assert read(server, 1, 8) == [1, 2, 6, 7]
         assert [call.body["limit"] for call in server.calls] == [7, 5]

@@ -97,7 +97,7 @@ def planned(ledger: Ledger, request: PlanRequest) -> list[Plan]:
 
 
 def read(tasks: list[ReadTask], files: int) -> dict[Key, list[int]]:
-    """What the tasks read, in their order; a stretch is the rows that its files were dealt."""
+    """What the tasks read, in their order; of files, the rows that were dealt to them."""
     found: dict[Key, list[int]] = {}
     for task in tasks:
         for compacted in task.compacted:

@@ -1,4 +1,4 @@
-"""A catalog or lake that cannot be used is named in one sentence, with the way out."""
+"""A catalog or lake that cannot be used is named in one sentence, with what to do."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_name_that_no_configuration_has_is_named(
     assert "the catalog 'nowhere' is not configured" in said and "`catalog_uri`" in said
 
 
-def test_an_address_where_nobody_listens_is_named(tmp_path: Path) -> None:
+def test_an_address_without_a_listener_is_named(tmp_path: Path) -> None:
     said = refused(place_in(tmp_path), {"uri": "http://127.0.0.1:1"})
     assert "the catalog at http://127.0.0.1:1 cannot be used" in said
 
@@ -98,7 +98,7 @@ def test_a_password_in_an_address_is_not_told(tmp_path: Path) -> None:
 
 
 def test_a_lake_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    # Root may write everywhere, but nobody makes a folder below a file.
+    # Root may write everywhere, but no user can make a folder in a file.
     (tmp_path / "store").write_text("in the way")
     with (
         Lake(place_in(tmp_path), catalog_properties(tmp_path)) as lake,

@@ -143,7 +143,7 @@ def test_a_column_that_the_table_has_not_is_refused() -> None:
         DataFiles(narrow, 1).of(*footer_of([{}]))
 
 
-def test_a_file_of_somebody_else_has_no_ranges() -> None:
+def test_a_file_that_no_run_wrote_has_no_ranges() -> None:
     written: list[Any] = []
     pq.write_table(pa.table({"x": [1]}), io.BytesIO(), metadata_collector=written)
     assert ranges_of(written[0]) is None

@@ -1,4 +1,4 @@
-"""Whatever is killed and whatever others commit, every row is in the table once."""
+"""Every row is in the table once, whatever is killed and whatever others commit."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_two_runs_without_files_do_not_both_move_the_watermarks(lake: Lake, seco
     assert prepared(lake, ORDERS).watermarks == {0: 6}
 
 
-def test_rows_that_were_deleted_beside_their_files_do_not_come_back(
+def test_rows_deleted_by_delete_files_do_not_come_back(
     lake: Lake, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Engines that delete by merge-on-read leave our files and add delete files."""
@@ -155,7 +155,7 @@ class Meddler:
         monkeypatch.setattr(lake.catalog, "commit_table", intercepted)
 
 
-def test_somebody_elses_append_and_delete_are_waited_out(
+def test_a_commit_is_repeated_after_an_append_or_delete_by_others(
     lake: Lake, second: Lake, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
@@ -219,7 +219,7 @@ def test_an_answer_that_was_lost_is_looked_up(
     assert len(lake.catalog.load_table("headgate.orders").snapshots()) == 1
 
 
-def test_pyicebergs_own_retry_stays_off_even_where_somebody_turned_it_on(
+def test_pyicebergs_own_retry_stays_off_even_if_it_was_turned_on(
     lake: Lake, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
@@ -313,7 +313,7 @@ class Runs(RuleBasedStateMachine):
 
     @precondition(lambda self: self.runs > 0)
     @rule()
-    def somebody_sets_a_property(self) -> None:
+    def another_writer_sets_a_property(self) -> None:
         loaded = self.lake.load("headgate.orders")
         assert loaded is not None
         with loaded.transaction() as change:

@@ -1,4 +1,4 @@
-"""Former snapshots go, with what only they name; what anybody may still read stays."""
+"""Old snapshots are removed with their files; what readers may still need stays."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_was_rewritten_goes_with_the_last_snapshot_that_names_it(
     assert duckdb_rows(found.metadata_location) == rows(0, 1, 5) == pyiceberg_rows(lake, TABLE)
     again = expired(lake, book)
     assert (again.snapshots, again.data, again.metadata) == (0, (), ())
-    # The properties stay, so the next run goes on.
+    # The properties stay, so the next run continues.
     location = compacted(lake, book, ORDERS, "run5", rows(0, 6, 7))
     assert duckdb_rows(location) == rows(0, 1, 7)
 

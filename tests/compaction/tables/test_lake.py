@@ -1,4 +1,4 @@
-"""Tables are made, evolved and committed to, and another engine reads the same rows."""
+"""Tables are made, evolved, and committed to, and another engine reads the same rows."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_column_that_no_table_can_have_is_refused(lake: Lake, name: str) -> No
         prepared(lake, topic(columns={name: "long"}))
 
 
-def test_columns_that_somebody_else_added_are_left_alone(lake: Lake, book: Book) -> None:
+def test_columns_that_others_added_are_left_alone(lake: Lake, book: Book) -> None:
     from pyiceberg.types import StringType
 
     compacted(lake, book, topic(), "run1", rows(0, 1, 2))
@@ -169,9 +169,7 @@ def test_a_table_that_cannot_be_used_is_its_topics_failure_and_the_others_go_on(
     assert not tables and [one.topic for one in failures] == ["broken"]
 
 
-def test_a_commit_that_fails_for_one_table_is_told_beside_the_others(
-    lake: Lake, book: Book
-) -> None:
+def test_a_commit_that_fails_for_one_table_does_not_fail_others(lake: Lake, book: Book) -> None:
     commits = []
     for one in (topic("orders", 1), topic("broken", 2), topic("others", 3)):
         table = prepared(lake, one, book)
@@ -238,7 +236,7 @@ def test_a_table_of_another_lake_is_not_touched(lake: Lake, tmp_path: Path, book
         ({"headgate.topic-id": None}, "not made by"),
     ],
 )
-def test_watermarks_that_somebody_changed_stop_the_topic(
+def test_changed_watermarks_stop_the_topic(
     lake: Lake, book: Book, properties: dict[str, str | None], said: str
 ) -> None:
     compacted(lake, book, topic(), "run1", rows(0, 1, 3))
@@ -332,7 +330,7 @@ def test_small_files_are_replaced_by_what_they_were_rewritten_to(lake: Lake, boo
     ]  # fmt: skip
 
 
-def test_files_that_somebody_else_removed_are_not_rewritten(lake: Lake, book: Book) -> None:
+def test_files_that_others_removed_are_not_rewritten(lake: Lake, book: Book) -> None:
     compacted(lake, book, topic(), "run1", rows(0, 1, 2))
     compacted(lake, book, topic(), "run2", rows(0, 3, 4))
     small = sorted(data_files(lake, "headgate.orders"))

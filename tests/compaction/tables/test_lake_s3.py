@@ -1,4 +1,4 @@
-"""The whole way of a table in a bucket, read back with pyiceberg."""
+"""The lifecycle of a table in a bucket, read back with pyiceberg."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that nothing names are found, and nobody else's are touched."""
+"""Orphans are found, and files of others are not touched."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_nothing_is_touched_that_is_not_named_like_ours_or_in_a_table_of_ours(
     compacted(lake, book, ORDERS, "run1", rows(0, 1, 3))
     theirs = lake.catalog.create_table("headgate.theirs", Schema())
     folders = [f"{lake.place.lake}/orders-1/data", f"{theirs.location()}/data",
-               f"{lake.place.lake}/nobody-7/data"]  # fmt: skip
+               f"{lake.place.lake}/other-7/data"]  # fmt: skip
     for folder in folders:
         path = Path(folder.removeprefix("file://"))
         path.mkdir(parents=True, exist_ok=True)
@@ -220,7 +220,7 @@ def test_a_file_that_is_committed_while_others_are_listed_stays(
     listing.close()
 
 
-def test_nothing_beside_the_lake_can_be_removed(lake: Lake, listing: LakeListing) -> None:
+def test_nothing_outside_the_lake_can_be_removed(lake: Lake, listing: LakeListing) -> None:
     for location in ("file:///etc/passwd", f"{lake.place.lake}/../l0/x", f"{lake.place.lake}x/y"):
         with pytest.raises(ValueError, match="not below the lake"):
             listing.remove([location])

@@ -1,4 +1,4 @@
-"""What a killed run left between its Iceberg commit and the ledger is found, and nothing else."""
+"""A run that died after its Iceberg commit is completed, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_table_that_is_only_made_tells_nothing(lake: Lake, book: Book) -> None
     assert reconcile(lake, [ORDERS], book) == ([], [])
 
 
-def test_somebody_elses_commit_only_moves_the_location(lake: Lake, book: Book) -> None:
+def test_a_commit_by_others_only_moves_the_location(lake: Lake, book: Book) -> None:
     compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
     compacted(lake, book, ORDERS, "run2", rows(0, 5, 6))
     lake.catalog.load_table("headgate.orders").delete('"offset" <= 4')
@@ -126,7 +126,7 @@ def test_somebody_elses_commit_only_moves_the_location(lake: Lake, book: Book) -
     assert duckdb_rows(location) == rows(0, 5, 7)
 
 
-def test_a_table_that_somebody_broke_is_named_and_the_rest_is_done(lake: Lake, book: Book) -> None:
+def test_a_broken_table_is_named_and_the_others_are_reconciled(lake: Lake, book: Book) -> None:
     compacted(lake, book, ORDERS, "run1", rows(0, 1, 4))
     with lake.catalog.load_table("headgate.orders").transaction() as change:
         change.set_properties({"headgate.watermarks": "gone"})

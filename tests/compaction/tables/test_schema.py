@@ -31,7 +31,7 @@ def test_new_typed_columns_get_ids_from_1000_up_in_their_order() -> None:
     assert [(column.name, column.field_id) for column in columns] == [("b", 1000), ("a", 1001)]
 
 
-def test_a_column_of_the_table_keeps_its_id_and_new_ones_stand_behind_all() -> None:
+def test_a_column_of_the_table_keeps_its_id_and_new_ones_come_last() -> None:
     columns = typed_columns({"new": "long", "a": "string"}, {"a": 1004, "gone": 1007})
     assert [(column.name, column.field_id) for column in columns] == [("a", 1004), ("new", 1008)]
 

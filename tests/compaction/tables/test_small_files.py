@@ -1,4 +1,4 @@
-"""Small files are rewritten once enough of one day have gathered."""
+"""Small files are rewritten when a day has enough of them."""
 
 from __future__ import annotations
 
