@@ -27,8 +27,8 @@ def decode(stream: bytes, cuts: list[int], limit: int = 10_000) -> tuple[bytes, 
     st.binary(max_size=10),
     st.data(),
 )
-def test_any_split_gives_the_chunks_joined_and_stops_behind_them(
-    chunks: list[tuple[bytes, str]], trailers: bytes, behind: bytes, data: st.DataObject
+def test_any_split_gives_the_chunks_joined_and_stops_after_them(
+    chunks: list[tuple[bytes, str]], trailers: bytes, after: bytes, data: st.DataObject
 ) -> None:
     coded = b"".join(
         (b"%X" % len(chunk)) + ext.encode() + b"\r\n" + chunk + b"\r\n" for chunk, ext in chunks
@@ -36,7 +36,7 @@ def test_any_split_gives_the_chunks_joined_and_stops_behind_them(
     coded += b"0\r\n" + trailers + b"\r\n"
     cuts = data.draw(st.lists(st.integers(0, len(coded)), max_size=8))
     body = b"".join(chunk for chunk, _ in chunks)
-    assert decode(coded + behind, cuts) == (body, len(coded), True)
+    assert decode(coded + after, cuts) == (body, len(coded), True)
     assert decode(coded, list(range(len(coded)))) == (body, len(coded), True)
     assert not decode(coded[:-1], cuts)[2]
 

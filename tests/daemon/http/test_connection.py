@@ -146,7 +146,7 @@ class TestRefusals:
             client.send(whole[100:])
             assert client.answer().status == 200
 
-    def test_a_large_refused_body_ends_the_connection_behind_the_answer(self) -> None:
+    def test_a_large_refused_body_ends_the_connection_after_the_answer(self) -> None:
         with serving(discard_bytes_max=1000) as front, front.client() as client:
             client.send(post("/full", b"x" * 1_000_000))
             answer = client.answer()
@@ -216,7 +216,7 @@ class TestRefusals:
             assert ("/echo", b"") not in front.script.handled
             assert not front.script.tokens
 
-    def test_a_bug_behind_an_answer_ends_the_connection(
+    def test_a_bug_after_an_answer_ends_the_connection(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         with serving() as front, front.client() as client:
@@ -238,7 +238,7 @@ class TestRefusals:
             assert client.answer().status == 200
             assert client.ended()
 
-    def test_requests_behind_an_abandoned_one_learn_that_the_connection_is_gone(self) -> None:
+    def test_requests_after_an_abandoned_one_learn_that_the_connection_is_gone(self) -> None:
         with serving() as front, front.client() as client:
             script = front.script
             client.send(post("/later/1") + post("/later/2"))
@@ -313,7 +313,7 @@ class TestExpectations:
 
 
 class TestEnds:
-    def test_connection_close_is_honored_and_nothing_behind_it_is_read(self) -> None:
+    def test_connection_close_is_honored_and_nothing_after_it_is_read(self) -> None:
         with serving() as front, front.client() as client:
             client.send(post("/echo", b"1", "Connection: close") + post("/echo", b"2"))
             answer = client.answer()
@@ -321,7 +321,7 @@ class TestEnds:
             assert client.ended()
             assert front.script.handled == [("/echo", b"1")]
 
-    def test_nothing_is_read_behind_connection_close_while_its_answer_is_due(self) -> None:
+    def test_nothing_is_read_after_connection_close_while_its_answer_is_due(self) -> None:
         with serving() as front, front.client() as client:
             client.send(post("/later", b"1", "Connection: close") + post("/echo", b"2"))
             front.script.wait_for_later(1)

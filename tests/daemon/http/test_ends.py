@@ -17,7 +17,7 @@ def server_with(limits: HttpLimits) -> Server:
     return server
 
 
-def test_input_behind_the_last_answer_is_thrown_away_until_the_client_closes() -> None:
+def test_input_after_the_last_answer_is_thrown_away_until_the_client_closes() -> None:
     connection, transport = connect(server_with(HttpLimits(body_bytes_max=1000)))
     connection.data_received(post("/echo", b"x" * 2000)[:1500])
     assert transport.written.startswith(b"HTTP/1.1 413 ")
@@ -29,7 +29,7 @@ def test_input_behind_the_last_answer_is_thrown_away_until_the_client_closes() -
     assert not connection.eof_received()
 
 
-def test_a_client_that_keeps_sending_behind_the_last_answer_is_cut_off_in_the_end() -> None:
+def test_a_client_that_keeps_sending_after_the_last_answer_is_cut_off_in_the_end() -> None:
     limits = HttpLimits(body_bytes_max=1000, linger_bytes_max=5000)
     connection, transport = connect(server_with(limits))
     connection.data_received(post("/echo", b"x" * 2000))

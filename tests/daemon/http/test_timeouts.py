@@ -27,7 +27,7 @@ LIMITS = HttpLimits(
         (WaitsFor.CLIENT_CLOSES, 5_000, Overdue.ABORT),
     ],
 )
-def test_a_wait_ends_behind_its_limit_and_never_before(
+def test_a_wait_ends_after_its_limit_and_never_before(
     what: WaitsFor, limit_ms: int, then: Overdue
 ) -> None:
     start = 5_000 * MS

@@ -1,4 +1,4 @@
-"""The room of a topic that rejects: one shard never passes a cap, several only by what they
+"""Caps of a topic that rejects: one shard never exceeds a cap, several only by what they
 cannot know of each other."""
 
 from __future__ import annotations

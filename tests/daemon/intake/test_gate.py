@@ -1,4 +1,4 @@
-"""When new requests are refused: a failing store, a disk without room; and what they are told."""
+"""When new requests are refused: a failing store, a full disk; and what they are answered."""
 
 from __future__ import annotations
 
@@ -39,44 +39,44 @@ class Disks:
     def __init__(self, total_bytes: int = 100 * GIB) -> None:
         self.total_bytes = total_bytes
         self.free = {LEDGER.path: total_bytes, STORE.path: total_bytes}
-        self.door = Gate([LEDGER, STORE], lambda path: DiskSpace(self.free[path], total_bytes))
+        self.gate = Gate([LEDGER, STORE], lambda path: DiskSpace(self.free[path], total_bytes))
 
 
 def test_the_door_is_shut_while_the_store_fails_and_for_no_other_alarm() -> None:
-    door = Disks().door
-    assert door.look([OTHER], 0) == 0
-    assert door.look([OTHER, FAILING], 0) == ClosedBy.STORE_FAILING
-    assert door.look([OTHER], 0) == 0
+    gate = Disks().gate
+    assert gate.look([OTHER], 0) == 0
+    assert gate.look([OTHER, FAILING], 0) == ClosedBy.STORE_FAILING
+    assert gate.look([OTHER], 0) == 0
 
 
 def test_a_disk_without_spare_room_shuts_the_door_and_twice_the_spare_opens_it() -> None:
     disks = Disks()
     for disk in (LEDGER, STORE):
         disks.free[disk.path] = SPARE_BYTES
-        assert disks.door.look([], 0) == 0
+        assert disks.gate.look([], 0) == 0
         disks.free[disk.path] = SPARE_BYTES - 1
-        assert disks.door.look([], 0) == disk.why
-        assert f"{disk.name} ({disk.path}) has 65535 KiB free" in disks.door.short
+        assert disks.gate.look([], 0) == disk.why
+        assert f"{disk.name} ({disk.path}) has 65535 KiB free" in disks.gate.short
         disks.free[disk.path] = 2 * SPARE_BYTES - 1
-        assert disks.door.look([], 0) == disk.why
+        assert disks.gate.look([], 0) == disk.why
         disks.free[disk.path] = 2 * SPARE_BYTES
-        assert disks.door.look([], 0) == 0
-        assert disks.door.short == ""
+        assert disks.gate.look([], 0) == 0
+        assert disks.gate.short == ""
 
 
 def test_what_is_accepted_and_not_stored_must_still_fit_where_objects_go() -> None:
     disks = Disks()
     disks.free[LEDGER.path] = disks.free[STORE.path] = SPARE_BYTES + 10 * MIB
-    assert disks.door.look([], 10 * MIB) == 0
-    assert disks.door.look([], 10 * MIB + 1) == ClosedBy.STORE_DISK
+    assert disks.gate.look([], 10 * MIB) == 0
+    assert disks.gate.look([], 10 * MIB + 1) == ClosedBy.STORE_DISK
 
 
 def test_of_a_small_disk_a_twentieth_is_spare() -> None:
     disks = Disks(24 * MIB)
     disks.free[STORE.path] = 24 * MIB // 20
-    assert disks.door.look([], 0) == 0
+    assert disks.gate.look([], 0) == 0
     disks.free[STORE.path] -= 1
-    assert disks.door.look([], 0) == ClosedBy.STORE_DISK
+    assert disks.gate.look([], 0) == ClosedBy.STORE_DISK
 
 
 def test_a_disk_that_cannot_be_asked_refuses_nobody() -> None:

@@ -162,7 +162,7 @@ def test_a_commit_of_other_shards_only_answers_nobody(shard: Shard) -> None:
     assert shard.said() == [] and len(shard.pending) == 1
 
 
-def test_what_lies_behind_the_commits_range_goes_on_waiting(shard: Shard) -> None:
+def test_what_lies_after_the_commits_range_goes_on_waiting(shard: Shard) -> None:
     shard.waits(topic(7), (0, 1))
     later = shard.waits(topic(7), (0, 1))
     shard.pending.committed(commit(shard, Run(ME, 7, 0, 1, 1), heads=(Head(7, 0, 1),), end=later))
@@ -201,7 +201,7 @@ def verdict(position: int, kind: VerdictKind, *parts: AnswerPart, head_seq: int 
     return Verdict(ME, position, kind, parts, head_seq)
 
 
-def test_a_void_request_takes_no_offsets_from_those_behind_it(shard: Shard) -> None:
+def test_a_void_request_takes_no_offsets_from_those_after_it(shard: Shard) -> None:
     shard.waits(topic(7), (0, 2))
     void = shard.waits(topic(7), (0, 5), expected_seq=3)
     shard.waits(topic(7), (0, 1))

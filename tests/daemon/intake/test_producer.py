@@ -47,7 +47,7 @@ BODY_BYTES_MAX = 200_000
 
 
 @contextmanager
-def catalog_in(directory: Path) -> Iterator[TopicCache]:
+def topics_in(directory: Path) -> Iterator[TopicCache]:
     """Topics over a real ledger, of which ``t`` is known."""
     segment = Segment.create(Layout(shards=1, ring_bytes=4096))
     with (
@@ -62,16 +62,16 @@ def catalog_in(directory: Path) -> Iterator[TopicCache]:
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicCache]:
+def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicCache]:
     """Shared by the examples, none of which changes a topic."""
-    with catalog_in(tmp_path_factory.mktemp("produce")) as made:
+    with topics_in(tmp_path_factory.mktemp("produce")) as made:
         yield made
 
 
 class Intake:
     """One shard's intake next to a model of its space: ``promises`` and what the ring holds."""
 
-    def __init__(self, catalog: TopicCache) -> None:
+    def __init__(self, topics: TopicCache) -> None:
         self._segment = Segment.create(Layout(1, RING_BYTES))
         self._words = self._segment.words
         self._base = self._segment.layout.shard(0)
@@ -79,7 +79,7 @@ class Intake:
         limits = BodyLimits(body_bytes_max=BODY_BYTES_MAX)
         self.publications = 0
         self.producer = Producer(
-            self._segment, 0, catalog, self._ring, PendingRequests(self._segment, 0), limits,
+            self._segment, 0, topics, self._ring, PendingRequests(self._segment, 0), limits,
             self._published, random.Random(1), 20_000,
         )  # fmt: skip
         server = Server()
@@ -189,9 +189,9 @@ steps_strategy = st.lists(
 
 @given(steps=steps_strategy)
 def test_promises_and_used_bytes_are_never_more_than_the_ring_and_each_is_given_back_whole(
-    catalog: TopicCache, steps: list[tuple[str, int]]
+    topics: TopicCache, steps: list[tuple[str, int]]
 ) -> None:
-    with closing(Intake(catalog)) as intake:
+    with closing(Intake(topics)) as intake:
         for what, number in steps:
             if what == "announce":
                 intake.announce(number, "", number)
@@ -218,8 +218,8 @@ def test_requests_that_wait_for_their_topic_keep_their_promises_until_they_are_w
 ) -> None:
     async def go(intake: Intake) -> None:
         head = intake.head(BODY_BYTES_MAX, path=f"/v0/topics/new?create={create}")
-        room = RING_BYTES // (FRAME_BYTES + BODY_BYTES_MAX)
-        for _ in range(room):
+        fitting = RING_BYTES // (FRAME_BYTES + BODY_BYTES_MAX)
+        for _ in range(fitting):
             request = intake.request(head, body(head, BODY_BYTES_MAX))
             intake.producer.take(request, "new", BODY_BYTES_MAX)
         request = intake.request(head, body(head, BODY_BYTES_MAX))
@@ -230,25 +230,25 @@ def test_requests_that_wait_for_their_topic_keep_their_promises_until_they_are_w
         assert intake.publications == 0
         await asyncio.gather(*intake.producer._tasks)
         if status == 200:
-            assert intake.publications == room
+            assert intake.publications == fitting
         else:
             stream = io.BytesIO(bytes(intake.transport.written))
-            answers = [read_answer(stream) for _ in range(room)]
-            assert [answer and answer.status for answer in answers] == [status] * room
+            answers = [read_answer(stream) for _ in range(fitting)]
+            assert [answer and answer.status for answer in answers] == [status] * fitting
         intake.check()
         intake.commit()
         intake.check()
 
-    with catalog_in(tmp_path) as catalog, closing(Intake(catalog)) as intake:
+    with topics_in(tmp_path) as topics, closing(Intake(topics)) as intake:
         asyncio.run(go(intake))
 
 
 def test_a_request_that_waits_for_its_topic_ends_at_its_deadline_though_the_ledger_is_held(
     tmp_path: Path,
 ) -> None:
-    async def go(intake: Intake, catalog: TopicCache) -> None:
+    async def go(intake: Intake, topics: TopicCache) -> None:
         is_free = threading.Event()
-        catalog._ledger._thread.submit(
+        topics._ledger._thread.submit(
             is_free.wait
         )  # as while another process holds the ledger's lock
         head = intake.head(10, path="/v0/topics/new?ack_timeout_ms=1000")
@@ -270,5 +270,5 @@ def test_a_request_that_waits_for_its_topic_ends_at_its_deadline_though_the_ledg
         assert intake.publications == 1 and not in_time.answered
         intake.check()
 
-    with catalog_in(tmp_path) as catalog, closing(Intake(catalog)) as intake:
-        asyncio.run(go(intake, catalog))
+    with topics_in(tmp_path) as topics, closing(Intake(topics)) as intake:
+        asyncio.run(go(intake, topics))

@@ -22,7 +22,7 @@ from shards.segment import Segment
 
 
 class Shards:
-    """Two shards' catalogs over one ledger, each with a connection and a thread of its own."""
+    """The topic caches of two shards over one ledger; each has a connection and a thread."""
 
     def __init__(self, directory: Path) -> None:
         self.segment = Segment.create(Layout(shards=2, ring_bytes=4096))

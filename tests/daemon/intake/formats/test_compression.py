@@ -78,7 +78,7 @@ def test_a_truncated_body_is_400(
 
 
 @each_compressor
-def test_garbage_before_or_behind_is_400(encoding: str, compress: Callable[[bytes], bytes]) -> None:
+def test_garbage_before_or_after_is_400(encoding: str, compress: Callable[[bytes], bytes]) -> None:
     whole = compress(b"hello")
     assert refused(b"garbage", encoding).status == 400
     assert refused(whole + b"garbage", encoding).status == 400

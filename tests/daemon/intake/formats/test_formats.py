@@ -125,7 +125,7 @@ class TestLines:
         assert (error.status, error.detail["line"]) == (400, line)
         assert f"line {line}" in error.message
 
-    def test_lines_behind_the_first_block_keep_their_numbers(self) -> None:
+    def test_lines_after_the_first_block_keep_their_numbers(self) -> None:
         good = b'{"text":"' + b"x" * 1000 + b'"}\n'
         body = good * 3000 + b"nope\n" + good * 10
         assert refused(NDJSON, body).detail["line"] == 3001
