@@ -136,7 +136,7 @@ class Supervisor:
         words[at.G_EPOCH] = epoch
         words[at.G_STARTED_NS] = monotonic_ns()
         words[at.G_WINDOW_NS] = int(self.config.commit_window_min_ms * 1e6)
-        words[at.G_CATALOG] = self._kept.read(topics.catalog_version)
+        words[at.G_TOPICS] = self._kept.read(topics.catalog_version)
         words[at.G_LOG_LEVEL] = logs.LEVELS.index(self.config.log_level)
         CommitLog(self.segment).start(self._kept.read(commits.latest_number))
         self._groups.start()

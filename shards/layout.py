@@ -9,7 +9,7 @@ word                   writer
 =====================  =========================================================================
 global: incarnation,   supervisor
 epoch, draining, log
-level, deaths, door
+level, deaths, gate
 global: owned, entry   supervisor's owner thread
 number, superseded,
 backed up
@@ -62,7 +62,7 @@ G_PRESSURE_PPM = 4 * LINE_WORDS
 G_BUSY_PPM = G_PRESSURE_PPM + 1
 G_RING_PPM = G_PRESSURE_PPM + 2
 G_COMMITS = 5 * LINE_WORDS
-G_CATALOG = 6 * LINE_WORDS
+G_TOPICS = 6 * LINE_WORDS
 G_DEATHS = 7 * LINE_WORDS
 G_OWNED_SENT_NS = 8 * LINE_WORDS
 G_SUPERSEDED = G_OWNED_SENT_NS + 1

@@ -76,7 +76,7 @@ class TopicCache:
 
     def known(self, name: str) -> TopicEntry | None:
         """A live topic, if it is in the cache."""
-        version = self._words[at.G_CATALOG] + self._words[at.G_DEATHS]
+        version = self._words[at.G_TOPICS] + self._words[at.G_DEATHS]
         if version != self._version:
             self._entries.clear()
             self._version = version
@@ -84,7 +84,7 @@ class TopicCache:
 
     def _now(self) -> int:
         # Both only grow. A shard may die between a change of topics and the change of the word.
-        return self._words[at.G_CATALOG] + self._words[at.G_DEATHS]
+        return self._words[at.G_TOPICS] + self._words[at.G_DEATHS]
 
     def name_of(self, topic_id: int) -> str:
         """A topic's name, also of a deleted one. For uploader threads; may read the ledger."""
@@ -189,7 +189,7 @@ class TopicCache:
         return await self._ledger.read(reads.partition_states, topic_id)
 
     async def _change(self, change: Callable[[Ledger], T]) -> T:
-        return await self._telling(at.G_CATALOG, change)
+        return await self._telling(at.G_TOPICS, change)
 
     async def _evicting(self, change: Callable[[Ledger], T]) -> T:
         """A change of the first offsets of partitions, and of nothing else about topics."""

@@ -10,7 +10,7 @@ from shards import layout as at
 from shards.layout import LINE_WORDS, WORD_BYTES, Layout
 
 HOT = {
-    "G_DRAINING", "G_WINDOW_NS", "G_COMMITS", "G_CATALOG", "G_DEATHS", "S_RESERVED", "S_HEAD",
+    "G_DRAINING", "G_WINDOW_NS", "G_COMMITS", "G_TOPICS", "G_DEATHS", "S_RESERVED", "S_HEAD",
     "S_COMMITTED", "S_PULLED", "S_HEARTBEAT", "S_PID", "P_SIZE", "P_TURN", "L_STATE",
 }  # fmt: skip
 

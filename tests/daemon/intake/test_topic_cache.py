@@ -98,7 +98,7 @@ def test_what_the_ledger_said_before_a_change_is_not_kept_after_it(tmp_path: Pat
         await asyncio.sleep(0)
         shards.threads[1].submit(lambda: None).result()  # the answer is there, and not yet taken
         shards.ledgers[0].write(topics.delete, "t", 1)
-        shards.segment.words[at.G_CATALOG] = shards.ledgers[0].read(topics.catalog_version)
+        shards.segment.words[at.G_TOPICS] = shards.ledgers[0].read(topics.catalog_version)
         assert shards.second.known("something else") is None
         assert (await asking).name == "t"
         assert shards.second.known("t") is None
