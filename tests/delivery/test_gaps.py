@@ -89,7 +89,7 @@ def test_a_filter_that_no_record_passes_still_names_the_gaps(node: Node) -> None
 @pytest.mark.parametrize(
     ("from_seq", "tombstone", "records", "next_from_seq"),
     [
-        (0, None, [1, 2], 2),  # in front of the gap the answer ends
+        (0, None, [1, 2], 2),  # the answer ends before the gap
         (2, (3, 5), [6, 7], 7),
         (3, (3, 5), [6, 7], 7),
         (4, (3, 5), [6, 7], 7),

@@ -58,7 +58,7 @@ def test_readers_of_one_extent_wait_for_one_fetch(tmp_path: Path) -> None:
     async def go(reader: L0Reader) -> None:
         tasks = [asyncio.create_task(read(reader, extent)) for extent in extents * 4]
         await asyncio.to_thread(node.store.asked.wait, 60)
-        for _ in range(100):  # what could be fetched besides would be by now
+        for _ in range(100):  # another fetch would have begun by now
             await asyncio.sleep(0)
         may_go.set()
         for found in await asyncio.gather(*tasks):

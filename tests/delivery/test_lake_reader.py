@@ -137,7 +137,7 @@ def test_readers_of_one_row_group_wait_for_one_fetch(tmp_path: Path, store: Stor
         store.before = lambda: may_go.wait(60)
         tasks = [asyncio.create_task(lake.read(11, 12)) for _ in range(8)]
         await asyncio.to_thread(store.asked.wait, 60)
-        for _ in range(100):  # what could be fetched besides would be by now
+        for _ in range(100):  # another fetch would have begun by now
             await asyncio.sleep(0)
         may_go.set()
         assert await asyncio.gather(*tasks) == [[11, 12]] * 8

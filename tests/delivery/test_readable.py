@@ -93,7 +93,7 @@ def test_a_tombstone_names_what_was_lost_and_nothing_else(
         assert cursor >= lost_seq
         assert not readable.can_be_read(max(cursor, earliest_seq - 1) + 1)
         assert tombstone.gap_to == reached
-    # Told once: going on from there tells of the next thing, if any.
+    # A tombstone comes once: the next answer has the next one, if any.
     again = readable.enter(reached)[1]
     assert again is None or again != tombstone
 

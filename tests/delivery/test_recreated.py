@@ -113,7 +113,7 @@ def test_an_offset_past_the_end_is_refused_with_the_last_one(node: Node) -> None
 
 
 def test_an_offset_that_is_new_to_the_shard_is_not_past_the_end(node: Node) -> None:
-    """A reader goes on at another shard, which follows the commits a moment later."""
+    """A reader continues at another shard, which follows the commits a moment later."""
     commit(node, '"a"')
 
     async def go() -> None:

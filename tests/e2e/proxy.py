@@ -118,7 +118,7 @@ class StoreProxy:
         self.decide = no_fault
         self._released.set()
 
-    def obey(self, plan: faults.Plan, rng: random.Random) -> None:
+    def obey(self, plan: faults.FaultPlan, rng: random.Random) -> None:
         """Meets all requests with the faults of a plan, by the machine's clock; torn writes are
         for ``file://``."""
 

@@ -1,4 +1,4 @@
-"""The commit log: who keeps up reads it, who falls behind is told so."""
+"""The commit log: readers that keep up get every commit, and those that fall behind learn it."""
 
 from __future__ import annotations
 

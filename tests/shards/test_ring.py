@@ -378,7 +378,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(half_written=st.binary(max_size=300))
     def restart(self, half_written: bytes) -> None:
-        """The shard dies while it writes a request; its successor goes on at head."""
+        """The shard dies while it writes a request; its successor continues at head."""
         free = self.committed + CAPACITY - self.head
         left = min(free, CAPACITY - self.head % CAPACITY)
         half_written = half_written[: left - left % 8]
@@ -482,6 +482,6 @@ def test_the_successor_of_a_writer_that_died_before_publishing_continues_at_head
     one, after = reader.requests(0, reader.head)
     assert [batch.topic_id for batch in one.batches] == [1, 1]
     assert contents(reader, after) == [(1, b"after")]
-    # Request ids go on as well: the half-written one's was never seen.
+    # Request ids continue as well: that of the half-written one was never visible.
     assert segment.words[segment.layout.shard(0) + at.S_REQUEST_ID] == 2
     reader.check_invariants()

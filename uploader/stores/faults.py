@@ -101,7 +101,7 @@ class Decision(Struct, frozen=True):
     fault: Fault
 
 
-class Plan(Struct, frozen=True):
+class FaultPlan(Struct, frozen=True):
     """The faults of a spec, in the order in which they are tried."""
 
     latency: Latency | None = None
@@ -121,7 +121,7 @@ class Plan(Struct, frozen=True):
         return any(fault is Fault.TORN for fault, _ in self.faults)
 
 
-def parse(spec: str) -> Plan:
+def parse(spec: str) -> FaultPlan:
     """The plan of a spec. Raises ChaosSpecError."""
     latency: Latency | None = None
     faults: dict[Fault, When] = {}
@@ -147,7 +147,7 @@ def parse(spec: str) -> Plan:
             faults[fault] = When(probability=1.0)
         else:
             raise _refused(part, f"needs a probability, such as {name}=0.01")
-    return Plan(latency, tuple((fault, faults[fault]) for fault in Fault if fault in faults))
+    return FaultPlan(latency, tuple((fault, faults[fault]) for fault in Fault if fault in faults))
 
 
 def _refused(part: str, why: str) -> ChaosSpecError:
@@ -193,7 +193,7 @@ def _when(part: str, fault: Fault, value: str) -> When:
     return When(length_s=length_s, period_s=period_s)
 
 
-def require_possible(plan: Plan, store: ObjectStore) -> None:
+def require_possible(plan: FaultPlan, store: ObjectStore) -> None:
     """Raises ChaosSpecError if the plan tears writes of a store that has no files."""
     if plan.tears and not isinstance(store, FileStore):
         raise ChaosSpecError(
@@ -212,7 +212,7 @@ class FaultyStore:
     def __init__(
         self,
         inner: ObjectStore,
-        plan: Plan,
+        plan: FaultPlan,
         rng: random.Random,
         sleep: Callable[[float], object],
         now_s: Callable[[], float],

@@ -56,7 +56,7 @@ DUE = BASE.oldest_arrival_ns + WINDOW
         (1, 9_801, 10_200),
         (1, 9_800, 10_000),  # idle for a whole window: immediately
         (1, 0, 10_000),
-        (1, 10_050, 10_200),  # a pull that left it behind
+        (1, 10_050, 10_200),  # after a pull that did not take it
         (TARGET - 1, 9_900, 10_200),
         (TARGET, 9_900, 10_000),  # the size trigger
         (TARGET * 9, 10_050, 10_000),

@@ -60,7 +60,7 @@ def test_all_parts_but_the_last_have_the_same_size(
     size_bytes, found = put_image(parts, path, lambda: looks.append(len(parts.sizes)))
     assert (size_bytes, found) == (2_500, crc32c(path.read_bytes()))
     assert parts.sizes == [1_000, 1_000, 500] and parts.finished
-    assert looks == [0, 1, 2, 3]  # whether to go on
+    assert looks == [0, 1, 2, 3]  # asked before each call
 
 
 def test_a_ledger_that_no_object_can_hold_is_named(

@@ -270,7 +270,7 @@ def test_an_image_removes_what_it_covers_except_seals_and_first_entries(
     assert log.forget_before(image) == (2 + 1 + 1, 2)
     assert log.keys() == [(1, 1), (1, 4), (1, 5), (2, 1), (2, 3), (3, 1), (3, 3), (3, 4), (3, 5)]
     assert images(store) == [image.key, later.key]
-    # What was told before the image was named goes on top of it.
+    # Entries from before the image was named are applied after it.
     assert log.image() == image
     assert [(e.incarnation, e.number) for e in log.chain(image)] == [(3, 3), (3, 4), (3, 5)]
     assert log.forget_before(image) == (0, 0)

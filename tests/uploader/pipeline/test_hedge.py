@@ -176,7 +176,7 @@ def test_losers_that_hang_are_bounded(pool: ThreadPoolExecutor) -> None:
     first = pool.submit(contest.put)
     contest.attempts.let(1, "hedge")
     assert first.result(GIVES_UP_S) == "hedge"
-    # The permit comes back when both attempts have ended: as long as one hangs, there is no other.
+    # The permit returns when both attempts have ended: while one hangs, there is no other.
     second, third = pool.submit(contest.put), pool.submit(contest.put)
     wait_until(lambda: len(made) == 4, "two more first attempts")
     contest.attempts.let(2, "2")

@@ -120,7 +120,7 @@ def test_the_ledger_is_free_while_a_commit_waits_to_be_published(line: Pipeline)
     pulled = line.lease_of(0, "a")
     line.start(0, pulled)
     wait_until(lambda: asked(line), "the question after the transaction")
-    # While nobody knows whether the prefix is ours: reads, topics and collections go on.
+    # While ownership is unknown, reads, topics and collections continue.
     assert line.lock.threads.acquire(timeout=GIVES_UP_S)
     line.lock.threads.release()
     assert line.ledger.read(commits.latest_number) == 1

@@ -1,4 +1,4 @@
-"""A store that fails on order: the vocabulary, its chances, and what each fault leaves behind."""
+"""A store that fails on purpose: the spec, the probabilities, and what each fault leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from uploader.stores.faults import (
     Fault,
     FaultyStore,
     Latency,
-    Plan,
+    FaultPlan,
     When,
     parse,
     require_possible,
@@ -129,7 +129,7 @@ def test_a_burst_holds_at_the_end_of_each_period() -> None:
 
 def test_reads_meet_no_fault_of_writes() -> None:
     rng = random.Random(1)
-    plan = Plan(None, tuple((fault, When(1.0)) for fault in WRITES_ONLY))
+    plan = FaultPlan(None, tuple((fault, When(1.0)) for fault in WRITES_ONLY))
     assert plan.decide(0, rng, writes=False).fault is Fault.NONE
     assert plan.decide(0, rng, writes=True).fault is Fault.READ_ONLY
 

@@ -101,7 +101,7 @@ def judge(image: Image, store: FileStore) -> None:
 
 
 def judge_a_start(image: Image, folder: Path) -> None:
-    """Opens the real store on an image as a start of the daemon does, and goes on."""
+    """Opens the real store on an image, as a start of the daemon does, and continues."""
     image.build(folder)
     store = FileStore(folder / STORE, segment_bytes=SEGMENT_BYTES)
     judge(image, store)
@@ -192,7 +192,7 @@ def test_a_kill_and_then_a_loss_of_power_lose_nothing_that_the_next_start_confir
         with killed.recording():
             again = Recorded(killed)
             again.store.check()
-            for head in again.store.list("l0/"):  # what a recovery goes on with
+            for head in again.store.list("l0/"):  # what a recovery reads next
                 killed.note(Kept(head.locator, again.store.get(head.locator)))
             again.put("l0/b", 600)
             again.put_if_absent("ledger/1", 600)
