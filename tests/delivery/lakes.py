@@ -63,7 +63,7 @@ def compact(
 
 
 def rewrite(node: Node) -> None:
-    """All rows of the topic in new files; the old ones are dropped, and removed."""
+    """Rewrites all rows of the topic into new files and removes the old ones."""
     topic_id = node.topic.topic_id
     files = node.ledger.read(lake_files.of_topic, topic_id)
     if not files:
@@ -85,7 +85,7 @@ def rewrite(node: Node) -> None:
 
 
 def collect(node: Node) -> None:
-    """Deletes all objects that are free, but the last commit's."""
+    """Deletes all unreferenced objects except that of the last commit."""
     head = node.ledger.read(commits.latest_number)
     topic_id = node.topic.topic_id
     needed = {

@@ -1,4 +1,4 @@
-"""Segments that go with their test."""
+"""Segments that are closed with their test."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ WINDOW = 200 * MS
 
 
 class Crew:
-    """Shared memory and what stands around it; ``puller`` makes a shard's part."""
+    """Shared memory and what surrounds it; ``puller`` makes the Puller of a shard."""
 
     def __init__(self, shards: int, directory: Path, lease_slots: int) -> None:
         layout = Layout(shards, 32 * TARGET, lease_slots, commit_slots=8, commit_slot_bytes=1024)

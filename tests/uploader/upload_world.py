@@ -1,4 +1,4 @@
-"""The commit pipeline of a crew: the real store and ledger, and a store that fails on order."""
+"""The commit pipeline of a crew: the real store and ledger, and a store that fails on purpose."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Around = Callable[[Callable[[], str]], str]  # gets the real PUT, may make it or
 
 
 class FaultyStore:
-    """A store whose PUTs of some keys go through what a test wants to happen around them."""
+    """A store whose PUTs of some keys call what a test wants to happen around them."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.url = store.url
@@ -81,7 +81,7 @@ class FaultyStore:
 
 
 class WatchedLedger(Ledger):
-    """A ledger whose calls go through what a test wants to happen before them."""
+    """A ledger whose calls first call what a test wants to happen before them."""
 
     before_commit: Callable[[CommitDraft], None] | None = None
     before_look: Callable[[], None] | None = None  # for the commit of a lease or a number
@@ -103,14 +103,14 @@ class WatchedLedger(Ledger):
 
 
 class AtOnce(random.Random):
-    """Delays of no length."""
+    """A random source that makes every delay 0."""
 
     def random(self) -> float:
         return 0.0
 
 
 class Pipeline:
-    """Two shards in groups of their own (but for ``together``), and their uploads."""
+    """Two shards in separate groups (unless ``together``), and their uploads."""
 
     def __init__(self, made: Crew, directory: Path) -> None:
         self.crew = made
@@ -230,7 +230,7 @@ def key_of(pulled: Pulled) -> str:
 
 
 def held_until(event: threading.Event) -> Around:
-    """A PUT that begins when a test lets it."""
+    """A PUT that begins when a test allows it."""
 
     def around(real: Callable[[], str]) -> str:
         assert event.wait(GIVES_UP_S)

@@ -23,7 +23,7 @@ class Request(NamedTuple):
     headers: dict[str, str]
     body: bytes
     port: int = 0
-    """The client's: another one is another connection"""
+    """The port of the client: another port is another connection."""
 
 
 class Answer(NamedTuple):
