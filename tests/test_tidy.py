@@ -103,6 +103,8 @@ BAD: list[tuple[Rule, str, str]] = [
     (tidy.no_skipped_tests, "tests/test_x.py", "@pytest.mark.xf" + "ail\n"),
     (tidy.makefile_comments, "Makefile", "demo: setup\n\techo\n"),
     (tidy.makefile_comments, "Makefile", "demo: ##\n\techo\n"),
+    (tidy.changelog_once, "CHANGELOG.md", "## [1]\n### Added\n- a\n### Added\n- b\n"),
+    (tidy.changelog_once, "CHANGELOG.md", "## [1]\n### Added\n- a\n- a\n"),
     *((tidy.retired_words, "docs/x.md", word.sample + "\n") for word in retired.RETIRED),
 ]
 
@@ -120,6 +122,7 @@ GOOD: list[tuple[Rule, str, str]] = [
     (tidy.no_registries, "constraints.txt", "boto3==1.0\n"),
     (tidy.makefile_comments, "Makefile", "demo: setup ## Show it\nX := 1\n.PHONY: demo\n"),
     (tidy.retired_words, "docs/x.md", "seals stay forever\n"),
+    (tidy.changelog_once, "CHANGELOG.md", "## [2]\n### Added\n- a\n## [1]\n### Added\n- a\n"),
 ]
 
 

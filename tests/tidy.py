@@ -166,6 +166,20 @@ def retired_words(path: str, text: str) -> list[str]:
     ]
 
 
+def changelog_once(path: str, text: str) -> list[str]:
+    """Each heading and line of a version's changes is there once: merges keep both sides."""
+    found: list[str] = []
+    seen: set[str] = set()
+    for number, line in enumerate(text.splitlines() if path == "CHANGELOG.md" else [], 1):
+        if line.startswith("## "):
+            seen.clear()
+        if line.startswith(("#", "- ", "**")):
+            if line in seen:
+                found.append(f"{path}:{number}: twice, keep the newer: {line[:80]}")
+            seen.add(line)
+    return found
+
+
 RULES: tuple[Rule, ...] = (
     module_docstring,
     public_docstrings,
@@ -179,6 +193,7 @@ RULES: tuple[Rule, ...] = (
     no_skipped_tests,
     makefile_comments,
     retired_words,
+    changelog_once,
 )
 
 
