@@ -222,7 +222,7 @@ class Run:
     def _joining(self, lake: Lake, table: TopicTable) -> tuple[JoiningFile, ...]:
         """Small files of the table that have gathered; what remains of each day is one file."""
         from compaction.run.file_groups import JoiningFile
-        from compaction.tables.small_files import files_to_rewrite
+        from compaction.run.small_files import files_to_rewrite
 
         files = self._access.read(lake_files.of_topic, table.topic_id)
         chosen = files_to_rewrite(files)

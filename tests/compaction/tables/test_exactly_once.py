@@ -17,11 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.manifest import ManifestContent
 
+from compaction.run.small_files import files_to_rewrite
 from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.errors import CommitConflict, LakeUnusable, RewriteConflict
 from compaction.tables.lake import Lake, data_files_at
 from compaction.tables.reconcile import reconcile
-from compaction.tables.small_files import files_to_rewrite
 from tests.compaction.lakes import (
     Book,
     catalog_properties,

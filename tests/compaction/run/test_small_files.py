@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction.tables.small_files import files_to_rewrite
+from compaction.run.small_files import files_to_rewrite
 from ledger.lake.types import LakeFile
 
 
