@@ -9,7 +9,7 @@ import click
 from commands.shell.options import loaded, output_option, serve_options
 from commands.shell.output import print_json, table
 from daemon.config import KEYS
-from daemon.config_docs import markdown
+from daemon.config.docs import markdown
 
 
 @click.group()

@@ -19,8 +19,8 @@ from daemon.config import (
     load_again,
     reload,
 )
-from daemon.config_docs import markdown
-from daemon.config_values import read_size, size_text
+from daemon.config.docs import markdown
+from daemon.config.values import read_size, size_text
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -1,7 +1,7 @@
 """Reads one configured value: from TOML or text to a typed value.
 
 A *value type* reads a value; a *check* limits it. Both raise ValueError with what the value must
-be ("must be an integer"); daemon/config.py adds key, value and origin.
+be ("must be an integer"); ``loading`` adds key, value and origin.
 
 Sizes are integers in bytes or text with a binary suffix: ``64MiB``, ``64M`` and 67108864 are the
 same. ``MB`` is refused, because people disagree on its meaning. Durations are plain numbers in the

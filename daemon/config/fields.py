@@ -1,23 +1,12 @@
-"""The configuration: one table of typed fields, and how a Config is loaded.
+"""The table of configuration keys, and the Config that holds their values.
 
-A *key* is a field's name. Its value comes from the highest of four *layers* that has one: flags
-and ``--set KEY=VALUE``, the environment (``HEADGATE_<KEY>``), the TOML file, the default. The
-*origin* says which layer, for ``headgate config show --origin`` and for every message. A *derived*
-default depends on other keys (windows on the kind of store, the store on the data directory).
-
-``load`` reports all problems together, each with key, value, limit and origin. It refuses unknown
-keys, but ignores names in the environment that are not keys (HEADGATE_URL, HEADGATE_MINIO), because
-they belong to other programs.
-
-A Config is immutable and carries what it was loaded from, so that SIGHUP can load it again. This
-module starts nothing and applies nothing; the supervisor does.
+A *derived* default depends on other keys (windows on the kind of store, the store on the data
+directory). This module reads neither files nor the environment.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -25,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from daemon.api.schemas import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
-from daemon.config_values import (
+from daemon.config.values import (
     ADDRESS,
     BYTES,
     COUNT,
@@ -268,154 +257,4 @@ FIELDS: tuple[Field, ...] = (
           "lines for people, or one JSON object per line for programs"),
 )  # fmt: skip
 KEYS: tuple[str, ...] = tuple(field.name for field in FIELDS)
-_BY_NAME: Mapping[str, Field] = {field.name: field for field in FIELDS}
-
-
-class _Given(NamedTuple):
-    """A value as it was written, and where."""
-
-    value: object
-    origin: str
-
-
-def load(
-    config_file: str | None, environ: Mapping[str, str], overrides: Sequence[Override] = ()
-) -> Config:
-    """Loads the configuration from all layers; the last of several overrides of a key counts.
-
-    Raises ConfigError with all problems.
-    """
-    problems: list[str] = []
-    given: dict[str, _Given] = {}
-    if config_file is not None:
-        for key, value in _read_file(config_file).items():
-            _take(given, key, _Given(value, f"file {config_file}"), problems)
-    for key in KEYS:
-        name = ENVIRONMENT_PREFIX + key.upper()
-        if name in environ:
-            given[key] = _Given(environ[name], f"environment {name}")
-    for override in overrides:
-        _take(given, override.key, _Given(override.value, override.origin), problems)
-    explicit: dict[str, Any] = {}
-    for key, written in given.items():
-        try:
-            explicit[key] = _read(_BY_NAME[key], written.value)
-        except ValueError as error:
-            problems.append(f"{key} {error}, got {written.value!r} ({written.origin})")
-    if problems:
-        raise ConfigError(problems)
-    values = _with_defaults(explicit)
-    origins = {key: given[key].origin if key in given else "default" for key in KEYS}
-    _check_relations(values, origins)
-    return Config(**values, origins=origins, config_file=config_file, overrides=tuple(overrides))
-
-
-def load_again(config: Config, environ: Mapping[str, str]) -> Config:
-    """Loads the same file and overrides again. Raises ConfigError."""
-    return load(config.config_file, environ, config.overrides)
-
-
-class Reload(msgspec.Struct, frozen=True):
-    """``config`` is in force now. ``applied`` keys changed; ``needs_restart`` keys did not."""
-
-    config: Config
-    applied: tuple[str, ...]
-    needs_restart: tuple[str, ...]
-
-
-def reload(old: Config, new: Config) -> Reload:
-    """Takes the reloadable keys from ``new`` and keeps the others of ``old``.
-
-    Derived defaults follow the values that are kept: a new store, which needs a restart, does not
-    change the windows before that restart. A default derived from such a key is not reported.
-    """
-    needs_restart = []
-    kept: dict[str, Any] = {}
-    origins = dict(new.origins)
-    for field in FIELDS:
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        is_default = old.origins[field.name] == new.origins[field.name] == "default"
-        if field.reloadable:
-            if new.origins[field.name] != "default":
-                kept[field.name] = after
-            continue
-        kept[field.name] = before
-        origins[field.name] = old.origins[field.name]
-        if before != after and not is_default:
-            needs_restart.append(field.name)
-    values = _with_defaults(kept)
-    config = msgspec.structs.replace(new, **values, origins=origins)
-    applied = tuple(key for key in KEYS if getattr(old, key) != values[key])
-    return Reload(config, applied, tuple(needs_restart))
-
-
-def suggestion(key: str) -> str:
-    """The end of a sentence: which key was probably meant."""
-    near = difflib.get_close_matches(key.lower().replace("-", "_"), KEYS, n=1, cutoff=0.5)
-    containing = [known for known in KEYS if len(key) > 3 and key.lower() in known]
-    if near or containing:
-        return f"; did you mean {(near or containing)[0]}?"
-    return "; the keys are " + ", ".join(KEYS)
-
-
-def _read_file(path: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError([f"the configuration file {path} cannot be read: {reason}"]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([f"the configuration file {path} is not valid TOML: {error}"]) from error
-
-
-def _take(given: dict[str, _Given], key: str, value: _Given, problems: list[str]) -> None:
-    if key in _BY_NAME:
-        given[key] = value
-    else:
-        problems.append(f"{key!r} ({value.origin}) is not a configuration key{suggestion(key)}")
-
-
-def _read(field: Field, value: object) -> object:
-    read = field.type.read(value)
-    if field.check is not None:
-        field.check.test(read)
-    return read
-
-
-def _with_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of all keys. A derived default sees explicit values and the defaults before it."""
-    values = dict(explicit)
-    for field in FIELDS:
-        if field.name not in values:
-            default = field.default
-            if isinstance(default, Derived):
-                values[field.name] = default.of(values)
-            else:
-                values[field.name] = None if default is None else field.type.read(default)
-    return values
-
-
-def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-    ring_bytes = values["ring_bytes"]
-    problems = [
-        f"ring_bytes must be at least {RING_FACTOR} x {key} ({size_text(values[key])},"
-        f" {origins[key]}), got {size_text(ring_bytes)} ({origins['ring_bytes']}): raise"
-        f" ring_bytes to {size_text(RING_FACTOR * values[key])} or lower {key} to"
-        f" {size_text(ring_bytes // RING_FACTOR)}"
-        for key in ("object_bytes_target", "body_bytes_max")
-        if ring_bytes < RING_FACTOR * values[key]
-    ]
-    if values["hedge_puts"] and not values["store_url"].startswith("s3://"):
-        problems.append(
-            f"hedge_puts must be false for a file:// store, got true ({origins['hedge_puts']}): a"
-            " second write to the same disk is not faster"
-        )
-    low, high = values["commit_window_min_ms"], values["commit_window_max_ms"]
-    if low > high:
-        problems.append(
-            f"commit_window_min_ms must be at most commit_window_max_ms ({high:g},"
-            f" {origins['commit_window_max_ms']}), got {low:g} ({origins['commit_window_min_ms']})"
-        )
-    if problems:
-        raise ConfigError(problems)
+BY_NAME: Mapping[str, Field] = {field.name: field for field in FIELDS}
