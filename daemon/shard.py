@@ -262,6 +262,7 @@ class Shard:
         words[base + at.S_CPU_NS] = process_cpu_ns()
         words[base + at.S_SEEN] = self._feed.seen
         words[base + at.S_CONNECTIONS] = self._server.connections
+        self.segment.follow_epoch(self.shard)
         level = words[at.G_LOG_LEVEL]
         if level != self._log_level:
             self._log_level = level

@@ -2,9 +2,10 @@
 
 Called inside a transaction under the ledger lock. What it keeps:
 
-- a lease is committed once; the same lease id again gives the earlier result, whatever the
-  epoch floor has become since (its range must not be leased a second time);
-- a lease that is not there and whose epoch is below the floor is refused;
+- a lease is committed once; the same lease id again gives the earlier result;
+- a lease that is over never commits. Who collects and who recovers rely on it, so a draft whose
+  object is named for deletion, or whose epoch is below the floor, is refused. Neither happens
+  unless a rule of docs/protocol.md is broken;
 - commit numbers count from 1, offsets of a partition from 1, both without gaps.
 
 The usual commit (no conditions) does a fixed number of statements and per extent one row each
@@ -25,7 +26,7 @@ from msgspec import Struct
 
 from ledger import dedupe
 from ledger.decide import Decision, PartitionKey, PartitionNow, decide, void_records
-from ledger.errors import DraftInvalid, LeaseBelowFloor, ResultCleared
+from ledger.errors import DraftInvalid, ResultCleared
 from ledger.tx import ReadTx, WriteTx
 from ledger.types import Commit, CommitDraft, ExtentDraft, Head, LeaseId, Run, SourceRange, Verdict
 
@@ -50,7 +51,8 @@ _result_decoder = msgspec.msgpack.Decoder(_Result)
 
 _LOOK_SQL = """SELECT commit_number, epoch_floor,
     (SELECT commit_number FROM objects
-     WHERE incarnation = ? AND shard = ? AND counter = ? AND epoch = ?)
+     WHERE incarnation = ? AND shard = ? AND counter = ? AND epoch = ?),
+    EXISTS (SELECT 1 FROM deletions WHERE key = ?)
     FROM state WHERE id = 1"""
 _PARTITION_SQL = """UPDATE partitions
     SET next_seq = ?, count = ?, bytes = ?, max_timestamp_ms = ?
@@ -75,15 +77,19 @@ def commit(
     now_ms: int,
     limits: dedupe.DedupeLimits,
 ) -> Commit:
-    """Writes the draft, or finds what it became. Raises LeaseBelowFloor and DraftInvalid."""
+    """Writes the draft, or finds what it became. Raises DraftInvalid."""
     lease = draft.lease_id
-    last_number, epoch_floor, there = tx.execute(
-        _LOOK_SQL, (lease.incarnation, lease.shard, lease.counter, lease.epoch)
+    last_number, epoch_floor, there, is_named = tx.execute(
+        _LOOK_SQL, (lease.incarnation, lease.shard, lease.counter, lease.epoch, draft.key)
     ).fetchone()
     if there is not None:
         return msgspec.structs.replace(by_number(tx, there), repeated=True)
+    if is_named:
+        raise DraftInvalid(f"{draft.key} cannot be committed: it is named for deletion")
     if lease.epoch < epoch_floor:
-        raise LeaseBelowFloor(lease, epoch_floor)
+        raise DraftInvalid(
+            f"{draft.key} cannot be committed: its epoch is below the epoch floor, {epoch_floor}"
+        )
     number = last_number + 1
     partitions = _partitions(tx, draft)
     conditions = draft.conditions

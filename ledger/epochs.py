@@ -1,7 +1,8 @@
 """Starts of a daemon on this ledger, and the epochs in the names of its objects.
 
 Vocabulary: an *incarnation* is one start. The *epoch* stands in the key of every new object. An
-uncommitted lease whose epoch is below the *epoch floor* can never commit.
+uncommitted lease whose epoch is below the *epoch floor* can never commit: a recovery takes no
+object of such a lease.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def current(tx: ReadTx) -> int:
 
 
 def floor(tx: ReadTx) -> int:
-    """The lowest epoch whose leases can still commit."""
+    """The lowest epoch that a live lease may have."""
     return int(tx.execute("SELECT epoch_floor FROM state WHERE id = 1").fetchone()[0])
 
 
@@ -59,7 +60,7 @@ def advance_to(tx: WriteTx, epoch: int) -> None:
 
 
 def raise_floor(tx: WriteTx, epoch_floor: int) -> int:
-    """Refuses uncommitted leases of epochs below ``epoch_floor`` from now on.
+    """No lease of an epoch below ``epoch_floor`` lives or ever will.
 
     The floor never falls; the result is the one in force. Raises ValueError above the epoch.
     """

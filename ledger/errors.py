@@ -10,8 +10,6 @@ import sqlite3
 from pathlib import Path
 from typing import ClassVar
 
-from ledger.types import LeaseId
-
 # Primary result codes (sqlite.org/rescode.html). A code that stands in none of these is a fault of
 # the program: the same call would fail again. SQLITE_NOMEM comes as MemoryError.
 BUSY_CODES = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
@@ -134,18 +132,6 @@ class LedgerFault(LedgerError):
         self.path = path
         self.code = code
         self.cause = cause
-
-
-class LeaseBelowFloor(LedgerError):
-    """The lease is older than the epoch floor: its range is leased again under a new id."""
-
-    def __init__(self, lease_id: LeaseId, epoch_floor: int) -> None:
-        super().__init__(
-            f"lease {lease_id.incarnation}-{lease_id.shard}-{lease_id.counter} has epoch"
-            f" {lease_id.epoch}, the epoch floor is {epoch_floor}; lease its range again"
-        )
-        self.lease_id = lease_id
-        self.epoch_floor = epoch_floor
 
 
 class DraftInvalid(LedgerError):

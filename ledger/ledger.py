@@ -101,7 +101,7 @@ class Ledger:
         """Commits a lease once, durably, then calls ``published`` still under the lock.
 
         A lease id that is committed already gives its earlier result with ``repeated``. If
-        ``published`` raises, the commit remains. Raises LeaseBelowFloor and DraftInvalid.
+        ``published`` raises, the commit remains. Raises DraftInvalid.
         """
         with self.lock:
             with self._transaction("BEGIN IMMEDIATE"):

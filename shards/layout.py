@@ -27,7 +27,8 @@ shard: committed       the holder of the lease that starts there; where none doe
 shard: pulled          who holds the lock of the shard's group
 shard: heartbeat,      that shard
 counters, cpu, seen
-shard: lease counter   that shard
+shard: lease counter,  that shard
+epoch
 shard: pid, restarts   supervisor
 group: all words       who holds the group's lock (a merge: both locks)
 lease: state           its present holder; the supervisor, after ``waitpid``, for a dead one
@@ -95,6 +96,7 @@ S_LEASE_COUNTER = 6 * LINE_WORDS
 S_REQUEST_ID = S_LEASE_COUNTER + 1
 S_ENTRY_WANTED_NS = S_LEASE_COUNTER + 2
 S_BACKUP_WANTED_NS = S_LEASE_COUNTER + 3  # until G_BACKED_UP_NS is as late
+S_EPOCH = S_LEASE_COUNTER + 4  # the shard's next leases have this epoch or a later one
 # Counters of a shard: only it adds to them, and they outlive its restarts.
 S_REQUESTS_ACKED = 7 * LINE_WORDS
 S_RECORDS_ACKED = S_REQUESTS_ACKED + 1

@@ -84,7 +84,12 @@ class LeaseTable:
         base = self._bases[shard][slot]
         if words[base] != FREE:
             raise ValueError(f"slot {slot} of shard {shard} is not free but {words[base]}")
-        self._write_id(base, lease_id)
+        words[base + at.L_COUNTER] = lease_id.counter  # first: see in_state
+        if fence is not None:
+            fence()
+        words[base + at.L_INCARNATION] = lease_id.incarnation
+        words[base + at.L_EPOCH] = lease_id.epoch
+        words[base + at.L_SHARD] = lease_id.shard
         words[base + at.L_CREATED_MS] = created_ms
         words[base + at.L_COMMITS_SEEN] = commits_seen
         words[base + at.L_HOLDER] = shard
@@ -100,28 +105,6 @@ class LeaseTable:
             fence()
         words[base] = LIVE
         return Lease(shard, slot, lease_id, created_ms, shard, tuple(sources), commits_seen)
-
-    def rename(self, lease: Lease, lease_id: LeaseId) -> Lease:
-        """Gives a lease that the ledger refused for its epoch a new id; the holder only.
-
-        A holder that dies in the middle leaves an id of incarnation 0. Two such slots may hold the
-        same, so an adopter renames it before anything else.
-        """
-        base = self._bases[lease.shard][lease.slot]
-        self._words[base + at.L_INCARNATION] = 0
-        if fence is not None:
-            fence()
-        self._write_id(base, lease_id)
-        return lease._replace(lease_id=lease_id)
-
-    def _write_id(self, base: int, lease_id: LeaseId) -> None:
-        words = self._words
-        words[base + at.L_EPOCH] = lease_id.epoch
-        words[base + at.L_SHARD] = lease_id.shard
-        words[base + at.L_COUNTER] = lease_id.counter
-        if fence is not None:
-            fence()
-        words[base + at.L_INCARNATION] = lease_id.incarnation
 
     def read(self, shard: int, slot: int) -> Lease:
         """The lease in a slot; meaningful while its state is not FREE."""
@@ -154,8 +137,9 @@ class LeaseTable:
             for slot, base in enumerate(self._bases[shard]):
                 while words[base] in states:
                     # Read while the slot was freed and filled anew, it would be half of each. A
-                    # fill writes the id first and the state last: where the state is right after
-                    # a counter and the counter is the same in the end, all between is one lease's.
+                    # fill writes the counter first and the state last: where the state is right
+                    # after a counter and the counter is the same in the end, everything between
+                    # is one lease's.
                     counter = words[base + at.L_COUNTER]
                     if fence is not None:
                         fence()
@@ -240,13 +224,28 @@ class LeaseTable:
             fence()  # ``committed`` is looked at next: a lease that was done by now has moved it
         return ends
 
+    def oldest_epoch(self) -> int:
+        """No lease of a lower epoch lives, and none ever will.
+
+        What each shard gives its next leases is read before the leases: those that it made with
+        a lower epoch are in their slots by then.
+        """
+        layout = self._layout
+        epochs = [
+            int(self._words[layout.shard(shard) + at.S_EPOCH]) for shard in range(layout.shards)
+        ]
+        if fence is not None:
+            fence()
+        epochs += [lease.lease_id.epoch for lease in self.in_state(LIVE, ORPHAN)]
+        return min(epochs)
+
     def check_invariants(self, committed: Sequence[int]) -> None:
         """Raises AssertionError unless what is leased of each shard follows its ``committed``.
 
         ``committed`` is that word of every shard; nobody else may write meanwhile.
         """
         leases = list(self.in_state(LIVE, ORPHAN, DONE))
-        ids = [lease.lease_id for lease in leases if lease.lease_id.incarnation]  # see rename
+        ids = [lease.lease_id for lease in leases]
         assert len(set(ids)) == len(ids), f"an id stands in two slots: {ids}"
         ends = list(committed)
         held = [source for lease in self.in_state(LIVE, ORPHAN) for source in lease.sources]

@@ -12,10 +12,10 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import threading
 
 from ledger.types import LeaseId
 from shards import layout as at
+from shards.barrier import fence
 from shards.layout import Layout
 
 MADV_POPULATE_WRITE = 23  # linux/mman.h; Python does not name it
@@ -34,7 +34,6 @@ class Segment:
         self._map = mmap.mmap(fd, layout.size_bytes)
         self.data = memoryview(self._map)
         self.words = self.data[: layout.words * at.WORD_BYTES].cast("Q")
-        self._lease_counter_mutex = threading.Lock()
 
     @classmethod
     def create(cls, layout: Layout) -> Segment:
@@ -80,15 +79,26 @@ class Segment:
         return self.data[start : start + self.layout.ring_bytes]
 
     def next_lease_id(self, shard: int) -> LeaseId:
-        """A lease id that was never used; only ``shard`` itself may call this.
-
-        Its loop does for a pull, and its uploader threads do for a lease below the epoch floor.
-        """
+        """A lease id that was never used; only the loop of ``shard`` itself may call this."""
+        epoch = self.follow_epoch(shard)
         index = self.layout.shard(shard) + at.S_LEASE_COUNTER
-        with self._lease_counter_mutex:
-            counter = self.words[index] + 1
-            self.words[index] = counter
-        return LeaseId(self.words[at.G_INCARNATION], self.words[at.G_EPOCH], shard, counter)
+        counter = self.words[index] + 1
+        self.words[index] = counter
+        return LeaseId(self.words[at.G_INCARNATION], epoch, shard, counter)
+
+    def follow_epoch(self, shard: int) -> int:
+        """Notes that a shard's next leases have the present epoch; by its loop, between leases.
+
+        Its leases of earlier epochs are in their slots by then, so whoever reads this word first
+        and the slots second misses none (``LeaseTable.oldest_epoch``).
+        """
+        epoch = int(self.words[at.G_EPOCH])
+        index = self.layout.shard(shard) + at.S_EPOCH
+        if self.words[index] != epoch:
+            if fence is not None:
+                fence()
+            self.words[index] = epoch
+        return epoch
 
     def close(self) -> None:
         """Unmaps the segment. Views that others still hold keep the memory until they go."""

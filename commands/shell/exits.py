@@ -72,7 +72,6 @@ def _ledger_failure(error: Exception) -> CommandFailed | None:
     from compaction.access.ledger_access import NotBackedUp
     from daemon.config import ConfigError
     from daemon.serve import StartError
-    from daemon.upkeep.cover import NotCovered
     from daemon.upkeep.owner import OtherHistory
     from daemon.upkeep.recover import NothingThere
     from ledger.errors import LedgerError, RunLost, RunUnfinished
@@ -93,7 +92,7 @@ def _ledger_failure(error: Exception) -> CommandFailed | None:
                 hint="use that daemon's data directory, or stop it and take the store over with"
                 " `headgate recover --take-over`",
             )
-        case NotCovered() | NotBackedUp():
+        case NotBackedUp():
             return CommandFailed(
                 str(error), hint="nothing is lost or stored twice; it is safe to run it again"
             )

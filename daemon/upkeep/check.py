@@ -21,7 +21,8 @@ from msgspec import Struct
 
 from compaction.access.ledger_access import LedgerAccess
 from daemon.config import Config
-from daemon.upkeep.cover import owner_here
+from daemon.upkeep.collection.orphans import lease_of
+from daemon.upkeep.exclusive import owner_here
 from daemon.upkeep.owner import OtherHistory, check_history
 from ledger import commits, epochs, reads
 from ledger.checks import invariants, soundness
@@ -31,8 +32,8 @@ from ledger.space import deletions
 from ledger.types import ObjectRow
 from shards.clock import monotonic_ns, wall_ms
 from uploader.l0 import verify
-from uploader.ownership.collect import Fate, fate
 from uploader.ownership.ownerlog import OwnerLog
+from uploader.ownership.unlisted import is_orphan
 from uploader.stores.base import ObjectHead, ObjectMissing, ObjectStore, StoreError
 from uploader.stores.retry import COMMAND
 from uploader.stores.retrying import RetryingStore
@@ -187,7 +188,6 @@ class Check:
     def _check_objects(self, advance: Advance) -> None:
         ledger = self._ledger
         commits_before = ledger.read(commits.latest_number)
-        floor_before = ledger.read(epochs.floor)
         rows = self._rows()
         row = next(rows, None)
         heads = self._store.list("")
@@ -208,9 +208,9 @@ class Check:
                 continue
             unlisted.append(frames[0])
             if len(unlisted) >= PAGE_OBJECTS:
-                self._check_unlisted(unlisted, floor_before)
+                self._check_unlisted(unlisted)
                 unlisted = []
-        self._check_unlisted(unlisted, floor_before)
+        self._check_unlisted(unlisted)
         while row is not None:
             self._not_listed(row, commits_before, [])
             advance(1)
@@ -250,22 +250,25 @@ class Check:
             f"{row.key} with {row.records} records is not in the store{where}{also}",
         )  # fmt: skip
 
-    def _check_unlisted(self, heads: list[ObjectHead], floor_before: int) -> None:
+    def _check_unlisted(self, heads: list[ObjectHead]) -> None:
         keys = [head.key for head in heads]
+        # Before commits are looked at: what is an orphan by these and not committed then never is.
+        floor = self._ledger.read(epochs.floor)
+        incarnations = self._ledger.read(epochs.incarnations)
+        present = max(incarnations, default=0)
         committed = self._ledger.read(reads.committed_keys, keys)
         named = self._ledger.read(deletions.named, keys)
-        incarnations = frozenset(self._ledger.read(epochs.incarnations))
         report = self.report
         for head in heads:
             if head.key in committed:
                 continue  # meanwhile
-            what = fate(head.key, floor_before, incarnations)
-            if what is Fate.FOREIGN:
+            lease_id = lease_of(head.key, incarnations)
+            if lease_id is None:
                 report.foreign += 1
                 report.tell("foreign", head.key, f"{head.key} was put by no daemon of this ledger")
             elif head.key in named:
                 report.named_for_deletion += 1
-            elif what is Fate.IN_FLIGHT and report.daemon_pid is not None:
+            elif not is_orphan(lease_id, floor, present) and report.daemon_pid is not None:
                 report.in_flight += 1
             else:
                 report.orphans += 1

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Concatenate, Literal
 
 from compaction.access.http_calls import answers, socket_address
-from compaction.access.ledger_access import NotBackedUp
+from compaction.access.ledger_access import LedgerAccess, NotBackedUp
 from compaction.access.operations import operation
 from compaction.access.via_daemon import ViaDaemon
 from daemon.config import Config
 from daemon.lake_settings import catalog_path
 from daemon.serve import say, take_directory
-from daemon.upkeep.owner import this_owner
+from daemon.upkeep.owner import LOCK_NAME, check_history, this_owner
 from daemon.upkeep.recover import settle
 from daemon.upkeep.upkeep import clocks
 from ledger import ages, commits, epochs
@@ -32,12 +32,13 @@ from ledger.lake.catalog import CatalogTx
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
+from ledger.log.entry import Owner
 from ledger.tx import P, ReadTx, T, WriteTx
 from ledger.types import LeaseId
 from shards import locks
 from shards.clock import wall_ms
 from shards.locks import SharedLock
-from uploader.ownership.ownerlog import OwnerLog, Taken
+from uploader.ownership.ownerlog import Former, OwnedByAnother, OwnerLog, Taken
 from uploader.stores.base import StoreError
 from uploader.stores.counted import CountedStore
 from uploader.stores.retry import COMMAND
@@ -198,6 +199,30 @@ def writable_ledger(
                     log.warning("the store is not given back: %s", error)
                 raise
             entries.release()
+
+
+def former_owner(
+    config: Config, ledger: LedgerAccess, store: CountedStore, sleep_s: Sleep
+) -> Former:
+    """Who wrote the store's last entry; refuses what ``writable_ledger`` would refuse, and writes
+    nothing.
+
+    Raises OwnedByAnother, OtherHistory, StoreError, LedgerError.
+    """
+    owner_log = OwnerLog(store, owner_here(config), sleep_s)
+    last = owner_log.last()
+    former = owner_log.former(last)
+    if last is not None and former is Former.ANOTHER:
+        raise OwnedByAnother(last, wall_ms())
+    check_history(ledger, last, store.url)
+    return former
+
+
+def owner_here(config: Config) -> Owner:
+    """Who we are, for reading a log; a directory without a lock file will do."""
+    if (Path(config.data_dir) / LOCK_NAME).exists():
+        return this_owner(config.data_dir)
+    return Owner("", 0, "", 0, 0, config.data_dir)
 
 
 def _check_there(config: Config) -> None:

@@ -1,11 +1,9 @@
-"""The supervisor's upkeep thread: evicts, marks objects that are free, and settles commits.
+"""The supervisor's upkeep thread: evicts, marks objects that are free, and raises the epoch.
 
 Every ``retention_interval_ms`` it looks at the topics with limits (``daemon/upkeep/retention.py``
 says which and by what time) and evicts in short transactions; where no topic has a limit that is
-one read of the ledger. Once a second it looks whether a collection asks how far commits are
-*settled*: up to which commit every shard has followed the log, and below which epoch no lease is
-live. For that it raises the epoch, so that all that is committed now lies below the present one.
-The epoch also rises every ten minutes, so that an orphan can soon be told from a lease that lives.
+one read of the ledger. Every ten minutes it raises the epoch in the names of new objects, and,
+where names of deleted objects wait for it, the epoch floor.
 
 It writes its words of the segment, the ledger's partitions, marks and two notes. It waits for the
 ledger lock, which the supervisor's tick must not: a shard that was stopped while it holds the lock
@@ -26,9 +24,8 @@ from ledger.ages import note_of as aged_note
 from ledger.errors import LedgerError
 from ledger.lake.types import Evicted
 from ledger.ledger import Ledger
-from ledger.space import marking, reclaim, retention, settle
+from ledger.space import marking, reclaim, retention, unreferenced
 from ledger.space.retention import Eviction
-from ledger.space.settle import Settled
 from ledger.types import LeaseId, Topic
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
@@ -36,15 +33,14 @@ from shards.clock import boot_id, boottime_ms, monotonic_ns, wall_ms
 from shards.layout import Layout
 from shards.leases import LIVE, ORPHAN, LeaseTable
 from shards.segment import Segment
+from uploader.l0 import epoch_prefix
 
 log = logging.getLogger("headgate.upkeep")
 
-LOOK_S = 1.0  # how late a collection's question is seen
+LOOK_S = 1.0
 EPOCH_MS = 600_000
 RECLAIM_MS = 10_000
 CLEARINGS_AT_ONCE = 20  # 2,000 commits a second; more are caught up when there are fewer
-SETTLE_TRIES = 100  # of SETTLE_S: then the answer says less
-SETTLE_S = 0.05
 EVICTIONS_AT_ONCE = 64  # in one transaction: a few row updates each
 LOOKS_MAX = 1_000  # at one topic in one round: 20 million extents
 TOPICS_AT_ONCE = 1_000
@@ -95,13 +91,10 @@ class UpkeepThread:
                     self.round()
                 if epoch_ms >= EPOCH_MS:
                     epoch_ms = 0
-                    self._raise_epoch()
+                    self.raise_epoch()
                 if reclaim_ms >= RECLAIM_MS:
                     reclaim_ms = 0
                     self.reclaim()
-                wanted = self._ledger.read(settle.unanswered)
-                if wanted is not None:
-                    self.settle(wanted)
             except LedgerError as error:
                 log.error("retention waits: %s", error)
             except Exception as error:  # the last resort of a thread: said, and it goes on
@@ -237,42 +230,17 @@ class UpkeepThread:
             self._cleared = reclaim.clear_results(self._ledger, self._cleared, to)
         reclaim.give_pages_back(self._ledger)
 
-    # Settling
+    # Epochs
 
-    def settle(self, asked: int) -> Settled:
-        """Answers a collection: what of the commits of now nobody asks for any more.
+    def raise_epoch(self) -> None:
+        """The next epoch; and the floor, where names of what was deleted wait for it.
 
-        The order matters. A lease that is filled behind the look at leases has an id that no
-        commit of before has; one that commits meanwhile has a higher number than ``commits``.
+        A recovery takes no object below the floor, so it is as high as no lease lives or ever will.
         """
-        epoch = self._raise_epoch()
-        commits = int(self._words[at.G_COMMITS])
-        self._wait(lambda: self._oldest_epoch(epoch) >= epoch)
-        floor = self._oldest_epoch(epoch)
-        self._wait(lambda: self._followed(commits) >= commits)
-        settled = Settled(asked, floor, self._followed(commits))
-        self._ledger.write(settle.give, settled)
-        return settled
-
-    def _raise_epoch(self) -> int:
-        epoch = self._words[at.G_EPOCH] = self._ledger.write(epochs.advance)
-        return epoch
-
-    def _oldest_epoch(self, epoch: int) -> int:
-        """The lowest epoch of a lease that is not over; ``epoch`` without one."""
-        live = self._leases.in_state(LIVE, ORPHAN)
-        # A lease that is being renamed has half an id: it may be of any epoch.
-        epochs = (lease.lease_id.epoch if lease.lease_id.incarnation else 0 for lease in live)
-        return min(epochs, default=epoch)
-
-    def _followed(self, commits: int) -> int:
-        """Up to which commit every shard has followed the log."""
-        return followed(self._words, self._layout, commits)
-
-    def _wait(self, holds: Callable[[], bool]) -> None:
-        for _ in range(SETTLE_TRIES):
-            if holds() or self._stopped.wait(SETTLE_S):
-                return
+        over = epoch_prefix(self._ledger.read(epochs.floor))
+        if self._ledger.read(unreferenced.are_names_kept, over):
+            self._ledger.write(epochs.raise_floor, self._leases.oldest_epoch())
+        self._words[at.G_EPOCH] = self._ledger.write(epochs.advance)
 
 
 def clocks() -> Noted:

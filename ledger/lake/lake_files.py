@@ -8,28 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from ledger import reads
 from ledger.lake.types import FileRange, LakeFile, LakeRange
 from ledger.space import deletions
-from ledger.space.deletions import LAKE, DeletionPolicy
+from ledger.space.deletions import LAKE
 from ledger.tx import ReadTx, WriteTx
 
+_COLUMNS = "file_id, topic_id, path, size_bytes, rows, run, dropped_ms"
 _RANGES_SQL = """SELECT f.file_id, f.path, f.size_bytes, r.partition, r.first_offset,
     r.last_offset, r.rows, r.bytes, r.first_timestamp_ms, r.last_timestamp_ms
     FROM lake_ranges AS r JOIN lake_files AS f ON f.file_id = r.file_id
     WHERE r.topic_id = ? AND r.partition = ? AND r.last_offset >= ? AND f.dropped_ms IS NULL
     ORDER BY r.first_offset, r.last_offset, f.file_id LIMIT ?"""
-
-
-class Dropped(Struct, frozen=True):
-    """A Parquet file whose rows are elsewhere since ``dropped_ms``."""
-
-    path: str
-    size_bytes: int
-    topic_id: int
-    dropped_ms: int
 
 
 def remove(tx: WriteTx, paths: Sequence[str]) -> None:
@@ -45,8 +35,7 @@ def of_topic(tx: ReadTx, topic_id: int, with_dropped: bool = False) -> list[Lake
     """The files of a topic's table, by number."""
     live = "" if with_dropped else " AND dropped_ms IS NULL"
     rows = tx.execute(
-        "SELECT file_id, topic_id, path, size_bytes, rows, run, dropped_ms FROM lake_files"
-        f" WHERE topic_id = ?{live} ORDER BY file_id",
+        f"SELECT {_COLUMNS} FROM lake_files WHERE topic_id = ?{live} ORDER BY file_id",
         (topic_id,),
     )
     return [LakeFile(*row) for row in rows]
@@ -78,18 +67,11 @@ def ranges_from(
     ]
 
 
-def dropped_page(
-    tx: ReadTx, policy: DeletionPolicy, after_path: str = "", limit: int = 1_000
-) -> list[Dropped]:
-    """Files whose rows are elsewhere, and that may go now, by path."""
-    held_from_ms = (1 << 63) - 1 if policy.held_from_ms is None else policy.held_from_ms
-    rows = tx.execute(
-        "SELECT path, size_bytes, topic_id, dropped_ms FROM lake_files"
-        " WHERE dropped_ms IS NOT NULL AND dropped_ms <= ? AND dropped_ms < ? AND path > ?"
-        " ORDER BY path LIMIT ?",
-        (policy.free_to_ms, held_from_ms, after_path, limit),
-    )
-    return [Dropped(*row) for row in rows]
+def known(tx: ReadTx, paths: list[str]) -> list[LakeFile]:
+    """Those of the files that the ledger knows, dropped ones too."""
+    sql = f"SELECT {_COLUMNS} FROM lake_files WHERE path = ?"
+    rows = [tx.execute(sql, (path,)).fetchone() for path in paths]
+    return [LakeFile(*row) for row in rows if row is not None]
 
 
 def name(tx: WriteTx, paths: list[str]) -> None:

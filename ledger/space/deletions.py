@@ -2,7 +2,7 @@
 
 A row of ``deletions`` stays from before its object is deleted until after: a collection that was
 killed finds it and goes on. Naming happens in a write transaction, so what is named is judged by
-the floor and the commits of the moment it is named.
+the commits of the moment it is named; from then on no commit can have it (``ledger/commits.py``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class DeletionPolicy(Struct, frozen=True):
     without one."""
 
     free_to_ms: int
-    epoch_floor: int
     commits_to: int
     held_from_ms: int | None = None
 
@@ -33,13 +32,16 @@ class DeletionPolicy(Struct, frozen=True):
         """Whether a read lease is as old as the end of the need."""
         return self.held_from_ms is not None and free_ms >= self.held_from_ms
 
+    def releases(self, free_ms: int) -> bool:
+        """Whether the grace time is over, and no read lease is as old as the end of the need."""
+        return free_ms <= self.free_to_ms and not self.is_held(free_ms)
+
 
 def policy(
     tx: ReadTx,
     now_ms: int,
     grace_ms: int,
-    epoch_floor: int,
-    commits_to: int,
+    commits_to: int = 0,
     *,
     run_lives: bool = False,
 ) -> DeletionPolicy:
@@ -49,7 +51,7 @@ def policy(
         rows = tx.execute("SELECT started_ms FROM runs WHERE ended_ms IS NULL")
         since += [row[0] for row in rows]
     held = min(since, default=None)
-    return DeletionPolicy(now_ms - grace_ms, epoch_floor, commits_to, held)
+    return DeletionPolicy(now_ms - grace_ms, commits_to, held)
 
 
 def name(tx: WriteTx, rows: list[tuple[str, str, str]]) -> None:

@@ -2,13 +2,14 @@
 
 One goes when its grace is over (docs/protocol.md 7) and
 
-- its epoch is below the floor: an upload of it that arrives late is an orphan then, and no recovery
-  takes it for a commit that nobody listed;
 - its commit is *settled*: no process asks for it any more, neither by its lease nor by its number.
-  The daemon says up to which commit that is (``Settled``);
+  The daemon says up to which commit that is;
 - it is not the last commit's, by which a ledger is known, nor in quarantine;
 - no read lease is as old as its ``free_ms``, nor a compaction that lives: whoever planned before
   may still read it.
+
+Its rows go when it is deleted. Its name stays until its epoch is below the epoch floor: until then
+a recovery would take an upload of it that arrives late for a commit that no entry lists.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _COLUMNS = "commit_number, key, locator, size_bytes, extents"
 _MAY_GO = """commit_number < (SELECT commit_number FROM state WHERE id = 1)
     AND key NOT IN (SELECT key FROM quarantine)"""
 _SQL = f"""SELECT {_COLUMNS}, free_ms FROM objects
-    WHERE free_ms IS NOT NULL AND free_ms <= ? AND epoch < ? AND commit_number <= ?
+    WHERE free_ms IS NOT NULL AND free_ms <= ? AND commit_number <= ?
     AND {_MAY_GO}"""
 
 
@@ -45,7 +46,7 @@ def page(
     """Objects after (free_ms, commit number), in that order; leases are not looked at."""
     rows = tx.execute(
         f"{_SQL} AND (free_ms, commit_number) > (?, ?) ORDER BY free_ms, commit_number LIMIT ?",
-        (policy.free_to_ms, policy.epoch_floor, policy.commits_to, *after, limit),
+        (policy.free_to_ms, policy.commits_to, *after, limit),
     )
     return [Unreferenced(*row) for row in rows]
 
@@ -72,7 +73,7 @@ def unmarked(tx: ReadTx, after_number: int, limit: int) -> tuple[list[Unreferenc
 
 def among(tx: ReadTx, policy: DeletionPolicy, objects: list[Unreferenced]) -> list[Unreferenced]:
     """Those of the objects that may go now."""
-    values = (policy.free_to_ms, policy.epoch_floor, policy.commits_to)
+    values = (policy.free_to_ms, policy.commits_to)
     found = []
     for one in objects:
         row = tx.execute(f"{_SQL} AND commit_number = ?", (*values, one.commit_number)).fetchone()
@@ -88,16 +89,25 @@ def name(tx: WriteTx, policy: DeletionPolicy, objects: list[Unreferenced]) -> li
     return found
 
 
-def named_without_rows(tx: ReadTx, after_key: str, limit: int) -> list[tuple[str, str]]:
-    """(key, locator) of names whose objects have no row: a recovery took them as gone."""
+def without_rows(tx: ReadTx, before_key: str, after_key: str, limit: int) -> list[tuple[str, str]]:
+    """(key, locator) of names whose objects are gone, between two keys, a page at a time."""
     return tx.execute(
-        "SELECT key, locator FROM deletions AS d WHERE reason = ? AND key > ?"
+        "SELECT key, locator FROM deletions AS d WHERE reason = ? AND key > ? AND key < ?"
         " AND NOT EXISTS (SELECT 1 FROM objects AS o WHERE o.key = d.key) ORDER BY key LIMIT ?",
-        (COLLECTED, after_key, limit),
+        (COLLECTED, after_key, before_key, limit),
     ).fetchall()
 
 
-def forget(tx: WriteTx, keys: list[str]) -> None:
-    """These objects are gone from the store: their rows and names go too, in one transaction."""
+def are_names_kept(tx: ReadTx, from_key: str) -> bool:
+    """Whether there are names of keys from ``from_key`` on: they wait for the epoch floor."""
+    sql = "SELECT EXISTS (SELECT 1 FROM deletions WHERE reason = ? AND key >= ?)"
+    return bool(tx.execute(sql, (COLLECTED, from_key)).fetchone()[0])
+
+
+def forget(tx: WriteTx, keys: list[str], before_key: str) -> None:
+    """These objects are gone from the store: their rows go, and names of keys below ``before_key``.
+
+    In one transaction. Keys below it are of epochs below the floor.
+    """
     lake_tables.remove_objects(tx, keys)
-    deletions.forget(tx, keys, COLLECTED)
+    deletions.forget(tx, [key for key in keys if key < before_key], COLLECTED)

@@ -19,7 +19,7 @@ from commands.quarantine import Row
 from commands.shell import exits
 from compaction.run.report import RunReport
 from daemon.upkeep.check import Report as CheckReport
-from daemon.upkeep.collect import Report as CollectReport
+from daemon.upkeep.collection.report import Report as CollectReport
 from daemon.upkeep.quarantine import Outcome
 from daemon.upkeep.recover import Report as RecoverReport
 from ledger.lake.types import Hole

@@ -95,7 +95,7 @@ def collect(node: Node) -> None:
     held = {hole.key for hole in node.ledger.read(lake_tables.holes, topic_id)}
     for item in node.ledger.read(reads.objects):
         if item.commit_number not in needed | {head} and item.key not in held:
-            node.ledger.write(unreferenced.forget, [item.key])
+            node.ledger.write(unreferenced.forget, [item.key], "m")
             node.store.delete([item.locator])
 
 

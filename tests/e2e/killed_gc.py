@@ -9,28 +9,35 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import daemon.upkeep.collect_spent
 from cli import headgate
-from daemon.upkeep.collect_spent import SpentCollection
-from daemon.upkeep.cover import Alone, Beside
-from ledger.ledger import Ledger
-from ledger.space import unreferenced
-from tests.e2e.killed_compact import behind, behind_write, die
-from uploader.stores.retrying import RetryingStore
+from compaction.access.via_daemon import ViaDaemon
+from daemon.upkeep.collection import collector, unreferenced
+from daemon.upkeep.collection.unreferenced import UnreferencedObjects
+from daemon.upkeep.exclusive import Exclusive
+from tests.e2e.killed_compact import behind, die
+
+KINDS = (ViaDaemon, Exclusive)
+
+
+def each_access(name: str, kill: Callable[..., Any] | None = None) -> list[Any]:
+    """A call on the owner of the ledger, with a daemon and without one."""
+    return [(kind, name, kill or behind(getattr(kind, name))) for kind in KINDS]
+
+
+def objects(name: str) -> list[Any]:
+    """A step of the collection of unreferenced objects."""
+    return [(UnreferencedObjects, name, behind(getattr(UnreferencedObjects, name)))]
+
 
 POINTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
-    "free objects are marked": [(SpentCollection, "_mark", behind(SpentCollection._mark))],
-    "the commits are settled": [
-        (Beside, "settle", behind(Beside.settle)), (Alone, "settle", behind(Alone.settle)),
-    ],
-    "the first objects are named": [(Ledger, "write", behind_write(unreferenced.name))],
-    "before an entry has the names": [(SpentCollection, "_told", die)],
-    "an entry has the names": [(SpentCollection, "_told", behind(SpentCollection._told))],
-    "the first objects are deleted": [
-        (RetryingStore, "delete", behind(RetryingStore.delete))
-    ],
-    "the first rows are gone": [(Ledger, "write", behind_write(unreferenced.forget))],
-}  # fmt: skip
+    "unreferenced objects are marked": objects("_mark"),
+    "the commits are settled": each_access("settled_commits"),
+    "the first objects are named": objects("name"),
+    "before an entry has the names": each_access("await_backup", die),
+    "an entry has the names": each_access("await_backup"),
+    "the first objects are deleted": objects("delete"),
+    "the first rows are gone": objects("forget"),
+}
 
 
 def main() -> None:
@@ -38,8 +45,11 @@ def main() -> None:
     point, *arguments = sys.argv[1:]
     for owner, name, replacement in POINTS[point]:
         setattr(owner, name, replacement)
-    for name, size in (("NAMES_AT_ONCE", 3), ("PAGE_OBJECTS", 2), ("ROWS_AT_ONCE", 2)):
-        setattr(daemon.upkeep.collect_spent, name, size)
+    for module, name, size in (
+        (collector, "NAMES_MAX", 3), (collector, "PAGE", 2), (unreferenced, "PAGE", 2),
+        (unreferenced, "ROWS_MAX", 2),
+    ):  # fmt: skip
+        setattr(module, name, size)
     headgate(["gc", *arguments])
 
 

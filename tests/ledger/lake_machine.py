@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ledger import commits, epochs, reads, topics
 from ledger.checks import invariants, soundness
-from ledger.errors import LeaseBelowFloor
+from ledger.errors import DraftInvalid
 from ledger.lake import lake_files, lake_tables, runs
 from ledger.lake.types import Hole, LakeRange, NewFile, PlannedObject, TableSwitch
 from ledger.space import deletions, marking, retention, unreferenced
@@ -215,14 +215,17 @@ class LakeMachine(BackupMachine):
         marking.mark_void(self.ledger, self.now_ms)
         self.ledger.write(epochs.raise_floor, self.ledger.write(epochs.advance))
         latest = self.ledger.read(commits.latest_number)
-        rule = self.ledger.read(
-            deletions.policy, self.now_ms, 0, self.ledger.read(epochs.floor), latest
-        )
+        rule = self.ledger.read(deletions.policy, self.now_ms, 0, latest)
         spent = self.ledger.write(
             unreferenced.name, rule, self.ledger.read(unreferenced.page, rule, (-1, 0))
         )
         self.named += [one.key for one in spent]
-        dropped = [one.path for one in self.ledger.read(lake_files.dropped_page, rule)]
+        dropped = [
+            file.path
+            for topic_id in range(1, 100)
+            for file in self.ledger.read(lake_files.of_topic, topic_id, with_dropped=True)
+            if file.dropped_ms is not None and rule.releases(file.dropped_ms)
+        ]
         self.ledger.write(lake_files.name, dropped)
         self.named_files += dropped
         self.tell()
@@ -234,7 +237,7 @@ class LakeMachine(BackupMachine):
             self.forget()
 
     def forget(self) -> None:
-        self.ledger.write(unreferenced.forget, self.named)
+        self.ledger.write(unreferenced.forget, self.named, "m")
         self.ledger.write(lake_files.forget, self.named_files)
         self.named, self.named_files = [], []
 
@@ -252,7 +255,7 @@ class LakeMachine(BackupMachine):
         # Its rows are gone, but no upload that comes late can commit it again.
         draft, _ = self.history[which % len(self.history)]
         if self.ledger.read(reads.object_by_key, draft.key) is None:
-            with pytest.raises(LeaseBelowFloor):
+            with pytest.raises(DraftInvalid):
                 self.ledger.commit(draft, self.now_ms, lambda _: None)
 
     @invariant()

@@ -21,7 +21,6 @@ from ledger.log import backup, recovery
 from ledger.log.backup import TABLES, Mark
 from ledger.log.entry import VERSION, Entry, Owner, decode, encode, entry_key
 from ledger.space import deletions, marking, orphans, retention, unreferenced
-from ledger.space.orphans import Candidate
 from ledger.types import Topic, TopicConfig
 from tests.ledger.images import image_of
 from tests.ledger.lakes import compact
@@ -234,7 +233,7 @@ def test_what_an_entry_names_is_gone_for_who_applies_it(
         assert len(copy.read(reads.objects)) == 2
         before = ledger.read(lake_files.of_topic, topic.topic_id)
         assert copy.read(lake_files.of_topic, topic.topic_id) == before
-        rule = ledger.read(deletions.policy, 10_000, 0, 99, 2)
+        rule = ledger.read(deletions.policy, 10_000, 0, 2)
         spent = ledger.read(unreferenced.page, rule, (-1, 0))
         assert [one.key for one in ledger.write(unreferenced.name, rule, spent)] == [
             key_of(lease(1))
@@ -277,7 +276,7 @@ def test_since_when_objects_are_free_is_found_again(
     lake_of(ledger, topic, [1, 2])
     with closing(Ledger(tmp_path / "copy.db", nullcontext())) as copy:
         copy.write(backup.apply, ledger.read(backup.changes_since, Mark())[1])
-        rule = copy.read(deletions.policy, 10_000, 0, 99, 9)
+        rule = copy.read(deletions.policy, 10_000, 0, 9)
         assert copy.read(unreferenced.page, rule, (-1, 0)) == []
         while marking.mark_free(copy, 9_000):
             pass
@@ -305,7 +304,7 @@ def test_ids_that_were_told_are_not_given_again_by_a_recovered_ledger(
     ledger.write(recovery.begin_history, "recovered", told)
     ledger.commit(draft_of(lease(1), [Request(topic.topic_id, key="k")]), 10, lambda _: None)
     ledger.write(epochs.raise_floor, ledger.write(epochs.advance))
-    assert ledger.write(orphans.name, [Candidate("l0/orphan", "there", lease(9, epoch=0))])
+    assert ledger.write(orphans.name, [("l0/orphan", "there")])
     rows = ledger.read(backup.changes_since, told)[1].rows
     assert [row[0] for row in rows["dedupe"]] == [6]
     assert [row[0] for row in rows["deletions"]] == [8]

@@ -10,58 +10,51 @@ import pytest
 
 from ledger import epochs, reads, topics
 from ledger.checks import soundness
-from ledger.errors import LeaseBelowFloor
+from ledger.errors import DraftInvalid
 from ledger.ledger import Ledger
 from ledger.log import backup, recovery
 from ledger.log.backup import Mark
 from ledger.space import deletions, orphans
-from ledger.space.orphans import Candidate
 from ledger.types import LeaseId, Topic, TopicConfig
 from tests.ledger.requests import Request, draft_of, key_of, lease
 
 
-def candidate(lease_id: LeaseId) -> Candidate:
-    return Candidate(key_of(lease_id), f"at {key_of(lease_id)}", lease_id)
+def named(lease_id: LeaseId) -> tuple[str, str]:
+    """Key and locator."""
+    return key_of(lease_id), f"at {key_of(lease_id)}"
 
 
 def commit(ledger: Ledger, topic: Topic, lease_id: LeaseId) -> None:
     ledger.commit(draft_of(lease_id, [Request(topic.topic_id)]), 10, lambda _: None)
 
 
-def test_only_uncommitted_objects_of_ours_below_the_floor_are_named(
-    ledger: Ledger, topic: Topic
-) -> None:
-    committed = lease(1, epoch=1)
+def test_only_uncommitted_objects_are_named(ledger: Ledger, topic: Topic) -> None:
+    committed, orphan = lease(1), lease(2)
     commit(ledger, topic, committed)
-    ledger.write(epochs.begin_incarnation, 2)
-    below, at_floor, foreign = lease(2, epoch=1), lease(3, epoch=2), lease(4, 1, incarnation=9)
-    found = [candidate(each) for each in (committed, below, at_floor, foreign)]
-
-    assert ledger.write(orphans.name, found) == [candidate(below)]
-    assert ledger.read(orphans.among, found) == [candidate(below)]
-    assert ledger.read(deletions.keys) == {key_of(below)}
-    assert ledger.read(orphans.named) == [key_of(below)]
-    assert ledger.read(deletions.named, [each.key for each in found]) == {key_of(below)}
-    assert ledger.read(reads.committed_keys, [each.key for each in found]) == {key_of(committed)}
+    keys = [key_of(committed), key_of(orphan)]
+    assert ledger.write(orphans.name, [named(committed), named(orphan)]) == {key_of(orphan)}
+    assert ledger.read(deletions.keys) == {key_of(orphan)}
+    assert ledger.read(orphans.named) == [key_of(orphan)]
+    assert ledger.read(deletions.named, keys) == {key_of(orphan)}
+    assert ledger.read(reads.committed_keys, keys) == {key_of(committed)}
 
 
 def test_what_is_named_cannot_commit_any_more(ledger: Ledger, topic: Topic) -> None:
-    late = lease(1, epoch=1)
-    assert ledger.write(orphans.name, [candidate(late)]) == []
-    ledger.write(epochs.begin_incarnation, 2)
-    assert ledger.write(orphans.name, [candidate(late)]) == [candidate(late)]
-    with pytest.raises(LeaseBelowFloor):
+    late = lease(1)
+    ledger.write(orphans.name, [named(late)])
+    with pytest.raises(DraftInvalid, match="it is named for deletion"):
         commit(ledger, topic, late)
+    assert ledger.read(reads.committed_keys, [key_of(late)]) == set()
 
 
 def test_a_name_is_one_row_until_it_is_forgotten(ledger: Ledger) -> None:
     ledger.write(epochs.begin_incarnation, 2)
-    orphan = candidate(lease(1, epoch=1))
+    orphan = named(lease(1, epoch=1))
     for _ in range(2):
-        assert ledger.write(orphans.name, [orphan]) == [orphan]
+        assert ledger.write(orphans.name, [orphan]) == {orphan[0]}
     mark = ledger.read(backup.mark)
-    assert ledger.read(orphans.named) == [orphan.key]
-    ledger.write(orphans.forget, [orphan.key, "l0/never-was"])
+    assert ledger.read(orphans.named) == [orphan[0]]
+    ledger.write(orphans.forget, [orphan[0], "l0/never-was"])
     assert ledger.read(orphans.named) == []
     assert ledger.read(backup.mark) == mark, "that a name has gone is not news for the owner's log"
 
@@ -76,15 +69,15 @@ def test_more_keys_than_one_statement_takes_are_looked_up(ledger: Ledger, topic:
 def test_a_key_that_is_named_again_can_be_recovered(ledger: Ledger, tmp_path: Path) -> None:
     """The object was deleted, put again by a slow uploader, and found by a later collection."""
     ledger.write(epochs.begin_incarnation, 2)
-    orphan = candidate(lease(1, epoch=1))
+    orphan = named(lease(1, epoch=1))
     with closing(Ledger(tmp_path / "other.db", nullcontext())) as other:
         mark = Mark()
         for _ in range(2):
             ledger.write(orphans.name, [orphan])
             mark, changes = ledger.read(backup.changes_since, mark)
             other.write(backup.apply, changes)
-            ledger.write(orphans.forget, [orphan.key])
-        assert other.read(orphans.named) == [orphan.key]
+            ledger.write(orphans.forget, [orphan[0]])
+        assert other.read(orphans.named) == [orphan[0]]
 
 
 def test_objects_come_in_the_order_of_their_keys(ledger: Ledger, topic: Topic) -> None:

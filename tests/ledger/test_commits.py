@@ -11,7 +11,7 @@ import pytest
 from ledger import commits, epochs, notes, reads, topics
 from ledger.checks import invariants
 from ledger.commits import EXTENTS_MAX
-from ledger.errors import DraftInvalid, LeaseBelowFloor
+from ledger.errors import DraftInvalid
 from ledger.ledger import Ledger
 from ledger.types import AnswerPart, Commit, Condition, ConditionPart, Head, Run, Topic, TopicConfig
 from tests.ledger.requests import Answer, Request, answers, draft_of, lease
@@ -86,7 +86,7 @@ def test_a_new_lease_below_the_epoch_floor_is_refused_and_leaves_nothing(
 ) -> None:
     ledger.write(epochs.advance)
     assert ledger.write(epochs.raise_floor, 2) == 2
-    with pytest.raises(LeaseBelowFloor, match="epoch 1, the epoch floor is 2"):
+    with pytest.raises(DraftInvalid, match="its epoch is below the epoch floor, 2"):
         commit(ledger, 1, [Request(topic.topic_id)])
     assert ledger.read(commits.latest_number) == 0
     assert ledger.read(commits.by_lease, lease(1)) is None

@@ -37,7 +37,7 @@ def rich(tmp_path: Path) -> Iterator[Ledger]:
         ledger.write(recovery.prepare, [], {(t, 0): 3}, 0, 1)
         commit(ledger, 5, Request(t, ((0, 2), (1, 2)), key="k"), Request(t, ((1, 1),), key="k"))
         commit(ledger, 6, Request(t, ((0, 2),)))
-        ledger.write(unreferenced.forget, [key_of(lease(2))])
+        ledger.write(unreferenced.forget, [key_of(lease(2))], "m")
         ledger.read(invariants.check)
         assert ledger.read(soundness.problems, 9) == []
         yield ledger
@@ -128,7 +128,7 @@ def test_a_place_in_what_the_lake_holds_is_named(
 def test_the_rows_of_a_deleted_topic_may_all_be_gone_but_the_last_commits(rich: Ledger) -> None:
     rich.write(topics.delete, "orders", 50)
     assert not marking.mark_free(rich, 51)
-    rich.write(unreferenced.forget, [key_of(lease(counter)) for counter in (1, 3, 5)])
+    rich.write(unreferenced.forget, [key_of(lease(counter)) for counter in (1, 3, 5)], "m")
     rich.read(invariants.check)
     assert rich.read(soundness.problems, 9) == []
     assert [row.commit_number for row in rich.read(reads.objects)] == [4, 6]
@@ -176,7 +176,7 @@ def test_a_head_between_commits_that_are_gone_is_held_to_what_is_left(
         commit(ledger, 4, Request(t, ((0, 2),)))
         commit(ledger, 5, Request(t, ((1, 1),)))
         retention.trim(ledger, "orders", 0, ledger.read(reads.partition_states, t)[0].next_seq)
-        ledger.write(unreferenced.forget, [key_of(lease(2)), key_of(lease(4))])
+        ledger.write(unreferenced.forget, [key_of(lease(2)), key_of(lease(4))], "m")
         ledger.read(invariants.check)
         assert [row.commit_number for row in ledger.read(reads.objects)] == [1, 3, 5]
         change_head(ledger, 3, head_seq)

@@ -148,10 +148,10 @@ def test_a_time_is_found_in_what_is_compacted_trimmed_and_collected(
             pass
         if collects:
             keys = [key_of(lease(counter)) for counter in range(len(extents) - 1)]
-            rule = ledger.read(deletions.policy, 1, 0, 99, len(extents))
+            rule = ledger.read(deletions.policy, 1, 0, len(extents))
             free = [one.key for one in ledger.read(unreferenced.page, rule, (-1, 0))]
             assert set(free) <= {*keys, key_of(lease(len(extents) - 1))}
-            ledger.write(unreferenced.forget, [one for one in free if one in keys])
+            ledger.write(unreferenced.forget, [one for one in free if one in keys], "m")
         ledger.read(invariants.check)
         (state,) = ledger.read(reads.partition_states, key[0])
         in_l0 = max(state.earliest_seq, state.compacted_seq + 1)

@@ -426,7 +426,7 @@ def test_the_owners_log_is_told_of_an_eviction(ledger: Ledger, tmp_path: Path) -
 def free_keys(ledger: Ledger) -> set[str]:
     while marking.mark_free(ledger, NOW_MS):
         pass
-    rule = ledger.read(deletions.policy, NOW_MS, 0, 1 << 60, 1 << 60)
+    rule = ledger.read(deletions.policy, NOW_MS, 0, 1 << 60)
     return {one.key for one in ledger.read(unreferenced.page, rule, (0, 0))}
 
 

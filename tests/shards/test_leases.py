@@ -12,6 +12,7 @@ from ledger.types import LeaseId, SourceRange
 from shards import layout as at
 from shards.layout import Layout
 from shards.leases import DONE, FREE, LIVE, ORPHAN, Lease, LeaseTable
+from tests.shards.conftest import MakeSegment
 
 SHARDS, SLOTS = 3, 2
 LAYOUT = Layout(SHARDS, 4096, lease_slots=SLOTS)
@@ -101,16 +102,6 @@ class LeaseMachine(RuleBasedStateMachine):
             taken = lease._replace(holder=adopter)
             assert adopted == taken
             self.model[shard, slot] = (LIVE, taken)
-
-    @rule(shard=shards, slot=slots)
-    def rename(self, shard: int, slot: int) -> None:
-        state, lease = self.model.get((shard, slot), (FREE, None))
-        if lease is None or state != LIVE:
-            return
-        lease_id = self.next_id(lease.holder)
-        renamed = self.table.rename(lease, lease_id)
-        assert renamed == lease._replace(lease_id=lease_id)
-        self.model[shard, slot] = (LIVE, renamed)
 
     @invariant()
     def slots_are_what_the_model_says(self) -> None:
@@ -211,40 +202,59 @@ def test_a_lease_filled_during_a_read_is_never_half_of_the_former_one() -> None:
     def begin() -> None:
         table.finish(old)
         table.free_done(0)
-        table._write_id(base, LeaseId(1, 1, 0, 2))
+        words[base + at.L_COUNTER] = 2
 
     def end() -> None:
         new.append(table.fill(0, 0, LeaseId(1, 1, 0, 2), 6, [SourceRange(2, 0, 8)]))
 
-    words.before[base + at.L_INCARNATION] = begin  # the id is new, the sources are not yet
+    words.before[base + at.L_SHARD] = begin  # the counter is new, the sources are not yet
     words.before[base + at.L_COMMITS_SEEN] = end
     assert list(table.in_state(LIVE)) == new
     assert len(new) == 1
 
 
-def test_a_holder_that_dies_while_it_renames_leaves_an_id_that_no_lease_has() -> None:
-    class Killed(Exception):
-        pass
+# Epochs
 
-    class Words(list[int]):
-        stores_left = 10**6
 
-        def __setitem__(self, index, value):  # type: ignore[no-untyped-def]
-            if not self.stores_left:
-                raise Killed
-            self.stores_left -= 1
-            super().__setitem__(index, value)
+def test_the_oldest_epoch_is_that_of_a_live_lease_or_of_the_shard_that_knows_the_oldest(
+    make_segment: MakeSegment,
+) -> None:
+    segment = make_segment(LAYOUT)
+    table, words = LeaseTable(segment.words, LAYOUT), segment.words
+    for epoch in (1, 2):
+        words[at.G_EPOCH] = epoch
+        for shard in range(SHARDS):
+            segment.follow_epoch(shard)
+        assert table.oldest_epoch() == epoch
+    lease = table.fill(1, 0, segment.next_lease_id(1), 5, [SourceRange(1, 0, 8)])
+    words[at.G_EPOCH] = 3
+    segment.follow_epoch(0)
+    segment.follow_epoch(2)
+    assert table.oldest_epoch() == 2, "shard 1 may be about to make another lease"
+    segment.follow_epoch(1)
+    assert table.oldest_epoch() == 2, "its lease lives"
+    for holder in (1, 0):
+        table.orphan(holder)
+        assert table.oldest_epoch() == 2, "and may be adopted"
+        table.adopt(lease, 0)
+    table.finish(lease)
+    assert table.oldest_epoch() == 3
 
-    words = Words([0] * LAYOUT.words)
+
+def test_a_lease_that_is_made_while_the_oldest_epoch_is_looked_for_is_not_older(
+    make_segment: MakeSegment,
+) -> None:
+    """The shard reads the epoch, is interrupted, and fills its slot after everything else."""
+    segment = make_segment(LAYOUT)
+    words = segment.words
+    words[at.G_EPOCH] = 1
+    for shard in range(SHARDS):
+        segment.follow_epoch(shard)
+    lease_id = segment.next_lease_id(1)
+    words[at.G_EPOCH] = 2
+    segment.follow_epoch(0)
+    segment.follow_epoch(2)
     table = LeaseTable(words, LAYOUT)
-    others = {LeaseId(1, epoch, shard, n) for epoch in (1, 2) for shard in (0, 1) for n in (3, 7)}
-    for stores in range(1, 5):
-        old = table.fill(0, 0, LeaseId(1, 1, 0, 3), 5, [SourceRange(1, 0, 8)])
-        words.stores_left = stores
-        with pytest.raises(Killed):
-            table.rename(old, LeaseId(1, 2, 1, 7))
-        words.stores_left = 10**6
-        (left,) = table.in_state(LIVE)
-        assert left.lease_id not in others
-        table.finish(old)
-        table.free_done(0)
+    oldest = table.oldest_epoch()
+    table.fill(1, 0, lease_id, 5, [SourceRange(1, 0, 8)])
+    assert oldest <= lease_id.epoch

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -69,26 +67,6 @@ def test_closing_while_a_ring_view_is_held_raises_nothing(make_segment: MakeSegm
     ring[0] = 7
     segment.close()
     assert ring[0] == 7
-
-
-def test_threads_that_ask_simultaneously_get_different_lease_ids(make_segment: MakeSegment) -> None:
-    segment = make_segment(Layout(1, 4096))
-    given: list[int] = []
-
-    def ask() -> None:
-        given.extend([segment.next_lease_id(0).counter for _ in range(20_000)])
-
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval_s)
-    assert sorted(given) == list(range(1, 60_001))
 
 
 def test_a_successor_continues_the_lease_ids_of_its_shard(

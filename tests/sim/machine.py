@@ -39,6 +39,7 @@ from shards.layout import Layout
 from shards.leases import ORPHAN, Lease, LeaseTable
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
+from tests.sim.collection import Collections
 from tests.sim.deadlines import runs_of
 from tests.sim.load import Load
 from tests.sim.oracle import Oracle
@@ -75,7 +76,7 @@ from uploader.stores.retry import Budget
 WALL_NS = 1_700_000_000 * S
 ALWAYS = 1 << 30  # a point at which another task is always chosen
 TICK_NS = 100 * MS
-EPOCH_NS = 20 * S  # ten minutes in the daemon; raised often here, so that leases meet the floor
+EPOCH_NS = 2 * S  # ten minutes in the daemon; raised often here, so that leases and names meet it
 
 
 class LedgerLock:
@@ -178,7 +179,7 @@ class Shard:
 
     def _run(self) -> None:
         machine, shard, schedule = self.machine, self.shard, self.machine.schedule
-        segment = View(machine.segment, self.process)
+        segment = self._segment = View(machine.segment, self.process)
         self._words = segment.words
         self._log = CommitLog(segment)
         self._seen = self._log.end
@@ -291,6 +292,7 @@ class Shard:
 
     def _expire(self) -> None:
         """Lets the deadlines of some requests pass: those that were not pulled are withdrawn."""
+        self._segment.follow_epoch(self.shard)  # the heartbeat's part
         rng = self.machine.rng
         self._expire_at = self.machine.schedule.now_ns + int(log_uniform(rng, 100, 5_000) * MS)
         if not self.waiting or not self.machine.faults:
@@ -368,6 +370,8 @@ class Machine:
         self.schedule.start(self.supervisor, "tick", self._supervise)
         self.owner = Process(self.schedule, "owner")
         self.schedule.start(self.owner, "owner", self._own)
+        self._collection_ledger = Ledger(directory / "ledger.db", LedgerLock(self), must_exist=True)
+        self.collections = Collections(self, self._collection_ledger)
         self.held_back: int | None = None  # a dead shard that is not started again yet
         self.dead: dict[int, int] = {}  # shard: when waitpid tells
         self.absent: dict[int, int] = {}  # shard: when it starts again
@@ -385,6 +389,7 @@ class Machine:
         """Ends all tasks and frees everything."""
         self.schedule.close()
         self.seen_ledger.close()
+        self._collection_ledger.close()
         self.ledger.close()
         self.segment.close()
         os.close(self.segment.fd)
@@ -465,11 +470,11 @@ class Machine:
             to = self.ledger.read(commits.before_leases, *seen)
             self.cleared = reclaim.clear_results(self.ledger, self.cleared, to)
             if schedule.now_ns >= epoch_due_ns:
-                epoch = self.ledger.write(epochs.advance)
-                if self.faults and self.rng.randrange(2):
-                    self.log(f"floor {epoch}")
-                    self.ledger.write(epochs.raise_floor, epoch)
-                words[at.G_EPOCH] = epoch
+                if self.rng.randrange(2):
+                    oldest = leases.oldest_epoch()
+                    self.log(f"floor {oldest}")
+                    self.ledger.write(epochs.raise_floor, oldest)
+                words[at.G_EPOCH] = self.ledger.write(epochs.advance)
                 epoch_due_ns = schedule.now_ns + EPOCH_NS
 
     def _check_stuck(self, leases: LeaseTable) -> None:

@@ -71,6 +71,7 @@ class Oracle:
         self._keyed: set[int] = set()
         self._shard_of: dict[int, int] = {}
         self.stored: dict[int, bool] = {}  # by number, of what is committed
+        self.evicted: set[int] = set()  # numbers, in some partition
         self._log_end = 0
         self._asked = False
         self.acknowledgements = 0
@@ -283,7 +284,7 @@ class Oracle:
         """``found`` are the requests that are stored in it."""
         self._take_in()
         for number, stored in self.stored.items():
-            if number not in self._keyed:
+            if number not in self._keyed and number not in self.evicted:
                 require(
                     (number in found) == stored,
                     "a recovery decides what was decided",

@@ -24,6 +24,7 @@ from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
 from shards.frame import batch_payload, batches
+from tests.sim.collection import requests_of
 from tests.sim.oracle import Oracle, require
 from tests.sim.store import Store
 from uploader.l0.reader import read_extent, read_footer
@@ -62,6 +63,13 @@ class Backup:
         with closing(Ledger(self._path, nullcontext())) as told:
             told.write(backup.apply, changes)
 
+    def image(self) -> None:
+        """An image, after which the entries before it are not needed."""
+        for suffix in ("", "-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        self._ledger.read(backup.copy_to, self._path, lambda: None)
+        self._mark = self._ledger.read(backup.mark)
+
     def recover(self) -> None:
         """Raises Violation."""
         for suffix in ("", "-wal", "-shm"):
@@ -73,6 +81,7 @@ class Backup:
             told.backup(copy)
         store = Listed(self._store)
         with closing(Ledger(self._recovered, nullcontext())) as ledger:
+            ledger.write(backup.forget_named)
             report = Report()
             take_unlisted(ledger, store, 1, report, lambda _: None)
             require(report.sound, "every object is whole and there", report.corrupt, report.missing)
@@ -81,6 +90,9 @@ class Backup:
         self.taken += report.objects_taken
         twice = [number for number, count in stored.items() if count > 1]
         require(not twice, "a recovery stores nothing twice", twice)
+        gone = {each for body in self._store.deleted.values() for each in requests_of(body)}
+        again = gone & set(stored)
+        require(not again, "what was collected does not come again", again)
         self._oracle.check_recovered({number for number, _ in stored})
 
     def _stored(self, ledger: Ledger, store: Store) -> Counter[tuple[int, tuple[int, int]]]:
@@ -89,8 +101,9 @@ class Backup:
         for topic in ledger.read(topics.page):
             for partition in range(topic.config.partitions):
                 in_order: list[int] = []
+                state = ledger.read(reads.partition_states, topic.topic_id)[partition]
                 for extent in ledger.read(
-                    reads.extents_from, topic.topic_id, partition, 1, 1 << 30
+                    reads.extents_from, topic.topic_id, partition, state.earliest_seq, 1 << 30
                 ):
                     body = store.kept[extent.locator][1]
                     place = (topic.topic_id, partition)

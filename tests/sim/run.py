@@ -61,6 +61,7 @@ class Outcome(Struct):
     stuck_ticks: int = 0  # with an alarm for a lease that ends its holders
     puts: int = 0
     taken: int = 0  # by recoveries: objects that no entry had told of
+    collected: int = 0  # objects that were deleted
     splits: int = 0
     merges: int = 0
     daemons: int = 0  # that started on prefixes that had an owner
@@ -127,6 +128,7 @@ class Run:
                 outcome.commits += machine.words[at.G_COMMITS]
                 outcome.puts += machine.store.puts
                 outcome.taken += machine.backup.taken
+                outcome.collected += len(machine.store.deleted)
                 layout = machine.layout
                 for shard in range(layout.shards):
                     base = layout.shard(shard)
@@ -184,6 +186,8 @@ class Run:
             self._faults(machine, task, rng, deaths_every, stops_every)
             if not rng.randrange(1_000):
                 machine.backup.tell()
+            if not rng.randrange(300):
+                machine.backup.image()
         machine.backup.recover()
         self._drain(machine)
 
@@ -203,6 +207,8 @@ class Run:
         elif not rng.randrange(stops_every):
             self.outcome.stops += 1
             machine.stop(shard, int(log_uniform(rng, 0.1, 8_000)) * MS)
+        elif not rng.randrange(20 * stops_every):
+            machine.collections.kill()
         elif not rng.randrange(20 * stops_every):
             machine.supervisor.stopped_until_ns = machine.schedule.now_ns + rng.randrange(3 * S)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from unittest.mock import patch
 
@@ -10,13 +10,14 @@ import pytest
 
 from daemon import orphans
 from daemon.upkeep import image
+from daemon.upkeep.collection.orphans import OrphanObject, OrphanObjects
 from daemon.upkeep.upkeep import followed
 from ledger.errors import LedgerError
 from ledger.log.entry import image_key
 from shards import layout as at
 from shards.layout import Layout
 from shards.leases import LeaseTable
-from tests.sim import machine
+from tests.sim import collection, machine
 from tests.sim.run import Failure, simulate
 from uploader.groups.puller import Puller
 from uploader.ownership import ownerlog, ownership
@@ -163,3 +164,41 @@ def test_results_that_are_cleared_before_their_lease_is_over_are_found() -> None
     with patch.object(machine, "settled_commits", all_followed):
         failure = first_failure()
     assert "was cleared" in str(failure) or "not at rest" in str(failure)
+
+
+@pytest.mark.slow
+def test_leases_that_are_looked_at_before_the_list_are_found() -> None:
+    real = OrphanObjects.find
+
+    def early(self: OrphanObjects) -> Iterator[list[OrphanObject]]:
+        live = self._live_leases()
+        fresh, self._live_leases = self._live_leases, lambda: live
+        yield from real(self)
+        self._live_leases = fresh
+
+    with patch.object(OrphanObjects, "find", early):
+        failure = first_failure()
+    assert "named for deletion" in str(failure) or "durable first" in str(failure)
+
+
+def test_leases_that_are_not_looked_at_are_found() -> None:
+    with patch.object(collection.Access, "live_leases", lambda _: []):
+        failure = first_failure(from_seed=3)
+    assert any(
+        said in str(failure)
+        for said in ("named for deletion", "does not come again", "durable first")
+    ), failure
+
+
+def test_a_floor_that_ignores_live_leases_is_found() -> None:
+    def of_shards(self: LeaseTable) -> int:
+        shards = range(self._layout.shards)
+        return min(int(self._words[self._layout.shard(shard) + at.S_EPOCH]) for shard in shards)
+
+    with patch.object(LeaseTable, "oldest_epoch", of_shards):
+        assert "below the epoch floor" in str(first_failure(from_seed=2))
+
+
+def test_what_is_deleted_before_an_entry_names_it_is_found() -> None:
+    with patch.object(collection.Access, "await_backup", lambda _: None):
+        assert "every object is whole and there" in str(first_failure(from_seed=4))

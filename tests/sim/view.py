@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from shards import layout as at
 from shards.segment import Segment
-from tests.sim.schedule import Mutex, Process, Words
+from tests.sim.schedule import Process, Words
 
 
 class View(Segment):
@@ -20,4 +20,3 @@ class View(Segment):
         layout = segment.layout
         heads = frozenset(layout.shard(shard) + at.S_HEAD for shard in range(layout.shards))
         self.words = cast(memoryview, Words(segment.words, process, heads))
-        self._lease_counter_mutex = cast(Any, Mutex(process.schedule))

@@ -12,6 +12,7 @@ from uploader.l0.layout import (
     FooterExtent,
     L0Error,
     RingRun,
+    epoch_prefix,
     object_key,
     parse_key,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "L0Error",
     "RingRun",
     "build",
+    "epoch_prefix",
     "fetch_extent",
     "fetch_footer",
     "object_key",

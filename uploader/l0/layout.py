@@ -132,7 +132,13 @@ def object_key(lease_id: LeaseId) -> str:
     """The key of a lease's object. LIST returns objects in the order of their epochs."""
     if not 0 <= lease_id.epoch <= EPOCH_MAX:
         raise ValueError(f"epoch {lease_id.epoch} of {lease_id} must be 0 to {EPOCH_MAX}")
-    return f"l0/{lease_id.epoch:018d}/{lease_id.incarnation}-{lease_id.shard}-{lease_id.counter}"
+    name = f"{lease_id.incarnation}-{lease_id.shard}-{lease_id.counter}"
+    return epoch_prefix(lease_id.epoch) + name
+
+
+def epoch_prefix(epoch: int) -> str:
+    """Keys of lower epochs sort before it."""
+    return f"l0/{epoch:018d}/"
 
 
 def parse_key(key: str) -> LeaseId:

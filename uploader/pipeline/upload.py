@@ -33,7 +33,7 @@ from typing import Optional
 from msgspec import Struct
 
 from ledger import commits
-from ledger.errors import LeaseBelowFloor, LedgerError
+from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, Condition
 from shards import layout as at
@@ -178,10 +178,6 @@ class Uploads:
 
     def _recognize(self, work: _Work) -> _Step | None:
         """An adopted lease: the dead holder may have committed it."""
-        if not work.lease.lease_id.incarnation:
-            # Its holder died while it renamed it: nothing was committed under what stands
-            # there now, and that may stand in another such slot as well.
-            self._rename(work)
         return self._tell(work) or self._build
 
     def _build(self, work: _Work) -> _Step | None:
@@ -243,15 +239,8 @@ class Uploads:
     def _commit(self, work: _Work) -> _Step | None:
         assert work.draft is not None
         self._await_ownership()
-        try:
-            with self._ledger_mutex:
-                commit = self._ledger.commit(work.draft, self._age_ms(), self._publish)
-        except LeaseBelowFloor as error:
-            # The floor passed this epoch before the commit: the same range, a new name.
-            log.warning("%s; its requests are leased again", error)
-            self._await_epoch(error.epoch_floor)
-            self._rename(work)
-            return self._build
+        with self._ledger_mutex:
+            commit = self._ledger.commit(work.draft, self._age_ms(), self._publish)
         self._alarms.clear(AlarmKind.LEDGER_FAILING)
         return self._finish if self._log.end >= commit.number else self._tell
 
@@ -297,11 +286,6 @@ class Uploads:
             self._count(at.S_PUT_FAILURES, not isinstance(error, ForeignObject))
             raise
 
-    def _rename(self, work: _Work) -> None:
-        """The range under a new id: all that was made under the old one is made again."""
-        work.lease = self._leases.rename(work.lease, self._segment.next_lease_id(self._shard))
-        work.draft = None
-
     def _ask_for_entry(self) -> None:
         """Has the owner's thread send an entry with our object if ownership is growing old."""
         now = Moment(boottime_ns(), wall_ns())
@@ -326,10 +310,6 @@ class Uploads:
         if self._words[at.G_SUPERSEDED]:
             raise _Stopped
         return owned
-
-    def _await_epoch(self, epoch: int) -> None:
-        while self._words[at.G_EPOCH] < epoch:
-            self._poll()  # the supervisor is about to store it
 
     def _poll(self) -> None:
         if self._stopping.wait(POLL_S):

@@ -323,7 +323,7 @@ def test_records_that_are_given_up_stay_declared_and_free_their_object(world: Wo
         == holes
         == list(world.property_holes())
     )
-    world.ledger.write(unreferenced.forget, [holes[0].key])
+    world.ledger.write(unreferenced.forget, [holes[0].key], "m")
     world.ledger.read(invariants.check)
     assert world.read() == (['"a"', '"b"', '"f"'], [Tombstone(3, 4, "lost")])
 

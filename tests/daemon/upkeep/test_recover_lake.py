@@ -9,7 +9,7 @@ import pytest
 
 from ledger import commits, epochs, reads, topics
 from ledger.checks import invariants, soundness
-from ledger.errors import LeaseBelowFloor
+from ledger.errors import DraftInvalid
 from ledger.lake import lake_files, lake_tables, runs
 from ledger.ledger import Ledger
 from ledger.space import deletions, unreferenced
@@ -37,8 +37,8 @@ def produce(world: World, records: int) -> CommitDraft:
 
 def name_all(ledger: Ledger) -> list[str]:
     """Names everything that nothing needs; grace is over, and no upload is under way."""
-    floor = ledger.write(epochs.raise_floor, ledger.write(epochs.advance))
-    rule = ledger.read(deletions.policy, 10**6, 0, floor, ledger.read(commits.latest_number))
+    ledger.write(epochs.raise_floor, ledger.write(epochs.advance))
+    rule = ledger.read(deletions.policy, 10**6, 0, ledger.read(commits.latest_number))
     return [
         one.locator
         for one in ledger.write(
@@ -64,7 +64,7 @@ def test_what_was_collected_is_neither_missing_nor_taken_again(world: World, ima
     world.node.tell()
     # One is gone and its name with it, one is gone, one is still there when the machine dies.
     world.store.delete(locators[:2])
-    world.node.ledger.write(unreferenced.forget, [drafts[0].key])
+    world.node.ledger.write(unreferenced.forget, [drafts[0].key], "m")
     report = world.recover()
     assert report.sound and report.objects_taken == 0
     assert (report.objects_listed, report.objects_named_for_deletion) == (1, 1)
@@ -76,7 +76,7 @@ def test_what_was_collected_is_neither_missing_nor_taken_again(world: World, ima
     state = ledger.read(reads.partition_states, 1)[0]
     assert (state.earliest_seq, state.next_seq, state.count) == (1, 9, 8)
     # An upload that comes late, whose commit nobody knows any more, is refused.
-    with pytest.raises(LeaseBelowFloor):
+    with pytest.raises(DraftInvalid):
         ledger.commit(drafts[0], 1, lambda _: None)
 
 

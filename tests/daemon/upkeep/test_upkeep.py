@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon.upkeep.retention import Noted
-from daemon.upkeep.upkeep import UpkeepThread
+from daemon.upkeep.upkeep import UpkeepThread, followed_and_live
 from ledger import ages, epochs, notes, reads, topics
 from ledger import commits as ledger_commits
 from ledger import topics as ledger_topics
@@ -17,8 +17,7 @@ from ledger.checks import invariants
 from ledger.dedupe import DedupeLimits
 from ledger.errors import ResultCleared
 from ledger.ledger import Ledger
-from ledger.space import deletions, marking, retention, settle, unreferenced
-from ledger.space.settle import Settled
+from ledger.space import deletions, marking, retention, unreferenced
 from ledger.types import LeaseId, PartitionState, SourceRange, Topic, TopicConfig
 from shards import layout as at
 from shards.alarms import raised
@@ -28,6 +27,7 @@ from shards.segment import Segment
 from tests.ledger.lakes import commit
 from tests.ledger.requests import Request, draft_of
 from tests.ledger.requests import lease as lease_id
+from uploader.l0 import object_key
 
 HOUR_MS = 3_600_000
 SHARDS = 2
@@ -78,9 +78,7 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr("daemon.upkeep.upkeep.SETTLE_TRIES", 2)
-    monkeypatch.setattr("daemon.upkeep.upkeep.SETTLE_S", 0.001)
+def place(tmp_path: Path) -> Iterator[Place]:
     with closing(Place(tmp_path)) as made:
         yield made
 
@@ -157,7 +155,7 @@ def test_what_is_evicted_or_deleted_is_marked_as_free(place: Place) -> None:
     place.ledger.write(ledger_topics.delete, "gone", 5)
     place.passed(2_000)
     place.upkeep.round()
-    rule = place.ledger.read(deletions.policy, place.wall_ms, 0, 1 << 60, 1 << 60)
+    rule = place.ledger.read(deletions.policy, place.wall_ms, 0, 1 << 60)
     spent = place.ledger.read(unreferenced.page, rule, (0, 0))
     assert [(one.commit_number, one.free_ms) for one in spent] == [
         (1, 1_000_000), (2, 1_000_000), (3, 1_002_000),
@@ -172,7 +170,7 @@ def test_what_retention_evicts_is_marked_as_free_in_a_round_without_news_of_topi
     place.write(topic, 1, 1, 1)
     place.passed(1_000)
     assert [one.records for one in place.upkeep.round()] == [2]
-    rule = place.ledger.read(deletions.policy, place.wall_ms, 0, 1 << 60, 1 << 60)
+    rule = place.ledger.read(deletions.policy, place.wall_ms, 0, 1 << 60)
     spent = place.ledger.read(unreferenced.page, rule, (0, 0))
     assert [(one.commit_number, one.free_ms) for one in spent] == [(1, 1_001_000), (2, 1_001_000)]
 
@@ -230,61 +228,63 @@ def lease(place: Place, shard: int, epoch: int) -> tuple[LeaseTable, int]:
     return leases, place.segment.layout.lease(shard, slot)
 
 
-def test_all_commits_are_settled_when_every_shard_followed_and_no_lease_lives(
+def settled(place: Place) -> int:
+    leases = LeaseTable(place.words, place.segment.layout)
+    seen = followed_and_live(place.words, place.segment.layout, leases)
+    return place.ledger.read(ledger_commits.before_leases, *seen)
+
+
+def test_commits_are_settled_when_every_shard_followed_them_and_their_leases_are_over(
     place: Place,
 ) -> None:
     topic = place.topic("t")
     place.write(topic, 1, 1, 1)
     place.seen(3, 3)
-    asked = place.ledger.write(settle.ask)
-    assert place.ledger.read(settle.unanswered) == asked
-    settled = place.upkeep.settle(asked)
-    assert (
-        settled
-        == Settled(asked, place.ledger.read(epochs.current), 3)
-        == place.ledger.read(settle.answer)
-    )
-    assert place.words[at.G_EPOCH] == place.ledger.read(epochs.current) == 2
-    assert place.ledger.read(settle.unanswered) is None
-    assert place.ledger.write(settle.ask) == asked + 1 == place.ledger.read(settle.unanswered)
-
-
-def test_a_lease_that_lives_holds_the_floor_at_its_epoch(place: Place) -> None:
-    place.ledger.write(epochs.advance)
-    place.words[at.G_EPOCH] = place.ledger.write(epochs.advance)
-    lease(place, 0, 3)
-    leases, state = lease(place, 1, 2)
-    place.seen(0, 0)
-    assert place.upkeep.settle(1).epoch_floor == 2
-    place.words[state] = DONE
-    assert place.upkeep.settle(2).epoch_floor == 3
-    # Half an id may be of any epoch.
-    place.words[place.segment.layout.lease(0, 0) + at.L_INCARNATION] = 0
-    assert place.upkeep.settle(3).epoch_floor == 0
-    assert list(leases.in_state(DONE))
-
-
-def test_a_shard_that_is_behind_holds_what_it_has_not_followed(place: Place) -> None:
-    topic = place.topic("t")
-    place.write(topic, 1, 1, 1)
+    assert settled(place) == 3
     place.seen(3, 1)
-    assert place.upkeep.settle(1).commits_to == 1
+    assert settled(place) == 1
 
 
-def test_an_answer_waits_for_a_lease_to_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.upkeep.upkeep.SETTLE_TRIES", 1_000)
-    _, state = lease(place, 0, 1)
-    place.seen(0, 0)
-    waits = 0
+def names_kept(place: Place) -> None:
+    """An object of epoch 1 was deleted, and its name waits."""
+    key = object_key(LeaseId(1, 1, 0, 99))
+    place.ledger.write(deletions.name, [(key, key, deletions.COLLECTED)])
 
-    def wait(_: float) -> bool:
-        nonlocal waits
-        waits += 1
-        place.words[state] = DONE
-        return False
 
-    monkeypatch.setattr(place.upkeep._stopped, "wait", wait)
-    assert place.upkeep.settle(1).epoch_floor == 2 and waits == 1
+def follow(place: Place) -> None:
+    for shard in range(place.segment.layout.shards):
+        place.segment.follow_epoch(shard)
+
+
+def test_the_floor_rises_to_the_oldest_lease_while_names_wait_for_it(place: Place) -> None:
+    follow(place)
+    place.upkeep.raise_epoch()
+    assert (place.words[at.G_EPOCH], place.ledger.read(epochs.floor)) == (2, 1)
+    follow(place)
+    place.upkeep.raise_epoch()
+    assert place.ledger.read(epochs.floor) == 1, "no name waits for it, and no entry tells it"
+    names_kept(place)
+    _, state = lease(place, 1, 1)
+    place.upkeep.raise_epoch()
+    assert place.ledger.read(epochs.floor) == 1, "a lease of the first epoch lives"
+    place.words[state] = DONE
+    place.upkeep.raise_epoch()
+    assert place.ledger.read(epochs.floor) == 2
+    follow(place)
+    place.upkeep.raise_epoch()
+    assert place.ledger.read(epochs.floor) == 2, "the name is below it by now"
+
+
+def test_a_shard_that_does_not_turn_holds_the_floor(place: Place) -> None:
+    follow(place)
+    names_kept(place)
+    place.upkeep.raise_epoch()
+    place.segment.follow_epoch(0)
+    place.upkeep.raise_epoch()
+    assert place.ledger.read(epochs.floor) == 1
+    place.segment.follow_epoch(1)
+    place.upkeep.raise_epoch()
+    assert place.ledger.read(epochs.floor) == 2
 
 
 def test_the_epoch_rises_by_itself(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,11 +315,11 @@ def test_what_is_free_is_dated_by_the_clock_of_ages(place: Place) -> None:
     place.upkeep.round()
     age_ms = place.ledger.read(ages.now_ms, place.now())
     assert age_ms == place.boot_ms
-    rule = place.ledger.read(deletions.policy, age_ms, 1, 1 << 60, 1 << 60)
+    rule = place.ledger.read(deletions.policy, age_ms, 1, 1 << 60)
     assert not place.ledger.read(unreferenced.page, rule, (0, 0)), "its grace has only begun"
     place.passed(1)
     rule = place.ledger.read(
-        deletions.policy, place.ledger.read(ages.now_ms, place.now()), 1, 1 << 60, 1 << 60
+        deletions.policy, place.ledger.read(ages.now_ms, place.now()), 1, 1 << 60
     )
     assert len(place.ledger.read(unreferenced.page, rule, (0, 0))) == 2
 

@@ -81,7 +81,12 @@ def test_an_orphan_whose_id_has_changed_is_not_adopted(
 
     def late(byte: int) -> bool:
         # Adopted, committed, freed, filled anew and orphaned again between the look and the lock.
-        three.leases.rename(lease, LeaseId(1, 1, 0, 77))
+        taken = three.leases.adopt(lease, 2)
+        assert taken is not None
+        three.leases.finish(taken)
+        three.leases.free_done(0)
+        three.leases.fill(0, lease.slot, LeaseId(1, 1, 0, 77), 5, lease.sources)
+        three.leases.orphan(0)
         return try_lock(byte)
 
     monkeypatch.setattr(three.locks, "try_lock", late)

@@ -1,4 +1,4 @@
-"""From a lease to its commit: order, lost answers, foreign objects, adoption, the epoch floor."""
+"""From a lease to its commit: order, lost answers, foreign objects, adoption."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger import commits, epochs, reads
+from ledger import commits, reads
 from ledger.errors import LedgerBusy, LedgerFault, LedgerMemory
 from ledger.types import Commit, CommitDraft
 from shards import layout as at
@@ -326,28 +326,6 @@ def test_an_adopted_lease_that_is_not_in_the_ledger_is_put_and_committed(line: P
     assert line.counter(1, at.S_OBJECTS_COMMITTED) == 1
 
 
-def test_leases_whose_holders_died_while_they_renamed_them_get_ids_of_their_own(
-    line: Pipeline,
-) -> None:
-    both = [line.lease_of(0, "a"), line.lease_of(1, "b")]
-    words = line.words
-    for pulled in both:
-        # Both were refused for their epoch and were getting ids of shard 1; what is written by
-        # then, over counters that were equal, is the same in both slots.
-        base = line.crew.segment.layout.lease(pulled.lease.shard, pulled.lease.slot)
-        words[base + at.L_INCARNATION] = 0
-        words[base + at.L_EPOCH], words[base + at.L_SHARD] = 2, 1
-    assert len({line.crew.leases.read(p.lease.shard, p.lease.slot).lease_id for p in both}) == 1
-    for shard in (0, 1):
-        line.crew.leases.orphan(shard)
-    for lease in adopt_orphans(line.crew.leases, line.crew.locks, 1, line.now_ns):
-        line.uploads[1].start(lease)
-    line.turn_until_done(*both)
-    assert sorted(line.committed()) == ["a", "b"]
-    numbers = (1, 2)
-    assert all(line.ledger.read(commits.by_number, n).lease_id.incarnation == 1 for n in numbers)
-
-
 def test_an_adopter_builds_the_same_object_as_the_dead_holder(line: Pipeline) -> None:
     line.publish(0, "a", key="once")
     line.publish(0, "b", partition=1)
@@ -421,51 +399,6 @@ def test_an_uncommitted_range_that_its_ring_does_not_hold_is_never_committed_in_
     assert "taken over 1 times so far" in caplog.text
     assert line.ledger.read(commits.latest_number) == 0
     assert line.store.calls == []
-
-
-# The epoch floor
-
-
-def raise_floor(line: Pipeline) -> int:
-    epoch = line.ledger.write(epochs.advance)
-    line.words[at.G_EPOCH] = epoch
-    return line.ledger.write(epochs.raise_floor, epoch)
-
-
-def test_a_lease_below_the_epoch_floor_is_leased_again_under_a_new_id(line: Pipeline) -> None:
-    pulled, behind = line.lease_of(0, "a"), line.lease_of(0, "b")
-    epoch = raise_floor(line)
-    line.start(0, pulled)
-    line.start(0, behind)
-    line.turn_until_done(pulled, behind)
-    assert line.committed() == ["a", "b"]
-    found = [line.ledger.read(commits.by_number, number) for number in (1, 2)]
-    assert [commit.lease_id.epoch for commit in found] == [epoch, epoch]
-    assert [commit.sources for commit in found] == [
-        pulled.lease.sources,
-        behind.lease.sources,
-    ]
-    # The objects of the old ids are orphans now, for a collection to find.
-    keys = {l0.object_key(commit.lease_id) for commit in found}
-    assert {row.key for row in line.ledger.read(reads.objects)} == keys
-    stored = {head.key for head in line.store.list("l0/")}
-    assert stored == keys | {key_of(pulled), key_of(behind)}
-
-
-def test_a_new_id_waits_until_the_new_epoch_is_known_and_makes_one_object(
-    line: Pipeline, caplog: pytest.LogCaptureFixture
-) -> None:
-    pulled = line.lease_of(0, "a")
-    epoch = line.ledger.write(epochs.advance)
-    line.ledger.write(epochs.raise_floor, epoch)
-    line.start(0, pulled)
-    line.turn_until(lambda: "leased again" in caplog.text)
-    assert line.crew.leases.read(0, pulled.lease.slot).lease_id == pulled.lease.lease_id
-    line.words[at.G_EPOCH] = epoch
-    line.turn_until_done(pulled)
-    assert len(line.store.calls) == len(set(line.store.calls)) == 2
-    assert line.ledger.read(commits.by_number, 1).lease_id.epoch == epoch
-    assert line.committed() == ["a"]
 
 
 # The commit log

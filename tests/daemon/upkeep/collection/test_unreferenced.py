@@ -1,4 +1,4 @@
-"""Collections of spent objects on random ledgers: what is needed never goes, what is not does.
+"""Unreferenced objects on random ledgers: what is needed never goes, what is not does.
 
 Real ledger, real decisions; the store is a dict. Entries of the owner's log are applied to a second
 ledger, as a recovery would, so that what was told is known; and a third is built from all of them,
@@ -19,24 +19,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from daemon.upkeep.collect import Report
-from daemon.upkeep.collect_spent import SpentCollection
+from daemon.upkeep.collection.collector import Collector, look
+from daemon.upkeep.collection.report import Report
+from daemon.upkeep.collection.unreferenced import UnreferencedObjects
 from ledger import commits as ledger_commits
 from ledger import epochs, reads, topics
 from ledger.checks import invariants
+from ledger.errors import DraftInvalid
 from ledger.lake import lake_tables, readleases, runs
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.space import deletions, retention, unreferenced
-from ledger.space.settle import Settled
 from ledger.space.unreferenced import Unreferenced
 from ledger.tx import WriteTx
 from ledger.types import LeaseId, Topic, TopicConfig
+from tests.daemon.upkeep.collection.on_ledger import OnLedger
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of
 from tests.long import examples
+from uploader.l0 import parse_key
 from uploader.stores.base import ObjectHead, StoreError
+from uploader.stores.retry import COMMAND
+from uploader.stores.retrying import RetryingStore
 
 GRACE_MS = 100
 
@@ -66,7 +71,7 @@ class Shelf:
                 self.locators.remove(locator)
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
-        raise AssertionError("spent objects are known, not listed")
+        raise AssertionError("unreferenced objects are known, not listed")
 
     def put(self, key: str, body: bytes, crc32c: int) -> str:
         raise AssertionError("a collection puts nothing")
@@ -75,7 +80,7 @@ class Shelf:
         raise AssertionError("a collection reads no object")
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
-        raise AssertionError("entries are the cover's")
+        raise AssertionError("entries are the owner's")
 
     def check(self) -> None:
         """Nothing to check."""
@@ -87,10 +92,8 @@ class Shelf:
         """Nothing to close."""
 
 
-class World:
+class World(OnLedger):
     """A ledger, its store, what accepted entries told, and the daemon that settles."""
-
-    daemon_pid: int | None = 1
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -98,6 +101,7 @@ class World:
         self.told = Ledger(directory / "told.db", nullcontext())
         self.mark = Mark()
         self.shelf = Shelf(self)
+        self.store = RetryingStore(self.shelf, COMMAND, random.Random(1), lambda _: None)
         self.now_ms = 1_000_000
         self.steps_left: int | None = None
         self.ledger.write(epochs.begin_incarnation, 1)
@@ -108,6 +112,7 @@ class World:
         self.followed: int | None = None  # by the slowest shard; None: all
         self.readers: dict[str, tuple[int, set[str]]] = {}  # until when, what they planned with
         self.compacting = False
+        self.deleted: dict[str, int] = {}  # epochs of objects that were deleted, by key
         self.between: list[tuple[str, int]] = []  # what happens while the collection waits
 
     def close(self) -> None:
@@ -159,9 +164,9 @@ class World:
         elif action == "wait":
             self.now_ms += 40 * number
         elif action == "epoch":
-            self.ledger.write(epochs.advance)
+            self.raise_floor()
 
-    # The cover
+    # The owner of the ledger
 
     def step(self) -> None:
         """A point at which the collection may be killed."""
@@ -174,18 +179,26 @@ class World:
         while self.between:
             self.do(*self.between.pop())
 
-    def raise_floor(self) -> int:
-        raise AssertionError("the floor comes with what is settled")
+    def live_leases(self) -> list[LeaseId]:
+        raise AssertionError("what is committed is asked for by its number")
 
-    def settle(self) -> Settled:
+    def settled_commits(self) -> int:
         self.step()
         last = self.ledger.read(ledger_commits.latest_number)
-        commits = last if self.followed is None else self.followed
-        epoch = self.ledger.write(epochs.advance)
-        floor = min([lease.epoch for lease in self.live], default=epoch)
-        return Settled(1, self.ledger.write(epochs.raise_floor, floor), commits)
+        numbers = [self.ledger.read(ledger_commits.number_of, lease) for lease in self.live]
+        return min(
+            last if self.followed is None else self.followed,
+            *(number - 1 for number in numbers if number is not None),
+            last,
+        )
 
-    def cover(self) -> None:
+    def raise_floor(self) -> None:
+        """The daemon's part, every ten minutes."""
+        self.ledger.write(epochs.advance)
+        oldest = min([lease.epoch for lease in self.live], default=self.ledger.read(epochs.current))
+        self.ledger.write(epochs.raise_floor, oldest)
+
+    def await_backup(self) -> None:
         self.step()
         self.meanwhile()
         self.mark, changes = self.ledger.read(backup.changes_since, self.mark)
@@ -227,21 +240,26 @@ class World:
         followed = last if self.followed is None else self.followed
         assert row.commit_number <= followed, "a shard has not followed its commit"
         assert row.commit_number < last
-        assert commit.lease_id.epoch < self.told.read(epochs.floor), "a late PUT would be recovered"
+        self.deleted[row.key] = commit.lease_id.epoch
         quarantined = {
             hole.key for one in range(1, 50) for hole in self.ledger.read(lake_tables.holes, one)
         }
         assert row.key not in quarantined
 
-    def collection(self, report: Report, grace_ms: int = GRACE_MS) -> SpentCollection:
-        return SpentCollection(
-            self.ledger, self.shelf, report, grace_ms, lambda: self.now_ms, lambda _: None,
+    def objects(self, report: Report, grace_ms: int = GRACE_MS) -> UnreferencedObjects:
+        return UnreferencedObjects(
+            self, self.store, report, grace_ms, lambda: self.now_ms,
             lambda: self.compacting,
         )  # fmt: skip
 
     def collect(self, grace_ms: int = GRACE_MS) -> Report:
         report = Report(dry_run=False)
-        self.collection(report, grace_ms).collect(self)
+        Collector(self.await_backup).collect(self.objects(report, grace_ms))
+        return report
+
+    def look(self, grace_ms: int = GRACE_MS) -> Report:
+        report = Report(dry_run=True)
+        look(self.objects(report, grace_ms))
         return report
 
     def rows(self) -> set[str]:
@@ -249,7 +267,7 @@ class World:
 
     def check_recovered(self) -> None:
         """Whoever recovers from the entries reads what is read here, and finishes what is left."""
-        self.cover()
+        self.await_backup()
         for topic in self.topics:
             for here, there in zip(
                 self.ledger.read(reads.partition_states, topic.topic_id),
@@ -263,6 +281,10 @@ class World:
                 self.told.read(reads.extents_from, topic.topic_id, 0, first, 10_000)
             )
         self.told.read(invariants.check)
+        # An upload that arrives late now is an orphan to whoever recovers from an image.
+        names = self.ledger.read(deletions.keys)
+        floor = self.ledger.read(epochs.floor)
+        assert all(key in names or epoch < floor for key, epoch in self.deleted.items())
 
 
 @pytest.fixture
@@ -296,9 +318,11 @@ def test_what_is_needed_never_goes_and_what_is_not_does_whatever_is_killed(
     with tempfile.TemporaryDirectory() as directory:
         world = World(Path(directory))
         with contextlib.closing(world), pytest.MonkeyPatch.context() as patch:
-            for name in ("ROUND_OBJECTS", "NAMES_AT_ONCE", "ROWS_AT_ONCE"):
-                patch.setattr(f"daemon.upkeep.collect_spent.{name}", rng.randint(1, 4))
-            patch.setattr("daemon.upkeep.collect_spent.PAGE_OBJECTS", rng.randint(1, 3))
+            for module, name in (
+                ("collector", "ROUND"), ("collector", "NAMES_MAX"), ("collector", "PAGE"),
+                ("unreferenced", "PAGE"), ("unreferenced", "ROWS_MAX"),
+            ):  # fmt: skip
+                patch.setattr(f"daemon.upkeep.collection.{module}.{name}", rng.randint(1, 4))
             for action in history:
                 world.do(*action)
             world.between = list(between)
@@ -320,6 +344,7 @@ def test_what_is_needed_never_goes_and_what_is_not_does_whatever_is_killed(
             world.now_ms += 1_000_000
             world.collect(grace_ms)
             world.now_ms += grace_ms
+            world.raise_floor()
             report = world.collect(grace_ms)
             assert (report.waiting, report.kept_by_lease) == (0, 0)
             assert world.rows() == world.shelf.locators
@@ -339,7 +364,7 @@ def test_what_is_needed_never_goes_and_what_is_not_does_whatever_is_killed(
             world.check_recovered()
 
 
-def spent_world(world: World, objects: int = 4) -> None:
+def unreferenced_world(world: World, objects: int = 4) -> None:
     """Some compacted objects, and the last commit's."""
     for _ in range(objects):
         world.do("commit", 0)
@@ -348,25 +373,23 @@ def spent_world(world: World, objects: int = 4) -> None:
 
 
 def test_a_look_changes_nothing_and_says_what_a_collection_does(world: World) -> None:
-    spent_world(world)
+    unreferenced_world(world)
     retention.trim(world.ledger, "a", 0, 6)
     world.do("commit", 1)
     before, mark = world.rows(), world.ledger.read(backup.mark)
-    look = Report(dry_run=True)
-    world.collection(look, 0).look()
+    seen = world.look(0)
     assert (world.rows(), world.ledger.read(backup.mark)) == (before, mark)
     done = world.collect(0)
-    assert (look.collected, look.waiting, set(look.keys)) == (5, 0, set(done.keys))
-    assert done.collected == 5 and done.collected_bytes == look.collected_bytes > 0
+    assert (seen.collected, seen.waiting, set(seen.keys)) == (5, 0, set(done.keys))
+    assert done.collected == 5 and done.collected_bytes == seen.collected_bytes > 0
 
 
 def test_an_object_waits_for_its_grace(world: World) -> None:
-    spent_world(world)
+    unreferenced_world(world)
     report = world.collect()
     assert (report.collected, report.waiting) == (0, 4)
-    look = Report(dry_run=True)
-    world.collection(look).look()
-    assert (look.collected, look.waiting) == (0, 4)
+    seen = world.look()
+    assert (seen.collected, seen.waiting) == (0, 4)
     world.now_ms += GRACE_MS
     report = world.collect()
     assert (report.collected, report.waiting) == (4, 0)
@@ -387,10 +410,10 @@ def test_what_may_still_be_asked_for_stays(world: World) -> None:
     world.do("late commit", 0)
     world.do("delete", 0)
     world.do("commit", 1)
-    assert world.collect(0).collected == 0, "the lease lives, and holds the floor"
-    world.do("finish", 0)
     report = world.collect(0)
-    assert (report.collected, report.waiting) == (1, 1), "a shard is behind"
+    assert (report.collected, report.waiting) == (1, 1), "the lease lives, and a shard is behind"
+    world.do("finish", 0)
+    assert world.collect(0).collected == 0, "a shard is behind"
     world.do("follow", 0)
     assert world.collect(0).collected == 1
 
@@ -403,9 +426,8 @@ def test_objects_of_void_records_alone_go(world: World) -> None:
         world.shelf.locators.add(draft.locator)
         world.ledger.commit(draft, 1, lambda _: None)
     world.do("commit", 0)
-    look = Report(dry_run=True)
-    world.collection(look, 0).look()
-    assert look.collected == 2 == world.collect(0).collected
+    seen = world.look(0)
+    assert seen.collected == 2 == world.collect(0).collected
 
 
 def test_a_reader_that_planned_before_keeps_what_it_planned_with(world: World) -> None:
@@ -417,9 +439,8 @@ def test_a_reader_that_planned_before_keeps_what_it_planned_with(world: World) -
     world.do("commit", 0)
     report = world.collect(0)
     assert (report.collected, report.kept_by_lease, report.waiting) == (0, 3, 0)
-    look = Report(dry_run=True)
-    world.collection(look, 0).look()
-    assert (look.collected, look.kept_by_lease) == (0, 3)
+    seen = world.look(0)
+    assert (seen.collected, seen.kept_by_lease) == (0, 3)
     # One that comes later planned with the table.
     world.ledger.write(readleases.take, "m", "test", world.now_ms + 1, world.now_ms + 500)
     world.ledger.write(readleases.end, "l")
@@ -428,17 +449,17 @@ def test_a_reader_that_planned_before_keeps_what_it_planned_with(world: World) -
 
 
 def test_a_reader_that_comes_between_the_name_and_the_delete_is_seen(world: World) -> None:
-    spent_world(world)
-    cover = world.cover
+    unreferenced_world(world)
+    cover = world.await_backup
 
     def renewed() -> None:
         cover()
         world.ledger.write(readleases.take, "l", "test", 0, world.now_ms + 500)
 
-    world.cover = renewed  # type: ignore[method-assign]
+    world.await_backup = renewed  # type: ignore[method-assign]
     report = world.collect(0)
     assert (report.collected, report.kept_by_lease) == (0, 4)
-    world.cover = cover  # type: ignore[method-assign]
+    world.await_backup = cover  # type: ignore[method-assign]
     world.ledger.write(readleases.end, "l")
     assert world.collect(0).collected == 4, "what was named before goes"
 
@@ -457,7 +478,7 @@ def test_a_compaction_at_work_is_a_reader(world: World) -> None:
     assert world.collect(0).collected == 3
 
 
-def test_nothing_is_asked_of_the_daemon_when_nothing_is_spent(world: World) -> None:
+def test_nothing_is_asked_of_the_daemon_when_nothing_is_unreferenced(world: World) -> None:
     world.do("commit", 0)
     world.steps_left = 0
     assert world.collect(0).collected == 0
@@ -471,9 +492,32 @@ def test_the_last_commits_object_stays_until_there_is_another(world: World) -> N
     assert world.collect(0).collected == 1
 
 
+def test_an_upload_that_arrives_after_the_deletion_is_nobodys_commit(world: World) -> None:
+    unreferenced_world(world, 2)
+    lease = LeaseId(1, world.ledger.read(epochs.current), 0, 77)
+    world.live.append(lease)
+    late = {row.key: row.locator for row in world.ledger.read(reads.objects)[:2]}
+    assert world.collect(0).collected == 2
+    world.raise_floor()
+    assert world.collect(0).collected == 0
+    assert world.ledger.read(deletions.keys) == set(late), "a lease of their epoch lives"
+    draft = draft_of(parse_key(next(iter(late))), [Request(world.topics[0].topic_id)])
+    with pytest.raises(DraftInvalid, match="named for deletion"):
+        world.ledger.commit(draft, 1, lambda _: None)
+    world.check_recovered()
+    world.shelf.locators.update(late.values())
+    world.live.clear()
+    world.raise_floor()
+    world.check_deletable = lambda locator: None  # type: ignore[method-assign]
+    assert world.collect(0).collected == 0, "it is not counted twice"
+    assert not set(late.values()) & world.shelf.locators
+    assert world.ledger.read(deletions.keys) == set()
+    world.check_recovered()
+
+
 def test_names_that_a_recovery_found_are_finished(world: World, tmp_path: Path) -> None:
-    spent_world(world)
-    world.steps_left = 4  # settle, two of the cover, one DELETE
+    unreferenced_world(world)
+    world.steps_left = 4  # settled commits, two of the entry, one DELETE
     with pytest.raises(Killed):
         world.collect(0)
     world.steps_left = None
@@ -481,10 +525,9 @@ def test_names_that_a_recovery_found_are_finished(world: World, tmp_path: Path) 
     named = set(world.told.read(deletions.keys))
     assert len(named) == 4 and len(world.shelf.locators & set(locators.values())) == 4
     # The ledger is lost; the one from the entries knows names, and no rows.
-    assert [key for key, _ in world.told.read(unreferenced.named_without_rows, "", 10)] == sorted(
-        named
-    )
+    assert {key for key, _ in world.told.read(unreferenced.without_rows, "m", "", 10)} == named
     lost, world.ledger = world.ledger, world.told
+    world.ledger.write(epochs.begin_incarnation, 1)
     world.check_deletable = lambda locator: None  # type: ignore[method-assign]
     world.collect(0)
     assert world.ledger.read(deletions.keys) == set() and world.shelf.locators == world.rows()
@@ -493,29 +536,28 @@ def test_names_that_a_recovery_found_are_finished(world: World, tmp_path: Path) 
 
 
 def test_rows_go_in_short_transactions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.upkeep.collect_spent.ROWS_AT_ONCE", 2)
-    spent_world(world, 5)
+    monkeypatch.setattr("daemon.upkeep.collection.unreferenced.ROWS_MAX", 2)
+    unreferenced_world(world, 5)
     forgotten: list[int] = []
     forget = unreferenced.forget
 
-    def counted(tx: WriteTx, keys: list[str]) -> None:
+    def counted(tx: WriteTx, keys: list[str], before_key: str) -> None:
         forgotten.append(len(keys))
-        forget(tx, keys)
+        forget(tx, keys, before_key)
 
     monkeypatch.setattr(unreferenced, "forget", counted)
     world.collect(0)
     assert forgotten == [2, 2, 1]
 
 
-def test_what_is_named_and_not_spent_any_more_by_the_rule_stays(world: World) -> None:
-    spent_world(world)
-    rule = world.ledger.read(deletions.policy, world.now_ms, 0, 1 << 60, 1 << 60)
-    some = world.ledger.read(unreferenced.page, rule, (0, 0), 1)
+def test_what_the_policy_does_not_give_is_not_named(world: World) -> None:
+    unreferenced_world(world)
+    policy = world.ledger.read(deletions.policy, world.now_ms, 0, 1 << 60)
+    some = world.ledger.read(unreferenced.page, policy, (0, 0), 1)
     assert len(some) == 1 and isinstance(some[0], Unreferenced)
     for other in (
-        world.ledger.read(deletions.policy, world.now_ms, 1, 1 << 60, 1 << 60),
-        world.ledger.read(deletions.policy, world.now_ms, 0, 1, 1 << 60),
-        world.ledger.read(deletions.policy, world.now_ms, 0, 1 << 60, 0),
+        world.ledger.read(deletions.policy, world.now_ms, 1, 1 << 60),
+        world.ledger.read(deletions.policy, world.now_ms, 0, 0),
     ):
         assert world.ledger.write(unreferenced.name, other, some) == []
         assert world.ledger.read(unreferenced.page, other, (0, 0)) == []

@@ -14,17 +14,17 @@ from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.lake import Lake
 from daemon.config import Config, Override, load
 from daemon.lake_settings import lake_settings
-from daemon.upkeep import collect_lake
-from daemon.upkeep.collect import Report
-from daemon.upkeep.collect_lake import LakeCollection
+from daemon.upkeep.collection import lake_files as collection
+from daemon.upkeep.collection.collector import Collector, look
+from daemon.upkeep.collection.lake_files import LakeFiles, opened_lake
+from daemon.upkeep.collection.report import Report
 from ledger import epochs, topics
 from ledger.checks import invariants
 from ledger.lake import lake_files, lake_tables, readleases, runs
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
-from ledger.space.settle import Settled
-from ledger.types import TopicConfig
+from ledger.types import LeaseId, TopicConfig
 from shards.clock import wall_ms
 from tests.compaction.lakes import (
     data_files,
@@ -35,6 +35,7 @@ from tests.compaction.lakes import (
     rows,
     written,
 )
+from tests.daemon.upkeep.collection.on_ledger import OnLedger
 from tests.ledger.lakes import commit
 from tests.ledger.requests import Request
 
@@ -46,10 +47,8 @@ class Killed(BaseException):
     """The process of the collection ends here."""
 
 
-class World:
+class World(OnLedger):
     """A data directory with a topic, its table, and the owner's log as a ledger of its own."""
-
-    daemon_pid: int | None = None
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -65,7 +64,7 @@ class World:
         self.mark = Mark()
         self.lake = Lake(lake_settings(self.config).place, {"uri": self.config.catalog_uri})
         self.steps_left: int | None = None
-        self.covers = 0
+        self.backups = 0
 
     @property
     def config(self) -> Config:
@@ -79,7 +78,7 @@ class World:
         self.ledger.close()
         self.told.close()
 
-    def run(self, run: str, first: int, last: int, *, rewrite: bool = False) -> None:
+    def compact(self, run: str, first: int, last: int, *, rewrite: bool = False) -> None:
         """A run of one file, from the table's commit to the ledger's switch."""
         self.ledger.write(runs.begin, run, "test", wall_ms())
         table = prepared(self.lake, self.topic, self.ledger)  # type: ignore[arg-type]
@@ -92,20 +91,22 @@ class World:
 
     def collect(self, *, dry_run: bool = False) -> Report:
         report = Report(dry_run)
-        cover = None if dry_run else self
-        LakeCollection(self.config, self.ledger, report, lambda: wall_ms() + 1, cover).run()
+        with opened_lake(self.config, self, report) as opened:
+            if opened is not None:
+                files = LakeFiles(self.config, self, *opened, report, lambda: wall_ms() + 1)
+                look(files) if dry_run else Collector(self.await_backup).collect(files)
         return report
 
-    # The cover
+    # The owner of the ledger
 
-    def raise_floor(self) -> int:
-        raise AssertionError("the lake needs no floor")
+    def live_leases(self) -> list[LeaseId]:
+        raise AssertionError("files of the lake have no leases")
 
-    def settle(self) -> Settled:
-        raise AssertionError("the lake needs no commits settled")
+    def settled_commits(self) -> int:
+        raise AssertionError("files of the lake have no commits")
 
-    def cover(self) -> None:
-        self.covers += 1
+    def await_backup(self) -> None:
+        self.backups += 1
         self.step()
         self.mark, changes = self.ledger.read(backup.changes_since, self.mark)
         self.told.write(backup.apply, changes)
@@ -154,10 +155,10 @@ def world(tmp_path: Path) -> Iterator[World]:
 @pytest.fixture
 def rewritten(world: World) -> set[str]:
     """Two files that a third run rewrote; their paths."""
-    world.run("r1", 1, 2)
-    world.run("r2", 3, 4)
+    world.compact("r1", 1, 2)
+    world.compact("r2", 3, 4)
     small = world.files
-    world.run("r3", 5, 6, rewrite=True)
+    world.compact("r3", 5, 6, rewrite=True)
     return small
 
 
@@ -165,7 +166,7 @@ def test_rewritten_files_go_with_their_snapshots_and_readers_notice_nothing(
     world: World, rewritten: set[str]
 ) -> None:
     assert rewritten < world.files
-    world.cover()
+    world.await_backup()
     look = world.collect(dry_run=True)
     assert (look.lake_snapshots, rewritten < world.files) == (2, True)
     done = world.collect()
@@ -174,8 +175,8 @@ def test_rewritten_files_go_with_their_snapshots_and_readers_notice_nothing(
     assert not rewritten & world.files
     world.check()
     again = world.collect()
-    assert (again.lake_files, again.lake_snapshots, world.covers) == (0, 0, 2)
-    world.run("r4", 7, 8)
+    assert (again.lake_files, again.lake_snapshots, world.backups) == (0, 0, 2)
+    world.compact("r4", 7, 8)
     world.collect()
     world.check()
 
@@ -219,7 +220,7 @@ def test_a_reader_between_the_tables_commit_and_the_switch_keeps_its_files(
 
 
 def test_files_of_a_run_that_died_go_and_those_of_one_that_lives_stay(world: World) -> None:
-    world.run("r1", 1, 2)
+    world.compact("r1", 1, 2)
     world.ledger.write(runs.begin, "dead", "test", wall_ms())
     table = prepared(world.lake, world.topic, world.ledger)  # type: ignore[arg-type]
     written(world.lake.place, table, "dead", rows(0, 3, 4))
@@ -283,7 +284,7 @@ def test_the_ledger_that_is_recovered_knows_nothing_of_what_was_named(
 def test_a_table_that_moved_on_is_not_moved_back(world: World, rewritten: set[str]) -> None:
     before = world.ledger.read(lake_tables.find, 1)
     assert before is not None
-    world.run("r4", 7, 7)
+    world.compact("r4", 7, 7)
     after = world.ledger.read(lake_tables.find, 1)
     assert not world.ledger.write(lake_tables.move, before, "elsewhere")
     assert world.ledger.read(lake_tables.find, 1) == after
@@ -295,13 +296,13 @@ def test_a_table_that_moved_on_is_not_moved_back(world: World, rewritten: set[st
 def test_without_tables_nothing_is_opened(tmp_path: Path) -> None:
     world = World(tmp_path)
     with contextlib.closing(world), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collect_lake, "lake_settings", None)
+        patch.setattr(collection, "lake_settings", None)
         assert world.collect() == Report(dry_run=False)
 
 
 def test_without_pyiceberg_the_lake_is_left_alone(world: World, rewritten: set[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("daemon.upkeep.collect_lake.util.find_spec", lambda _: None)
+        patch.setattr("daemon.upkeep.collection.lake_files.util.find_spec", lambda _: None)
         done = world.collect()
     assert done.sound and done.lake_skipped is not None and "pyiceberg" in done.lake_skipped
     assert rewritten < world.files

@@ -1,13 +1,14 @@
 """Collections on random ledgers and stores: all orphans go, nothing else ever does.
 
 Real ledger, real decisions; the store is a dict, so that it can be looked into. Entries of the
-owner's log are applied to a second ledger, as a recovery would: only what it names may go. While
-a collection waits for an entry, leases go on: they put, commit, or find the floor above them.
+owner's log are applied to a second ledger, as a recovery would: only what it names may go. At every
+question that a collection asks, leases go on: they come to life, put and commit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -18,21 +19,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from daemon.upkeep.collect import Collection, Report
-from ledger import commits, epochs, reads, topics
+from daemon.upkeep.collection.collector import Collector, look
+from daemon.upkeep.collection.orphans import OrphanObjects
+from daemon.upkeep.collection.report import Report
+from ledger import epochs, reads, topics
 from ledger.checks import invariants
-from ledger.errors import LeaseBelowFloor
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.space import deletions, orphans
-from ledger.space.settle import Settled
 from ledger.types import LeaseId, TopicConfig
+from tests.daemon.upkeep.collection.on_ledger import OnLedger
 from tests.ledger.requests import Request, draft_of, key_of
 from tests.long import examples
 from uploader.l0 import L0Error, parse_key
-from uploader.ownership.collect import collectable_floor
 from uploader.stores.base import ObjectHead, StoreError
+from uploader.stores.retry import COMMAND
+from uploader.stores.retrying import RetryingStore
 
 NOW_MS = 1_000_000
 GRACE_MS = 1_000
@@ -97,16 +100,15 @@ class Shelf:
         """Nothing to close."""
 
 
-class World:
-    """A ledger, its store, and what an accepted entry has told; also the collection's cover."""
-
-    daemon_pid: int | None = 1
+class World(OnLedger):
+    """A ledger, its store, and what an accepted entry has told; also the way to all of them."""
 
     def __init__(self, directory: Path) -> None:
         self.ledger = Ledger(directory / "ledger.db", nullcontext())
         self.told = Ledger(directory / "told.db", nullcontext())
         self.mark = Mark()
         self.shelf = Shelf()
+        self.store = RetryingStore(self.shelf, COMMAND, random.Random(1), lambda _: None)
         self.shelf.world = self
         self.counter = 0
         self.live: list[LeaseId] = []  # put, or about to be; their holders go on
@@ -151,18 +153,13 @@ class World:
             self.go_on()
 
     def go_on(self) -> None:
-        """The oldest live lease puts and commits, or is leased again above the floor."""
+        """The oldest live lease puts and commits."""
         if not self.live:
             return
         lease_id = self.live.pop(0)
         if key_of(lease_id) not in self.shelf.present():
             self.shelf.keep(key_of(lease_id), GRACE_MS)
-        try:
-            self.commit(lease_id)
-        except LeaseBelowFloor:
-            again = self.lease()
-            self.shelf.keep(key_of(again), 0)
-            self.commit(again)
+        self.commit(lease_id)
 
     def commit(self, lease_id: LeaseId) -> None:
         self.ledger.commit(draft_of(lease_id, [Request(self.topic_id)]), 1, lambda _: None)
@@ -174,17 +171,15 @@ class World:
             if self.steps_left < 0:
                 raise Killed
 
-    def raise_floor(self) -> int:
-        self.step()
-        wanted = collectable_floor(self.ledger.read(epochs.current), self.ledger.read(epochs.floor))
-        floor = self.ledger.write(epochs.raise_floor, wanted)
-        self.cover()
-        return floor
+    def live_leases(self) -> list[LeaseId]:
+        live = list(self.live)
+        self.go_on()
+        return live
 
-    def settle(self) -> Settled:
-        return Settled(0, self.ledger.read(epochs.floor), self.ledger.read(commits.latest_number))
+    def settled_commits(self) -> int:
+        raise AssertionError("orphans have no commits")
 
-    def cover(self) -> None:
+    def await_backup(self) -> None:
         self.step()
         self.go_on()
         self.mark, changes = self.ledger.read(backup.changes_since, self.mark)
@@ -196,7 +191,7 @@ class World:
         """What may be deleted at this moment."""
         assert head.key in self.told.read(deletions.keys), "no accepted entry names it"
         lease_id = parse_key(head.key)
-        assert lease_id.epoch < self.told.read(epochs.floor)
+        assert lease_id not in self.live, "it may still commit"
         assert lease_id.incarnation in self.ledger.read(epochs.incarnations)
         assert self.ledger.read(reads.object_by_key, head.key) is None, "it is committed"
         assert NOW_MS - head.modified_ms >= GRACE_MS
@@ -208,20 +203,18 @@ class World:
         except L0Error:
             return False
         return (
-            lease_id.epoch < self.ledger.read(epochs.floor)
+            lease_id not in self.live
             and lease_id.incarnation in self.ledger.read(epochs.incarnations)
             and self.ledger.read(reads.object_by_key, head.key) is None
             and NOW_MS - head.modified_ms >= GRACE_MS
         )
 
-    def collection(self, report: Report) -> Collection:
-        return Collection(
-            self.ledger, self.shelf, report, GRACE_MS, lambda: NOW_MS, lambda _: None
-        )  # fmt: skip
+    def orphans(self, report: Report) -> OrphanObjects:
+        return OrphanObjects(self, self.store, report, GRACE_MS, lambda: NOW_MS, self.live_leases)
 
     def collect(self) -> Report:
         report = Report(dry_run=False)
-        self.collection(report).collect(self, self.raise_floor())
+        Collector(self.await_backup).collect(self.orphans(report))
         return report
 
 
@@ -282,15 +275,12 @@ def test_a_look_changes_nothing_and_says_what_a_collection_does(
                 world.do(action, number)
             world.live.clear()
             before, mark = dict(world.shelf.heads), world.ledger.read(backup.mark)
-            look = Report(dry_run=True)
-            floor = collectable_floor(
-                world.ledger.read(epochs.current), world.ledger.read(epochs.floor)
-            )
-            world.collection(look).look(floor)
+            seen = Report(dry_run=True)
+            look(world.orphans(seen))
             assert (world.shelf.heads, world.ledger.read(backup.mark)) == (before, mark)
 
             done = world.collect()
-            assert (look.keys, look.orphans, look.young, look.foreign, look.objects) == (
+            assert (seen.keys, seen.orphans, seen.young, seen.foreign, seen.objects) == (
                 done.keys, done.orphans, done.young, done.foreign, done.objects,
             )  # fmt: skip
 
@@ -299,7 +289,7 @@ def test_a_name_whose_object_is_gone_is_forgotten(world: World) -> None:
     world.do("orphan", 2)
     world.do("restart", 0)
     world.shelf.keep("l0/000000000000000000/1-0-77", GRACE_MS)
-    world.steps_left = 6  # floor, two of its entry, two of the names', one DELETE
+    world.steps_left = 3  # two of the entry, one DELETE
     with pytest.raises(Killed):
         world.collect()
     world.steps_left = None
@@ -310,8 +300,8 @@ def test_a_name_whose_object_is_gone_is_forgotten(world: World) -> None:
 
 
 def test_orphans_of_many_rounds_all_go(world: World, monkeypatch: Any) -> None:
-    monkeypatch.setattr("daemon.upkeep.collect.PAGE_OBJECTS", 3)
-    monkeypatch.setattr("daemon.upkeep.collect.ROUND_ORPHANS", 4)
+    monkeypatch.setattr("daemon.upkeep.collection.orphans.PAGE", 3)
+    monkeypatch.setattr("daemon.upkeep.collection.collector.ROUND", 4)
     for number in range(40):
         world.do("orphan", 2 + number % 2)
         world.do("commit", number % 4)

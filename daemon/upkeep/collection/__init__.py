@@ -1,0 +1,1 @@
+"""``headgate gc``: deletes what nothing needs any more, by one procedure for three kinds."""
