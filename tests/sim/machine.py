@@ -30,7 +30,7 @@ from ledger.ledger import Ledger
 from ledger.space import reclaim
 from ledger.tx import P, ReadTx, T
 from ledger.types import Commit, CommitDraft
-from shards import alarms, locks
+from shards import alarms
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind, raised
 from shards.commitlog import CommitLog
@@ -41,6 +41,7 @@ from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
 from tests.sim.collection import Collections
 from tests.sim.deadlines import runs_of
+from tests.sim.ledger_lock import LedgerLock
 from tests.sim.load import Load
 from tests.sim.oracle import Oracle
 from tests.sim.recovery import Backup
@@ -77,26 +78,6 @@ WALL_NS = 1_700_000_000 * S
 ALWAYS = 1 << 30  # a point at which another task is always chosen
 TICK_NS = 100 * MS
 EPOCH_NS = 2 * S  # ten minutes in the daemon; raised often here, so that leases and names meet it
-
-
-class LedgerLock:
-    """The ledger's lock, for any task."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-
-    def __enter__(self) -> None:
-        task = self._machine.schedule.current
-        if task is not None:
-            Locks(self._machine.locks, task.process).lock(locks.LEDGER)
-            # The transaction's time on disk: others come to wait for the lock.
-            schedule = self._machine.schedule
-            schedule.sleep(int(log_uniform(schedule.rng, 0.05, 10) * MS))
-
-    def __exit__(self, *_: object) -> None:
-        task = self._machine.schedule.current
-        if task is not None:
-            Locks(self._machine.locks, task.process).unlock(locks.LEDGER)
 
 
 class Injected(LedgerFault):
