@@ -19,7 +19,7 @@ evicted
 global: window,        supervisor (its governor)
 pressure and inputs
 global: commits        who holds the ledger lock
-global: catalog,       who holds the ledger lock
+global: topics,        who holds the ledger lock
 evicted
 shard: reserved, head  that shard
 shard: committed       the holder of the lease that starts there; where none does, for voids,
@@ -71,7 +71,7 @@ G_ENTRY_NUMBER = G_OWNED_SENT_NS + 2
 G_OWNED_CLOCKS_NS = G_OWNED_SENT_NS + 3  # at that sending (uploader/ownership/ownership.py)
 # Since the boot: an accepted entry covers the ledger as it was then.
 G_BACKED_UP_NS = G_OWNED_SENT_NS + 4
-G_EVICTED = 9 * LINE_WORDS  # the catalog version of the last eviction or trim
+G_EVICTED = 9 * LINE_WORDS  # the version of topics after the last eviction or trim
 G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
 G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
 G_RECORDS_EVICTED = G_CLOCK_STOPPED + 2

@@ -247,7 +247,7 @@ ROUTES = (
         query=Fence,
         body=list[Raw],
         body_bytes_max=BODY_BYTES_MAX,
-        answers={200: Any},
+        answers={200: Raw},
         errors=(400, 404, 409, 413, 415, 503),
     ),
     Route(
@@ -259,7 +259,7 @@ ROUTES = (
         query=Fence,
         body=list[Raw],
         body_bytes_max=BODY_BYTES_MAX,
-        answers={200: Any},
+        answers={200: Raw},
         errors=(400, 404, 409, 413, 415, 503),
     ),
 )

@@ -74,7 +74,7 @@ class Producer:
         self,
         segment: Segment,
         shard: int,
-        catalog: TopicCache,
+        topics: TopicCache,
         ring: RingWriter,
         answers: PendingRequests,
         limits: BodyLimits,
@@ -85,7 +85,7 @@ class Producer:
         self._ack_timeout_ms = ack_timeout_ms
         self._words = segment.words
         self._rejected_at = segment.layout.shard(shard) + at.S_REJECTED
-        self._topics = catalog
+        self._topics = topics
         self._ring = ring
         self._pending = answers
         self._limits = limits

@@ -1,0 +1,43 @@
+"""The table of routes fits the handlers: their arguments, and the types that they return."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from types import SimpleNamespace, UnionType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from daemon.api.routes import ROUTES, Handlers, Route
+from daemon.api.topic_routes import Created
+
+# The classes in place of their objects: their functions are looked at, not called.
+CLASSES: Any = SimpleNamespace(**get_type_hints(Handlers))
+HANDLED = {
+    f"{route.method} {route.path}": (route, route.handler(CLASSES))
+    for route in ROUTES
+    if route.handler is not None
+}
+
+
+def test_a_method_of_a_path_has_one_row() -> None:
+    rows = [(route.method, re.sub(r"{\w+}", "{}", route.path)) for route in ROUTES]
+    assert len(rows) == len(set(rows))
+
+
+@pytest.mark.parametrize(("route", "handler"), HANDLED.values(), ids=HANDLED)
+def test_a_handler_takes_the_paths_values_the_query_and_the_body(
+    route: Route, handler: Any
+) -> None:
+    given = route.path.count("{") + (route.query is not None) + (route.body is not None)
+    _, *taken = inspect.signature(handler).parameters.values()
+    assert len(taken) == given
+
+
+@pytest.mark.parametrize(("route", "handler"), HANDLED.values(), ids=HANDLED)
+def test_a_handler_returns_the_types_that_its_row_promises(route: Route, handler: Any) -> None:
+    returned = get_type_hints(handler)["return"]
+    types = set(get_args(returned)) if isinstance(returned, UnionType) else {returned}
+    assert types - {Created} == {route.answers[200]}
+    assert (Created in types) == (201 in route.answers)
