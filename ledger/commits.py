@@ -30,10 +30,10 @@ from ledger.errors import DraftInvalid, ResultCleared
 from ledger.tx import ReadTx, WriteTx
 from ledger.types import Commit, CommitDraft, ExtentDraft, Head, LeaseId, Run, SourceRange, Verdict
 
-# A lease has 1,000 extents, and at most one request's 1,000 partitions more. SQLite takes 32,766
-# variables a statement; a power of two of partitions takes two each.
+# A lease has 1,000 extents, and at most one request's 1,000 partitions in addition. SQLite takes
+# 32,766 variables a statement; a power of two of partitions takes two each.
 EXTENTS_MAX = 4_096
-# Commits without conditions look after the dedupe table only this often.
+# Commits without conditions prune the dedupe table only this often.
 PRUNE_EVERY_COMMITS = 64
 
 _encoder = msgspec.msgpack.Encoder()
@@ -243,9 +243,9 @@ def latest_number(tx: ReadTx) -> int:
 
 
 def lease_of(tx: ReadTx, number: int) -> LeaseId | None:
-    """The lease of a commit, known also when its result is cleared.
+    """The lease of a commit, known even if its result is cleared.
 
-    None for a number that is not given yet, or whose object is gone.
+    None for a number that is not given yet, or whose object was removed.
     """
     sql = "SELECT incarnation, epoch, shard, counter FROM objects WHERE commit_number = ?"
     row = tx.execute(sql, (number,)).fetchone()
@@ -277,7 +277,7 @@ def by_lease(tx: ReadTx, lease: LeaseId) -> Commit | None:
 
 
 def before_leases(tx: ReadTx, number: int, leases: list[LeaseId]) -> int:
-    """The last commit up to ``number`` that stands before the commits of all these leases."""
+    """The last commit up to ``number`` that is before the commits of all these leases."""
     numbers = [number_of(tx, lease) for lease in leases]
     return min([number, *(n - 1 for n in numbers if n is not None)])
 

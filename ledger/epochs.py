@@ -1,6 +1,6 @@
 """Starts of a daemon on this ledger, and the epochs in the names of its objects.
 
-Vocabulary: an *incarnation* is one start. The *epoch* stands in the key of every new object. An
+Vocabulary: an *incarnation* is one start. The *epoch* is in the key of every new object. An
 uncommitted lease whose epoch is below the *epoch floor* can never commit: a recovery takes no
 object of such a lease.
 """

@@ -10,8 +10,8 @@ import sqlite3
 from pathlib import Path
 from typing import ClassVar
 
-# Primary result codes (sqlite.org/rescode.html). A code that stands in none of these is a fault of
-# the program: the same call would fail again. SQLITE_NOMEM comes as MemoryError.
+# Primary result codes (sqlite.org/rescode.html). Any other code is a bug in the program: the same
+# call would fail again. SQLITE_NOMEM arrives as MemoryError.
 BUSY_CODES = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 INTERRUPTED_CODES = frozenset(
     {sqlite3.SQLITE_ABORT, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_SCHEMA}
@@ -199,7 +199,7 @@ class RunUnfinished(LedgerError):
 
 
 class RunLost(LedgerError):
-    """This compaction is not the one under way any more: what it did since is not its to switch."""
+    """This compaction is over: it must not switch readers to what it did since."""
 
     def __init__(self, run: str, now: str) -> None:
         super().__init__(

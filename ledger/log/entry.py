@@ -55,7 +55,7 @@ class Owner(Struct, frozen=True):
     def before_a_boot(self, other: Owner) -> bool:
         """Whether ``other`` seems to be a run on our directory before the machine's last boot.
 
-        A copy of the whole machine looks the same. Devices may be numbered anew.
+        A copy of the whole machine looks the same. Devices may have other numbers.
         """
         mine = (self.host, self.inode, self.data_dir)
         there = (other.host, other.inode, other.data_dir)
