@@ -21,6 +21,7 @@ import pytest
 from compaction.access.http_calls import DaemonRefused, socket_address
 from compaction.access.operations import NOW
 from compaction.access.via_daemon import ViaDaemon
+from compaction.tables.catalog import _end_threads as end_threads
 from ledger import notes, topics
 from ledger.errors import RunLost, RunUnfinished
 from ledger.lake import catalog, readleases, runs
@@ -83,7 +84,9 @@ def offsets(daemon: Daemon, bucket: Bucket) -> dict[str, list[tuple[int, int]]]:
             "s3.region": bucket.region,
         },
     )
-    with contextlib.closing(opened):
+    with contextlib.ExitStack() as stack:
+        stack.callback(end_threads)
+        stack.callback(opened.close)
         return {
             name: sorted(
                 (row["partition"], row["offset"])
