@@ -52,10 +52,6 @@ MEANINGS: dict[AlarmKind, Meaning] = {
     AlarmKind.DEDUPE_WINDOW_SHORT: Meaning(
         "dedupe_window_short", "idempotency keys are forgotten before their window is over", None
     ),
-    # the supervisor, from who holds the lock at each of its ticks
-    AlarmKind.LEDGER_HELD: Meaning("ledger_held", "ledger lock held", lambda _: 10_000),
-    # the supervisor
-    AlarmKind.WAL_PINNED: Meaning("wal_pinned", "the ledger's WAL kept in use", None),
     # the supervisor's image thread; entries go on, a recovery has more of them to read
     AlarmKind.IMAGE_FAILING: Meaning("image_failing", "image of the ledger failing", None),
 }

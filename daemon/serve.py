@@ -17,7 +17,6 @@ from pathlib import Path
 from daemon import logs, memory
 from daemon.config import Config
 from daemon.listeners import ListenError, admin_listener, open_listeners
-from daemon.lockwatch import LedgerWatch
 from daemon.supervisor import TICK_S, Supervisor
 from daemon.upkeep.owner import LOCK_NAME, OtherHistory, this_owner
 from daemon.upkeep.recover import Report, settle, sleep_s
@@ -25,7 +24,6 @@ from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.log.entry import EntryError
 from shards import barrier, locks
-from shards.clock import monotonic_ns
 from shards.locks import LockFile, SharedLock
 from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog
 from uploader.stores import faults, open_store
@@ -94,13 +92,6 @@ def _wait_for_orphaned_shards(lock_file: LockFile) -> None:
     lock_file.unlock(locks.SHARDS)
 
 
-def _wait_for_ledger(lock_file: LockFile, ledger_path: Path) -> None:
-    """A command that was stopped in its transaction must not stop a start either."""
-    watch = LedgerWatch(lock_file, ledger_path)
-    while watch.tick(monotonic_ns()) is not None:
-        sleep_s(TICK_S)
-
-
 def open_config_store(config: Config) -> PartedStore:
     """The store that a configuration names."""
     return open_store(
@@ -116,7 +107,6 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         if chaos:
             faults.require_possible(faults.parse(chaos), store)
         store.check()
-        _wait_for_ledger(lock_file, ledger_path)
         Ledger(ledger_path, lock).close()
         owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
         listeners = open_listeners(config.listen_host, config.listen_port, config.shards)

@@ -21,7 +21,6 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from types import FrameType
 
 from daemon import inherit, logs, memory
@@ -31,7 +30,6 @@ from daemon.governor import Governor, window_ms
 from daemon.heartbeat import Pulse, Verdict
 from daemon.inherit import Inheritance
 from daemon.intake.gate import Gate, disks_of
-from daemon.lockwatch import LedgerWatch
 from daemon.notify import Notifier
 from daemon.orphans import Orphans
 from daemon.upkeep.image import ImageThread
@@ -40,6 +38,7 @@ from daemon.upkeep.upkeep import UpkeepThread, clocks
 from ledger import ages, commits, epochs, topics
 from ledger.ledger import Ledger
 from shards import layout as at
+from shards import locks
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import monotonic_ns, wall_ms
 from shards.commitlog import CommitLog
@@ -101,7 +100,7 @@ class Supervisor:
         self._orphans = Orphans(self.segment)
         self._groups = GroupTable(self.segment)
         self._governor = Governor()
-        self._ledger_watch = LedgerWatch(lock_file, Path(config.ledger_path), self._alarms)
+        self._lock_file = lock_file
         self._alarm_log = AlarmLog()
         self._gate = Gate(disks_of(config))
         self._notify = Notifier.take(os.environ, os.getpid())
@@ -293,14 +292,6 @@ class Supervisor:
             return
         if self._orphans.tick(monotonic_ns()):
             self.bells.ring_all(range(self.config.shards))
-        # A shard that is starting has no heartbeat that would end it.
-        shard_of = {
-            child.process.pid: child.shard
-            for child in self.children
-            if child.process is not None
-            and self._words[self.layout.shard(child.shard) + at.S_READY]
-        }
-        ledger_holder = self._ledger_watch.tick(monotonic_ns(), shard_of)
         if self._words[at.G_DRAINING]:
             self._drain_ticks += 1
             self._notify.alive(monotonic_ns())  # DRAIN_TICKS limits a drain
@@ -314,8 +305,7 @@ class Supervisor:
             return
         # Once for all shards: per shard it would take most of the tick with a hundred of them.
         holding = self._leases.holders() | self._groups.inside()
-        if ledger_holder in shard_of:
-            holding.add(shard_of[ledger_holder])
+        writing = self._lock_file.holder(locks.LEDGER)  # all commits wait for it
         for child in self.children:
             if child.process is None:
                 child.wait_ticks -= 1
@@ -324,7 +314,8 @@ class Supervisor:
                     self._words[base + at.S_RESTARTS] += 1
                     self._start(child)
             else:
-                self._watch(child, holding=child.shard in holding)
+                writes = child.process.pid == writing
+                self._watch(child, holding=writes or child.shard in holding, writes=writes)
         self._govern()
         if not self._said_ready and self._all_ready():
             self._said_ready = True
@@ -381,14 +372,18 @@ class Supervisor:
         host, port = self.listeners[0].getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def _watch(self, child: Child, *, holding: bool) -> None:
-        """Kills a shard whose loop does not turn, after its stacks are written."""
+    def _watch(self, child: Child, *, holding: bool, writes: bool) -> None:
+        """Kills a shard whose loop does not turn, after its stacks are written.
+
+        A shard that is starting has no heartbeat yet; it is killed if it ``writes`` the ledger and
+        does not end, for all commits wait for it.
+        """
         if child.process is None:
             return
         base = self.layout.shard(child.shard)
         ready = bool(self._words[base + at.S_READY])
         heartbeat, pulse = self._words[base + at.S_HEARTBEAT], child.pulse
-        verdict = pulse.tick(heartbeat, ready=ready, holding=holding)
+        verdict = pulse.tick(heartbeat, ready=ready or writes, holding=holding)
         if verdict is Verdict.ABORT:
             log.error("shard %d has not turned for %d ticks: aborted, with its stacks",
                       child.shard, pulse.stalled_ticks)  # fmt: skip

@@ -38,9 +38,7 @@ class AlarmKind(IntEnum):
     LEDGER_FAILING = 3
     DISK_SHORT = 4
     DEDUPE_WINDOW_SHORT = 5
-    LEDGER_HELD = 6
-    WAL_PINNED = 7
-    IMAGE_FAILING = 8
+    IMAGE_FAILING = 6
 
 
 class Alarm(Struct, frozen=True):
