@@ -27,7 +27,7 @@ class TableReport(Struct):
     rewritten: int = 0
 
 
-class Quarantined(Struct, frozen=True):
+class QuarantinedOffsets(Struct, frozen=True):
     """Offsets whose object cannot be read. The object is kept, and ``diff`` names the hole."""
 
     topic: str
@@ -89,7 +89,7 @@ class RunReport(Struct):
     made_up_for: list[str] = []
     would_compact: dict[str, int] = {}
     tables: list[TableReport] = []
-    quarantined: list[Quarantined] = []
+    quarantined: list[QuarantinedOffsets] = []
     failed: list[TopicFailed] = []
     set_aside: list[SetAside] = []
 

@@ -36,7 +36,7 @@ from compaction.run.backlog import HISTORY_NOTE, planned_objects, topics_of
 from compaction.run.lease import RunLease
 from compaction.run.report import (
     METADATA_PUTS,
-    Quarantined,
+    QuarantinedOffsets,
     RunReport,
     SetAside,
     TableReport,
@@ -243,7 +243,7 @@ class Run:
         report.requests.gets += outcome.requests
         report.peak_memory_bytes = max(report.peak_memory_bytes, outcome.memory_peak_bytes)
         report.quarantined += [
-            Quarantined(topics[topic_id].name, hole.partition, hole.first_offset,
+            QuarantinedOffsets(topics[topic_id].name, hole.partition, hole.first_offset,
                         hole.last_offset, hole.key, hole.reason)
             for topic_id, of_topic in outcome.topics.items() for hole in of_topic.holes
         ]  # fmt: skip
