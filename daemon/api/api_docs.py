@@ -63,7 +63,8 @@ def _struct(type_: Any, shown: set[type]) -> Iterator[str]:
     shown.add(type_)
     info = inspect.type_info(type_)
     assert isinstance(info, inspect.StructType)
-    is_request = info.forbid_unknown_fields or type_.__name__.endswith("Query")
+    is_query = type_.__name__.endswith("Query")
+    is_request = info.forbid_unknown_fields or is_query
     yield f"**`{type_.__name__}`**: {_text(type_.__doc__)}"
     yield ""
     yield "| field | type | meaning |"
@@ -71,6 +72,8 @@ def _struct(type_: Any, shown: set[type]) -> Iterator[str]:
     inside: list[type] = []
     for field in info.fields:
         allowed = _type(field.type)
+        if is_query:
+            allowed = allowed.removesuffix(" or null")  # a parameter is absent, never null
         if is_request:
             allowed += _default(field)
         yield f"| `{field.encode_name}` | {allowed} | {_description(field.type)} |"

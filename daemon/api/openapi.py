@@ -94,7 +94,8 @@ def _operation(route: Route, schema_of: dict[int, Schema]) -> Schema:
                 "description": schema.pop("description", ""),
                 "schema": schema,
             }
-            for name, schema in components[route.query.__name__]["properties"].items()
+            for name, nullable in components[route.query.__name__]["properties"].items()
+            for schema in [_not_null(nullable)]
         ]
     if route.body is not None:
         content = {"application/json": {"schema": schema_of[id(route.body)]}}
@@ -108,6 +109,12 @@ def _operation(route: Route, schema_of: dict[int, Schema]) -> Schema:
 
 def _answer(description: str, schema: Schema) -> Schema:
     return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _not_null(schema: Schema) -> Schema:
+    """A parameter's schema: one that is not given is absent, never null."""
+    present = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    return dict(present[0]) if len(present) == 1 else dict(schema)
 
 
 def _alternatives(answer: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from daemon.api.openapi import DOCUMENT
 from daemon.api.routes import ROUTES, Handlers, Route
 from daemon.api.topic_routes import Created
 
@@ -41,3 +42,16 @@ def test_a_handler_returns_the_types_that_its_row_promises(route: Route, handler
     types = set(get_args(returned)) if isinstance(returned, UnionType) else {returned}
     assert types - {Created} == {route.answers[200]}
     assert (Created in types) == (201 in route.answers)
+
+
+def test_a_query_parameter_of_the_document_is_described_and_is_never_null() -> None:
+    found = [
+        parameter
+        for item in DOCUMENT["paths"].values()
+        for operation in item.values()
+        if isinstance(operation, dict)
+        for parameter in operation.get("parameters", ())
+    ]
+    assert {"limit", "partition", "ack_timeout_ms"} <= {parameter["name"] for parameter in found}
+    for parameter in found:
+        assert parameter["description"] and "anyOf" not in parameter["schema"], parameter
