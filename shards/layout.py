@@ -1,8 +1,8 @@
-"""Where each word of the shared segment lies, and who may write it.
+"""Where each word of the shared segment is, and who may write it.
 
 The segment is one piece of memory that the supervisor owns and all shards map. All words are
-native-endian u64; each hot word has a 64-byte line of its own, so that a store by one core does
-not slow the others' reads of its neighbors. **One writer per word at any time:**
+native-endian u64. Each hot word has a 64-byte line of its own, so that a store by one core does not
+slow down reads of its neighbors by others. **Every word has one writer at any time:**
 
 =====================  =========================================================================
 word                   writer
@@ -18,26 +18,26 @@ global: clock, records supervisor's retention thread
 evicted
 global: window,        supervisor (its governor)
 pressure and inputs
-global: commits        who holds the ledger lock
-global: topics,        who holds the ledger lock
+global: commits        the holder of the ledger lock
+global: topics,        the holder of the ledger lock
 evicted
 shard: reserved, head  that shard
-shard: committed       the holder of the lease that starts there; where none does, for voids,
-                       who holds the lock of the shard's group
-shard: pulled          who holds the lock of the shard's group
+shard: committed       the holder of the lease that starts there; for voids, where none does, the
+                       holder of the lock of the shard's group
+shard: pulled          the holder of the lock of the shard's group
 shard: heartbeat,      that shard
 counters, cpu, seen
 shard: lease counter,  that shard
 epoch
 shard: pid, restarts   supervisor
-group: all words       who holds the group's lock (a merge: both locks)
+group: all words       the holder of the group's lock (a merge: both locks)
 lease: state           its present holder; the supervisor, after ``waitpid``, for a dead one
 lease: deaths, due     supervisor, before it makes the lease an orphan
 lease: all others      the slot's own shard, while the state is free; the adopter its holder word
-alarm: all words       the row's process (shards/alarms.py)
+alarm: all words       the process of the row (shards/alarms.py)
 =====================  =========================================================================
 
-A group's words live in the slot of its first shard. This module computes addresses only.
+A group's words are in the slot of its first shard. This module only computes addresses.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """Leases: the record of what was pulled, by whom, until its commit.
 
-Each shard has a few slots; only it fills and frees them. Lifecycle of a slot's state word::
+Each shard has a few slots, which only it fills and frees. Lifecycle of a slot's state word::
 
     FREE --fill--> LIVE --committed--> DONE --(own shard)--> FREE
                     |  ^
      holder died,   v  | adopted: holder word, then state
      by supervisor ORPHAN
 
-The pull *is* the store of LIVE, last. While a slot is not free its id, sources, creation time
-and ``commits_seen`` do not change, so key and bytes of the object are a function of them. The
-highest leased end of a shard, or its ``committed``, is the truth that the ``pulled`` word caches.
+The pull *is* the store of LIVE, which comes last. While a slot is not free, its id, sources,
+creation time and ``commits_seen`` do not change, so key and bytes of the object are a function of
+them. The ``pulled`` word of a shard caches its highest leased end, or ``committed`` without one.
 
-Only the present holder writes the state; the supervisor does for a dead one, after ``waitpid``.
+Only the present holder writes the state; for a dead one the supervisor does, after ``waitpid``.
 
-A lease counts the holders that died. One that ends each of its holders would end shard after
-shard, so the supervisor says with each ORPHAN from when it may be adopted.
+A lease counts the holders that died. A lease that kills its holders would kill shard after shard,
+so the supervisor sets with each ORPHAN the earliest time of its adoption.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ DONE = 3
 
 
 class Lease(NamedTuple):
-    """What stands in a slot: ``shard`` and ``slot`` say where, ``holder`` who commits it.
+    """The content of a slot: ``shard`` and ``slot`` say which, ``holder`` commits it.
 
-    ``commits_seen`` is the end of the commit log when the lease was made: each commit that its
-    requests' producers can know of has that number or a lower one, its own has a higher one.
+    ``commits_seen`` is the end of the commit log when the lease was made: its own commit has a
+    higher number, and no commit that the producers of its requests can know of has.
     """
 
     shard: int
@@ -79,11 +79,13 @@ class LeaseTable:
         sources: Sequence[SourceRange],
         commits_seen: int = 0,
     ) -> Lease:
-        """Writes a lease into a free slot of one's own; the state is stored last."""
+        """Writes a lease into a free slot of the caller; the state is stored last."""
         words = self._words
         base = self._bases[shard][slot]
         if words[base] != FREE:
-            raise ValueError(f"slot {slot} of shard {shard} is not free but {words[base]}")
+            raise ValueError(
+                f"slot {slot} of shard {shard} is not free: its state is {words[base]}"
+            )
         words[base + at.L_COUNTER] = lease_id.counter  # first: see in_state
         if fence is not None:
             fence()
@@ -107,7 +109,7 @@ class LeaseTable:
         return Lease(shard, slot, lease_id, created_ms, shard, tuple(sources), commits_seen)
 
     def read(self, shard: int, slot: int) -> Lease:
-        """The lease in a slot; meaningful while its state is not FREE."""
+        """The lease in a slot; valid while its state is not FREE."""
         words = self._words
         base = self._bases[shard][slot]
         lease_id = LeaseId(
@@ -155,13 +157,13 @@ class LeaseTable:
                         break
 
     def finish(self, lease: Lease) -> None:
-        """LIVE to DONE, by the holder, when commit, log and committed words are all stored."""
+        """LIVE to DONE, by the holder, after the commit, the log and the committed words."""
         if fence is not None:
             fence()
         self._words[self._bases[lease.shard][lease.slot]] = DONE
 
     def free_done(self, shard: int) -> int:
-        """DONE to FREE for a shard's own slots; returns how many."""
+        """DONE to FREE, by a shard for its own slots; returns how many."""
         freed = 0
         for base in self._bases[shard]:
             if self._words[base] == DONE:
@@ -170,9 +172,9 @@ class LeaseTable:
         return freed
 
     def orphan(self, dead: int, due_ns: Callable[[Lease], int] = lambda _: 0) -> list[Lease]:
-        """The supervisor's step after waitpid: a dead shard's held leases become orphans.
+        """Makes the leases of a dead shard orphans; for the supervisor, after waitpid.
 
-        None is adopted before its ``due_ns``.
+        No orphan is adopted before its ``due_ns``.
         """
         found: list[Lease] = []
         for held in self.in_state(LIVE):
@@ -186,7 +188,7 @@ class LeaseTable:
         return found
 
     def orphans(self, now_ns: int) -> list[Lease]:
-        """Those that may be adopted."""
+        """The orphans that may be adopted now."""
         words, bases = self._words, self._bases
         return [
             lease
@@ -197,7 +199,7 @@ class LeaseTable:
     def adopt(self, seen: Lease, adopter: int) -> Lease | None:
         """Makes ``adopter`` the holder of an orphan; the caller holds the adoption lock.
 
-        None when the slot is not the orphan that was seen any more.
+        None if the slot no longer has the orphan that was seen.
         """
         base = self._bases[seen.shard][seen.slot]
         if self._words[base] != ORPHAN:
@@ -221,7 +223,7 @@ class LeaseTable:
             for source in lease.sources:
                 ends[source.shard] = max(ends[source.shard], source.end)
         if fence is not None:
-            fence()  # ``committed`` is looked at next: a lease that was done by now has moved it
+            fence()  # ``committed`` is read next: a lease that is done has moved it
         return ends
 
     def oldest_epoch(self) -> int:
@@ -240,13 +242,13 @@ class LeaseTable:
         return min(epochs)
 
     def check_invariants(self, committed: Sequence[int]) -> None:
-        """Raises AssertionError unless what is leased of each shard follows its ``committed``.
+        """Raises AssertionError unless the leased ranges of each shard follow its ``committed``.
 
-        ``committed`` is that word of every shard; nobody else may write meanwhile.
+        ``committed`` has that word of every shard; no process may write meanwhile.
         """
         leases = list(self.in_state(LIVE, ORPHAN, DONE))
         ids = [lease.lease_id for lease in leases]
-        assert len(set(ids)) == len(ids), f"an id stands in two slots: {ids}"
+        assert len(set(ids)) == len(ids), f"an id is in two slots: {ids}"
         ends = list(committed)
         held = [source for lease in self.in_state(LIVE, ORPHAN) for source in lease.sources]
         for source in sorted(held, key=lambda each: (each.shard, each.start)):
@@ -256,7 +258,7 @@ class LeaseTable:
                 ends[source.shard] = source.end
 
     def holders(self) -> set[int]:
-        """The shards that hold a live lease: two words of each slot, for who asks at every tick."""
+        """The shards that hold a live lease. Reads two words per slot, for every tick."""
         first, step = self._bases[0][0], self._layout.lease_words
         stop = first + self._layout.shards * self._layout.lease_slots * step
         states = self._words[first:stop:step]

@@ -1,10 +1,10 @@
 """The shared segment: one memfd that the supervisor creates and every shard maps.
 
-Lifecycle: create (supervisor) -> inherit the descriptor -> attach (shard) -> close. The memory
-goes when the last process that maps it is gone; nothing has a name that could be left behind.
+Lifecycle: create (supervisor) -> inherit the descriptor -> attach (shard) -> close. The kernel
+frees the memory when the last process that maps it has ended; there is no name that could remain.
 
-``multiprocessing.shared_memory`` is not used: it unlinks the segment when an unrelated process
-that attached exits. Who may write which word is said in ``shards/layout.py``.
+``multiprocessing.shared_memory`` is not used: it unlinks the segment when any process that attached
+it exits. ``shards/layout.py`` says who may write which word.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SegmentError(RuntimeError):
 
 
 class Segment:
-    """A mapped segment: ``words`` as u64, ``data`` as bytes, both over the same memory."""
+    """A mapped segment: ``words`` as u64 and ``data`` as bytes, over the same memory."""
 
     def __init__(self, fd: int, layout: Layout) -> None:
         self.fd = fd
@@ -37,7 +37,7 @@ class Segment:
 
     @classmethod
     def create(cls, layout: Layout) -> Segment:
-        """A new zeroed segment; its descriptor is inheritable by ``pass_fds``."""
+        """A new zeroed segment; its descriptor can be inherited by ``pass_fds``."""
         fd = os.memfd_create("headgate", os.MFD_CLOEXEC)
         os.ftruncate(fd, layout.size_bytes)
         segment = cls(fd, layout)
@@ -48,28 +48,28 @@ class Segment:
 
     @classmethod
     def attach(cls, fd: int, layout: Layout) -> Segment:
-        """Maps a segment that another process created. Raises SegmentError if it is none."""
+        """Maps a segment that another process created. Raises SegmentError."""
         size_bytes = os.fstat(fd).st_size
         if size_bytes != layout.size_bytes:
             raise SegmentError(
-                f"the segment has {size_bytes} bytes, the layout says {layout.size_bytes}"
+                f"the segment has {size_bytes} bytes, but the layout has {layout.size_bytes}"
             )
         segment = cls(fd, layout)
         found = (segment.words[at.G_MAGIC], segment.words[at.G_VERSION])
         if found != (at.MAGIC, at.VERSION):
             segment.close()
-            raise SegmentError(f"not a segment of version {at.VERSION}: its head is {found}")
+            raise SegmentError(f"not a segment of version {at.VERSION}: it begins with {found}")
         return segment
 
     def _populate(self) -> None:
-        """Takes the memory now: its first touch costs a page fault per 4 KiB, which producers
-        would pay on the first lap of each ring, and a machine without it is told at start."""
+        """Allocates the memory now. Otherwise producers would pay a page fault per 4 KiB on the
+        first lap of each ring, and a lack of memory would not show at the start."""
         try:
             self._map.madvise(MADV_POPULATE_WRITE)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # a kernel before 5.14: pages come as they are touched
+            if error.errno != errno.EINVAL:  # a kernel before 5.14 allocates on first touch
                 raise SegmentError(
-                    f"the machine does not give {self.layout.size_bytes >> 20} MiB of shared memory"
+                    f"cannot allocate {self.layout.size_bytes >> 20} MiB of shared memory"
                     f" ({error.strerror}); lower ring_bytes or shards"
                 ) from error
 
@@ -101,10 +101,10 @@ class Segment:
         return epoch
 
     def close(self) -> None:
-        """Unmaps the segment. Views that others still hold keep the memory until they go."""
+        """Unmaps the segment. Views that still exist keep the memory until they are gone."""
         self.words.release()
         self.data.release()
         try:
             self._map.close()
         except BufferError:
-            return  # a ring view is still alive; the mapping goes with the process
+            return  # a view of a ring still exists; the mapping ends with the process

@@ -73,10 +73,10 @@ def test_a_lease_that_ends_every_process_that_takes_it_is_named_and_goes_on_once
             assert ready.status == 503
             assert "a lease cannot be committed" in ready.json["error"]["message"]
             assert "no frame at" in daemon.text
-            assert "taken over 3 times so far, cannot go on in this process" in daemon.text
+            assert "taken over 3 times so far, cannot continue in this process" in daemon.text
             # The killed one, and one for each time: shards are not started in a loop.
             restarts = sum(each["restarts"] for each in daemon.status()["shards"])
-            assert restarts <= daemon.text.count("cannot go on in this process") + 1
+            assert restarts <= daemon.text.count("cannot continue in this process") + 1
             segment.ring(shard)[header] ^= 1
             proxy.release()
             wait_until(lambda: daemon.get("/readyz").status == 200, "the daemon to be ready")

@@ -1,24 +1,24 @@
 """The commit pipeline: from a lease to its commit, in uploader threads.
 
-Lifecycle of a lease here, each arrow a step::
+Lifecycle of a lease here; each arrow is a step::
 
     (adopted: looked up in the ledger) -> built -> PUT -> waits for its predecessors
             -> ledger transaction and commit log -> committed words, bells, done
 
-Several leases are in flight per shard; an upload that finishes early waits until ``committed`` of
-each of its sources stands at its start, so commits of one source happen in pull order. The object
-is a function of the lease, so a PUT whose answer was lost is simply made again.
+Several leases are in flight per shard. An upload that finishes early waits until ``committed`` of
+each of its sources has reached its start, so commits of one source happen in pull order. The object
+is a function of the lease, so a PUT whose answer was lost is simply repeated.
 
-**A lease that cannot commit stalls all that follow it.** So no error ends a lease silently. Each
-step can be made again, and ``_go_on`` is the one place that decides: what may be better later
-(``uploader/stores/retry.py``) is tried again, with backoff, until it succeeds or the process ends.
-Any other error ends the process (``ended``), and another one adopts the lease.
+**A lease that cannot commit stalls all that follow it.** So no error ends a lease silently. Every
+step can be repeated, and ``_advance`` alone decides: an error that may pass
+(``uploader/stores/retry.py``) is retried with backoff until the step succeeds or the process ends.
+Any other error ends the process (``ended``), and another process adopts the lease.
 
-A key that is taken by other bytes (ForeignObject) holds its lease up, with an alarm, until
-an operator has removed them: no other key is ever chosen, nothing after it in its sources commits.
+A key that holds other bytes (ForeignObject) holds up its lease, with an alarm, until an operator
+has removed them: no other key is ever chosen, and nothing after it in its sources is committed.
 
 Threads: ``start``, ``committed_moved`` and ``stop`` belong to the loop, the rest to the pool. The
-ledger given here is used by one thread at a time, under its mutex.
+ledger is used by one thread at a time, under a mutex.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from uploader.stores.retry import COMMIT, delay_s, may_pass
 
 log = logging.getLogger("headgate.uploader")
 
-POLL_S = 0.002  # of words that another process is about to store
+POLL_S = 0.002  # between looks at words that another process is about to store
 
 Requests = Sequence[tuple[int, RequestAt]]
 
 
 class _Stopped(Exception):
-    """The process ends, or the prefix is another's; the lease stays as it is."""
+    """The process ends, or another owner has the prefix; the lease stays as it is."""
 
 
 class _Work(Struct, eq=False):
-    """A lease on its way: what its steps have made so far, and the next ones need."""
+    """A lease in progress: what its steps have made so far and the next ones need."""
 
     lease: Lease
     requests: Requests | None  # None: read from the rings again
@@ -73,7 +73,7 @@ class _Work(Struct, eq=False):
     draft: CommitDraft | None = None
 
 
-_Step = Callable[[_Work], Optional["_Step"]]  # does its part, returns what comes next
+_Step = Callable[[_Work], Optional["_Step"]]  # returns the next step
 
 
 class Uploads:
@@ -113,35 +113,35 @@ class Uploads:
         self._committed_at = [layout.shard(s) + at.S_COMMITTED for s in range(layout.shards)]
         self._counters_at = layout.shard(shard)
         self._mutex = threading.Lock()  # the waiting leases and the counters
-        self._waiting: list[_Work] = []  # at most as many as leases are held
+        self._waiting: list[_Work] = []  # at most as many as there are leases
         self._stopping = threading.Event()
-        # One thread per lease slot: a PUT blocks its thread, and slots bound what is in flight.
+        # One thread per lease slot: a PUT blocks its thread, and the slots bound what is in flight.
         self._pool = ThreadPoolExecutor(layout.lease_slots, thread_name_prefix="uploader")
         slots = layout.lease_slots
         self.hedged = HedgedPut(self._put_once, slots, monotonic_ns) if hedge_puts else None
         self._put_object = self._put_once if self.hedged is None else self.hedged.put
-        self._foreign: set[str] = set()  # keys of ours that are taken; under the mutex
+        self._foreign: set[str] = set()  # our keys that hold other bytes; under the mutex
 
     def start(self, lease: Lease, requests: Requests | None = None) -> None:
-        """Uploads and commits a lease that this shard holds; ``requests`` None: an adopted one."""
+        """Uploads and commits a lease that this shard holds; ``requests`` None: it was adopted."""
         first = self._recognize if requests is None else self._build
-        self._pool.submit(self._go_on, _Work(lease, requests), first)
+        self._pool.submit(self._advance, _Work(lease, requests), first)
 
     def committed_moved(self) -> None:
-        """Looks again at uploads that wait for their predecessors; after each commit."""
+        """Continues uploads that wait for their predecessors. Called after each commit."""
         with self._mutex:
             ready = [work for work in self._waiting if self._is_next(work.lease)]
             self._waiting = [work for work in self._waiting if work not in ready]
         for work in ready:
-            self._pool.submit(self._go_on, work, self._commit)
+            self._pool.submit(self._advance, work, self._commit)
 
     def stop(self) -> None:
-        """Ends the threads; leases that are not committed stay as they are."""
+        """Ends the threads. Leases that are not committed stay as they are."""
         self._stopping.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _go_on(self, work: _Work, step: _Step | None) -> None:
-        """Takes a lease on from a step, by the rule in this module's head."""
+    def _advance(self, work: _Work, step: _Step | None) -> None:
+        """Carries a lease on from a step, by the rule in the head of this module."""
         attempt = 0
         while step is not None:
             try:
@@ -153,8 +153,8 @@ class Uploads:
                 lease = work.lease
                 if not may_pass(error):
                     log.critical(
-                        "lease %s of shard %d, taken over %d times so far, cannot go on in this"
-                        " process, which ends: another one takes the lease over",
+                        "lease %s of shard %d, taken over %d times so far, cannot continue in this"
+                        " process, which ends: another one takes it over",
                         lease.lease_id, lease.shard, lease.deaths, exc_info=error,
                     )  # fmt: skip
                     self._ended()
@@ -165,7 +165,7 @@ class Uploads:
                     return
 
     def _tell_failure(self, key: str, error: Exception, attempt: int) -> None:
-        # The supervisor says it aloud, once for all that fails (daemon/alarms.py).
+        # The supervisor logs it, once for all that fails (daemon/alarms.py).
         log.debug("the upload of %s waits (attempt %d failed): %s", key, attempt, error)
         if isinstance(error, ForeignObject):
             with self._mutex:
@@ -177,7 +177,7 @@ class Uploads:
     # The steps
 
     def _recognize(self, work: _Work) -> _Step | None:
-        """An adopted lease: the dead holder may have committed it."""
+        """An adopted lease: its dead holder may have committed it."""
         return self._tell(work) or self._build
 
     def _build(self, work: _Work) -> _Step | None:
@@ -197,13 +197,13 @@ class Uploads:
         assert built is not None
         key = l0.object_key(lease.lease_id)
         self._ask_for_entry()
-        # By the outcome for the lease: what fails is made again until it ends the alarm. A single
-        # attempt, a hedge's loser, may fail when nothing is left to put.
+        # The outage follows the outcome of the whole PUT, which is repeated until it succeeds.
+        # A single attempt, the loser of a hedge, may fail when there is nothing left to put.
         began_ns = monotonic_ns()
         try:
             locator = self._put_object(key, built.body, built.crc32c)
         except ForeignObject:
-            self._outage.kept(monotonic_ns())  # the store works; that is an alarm of its own
+            self._outage.kept(monotonic_ns())  # the store works; this has its own alarm
             raise
         except StoreError as error:
             self._outage.failed(error, began_ns, monotonic_ns())
@@ -232,7 +232,7 @@ class Uploads:
             if self._is_next(work.lease):
                 return self._commit
             self._waiting.append(work)
-        # A predecessor may have committed between the look and the append.
+        # A predecessor may have committed between the check and the append.
         self._bells.ring(self._shard)
         return None
 
@@ -245,7 +245,7 @@ class Uploads:
         return self._finish if self._log.end >= commit.number else self._tell
 
     def _tell(self, work: _Work) -> _Step | None:
-        """Tells the log of a commit that is in the ledger; None when it is not."""
+        """Publishes a commit that is in the ledger in the log; None if there is none."""
         while True:
             self._await_ownership()
             with self._ledger_mutex:
@@ -295,17 +295,17 @@ class Uploads:
             self._bells.ring(self._bells.owner)
 
     def _await_ownership(self) -> None:
-        """Returns while the prefix is surely ours: after the PUT, before the transaction.
+        """Returns when the prefix is certainly ours. Called after the PUT, before the transaction.
 
-        Never under the ledger's lock: only a store that does not take entries makes it wait, and
-        everybody who needs the ledger would wait with it.
+        Never called under the ledger lock: it waits when the store does not accept entries, and
+        everything that needs the ledger would wait too.
         """
         while not self._is_owned():
             self._ask_for_entry()
             self._poll()
 
     def _is_owned(self) -> bool:
-        """Raises _Stopped when the prefix is another's."""
+        """Raises _Stopped if another owner has the prefix."""
         owned = may_commit(Moment(boottime_ns(), wall_ns()), sent_of(self._words))
         if self._words[at.G_SUPERSEDED]:
             raise _Stopped
@@ -316,16 +316,16 @@ class Uploads:
             raise _Stopped
 
     def _age_ms(self) -> int:
-        """By the clock of ages: a step of the wall clock forgets no idempotency key."""
+        """Now by the clock of ages, so that a step of the wall clock forgets no idempotency key."""
         return boottime_ms() + int(self._words[at.G_AGE_OFFSET_MS])
 
     def _publish(self, commit: Commit) -> None:
         """Under the ledger lock: the log follows the ledger without a gap.
 
-        A process may be stopped between the look at ownership and the transaction's end, and
-        another owner begin meanwhile. So commits are told only while the prefix is still ours;
-        then they were made before anybody else looked what there is. If it is not known to be
-        ours, the log lacks it: the holder tells it later, or whoever publishes next.
+        A process may be stopped between the check of ownership and the end of the transaction, and
+        another owner may begin meanwhile. So a commit is published only while the prefix is still
+        ours: then it was made before any other owner read the store. Otherwise the log lacks it,
+        and the holder publishes it later, or the next commit does.
         """
         if not self._is_owned():
             return
