@@ -67,9 +67,9 @@ class Options(Struct, frozen=True, kw_only=True):
 ACCEPTED: dict[str, str] = {
     "url": "a daemon's address, like http://127.0.0.1:7440",
     "data": "a daemon's data directory on this machine",
-    "store": "the objects' place, with `data`: file:///FOLDER or s3://BUCKET/PREFIX",
-    "lake": "the tables' place, with `data`, where it is not `lake` in the store",
-    "s3_endpoint_url": "an S3 that is not Amazon's, with `data`: http(s)://HOST:PORT",
+    "store": "where the objects are, with `data`: file:///FOLDER or s3://BUCKET/PREFIX",
+    "lake": "where the tables are, with `data`; by default `lake` in the store",
+    "s3_endpoint_url": "the endpoint of another S3 than Amazon's, with `data`: http(s)://HOST:PORT",
     "s3_region": "the bucket's region, with `data`",
     "subscribe": "topics, separated by commas",
     "startingOffsets": 'earliest, latest (streams only), or {"topic": {"0": 23, "1": -2}}',
