@@ -216,10 +216,10 @@ class LakeMachine(BackupMachine):
         self.ledger.write(epochs.raise_floor, self.ledger.write(epochs.advance))
         latest = self.ledger.read(commits.latest_number)
         rule = self.ledger.read(deletions.policy, self.now_ms, 0, latest)
-        spent = self.ledger.write(
+        found = self.ledger.write(
             unreferenced.name, rule, self.ledger.read(unreferenced.page, rule, (-1, 0))
         )
-        self.named += [one.key for one in spent]
+        self.named += [one.key for one in found]
         dropped = [
             file.path
             for topic_id in range(1, 100)

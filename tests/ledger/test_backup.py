@@ -234,8 +234,8 @@ def test_what_an_entry_names_is_gone_for_who_applies_it(
         before = ledger.read(lake_files.of_topic, topic.topic_id)
         assert copy.read(lake_files.of_topic, topic.topic_id) == before
         rule = ledger.read(deletions.policy, 10_000, 0, 2)
-        spent = ledger.read(unreferenced.page, rule, (-1, 0))
-        assert [one.key for one in ledger.write(unreferenced.name, rule, spent)] == [
+        found = ledger.read(unreferenced.page, rule, (-1, 0))
+        assert [one.key for one in ledger.write(unreferenced.name, rule, found)] == [
             key_of(lease(1))
         ]
         ledger.write(lake_files.name, [before[0].path])

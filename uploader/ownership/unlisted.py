@@ -7,8 +7,8 @@ Pure: decisions from keys and footers. Vocabulary as in ``ledger/log/recovery.py
 - The first entry of an incarnation has all commits of earlier incarnations. So an object of an
   earlier incarnation that is not in it is an orphan, whatever its epoch: a former owner that was
   stopped may have put it at any time since.
-- A lease that met a raised floor was renamed, so there are two objects of the same ring ranges.
-  Only the one with the higher epoch can have been committed.
+- Former versions leased the range of a lease below the floor again under a new id, so there may be
+  two objects of the same ring ranges. Only the one with the higher epoch can have been committed.
 - Leases that share a source were committed in the order of their ring ranges.
 - An object's commit has a higher number than its ``commits_seen``, and its producers knew of no
   later commit. So requests that were answered before a request was sent come before it here too.
@@ -86,7 +86,7 @@ def is_orphan(lease_id: LeaseId, epoch_floor: int, incarnation: int) -> bool:
 
 
 def without_renamed(found: Iterable[Unlisted]) -> tuple[list[Unlisted], list[Unlisted]]:
-    """(objects that may have been committed, objects whose lease was renamed later)."""
+    """(objects that may have been committed, objects whose range was leased again later)."""
     newest: dict[frozenset[SourceStart], Unlisted] = {}
     renamed: list[Unlisted] = []
     for item in sorted(found, key=_age):

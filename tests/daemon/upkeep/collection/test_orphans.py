@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from daemon.upkeep.collection.collector import Collector, look
-from daemon.upkeep.collection.orphans import OrphanObjects
+from daemon.upkeep.collection.orphans import OrphanObjects, TakenAtStart
 from daemon.upkeep.collection.report import Report
 from ledger import epochs, reads, topics
 from ledger.checks import invariants
@@ -283,6 +283,13 @@ def test_a_look_changes_nothing_and_says_what_a_collection_does(
             assert (seen.keys, seen.orphans, seen.young, seen.foreign, seen.objects) == (
                 done.keys, done.orphans, done.young, done.foreign, done.objects,
             )  # fmt: skip
+
+
+def test_a_look_after_a_boot_leaves_out_what_a_start_takes() -> None:
+    taken = TakenAtStart(incarnation=3, epoch_floor=7)
+    assert LeaseId(3, 7, 0, 1) in taken and LeaseId(3, 9, 1, 2) in taken
+    assert LeaseId(3, 6, 0, 1) not in taken, "below the floor"
+    assert LeaseId(2, 7, 0, 1) not in taken, "of an earlier start"
 
 
 def test_a_name_whose_object_is_gone_is_forgotten(world: World) -> None:
