@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import click
 
-from commands.objects import opened_store
 from commands.shell.exits import FAILED
 from commands.shell.options import loaded, output_option, place_options
 from commands.shell.output import (
-    NAMED_MAX,
     bytes_text,
     count_text,
     duration_text,
-    print_json,
+    limited,
     progress,
+    show,
 )
-from daemon.config import Config
-from daemon.upkeep.check import Check
-from daemon.upkeep.check import Report as CheckReport
+from daemon.serve import open_config_store
+from daemon.upkeep.check import Check, Report
 from daemon.upkeep.exclusive import opened_ledger
 from daemon.upkeep.recover import sleep_s
 
@@ -40,24 +39,16 @@ def check(context: click.Context, /, deep: bool, as_json: bool, **options: Any) 
       headgate check --data /var/lib/headgate
       headgate check --data /var/lib/headgate --deep -o json
     """
-    report = compare(loaded(**options), deep=deep)
-    if as_json:
-        print_json(report)
-    else:
-        click.echo(check_text(report))
+    config = loaded(**options)
+    with opened_ledger(config) as access, closing(open_config_store(config)) as store:
+        compared = Check(config, access, store, sleep_s, deep=deep)
+        report = compared.run(lambda length: progress(length, "objects"))
+    show(report, as_json, _text)
     context.exit(0 if report.sound else FAILED)
 
 
-def compare(config: Config, *, deep: bool) -> CheckReport:
-    """Compares ledger and store. Raises LedgerError, StoreError."""
-    with opened_ledger(config) as access, opened_store(config) as store:
-        return Check(config, access, store, sleep_s, deep=deep).run(
-            lambda length: progress(length, "objects")
-        )
-
-
-def check_text(report: CheckReport) -> str:
-    """The report for people: counts, then each problem with what to do."""
+def _text(report: Report) -> str:
+    """Counts, then each kind of problem with what to do."""
     read = "each read" if report.deep else "sizes compared; --deep reads them"
     where = f"a daemon runs, pid {report.daemon_pid}" if report.daemon_pid else "no daemon runs"
     lines = [
@@ -80,9 +71,7 @@ def check_text(report: CheckReport) -> str:
     for kind in kinds:
         some = [problem for problem in report.problems if problem.kind == kind]
         lines.append(f"{kind.upper()}: {some[0].hint}")
-        lines += [f"  {problem.problem}" for problem in some[:NAMED_MAX]]
-        if len(some) > NAMED_MAX:
-            lines.append(f"  and {count_text(len(some) - NAMED_MAX)} more")
+        lines += [f"  {line}" for line in limited([problem.problem for problem in some])]
     total = len(report.problems) + report.problems_more
     many = f"{count_text(total)} problem{'s' if total != 1 else ''}"
     lines.append(f"{'sound' if report.sound else many}, {report.seconds:.1f} s")

@@ -6,7 +6,7 @@ and pyiceberg are the extra ``spark``; a run that has nothing to do starts neith
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from importlib import metadata
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import click
 from msgspec import Struct
 
-from commands.objects import opened_store
 from commands.shell.exits import FAILED
 from commands.shell.options import loaded, output_option, place_options
 from commands.shell.output import (
@@ -33,6 +32,7 @@ from compaction.run.java import find_java
 from compaction.run.report import RunReport
 from compaction.run.session import check_extra
 from daemon.lake_settings import lake_settings
+from daemon.serve import open_config_store
 from daemon.upkeep.exclusive import opened_ledger, writable_ledger
 from daemon.upkeep.recover import sleep_s
 from uploader.stores.counted import CountedStore
@@ -92,7 +92,7 @@ def compact(
         compacted(lambda: nullcontext(access), lambda: nullcontext(access), access.settings)
     else:
         config = loaded(**options)
-        with opened_store(config) as opened:
+        with closing(open_config_store(config)) as opened:
             store = CountedStore(opened)
             report.requests = store.requests
             compacted(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from contextlib import closing
 from typing import Any
 
 import click
 
-from commands.objects import opened_store
 from commands.shell.exits import FAILED
 from commands.shell.options import loaded, output_option, place_options
-from commands.shell.output import NAMED_MAX, bytes_text, count_text, print_json
+from commands.shell.output import NAMED_MAX, bytes_text, count_text, show
 from daemon.config import Config
+from daemon.serve import open_config_store
 from daemon.upkeep.collection import run
 from daemon.upkeep.collection.orphans import TakenAtStart
 from daemon.upkeep.collection.report import Report
@@ -49,39 +50,35 @@ def gc(
     """
     if dry_run and accept_clock:
         raise click.UsageError("--dry-run writes nothing, so it excludes --accept-clock")
-    report = collect(loaded(**options), dry_run=dry_run, accept_clock=accept_clock)
-    if as_json:
-        print_json(report)
-    else:
-        click.echo(collect_text(report))
+    config = loaded(**options)
+    began_ns = monotonic_ns()
+    report = Report(dry_run)
+    with closing(open_config_store(config)) as opened:
+        store = CountedStore(opened)
+        report.requests = store.requests
+        if dry_run:
+            _look(config, store, report)
+        else:
+            _collect(config, store, report, accept_clock=accept_clock)
+    report.usd = report.requests.usd(store.url)
+    report.seconds = (monotonic_ns() - began_ns) / 1e9
+    show(report, as_json, _text)
     context.exit(0 if report.sound else FAILED)
 
 
-def collect(config: Config, *, dry_run: bool, accept_clock: bool = False) -> Report:
-    """Deletes what nothing needs, or reports it. Raises LedgerError, StoreError."""
-    began_ns = monotonic_ns()
-    report = Report(dry_run)
-    with opened_store(config) as opened:
-        store = CountedStore(opened)
-        report.requests = store.requests
-        _collect(config, store, report, accept_clock=accept_clock)
-    report.usd = report.requests.usd(store.url)
-    report.seconds = (monotonic_ns() - began_ns) / 1e9
-    return report
+def _look(config: Config, store: CountedStore, report: Report) -> None:
+    with opened_ledger(config) as ledger:
+        report.daemon_pid = ledger.daemon_pid
+        former = former_owner(config, ledger, store, sleep_s)
+        live_leases: Callable[[], Container[LeaseId]] = ledger.live_leases
+        if ledger.daemon_pid is None and former is Former.REBOOTED:
+            last = max(ledger.read(epochs.incarnations), default=0)
+            taken = TakenAtStart(last, ledger.read(epochs.floor))
+            live_leases = lambda: taken  # noqa: E731
+        run.collect(config, ledger, store, report, live_leases)
 
 
 def _collect(config: Config, store: CountedStore, report: Report, *, accept_clock: bool) -> None:
-    if report.dry_run:
-        with opened_ledger(config) as ledger:
-            report.daemon_pid = ledger.daemon_pid
-            former = former_owner(config, ledger, store, sleep_s)
-            live_leases: Callable[[], Container[LeaseId]] = ledger.live_leases
-            if ledger.daemon_pid is None and former is Former.REBOOTED:
-                last = max(ledger.read(epochs.incarnations), default=0)
-                taken = TakenAtStart(last, ledger.read(epochs.floor))
-                live_leases = lambda: taken  # noqa: E731
-            run.collect(config, ledger, store, report, live_leases)
-        return
     with writable_ledger(config, store, sleep_s) as ledger:
         report.daemon_pid = ledger.daemon_pid
         if accept_clock:
@@ -89,16 +86,15 @@ def _collect(config: Config, store: CountedStore, report: Report, *, accept_cloc
         run.collect(config, ledger, store, report, ledger.live_leases)
 
 
-def collect_text(report: Report) -> str:
-    """The report for people."""
+def _text(report: Report) -> str:
     orphans = report.orphans - report.young if report.dry_run else report.deleted
     going = orphans + report.collected
     verb = "would be deleted" if report.dry_run else "deleted"
     requests = report.requests
     lines = [
         (
-            f"{count_text(report.objects)} objects,"
-            f" {count_text(report.orphans)} orphans of {bytes_text(report.orphan_bytes)} among them"
+            f"{count_text(report.objects)} objects, among them {count_text(report.orphans)} orphans"
+            f" of {bytes_text(report.orphan_bytes)}"
         )
     ]
     lines += [f"  {key}" for key in report.keys[:NAMED_MAX]]
@@ -111,15 +107,15 @@ def collect_text(report: Report) -> str:
         ),
         (
             f"objects   {count_text(report.collected)} {verb} that nothing needs any more"
-            f" ({bytes_text(report.collected_bytes)}), {count_text(report.waiting)} wait for their"
-            f" time, {count_text(report.kept_by_lease)} are kept for readers,"
+            f" ({bytes_text(report.collected_bytes)}), {count_text(report.waiting)} within"
+            f" their grace, {count_text(report.kept_by_lease)} kept for readers,"
             f" {count_text(report.quarantined)} in quarantine"
         ),
         (
             f"lake      {count_text(report.lake_files)} files {verb}"
             f" ({bytes_text(report.lake_bytes)}), {count_text(report.lake_snapshots)} snapshots"
             f" {'would expire' if report.dry_run else 'expired'}"
-            + (f"; left alone, for {report.lake_skipped}" if report.lake_skipped else "")
+            + (f"; left alone: {report.lake_skipped}" if report.lake_skipped else "")
         ),
     ]
     lines += [f"PROBLEM   {problem}" for problem in report.problems]

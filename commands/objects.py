@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from typing import Any
 
 import click
@@ -25,7 +25,7 @@ from commands.shell.output import (
     show,
     time_text,
 )
-from daemon.config import Config
+from daemon.serve import open_config_store
 from daemon.upkeep.exclusive import opened_ledger
 from ledger import reads
 from ledger.tx import Transactions
@@ -39,7 +39,6 @@ from uploader.l0 import (
     verify,
 )
 from uploader.stores.base import ObjectMissing, ObjectStore
-from uploader.stores.open import open_store
 from uploader.stores.verified import verified as checked
 
 PAGE_OBJECTS = 1_000
@@ -94,7 +93,7 @@ def objects_cat(key: str, **options: Any) -> None:
       headgate objects cat l0/000000000000000001/1-0-2 --data /var/lib/headgate
     """
     config = loaded(**options)
-    with opened_ledger(config) as ledger, opened_store(config) as store:
+    with opened_ledger(config) as ledger, closing(open_config_store(config)) as store:
         for line in lines_of(ledger, store, row_of(ledger, key)):
             print_lines([line])
 
@@ -132,7 +131,7 @@ def objects_verify(
       headgate objects verify l0/000000000000000001/1-0-2 --data /var/lib/headgate
     """
     config = loaded(**options)
-    with opened_ledger(config) as ledger, opened_store(config) as store:
+    with opened_ledger(config) as ledger, closing(open_config_store(config)) as store:
         chosen = [row_of(ledger, key) for key in keys] or list(rows(ledger))
         bad = []
         with progress(len(chosen), "objects") as advance:
@@ -150,21 +149,6 @@ def _verified_text(found: Verified) -> str:
     lines = [f"BAD  {problem}" for each in found.bad for problem in each.problems]
     total = f"{found.objects} objects, {found.bytes:,} bytes, {len(found.bad)} bad"
     return "\n".join([*lines, total])
-
-
-@contextmanager
-def opened_store(config: Config) -> Iterator[ObjectStore]:
-    """The store, for one thread; nothing is contacted before the first call."""
-    store = open_store(
-        config.store_url,
-        endpoint_url=config.s3_endpoint_url,
-        region=config.s3_region,
-        threads=1,
-    )
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 def rows(ledger: Transactions) -> Iterator[ObjectRow]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
+from contextlib import closing
 from typing import Any
 
 import click
@@ -12,12 +12,11 @@ from commands.shell.exits import FAILED
 from commands.shell.options import loaded, output_option, place_options
 from commands.shell.output import count_text, limited, progress, say, show
 from daemon.config import Config
-from daemon.serve import take_directory
+from daemon.serve import open_config_store, take_directory
 from daemon.upkeep.recover import FOOTER_THREADS, Report, sleep_s
 from daemon.upkeep.recover import recover as rebuild
 from shards import locks
 from shards.locks import SharedLock
-from uploader.stores.open import open_store
 
 
 @click.command()
@@ -47,23 +46,19 @@ def recover(
 
 
 def _recovered(config: Config, *, take_over: bool, allow_empty: bool) -> Report:
-    with contextlib.closing(take_directory(config)) as lock_file:
-        store = open_store(
-            config.store_url,
-            endpoint_url=config.s3_endpoint_url,
-            region=config.s3_region,
-            threads=FOOTER_THREADS,
+    with (
+        closing(take_directory(config)) as lock_file,
+        closing(open_config_store(config, threads=FOOTER_THREADS)) as store,
+    ):
+        return rebuild(
+            config,
+            SharedLock(lock_file, locks.LEDGER),
+            store,
+            take_over=take_over,
+            allow_empty=allow_empty,
+            sleep_s=_wait,
+            progress=(lambda n: progress(n, "objects")) if sys.stderr.isatty() else None,
         )
-        with contextlib.closing(store):
-            return rebuild(
-                config,
-                SharedLock(lock_file, locks.LEDGER),
-                store,
-                take_over=take_over,
-                allow_empty=allow_empty,
-                sleep_s=_wait,
-                progress=(lambda n: progress(n, "objects")) if sys.stderr.isatty() else None,
-            )
 
 
 def _wait(seconds: float) -> None:

@@ -92,10 +92,13 @@ def _wait_for_orphaned_shards(lock_file: LockFile) -> None:
     lock_file.unlock(locks.SHARDS)
 
 
-def open_config_store(config: Config) -> PartedStore:
-    """The store that a configuration names."""
+def open_config_store(config: Config, threads: int = 4) -> PartedStore:
+    """The store that a configuration names, for calls from up to ``threads`` threads."""
     return open_store(
-        config.store_url, endpoint_url=config.s3_endpoint_url, region=config.s3_region
+        config.store_url,
+        endpoint_url=config.s3_endpoint_url,
+        region=config.s3_region,
+        threads=threads,
     )
 
 

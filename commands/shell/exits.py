@@ -96,11 +96,11 @@ def _ledger_failure(error: Exception) -> CommandFailed | None:
             return CommandFailed(
                 str(error), hint="nothing is lost or stored twice; it is safe to run it again"
             )
-        case StartError() | OtherHistory() | EntryError() | NothingThere():
-            return CommandFailed(str(error))
         case DaemonUnreachable():
             return CommandFailed(str(error), exit_code=UNREACHABLE)
-        case RunUnfinished() | RunLost() | DaemonRefused():
+        case StartError() | OtherHistory() | EntryError() | NothingThere() | DaemonRefused():
+            return CommandFailed(str(error))
+        case RunUnfinished() | RunLost():
             return CommandFailed(str(error))
         case LedgerError():
             return CommandFailed(str(error), hint="--data and --config must be those of `serve`")
