@@ -172,7 +172,7 @@ class UpkeepThread:
 
     def _mark(self) -> None:
         now_ms = self._age_ms(self._now())
-        while marking.mark_free(self._ledger, now_ms) and not self._stopped.is_set():
+        while marking.mark_unreferenced(self._ledger, now_ms) and not self._stopped.is_set():
             pass
 
     def _is_trusted(self, now: Noted) -> bool:

@@ -1,7 +1,7 @@
 """Parquet files of the lake and their ranges, and how a collection deletes dropped ones.
 
-A *dropped* file goes when its grace is over and neither a read lease nor a compaction that lives
-is as old, once the catalog has let go of it (``compaction/``).
+A *dropped* file is deleted when its grace time is over, neither a read lease nor a living
+compaction is as old, and the catalog no longer has it (``compaction/``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RANGES_SQL = """SELECT f.file_id, f.path, f.size_bytes, r.partition, r.first_of
 
 
 def remove(tx: WriteTx, paths: Sequence[str]) -> None:
-    """The rows of Parquet files that were removed, and of their ranges, go."""
+    """Removes the rows of Parquet files that were removed, and of their ranges."""
     for path in paths:
         row = tx.execute("SELECT file_id FROM lake_files WHERE path = ?", (path,)).fetchone()
         if row is not None:
@@ -59,7 +59,7 @@ def ranges(tx: ReadTx, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
 def ranges_from(
     tx: ReadTx, topic_id: int, partition: int, from_offset: int, limit: int
 ) -> list[FileRange]:
-    """A partition's ranges in live files that end at or after ``from_offset``, by their begin."""
+    """A partition's ranges in live files that end at or after ``from_offset``, by first offset."""
     rows = tx.execute(_RANGES_SQL, (topic_id, partition, from_offset, limit))
     return [
         FileRange(file_id, path, size_bytes, LakeRange(*columns))
@@ -86,6 +86,6 @@ def named(tx: ReadTx, after_path: str = "", limit: int = 1_000) -> list[str]:
 
 
 def forget(tx: WriteTx, paths: list[str]) -> None:
-    """These files are gone from the store: their rows and names go too."""
+    """Removes the rows and names of files that are gone from the store."""
     remove(tx, paths)
     deletions.forget(tx, paths, LAKE)

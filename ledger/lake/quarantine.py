@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ledger import topics
 from ledger.lake.types import Hole, Quarantined
 from ledger.space import retention
-from ledger.space.marking import IS_FREE
+from ledger.space.marking import IS_UNREFERENCED
 from ledger.tx import ReadTx, WriteTx
 
 _ROWS_SQL = """SELECT q.topic_id, q.partition, q.first_offset, q.last_offset, q.key, q.reason,
@@ -72,6 +72,6 @@ def release(tx: WriteTx, holes: Sequence[Hole], now_ms: int) -> None:
         [(hole.topic_id, hole.partition, hole.first_offset) for hole in holes],
     )
     tx.executemany(
-        f"UPDATE objects SET free_ms = ? WHERE key = ? AND free_ms IS NULL AND {IS_FREE}",
+        f"UPDATE objects SET free_ms = ? WHERE key = ? AND free_ms IS NULL AND {IS_UNREFERENCED}",
         [(now_ms, key) for key in sorted({hole.key for hole in holes})],
     )

@@ -1,8 +1,8 @@
 """Names of what is about to be deleted, and what a collection may delete (docs/protocol.md 7).
 
-A row of ``deletions`` stays from before its object is deleted until after: a collection that was
-killed finds it and goes on. Naming happens in a write transaction, so what is named is judged by
-the commits of the moment it is named; from then on no commit can have it (``ledger/commits.py``).
+A row of ``deletions`` exists from before its object is deleted until after, so a collection that
+was killed finds it and continues. Naming happens in a write transaction: what is named is judged by
+the commits of that moment, and from then on no commit can have it (``ledger/commits.py``).
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ LAKE = "lake"
 
 
 class DeletionPolicy(Struct, frozen=True):
-    """What a collection may take: ``free_to_ms`` is now less the grace time, commits up to
-    ``commits_to`` are settled. ``held_from_ms`` is when the oldest read lease was taken, None
-    without one."""
+    """What a collection may delete.
 
-    free_to_ms: int
+    Objects that are unreferenced since ``unreferenced_to_ms``, which is now minus the grace time,
+    and whose commits, up to ``commits_to``, are settled. ``held_from_ms`` is when the oldest read
+    lease was taken, None without one.
+    """
+
+    unreferenced_to_ms: int
     commits_to: int
     held_from_ms: int | None = None
 
-    def is_held(self, free_ms: int) -> bool:
+    def is_held(self, since_ms: int) -> bool:
         """Whether a read lease is as old as the end of the need."""
-        return self.held_from_ms is not None and free_ms >= self.held_from_ms
+        return self.held_from_ms is not None and since_ms >= self.held_from_ms
 
-    def releases(self, free_ms: int) -> bool:
+    def releases(self, since_ms: int) -> bool:
         """Whether the grace time is over, and no read lease is as old as the end of the need."""
-        return free_ms <= self.free_to_ms and not self.is_held(free_ms)
+        return since_ms <= self.unreferenced_to_ms and not self.is_held(since_ms)
 
 
 def policy(
@@ -45,7 +48,7 @@ def policy(
     *,
     run_lives: bool = False,
 ) -> DeletionPolicy:
-    """The policy by the read leases of now, and the compaction if it lives."""
+    """The policy by the read leases of now, and by the compaction if it lives."""
     since = [one.created_ms for one in readleases.live(tx, now_ms)]
     if run_lives:
         rows = tx.execute("SELECT started_ms FROM runs WHERE ended_ms IS NULL")
@@ -64,7 +67,7 @@ def name(tx: WriteTx, rows: list[tuple[str, str, str]]) -> None:
 
 
 def forget(tx: WriteTx, keys: list[str], reason: str) -> None:
-    """What these keys name is gone from the store: the names go too."""
+    """Removes names: what these keys name is gone from the store."""
     tx.executemany(
         "DELETE FROM deletions WHERE key = ? AND reason = ?", [(key, reason) for key in keys]
     )

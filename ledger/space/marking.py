@@ -28,14 +28,14 @@ BOUND = (
 EXTENTS_MAX = 2_000
 PARTITIONS_MAX = 256
 
-_FREE_SQL = f"""SELECT 1 FROM objects AS o WHERE o.commit_number = ? AND o.free_ms IS NULL
+_UNREFERENCED_SQL = f"""SELECT 1 FROM objects AS o WHERE o.commit_number = ? AND o.free_ms IS NULL
     AND o.key NOT IN (SELECT key FROM quarantine)
     AND NOT EXISTS (SELECT 1 FROM extents AS e JOIN partitions AS p
         ON p.topic_id = e.topic_id AND p.partition = e.partition
         WHERE e.commit_number = o.commit_number AND e.last_offset > {BOUND})"""
 # Only objects with extents between the last marking and a partition's bound can have become
 # unreferenced.
-IS_FREE = f"""key NOT IN (SELECT key FROM quarantine)
+IS_UNREFERENCED = f"""key NOT IN (SELECT key FROM quarantine)
     AND NOT EXISTS (SELECT 1 FROM extents AS e JOIN partitions AS p
         ON p.topic_id = e.topic_id AND p.partition = e.partition
         WHERE e.commit_number = objects.commit_number AND e.last_offset > {BOUND})"""
@@ -44,7 +44,7 @@ _MARK_SQL = f"""UPDATE objects SET free_ms = ? WHERE free_ms IS NULL
         SELECT e.commit_number FROM partitions AS p CROSS JOIN extents AS e
             WHERE p.freed_seq < {BOUND} AND e.topic_id = p.topic_id AND e.partition = p.partition
             AND e.last_offset > p.freed_seq AND e.last_offset <= {BOUND})
-    AND {IS_FREE}"""
+    AND {IS_UNREFERENCED}"""
 _MARKED_SQL = f"UPDATE partitions AS p SET freed_seq = {BOUND} WHERE p.freed_seq < {BOUND}"
 
 
@@ -59,7 +59,7 @@ class Marks(Struct, frozen=True):
     more: bool
 
 
-def mark_free(ledger: Transactions, now_ms: int) -> bool:
+def mark_unreferenced(ledger: Transactions, now_ms: int) -> bool:
     """Notes since when objects are unreferenced, some at a time; whether there may be more."""
     marks = ledger.read(markable)
     if marks.partitions:
@@ -110,7 +110,7 @@ def markable(tx: ReadTx) -> Marks:
         partitions.append((topic_id, partition, rows[-1][0] if len(rows) == left else bound))
         left -= len(rows)
     more = not left or len(moved) == PARTITIONS_MAX
-    return Marks(free_among(tx, sorted(commits)), partitions, more)
+    return Marks(unreferenced_among(tx, sorted(commits)), partitions, more)
 
 
 def markable_void(tx: ReadTx, after_number: int) -> tuple[Marks, int | None]:
@@ -126,7 +126,7 @@ def markable_void(tx: ReadTx, after_number: int) -> tuple[Marks, int | None]:
     ).fetchall()
     commits = [row[0] for row in rows]
     more = len(commits) == EXTENTS_MAX
-    return Marks(free_among(tx, commits), [], more), commits[-1] if commits else None
+    return Marks(unreferenced_among(tx, commits), [], more), commits[-1] if commits else None
 
 
 def mark(tx: WriteTx, marks: Marks, now_ms: int) -> None:
@@ -143,6 +143,10 @@ def mark(tx: WriteTx, marks: Marks, now_ms: int) -> None:
     )
 
 
-def free_among(tx: ReadTx, commits: Iterable[int]) -> list[int]:
+def unreferenced_among(tx: ReadTx, commits: Iterable[int]) -> list[int]:
     """Those of the commits whose objects nothing needs, and that are not marked yet."""
-    return [number for number in commits if tx.execute(_FREE_SQL, (number,)).fetchone() is not None]
+    return [
+        number
+        for number in commits
+        if tx.execute(_UNREFERENCED_SQL, (number,)).fetchone() is not None
+    ]

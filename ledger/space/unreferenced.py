@@ -1,15 +1,14 @@
 """Unreferenced objects: committed, and nothing in them is needed any more (``objects.free_ms``).
 
-One goes when its grace is over (docs/protocol.md 7) and
+A collection deletes one when its grace time is over (docs/protocol.md 7) and
 
-- its commit is *settled*: no process asks for it any more, neither by its lease nor by its number.
-  The daemon says up to which commit that is;
-- it is not the last commit's, by which a ledger is known, nor in quarantine;
-- no read lease is as old as its ``free_ms``, nor a compaction that lives: whoever planned before
-  may still read it.
+- its commit is *settled*: no process asks for it any more, by its lease or by its number. The
+daemon says up to which commit that is; - it is neither the object of the last commit, by which a
+ledger is recognized, nor in quarantine; - no read lease, and no living compaction, is as old as its
+``free_ms``: whoever planned before may still read it.
 
-Its rows go when it is deleted. Its name stays until its epoch is below the epoch floor: until then
-a recovery would take an upload of it that arrives late for a commit that no entry lists.
+Its rows are removed when it is deleted. Its name stays until its epoch is below the epoch floor:
+until then a recovery would take a late upload of it for a commit that no entry lists.
 """
 
 from __future__ import annotations
@@ -37,43 +36,45 @@ class Unreferenced(Struct, frozen=True):
     locator: str
     size_bytes: int
     extents: int
-    free_ms: int
+    since_ms: int
 
 
 def page(
     tx: ReadTx, policy: DeletionPolicy, after: tuple[int, int], limit: int = 1_000
 ) -> list[Unreferenced]:
-    """Objects after (free_ms, commit number), in that order; leases are not looked at."""
+    """Objects after (since_ms, commit number), in that order; leases are not considered."""
     rows = tx.execute(
         f"{_SQL} AND (free_ms, commit_number) > (?, ?) ORDER BY free_ms, commit_number LIMIT ?",
-        (policy.free_to_ms, policy.commits_to, *after, limit),
+        (policy.unreferenced_to_ms, policy.commits_to, *after, limit),
     )
     return [Unreferenced(*row) for row in rows]
 
 
 def count(tx: ReadTx) -> int:
-    """How many objects wait for their end."""
+    """How many objects wait for deletion."""
     sql = f"SELECT count(*) FROM objects WHERE free_ms IS NOT NULL AND {_MAY_GO}"
     return int(tx.execute(sql).fetchone()[0])
 
 
 def unmarked(tx: ReadTx, after_number: int, limit: int) -> tuple[list[Unreferenced], int | None]:
-    """Objects among the next ``limit`` commits that nothing needs and that are not marked as free
-    yet; and the last of those commits, None at the end."""
+    """Objects among the next ``limit`` commits that nothing needs and that are not marked yet.
+
+    And the last of those commits, None at the end.
+    """
     rows = tx.execute(
         f"SELECT {_COLUMNS}, 0 FROM objects WHERE commit_number > ? AND {_MAY_GO}"
         " ORDER BY commit_number LIMIT ?",
         (after_number, limit),
     ).fetchall()
     objects = {row[0]: Unreferenced(*row) for row in rows}
-    free = marking.free_among(tx, objects)
+    found = marking.unreferenced_among(tx, objects)
     last = rows[-1][0] if len(rows) == limit else None
-    return [objects[number] for number in free], last
+    return [objects[number] for number in found], last
 
 
 def among(tx: ReadTx, policy: DeletionPolicy, objects: list[Unreferenced]) -> list[Unreferenced]:
-    """Those of the objects that may go now."""
-    values = (policy.free_to_ms, policy.commits_to)
+    """Those of the objects that may be deleted now."""
+    values = (policy.unreferenced_to_ms, policy.commits_to)
     found = []
     for one in objects:
         row = tx.execute(f"{_SQL} AND commit_number = ?", (*values, one.commit_number)).fetchone()
@@ -83,14 +84,14 @@ def among(tx: ReadTx, policy: DeletionPolicy, objects: list[Unreferenced]) -> li
 
 
 def name(tx: WriteTx, policy: DeletionPolicy, objects: list[Unreferenced]) -> list[Unreferenced]:
-    """Names those of the objects that may go now for deletion; returns them."""
+    """Names those of the objects that may be deleted now; returns them."""
     found = among(tx, policy, objects)
     deletions.name(tx, [(one.key, one.locator, COLLECTED) for one in found])
     return found
 
 
 def without_rows(tx: ReadTx, before_key: str, after_key: str, limit: int) -> list[tuple[str, str]]:
-    """(key, locator) of names whose objects are gone, between two keys, a page at a time."""
+    """(key, locator) of names without an object's row, between two keys, a page at a time."""
     return tx.execute(
         "SELECT key, locator FROM deletions AS d WHERE reason = ? AND key > ? AND key < ?"
         " AND NOT EXISTS (SELECT 1 FROM objects AS o WHERE o.key = d.key) ORDER BY key LIMIT ?",
@@ -105,7 +106,8 @@ def are_names_kept(tx: ReadTx, from_key: str) -> bool:
 
 
 def forget(tx: WriteTx, keys: list[str], before_key: str) -> None:
-    """These objects are gone from the store: their rows go, and names of keys below ``before_key``.
+    """Removes the rows of objects that are gone from the store, and names of keys below
+    ``before_key``.
 
     In one transaction. Keys below it are of epochs below the floor.
     """

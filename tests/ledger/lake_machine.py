@@ -210,7 +210,7 @@ class LakeMachine(BackupMachine):
 
     @rule(finishes=st.booleans())
     def collect(self, finishes: bool) -> None:
-        while marking.mark_free(self.ledger, self.now_ms):
+        while marking.mark_unreferenced(self.ledger, self.now_ms):
             pass
         marking.mark_void(self.ledger, self.now_ms)
         self.ledger.write(epochs.raise_floor, self.ledger.write(epochs.advance))

@@ -278,9 +278,9 @@ def test_since_when_objects_are_free_is_found_again(
         copy.write(backup.apply, ledger.read(backup.changes_since, Mark())[1])
         rule = copy.read(deletions.policy, 10_000, 0, 9)
         assert copy.read(unreferenced.page, rule, (-1, 0)) == []
-        while marking.mark_free(copy, 9_000):
+        while marking.mark_unreferenced(copy, 9_000):
             pass
-        assert [one.free_ms for one in copy.read(unreferenced.page, rule, (-1, 0))] == [9_000]
+        assert [one.since_ms for one in copy.read(unreferenced.page, rule, (-1, 0))] == [9_000]
 
 
 def test_what_a_cap_evicted_is_told(ledger: Ledger, topic: Topic, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_an_object_whose_quarantine_is_told_is_not_free(
     there.write_bytes(image_of(ledger))
     with closing(Ledger(there, nullcontext())) as copy, closing(sqlite3.connect(there)) as look:
         retention.trim(copy, "orders", 0, 2)
-        while marking.mark_free(copy, 20):
+        while marking.mark_unreferenced(copy, 20):
             pass
         assert look.execute("SELECT free_ms FROM objects").fetchall() == [(20,)]
         compact(ledger, "r", bad_keys={row.key})

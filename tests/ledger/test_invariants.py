@@ -127,7 +127,7 @@ def test_a_place_in_what_the_lake_holds_is_named(
 
 def test_the_rows_of_a_deleted_topic_may_all_be_gone_but_the_last_commits(rich: Ledger) -> None:
     rich.write(topics.delete, "orders", 50)
-    assert not marking.mark_free(rich, 51)
+    assert not marking.mark_unreferenced(rich, 51)
     rich.write(unreferenced.forget, [key_of(lease(counter)) for counter in (1, 3, 5)], "m")
     rich.read(invariants.check)
     assert rich.read(soundness.problems, 9) == []

@@ -269,7 +269,7 @@ def test_a_hole_of_an_evicted_object_takes_the_mark_away(ledger: Ledger, topic: 
     commit(ledger, 1, Request(topic.topic_id, ((0, 2),)))
     switches = switches_of(plan_all(ledger), "r", {key_of(lease(1))})
     retention.trim(ledger, "orders", 0, 3)
-    assert not marking.mark_free(ledger, 5)
+    assert not marking.mark_unreferenced(ledger, 5)
     assert free(ledger) == [1]
     ledger.write(runs.begin, "next", "test", 6)
     ledger.write(lake_tables.switch, "next", switches, 7)

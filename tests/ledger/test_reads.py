@@ -144,7 +144,7 @@ def test_a_time_is_found_in_what_is_compacted_trimmed_and_collected(
         compact(ledger, "r", to_commit=min(compacted, len(extents)), days=days)
         (state,) = ledger.read(reads.partition_states, key[0])
         retention.trim(ledger, "a", 0, min(1 + trimmed, state.next_seq))
-        while marking.mark_free(ledger, 1):
+        while marking.mark_unreferenced(ledger, 1):
             pass
         if collects:
             keys = [key_of(lease(counter)) for counter in range(len(extents) - 1)]

@@ -424,7 +424,7 @@ def test_the_owners_log_is_told_of_an_eviction(ledger: Ledger, tmp_path: Path) -
 
 
 def free_keys(ledger: Ledger) -> set[str]:
-    while marking.mark_free(ledger, NOW_MS):
+    while marking.mark_unreferenced(ledger, NOW_MS):
         pass
     rule = ledger.read(deletions.policy, NOW_MS, 0, 1 << 60)
     return {one.key for one in ledger.read(unreferenced.page, rule, (0, 0))}
@@ -451,7 +451,7 @@ def test_a_deleted_topic_frees_its_objects_some_at_a_time(
     write(ledger, other, 1)
     ledger.write(topics.delete, "t", 5)
     looks = 1
-    while marking.mark_free(ledger, NOW_MS):
+    while marking.mark_unreferenced(ledger, NOW_MS):
         looks += 1
     assert looks == 4
     assert free_keys(ledger) == {row.key for row in ledger.read(reads.objects)[:10]}

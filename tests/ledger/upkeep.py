@@ -18,6 +18,6 @@ def evict_all(ledger: Ledger, now_ms: int) -> list[Evicted]:
             retention.evict, ledger.read(retention.due_evictions, topic, now_ms).evictions
         ):
             done += found
-    while marking.mark_free(ledger, now_ms):
+    while marking.mark_unreferenced(ledger, now_ms):
         pass
     return done

@@ -59,7 +59,7 @@ class UnreferencedObjects:
         yield from self._not_held(self._policy())
 
     def _mark(self) -> None:
-        while marking.mark_free(self._ledger, self._now_ms()):
+        while marking.mark_unreferenced(self._ledger, self._now_ms()):
             pass
         after: int | None = 0
         while after is not None:
@@ -75,10 +75,10 @@ class UnreferencedObjects:
         after = _FIRST
         while page := self._ledger.read(unreferenced.page, policy, after, PAGE):
             yield [one for one in page if not self._is_held(policy, one)]
-            after = (page[-1].free_ms, page[-1].commit_number)
+            after = (page[-1].since_ms, page[-1].commit_number)
 
     def _is_held(self, policy: DeletionPolicy, one: Unreferenced) -> bool:
-        held = policy.is_held(one.free_ms)
+        held = policy.is_held(one.since_ms)
         self._report.kept_by_lease += held
         return held
 

@@ -138,7 +138,7 @@ def test_without_limits_no_topic_is_looked_at(
     for module, name in (
         (retention, "due_evictions"),
         (retention, "evict"),
-        (marking, "mark_free"),
+        (marking, "mark_unreferenced"),
         (topics, "by_id"),
         (notes, "get"),
     ):
@@ -157,7 +157,7 @@ def test_what_is_evicted_or_deleted_is_marked_as_free(place: Place) -> None:
     place.upkeep.round()
     rule = place.ledger.read(deletions.policy, place.wall_ms, 0, 1 << 60)
     found = place.ledger.read(unreferenced.page, rule, (0, 0))
-    assert [(one.commit_number, one.free_ms) for one in found] == [
+    assert [(one.commit_number, one.since_ms) for one in found] == [
         (1, 1_000_000), (2, 1_000_000), (3, 1_002_000),
     ]  # fmt: skip
 
@@ -172,7 +172,7 @@ def test_what_retention_evicts_is_marked_as_free_in_a_round_without_news_of_topi
     assert [one.records for one in place.upkeep.round()] == [2]
     rule = place.ledger.read(deletions.policy, place.wall_ms, 0, 1 << 60)
     found = place.ledger.read(unreferenced.page, rule, (0, 0))
-    assert [(one.commit_number, one.free_ms) for one in found] == [(1, 1_001_000), (2, 1_001_000)]
+    assert [(one.commit_number, one.since_ms) for one in found] == [(1, 1_001_000), (2, 1_001_000)]
 
 
 def test_a_deleted_topic_frees_its_objects_where_no_topic_has_a_limit(place: Place) -> None:
