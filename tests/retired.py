@@ -30,15 +30,25 @@ RETIRED = (
     _retired(r"\bDo\.RING\b", "Do.WAKE", "return Do.RING"),
     _retired(r"\bRooms\b|\bRoom\(", "CapTracker", "self.rooms = Rooms()"),
     _retired(r"(?<!Commit)\bFollower\b", "CommitFollower", "Follower(log)"),
+    _retired(r"\b(?:Beside|Alone)\(", "ViaDaemon, Exclusive", "access = Beside(url)"),
+    _retired(r"\bspent objects?\b|\bSpent[A-Z]", "unreferenced", "spent objects are deleted"),
+    _retired(r"\bLeaseBelowFloor\b", "a lease in shared memory is live", "raise LeaseBelowFloor"),
     # Where a sentence would refer to something outside the repository.
     _retired(r"\brows? [A-Z]\d+\b", "the figure itself", "at most 1.25 (row L18)"),
     _retired(r"\b(?:PROTOCOL|DESIGN|STYLE|FACTS|ROWS) \d", "docs/protocol.md", "see PROTOCOL 7"),
     # Phrases that read as translated.
     _retired(r"\bwhole number", "integer", "'x' is not a whole number"),
+    _retired(
+        r"(?<!fall )(?<!falls )(?<!fallen )(?<!fell )(?<!far )(?<!lag )(?<!left )"
+        r"\b[bB]ehind (?!and |or |if |is |[=<>])",
+        "after",
+        "the next run begins behind it",
+    ),
     _retired(r"\bat once\b", "immediately, or simultaneously", "all start at once"),
     _retired(r"\bmade up for\b", "completed, or caught up", "it is made up for by the next run"),
     _retired(r"\bfor ever\b", "forever", "seals stay for ever"),
     _retired(r"\b[sS]omebody\b", "the operator, process or client", "somebody reads it"),
+    _retired(r"\bso many\b", "this many, or N", "keeps the newest so many records"),
     _retired(
         r"\b(?:hono|behavio|neighbo|colo|favo)ur", "American spelling", "it honours the condition"
     ),

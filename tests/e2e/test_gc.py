@@ -1,4 +1,4 @@
-"""``headgate gc``: exactly what nothing needs goes, beside a daemon and without one, killed or not.
+"""``headgate gc``: exactly what nothing needs is deleted, with and without a daemon, killed or not.
 
 Compactions are made by hand: files and the switch in the ledger, without a catalog, which a
 collection names as its one problem.
@@ -305,11 +305,11 @@ def test_a_recovery_after_a_collection_misses_nothing(data: Path, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "beside", [pytest.param(True, id="beside a daemon"), pytest.param(False, id="alone")]
+    "with_daemon", [pytest.param(True, id="with a daemon"), pytest.param(False, id="alone")]
 )
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_any_point_and_run_again_it_is_finished(
-    data: Path, point: str, beside: bool
+    data: Path, point: str, with_daemon: bool
 ) -> None:
     place = Place(data, {})
 
@@ -327,10 +327,10 @@ def test_killed_at_any_point_and_run_again_it_is_finished(
 
     with running(data, settings=SOON) as daemon:
         records = evicted(daemon)
-        if beside:
+        if with_daemon:
             kill_and_finish()
             assert daemon.read_all("orders") == records
-    if not beside:
+    if not with_daemon:
         kill_and_finish()
     with running(data) as daemon:
         assert daemon.read_all("orders") == records

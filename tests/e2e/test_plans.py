@@ -262,14 +262,17 @@ def test_a_plan_of_a_data_directory_is_made_by_its_daemon_and_without_one_by_who
     planner = LedgerPlanner(str(data), PlanStore(f"file://{data}/store"))
     with running(data) as daemon:
         assert daemon.produce("orders", 1, 2).status == 200
-        beside = planner.page(PlanRequest(["orders"]))
-        assert beside.store == planner.store and planner.renew(beside.plan)
+        via_daemon = planner.page(PlanRequest(["orders"]))
+        assert via_daemon.store == planner.store and planner.renew(via_daemon.plan)
         held = (data / "ledger" / "ledger.db").stat().st_ino
         assert not [f for f in psutil.Process().open_files() if f.path.startswith(str(data))]
     alone = planner.page(PlanRequest(["orders"]))
-    assert alone.objects == beside.objects and (data / "ledger" / "ledger.db").stat().st_ino == held
-    assert planner.renew(beside.plan), "the lease outlives the daemon"
-    planner.end(beside.plan)
+    assert (
+        alone.objects == via_daemon.objects
+        and (data / "ledger" / "ledger.db").stat().st_ino == held
+    )
+    assert planner.renew(via_daemon.plan), "the lease outlives the daemon"
+    planner.end(via_daemon.plan)
     with closing(LockFile(data / "lock")) as lock_file:
         assert lock_file.holder(locks.DIRECTORY) is None
         assert lock_file.try_lock(locks.DIRECTORY)

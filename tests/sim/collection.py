@@ -1,6 +1,6 @@
-"""A collection beside a simulated daemon: the shipped collector and its kinds of objects.
+"""A collection while a simulated daemon runs: the shipped collector and its kinds of objects.
 
-Modelled: the calls on the owner of the ledger (leases are read word by word, as a shard reads
+Modeled: the calls on the owner of the ledger (leases are read word by word, as a shard reads
 them), evictions, and what was collected. A collection may be stopped, or killed and begun again,
 between any two of its steps.
 """
