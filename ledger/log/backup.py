@@ -114,7 +114,7 @@ class Mark(Struct, frozen=True):
     dedupe_id: int = 0
     deletion_id: int = 0
     epoch_floor: int = 0
-    wanted: int = 0
+    wanted: int = 0  # of entries that former versions wrote
     lease: LeaseId | None = None
     history: str = ""
 
@@ -138,15 +138,9 @@ def mark(tx: ReadTx) -> Mark:
         dedupe_id=_last_id(tx, "dedupe"),
         deletion_id=_last_id(tx, "deletions"),
         epoch_floor=floor,
-        wanted=wanted(tx),
         lease=lease,
         history=history(tx),
     )
-
-
-def wanted(tx: ReadTx) -> int:
-    """How often an entry was asked for (``want_entry``)."""
-    return int(notes.get(tx, "entry_wanted") or 0)
 
 
 def history(tx: ReadTx) -> str:
@@ -167,13 +161,6 @@ def keep_ids_above(tx: WriteTx, mark: Mark) -> None:
             tx.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
             tx.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)",
                                (table, last))  # fmt: skip
-
-
-def want_entry(tx: WriteTx) -> int:
-    """Asks the daemon for an entry; one has it when its mark's ``wanted`` is this number."""
-    number = wanted(tx) + 1
-    notes.put(tx, "entry_wanted", str(number))
-    return number
 
 
 def changes_since(tx: ReadTx, last: Mark) -> tuple[Mark, Changes]:

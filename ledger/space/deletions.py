@@ -45,15 +45,9 @@ def policy(
     now_ms: int,
     grace_ms: int,
     commits_to: int = 0,
-    *,
-    run_lives: bool = False,
 ) -> DeletionPolicy:
-    """The policy by the read leases of now, and by the compaction if it lives."""
-    since = [one.created_ms for one in readleases.live(tx, now_ms)]
-    if run_lives:
-        rows = tx.execute("SELECT started_ms FROM runs WHERE ended_ms IS NULL")
-        since += [row[0] for row in rows]
-    held = min(since, default=None)
+    """The policy by the read leases of now; the compaction that is under way has one."""
+    held = min((one.created_ms for one in readleases.live(tx, now_ms)), default=None)
     return DeletionPolicy(now_ms - grace_ms, commits_to, held)
 
 

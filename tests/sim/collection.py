@@ -109,7 +109,7 @@ class Collections:
                 self._evict((rng.randrange(1, TOPICS + 1), rng.randrange(PARTITIONS)))
             report = Report(dry_run=False)
             collector = Collector(access.await_backup)
-            collector.collect(UnreferencedObjects(access, store, report, 0, now_ms, lambda: False))
+            collector.collect(UnreferencedObjects(access, store, report, 0, now_ms))
             orphans = OrphanObjects(access, store, report, 0, now_ms, access.live_leases)
             collector.collect(orphans)
             machine.log(f"collected {report.collected}, {report.deleted} orphans")

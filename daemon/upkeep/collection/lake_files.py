@@ -142,11 +142,7 @@ class LakeFiles:
             yield LakeFile(orphan.location, orphan.size_bytes if is_data else 0)
 
     def _policy(self) -> DeletionPolicy:
-        now_ms = self._now_ms()
-        return self._ledger.read(
-            deletions.policy, now_ms, self._config.gc_grace_ms,
-            run_lives=self._ledger.read(runs.living, now_ms) is not None,
-        )  # fmt: skip
+        return self._ledger.read(deletions.policy, self._now_ms(), self._config.gc_grace_ms)
 
     def _among(self, files: Iterable[LakeFile]) -> list[LakeFile]:
         """Those that the ledger does not know, or has dropped long enough ago."""
@@ -205,14 +201,14 @@ def opened_lake(
         )
         yield None
         return
-    from compaction.tables.lake import Lake
+    from compaction.tables.lake import open_lake
     from compaction.tables.lake_listing import LakeListing
 
-    place = lake_settings(config).place
+    settings = lake_settings(config)
     try:
         with (
-            contextlib.closing(LakeListing(place)) as listing,
-            Lake(place, *_catalog_of(config)) as lake,
+            contextlib.closing(LakeListing(settings.place)) as listing,
+            open_lake(settings, ledger) as lake,
         ):
             try:
                 yield lake, listing
@@ -220,13 +216,6 @@ def opened_lake(
                 _add(report.requests, listing.requests)
     except (LakeError, StoreError, OSError) as error:
         report.problems.append(str(error))
-
-
-def _catalog_of(config: Config) -> tuple[dict[str, str], str | None]:
-    """pyiceberg's properties of the catalog, and its name in pyiceberg's own configuration."""
-    if config.catalog_name is not None:
-        return {}, config.catalog_name
-    return {"uri": config.catalog_uri}, None
 
 
 def _missing_catalog(config: Config) -> str | None:

@@ -15,7 +15,6 @@ from daemon.upkeep.collection.unreferenced import UnreferencedObjects
 from daemon.upkeep.recover import sleep_s
 from daemon.upkeep.upkeep import clocks
 from ledger import ages, epochs
-from ledger.lake import runs
 from ledger.types import LeaseId
 from uploader.stores.base import ObjectStore
 from uploader.stores.retry import COMMAND
@@ -41,9 +40,6 @@ def collect(
         """Never ahead of the clock by which a store dates what it takes."""
         return age_ms() - ahead_ms
 
-    def compacting() -> bool:
-        return ledger.read(runs.living, age_ms()) is not None
-
     def run(kind: Collectable[T]) -> None:
         if report.dry_run:
             look(kind)
@@ -53,7 +49,7 @@ def collect(
     report.epoch_floor = ledger.read(epochs.floor)
     what = (ledger, store, report, config.gc_grace_ms)
     # Unreferenced objects first: further copies of them are orphans then.
-    run(UnreferencedObjects(*what, age_ms, compacting))
+    run(UnreferencedObjects(*what, age_ms))
     run(OrphanObjects(*what, store_age_ms, live_leases))
     with opened_lake(config, ledger, report) as opened:
         if opened is not None:

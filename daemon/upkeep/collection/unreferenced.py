@@ -35,15 +35,13 @@ class UnreferencedObjects:
 
     def __init__(
         self, ledger: LedgerAccess, store: ObjectStore, report: Report, grace_ms: int,
-        now_ms: Callable[[], int], compacting: Callable[[], bool],
+        now_ms: Callable[[], int],
     ) -> None:  # fmt: skip
-        """``compacting``: whether a compaction is at work, which reads without a lease."""
         self._ledger = ledger
         self._store = store
         self._report = report
         self._grace_ms = grace_ms
         self._now_ms = now_ms
-        self._compacting = compacting
         self._commits_to = ALL
 
     def find(self) -> Iterator[list[Unreferenced]]:
@@ -67,8 +65,7 @@ class UnreferencedObjects:
 
     def _policy(self) -> DeletionPolicy:
         return self._ledger.read(
-            deletions.policy, self._now_ms(), self._grace_ms, self._commits_to,
-            run_lives=self._compacting(),
+            deletions.policy, self._now_ms(), self._grace_ms, self._commits_to
         )  # fmt: skip
 
     def _not_held(self, policy: DeletionPolicy) -> Iterator[list[Unreferenced]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Concatenate
 
-from ledger.lake.catalog import CatalogTx
+from ledger.lake.catalog import CatalogTx, opened
 from ledger.ledger import Ledger
 from ledger.tx import P, ReadTx, T, WriteTx
 
@@ -20,7 +20,9 @@ class OnLedger:
     def catalog(
         self, function: Callable[Concatenate[CatalogTx, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        raise AssertionError("a collection does not write the catalog")
+        path = self.ledger.path.parent.parent / "catalog.db"
+        with opened(path, must_exist=True) as tx:
+            return function(tx, *args, **kwargs)
 
     def read(
         self, function: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
