@@ -88,9 +88,13 @@ def call(
     return retry(lambda: _attempt(address, method, path, body, timeout_s))
 
 
+# A daemon that has waited for its store for minutes, or has lost it.
+FINAL_CODES = frozenset({"backup_late", "superseded"})
+
+
 def _may_help(error: Exception) -> bool:
     if isinstance(error, DaemonRefused):
-        return error.status in (429, 503)
+        return error.status in (429, 503) and error.code not in FINAL_CODES
     return isinstance(error, DaemonUnreachable)
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from compaction.access.http_calls import TIMEOUT_S, DaemonRefused, call
+from compaction.access.http_calls import FINAL_CODES, TIMEOUT_S, DaemonRefused, call
 from compaction.access.ledger_access import NotBackedUp
 from compaction.access.operations import Refusal, error_of, operation
 from compaction.access.settings import LakeSettings
@@ -74,7 +74,7 @@ class ViaDaemon:
         try:
             call(self.address, "POST", "/v0/admin/await_backup", b"{}", timeout_s=BACKUP_TIMEOUT_S)
         except DaemonRefused as error:
-            if error.code not in ("backup_late", "superseded"):
+            if error.code not in FINAL_CODES:
                 raise
             raise NotBackedUp(error.message) from error
 
