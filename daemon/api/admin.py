@@ -205,7 +205,7 @@ class AdminRoutes:
         asked = _found(_CATALOG, name)
 
         def run(_: ReadTx, named: dict[str, Any]) -> Any:
-            with catalog.opened(catalog_path(self._config), must_exist=False) as tx:
+            with catalog.opened(catalog_path(self._config)) as tx:
                 return asked.function(tx, **named)
 
         return await self._operate(self._ledger.read, asked, run, fence, arguments)

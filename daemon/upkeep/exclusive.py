@@ -122,7 +122,7 @@ class Exclusive:
         with self._threads:
             if self.run is not None:
                 self._ledger.read(runs.check, self.run, self._now_ms())
-            with catalog.opened(self._catalog_file, must_exist=False) as tx:
+            with catalog.opened(self._catalog_file) as tx:
                 return function(tx, *args, **kwargs)
 
     def await_backup(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from ledger.errors import LedgerMissing, translated
+from ledger.errors import translated
 
 NAME = "headgate"  # of the catalog in its own file
 BUSY_TIMEOUT_MS = 30_000  # another program's commit
@@ -41,10 +41,8 @@ class CatalogTx:
 
 
 @contextmanager
-def opened(path: Path, *, must_exist: bool) -> Iterator[CatalogTx]:
-    """One transaction; makes the file unless ``must_exist``. Raises LedgerError."""
-    if must_exist and not path.exists():
-        raise LedgerMissing(path)
+def opened(path: Path) -> Iterator[CatalogTx]:
+    """One transaction; makes the file where there is none. Raises LedgerError."""
     try:
         with closing(
             sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Concatenate
 
 from ledger.lake.catalog import CatalogTx, opened
@@ -14,14 +15,14 @@ class OnLedger:
     """Works on ``ledger``, whichever that is at the moment."""
 
     ledger: Ledger
+    catalog_file: Path
     run: str | None = None
     daemon_pid: int | None = 1
 
     def catalog(
         self, function: Callable[Concatenate[CatalogTx, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        path = self.ledger.path.parent.parent / "catalog.db"
-        with opened(path, must_exist=True) as tx:
+        with opened(self.catalog_file) as tx:
             return function(tx, *args, **kwargs)
 
     def read(
