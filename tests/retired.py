@@ -37,6 +37,12 @@ RETIRED = (
     _retired(r"\brows? [A-Z]\d+\b", "the figure itself", "at most 1.25 (row L18)"),
     _retired(r"\b(?:PROTOCOL|DESIGN|STYLE|FACTS|ROWS) \d", "docs/protocol.md", "see PROTOCOL 7"),
     # Phrases that read as translated.
+    _retired(
+        r"(?<![tT]here )\b(?:is|are) no (?!longer|more|less|later|earlier|older|newer)"
+        r"(?!faster|slower|larger|smaller|better)",
+        "is not a",
+        "'x' is no key",
+    ),
     _retired(r"\bwhole number", "integer", "'x' is not a whole number"),
     _retired(
         r"(?<!fall )(?<!falls )(?<!fallen )(?<!fell )(?<!far )(?<!lag )(?<!left )"
@@ -48,6 +54,7 @@ RETIRED = (
     _retired(r"\bmade up for\b", "completed, or caught up", "it is made up for by the next run"),
     _retired(r"\bfor ever\b", "forever", "seals stay for ever"),
     _retired(r"\b[sS]omebody\b", "the operator, process or client", "somebody reads it"),
+    _retired(r"\bbeside\b", "next to, in addition to, while", "gc beside a daemon"),
     _retired(r"\bso many\b", "this many, or N", "keeps the newest so many records"),
     _retired(
         r"\b(?:hono|behavio|neighbo|colo|favo)ur", "American spelling", "it honours the condition"
