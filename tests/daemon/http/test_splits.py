@@ -67,8 +67,19 @@ def test_any_split_of_a_stream_gives_the_same_answers(
     whole = outcome(stream, [])
     assert outcome(stream, cuts) == whole
     assert outcome(stream, list(range(len(stream)))) == whole
-    answers = re.findall(rb"HTTP/1\.1 \d", whole[0])
-    assert len(answers) == len(requests) + (last not in NO_ANSWER)
+    assert count_of_answers(whole[0]) == len(requests) + (last not in NO_ANSWER)
+
+
+def count_of_answers(written: bytes) -> int:
+    """By their lengths: an echoed body may look like an answer's first line."""
+    count = 0
+    while written:
+        head, _, rest = written.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 ")
+        (length,) = re.findall(rb"(?i)content-length: (\d+)", head)
+        written = rest[int(length) :]
+        count += 1
+    return count
 
 
 NO_ANSWER = (b"", post("/echo", b"cut off")[:-1], b"POST /echo HTT")
