@@ -82,6 +82,10 @@ def call(
     timeout_s: float = TIMEOUT_S,
 ) -> bytes:
     """The body of a good answer. Raises DaemonRefused and DaemonUnreachable."""
+    if not address.startswith((UNIX, "http://", "https://")):
+        raise DaemonUnreachable(
+            f"a daemon's address is http://HOST:PORT, https://HOST:PORT or unix:PATH, got {address!r}"
+        )
     if once:
         return _attempt(address, method, path, body, timeout_s)
     retry = Retry(DAEMON, random.Random(monotonic_ns()), time.sleep, _may_help)

@@ -74,3 +74,9 @@ def test_a_backup_that_is_awaited_covers_what_was_written_before(data: Path) -> 
             before = [head.key for head in store.list("ledger/")]
             access.await_backup()
             assert len([head.key for head in store.list("ledger/")]) > len(before)
+
+
+@pytest.mark.parametrize("address", ["daemon:7440", "foo", "", "ftp://daemon"])
+def test_an_address_that_is_none_is_refused_before_anything_is_asked(address: str) -> None:
+    with pytest.raises(DaemonUnreachable, match="http://HOST:PORT, https://HOST:PORT or unix:PATH"):
+        call(address, "GET", "/v0/status")
