@@ -6,6 +6,7 @@ and pyiceberg are the extra ``spark``; a run that has nothing to do starts neith
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from importlib import metadata
@@ -88,6 +89,7 @@ def compact(
         progress=lambda n: progress(n, "compacting"),
     )  # fmt: skip
     if url is not None:
+        _refuse_with_url(options)
         access = ViaDaemon(url)
         compacted(lambda: nullcontext(access), lambda: nullcontext(access), access.settings)
     else:
@@ -101,6 +103,17 @@ def compact(
             )  # fmt: skip
     show(report, as_json, _text)
     context.exit(0 if report.sound else FAILED)
+
+
+def _refuse_with_url(options: Mapping[str, object]) -> None:
+    """The daemon at --url has its own configuration, so ours would be ignored."""
+    flags = {"config_file": "--config", "data": "--data", "store": "--store", "settings": "--set"}
+    given = [flag for name, flag in flags.items() if options[name]]
+    if given:
+        raise click.UsageError(
+            f"--url cannot be combined with {', '.join(given)}: the daemon there has its own"
+            " configuration"
+        )
 
 
 def _needs() -> Needs:

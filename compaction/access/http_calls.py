@@ -84,7 +84,8 @@ def call(
     """The body of a good answer. Raises DaemonRefused and DaemonUnreachable."""
     if not address.startswith((UNIX, "http://", "https://")):
         raise DaemonUnreachable(
-            f"a daemon's address is http://HOST:PORT, https://HOST:PORT or unix:PATH, got {address!r}"
+            "the address of a daemon must be http://HOST:PORT, https://HOST:PORT or unix:PATH, got"
+            f" {address!r}"
         )
     if once:
         return _attempt(address, method, path, body, timeout_s)
