@@ -25,10 +25,10 @@ from bench.processes import cpu_s
 from bench.results import CompactionResult
 from compaction.parquet.writer import ZSTD_LEVEL
 from compaction.place import Place
-from compaction.run.driver import Outcome, run_job
+from compaction.run.driver import JobOutcome, run_job
 from compaction.run.file_groups import TopicWork
 from compaction.run.session import spark_session
-from compaction.run.splits import Limits
+from compaction.run.splits import SplitLimits
 from ledger.lake.types import PlannedObject
 from shards.clock import monotonic_ns
 
@@ -50,7 +50,7 @@ class Shape(NamedTuple):
     topics: int
     partitions: int
     batch_records: int
-    limits: Limits = Limits()
+    limits: SplitLimits = SplitLimits()
 
 
 SHAPES = {
@@ -63,7 +63,7 @@ SHAPES = {
             topics=1000,
             partitions=1,
             batch_records=4,
-            limits=Limits(range_bytes_min=L0_BYTES),
+            limits=SplitLimits(range_bytes_min=L0_BYTES),
         ),
     )
 }
@@ -156,8 +156,8 @@ def _measured(work: Work, warm: Work, scratch: Path, turns: int) -> CompactionRe
     )
 
 
-def _by_spark(spark: SparkSession, work: Work, limits: Limits) -> tuple[Time, Outcome]:
-    found: list[Outcome] = []
+def _by_spark(spark: SparkSession, work: Work, limits: SplitLimits) -> tuple[Time, JobOutcome]:
+    found: list[JobOutcome] = []
     time = _timed(
         work,
         lambda: found.append(
@@ -167,7 +167,7 @@ def _by_spark(spark: SparkSession, work: Work, limits: Limits) -> tuple[Time, Ou
     return time, found[0]
 
 
-def _by_pyarrow(pool: Pool, work: Work, outcome: Outcome, tuned: bool) -> Time:
+def _by_pyarrow(pool: Pool, work: Work, outcome: JobOutcome, tuned: bool) -> Time:
     halves = plain_pyarrow.halves(
         work.objects,
         work.shape.topics,

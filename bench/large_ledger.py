@@ -43,7 +43,7 @@ from shards.clock import boottime_ns, monotonic_ns, wall_ms
 from shards.doorbell import Doorbells
 from shards.layout import Layout
 from shards.segment import Segment
-from uploader.ownership.ownerlog import Former, OwnerLog, Taken
+from uploader.ownership.ownerlog import Former, OwnerLog, SealedLog
 
 GIB = 1 << 30
 ROW_BYTES = 16 << 10
@@ -158,7 +158,7 @@ def measure(folder: Path, size_bytes: int) -> Result:
         segment.words[at.G_INCARNATION] = incarnation
         # As in a running daemon, earlier entries cover what the ledger has.
         before = log.entry(0, 1, "entry", ledger.read(backup.mark))
-        owner.own(incarnation, Taken(0, before, Former.OURS))
+        owner.own(incarnation, SealedLog(0, before, Former.OURS))
         board = AlarmBoard(segment, 1)
         images = ImageThread(segment, owner, log, store, Ledger(path, lock), board)
         owner.start()
@@ -169,7 +169,7 @@ def measure(folder: Path, size_bytes: int) -> Result:
         began_ns = monotonic_ns()
         there = folder / "recovered"
         there.mkdir()
-        taken = Taken(incarnation, last, Former.OURS)
+        taken = SealedLog(incarnation, last, Former.OURS)
         rebuild(there / "ledger.db", nullcontext(), store, taken, log)
         result.recovery_s = (monotonic_ns() - began_ns) / 1e9
         with contextlib.closing(Ledger(there / "ledger.db", nullcontext())) as copy:

@@ -18,7 +18,7 @@ from commands.shell.output import (
     show,
 )
 from daemon.serve import open_config_store
-from daemon.upkeep.check import Check, Report
+from daemon.upkeep.check import CheckReport, StoreCheck
 from daemon.upkeep.exclusive import opened_ledger
 from daemon.upkeep.recover import sleep_s
 
@@ -41,13 +41,13 @@ def check(context: click.Context, /, deep: bool, as_json: bool, **options: Any) 
     """
     config = loaded(**options)
     with opened_ledger(config) as access, closing(open_config_store(config)) as store:
-        compared = Check(config, access, store, sleep_s, deep=deep)
+        compared = StoreCheck(config, access, store, sleep_s, deep=deep)
         report = compared.run(lambda length: progress(length, "objects"))
     show(report, as_json, _text)
     context.exit(0 if report.sound else FAILED)
 
 
-def _text(report: Report) -> str:
+def _text(report: CheckReport) -> str:
     """Counts, then each kind of problem with what to do."""
     read = "each read" if report.deep else "sizes compared; --deep reads them"
     where = f"a daemon runs, pid {report.daemon_pid}" if report.daemon_pid else "no daemon runs"

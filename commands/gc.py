@@ -15,7 +15,7 @@ from daemon.config import Config
 from daemon.serve import open_config_store
 from daemon.upkeep.collection import run
 from daemon.upkeep.collection.orphans import TakenAtStart
-from daemon.upkeep.collection.report import Report
+from daemon.upkeep.collection.report import CollectionReport
 from daemon.upkeep.exclusive import former_owner, opened_ledger, writable_ledger
 from daemon.upkeep.recover import sleep_s
 from daemon.upkeep.retention import CLOCK_NOTE
@@ -52,7 +52,7 @@ def gc(
         raise click.UsageError("--dry-run writes nothing, so it excludes --accept-clock")
     config = loaded(**options)
     began_ns = monotonic_ns()
-    report = Report(dry_run)
+    report = CollectionReport(dry_run)
     with closing(open_config_store(config)) as opened:
         store = CountedStore(opened)
         report.requests = store.requests
@@ -66,7 +66,7 @@ def gc(
     context.exit(0 if report.sound else FAILED)
 
 
-def _look(config: Config, store: CountedStore, report: Report) -> None:
+def _look(config: Config, store: CountedStore, report: CollectionReport) -> None:
     with opened_ledger(config) as ledger:
         report.daemon_pid = ledger.daemon_pid
         former = former_owner(config, ledger, store, sleep_s)
@@ -78,7 +78,9 @@ def _look(config: Config, store: CountedStore, report: Report) -> None:
         run.collect(config, ledger, store, report, live_leases)
 
 
-def _collect(config: Config, store: CountedStore, report: Report, *, accept_clock: bool) -> None:
+def _collect(
+    config: Config, store: CountedStore, report: CollectionReport, *, accept_clock: bool
+) -> None:
     with writable_ledger(config, store, sleep_s) as ledger:
         report.daemon_pid = ledger.daemon_pid
         if accept_clock:
@@ -86,7 +88,7 @@ def _collect(config: Config, store: CountedStore, report: Report, *, accept_cloc
         run.collect(config, ledger, store, report, ledger.live_leases)
 
 
-def _text(report: Report) -> str:
+def _text(report: CollectionReport) -> str:
     orphans = report.orphans - report.young if report.dry_run else report.deleted
     going = orphans + report.collected
     verb = "would be deleted" if report.dry_run else "deleted"

@@ -9,7 +9,7 @@ import click
 
 from commands.client.http import Client
 from commands.client.records import Format, batched, records, size_of
-from commands.client.sender import BatchUnanswered, Resume, Summary, parse_resume, send
+from commands.client.sender import BatchUnanswered, SendResume, Summary, parse_resume, send
 from commands.shell.exits import FAILED, UNREACHABLE, CommandFailed
 from commands.shell.options import client_option, output_option, parsed_by, topic_argument
 from commands.shell.output import bytes_text, count_text, print_json, progress, say
@@ -73,7 +73,7 @@ def produce(
     partition: int | None,
     batch: int,
     batch_bytes: int,
-    resume: Resume | None,
+    resume: SendResume | None,
     wait_s: float,
     client: Client,
     as_json: bool,
@@ -90,7 +90,7 @@ def produce(
       headgate produce orders orders.ndjson --key customer --resume 5f0c99e1:3005
     """
     client.say = say
-    begin = resume or Resume(secrets.token_hex(12), 1)
+    begin = resume or SendResume(secrets.token_hex(12), 1)
     source = (
         item for item in records(file, form, key_field) if item is None or item.line >= begin.line
     )

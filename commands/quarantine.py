@@ -29,7 +29,7 @@ from ledger.lake import quarantine as ledger_quarantine
 from ledger.lake.types import Quarantined
 
 if TYPE_CHECKING:
-    from daemon.upkeep.quarantine import Outcome
+    from daemon.upkeep.quarantine import RetryOutcome
 
 
 class Row(Struct, frozen=True):
@@ -146,18 +146,18 @@ def _chosen(access: LedgerAccess, keys: Sequence[str]) -> list[Quarantined]:
 
 def _retried(
     settings: LakeSettings, access: LedgerAccess, chosen: list[Quarantined]
-) -> list[Outcome]:
+) -> list[RetryOutcome]:
     if not chosen:
         return []
     try:
         from compaction.tables.lake import open_lake
-        from daemon.upkeep.quarantine import Retry
+        from daemon.upkeep.quarantine import QuarantineRetry
     except ImportError as error:  # of pyiceberg, which only the extra brings
         raise SparkMissing from error
     by_object = [list(each) for _, each in groupby(chosen, key=lambda one: one.hole.key)]
-    outcomes: list[Outcome] = []
+    outcomes: list[RetryOutcome] = []
     with open_lake(settings, access) as lake, progress(len(by_object), "objects") as advance:
-        work = Retry(access, settings, lake)
+        work = QuarantineRetry(access, settings, lake)
         work.compare()
         for each in by_object:
             outcomes += work.retry(each)
@@ -182,7 +182,7 @@ def _rows_text(rows: Sequence[Row]) -> str:
     )  # fmt: skip
 
 
-def _outcomes_text(outcomes: Sequence[Outcome]) -> str:
+def _outcomes_text(outcomes: Sequence[RetryOutcome]) -> str:
     if not outcomes:
         return "nothing is in quarantine"
     lines = [

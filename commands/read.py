@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from commands.client.http import Client, Refused, UnknownAnswer, Unreachable
-from commands.client.reader import Reader, Resume, Start, parse_resume, since_ms
+from commands.client.reader import ReadResume, Start, TopicReader, parse_resume, since_ms
 from commands.shell.exits import failure
 from commands.shell.options import client_option, parsed_by, topic_argument
 from commands.shell.output import print_lines, say
@@ -47,7 +47,7 @@ def read(
     records: int | None,
     partition: int | None,
     with_meta: bool,
-    resume: Resume | None,
+    resume: ReadResume | None,
     wait_s: float | None,
     client: Client,
 ) -> None:
@@ -69,7 +69,7 @@ def read(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--since") from error
     client.say = say
-    reader = Reader(
+    reader = TopicReader(
         client,
         topic,
         resume or Start(from_seq=from_seq, from_ts=from_ts, tail=tail),

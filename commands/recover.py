@@ -13,7 +13,7 @@ from commands.shell.options import loaded, output_option, place_options
 from commands.shell.output import count_text, limited, progress, say, show
 from daemon.config import Config
 from daemon.serve import open_config_store, take_directory
-from daemon.upkeep.recover import FOOTER_THREADS, Report, sleep_s
+from daemon.upkeep.recover import FOOTER_THREADS, RecoveryReport, sleep_s
 from daemon.upkeep.recover import recover as rebuild
 from shards import locks
 from shards.locks import SharedLock
@@ -45,7 +45,7 @@ def recover(
     context.exit(0 if report.sound else FAILED)
 
 
-def _recovered(config: Config, *, take_over: bool, allow_empty: bool) -> Report:
+def _recovered(config: Config, *, take_over: bool, allow_empty: bool) -> RecoveryReport:
     with (
         closing(take_directory(config)) as lock_file,
         closing(open_config_store(config, threads=FOOTER_THREADS)) as store,
@@ -67,7 +67,7 @@ def _wait(seconds: float) -> None:
     sleep_s(seconds)
 
 
-def text(report: Report) -> str:
+def text(report: RecoveryReport) -> str:
     """The report for people."""
     found = f"{count_text(report.objects)} objects and {count_text(report.entries)} entries"
     rate = f"{report.seconds:.1f} s ({count_text(report.objects_per_second)} objects/s)"

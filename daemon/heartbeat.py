@@ -18,7 +18,7 @@ ABORT_TICKS = 5  # before the kill: half a second to write the stacks
 MISSING_TICKS = 10  # a second is longer than a busy machine delays a heartbeat
 
 
-class Verdict(enum.Enum):
+class HeartbeatVerdict(enum.Enum):
     """What to do to a shard."""
 
     LEAVE = enum.auto()
@@ -40,7 +40,7 @@ class Pulse:
         """The shard serves, and its loop has turned within the last second of ticks."""
         return self._ready and self.stalled_ticks < MISSING_TICKS
 
-    def tick(self, heartbeat: int, *, ready: bool, holding: bool) -> Verdict:
+    def tick(self, heartbeat: int, *, ready: bool, holding: bool) -> HeartbeatVerdict:
         """The verdict of one tick; ABORT and KILL are given once each.
 
         A shard that is starting has no loop yet, and is left alone.
@@ -50,13 +50,13 @@ class Pulse:
             self._heartbeat = heartbeat
             self.stalled_ticks = 0
             self._aborted_ticks = None
-            return Verdict.LEAVE
+            return HeartbeatVerdict.LEAVE
         self.stalled_ticks += 1
         limit = STALLED_TICKS_HOLDING if holding else STALLED_TICKS
         if self._aborted_ticks is None:
             if self.stalled_ticks < limit - ABORT_TICKS:
-                return Verdict.LEAVE
+                return HeartbeatVerdict.LEAVE
             self._aborted_ticks = self.stalled_ticks
-            return Verdict.ABORT
+            return HeartbeatVerdict.ABORT
         due = self.stalled_ticks == self._aborted_ticks + ABORT_TICKS
-        return Verdict.KILL if due else Verdict.LEAVE
+        return HeartbeatVerdict.KILL if due else HeartbeatVerdict.LEAVE

@@ -19,7 +19,7 @@ from daemon.config import Config
 from daemon.listeners import ListenError, admin_listener, open_listeners
 from daemon.supervisor import TICK_S, Supervisor
 from daemon.upkeep.owner import LOCK_NAME, OtherHistory, this_owner
-from daemon.upkeep.recover import Report, settle, sleep_s
+from daemon.upkeep.recover import RecoveryReport, settle, sleep_s
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.log.entry import EntryError
@@ -141,7 +141,7 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         return supervisor.run()
 
 
-def say(report: Report) -> None:
+def say(report: RecoveryReport) -> None:
     """Logs what a start had to recover."""
     if report.objects_taken or report.gaps:
         log.warning(

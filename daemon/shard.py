@@ -37,7 +37,7 @@ from daemon.api.diff_routes import DiffRoutes
 from daemon.api.openapi import DOCUMENT as OPENAPI
 from daemon.api.plan_routes import PlanRoutes
 from daemon.api.routes import ROUTES, Handlers
-from daemon.api.status import Status
+from daemon.api.status import StatusBuilder
 from daemon.api.topic_routes import TopicRoutes
 from daemon.config import Config
 from daemon.http.limits import HttpLimits
@@ -47,7 +47,7 @@ from daemon.intake.caps import CapTrackers
 from daemon.intake.commit_feed import CommitFeed
 from daemon.intake.drained import is_drained
 from daemon.intake.formats import BodyLimits
-from daemon.intake.pending import Expired, PendingRequests
+from daemon.intake.pending import ExpiredRequests, PendingRequests
 from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
 from daemon.memory import READERS_AT_ONCE
@@ -210,7 +210,7 @@ class Shard:
             topics=TopicRoutes(self.topics),
             reads=DiffRoutes(self.topics, self.reader),
             plans=PlanRoutes(self.topics, ledger, config),
-            daemon=DaemonRoutes(Status(self.segment, config), OPENAPI),
+            daemon=DaemonRoutes(StatusBuilder(self.segment, config), OPENAPI),
             admin=self._admin,
         )
         self.api = Api(ROUTES, handlers, self._producer, self.reader.waiters)
@@ -293,7 +293,7 @@ class Shard:
             self._look_again()
         self.pending.end(expired, self._producer.overdue)
 
-    def _expired(self, now_ns: int, pulled: int) -> Expired:
+    def _expired(self, now_ns: int, pulled: int) -> ExpiredRequests:
         return self.pending.expired(now_ns, pulled, self._ring.head)
 
     # The group

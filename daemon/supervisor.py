@@ -27,7 +27,7 @@ from daemon import inherit, logs, memory
 from daemon.alarms import AlarmLog, active
 from daemon.config import Config, ConfigError, load_again, reload
 from daemon.governor import Governor, window_ms
-from daemon.heartbeat import Pulse, Verdict
+from daemon.heartbeat import HeartbeatVerdict, Pulse
 from daemon.inherit import Inheritance
 from daemon.intake.gate import Gate, disks_of
 from daemon.notify import Notifier
@@ -47,7 +47,7 @@ from shards.leases import LeaseTable
 from shards.locks import LockFile
 from shards.segment import Segment
 from uploader.groups.puller import GroupTable
-from uploader.ownership.ownerlog import OwnerLog, Taken
+from uploader.ownership.ownerlog import OwnerLog, SealedLog
 from uploader.stores.base import PartedStore
 
 log = logging.getLogger("headgate.supervisor")
@@ -119,7 +119,7 @@ class Supervisor:
         self._superseded_ticks = 0
         self._sampled_ns = monotonic_ns()
 
-    def prepare(self, taken: Taken) -> None:
+    def prepare(self, taken: SealedLog) -> None:
         """Begins the incarnation and fills the global words, before any shard runs.
 
         Raises LedgerError, StoreError, OtherHistory.
@@ -384,12 +384,12 @@ class Supervisor:
         ready = bool(self._words[base + at.S_READY])
         heartbeat, pulse = self._words[base + at.S_HEARTBEAT], child.pulse
         verdict = pulse.tick(heartbeat, ready=ready or writes, holding=holding)
-        if verdict is Verdict.ABORT:
+        if verdict is HeartbeatVerdict.ABORT:
             log.error("shard %d has not turned for %d ticks: aborted, with its stacks",
                       child.shard, pulse.stalled_ticks)  # fmt: skip
             self._tell_trouble(f"shard {child.shard} is stuck")
             child.process.send_signal(signal.SIGABRT)
-        elif verdict is Verdict.KILL:
+        elif verdict is HeartbeatVerdict.KILL:
             log.error(
                 "shard %d has not turned for %d ticks: killed", child.shard, pulse.stalled_ticks
             )

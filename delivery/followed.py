@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ledger.types import Commit, Run, SourceRange
+from ledger.types import Commit, OffsetRun, SourceRange
 
 Key = tuple[int, int]  # topic id, partition
 
@@ -34,7 +34,7 @@ class TailExtent(NamedTuple):
     first_offset: int
     last_offset: int
     commit_number: int
-    runs: tuple[Run, ...]
+    runs: tuple[OffsetRun, ...]
     sources: dict[int, SourceRange]
     void_positions: frozenset[tuple[int, int]]  # (shard, position) of void requests
 

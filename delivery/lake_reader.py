@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from compaction.parquet import blocks, reader
 from compaction.parquet.file_bytes import keep_pyarrow_small
 from compaction.parquet.merge import EVER_MS, RECORDS_AT_ONCE, NeedFooter, NeedRows, merged
-from compaction.parquet.reader import Footer
+from compaction.parquet.reader import ParquetFooter
 from compaction.parquet.rows import Block, Rows
 from delivery.single_flight import SingleFlightCache
 from delivery.store_threads import StoreThreads
@@ -63,7 +63,9 @@ class LakeReader:
         self._open_place = open_place
         self._threads = threads
         self._place: Place | None = None
-        self._footers: SingleFlightCache[str, Footer] = _cache(FOOTERS_MAX, FOOTERS_BYTES_MAX)
+        self._footers: SingleFlightCache[str, ParquetFooter] = _cache(
+            FOOTERS_MAX, FOOTERS_BYTES_MAX
+        )
         self._rows: SingleFlightCache[tuple[str, int], Rows] = _cache(KEPT_MAX, rows_bytes_max)
         self._blocks: SingleFlightCache[tuple[str, int, int], Block] = _cache(
             KEPT_MAX, blocks_bytes_max
@@ -82,7 +84,7 @@ class LakeReader:
         that saves reading them. Raises StoreError, ObjectMissing, LakeFileDamaged.
         """
         merge = merged(ranges, partition, offset, last, since_ms)
-        reply: Footer | Rows | None = None
+        reply: ParquetFooter | Rows | None = None
         while True:
             try:
                 need = merge.send(reply)
@@ -102,8 +104,8 @@ class LakeReader:
                     block = await self._block(need.rows, number)
                     yield Chunk(need.rows, block, start, stop)
 
-    async def _footer(self, need: NeedFooter) -> Footer:
-        def read() -> Footer:
+    async def _footer(self, need: NeedFooter) -> ParquetFooter:
+        def read() -> ParquetFooter:
             return reader.read_footer(self._opened(), need.path, need.size_bytes)
 
         tail_bytes = min(need.size_bytes, reader.TAIL_BYTES)

@@ -25,10 +25,19 @@ import msgspec
 from msgspec import Struct
 
 from ledger import dedupe
-from ledger.decide import Decision, PartitionKey, PartitionNow, decide, void_records
+from ledger.decide import CommitDecision, PartitionKey, PartitionNow, decide, void_records
 from ledger.errors import DraftInvalid, ResultCleared
 from ledger.tx import ReadTx, WriteTx
-from ledger.types import Commit, CommitDraft, ExtentDraft, Head, LeaseId, Run, SourceRange, Verdict
+from ledger.types import (
+    Commit,
+    CommitDraft,
+    ExtentDraft,
+    LeaseId,
+    OffsetRun,
+    PartitionHead,
+    SourceRange,
+    Verdict,
+)
 
 # A lease has 1,000 extents, and at most one request's 1,000 partitions in addition. SQLite takes
 # 32,766 variables a statement; a power of two of partitions takes two each.
@@ -41,8 +50,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 class _Result(Struct, frozen=True, array_like=True):
     sources: tuple[SourceRange, ...]
-    runs: tuple[Run, ...]
-    heads: tuple[Head, ...]
+    runs: tuple[OffsetRun, ...]
+    heads: tuple[PartitionHead, ...]
     verdicts: tuple[Verdict, ...]
 
 
@@ -152,10 +161,10 @@ def _write_extents(
     draft: CommitDraft,
     number: int,
     partitions: dict[PartitionKey, PartitionNow],
-    decision: Decision,
-) -> tuple[list[Run], list[Head]]:
-    runs: list[Run] = []
-    heads: list[Head] = []
+    decision: CommitDecision,
+) -> tuple[list[OffsetRun], list[PartitionHead]]:
+    runs: list[OffsetRun] = []
+    heads: list[PartitionHead] = []
     extent_rows: list[tuple[object, ...]] = []
     void_rows: list[tuple[object, ...]] = []
     partition_rows: list[tuple[int, ...]] = []
@@ -176,14 +185,14 @@ def _write_extents(
             first = 0 if deleted else next_seq + index
             if ranges:
                 first -= void_records(ranges, index)
-            runs.append(Run(run.shard, topic_id, partition, first, run.record_count))
+            runs.append(OffsetRun(run.shard, topic_id, partition, first, run.record_count))
             index += run.record_count
         if index != count:
             raise _runs_invalid(draft, extent)
         live = 0 if deleted else count - void_records(ranges, count)
         head = next_seq - 1 + live
         if not deleted:
-            heads.append(Head(topic_id, partition, head))
+            heads.append(PartitionHead(topic_id, partition, head))
         start, length = extent.byte_start, extent.byte_length
         if not live:
             void_rows.append((number, topic_id, partition, start, length, count))

@@ -47,7 +47,7 @@ class Answer(Struct, frozen=True, array_like=True):
     head_seq: int
 
 
-class Decision(NamedTuple):
+class CommitDecision(NamedTuple):
     """``voids``: ascending (record index, count) ranges of extents whose topic is alive.
 
     ``stored``: answers of the requests with an idempotency key that got offsets.
@@ -58,14 +58,14 @@ class Decision(NamedTuple):
     stored: dict[DedupeKey, Answer]
 
 
-NOTHING_TO_DECIDE = Decision({}, (), {})
+NOTHING_TO_DECIDE = CommitDecision({}, (), {})
 
 
 def decide(
     draft: CommitDraft,
     partitions: Mapping[PartitionKey, PartitionNow],
     answers: Mapping[DedupeKey, Answer],
-) -> Decision:
+) -> CommitDecision:
     """Judges the draft's conditions; ``answers`` are those of its keys that are still known."""
     if not draft.conditions:
         return NOTHING_TO_DECIDE
@@ -103,7 +103,7 @@ def decide(
         verdicts[at] = Verdict(
             first_try.shard, first_try.position, "deduped", first_try.parts, given[key].head_seq
         )
-    return Decision(lease.voids, tuple(verdicts), given)
+    return CommitDecision(lease.voids, tuple(verdicts), given)
 
 
 def void_records(ranges: Ranges, before: int) -> int:

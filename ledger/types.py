@@ -100,7 +100,7 @@ class CommitDraft(Struct, frozen=True):
     conditions: tuple[Condition, ...] = ()
 
 
-class Run(Struct, frozen=True, array_like=True):
+class OffsetRun(Struct, frozen=True, array_like=True):
     """Offsets of one source's records in one partition.
 
     ``first_offset`` is that of the first record of the run that is not void; the others follow in
@@ -116,7 +116,7 @@ class Run(Struct, frozen=True, array_like=True):
     record_count: int
 
 
-class Head(Struct, frozen=True, array_like=True):
+class PartitionHead(Struct, frozen=True, array_like=True):
     """The last committed offset of a partition after the commit; 0 while it is empty."""
 
     topic_id: int
@@ -156,8 +156,8 @@ class Commit(Struct, frozen=True):
     number: int
     lease_id: LeaseId
     sources: tuple[SourceRange, ...]
-    runs: tuple[Run, ...]
-    heads: tuple[Head, ...]
+    runs: tuple[OffsetRun, ...]
+    heads: tuple[PartitionHead, ...]
     verdicts: tuple[Verdict, ...] = ()
     repeated: bool = False
 

@@ -63,6 +63,11 @@ def test_every_file_that_a_document_names_is_there() -> None:
     assert not found, "\n".join(found)
 
 
+def test_a_class_name_stands_for_one_class() -> None:
+    found = tidy.repeated_classes(repository_texts())
+    assert not found, "\n".join(found)
+
+
 def test_decision_notes_are_numbered_once_each() -> None:
     names = [note.name for note in (ROOT / "docs" / "decisions").iterdir()]
     assert names and not tidy.decision_numbers(names)
@@ -167,3 +172,12 @@ def test_a_decision_number_is_given_once_and_has_four_digits() -> None:
     assert not tidy.decision_numbers(["0001-one.md", "0002-two-words.md"])
     assert len(tidy.decision_numbers(["0001-one.md", "0001-other.md"])) == 1
     assert len(tidy.decision_numbers(["1-one.md", "notes.md", "0003_x.md"])) == 3
+
+
+def test_a_class_of_another_modules_name_is_found_unless_it_is_private_or_a_tests() -> None:
+    text = HEAD + "class Report:\n    pass\n"
+    private = HEAD + "class _Report:\n    pass\n"
+    assert tidy.repeated_classes({"cli.py": text, "shards/ring.py": text}) == [
+        "shards/ring.py:2: Report is a class of cli.py too"
+    ]
+    assert not tidy.repeated_classes({"cli.py": text, "tests/a.py": text, "ledger/a.py": private})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 
 from tests import retired
@@ -234,6 +234,24 @@ def decision_numbers(names: Iterable[str]) -> list[str]:
             found.append(f"{name}: the number is taken by {taken[number[1]]}")
         else:
             taken[number[1]] = name
+    return found
+
+
+def repeated_classes(texts: Mapping[str, str]) -> list[str]:
+    """A public class of the product has a name of its own: one name stands for one idea."""
+    found, first = [], dict[str, str]()
+    for path, text in sorted(texts.items()):
+        if not path.endswith(".py") or PurePosixPath(path).parts[0] not in PRODUCT:
+            continue
+        for node in ast.parse(text).body:
+            if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+                continue
+            if node.name in first:
+                found.append(
+                    f"{path}:{node.lineno}: {node.name} is a class of {first[node.name]} too"
+                )
+            else:
+                first[node.name] = path
     return found
 
 

@@ -39,7 +39,7 @@ class Start(Struct, frozen=True):
     tail: int | None = None
 
 
-class Resume(Struct, frozen=True):
+class ReadResume(Struct, frozen=True):
     """Where to continue a read that ended: the topic, and for each partition an offset, or the time
     at which a partition that was not begun starts. Printed as ``TOPIC_ID:P=SEQ,P@MS``."""
 
@@ -55,7 +55,7 @@ class Resume(Struct, frozen=True):
         return f"{self.topic_id}:{','.join(places)}"
 
 
-def parse_resume(text: str) -> Resume:
+def parse_resume(text: str) -> ReadResume:
     """Reads a resume point as it was printed. Raises ValueError."""
     number = r"[0-9]{1,18}"
     place = rf"[0-9]{{1,3}}[=@]{number}"
@@ -67,7 +67,7 @@ def parse_resume(text: str) -> Resume:
         partition, mark, at = re.split("([=@])", each)
         start = Start(from_seq=int(at)) if mark == "=" else Start(from_ts=int(at))
         starts[int(partition)] = start
-    return Resume(int(topic_id), starts)
+    return ReadResume(int(topic_id), starts)
 
 
 def since_ms(text: str, now_ms: int) -> int:
@@ -90,7 +90,7 @@ def since_ms(text: str, now_ms: int) -> int:
     return max(0, int(moment.timestamp() * 1000))
 
 
-class Reader:
+class TopicReader:
     """Reads a topic, or one ``partition`` of it, once; ``follow`` then waits for new records.
 
     Each call waits ``patience_ms`` for a daemon that answered before, and ``reach_ms`` for one
@@ -101,7 +101,7 @@ class Reader:
         self,
         client: Client,
         topic: str,
-        start: Start | Resume,
+        start: Start | ReadResume,
         partition: int | None,
         *,
         patience_ms: float,
@@ -123,7 +123,7 @@ class Reader:
         self._tail = start.tail if isinstance(start, Start) else None
         self._topic_ids: dict[int, int] = {}  # of which topic ``_next`` is an offset
         self._next: dict[int, Start] = {}
-        if isinstance(start, Resume):
+        if isinstance(start, ReadResume):
             self._next = dict(start.starts)
             self._topic_ids = dict.fromkeys(start.starts, start.topic_id)
         else:
@@ -135,7 +135,7 @@ class Reader:
         """Whether all records that were asked for have been emitted."""
         return self._left is not None and self._left <= 0
 
-    def resume(self) -> Resume | None:
+    def resume(self) -> ReadResume | None:
         """Where to continue; None before the first answer, and while a tail is read."""
         if self._tail is not None or not self._topic_ids:
             return None
@@ -146,7 +146,7 @@ class Reader:
             else start
             for partition, start in self._next.items()
         }  # fmt: skip
-        return Resume(newest, starts)
+        return ReadResume(newest, starts)
 
     def read(self) -> None:
         """Emits the records that are there, partition by partition."""

@@ -34,7 +34,7 @@ class PartitionSpan(Struct):
     count: int
 
 
-class Resume(NamedTuple):
+class SendResume(NamedTuple):
     """Where a run continues: its id, and the first line to send."""
 
     run_id: str
@@ -44,12 +44,12 @@ class Resume(NamedTuple):
         return f"{self.run_id}:{self.line}"
 
 
-def parse_resume(text: str) -> Resume:
+def parse_resume(text: str) -> SendResume:
     """Reads a resume point as it was printed. Raises ValueError."""
     match = re.fullmatch(r"([0-9a-f]{1,64}):([1-9][0-9]{0,17})", text)
     if match is None:
         raise ValueError(f"{text!r} is not a resume point, like 5f0c...e1:3005")
-    return Resume(match[1], int(match[2]))
+    return SendResume(match[1], int(match[2]))
 
 
 class Stopped(Struct, frozen=True):
@@ -139,7 +139,7 @@ def send(
         # The batch before a bad line is stored; the batch of a refused record is not.
         line = error.line if isinstance(error, BadLine) else first
         code = "invalid" if isinstance(error, BadLine) else error.code
-        resume = str(Resume(run_id, line))
+        resume = str(SendResume(run_id, line))
         summary.error = Stopped(error.line, code, str(error), resume)
     summary.retries = client.retries
     summary.partitions = [spans[number] for number in sorted(spans)]

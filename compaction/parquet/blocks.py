@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from compaction.parquet.file_bytes import LakeFileDamaged, Window
-from compaction.parquet.reader import Footer, RowGroup, decoded, opened, undecodable
+from compaction.parquet.reader import ParquetFooter, RowGroup, decoded, opened, undecodable
 from compaction.parquet.rows import COLUMNS, INDEX_COLUMNS, Block, Rows, block_of, one_chunk
 from uploader.stores.verified import verified
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 1 << 20  # a page of the data column; takes 1 to 2 ms to decode
 
 
-def open_rows(footer: Footer, group: RowGroup) -> BlockRows:
+def open_rows(footer: ParquetFooter, group: RowGroup) -> BlockRows:
     """A row group's bytes and its index. Raises StoreError, ObjectMissing, LakeFileDamaged."""
     return verified(
         lambda: BlockRows(footer, group, footer.fetch(group.first_byte, group.length)),
@@ -37,7 +37,7 @@ class BlockRows(Rows):
     between, and an earlier one that of all blocks from the first on.
     """
 
-    def __init__(self, footer: Footer, group: RowGroup, data: bytes) -> None:
+    def __init__(self, footer: ParquetFooter, group: RowGroup, data: bytes) -> None:
         self._footer = footer
         self._group = group
         self._data = data

@@ -24,7 +24,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from compaction.parquet.file_bytes import LakeFileDamaged
-from compaction.parquet.reader import Footer, RowGroup, may_hold, read_footer, read_rows
+from compaction.parquet.reader import ParquetFooter, RowGroup, may_hold, read_footer, read_rows
 from compaction.parquet.rows import Rows
 from ledger.lake.types import FileRange
 from uploader.l0.records import Record
@@ -46,7 +46,7 @@ class NeedFooter(NamedTuple):
 class NeedRows(NamedTuple):
     """Send the Rows of this row group."""
 
-    footer: Footer
+    footer: ParquetFooter
     group: RowGroup
 
 
@@ -71,7 +71,7 @@ class RowRange(NamedTuple):
             yield from self.rows.records(start, min(start + RECORDS_AT_ONCE, self.stop))
 
 
-Merge = Generator[NeedFooter | NeedRows | RowRange, Footer | Rows | None, None]
+Merge = Generator[NeedFooter | NeedRows | RowRange, ParquetFooter | Rows | None, None]
 
 
 class _Cursor:
@@ -82,7 +82,7 @@ class _Cursor:
     def __init__(self, file_range: FileRange, offset: int) -> None:
         self.range = file_range
         self.bound = max(offset, file_range.range.first_offset)
-        self.footer: Footer | None = None
+        self.footer: ParquetFooter | None = None
         self.groups: list[RowGroup] = []  # the next one last
         self.rows: Rows | None = None
         self.row_ranges: list[tuple[int, int]] = []  # the next one last
@@ -157,13 +157,13 @@ def merged(
 
 def _advance(
     cursor: _Cursor, partition: int, offset: int, last: int, since_ms: int
-) -> Generator[NeedFooter | NeedRows, Footer | Rows | None, bool]:
+) -> Generator[NeedFooter | NeedRows, ParquetFooter | Rows | None, bool]:
     """Reads the cursor's footer or next row group. Returns whether there may be rows."""
     low = max(offset, cursor.range.range.first_offset)
     high = min(last, cursor.range.range.last_offset)
     if cursor.footer is None:
         footer = yield NeedFooter(cursor.range.path, cursor.range.size_bytes)
-        assert isinstance(footer, Footer)
+        assert isinstance(footer, ParquetFooter)
         cursor.footer = footer
         cursor.groups = [
             group
@@ -199,7 +199,7 @@ def records(
     Raises StoreError, ObjectMissing, LakeFileDamaged.
     """
     merge = merged(ranges, partition, offset, last, since_ms)
-    reply: Footer | Rows | None = None
+    reply: ParquetFooter | Rows | None = None
     while True:
         try:
             need = merge.send(reply)

@@ -49,7 +49,7 @@ class RowGroup(Struct, frozen=True):
     timestamp_ms_max: int
 
 
-class Footer(Struct, frozen=True):
+class ParquetFooter(Struct, frozen=True):
     """A file's footer. ``metadata`` is pyarrow's, ``size_bytes`` about the memory it takes."""
 
     path: str
@@ -60,14 +60,14 @@ class Footer(Struct, frozen=True):
     reconnect: Callable[[], None]
 
 
-def read_footer(place: Place, path: str, size_bytes: int) -> Footer:
+def read_footer(place: Place, path: str, size_bytes: int) -> ParquetFooter:
     """Reads a footer. Raises StoreError, ObjectMissing, LakeFileDamaged."""
     return verified(
         lambda: _read_footer(place, path, size_bytes), place.reconnect, LakeFileDamaged, path
     )
 
 
-def _read_footer(place: Place, path: str, size_bytes: int) -> Footer:
+def _read_footer(place: Place, path: str, size_bytes: int) -> ParquetFooter:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -89,7 +89,7 @@ def _read_footer(place: Place, path: str, size_bytes: int) -> Footer:
     except (pa.ArrowException, OSError, KeyError) as error:
         raise LakeFileDamaged(path, f"its footer cannot be read: {error}") from error
     # Decoded, it takes 3 to 5 times its length.
-    return Footer(path, groups, metadata, 5 * wanted, fetch, place.reconnect)
+    return ParquetFooter(path, groups, metadata, 5 * wanted, fetch, place.reconnect)
 
 
 def _groups(metadata: Any) -> tuple[RowGroup, ...]:
@@ -135,7 +135,7 @@ def _bounds(statistics: Any) -> tuple[int, int]:
     return statistics.min_raw, statistics.max_raw
 
 
-def read_rows(footer: Footer, group: RowGroup) -> WholeRows:
+def read_rows(footer: ParquetFooter, group: RowGroup) -> WholeRows:
     """Reads and decodes a row group. Raises StoreError, ObjectMissing, LakeFileDamaged."""
 
     def read() -> WholeRows:
@@ -145,7 +145,7 @@ def read_rows(footer: Footer, group: RowGroup) -> WholeRows:
     return verified(read, footer.reconnect, LakeFileDamaged, footer.path)
 
 
-def opened(footer: Footer, window: Window) -> Any:
+def opened(footer: ParquetFooter, window: Window) -> Any:
     """pyarrow's ParquetFile over a range of the file that was read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -158,7 +158,9 @@ def opened(footer: Footer, window: Window) -> Any:
     )
 
 
-def decoded(footer: Footer, group: RowGroup, window: Window, columns: Sequence[str]) -> pa.Table:
+def decoded(
+    footer: ParquetFooter, group: RowGroup, window: Window, columns: Sequence[str]
+) -> pa.Table:
     """Columns of a row group that was read. Raises LakeFileDamaged."""
     import pyarrow as pa
 
@@ -175,7 +177,7 @@ def decoded(footer: Footer, group: RowGroup, window: Window, columns: Sequence[s
     return table
 
 
-def undecodable(footer: Footer, group: RowGroup, problem: str) -> LakeFileDamaged:
+def undecodable(footer: ParquetFooter, group: RowGroup, problem: str) -> LakeFileDamaged:
     """The error for a row group whose bytes cannot be decoded."""
     return LakeFileDamaged(footer.path, f"its row group {group.index} cannot be decoded: {problem}")
 

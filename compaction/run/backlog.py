@@ -18,7 +18,7 @@ PAGE_OBJECTS = 100
 HISTORY_NOTE = "lake_history"  # of the ledger that was last compared with the tables
 
 
-class Ready(Struct, frozen=True):
+class Backlog(Struct, frozen=True):
     """What a run would do: objects, bytes of extents, topics by name. ``unfinished``: a former run
     died, or the ledger was recovered, so tables and ledger must be compared."""
 
@@ -36,7 +36,7 @@ class UnknownTopics(ValueError):
         super().__init__(f"there is no topic {', '.join(map(repr, names))}")
 
 
-def look(ledger: Transactions, chosen: frozenset[str]) -> Ready:
+def look(ledger: Transactions, chosen: frozenset[str]) -> Backlog:
     """What there is to do, up to the head of now. ``chosen`` are topics by name, empty for all."""
     to_commit = ledger.read(commits.latest_number)
     names = {topic.topic_id: topic.name for topic in topics_of(ledger, chosen)}
@@ -52,7 +52,7 @@ def look(ledger: Transactions, chosen: frozenset[str]) -> Ready:
         bool(ledger.read(lake_tables.every))
         and ledger.read(notes.get, HISTORY_NOTE) != ledger.read(backup.history)
     )
-    return Ready(to_commit, objects, total, dict(sorted(by_topic.items())), unfinished)
+    return Backlog(to_commit, objects, total, dict(sorted(by_topic.items())), unfinished)
 
 
 def topics_of(ledger: Transactions, chosen: frozenset[str] = frozenset()) -> list[Topic]:

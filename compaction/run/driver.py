@@ -38,7 +38,7 @@ from compaction.run.executor import (
 )
 from compaction.run.file_groups import TopicWork
 from compaction.run.plan import JobPlan, plan_job
-from compaction.run.splits import RANGE_BYTES_MIN_LOCAL, Limits
+from compaction.run.splits import RANGE_BYTES_MIN_LOCAL, SplitLimits
 from ledger.lake.types import Hole, PlannedObject
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class TopicOutcome(Struct, frozen=True):
         return sum(written.file.rows for written in self.files)
 
 
-class Outcome(Struct, frozen=True):
+class JobOutcome(Struct, frozen=True):
     """The result of a job. ``bytes_planned`` are those of the extents, ``bytes_read`` what was read
     for them with ``requests`` GETs; ``memory_peak_bytes`` is that of the largest Python worker."""
 
@@ -105,17 +105,17 @@ def run_job(
     topics: Sequence[TopicWork],
     *,
     cores: int | None = None,
-    limits: Limits | None = None,
+    limits: SplitLimits | None = None,
     zstd_level: int = ZSTD_LEVEL,
     file_bytes_max: int = FILE_BYTES_MAX,
     advance: Advance | None = None,
-) -> Outcome:
+) -> JobOutcome:
     """Compacts ``objects``, in commit order, into files of ``topics``. No table has them yet.
 
     ``cores`` defaults to those of the session. Raises TaskFailed.
     """
     context = spark.sparkContext
-    limits = limits or Limits()
+    limits = limits or SplitLimits()
     if limits.range_bytes_min is None and place.url.startswith("file:"):
         limits = msgspec.structs.replace(limits, range_bytes_min=RANGE_BYTES_MIN_LOCAL)
     what = plan_job(objects, topics, cores or context.defaultParallelism, limits)
@@ -213,7 +213,7 @@ def _advancing(advance: Advance | None, done: Callable[[], tuple[int, int]]) -> 
         thread.join()
 
 
-def outcome_of(what: JobPlan, reports: Sequence[TaskReport]) -> Outcome:
+def outcome_of(what: JobPlan, reports: Sequence[TaskReport]) -> JobOutcome:
     """The reports of all tasks together, checked against the plan. Raises TaskFailed."""
     files: dict[int, list[WrittenFile]] = {topic.topic_id: [] for topic in what.topics}
     holes: dict[int, list[Hole]] = {topic.topic_id: [] for topic in what.topics}
@@ -247,7 +247,7 @@ def outcome_of(what: JobPlan, reports: Sequence[TaskReport]) -> Outcome:
             tuple(sorted(set_aside[topic.topic_id], key=lambda s: (s.partition, s.first_offset))),
         )
     _check(what, topics)
-    return Outcome(
+    return JobOutcome(
         topics,
         what.objects,
         what.bytes,

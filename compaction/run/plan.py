@@ -35,8 +35,8 @@ from msgspec import Struct
 from compaction.objects import TaskExtent, TaskObject
 from compaction.run.file_groups import JoiningFile, TopicWork
 from compaction.run.splits import (
-    Limits,
     Split,
+    SplitLimits,
     bytes_by_topic,
     cut,
     small_in,
@@ -86,13 +86,13 @@ def plan_job(
     objects: Sequence[PlannedObject],
     topics: Sequence[TopicWork],
     cores: int,
-    limits: Limits | None = None,
+    limits: SplitLimits | None = None,
 ) -> JobPlan:
     """The plan for objects in commit order; extents of other topics are left out.
 
     Raises ValueError if a topic is given twice or cores is less than 1.
     """
-    limits = limits or Limits()
+    limits = limits or SplitLimits()
     if cores < 1:
         raise ValueError(f"cores must be at least 1, got {cores}")
     index_of = {topic.topic_id: index for index, topic in enumerate(topics)}
@@ -179,7 +179,7 @@ def _shuffled(
     splits: Sequence[Split],
     shuffled_in: dict[int, set[int]],
     joining: dict[int, list[tuple[JoiningFile, ...]]],
-    limits: Limits,
+    limits: SplitLimits,
 ) -> tuple[list[FileGroup], _Cuts]:
     """The shuffled groups, and which extents are in them."""
     extents: dict[int, list[Extent]] = {topic_id: [] for topic_id in shuffled_in}
@@ -215,7 +215,9 @@ def _parts(extents: Sequence[Extent], bytes_max: int) -> Iterable[tuple[list[Ext
     yield part, size
 
 
-def _joining_parts(files: Sequence[JoiningFile], limits: Limits) -> list[tuple[JoiningFile, ...]]:
+def _joining_parts(
+    files: Sequence[JoiningFile], limits: SplitLimits
+) -> list[tuple[JoiningFile, ...]]:
     parts: list[list[JoiningFile]] = []
     size = 0
     for each in files:
@@ -227,7 +229,9 @@ def _joining_parts(files: Sequence[JoiningFile], limits: Limits) -> list[tuple[J
     return [tuple(part) for part in parts]
 
 
-def _packed(groups: list[FileGroup], cores: int, limits: Limits) -> tuple[list[FileGroup], int]:
+def _packed(
+    groups: list[FileGroup], cores: int, limits: SplitLimits
+) -> tuple[list[FileGroup], int]:
     """The groups with their reducers, and the number of reducers."""
     if not groups:
         return [], 0

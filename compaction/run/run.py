@@ -54,9 +54,9 @@ from shards.clock import monotonic_ns, wall_ms
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from compaction.run.driver import Outcome
+    from compaction.run.driver import JobOutcome
     from compaction.run.file_groups import JoiningFile
-    from compaction.run.splits import Limits
+    from compaction.run.splits import SplitLimits
     from compaction.tables.commit import TableCommit
     from compaction.tables.lake import Lake
     from compaction.tables.prepare import TopicFailure, TopicTable
@@ -132,7 +132,7 @@ class Run:
                 self._report.made_up_for.append(switch.table)
 
     def rounds(
-        self, lake: Lake, spark: SparkSession, cores: int, limits: Limits, progress: Progress
+        self, lake: Lake, spark: SparkSession, cores: int, limits: SplitLimits, progress: Progress
     ) -> None:
         """Compacts everything up to the head. Raises LakeUnusable, SparkJobFailed, LedgerError."""
         after = 0
@@ -167,7 +167,7 @@ class Run:
                 self._report.failed.append(TopicFailed(failure.topic, error.problem, error.hint))
 
     def _one_round(
-        self, lake: Lake, spark: SparkSession, cores: int, limits: Limits, advance: Advance,
+        self, lake: Lake, spark: SparkSession, cores: int, limits: SplitLimits, advance: Advance,
         topics: Mapping[int, Topic], objects: Sequence[PlannedObject],
     ) -> None:  # fmt: skip
         from compaction.run.driver import run_job
@@ -236,7 +236,7 @@ class Run:
             if file.path in kept
         )
 
-    def _take(self, outcome: Outcome, topics: Mapping[int, Topic]) -> None:
+    def _take(self, outcome: JobOutcome, topics: Mapping[int, Topic]) -> None:
         report = self._report
         report.objects += outcome.objects
         report.bytes_read += outcome.bytes_read
@@ -309,7 +309,7 @@ class Run:
 
 
 def commits_of(
-    outcome: Outcome, tables: Mapping[int, TopicTable], objects: Sequence[PlannedObject]
+    outcome: JobOutcome, tables: Mapping[int, TopicTable], objects: Sequence[PlannedObject]
 ) -> list[TableCommit]:
     """What the round does to each table. Watermarks are the ends of the planned extents: all
     before them were planned too, for a partition's offsets rise with the commits."""
@@ -335,7 +335,7 @@ def commits_of(
     ]
 
 
-def _check_store_is_ours(outcome: Outcome, store_url: str) -> None:
+def _check_store_is_ours(outcome: JobOutcome, store_url: str) -> None:
     """Refuses to quarantine everything that there is, for quarantine is for good.
 
     One missing object is a loss to be named; all of several are a bucket or a mount that is not

@@ -25,7 +25,7 @@ RANGE_BYTES_MIN_LOCAL = 128 * 1024  # reads of a directory cost nothing
 LARGEST_SPLIT_RATIO_MAX = 1.25  # of the average
 
 
-class Limits(Struct, frozen=True):
+class SplitLimits(Struct, frozen=True):
     """Sizes that a plan keeps to; tests make them small."""
 
     split_bytes: int = SPLIT_BYTES
@@ -40,7 +40,7 @@ Split = Sequence[tuple[PlannedObject, list[Extent]]]
 """Objects, each with those of its extents that are read."""
 
 
-def cut(sizes: Sequence[int], cores: int, limits: Limits) -> list[tuple[int, int]]:
+def cut(sizes: Sequence[int], cores: int, limits: SplitLimits) -> list[tuple[int, int]]:
     """Ranges [start, end) of consecutive sizes with about equal sums, at least one size each."""
     total = sum(sizes)
     if not sizes:
@@ -75,12 +75,12 @@ def bytes_by_topic(splits: Sequence[Split]) -> dict[int, dict[int, int]]:
     return found
 
 
-def small_in(by_split: dict[int, int], limits: Limits) -> set[int]:
+def small_in(by_split: dict[int, int], limits: SplitLimits) -> set[int]:
     """The splits in which a topic has so little that it would be a small file."""
     return {number for number, size in by_split.items() if size < limits.small_bytes}
 
 
-def to_shuffle(by_topic: dict[int, dict[int, int]], limits: Limits) -> int:
+def to_shuffle(by_topic: dict[int, dict[int, int]], limits: SplitLimits) -> int:
     """Bytes of topics that would become several small files."""
     total = 0
     for by_split in by_topic.values():
@@ -91,7 +91,7 @@ def to_shuffle(by_topic: dict[int, dict[int, int]], limits: Limits) -> int:
 
 
 def splits_by_topic(
-    needed: Split, by_topic: dict[int, dict[int, int]], cores: int, limits: Limits
+    needed: Split, by_topic: dict[int, dict[int, int]], cores: int, limits: SplitLimits
 ) -> list[Split] | None:
     """Splits of some topics each, or None if these would be worse than a shuffle."""
     topic_ids = sorted(by_topic)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from compaction.access.ledger_access import LedgerAccess
 from compaction.access.settings import LakeSettings
-from compaction.run.backlog import Ready, look
+from compaction.run.backlog import Backlog, look
 from compaction.run.report import RunReport
 from compaction.run.run import Progress, Run, run_bytes_of
 from compaction.run.session import check_extra
@@ -51,7 +51,7 @@ def compact(
 
 
 def _compact(
-    access: LedgerAccess, settings: LakeSettings, ready: Ready, report: RunReport,
+    access: LedgerAccess, settings: LakeSettings, ready: Backlog, report: RunReport,
     master: str | None, chosen: frozenset[str], progress: Progress,
 ) -> None:  # fmt: skip
     from compaction.tables.lake import open_lake
@@ -75,7 +75,7 @@ def _with_spark(
 ) -> None:  # fmt: skip
     from compaction.run.java import find_java
     from compaction.run.session import spark_session
-    from compaction.run.splits import Limits
+    from compaction.run.splits import SplitLimits
 
     began_ns = monotonic_ns()
     java = find_java()
@@ -87,5 +87,5 @@ def _with_spark(
         report.start_up_seconds = (monotonic_ns() - began_ns) / 1e9
         report.master = str(spark.sparkContext.master)
         cores = spark.sparkContext.defaultParallelism
-        limits = Limits(split_bytes=run_bytes_of(settings, cores))
+        limits = SplitLimits(split_bytes=run_bytes_of(settings, cores))
         run.rounds(lake, spark, cores, limits, progress)

@@ -12,18 +12,18 @@ from collections.abc import Callable, Mapping
 
 from compaction.source.errors import DataLoss, SourceError
 from compaction.source.options import EARLIEST, LATEST, Bound
-from compaction.source.planner import TopicState
+from compaction.source.planner import TopicPartitions
 from compaction.source.schemas import Offsets
 from ledger.types import PartitionState
 
 log = logging.getLogger("headgate.spark")
 
 # (topic, partition, timestamp) -> the first offset at or after the timestamp
-AtTime = Callable[[TopicState, PartitionState, int], int]
+AtTime = Callable[[TopicPartitions, PartitionState, int], int]
 
 
 def bounds(
-    option: str, bound: Bound, topics: Mapping[str, TopicState], at_time: AtTime, *, fail: bool
+    option: str, bound: Bound, topics: Mapping[str, TopicPartitions], at_time: AtTime, *, fail: bool
 ) -> Offsets:
     """The first or last offsets of all partitions of all topics.
 

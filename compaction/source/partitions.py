@@ -17,9 +17,9 @@ from pyspark.sql.datasource import InputPartition
 from compaction.place import Place
 from compaction.source.bounds import lose
 from compaction.source.options import Options
-from compaction.source.planner import DaemonPlanner, LedgerPlanner, Planner, TopicState
+from compaction.source.planner import DaemonPlanner, LedgerPlanner, Planner, TopicPartitions
 from compaction.source.read_tasks import ReadTask, losses, tasks_of
-from compaction.source.reader import Reader
+from compaction.source.reader import TaskReader
 from compaction.source.schemas import Plan, PlanRequest, PlanStore
 from ledger.types import PartitionState
 
@@ -43,7 +43,7 @@ class TaskPartition(InputPartition):
 def read_partition(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a task. Spark makes a partition without a task if there is nothing to read."""
     if isinstance(partition, TaskPartition):
-        reader = Reader(
+        reader = TaskReader(
             partition.place, planner_of(options), fail_on_data_loss=options.fail_on_data_loss
         )
         yield from reader.read(partition.task)
@@ -84,7 +84,7 @@ class FirstAtTime(Struct):
     options: Options
     planner: Planner
 
-    def offset(self, topic: TopicState, state: PartitionState, timestamp_ms: int) -> int:
+    def offset(self, topic: TopicPartitions, state: PartitionState, timestamp_ms: int) -> int:
         """The offset, or the partition's next offset if no record is that late. The ledger says
         where to begin, and rows are read from there until one is late enough."""
         start = self.planner.extent_at(topic, state.partition, timestamp_ms)
@@ -114,7 +114,7 @@ class FirstAtTime(Struct):
     def _first(self, page: Plan, timestamp_ms: int) -> int | None:
         store = page.store
         place = Place(store.url, store.endpoint_url, store.region, store.lake_url)
-        reader = Reader(
+        reader = TaskReader(
             place, self.planner, fail_on_data_loss=self.options.fail_on_data_loss,
             since_ms=timestamp_ms,
         )  # fmt: skip

@@ -52,7 +52,7 @@ HOLD_PAUSE_S = 0.02
 RENEW_TIMEOUT_S = 5.0  # of an executor that may not reach the daemon at all
 
 
-class TopicState(Struct, frozen=True):
+class TopicPartitions(Struct, frozen=True):
     """A topic as it is now."""
 
     topic: str
@@ -63,7 +63,7 @@ class TopicState(Struct, frozen=True):
 class Planner(Protocol):
     """What a source asks. Every method may raise SourceError."""
 
-    def state(self, topic: str) -> TopicState:
+    def state(self, topic: str) -> TopicPartitions:
         """A topic's partitions. Raises TopicUnknown."""
         ...
 
@@ -79,7 +79,7 @@ class Planner(Protocol):
         """Holds a plan no longer; one that has expired is not an error."""
         ...
 
-    def extent_at(self, topic: TopicState, partition: int, timestamp_ms: int) -> int:
+    def extent_at(self, topic: TopicPartitions, partition: int, timestamp_ms: int) -> int:
         """An offset before which no record is that late; the next offset where none is. Raises
         TopicRecreated."""
         ...
@@ -127,10 +127,11 @@ class DaemonPlanner(Struct, frozen=True):
 
     url: str
 
-    def state(self, topic: str) -> TopicState:
+    def state(self, topic: str) -> TopicPartitions:
         try:
             return msgspec.json.decode(
-                ask_daemon(self.url, "GET", f"/v0/topics/{quote(topic, safe='')}"), type=TopicState
+                ask_daemon(self.url, "GET", f"/v0/topics/{quote(topic, safe='')}"),
+                type=TopicPartitions,
             )
         except PlannerRefused as error:
             if error.status == 404:
@@ -164,7 +165,7 @@ class DaemonPlanner(Struct, frozen=True):
             if error.status != 404:
                 raise
 
-    def extent_at(self, topic: TopicState, partition: int, timestamp_ms: int) -> int:
+    def extent_at(self, topic: TopicPartitions, partition: int, timestamp_ms: int) -> int:
         asked = {"partition": partition, "from_ts": timestamp_ms, "limit": 1}
         path = f"/v0/topics/{quote(topic.topic, safe='')}/diff"
         answer = msgspec.json.decode(
@@ -181,7 +182,7 @@ class LedgerPlanner(Struct, frozen=True):
     data: str
     store: PlanStore
 
-    def state(self, topic: str) -> TopicState:
+    def state(self, topic: str) -> TopicPartitions:
         daemon = _daemon_of(self.data)
         if daemon is not None:
             return daemon.state(topic)
@@ -189,7 +190,7 @@ class LedgerPlanner(Struct, frozen=True):
             found = ledger.read(topics.find, topic)
             if found is None:
                 raise TopicUnknown(topic, self.data)
-            return TopicState(
+            return TopicPartitions(
                 topic, found.topic_id, ledger.read(reads.partition_states, found.topic_id)
             )
 
@@ -234,7 +235,7 @@ class LedgerPlanner(Struct, frozen=True):
         with _open(self.data) as ledger:
             ledger.write(readleases.end, lease)
 
-    def extent_at(self, topic: TopicState, partition: int, timestamp_ms: int) -> int:
+    def extent_at(self, topic: TopicPartitions, partition: int, timestamp_ms: int) -> int:
         daemon = _daemon_of(self.data)
         if daemon is not None:
             return daemon.extent_at(topic, partition, timestamp_ms)

@@ -28,7 +28,7 @@ from msgspec import Struct
 from compaction.objects import ExtentBytes, StoreFailed, TaskExtent, fetch_all
 from compaction.parquet.file_bytes import LakeFileDamaged
 from compaction.parquet.merge import EVER_MS, NeedFooter, NeedRows, RowRange, merged
-from compaction.parquet.reader import Footer, read_footer, read_rows
+from compaction.parquet.reader import ParquetFooter, read_footer, read_rows
 from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.rows import Rows
 from compaction.place import Place
@@ -68,7 +68,7 @@ def _cache() -> LruCache[Any, Any]:
     return LruCache(CACHE_COUNT_MAX, CACHE_BYTES, lambda each: each.size_bytes)
 
 
-class Reader:
+class TaskReader:
     """Reads one task. ``planner`` plans missing offsets again and renews the lease.
 
     Rows before ``since_ms`` may be left out if that saves reading them.
@@ -83,7 +83,7 @@ class Reader:
         self._since_ms = since_ms
         self._retry = Retry(BULK, random.Random(monotonic_ns()), time.sleep)
         self._kept: LruCache[tuple[str, int], Rows] = _cache()
-        self._footers: LruCache[str, Footer] = _cache()
+        self._footers: LruCache[str, ParquetFooter] = _cache()
 
     def read(self, task: ReadTask, again: int = 0) -> Iterator[pa.RecordBatch]:
         """The task's rows. Raises SourceError, and StoreError if the store does not answer."""
@@ -109,7 +109,7 @@ class Reader:
             compacted.files, wanted.partition, wanted.start, wanted.stop - 1, self._since_ms
         )
         reached = wanted.start
-        reply: Footer | Rows | None = None
+        reply: ParquetFooter | Rows | None = None
         # If days interleave, a row range has only a few rows; small ones are joined.
         batches: list[pa.RecordBatch] = []
         missing: ObjectMissing | None = None
@@ -140,7 +140,7 @@ class Reader:
             left = OffsetRange(wanted.topic_id, wanted.partition, reached, wanted.stop)
             yield from self._again(task, left, str(missing), again)
 
-    def _footer(self, path: str, size_bytes: int) -> Footer:
+    def _footer(self, path: str, size_bytes: int) -> ParquetFooter:
         footer = self._footers.get(path)
         if footer is None:
             footer = self._retry(partial(read_footer, self._place, path, size_bytes))

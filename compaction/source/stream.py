@@ -29,7 +29,7 @@ from compaction.source.errors import DataLoss, SourceError, TopicUnknown
 from compaction.source.lease import LeaseKeeper
 from compaction.source.options import Options
 from compaction.source.partitions import FirstAtTime, partitions_of, planner_of, read_partition
-from compaction.source.planner import TopicState, plan
+from compaction.source.planner import TopicPartitions, plan
 from compaction.source.schemas import Offsets, PlanRequest
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._keeper is not None:
             self._keeper.drop(lease)
 
-    def _topics(self, begins: Offsets) -> dict[str, TopicState]:
-        topics: dict[str, TopicState] = {}
+    def _topics(self, begins: Offsets) -> dict[str, TopicPartitions]:
+        topics: dict[str, TopicPartitions] = {}
         for name in self._options.topics:
             try:
                 topics[name] = self._planner.state(name)
@@ -175,7 +175,7 @@ class HeadgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return topics
 
     def _check_ids(
-        self, begins: Offsets, ids: dict[str, int], topics: dict[str, TopicState]
+        self, begins: Offsets, ids: dict[str, int], topics: dict[str, TopicPartitions]
     ) -> None:
         """If a topic was created again, fails, or reads it from its beginning."""
         for name, topic in topics.items():

@@ -23,7 +23,7 @@ from compaction.tables.orphans import TableFiles, files_of
 TRIES_MAX = 8  # changes by others that one expiry may meet
 
 
-class Expired(Struct, frozen=True):
+class ExpiredSnapshots(Struct, frozen=True):
     """What an expiry did, or would do. ``data`` and ``metadata`` are locations to remove now."""
 
     table: str
@@ -41,7 +41,7 @@ def expire(
     read_files: AbstractSet[str],
     keep: int = 1,
     dry_run: bool = False,
-) -> Expired | None:
+) -> ExpiredSnapshots | None:
     """Expires snapshots of ``table`` that were replaced before ``older_than_ms``.
 
     ``read_files`` are the paths of the ledger's live files: never named for removal, whatever the
@@ -63,7 +63,9 @@ def expire(
     raise busy(table, TRIES_MAX)
 
 
-def _expire(lake: Lake, table: str, older_than_ms: int, keep: int, dry_run: bool) -> Expired | None:
+def _expire(
+    lake: Lake, table: str, older_than_ms: int, keep: int, dry_run: bool
+) -> ExpiredSnapshots | None:
     loaded = lake.load(table)
     if loaded is None:
         return None
@@ -77,13 +79,13 @@ def _expire(lake: Lake, table: str, older_than_ms: int, keep: int, dry_run: bool
         if after.timestamp_ms < older_than_ms and each.snapshot_id not in held
     ]
     if not old:
-        return Expired(table, 0, loaded.metadata_location)
+        return ExpiredSnapshots(table, 0, loaded.metadata_location)
     gone = {each.snapshot_id for each in old}
     named = files_of(loaded, old)
     kept = files_of(loaded, [each for each in snapshots if each.snapshot_id not in gone])
     if not dry_run:
         loaded.maintenance.expire_snapshots().by_ids(sorted(gone)).commit()
-    return Expired(
+    return ExpiredSnapshots(
         table,
         len(old),
         loaded.metadata_location,

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from daemon.api.errors import ApiError
-from daemon.api.schemas import Live, Ready
-from daemon.api.schemas import Status as StatusDocument
-from daemon.api.status import Status
+from daemon.api.schemas import Live, Ready, Status
+from daemon.api.status import StatusBuilder
 from shards.clock import monotonic_ns
 
 
 class DaemonRoutes:
     """The daemon, as one of its shards knows it."""
 
-    def __init__(self, status: Status, openapi: dict[str, Any]) -> None:
+    def __init__(self, status: StatusBuilder, openapi: dict[str, Any]) -> None:
         self._status = status
         self._openapi = openapi
 
@@ -29,7 +28,7 @@ class DaemonRoutes:
             raise ApiError(503, "not_ready", "; ".join(obstacles), retry_after_s=1)
         return Ready()
 
-    async def status(self) -> StatusDocument:
+    async def status(self) -> Status:
         """What the daemon is doing."""
         return self._status.document(monotonic_ns())
 

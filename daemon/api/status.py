@@ -42,7 +42,7 @@ def version() -> str:
         return f"unknown (not installed; python {sys.version_info[0]}.{sys.version_info[1]})"
 
 
-class Status:
+class StatusBuilder:
     """Builds the document."""
 
     def __init__(self, segment: Segment, config: Config) -> None:

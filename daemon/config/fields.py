@@ -24,7 +24,7 @@ from daemon.config.values import (
     STORE_URL,
     SWITCH,
     TEXT,
-    Check,
+    ValueCheck,
     ValueType,
     above_zero,
     between,
@@ -129,7 +129,7 @@ class Field(NamedTuple):
     unit: str
     why: str
     reloadable: bool = False
-    check: Check | None = None
+    check: ValueCheck | None = None
 
 
 def _cpus(_: Mapping[str, Any]) -> int:
@@ -188,7 +188,7 @@ FIELDS: tuple[Field, ...] = (
     Field("ring_bytes", BYTES, 64 * MIB, "bytes",
           "memory of each shard for waiting requests and the newest records; at least 4 x"
           " `object_bytes_target` and 4 x `body_bytes_max`",
-          check=Check("64KiB to 64GiB, whole pages of 4096", _whole_pages)),
+          check=ValueCheck("64KiB to 64GiB, whole pages of 4096", _whole_pages)),
     Field("object_bytes_target", BYTES, 4 * MIB, "bytes",
           "an upload starts when this much waits in a group; 8MiB is the other sensible value",
           check=between(4 * KIB, 1 * GIB, size_text)),
@@ -204,7 +204,7 @@ FIELDS: tuple[Field, ...] = (
           check=between(1, 64)),
     Field("put_budget_usd_per_month", optional(NUMBER), None, "US dollars",
           "a ceiling for the cost of PUT requests; not supported yet, so a value is refused",
-          check=Check("must be absent", _no_budget_yet)),
+          check=ValueCheck("must be absent", _no_budget_yet)),
     Field("hedge_puts", SWITCH, "false", "",
           "S3 only: send a PUT that is slower than the recent 99th percentile again and take the"
           " first success; both are billed, and at most 1 in 50 PUTs is sent twice on average"),

@@ -32,7 +32,7 @@ class ValueType(NamedTuple):
     read: Callable[[object], object]
 
 
-class Check(NamedTuple):
+class ValueCheck(NamedTuple):
     """``text`` is the limit for the documentation; ``test`` raises ValueError."""
 
     text: str
@@ -162,7 +162,7 @@ def optional(kind: ValueType) -> ValueType:
     return ValueType(kind.name, lambda value: None if value == "" else kind.read(value))
 
 
-def between(low: float, high: float, show: Callable[[int], str] = str) -> Check:
+def between(low: float, high: float, show: Callable[[int], str] = str) -> ValueCheck:
     """``low`` and ``high`` are allowed; ``show`` prints them."""
 
     def test(value: object) -> None:
@@ -170,17 +170,17 @@ def between(low: float, high: float, show: Callable[[int], str] = str) -> Check:
             bound = f"at least {show(int(low))}" if value < low else f"at most {show(int(high))}"
             raise ValueError(f"must be {bound}")
 
-    return Check(f"{show(int(low))} to {show(int(high))}", test)
+    return ValueCheck(f"{show(int(low))} to {show(int(high))}", test)
 
 
-def above_zero(high: float) -> Check:
+def above_zero(high: float) -> ValueCheck:
     """Greater than 0 and at most ``high``."""
 
     def test(value: object) -> None:
         if isinstance(value, int | float) and not 0 < value <= high:
             raise ValueError(f"must be above 0 and at most {high:g}")
 
-    return Check(f"above 0, to {high:g}", test)
+    return ValueCheck(f"above 0, to {high:g}", test)
 
 
 TEXT = ValueType("text", read_text)

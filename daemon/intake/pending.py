@@ -48,7 +48,7 @@ class PendingRequest(NamedTuple):
     timeout_ns: int
 
 
-class Expired(NamedTuple):
+class ExpiredRequests(NamedTuple):
     """Requests whose deadline has passed: ``void`` are to be taken back, in ``runs`` of the ring;
     ``unknown`` have been pulled."""
 
@@ -169,10 +169,10 @@ class PendingRequests:
             return False
         return now_ns - self._waiting[self._abandoned].request.arrival_ns >= self._shortest_ns
 
-    def expired(self, now_ns: int, pulled: int, head: int) -> Expired:
+    def expired(self, now_ns: int, pulled: int, head: int) -> ExpiredRequests:
         """The requests past their deadline. Arrivals are in order, so it stops at the first that
         cannot be. A run goes from a request that is taken back to the next one that is not."""
-        found = Expired([], [], [])
+        found = ExpiredRequests([], [], [])
         start = -1
         for waiting in islice(self._waiting, self._abandoned, None):
             position, request = waiting.position, waiting.request
@@ -196,7 +196,7 @@ class PendingRequests:
             found.runs.append((start, head))
         return found
 
-    def end(self, expired: Expired, refusal: Callable[[PendingRequest], ApiError]) -> None:
+    def end(self, expired: ExpiredRequests, refusal: Callable[[PendingRequest], ApiError]) -> None:
         """Answers what has expired, after ``expired.void`` was made void in the ring."""
         gone = {waiting.position for waiting in expired.void}
         if gone:

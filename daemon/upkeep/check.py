@@ -62,7 +62,7 @@ HINTS = {
 }
 
 
-class Problem(Struct, frozen=True):
+class CheckProblem(Struct, frozen=True):
     """Something that is not as it must be. ``key`` is empty where no object is to blame."""
 
     kind: str
@@ -84,7 +84,7 @@ class LastEntry(Struct, frozen=True):
     data_dir: str
 
 
-class Report(Struct):
+class CheckReport(Struct):
     """What was compared and found. ``in_flight``: put, and its lease may still commit."""
 
     store: str
@@ -101,7 +101,7 @@ class Report(Struct):
     gaps_declared: int = 0
     entries: int = 0
     last_entry: LastEntry | None = None
-    problems: list[Problem] = []
+    problems: list[CheckProblem] = []
     problems_more: int = 0
     seconds: float = 0.0
 
@@ -113,12 +113,12 @@ class Report(Struct):
     def tell(self, kind: str, key: str, problem: str) -> None:
         """Adds a problem, or counts it when there are too many."""
         if len(self.problems) < PROBLEMS_MAX:
-            self.problems.append(Problem(kind, key, problem, HINTS[kind]))
+            self.problems.append(CheckProblem(kind, key, problem, HINTS[kind]))
         else:
             self.problems_more += 1
 
 
-class Check:
+class StoreCheck:
     """One run. ``deep`` also reads every object."""
 
     def __init__(
@@ -134,9 +134,9 @@ class Check:
         self._ledger = ledger
         self._store = RetryingStore(store, COMMAND, random.Random(store.url), sleep_s)
         self._owner_log = OwnerLog(store, owner_here(config), sleep_s)
-        self.report = Report(store.url, config.data_dir, deep)
+        self.report = CheckReport(store.url, config.data_dir, deep)
 
-    def run(self, progress: Callable[[int], AbstractContextManager[Advance]]) -> Report:
+    def run(self, progress: Callable[[int], AbstractContextManager[Advance]]) -> CheckReport:
         """Looks at everything. ``progress(n)`` shows n objects. Raises StoreError, LedgerError."""
         began_ns = monotonic_ns()
         report = self.report

@@ -38,7 +38,7 @@ from ledger.types import LeaseId
 from shards import locks
 from shards.clock import wall_ms
 from shards.locks import SharedLock
-from uploader.ownership.ownerlog import Former, OwnedByAnother, OwnerLog, Taken
+from uploader.ownership.ownerlog import Former, OwnedByAnother, OwnerLog, SealedLog
 from uploader.stores.base import StoreError
 from uploader.stores.counted import CountedStore
 from uploader.stores.retry import COMMAND
@@ -49,10 +49,12 @@ log = logging.getLogger("headgate.exclusive")
 Sleep = Callable[[float], object]
 
 
-class Entries:
+class EntryWriter:
     """The entries of an incarnation that only this process is."""
 
-    def __init__(self, ledger: Ledger, owner_log: OwnerLog, taken: Taken, sleep_s: Sleep) -> None:
+    def __init__(
+        self, ledger: Ledger, owner_log: OwnerLog, taken: SealedLog, sleep_s: Sleep
+    ) -> None:
         self._ledger = ledger
         self._log = owner_log
         self._retry = Retry(COMMAND, random.Random(owner_log.owner.pid), sleep_s)
@@ -89,7 +91,9 @@ class Exclusive:
 
     daemon_pid: int | None = None
 
-    def __init__(self, ledger: Ledger, catalog_file: Path, entries: Entries | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger, catalog_file: Path, entries: EntryWriter | None = None
+    ) -> None:
         self.run: str | None = None
         self._ledger = ledger
         self._catalog_file = catalog_file
@@ -189,7 +193,7 @@ def writable_ledger(
             say(report)
         path = Path(config.ledger_path)
         with contextlib.closing(Ledger(path, lock, must_exist=True)) as ledger:
-            entries = Entries(ledger, owner_log, taken, sleep_s)
+            entries = EntryWriter(ledger, owner_log, taken, sleep_s)
             try:
                 yield Exclusive(ledger, catalog_path(config), entries)
             except BaseException:

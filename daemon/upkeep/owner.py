@@ -31,8 +31,8 @@ from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import boot_id, boottime_ns, monotonic_ns, wall_ns
 from shards.doorbell import Doorbells
 from shards.segment import Segment
-from uploader.ownership.ownerlog import OwnerLog, Taken
-from uploader.ownership.ownership import Do, Moment, Ownership, tell_sent
+from uploader.ownership.ownerlog import OwnerLog, SealedLog
+from uploader.ownership.ownership import Moment, OwnerAction, Ownership, tell_sent
 from uploader.pipeline.outage import Outage
 from uploader.stores.base import StoreError
 
@@ -119,7 +119,7 @@ class OwnerThread:
         """Another daemon owns the prefix."""
         return self._ownership.superseded
 
-    def own(self, incarnation: int, taken: Taken) -> None:
+    def own(self, incarnation: int, taken: SealedLog) -> None:
         """Writes the first entry of a new incarnation, before any shard runs.
 
         Raises StoreError, and OtherHistory when another start was faster.
@@ -159,10 +159,10 @@ class OwnerThread:
         while not self._stopping and not self.superseded:
             now_ns = boottime_ns()
             step = self._ownership.decide(now_ns, self._has_news())
-            if step.do is Do.LISTEN:
+            if step.do is OwnerAction.LISTEN:
                 self._listen()
                 continue
-            if step.do is Do.PUT:
+            if step.do is OwnerAction.PUT:
                 try:
                     self._put("entry")
                 except (StoreError, LedgerError, EntryError) as error:

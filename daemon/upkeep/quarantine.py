@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 EVICTED = "evicted"  # its offsets cannot be read any more, or its topic is deleted
 
 
-class Outcome(Struct, frozen=True):
+class RetryOutcome(Struct, frozen=True):
     """What became of one hole: ``restored``, ``evicted`` (nothing is to be brought back), or
     ``kept``; with the ``problem``, if there is one."""
 
@@ -61,7 +61,7 @@ class Outcome(Struct, frozen=True):
     problem: str = ""
 
 
-class Retry:
+class QuarantineRetry:
     """Reads objects of the quarantine again."""
 
     def __init__(self, access: LedgerAccess, settings: LakeSettings, lake: Lake) -> None:
@@ -83,10 +83,10 @@ class Retry:
             run.stop()
         self._refused = {failed.topic: failed.problem for failed in report.failed}
 
-    def retry(self, rows: Iterable[Quarantined]) -> list[Outcome]:
+    def retry(self, rows: Iterable[Quarantined]) -> list[RetryOutcome]:
         """What became of holes of one object."""
         still_there = {_place(one.hole) for one in self._access.read(quarantine.rows)}
-        outcomes: list[Outcome] = []
+        outcomes: list[RetryOutcome] = []
         wanted: dict[str, list[Quarantined]] = {}
         for one in rows:
             if _place(one.hole) not in still_there:
@@ -100,13 +100,13 @@ class Retry:
                 wanted.setdefault(one.topic, []).append(one)
         return outcomes + self._restore(wanted)
 
-    def _restore(self, wanted: dict[str, list[Quarantined]]) -> list[Outcome]:
+    def _restore(self, wanted: dict[str, list[Quarantined]]) -> list[RetryOutcome]:
         from compaction.tables.errors import LakeError
 
         if not wanted:
             return []
         topics = {topic.name: topic for topic in topics_of(self._access, frozenset(wanted))}
-        outcomes: list[Outcome] = []
+        outcomes: list[RetryOutcome] = []
         run = new_run()
         lease = RunLease(self._access, run)
         lease.begin("quarantine")
@@ -122,8 +122,10 @@ class Retry:
             lease.stop()
         return outcomes
 
-    def _restore_topic(self, run: str, topic: Topic, rows: Sequence[Quarantined]) -> list[Outcome]:
-        outcomes: list[Outcome] = []
+    def _restore_topic(
+        self, run: str, topic: Topic, rows: Sequence[Quarantined]
+    ) -> list[RetryOutcome]:
+        outcomes: list[RetryOutcome] = []
         whole: list[Quarantined] = []
         extents: list[ExtentBytes] = []
         for one, found in self._read(rows):
@@ -216,8 +218,8 @@ def _place(hole: Hole) -> tuple[int, int, int]:
     return (hole.topic_id, hole.partition, hole.first_offset)
 
 
-def _outcome(one: Quarantined, outcome: str, problem: str = "") -> Outcome:
+def _outcome(one: Quarantined, outcome: str, problem: str = "") -> RetryOutcome:
     hole = one.hole
-    return Outcome(
+    return RetryOutcome(
         one.topic, hole.partition, hole.first_offset, hole.last_offset, hole.key, outcome, problem
     )

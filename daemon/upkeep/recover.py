@@ -38,7 +38,7 @@ from ledger.space import deletions
 from ledger.types import Commit, CommitDraft, LeaseId, ObjectRow
 from shards.clock import monotonic_ns, wall_ms
 from uploader.l0 import Footer, L0Error, fetch_footer, parse_key
-from uploader.ownership.ownerlog import Former, OwnedByAnother, OwnerLog, Taken
+from uploader.ownership.ownerlog import Former, OwnedByAnother, OwnerLog, SealedLog
 from uploader.ownership.unlisted import (
     RingOrder,
     Unlisted,
@@ -63,7 +63,7 @@ RECORD_BYTES_MIN = 2  # a record in a payload; how many a damaged object held at
 Advance = Callable[[int], object]
 
 
-class Problem(Struct, frozen=True):
+class UnreadableObject(Struct, frozen=True):
     """An object that is not as it must be, and why; it is left where it is."""
 
     key: str
@@ -79,7 +79,7 @@ class GapMade(Struct, frozen=True):
     gap_to: int
 
 
-class Report(Struct):
+class RecoveryReport(Struct):
     """What a recovery found and did. Objects: all under ``l0/`` are in one of the counts.
 
     ``records_void``: of unlisted objects, and not stored, for their ``expected_seq`` did not hold.
@@ -93,7 +93,7 @@ class Report(Struct):
     objects_taken: int = 0
     objects_orphan: int = 0
     objects_named_for_deletion: int = 0
-    corrupt: list[Problem] = []
+    corrupt: list[UnreadableObject] = []
     missing: list[str] = []
     records_listed: int = 0
     records_taken: int = 0
@@ -113,8 +113,8 @@ class Report(Struct):
 
 def settle(
     ledger_path: str, lock: contextlib.AbstractContextManager[object], store: ObjectStore,
-    taken: Taken, owner_log: OwnerLog, limits: DedupeLimits | None = None, *, take_over: bool,
-) -> Report | None:  # fmt: skip
+    taken: SealedLog, owner_log: OwnerLog, limits: DedupeLimits | None = None, *, take_over: bool,
+) -> RecoveryReport | None:  # fmt: skip
     """Makes the ledger in the data directory one that may be served from; for a start.
 
     After another's seal only the store knows what was acknowledged. Our own ledger holds all of
@@ -133,7 +133,7 @@ def settle(
         else:
             if taken.former is not Former.REBOOTED:
                 return None
-            report = Report()
+            report = RecoveryReport()
             take_unlisted(ledger, store, taken.incarnation, report, lambda _: None)
             return report
     return rebuild(path, lock, store, taken, owner_log, limits)
@@ -141,15 +141,15 @@ def settle(
 
 def rebuild(
     path: Path, lock: contextlib.AbstractContextManager[object], store: ObjectStore,
-    taken: Taken, owner_log: OwnerLog, limits: DedupeLimits | None = None,
+    taken: SealedLog, owner_log: OwnerLog, limits: DedupeLimits | None = None,
     progress: Callable[[int], contextlib.AbstractContextManager[Advance]] | None = None,
-) -> Report:  # fmt: skip
+) -> RecoveryReport:  # fmt: skip
     """Builds the ledger at ``path`` anew from log and objects. ``progress(n)`` shows n objects.
 
     Raises LedgerError, StoreError, EntryError; then the ledger is as it was.
     """
     began_ns = monotonic_ns()
-    report = Report()
+    report = RecoveryReport()
     aside = path.with_name(path.name + ".recovering")
     for suffix in ("", "-wal", "-shm"):
         aside.with_name(aside.name + suffix).unlink(missing_ok=True)
@@ -175,7 +175,7 @@ def rebuild(
     return report
 
 
-def check_complete(ledger: Ledger, taken: Taken, store_url: str) -> None:
+def check_complete(ledger: Ledger, taken: SealedLog, store_url: str) -> None:
     """Raises OtherHistory when entries do not add up to what the last one says."""
     if taken.last is not None:
         there = taken.last.mark.commit_number
@@ -207,7 +207,7 @@ def recover(
     *, take_over: bool, allow_empty: bool,
     sleep_s: Callable[[float], object],
     progress: Callable[[int], contextlib.AbstractContextManager[Advance]] | None = None,
-) -> Report:  # fmt: skip
+) -> RecoveryReport:  # fmt: skip
     """``headgate recover``: take the prefix, rebuild, say so in the log, give it back.
 
     The directory's lock is held. Raises OwnedByAnother without ``take_over`` when the former
@@ -235,7 +235,7 @@ def recover(
     return report
 
 
-def tell(ledger: Ledger, owner_log: OwnerLog, taken: Taken) -> None:
+def tell(ledger: Ledger, owner_log: OwnerLog, taken: SealedLog) -> None:
     """An incarnation of two entries: what is new in the ledger, and that the prefix is free.
 
     Raises OtherHistory when another start was faster, StoreError.
@@ -268,7 +268,7 @@ def sleep_s(seconds: float) -> None:
 
 def _apply_entries(
     aside: Path, lock: contextlib.AbstractContextManager[object], owner_log: OwnerLog,
-    report: Report,
+    report: RecoveryReport,
 ) -> None:  # fmt: skip
     image = owner_log.image()
     if image is not None:
@@ -291,7 +291,7 @@ def _apply_entries(
 
 
 def take_unlisted(
-    ledger: Ledger, store: ObjectStore, incarnation: int, report: Report, advance: Advance
+    ledger: Ledger, store: ObjectStore, incarnation: int, report: RecoveryReport, advance: Advance
 ) -> None:
     """Looks through the store and takes what the ledger does not list and may have been committed.
 
@@ -336,7 +336,7 @@ def take_unlisted(
             found.append(Unlisted(head, footer))
         else:
             damaged_bytes += head.size_bytes
-            report.corrupt.append(Problem(head.key, str(footer)))
+            report.corrupt.append(UnreadableObject(head.key, str(footer)))
     found, renamed = without_renamed(found)
     report.objects_orphan += len(renamed)
     names, gaps = ledger.write(
@@ -365,7 +365,7 @@ def take_unlisted(
     report.records_may_be_doubled = records_without_key(found)
 
 
-def _take(ledger: Ledger, order: RingOrder, report: Report) -> None:
+def _take(ledger: Ledger, order: RingOrder, report: RecoveryReport) -> None:
     item: Unlisted
 
     def drafts(items: Iterable[Unlisted]) -> Iterator[CommitDraft]:
@@ -375,7 +375,7 @@ def _take(ledger: Ledger, order: RingOrder, report: Report) -> None:
 
     def told(commit: Commit | DraftInvalid) -> None:
         if isinstance(commit, DraftInvalid):
-            report.corrupt.append(Problem(item.head.key, str(commit)))
+            report.corrupt.append(UnreadableObject(item.head.key, str(commit)))
             return
         order.taken(commit, item)
         void = {(verdict.shard, verdict.position): verdict.kind for verdict in commit.verdicts}
@@ -393,11 +393,13 @@ def _take(ledger: Ledger, order: RingOrder, report: Report) -> None:
         ledger.write(recovery.take, taken, told, ledger.dedupe_limits)
 
 
-def _lease_of(key: str, report: Report) -> LeaseId | None:
+def _lease_of(key: str, report: RecoveryReport) -> LeaseId | None:
     try:
         return parse_key(key)
     except L0Error as error:
-        report.corrupt.append(Problem(key, f"no object of headgate has such a key: {error}"))
+        report.corrupt.append(
+            UnreadableObject(key, f"no object of headgate has such a key: {error}")
+        )
         return None
 
 

@@ -18,7 +18,7 @@ from ledger.space.marking import BOUND
 from ledger.tx import ReadTx
 
 
-class Problem(Struct, frozen=True):
+class OffsetProblem(Struct, frozen=True):
     """A place where offsets overlap or are missing, or an extent outside its object.
 
     ``key`` is the object of the extent there; empty at the end of a partition, and for what the
@@ -32,12 +32,12 @@ class Problem(Struct, frozen=True):
     problem: str
 
 
-def problems(tx: ReadTx, limit: int) -> list[Problem]:
+def problems(tx: ReadTx, limit: int) -> list[OffsetProblem]:
     """At most ``limit`` such places, by topic and partition; reads all extents."""
     return list(islice(_problems(tx), limit))
 
 
-def _problems(tx: ReadTx) -> Iterator[Problem]:
+def _problems(tx: ReadTx) -> Iterator[OffsetProblem]:
     """All such places, by topic and partition."""
     gaps = offset_ranges(tx, "SELECT topic_id, partition, gap_from, gap_to FROM gaps")
     of_l1 = dict(l1_problems(tx))
@@ -52,13 +52,15 @@ def _problems(tx: ReadTx) -> Iterator[Problem]:
         yield from _of_partition(tx, key, next_seq, bound, topic, declared)
         if key in of_l1:
             kind, problem = of_l1[key]
-            yield Problem(kind, "", topic, partition, f"{topic}, partition {partition}: {problem}")
+            yield OffsetProblem(
+                kind, "", topic, partition, f"{topic}, partition {partition}: {problem}"
+            )
 
 
 def _of_partition(
     tx: ReadTx, of: PartitionKey, next_seq: int, bound: int, topic: str,
     gaps: OffsetRanges,
-) -> Iterator[Problem]:  # fmt: skip
+) -> Iterator[OffsetProblem]:  # fmt: skip
     partition = of[1]
     expected = 1
     for first, last, byte_end, key, size_bytes in tx.execute(
@@ -69,24 +71,26 @@ def _of_partition(
     ):
         where = f"offsets {first} to {last} of {topic}, partition {partition}"
         if key is None:
-            yield Problem(
+            yield OffsetProblem(
                 "extent", "", topic, partition, f"{where} are in an object that has no row"
             )
         elif byte_end > size_bytes:
-            yield Problem("extent", key, topic, partition, f"{where} end at byte {byte_end} of an"
-                          f" object of {size_bytes} bytes")  # fmt: skip
+            yield OffsetProblem(
+                "extent", key, topic, partition,
+                f"{where} end at byte {byte_end} of an object of {size_bytes} bytes",
+            )  # fmt: skip
         if first < expected:
-            yield Problem("overlap", key or "", topic, partition,
+            yield OffsetProblem("overlap", key or "", topic, partition,
                           f"{where} overlap offsets before {expected}")  # fmt: skip
         elif (lacking := _lacking(expected, first - 1, bound, gaps)) is not None:
-            yield Problem("gap", key or "", topic, partition,
+            yield OffsetProblem("gap", key or "", topic, partition,
                           f"offsets {lacking[0]} to {lacking[1]} of {topic}, partition"
                           f" {partition}, are in no object and in no declared gap")  # fmt: skip
         expected = max(expected, last + 1)
     begin = gaps.next_outside(expected)
     lacking = _lacking(begin, next_seq - 1, bound, gaps)
     if lacking is not None or begin > next_seq:
-        yield Problem("overlap" if lacking is None else "gap", "", topic, partition,
+        yield OffsetProblem("overlap" if lacking is None else "gap", "", topic, partition,
                       f"the next offset of {topic}, partition {partition}, is {next_seq}, but its"
                       f" objects end before {begin}")  # fmt: skip
 

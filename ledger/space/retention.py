@@ -47,7 +47,7 @@ TTL = "ttl"
 TRIM = "trim"
 
 
-class Limits(Struct, frozen=True):
+class RetentionLimits(Struct, frozen=True):
     """What a partition of a topic keeps; None: everything."""
 
     cap_records: int | None = None
@@ -57,10 +57,10 @@ class Limits(Struct, frozen=True):
     @property
     def any(self) -> bool:
         """Whether there is a limit."""
-        return self != Limits()
+        return self != RetentionLimits()
 
 
-class Step(NamedTuple):
+class EvictionStep(NamedTuple):
     """Offsets that are evicted together, and the greatest timestamp of their records."""
 
     first_offset: int
@@ -112,11 +112,11 @@ _EXTENTS_SQL = """SELECT first_offset, last_offset, byte_length, last_timestamp_
     ORDER BY last_offset"""
 
 
-def limits_of(config: TopicConfig) -> Limits:
+def limits_of(config: TopicConfig) -> RetentionLimits:
     """The limits that evict. A topic that rejects what exceeds its caps evicts nothing by them."""
     if config.discard == "reject":
-        return Limits(ttl_ms=config.ttl_ms)
-    return Limits(config.cap_records, config.cap_bytes, config.ttl_ms)
+        return RetentionLimits(ttl_ms=config.ttl_ms)
+    return RetentionLimits(config.cap_records, config.cap_bytes, config.ttl_ms)
 
 
 def kept_from(next_seq: int, keep: int, gaps: Sequence[tuple[int, int]]) -> int:
@@ -143,7 +143,7 @@ class KeptFrom(NamedTuple):
 
 
 def first_kept(
-    steps: Iterable[Step], spare_bytes: int | None, older_than_ms: int | None
+    steps: Iterable[EvictionStep], spare_bytes: int | None, older_than_ms: int | None
 ) -> tuple[KeptFrom, KeptFrom]:
     """From which offset on records stay, by bytes and by time. ``steps`` are ordered by first
     offset.
@@ -201,7 +201,7 @@ def _target(
     tx: ReadTx,
     topic_id: int,
     view: _View,
-    limits: Limits,
+    limits: RetentionLimits,
     older_than_ms: int | None,
 ) -> tuple[int, str, int]:
     """(new earliest offset, reason, timestamp of the first step that is too young)."""
@@ -223,18 +223,18 @@ def _target(
     return by_cap, CAP, until_ms
 
 
-def _steps(tx: ReadTx, topic_id: int, view: _View) -> Iterator[Step]:
+def _steps(tx: ReadTx, topic_id: int, view: _View) -> Iterator[EvictionStep]:
     """The partition's steps with a readable offset, by first offset."""
     where = (topic_id, view.partition, view.earliest_seq)
-    compacted = [Step(*row) for row in tx.execute(_RANGES_SQL, where)]
+    compacted = [EvictionStep(*row) for row in tx.execute(_RANGES_SQL, where)]
     if view.compacted_seq >= view.earliest_seq:
         rows = tx.execute(_QUARANTINED_SQL, (*where, view.compacted_seq))
-        compacted += [Step(*row) for row in rows]
+        compacted += [EvictionStep(*row) for row in rows]
     yield from sorted(compacted)
     offset = max(view.earliest_seq, view.compacted_seq + 1)
     rows = tx.execute(f"{_EXTENTS_SQL} LIMIT ?", (*where[:2], offset, STEPS_MAX))
     for count, row in enumerate(rows, 1):
-        step = Step(*row)
+        step = EvictionStep(*row)
         if count == STEPS_MAX:
             # Not the end of the partition: this one stays until the next call.
             step = step._replace(bytes=1 << 62, last_timestamp_ms=NEVER_MS)

@@ -18,10 +18,10 @@ from commands.objects import Verified
 from commands.quarantine import Row
 from commands.shell import exits
 from compaction.run.report import RunReport
-from daemon.upkeep.check import Report as CheckReport
-from daemon.upkeep.collection.report import Report as CollectReport
-from daemon.upkeep.quarantine import Outcome
-from daemon.upkeep.recover import Report as RecoverReport
+from daemon.upkeep.check import CheckReport
+from daemon.upkeep.collection.report import CollectionReport
+from daemon.upkeep.quarantine import RetryOutcome
+from daemon.upkeep.recover import RecoveryReport
 from ledger.lake.types import Hole
 from ledger.types import ObjectRow
 
@@ -91,8 +91,8 @@ def fields_of(kind: type[Struct]) -> set[str]:
 
 SHAPES = [
     ("produce", Summary), ("objects", ObjectRow), ("objects", Verified), ("check", CheckReport),
-    ("compact", RunReport), ("compact", Needs), ("quarantine", Row), ("quarantine", Outcome),
-    ("quarantine", Hole), ("gc", CollectReport), ("recover", RecoverReport),
+    ("compact", RunReport), ("compact", Needs), ("quarantine", Row), ("quarantine", RetryOutcome),
+    ("quarantine", Hole), ("gc", CollectionReport), ("recover", RecoveryReport),
 ]  # fmt: skip
 
 

@@ -9,11 +9,11 @@ from click.testing import CliRunner, Result
 import cli
 from commands.recover import text
 from commands.shell.output import NAMED_MAX
-from daemon.upkeep.recover import GapMade, Problem, Report
+from daemon.upkeep.recover import GapMade, RecoveryReport, UnreadableObject
 
 
 def test_a_sound_recovery_is_a_few_lines_without_alarms() -> None:
-    report = Report(
+    report = RecoveryReport(
         entries=3, objects=1_200, objects_listed=1_200, records_listed=5_000, seconds=0.5,
         objects_per_second=2_400.0,
     )  # fmt: skip
@@ -25,9 +25,9 @@ def test_a_sound_recovery_is_a_few_lines_without_alarms() -> None:
 
 
 def test_everything_that_an_operator_must_know_is_named() -> None:
-    report = Report(
+    report = RecoveryReport(
         objects=4, objects_taken=2, records_taken=7, objects_orphan=1,
-        corrupt=[Problem("l0/x", "torn")], missing=["l0/y"], topics_restored=["orders"],
+        corrupt=[UnreadableObject("l0/x", "torn")], missing=["l0/y"], topics_restored=["orders"],
         gaps=[GapMade("orders", 3, 11, 17)], records_may_be_doubled=5, records_void=2,
         kept_ledger="/data/ledger/ledger.db.before-1",
     )  # fmt: skip
@@ -47,7 +47,7 @@ def test_everything_that_an_operator_must_know_is_named() -> None:
 
 def test_a_report_of_many_gaps_names_some_and_counts_the_rest() -> None:
     gaps = [GapMade("t", number, 1, 2) for number in range(NAMED_MAX + 30)]
-    said = text(Report(gaps=gaps)).splitlines()
+    said = text(RecoveryReport(gaps=gaps)).splitlines()
     assert sum(line.startswith("gap") for line in said) == NAMED_MAX
     assert "and 30 more" in said
 

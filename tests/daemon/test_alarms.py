@@ -9,7 +9,7 @@ import pytest
 
 from daemon import alarms
 from daemon.api.schemas import AlarmStatus
-from daemon.api.status import Status
+from daemon.api.status import StatusBuilder
 from daemon.config import load
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
@@ -46,7 +46,7 @@ def test_rows_of_one_kind_are_one_trouble_as_old_as_the_oldest(segment: Segment)
 
 
 def test_the_daemon_is_not_ready_once_an_alarm_has_lasted(segment: Segment) -> None:
-    status = Status(segment, CONFIG)
+    status = StatusBuilder(segment, CONFIG)
     AlarmBoard(segment, 0).raise_(AlarmKind.STORE_FAILING, "503", 1 * SECOND_NS)
     assert status.obstacles(30 * SECOND_NS) == []
     assert status.document(30 * SECOND_NS).ready is True
@@ -59,7 +59,7 @@ def test_the_daemon_is_not_ready_once_an_alarm_has_lasted(segment: Segment) -> N
 
 def test_a_foreign_object_is_not_ready_immediately(segment: Segment) -> None:
     AlarmBoard(segment, 2).raise_(AlarmKind.FOREIGN_OBJECT, "l0/1", 1 * SECOND_NS)
-    assert len(Status(segment, CONFIG).obstacles(1 * SECOND_NS)) == 1
+    assert len(StatusBuilder(segment, CONFIG).obstacles(1 * SECOND_NS)) == 1
 
 
 def trouble(age_ms: int, count: int) -> AlarmStatus:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from delivery import followed
 from delivery.followed import FollowedPartitions, Key
-from ledger.types import Commit, Head, LeaseId, Run, SourceRange, Verdict
+from ledger.types import Commit, LeaseId, OffsetRun, PartitionHead, SourceRange, Verdict
 
 KEY: Key = (1, 0)
 OTHER: Key = (1, 1)
@@ -34,11 +34,11 @@ class History:
             shards = max(shards, len(by_shard))
             for shard, count in enumerate(by_shard):
                 head = self.heads[topic_id, partition]
-                runs.append(Run(shard, topic_id, partition, head + 1, max(count, 1)))
+                runs.append(OffsetRun(shard, topic_id, partition, head + 1, max(count, 1)))
                 if not count:
                     verdicts.append(Verdict(shard, self._position, "deduped"))
                 self.heads[topic_id, partition] += count
-            heads.append(Head(topic_id, partition, self.heads[topic_id, partition]))
+            heads.append(PartitionHead(topic_id, partition, self.heads[topic_id, partition]))
         sources = tuple(
             SourceRange(shard, self._position, self._position + 8) for shard in range(shards)
         )
@@ -237,7 +237,7 @@ class FollowerMachine(RuleBasedStateMachine):
                 assert next_one.first_offset == one.last_offset + 1
             for extent in tail:
                 commit = self.history.commits[extent.commit_number - 1]
-                assert Head(*KEY, extent.last_offset) in commit.heads
+                assert PartitionHead(*KEY, extent.last_offset) in commit.heads
                 assert all((r.topic_id, r.partition) == KEY for r in extent.runs)
 
 

@@ -16,7 +16,7 @@ import pytest
 from daemon import serve
 from daemon.config import Config, Override
 from daemon.config import load as load_config
-from daemon.upkeep.recover import Report, recover
+from daemon.upkeep.recover import RecoveryReport, recover
 from ledger.log.entry import Entry, Owner
 from shards import locks
 from shards.locks import SharedLock
@@ -57,7 +57,7 @@ def config_of(data: Path, options: dict[str, Any]) -> Config:
     return load_config(None, {}, [Override(key, str(value)) for key, value in settings.items()])
 
 
-def recovered(data: Path, options: dict[str, Any], *, take_over: bool = False) -> Report:
+def recovered(data: Path, options: dict[str, Any], *, take_over: bool = False) -> RecoveryReport:
     """``headgate recover`` in this process, where the wait for a former owner takes no time.
 
     Only for former owners that are dead.

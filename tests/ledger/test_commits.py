@@ -13,7 +13,16 @@ from ledger.checks import invariants
 from ledger.commits import EXTENTS_MAX
 from ledger.errors import DraftInvalid
 from ledger.ledger import Ledger
-from ledger.types import AnswerPart, Commit, Condition, ConditionPart, Head, Run, Topic, TopicConfig
+from ledger.types import (
+    AnswerPart,
+    Commit,
+    Condition,
+    ConditionPart,
+    OffsetRun,
+    PartitionHead,
+    Topic,
+    TopicConfig,
+)
 from tests.ledger.requests import Answer, Request, answers, draft_of, lease
 
 
@@ -30,9 +39,12 @@ def replies(
 def test_offsets_start_at_one_and_go_on_densely_over_commits(ledger: Ledger, topic: Topic) -> None:
     first = commit(ledger, 1, [Request(topic.topic_id, ((0, 3), (1, 2)))])
     second = commit(ledger, 2, [Request(topic.topic_id, ((0, 4),))])
-    assert first.runs == (Run(0, topic.topic_id, 0, 1, 3), Run(0, topic.topic_id, 1, 1, 2))
-    assert first.heads == (Head(topic.topic_id, 0, 3), Head(topic.topic_id, 1, 2))
-    assert second.runs == (Run(0, topic.topic_id, 0, 4, 4),)
+    assert first.runs == (
+        OffsetRun(0, topic.topic_id, 0, 1, 3),
+        OffsetRun(0, topic.topic_id, 1, 1, 2),
+    )
+    assert first.heads == (PartitionHead(topic.topic_id, 0, 3), PartitionHead(topic.topic_id, 1, 2))
+    assert second.runs == (OffsetRun(0, topic.topic_id, 0, 4, 4),)
     assert (first.number, second.number) == (1, 2)
 
 
@@ -44,7 +56,10 @@ def test_runs_of_two_shards_in_one_extent_get_consecutive_offsets(
         Request(topic.topic_id, ((0, 5),), shard=4),
     ]
     result = commit(ledger, 1, requests)
-    assert result.runs == (Run(3, topic.topic_id, 0, 1, 2), Run(4, topic.topic_id, 0, 3, 5))
+    assert result.runs == (
+        OffsetRun(3, topic.topic_id, 0, 1, 2),
+        OffsetRun(4, topic.topic_id, 0, 3, 5),
+    )
 
 
 def test_a_lease_is_committed_once_and_its_repeat_is_the_first_result(
@@ -171,7 +186,7 @@ def test_a_deleted_topic_s_extents_are_void_and_their_requests_told_so(
         Answer("topic_deleted"),
         Answer("stored", ((0, 1, 3),)),
     ]
-    assert result.heads == (Head(other.topic_id, 0, 3),)
+    assert result.heads == (PartitionHead(other.topic_id, 0, 3),)
     assert ledger.read(reads.extents_from, topic.topic_id, 0, 1, 10) == []
 
 
@@ -191,8 +206,8 @@ def test_an_extent_whose_records_are_all_void_never_reaches_a_reader(
     ledger: Ledger, topic: Topic
 ) -> None:
     result = commit(ledger, 1, [Request(topic.topic_id, ((0, 3),), expected_seq=8)])
-    assert result.runs == (Run(0, topic.topic_id, 0, 1, 3),)
-    assert result.heads == (Head(topic.topic_id, 0, 0),)
+    assert result.runs == (OffsetRun(0, topic.topic_id, 0, 1, 3),)
+    assert result.heads == (PartitionHead(topic.topic_id, 0, 0),)
     assert ledger.read(reads.extents_from, topic.topic_id, 0, 0, 10) == []
     assert ledger.read(reads.objects)[0].records == 3
     after = commit(ledger, 2, [Request(topic.topic_id, ((0, 1),))])

@@ -20,7 +20,7 @@ from ledger.ledger import Ledger
 from ledger.log import backup, recovery
 from ledger.log.backup import Mark
 from ledger.space import deletions, marking, retention, unreferenced
-from ledger.space.retention import NEVER_MS, KeptFrom, Step, first_kept, kept_from
+from ledger.space.retention import NEVER_MS, EvictionStep, KeptFrom, first_kept, kept_from
 from ledger.types import PartitionState, Topic, TopicConfig
 from tests.ledger.lakes import commit, compact
 from tests.ledger.requests import Request
@@ -74,22 +74,22 @@ def test_exactly_the_newest_records_are_kept_whatever_gaps_lie_between(
 
 
 @st.composite
-def step_lists(draw: st.DrawFn) -> list[Step]:
+def step_lists(draw: st.DrawFn) -> list[EvictionStep]:
     """Pieces that share offsets as files of several days do."""
     offset = 1
-    made: list[Step] = []
+    made: list[EvictionStep] = []
     for _ in range(draw(st.integers(0, 7))):
         back = draw(st.integers(0, 3))
         first = max(1, offset - back)
         last = first + draw(st.integers(back, back + 4))
-        made.append(Step(first, last, draw(st.integers(1, 5)), draw(st.integers(0, 9))))
+        made.append(EvictionStep(first, last, draw(st.integers(1, 5)), draw(st.integers(0, 9))))
         offset = max(offset, last + 1)
     return sorted(made)
 
 
 @given(steps=step_lists(), cap=st.integers(1, 20), older_than_ms=st.integers(0, 10))
 def test_what_goes_lies_wholly_outside_the_limits(
-    steps: list[Step], cap: int, older_than_ms: int
+    steps: list[EvictionStep], cap: int, older_than_ms: int
 ) -> None:
     total = sum(step.bytes for step in steps)
     spare = total - cap if total > cap else None

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from ledger.types import Commit, LeaseId, Run, SourceRange
+from ledger.types import Commit, LeaseId, OffsetRun, SourceRange
 from shards import layout as at
 from shards import locks
 from shards.commitlog import CommitLog
@@ -89,7 +89,7 @@ def request_parts(number: int) -> list[Part]:
 
 def commit_of(number: int) -> Commit:
     """Commit ``number``: every word of it follows from the number."""
-    runs = tuple(Run(index, number, index, number, number) for index in range(number % 7))
+    runs = tuple(OffsetRun(index, number, index, number, number) for index in range(number % 7))
     source = SourceRange(number % 5, number, number + 1)
     return Commit(number, LeaseId(1, 2, 3, number), (source,), runs, ())
 

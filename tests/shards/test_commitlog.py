@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.types import Run
+from ledger.types import OffsetRun
 from shards import layout as at
 from shards.clock import monotonic_ns
 from shards.commitlog import CommitLog
@@ -47,7 +47,7 @@ def test_an_entry_larger_than_its_slot_is_left_out_and_the_log_continues(
 ) -> None:
     log = CommitLog(make_segment(LAYOUT))
     log.publish(commit_of(1))
-    runs = tuple(Run(1, 2, 3, 4, 5) for _ in range(100))
+    runs = tuple(OffsetRun(1, 2, 3, 4, 5) for _ in range(100))
     log.publish(msgspec.structs.replace(commit_of(2), runs=runs))
     log.publish(commit_of(3))
     assert log.end == 3
@@ -59,7 +59,7 @@ def test_an_entry_is_read_whole_or_not_at_all(runs: int) -> None:
     segment = Segment.create(LAYOUT)
     log = CommitLog(segment)
     commit = msgspec.structs.replace(
-        commit_of(1), runs=tuple(Run(1, 2, 3, 4, 5) for _ in range(runs))
+        commit_of(1), runs=tuple(OffsetRun(1, 2, 3, 4, 5) for _ in range(runs))
     )
     log.publish(commit)
     fits = len(msgspec.msgpack.encode(commit)) <= LAYOUT.commit_slot_bytes - at.C_BYTES

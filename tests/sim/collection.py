@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Concatenate, cast
 
 from daemon.upkeep.collection.collector import Collector
 from daemon.upkeep.collection.orphans import OrphanObjects
-from daemon.upkeep.collection.report import Report
+from daemon.upkeep.collection.report import CollectionReport
 from daemon.upkeep.collection.unreferenced import UnreferencedObjects
 from daemon.upkeep.upkeep import followed_and_live
 from ledger import commits, reads
@@ -107,7 +107,7 @@ class Collections:
             schedule.sleep(int(log_uniform(rng, 50, 5_000)) * MS)
             if rng.randrange(3):
                 self._evict((rng.randrange(1, TOPICS + 1), rng.randrange(PARTITIONS)))
-            report = Report(dry_run=False)
+            report = CollectionReport(dry_run=False)
             collector = Collector(access.await_backup)
             collector.collect(UnreferencedObjects(access, store, report, 0, now_ms))
             orphans = OrphanObjects(access, store, report, 0, now_ms, access.live_leases)

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Concatenate, cast
 from unittest.mock import patch
 
-from daemon.heartbeat import Pulse, Verdict
+from daemon.heartbeat import HeartbeatVerdict, Pulse
 from daemon.orphans import ADOPTIONS_MAX, Orphans
 from daemon.upkeep.upkeep import followed_and_live
 from ledger import commits, epochs
@@ -472,7 +472,7 @@ class Machine:
             life.heartbeat += 1
         holding = life.shard in leases.holders() | group_table.inside()
         ready = bool(words[self.layout.shard(life.shard) + at.S_READY])
-        if life.pulse.tick(life.heartbeat, ready=ready, holding=holding) is Verdict.KILL:
+        if life.pulse.tick(life.heartbeat, ready=ready, holding=holding) is HeartbeatVerdict.KILL:
             self.log(f"{life.process.name} is stuck")
             self.to_kill.append(life.shard)
 

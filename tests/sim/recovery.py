@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 
-from daemon.upkeep.recover import Report, take_unlisted
+from daemon.upkeep.recover import RecoveryReport, take_unlisted
 from ledger import reads, topics
 from ledger.checks import invariants
 from ledger.ledger import Ledger
@@ -82,7 +82,7 @@ class Backup:
         store = Listed(self._store)
         with closing(Ledger(self._recovered, nullcontext())) as ledger:
             ledger.write(backup.forget_named)
-            report = Report()
+            report = RecoveryReport()
             take_unlisted(ledger, store, 1, report, lambda _: None)
             require(report.sound, "every object is whole and there", report.corrupt, report.missing)
             ledger.read(invariants.check)

@@ -28,7 +28,7 @@ class Pending(NamedTuple):
     requests: Iterable[RequestAt]
 
 
-class Taken(NamedTuple):
+class PulledRange(NamedTuple):
     """What a pull takes from a member: at least one request."""
 
     shard: int
@@ -70,7 +70,7 @@ class _Walk:
         return self.end - before
 
 
-def bounded(pending: Iterable[Pending], bytes_max: int) -> list[Taken]:
+def bounded(pending: Iterable[Pending], bytes_max: int) -> list[PulledRange]:
     """Takes at most ``bytes_max`` of what is pending, but at least one request.
 
     The first request of the first member is always taken. Since turns rotate, smaller requests
@@ -89,10 +89,10 @@ def bounded(pending: Iterable[Pending], bytes_max: int) -> list[Taken]:
         left -= walk.take(min(walk.end + left, walk.start + share))
     for walk in walks:
         left -= walk.take(walk.end + left)
-    return [Taken(walk.shard, walk.start, walk.taken) for walk in walks if walk.taken]
+    return [PulledRange(walk.shard, walk.start, walk.taken) for walk in walks if walk.taken]
 
 
-def _one_lease(taken: Sequence[Taken]) -> LeaseRequests:
+def _one_lease(taken: Sequence[PulledRange]) -> LeaseRequests:
     """Less than one and a half objects, including pads, become one."""
     sources = [SourceRange(m.shard, m.start, m.requests[-1].end) for m in taken]
     requests = [(member.shard, request) for member in taken for request in member.requests]

@@ -27,7 +27,7 @@ from shards.segment import Segment
 from uploader.groups import turn
 from uploader.groups.buddy import BuddyMap, Group
 from uploader.groups.pull import LeaseRequests, Pending, cut
-from uploader.groups.turn import BuddyView, Do, GroupView, Policy
+from uploader.groups.turn import BuddyView, GroupView, Policy, TurnAction
 
 LOCK_RETRY_NS = 5_000_000
 _TRIES_MAX = 3  # each new try follows a change that another shard has finished
@@ -192,16 +192,16 @@ class Puller:
             members = self.table.map.members(group)
             view = self._view(group, members)
             decision = turn.decide(view, now_ns, self._policy)
-            if decision.do is Do.IDLE:
+            if decision.do is TurnAction.IDLE:
                 return Look([], self._try_merge(group, now_ns))
-            if decision.do is Do.WAIT:
+            if decision.do is TurnAction.WAIT:
                 left = max(0, self._policy.object_bytes_target - view.backlog_bytes)
                 again_at_ns = min(decision.at_ns, self._try_merge(group, now_ns))
                 return Look([], again_at_ns, left // view.members)
-            if decision.do is Do.WAKE:
+            if decision.do is TurnAction.WAKE:
                 self._bells.ring(view.turn)
                 return Look([], decision.at_ns)
-            if decision.do is Do.PASS_TURN:
+            if decision.do is TurnAction.PASS_TURN:
                 return Look([], self._pass_turn(group, view, now_ns))
             if not self._locks.try_lock(locks.GROUP + group.group):
                 return Look([], now_ns + LOCK_RETRY_NS)
@@ -209,7 +209,7 @@ class Puller:
                 if self._changed(group, view.turn):
                     continue
                 self._enter(group)
-                if decision.do is Do.SPLIT:
+                if decision.do is TurnAction.SPLIT:
                     group = self._split(group, now_ns)
                 pulled = self._pull(group, now_ns)
                 next_turn = self._advance_turn(group)
@@ -219,7 +219,7 @@ class Puller:
             # Without a ring, what was published since the scan would wait for the next request.
             if next_turn != self.shard and self.table.backlog_bytes(group):
                 self._bells.ring(next_turn)
-            if decision.do is Do.SPLIT:
+            if decision.do is TurnAction.SPLIT:
                 self._bells.ring(view.leader + group.size)
             return Look(pulled, now_ns if self.table.backlog_bytes(group) else turn.NEVER)
         return Look([], now_ns + LOCK_RETRY_NS)

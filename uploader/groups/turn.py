@@ -64,7 +64,7 @@ class GroupView(Struct, frozen=True):
     can_split: bool
 
 
-class Do(Enum):
+class TurnAction(Enum):
     """What a member does next."""
 
     IDLE = "idle"  # nothing is pending
@@ -76,10 +76,10 @@ class Do(Enum):
     WAKE = "wake"  # due, and it is another member's turn: wake it, look again at ``at_ns``
 
 
-class Decision(Struct, frozen=True):
+class TurnDecision(Struct, frozen=True):
     """What to do, and when to look again unless a bell rings before."""
 
-    do: Do
+    do: TurnAction
     at_ns: int = NEVER
 
 
@@ -102,27 +102,29 @@ def wants_split(view: GroupView, now_ns: int, policy: Policy) -> bool:
     )
 
 
-def decide(view: GroupView, now_ns: int, policy: Policy) -> Decision:
+def decide(view: GroupView, now_ns: int, policy: Policy) -> TurnDecision:
     """What member ``view.me`` does about its group's pending requests."""
     if not view.backlog_bytes:
-        return Decision(Do.IDLE)
+        return TurnDecision(TurnAction.IDLE)
     due = due_ns(view, policy)
     if view.turn == view.me:
         if now_ns < due:
-            return Decision(Do.WAIT, due)
+            return TurnDecision(TurnAction.WAIT, due)
         if not view.free_slots:
-            return Decision(Do.PASS_TURN)
-        return Decision(Do.SPLIT if wants_split(view, now_ns, policy) else Do.PULL)
+            return TurnDecision(TurnAction.PASS_TURN)
+        return TurnDecision(
+            TurnAction.SPLIT if wants_split(view, now_ns, policy) else TurnAction.PULL
+        )
     stalled = due + max(view.window_ns, GRACE_NS_MIN)
     # A pull by the holder restarts its grace: what is pending after it waits for the next pull.
     stalled = max(stalled, view.last_pull_ns + max(view.window_ns, GRACE_NS_MIN))
     if now_ns >= stalled:
         if view.free_slots:
-            return Decision(Do.TAKE_TURN)
-        return Decision(Do.WAIT, now_ns + GRACE_NS_MIN)
+            return TurnDecision(TurnAction.TAKE_TURN)
+        return TurnDecision(TurnAction.WAIT, now_ns + GRACE_NS_MIN)
     if now_ns >= due:
-        return Decision(Do.WAKE, stalled)
-    return Decision(Do.WAIT, due)
+        return TurnDecision(TurnAction.WAKE, stalled)
+    return TurnDecision(TurnAction.WAIT, due)
 
 
 class BuddyView(Struct, frozen=True):

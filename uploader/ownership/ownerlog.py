@@ -77,7 +77,7 @@ class Former(Enum):
     ANOTHER = "another"  # may live
 
 
-class Taken(Struct, frozen=True):
+class SealedLog(Struct, frozen=True):
     """A log that was sealed for a new start. ``last`` is its last entry before the seal, None for
     a new prefix; ``incarnation`` is the greatest known."""
 
@@ -225,7 +225,7 @@ class OwnerLog:
             return Former.OURS
         return Former.REBOOTED if last.owner.before_a_boot(self.owner) else Former.ANOTHER
 
-    def take(self, *, take_over: bool) -> Taken:
+    def take(self, *, take_over: bool) -> SealedLog:
         """Seals the log for a new start, and waits as long as the former owner may own it.
 
         Whoever then writes the first number of the next incarnation owns the prefix. Of two starts
@@ -235,7 +235,7 @@ class OwnerLog:
         for _ in range(SEALS_MAX):
             heads = self._heads()
             if not heads:
-                return Taken(0, None)
+                return SealedLog(0, None)
             keys = [parse_entry_key(head.key) for head in heads]
             self.entries_behind = max(0, len(keys) - 2 * len({key[0] for key in keys}))
             self.bytes_behind = sum(head.size_bytes for head in heads)
@@ -251,7 +251,7 @@ class OwnerLog:
             if self.put(self.entry(incarnation, number + 1, "seal", mark)):
                 if former in (Former.ANOTHER, Former.REBOOTED):
                     self._sleep_s(TAKE_OVER_NS / 1e9)
-                return Taken(incarnation, last, former)
+                return SealedLog(incarnation, last, former)
         raise OwnedByAnother(newest, wall_ms())
 
     def await_silence(self) -> None:

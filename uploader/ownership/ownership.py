@@ -92,7 +92,7 @@ def tell_sent(words: MutableSequence[int] | memoryview, sent: Moment) -> None:
     words[at.G_OWNED_SENT_NS] = sent.boot_ns
 
 
-class Do(Enum):
+class OwnerAction(Enum):
     """What the owner's thread does next."""
 
     WAIT = "wait"
@@ -101,10 +101,10 @@ class Do(Enum):
     STOP = "stop"  # superseded
 
 
-class Step(Struct, frozen=True):
+class OwnerStep(Struct, frozen=True):
     """A decision: with WAIT, look again at ``at_ns`` or when rung."""
 
-    do: Do
+    do: OwnerAction
     at_ns: int = NEVER
 
 
@@ -120,19 +120,19 @@ class Ownership:
         self._next_put_ns = 0
         self._next_listen_ns = 0
 
-    def decide(self, now_ns: int, news: bool) -> Step:
+    def decide(self, now_ns: int, news: bool) -> OwnerStep:
         """What to do now. ``news``: there is something to write, or a start asked."""
         if self.superseded:
-            return Step(Do.STOP)
+            return OwnerStep(OwnerAction.STOP)
         if self._putting_ns is not None:
-            return Step(Do.WAIT)
+            return OwnerStep(OwnerAction.WAIT)
         if not news and now_ns < self._next_listen_ns:
-            return Step(Do.WAIT, self._next_listen_ns)
+            return OwnerStep(OwnerAction.WAIT, self._next_listen_ns)
         if not news:
-            return Step(Do.LISTEN)
+            return OwnerStep(OwnerAction.LISTEN)
         if now_ns < self._next_put_ns:
-            return Step(Do.WAIT, self._next_put_ns)
-        return Step(Do.PUT)
+            return OwnerStep(OwnerAction.WAIT, self._next_put_ns)
+        return OwnerStep(OwnerAction.PUT)
 
     def listened(self, now_ns: int) -> None:
         """The owner looked whether a start asks; if one does, that is news."""

@@ -94,7 +94,7 @@ class Latency(Struct, frozen=True):
         return float(self.low_s * (1 - rng.random() * (1 - ratio)) ** (-1 / TAIL))
 
 
-class Decision(Struct, frozen=True):
+class FaultDecision(Struct, frozen=True):
     """What happens to one call: a delay, then a fault."""
 
     delay_s: float
@@ -107,13 +107,13 @@ class FaultPlan(Struct, frozen=True):
     latency: Latency | None = None
     faults: tuple[tuple[Fault, When], ...] = ()
 
-    def decide(self, now_s: float, rng: random.Random, *, writes: bool) -> Decision:
+    def decide(self, now_s: float, rng: random.Random, *, writes: bool) -> FaultDecision:
         """What happens to a call at ``now_s``; ``writes``: it puts an object."""
         delay_s = self.latency.delay_s(rng) if self.latency is not None else 0.0
         for fault, when in self.faults:
             if (writes or fault not in WRITES_ONLY) and when.holds(now_s, rng):
-                return Decision(delay_s, fault)
-        return Decision(delay_s, Fault.NONE)
+                return FaultDecision(delay_s, fault)
+        return FaultDecision(delay_s, Fault.NONE)
 
     @property
     def tears(self) -> bool:

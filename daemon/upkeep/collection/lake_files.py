@@ -26,7 +26,7 @@ from compaction.tables.errors import LakeError, LakeUnusable
 from daemon.config import Config
 from daemon.lake_settings import lake_settings
 from daemon.upkeep.collection.collector import PAGE
-from daemon.upkeep.collection.report import Report
+from daemon.upkeep.collection.report import CollectionReport
 from ledger import topics
 from ledger.lake import lake_files, lake_tables, runs
 from ledger.lake.types import LakeTable
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 EVER_MS = 1 << 62
 
 
-class LakeFile(Struct, frozen=True):
+class CollectableFile(Struct, frozen=True):
     """A Parquet file or a manifest; ``data_bytes`` is 0 for the latter, and where unknown."""
 
     location: str
@@ -54,7 +54,7 @@ class LakeFiles:
 
     def __init__(
         self, config: Config, ledger: LedgerAccess, lake: Lake, listing: LakeListing,
-        report: Report, now_ms: Callable[[], int], ahead_ms: int = 0,
+        report: CollectionReport, now_ms: Callable[[], int], ahead_ms: int = 0,
     ) -> None:  # fmt: skip
         """``now_ms`` is the clock of ages, ``ahead_ms`` how far it is ahead of the wall clock, by
         which files and snapshots are dated."""
@@ -66,7 +66,7 @@ class LakeFiles:
         self._now_ms = now_ms
         self._ahead_ms = ahead_ms
 
-    def find(self) -> Iterator[list[LakeFile]]:
+    def find(self) -> Iterator[list[CollectableFile]]:
         """By table; snapshots expire in the catalog meanwhile, unless it is a look."""
         from compaction.tables.orphans import our_tables
 
@@ -75,7 +75,7 @@ class LakeFiles:
         after = ""
         while page := self._ledger.read(lake_files.named, after, PAGE):
             named.update(page)
-            yield self._among(map(LakeFile, page))
+            yield self._among(map(CollectableFile, page))
             after = page[-1]
         tables = self._ledger.read(lake_tables.every)
         names, damaged = our_tables(self._lake)
@@ -90,7 +90,7 @@ class LakeFiles:
         began_ms = self._now_ms()
         run = self._ledger.read(runs.living, began_ms)
         for name in names:
-            files: dict[str, LakeFile] = {}
+            files: dict[str, CollectableFile] = {}
             try:
                 for one in self._expired(name, newest.get(name), live):
                     files[one.location] = one
@@ -111,7 +111,9 @@ class LakeFiles:
                     " its files; see docs/lake.md"
                 )
 
-    def _expired(self, name: str, table: LakeTable | None, live: set[str]) -> Iterator[LakeFile]:
+    def _expired(
+        self, name: str, table: LakeTable | None, live: set[str]
+    ) -> Iterator[CollectableFile]:
         from compaction.tables.expire import expire
 
         keep_ms = max(self._config.snapshot_keep_ms, self._config.gc_grace_ms)
@@ -126,11 +128,11 @@ class LakeFiles:
         self._report.lake_snapshots += expired.snapshots
         if table is not None and not self._report.dry_run:
             self._ledger.write(lake_tables.move, table, expired.metadata_location)
-        yield from map(LakeFile, (*expired.data, *expired.metadata))
+        yield from map(CollectableFile, (*expired.data, *expired.metadata))
 
     def _orphans(
         self, name: str, began_ms: int, active_runs: set[str], live: set[str]
-    ) -> Iterator[LakeFile]:
+    ) -> Iterator[CollectableFile]:
         from compaction.tables.orphans import find_orphans
 
         for orphan in find_orphans(
@@ -139,41 +141,41 @@ class LakeFiles:
             active_runs=active_runs, read_files=live,
         ):  # fmt: skip
             is_data = orphan.location.endswith(".parquet")
-            yield LakeFile(orphan.location, orphan.size_bytes if is_data else 0)
+            yield CollectableFile(orphan.location, orphan.size_bytes if is_data else 0)
 
     def _policy(self) -> DeletionPolicy:
         return self._ledger.read(deletions.policy, self._now_ms(), self._config.gc_grace_ms)
 
-    def _among(self, files: Iterable[LakeFile]) -> list[LakeFile]:
+    def _among(self, files: Iterable[CollectableFile]) -> list[CollectableFile]:
         """Those that the ledger does not know, or has dropped long enough ago."""
         found = {file.location: file for file in files}
         policy = self._policy()
         for known in self._ledger.read(lake_files.known, list(found)):
             if known.dropped_ms is not None and policy.releases(known.dropped_ms):
-                found[known.path] = LakeFile(known.path, known.size_bytes)
+                found[known.path] = CollectableFile(known.path, known.size_bytes)
             else:
                 del found[known.path]
                 self._report.kept_by_lease += policy.held_from_ms is not None
         return list(found.values())
 
-    def name(self, found: list[LakeFile]) -> list[LakeFile]:
+    def name(self, found: list[CollectableFile]) -> list[CollectableFile]:
         """Names those that the ledger knows."""
         self._ledger.write(lake_files.name, [one.location for one in found])
         return found
 
-    def judge(self, named: list[LakeFile]) -> list[LakeFile]:
+    def judge(self, named: list[CollectableFile]) -> list[CollectableFile]:
         """By the policy of now."""
         return self._among(named)
 
-    def delete(self, going: list[LakeFile]) -> None:
+    def delete(self, going: list[CollectableFile]) -> None:
         """From the lake."""
         self._listing.remove(one.location for one in going)
 
-    def forget(self, gone: list[LakeFile]) -> None:
+    def forget(self, gone: list[CollectableFile]) -> None:
         """Their rows go, and their names."""
         self._ledger.write(lake_files.forget, [one.location for one in gone])
 
-    def tell(self, gone: list[LakeFile]) -> None:
+    def tell(self, gone: list[CollectableFile]) -> None:
         """Counts."""
         self._report.lake_files += len(gone)
         self._report.lake_bytes += sum(one.data_bytes for one in gone)
@@ -184,7 +186,7 @@ class LakeFiles:
 
 @contextlib.contextmanager
 def opened_lake(
-    config: Config, ledger: LedgerAccess, report: Report
+    config: Config, ledger: LedgerAccess, report: CollectionReport
 ) -> Iterator[tuple[Lake, LakeListing] | None]:
     """The lake, if there is anything to look at; what hinders is told in the report."""
     if not ledger.read(lake_tables.every) and not ledger.read(lake_files.named, "", 1):

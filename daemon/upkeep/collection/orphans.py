@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from compaction.access.ledger_access import LedgerAccess
 from daemon.upkeep.collection.collector import PAGE, pages
-from daemon.upkeep.collection.report import Report
+from daemon.upkeep.collection.report import CollectionReport
 from ledger import epochs, reads
 from ledger.space import deletions, orphans
 from ledger.types import LeaseId
@@ -38,7 +38,7 @@ class OrphanObjects:
     """The orphans in a store."""
 
     def __init__(
-        self, ledger: LedgerAccess, store: ObjectStore, report: Report, grace_ms: int,
+        self, ledger: LedgerAccess, store: ObjectStore, report: CollectionReport, grace_ms: int,
         now_ms: Callable[[], int], live_leases: Callable[[], Container[LeaseId]],
     ) -> None:  # fmt: skip
         """``now_ms`` is a clock that is never ahead of the one by which the store dates objects."""

@@ -12,7 +12,7 @@ from uploader.stores.counted import Requests
 KEYS_TOLD_MAX = 10_000
 
 
-class Report(Struct):
+class CollectionReport(Struct):
     """Objects are keys; equal copies of one count once.
 
     ``orphans`` are all that were found, of which ``young`` are still within the grace time, and

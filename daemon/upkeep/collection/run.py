@@ -10,7 +10,7 @@ from daemon.config import Config
 from daemon.upkeep.collection.collector import Collectable, Collector, T, look
 from daemon.upkeep.collection.lake_files import LakeFiles, opened_lake
 from daemon.upkeep.collection.orphans import OrphanObjects
-from daemon.upkeep.collection.report import Report
+from daemon.upkeep.collection.report import CollectionReport
 from daemon.upkeep.collection.unreferenced import UnreferencedObjects
 from daemon.upkeep.recover import sleep_s
 from daemon.upkeep.upkeep import clocks
@@ -22,7 +22,7 @@ from uploader.stores.retrying import RetryingStore
 
 
 def collect(
-    config: Config, ledger: LedgerAccess, counted: ObjectStore, report: Report,
+    config: Config, ledger: LedgerAccess, counted: ObjectStore, report: CollectionReport,
     live_leases: Callable[[], Container[LeaseId]],
 ) -> None:  # fmt: skip
     """Deletes what nothing needs, or reports it where ``report.dry_run``.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from compaction.access.ledger_access import LedgerAccess
 from daemon.upkeep.collection.collector import PAGE
-from daemon.upkeep.collection.report import Report
+from daemon.upkeep.collection.report import CollectionReport
 from ledger import epochs
 from ledger.lake import quarantine
 from ledger.space import deletions, marking, unreferenced
@@ -34,7 +34,7 @@ class UnreferencedObjects:
     """The unreferenced objects of a ledger."""
 
     def __init__(
-        self, ledger: LedgerAccess, store: ObjectStore, report: Report, grace_ms: int,
+        self, ledger: LedgerAccess, store: ObjectStore, report: CollectionReport, grace_ms: int,
         now_ms: Callable[[], int],
     ) -> None:  # fmt: skip
         self._ledger = ledger

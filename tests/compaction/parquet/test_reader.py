@@ -22,7 +22,7 @@ from compaction.parquet import blocks, reader, writer
 from compaction.parquet.blocks import BlockRows, open_rows
 from compaction.parquet.file_bytes import LakeFileDamaged, Window
 from compaction.parquet.merge import EVER_MS, NeedFooter, NeedRows, RowRange, merged, records
-from compaction.parquet.reader import Footer, read_footer, read_rows
+from compaction.parquet.reader import ParquetFooter, read_footer, read_rows
 from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.rows import COLUMNS, Rows
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
@@ -142,7 +142,7 @@ class Reader:
     ) -> list[RowRange]:  # fmt: skip
         merge = merged(ranges, partition, offset, last, since_ms)
         found: list[RowRange] = []
-        reply: Footer | Rows | None = None
+        reply: ParquetFooter | Rows | None = None
         while len(found) < most:
             try:
                 need = merge.send(reply)

@@ -14,7 +14,7 @@ import pytest
 from compaction.place import Place
 from compaction.run.driver import TaskFailed, run_job, sentence_of
 from compaction.run.file_groups import TopicWork
-from compaction.run.splits import Limits
+from compaction.run.splits import SplitLimits
 from compaction.tables.schema import typed_columns
 from ledger.lake.types import PlannedObject
 from tests.compaction.objects import (
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-SHUFFLED = Limits(3000, 500, 1 << 20, group_bytes_max=2000, range_bytes_min=1 << 20)
-SPLIT = Limits(3000, 500, 1 << 20, range_bytes_min=1)
-DIRECT = Limits(3000, 500, 0)
+SHUFFLED = SplitLimits(3000, 500, 1 << 20, group_bytes_max=2000, range_bytes_min=1 << 20)
+SPLIT = SplitLimits(3000, 500, 1 << 20, range_bytes_min=1)
+DIRECT = SplitLimits(3000, 500, 0)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def topics_of(place: Place) -> list[TopicWork]:
 
 @pytest.mark.parametrize("limits", [SHUFFLED, SPLIT, DIRECT])
 def test_every_row_is_in_one_file_with_and_without_a_shuffle(
-    spark: SparkSession, place: Place, limits: Limits
+    spark: SparkSession, place: Place, limits: SplitLimits
 ) -> None:
     objects = objects_in(place)
     told: list[tuple[int, int]] = []
@@ -129,7 +129,7 @@ def test_every_row_is_in_one_file_with_and_without_a_shuffle(
 
 @pytest.mark.parametrize("limits", [SHUFFLED, SPLIT, DIRECT])
 def test_damaged_objects_are_holes_and_the_rest_is_compacted(
-    spark: SparkSession, place: Place, limits: Limits
+    spark: SparkSession, place: Place, limits: SplitLimits
 ) -> None:
     objects = objects_in(place)
     place.store().delete([objects[4].locator])
@@ -186,7 +186,7 @@ def test_nothing_planned_starts_no_job(place: Place) -> None:
 
 @pytest.mark.parametrize("limits", [SHUFFLED, DIRECT])
 def test_in_a_bucket_everything_is_the_same(
-    spark: SparkSession, bucket: Bucket, limits: Limits, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, bucket: Bucket, limits: SplitLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Workers are started with the environment of their job.
     for name, value in bucket.environment.items():

@@ -33,7 +33,7 @@ from compaction.run.executor import (
 )
 from compaction.run.file_groups import JoiningFile, TopicWork
 from compaction.run.plan import JobPlan, plan_job
-from compaction.run.splits import Limits
+from compaction.run.splits import SplitLimits
 from compaction.tables.schema import Column, typed_columns
 from ledger.lake.types import Hole, PlannedObject
 from tests.compaction.objects import (
@@ -53,8 +53,8 @@ from tests.long import examples
 from uploader.l0.records import Record
 
 NEVER = 1 << 40
-LIMITS = Limits(400, 100, 150, 300, range_bytes_min=NEVER)
-SPLIT = Limits(400, 100, 150, 300, range_bytes_min=1)
+LIMITS = SplitLimits(400, 100, 150, 300, range_bytes_min=NEVER)
+SPLIT = SplitLimits(400, 100, 150, 300, range_bytes_min=1)
 
 
 def place_in(folder: str | Path) -> Place:
@@ -69,7 +69,7 @@ def work(place: Place, topic_id: int, joining: Sequence[JoiningFile] = ()) -> To
 
 def run_by_hand(
     place: Place, objects: Sequence[PlannedObject], topics: Sequence[TopicWork], cores: int = 2,
-    limits: Limits = LIMITS,
+    limits: SplitLimits = LIMITS,
 ) -> tuple[JobPlan, list[TaskReport]]:  # fmt: skip
     """What Spark does with the functions of a job: map, by reducer in any order, reduce."""
     what = plan_job(objects, topics, cores, limits)
@@ -104,7 +104,7 @@ def files_of(reports: Iterable[TaskReport], topic_id: int) -> list[WrittenFile]:
     st.lists(drafts(), min_size=1, max_size=8), st.integers(1, 3), st.sampled_from([LIMITS, SPLIT])
 )
 def test_rows_in_files_are_what_records_of_reads(
-    some: list[list[Draft]], cores: int, limits: Limits
+    some: list[list[Draft]], cores: int, limits: SplitLimits
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = place_in(folder)
@@ -150,7 +150,7 @@ def test_what_is_shuffled_is_one_file_for_each_topic_and_day(tmp_path: Path) -> 
     place = place_in(tmp_path)
     objects = small_objects(place, 20, topics=4)
     topics = [work(place, topic_id) for topic_id in range(1, 5)]
-    limits = Limits(5000, 100, 10_000, 100_000, NEVER)
+    limits = SplitLimits(5000, 100, 10_000, 100_000, NEVER)
     what, reports = run_by_hand(place, objects, topics, 2, limits)
     assert len(what.tasks) > 1 and what.reducers == 2, "so a reducer has several groups"
     for topic in topics:
@@ -172,7 +172,7 @@ def test_damage_is_a_hole_by_name_wherever_it_is_found(tmp_path: Path) -> None:
     objects = [*good, gone, broken]
     for cores in (1, 3):
         what, reports = run_by_hand(place, objects, [work(place, 1), work(place, 2)], cores,
-                                    Limits(1000, 100, 10_000, 100_000, NEVER))  # fmt: skip
+                                    SplitLimits(1000, 100, 10_000, 100_000, NEVER))  # fmt: skip
         assert bool(what.shuffled) == (cores > 1)
         holes = sorted(
             (hole for report in reports for hole in report.holes),
@@ -222,7 +222,7 @@ def test_small_files_join_in_their_place(tmp_path: Path, cores: int) -> None:
         written(place, [(0, 5, NOON_MS + DAY_MS)], number=3),
     ]
     what, reports = run_by_hand(place, objects, [work(place, 1, joining), work(place, 2)], cores,
-                                Limits(2000, 100, 10_000, 100_000, NEVER))  # fmt: skip
+                                SplitLimits(2000, 100, 10_000, 100_000, NEVER))  # fmt: skip
     assert bool(what.shuffled) == (cores > 1)
     files = files_of(reports, 1)
     for each in files:
@@ -268,7 +268,7 @@ def test_a_small_file_that_cannot_be_read_stays_and_says_why(tmp_path: Path) -> 
     other = typed_columns({"price": "double"})
     more = written(place, [(0, 5, NOON_MS)], other, number=5)
     files = [good, torn, gone, short, more]
-    _, reports = run_by_hand(place, [], [work(place, 1, files)], 1, Limits())
+    _, reports = run_by_hand(place, [], [work(place, 1, files)], 1, SplitLimits())
     assert [row[:2] for row in rows_in(place, files_of(reports, 1))] == [(0, 1)]
     kept = dict(pair for report in reports for pair in report.kept)
     assert list(kept) == [torn.path, gone.path, short.path, more.path]
@@ -284,7 +284,7 @@ def test_rows_of_files_from_before_a_column_have_null_in_it(tmp_path: Path) -> N
     heads.give(1, 0, 1)
     new = put(place.store(), heads, [Draft(1, 0, [(NOON_MS, [Record('{"price":2}')])])])
     topic = TopicWork(1, f"{place.lake}/t-1", columns, (old,))
-    _, reports = run_by_hand(place, [new], [topic], 1, Limits())
+    _, reports = run_by_hand(place, [new], [topic], 1, SplitLimits())
     (file,) = files_of(reports, 1)
     assert table_of(place, file).column("price").to_pylist() == [None, 2.0]
     place.store().close()
@@ -293,7 +293,7 @@ def test_rows_of_files_from_before_a_column_have_null_in_it(tmp_path: Path) -> N
 def test_a_repeated_attempt_writes_files_of_its_own(tmp_path: Path) -> None:
     place = place_in(tmp_path)
     objects = small_objects(place, 2)
-    runs = [run_by_hand(place, objects, [work(place, 1)], 1, Limits())[1] for _ in range(2)]
+    runs = [run_by_hand(place, objects, [work(place, 1)], 1, SplitLimits())[1] for _ in range(2)]
     paths = [files_of(reports, 1)[0].file.path for reports in runs]
     assert paths[0] != paths[1]
     assert rows_in(place, files_of(runs[0], 1)) == rows_in(place, files_of(runs[1], 1))
@@ -304,7 +304,7 @@ def test_reports_with_a_row_twice_or_missing_fail_the_job(tmp_path: Path) -> Non
     place = place_in(tmp_path)
     objects = small_objects(place, 3)
     place.store().delete([objects[0].locator])
-    what, reports = run_by_hand(place, objects, [work(place, 1), work(place, 2)], 1, Limits())
+    what, reports = run_by_hand(place, objects, [work(place, 1), work(place, 2)], 1, SplitLimits())
     outcome = outcome_of(what, reports)
     assert outcome.rows == 16 and len(outcome.topics[1].holes) == 2
     (report,) = reports
@@ -326,7 +326,7 @@ def test_a_topic_that_cannot_be_written_fails_alone_and_leaves_nothing(tmp_path:
     folder = Path(place.path_of(place.lake))
     folder.mkdir(parents=True)
     (folder / "t-1").write_text("in the way")
-    for limits in (Limits(), LIMITS):  # written where they are read; shuffled
+    for limits in (SplitLimits(), LIMITS):  # written where they are read; shuffled
         what, reports = run_by_hand(place, objects, [work(place, 1), work(place, 2)], 2, limits)
         outcome = outcome_of(what, reports)
         failed, written_one = outcome.topics[1], outcome.topics[2]
@@ -351,7 +351,7 @@ def test_times_that_no_table_can_hold_are_set_aside_named_and_counted(tmp_path: 
         )
         for at in range(3)
     ]  # fmt: skip
-    what, reports = run_by_hand(place, objects, [work(place, 1), work(place, 2)], 1, Limits())
+    what, reports = run_by_hand(place, objects, [work(place, 1), work(place, 2)], 1, SplitLimits())
     outcome = outcome_of(what, reports)
     assert outcome.topics[1].set_aside == (TimesSetAside(0, 2, 6, 3, micros),)
     assert outcome.topics[2].set_aside == ()
@@ -372,7 +372,7 @@ def test_nothing_is_left_in_a_lake_that_cannot_be_written(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
-    _, (report,) = run_by_hand(place, objects, [work(place, 1)], 1, Limits())
+    _, (report,) = run_by_hand(place, objects, [work(place, 1)], 1, SplitLimits())
     assert [topic_id for topic_id, _ in report.failed] == [1]
     assert "No space left" in report.failed[0][1]
     assert not list(Path(place.path_of(place.lake)).rglob("*.parquet"))

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from compaction.run.file_groups import JoiningFile, TopicWork
 from compaction.run.plan import JobPlan, plan_job
-from compaction.run.splits import Limits, cut
+from compaction.run.splits import SplitLimits, cut
 from ledger.lake.types import LakeRange, PlannedObject
 from ledger.types import Extent
 
-LIMITS = Limits(1000, 100, 100, 300, range_bytes_min=1 << 20)
-SPLIT = Limits(1000, 100, 100, 300, range_bytes_min=1)
+LIMITS = SplitLimits(1000, 100, 100, 300, range_bytes_min=1 << 20)
+SPLIT = SplitLimits(1000, 100, 100, 300, range_bytes_min=1)
 
 
 def objects_of(sizes: list[dict[tuple[int, int], int]]) -> list[PlannedObject]:
@@ -66,7 +66,7 @@ sizes = st.lists(
     st.sampled_from([LIMITS, SPLIT]),
 )  # fmt: skip
 def test_every_extent_is_in_one_group_of_its_topic_and_in_one_task(
-    some: list[dict[tuple[int, int], int]], cores: int, joining: list[int], limits: Limits
+    some: list[dict[tuple[int, int], int]], cores: int, joining: list[int], limits: SplitLimits
 ) -> None:
     objects = objects_of(some)
     topics = [topic(1, *joining), topic(2), topic(3)]
@@ -186,7 +186,7 @@ def test_objects_are_split_by_topics_where_that_spares_a_shuffle() -> None:
 def test_objects_are_not_split_where_one_topic_outweighs_the_others() -> None:
     some = [{(1, 0): 60, (2, 0): 5, (3, 0): 5, (4, 0): 5} for _ in range(4)]
     what = plan_job(
-        objects_of(some), [topic(at) for at in (1, 2, 3, 4)], 2, Limits(1000, 100, 250, 300, 1)
+        objects_of(some), [topic(at) for at in (1, 2, 3, 4)], 2, SplitLimits(1000, 100, 250, 300, 1)
     )
     assert what.shuffled and what.reads == 4
 
@@ -199,7 +199,7 @@ def test_objects_are_not_split_for_little_that_is_small() -> None:
 
 def test_shuffled_groups_are_cut_by_partition_and_offset() -> None:
     some = [{(1, partition): 9 for partition in range(4)} for _ in range(30)]
-    what = plan_job(objects_of(some), [topic(1)], 12, Limits(1000, 90, 200, 300, 1 << 20))
+    what = plan_job(objects_of(some), [topic(1)], 12, SplitLimits(1000, 90, 200, 300, 1 << 20))
     assert len(what.shuffled) == 4 and what.reducers == 4
     places: dict[int, list[tuple[int, int]]] = {}
     for task in what.tasks:

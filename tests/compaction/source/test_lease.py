@@ -9,7 +9,7 @@ import pytest
 
 from compaction.source.errors import PlannerUnreachable
 from compaction.source.lease import LeaseKeeper
-from compaction.source.planner import TopicState
+from compaction.source.planner import TopicPartitions
 from compaction.source.schemas import Plan, PlanRequest
 from tests.e2e.daemon import wait_until
 
@@ -31,13 +31,13 @@ class Leases:
     def end(self, lease: str) -> None:
         self.live.discard(lease)
 
-    def state(self, topic: str) -> TopicState:
+    def state(self, topic: str) -> TopicPartitions:
         raise NotImplementedError
 
     def page(self, request: PlanRequest) -> Plan:
         raise NotImplementedError
 
-    def extent_at(self, topic: TopicState, partition: int, timestamp_ms: int) -> int:
+    def extent_at(self, topic: TopicPartitions, partition: int, timestamp_ms: int) -> int:
         raise NotImplementedError
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from compaction.place import Place
 from compaction.source.errors import DataLoss, TopicRecreated
-from compaction.source.planner import DaemonPlanner, TopicState
+from compaction.source.planner import DaemonPlanner, TopicPartitions
 from compaction.source.read_tasks import OffsetRange, ReadTask
-from compaction.source.reader import Reader
+from compaction.source.reader import TaskReader
 from tests.scripted import Answer, Script, Scripted, scripted
 
 
@@ -27,7 +27,7 @@ def page(*seqs: int, next_from_seq: int, topic_id: int = 7, **more: Any) -> Answ
 
 def read(server: Scripted, start: int, stop: int, *, fail: bool = True) -> list[int]:
     """The offsets of what a task reads."""
-    reader = Reader(Place("file:///nowhere"), DaemonPlanner(server.url), fail_on_data_loss=fail)
+    reader = TaskReader(Place("file:///nowhere"), DaemonPlanner(server.url), fail_on_data_loss=fail)
     task = ReadTask("", {7: "t"}, through_diff=(OffsetRange(7, 0, start, stop),))
     return [seq for batch in reader.read(task) for seq in batch.column("offset").to_pylist()]
 
@@ -72,4 +72,4 @@ def test_a_time_that_is_looked_up_in_a_topic_that_was_made_anew_is_refused() -> 
         scripted(lambda call: page(1, next_from_seq=1, topic_id=8)) as server,
         pytest.raises(TopicRecreated, match="created again"),
     ):
-        DaemonPlanner(server.url).extent_at(TopicState("t", 7, []), 0, 5)
+        DaemonPlanner(server.url).extent_at(TopicPartitions("t", 7, []), 0, 5)

@@ -9,7 +9,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from compaction.tables.commit import TableCommit, commit_table, switch_of
-from compaction.tables.expire import Expired, expire
+from compaction.tables.expire import ExpiredSnapshots, expire
 from compaction.tables.lake import Lake
 from compaction.tables.lake_listing import LakeListing
 from compaction.tables.orphans import find_orphans
@@ -59,7 +59,9 @@ def snapshots(lake: Lake) -> list[Snapshot]:
     return sorted(loaded(lake).metadata.snapshots, key=lambda each: each.sequence_number or 0)
 
 
-def expired(lake: Lake, book: Book, older_than_ms: int = LATER_MS, **options: object) -> Expired:
+def expired(
+    lake: Lake, book: Book, older_than_ms: int = LATER_MS, **options: object
+) -> ExpiredSnapshots:
     read = {file.path for file in book.live_files(1)}
     found = expire(lake, TABLE, older_than_ms=older_than_ms, read_files=read, **options)  # type: ignore[arg-type]  # keep, dry_run
     assert found is not None

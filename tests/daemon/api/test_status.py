@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from daemon import memory
-from daemon.api.status import Status
+from daemon.api.status import StatusBuilder
 from daemon.config import load
 from shards import layout as at
 from shards.layout import Layout
@@ -37,8 +37,8 @@ class Daemon:
     def store(self, shard: int, word: int, value: int) -> None:
         self.words[self.segment.layout.shard(shard) + word] = value
 
-    def status(self) -> Status:
-        return Status(self.segment, self.config)
+    def status(self) -> StatusBuilder:
+        return StatusBuilder(self.segment, self.config)
 
     def document(self) -> Any:
         return msgspec.to_builtins(self.status().document(NOW_NS))

@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.intake.caps import CapTracker, CapTrackers, Payload, TopicFull
-from ledger.types import Commit, Head, LeaseId, PartitionState, Run, SourceRange, Topic, TopicConfig
+from ledger.types import (
+    Commit,
+    LeaseId,
+    OffsetRun,
+    PartitionHead,
+    PartitionState,
+    SourceRange,
+    Topic,
+    TopicConfig,
+)
 from shards import layout as at
 from tests.long import examples
 
@@ -85,12 +94,12 @@ class World:
             # Up to `number` requests of the shard in one object, as a pull takes them.
             some = [in_flight.popleft() for _ in range(min(number, len(in_flight)))]
             count = sum(records for _, records in some)
-            run = Run(shard, TOPIC_ID, 0, self.head_seq + 1, count)
+            run = OffsetRun(shard, TOPIC_ID, 0, self.head_seq + 1, count)
             self.head_seq += count
             source = SourceRange(shard, some[0][0], some[-1][0] + 8)
             self.commits.append(
                 Commit(len(self.commits) + 1, LeaseId(1, 1, shard, len(self.commits)), (source,),
-                       (run,), (Head(TOPIC_ID, 0, self.head_seq),))
+                       (run,), (PartitionHead(TOPIC_ID, 0, self.head_seq),))
             )  # fmt: skip
         elif action == "follow" and self.followed[shard] < len(self.commits):
             commit = self.commits[self.followed[shard]]

@@ -14,14 +14,14 @@ from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
 from daemon.http.server import Server
 from daemon.intake.caps import CapTracker
-from daemon.intake.pending import Expired, PendingRequest, PendingRequests
+from daemon.intake.pending import ExpiredRequests, PendingRequest, PendingRequests
 from daemon.intake.topic_cache import TopicEntry
 from ledger.types import (
     AnswerPart,
     Commit,
-    Head,
     LeaseId,
-    Run,
+    OffsetRun,
+    PartitionHead,
     SourceRange,
     Topic,
     TopicConfig,
@@ -113,8 +113,8 @@ def shard() -> Iterator[Shard]:
 
 
 def commit(
-    shard: Shard, *runs: Run, heads: tuple[Head, ...] = (), verdicts: tuple[Verdict, ...] = (),
-    end: int | None = None,
+    shard: Shard, *runs: OffsetRun, heads: tuple[PartitionHead, ...] = (),
+    verdicts: tuple[Verdict, ...] = (), end: int | None = None,
 ) -> Commit:  # fmt: skip
     """A commit of all that waits (or of what ends at ``end``)."""
     sources = (
@@ -137,7 +137,9 @@ def one(
 def test_requests_of_a_run_get_its_offsets_one_after_the_other(shard: Shard) -> None:
     shard.waits(topic(7), (0, 2))
     shard.waits(topic(7), (0, 3))
-    shard.pending.committed(commit(shard, Run(ME, 7, 0, 11, 5), heads=(Head(7, 0, 20),)))
+    shard.pending.committed(
+        commit(shard, OffsetRun(ME, 7, 0, 11, 5), heads=(PartitionHead(7, 0, 20),))
+    )
     assert shard.said() == [(200, one(11, 12, 20)), (200, one(13, 15, 20))]
     assert len(shard.pending) == 0
     counters = (at.S_REQUESTS_ACKED, at.S_RECORDS_ACKED, at.S_BYTES_ACKED)
@@ -148,16 +150,16 @@ def test_requests_of_a_run_get_its_offsets_one_after_the_other(shard: Shard) -> 
 def test_another_shards_run_in_the_same_commit_is_not_ours(shard: Shard, first: int) -> None:
     shard.waits(topic(7), (0, 1))
     ours, others = (1, 2) if first == ME else (5, 1)
-    runs = [Run(ME, 7, 0, ours, 1), Run(OTHER, 7, 0, others, 4)]
+    runs = [OffsetRun(ME, 7, 0, ours, 1), OffsetRun(OTHER, 7, 0, others, 4)]
     shard.pending.committed(
-        commit(shard, *(runs if first == ME else runs[::-1]), heads=(Head(7, 0, 5),))
+        commit(shard, *(runs if first == ME else runs[::-1]), heads=(PartitionHead(7, 0, 5),))
     )
     assert shard.said() == [(200, one(ours, ours, 5))]
 
 
 def test_a_commit_of_other_shards_only_answers_nobody(shard: Shard) -> None:
     shard.waits(topic(7), (0, 1))
-    foreign = Commit(1, LEASE, (SourceRange(OTHER, 0, 1000),), (Run(OTHER, 7, 0, 1, 4),), ())
+    foreign = Commit(1, LEASE, (SourceRange(OTHER, 0, 1000),), (OffsetRun(OTHER, 7, 0, 1, 4),), ())
     shard.pending.committed(foreign)
     assert shard.said() == [] and len(shard.pending) == 1
 
@@ -165,17 +167,23 @@ def test_a_commit_of_other_shards_only_answers_nobody(shard: Shard) -> None:
 def test_what_lies_after_the_commits_range_goes_on_waiting(shard: Shard) -> None:
     shard.waits(topic(7), (0, 1))
     later = shard.waits(topic(7), (0, 1))
-    shard.pending.committed(commit(shard, Run(ME, 7, 0, 1, 1), heads=(Head(7, 0, 1),), end=later))
+    shard.pending.committed(
+        commit(shard, OffsetRun(ME, 7, 0, 1, 1), heads=(PartitionHead(7, 0, 1),), end=later)
+    )
     assert shard.said() == [(200, one(1, 1, 1))]
     assert len(shard.pending) == 1
 
 
 def test_what_a_dead_predecessor_left_in_the_ring_is_passed_over(shard: Shard) -> None:
     shard.position = 300  # three requests of the predecessor
-    shard.pending.committed(commit(shard, Run(ME, 7, 0, 1, 3), heads=(Head(7, 0, 3),)))
+    shard.pending.committed(
+        commit(shard, OffsetRun(ME, 7, 0, 1, 3), heads=(PartitionHead(7, 0, 3),))
+    )
     assert shard.said() == []
     shard.waits(topic(7), (0, 1))
-    shard.pending.committed(commit(shard, Run(ME, 7, 0, 4, 1), heads=(Head(7, 0, 4),)))
+    shard.pending.committed(
+        commit(shard, OffsetRun(ME, 7, 0, 4, 1), heads=(PartitionHead(7, 0, 4),))
+    )
     assert shard.said() == [(200, one(4, 4, 4))]
 
 
@@ -183,8 +191,10 @@ def test_a_request_that_keys_spread_is_told_of_each_partition(shard: Shard) -> N
     wide = topic(7, partitions=3)
     shard.waits(wide, (0, 2), (2, 1))
     shard.waits(wide, (2, 4))
-    runs = (Run(ME, 7, 0, 10, 2), Run(ME, 7, 2, 30, 5))
-    shard.pending.committed(commit(shard, *runs, heads=(Head(7, 0, 11), Head(7, 2, 40))))
+    runs = (OffsetRun(ME, 7, 0, 10, 2), OffsetRun(ME, 7, 2, 30, 5))
+    shard.pending.committed(
+        commit(shard, *runs, heads=(PartitionHead(7, 0, 11), PartitionHead(7, 2, 40)))
+    )
     spread = {
         "topic": "t7", "count": 3, "deduped": False,
         "partitions": [
@@ -207,7 +217,12 @@ def test_a_void_request_takes_no_offsets_from_those_after_it(shard: Shard) -> No
     shard.waits(topic(7), (0, 1))
     mismatch = verdict(void, "sequence_mismatch", head_seq=9)
     shard.pending.committed(
-        commit(shard, Run(ME, 7, 0, 10, 8), heads=(Head(7, 0, 12),), verdicts=(mismatch,))
+        commit(
+            shard,
+            OffsetRun(ME, 7, 0, 10, 8),
+            heads=(PartitionHead(7, 0, 12),),
+            verdicts=(mismatch,),
+        )
     )
     first, refused, last = shard.said()
     assert first == (200, one(10, 11, 12)) and last == (200, one(12, 12, 12))
@@ -224,7 +239,7 @@ def test_a_repeat_gets_the_first_answer_and_deduped(shard: Shard) -> None:
         verdict(single, "deduped", AnswerPart(0, 4, 6), head_seq=6),
         verdict(spread, "deduped", AnswerPart(0, 7, 7), AnswerPart(1, 1, 2)),
     )
-    runs = (Run(ME, 7, 0, 50, 4), Run(ME, 7, 1, 60, 2))
+    runs = (OffsetRun(ME, 7, 0, 50, 4), OffsetRun(ME, 7, 1, 60, 2))
     shard.pending.committed(commit(shard, *runs, verdicts=verdicts))
     first, second = shard.said()
     assert first == (200, one(4, 6, 6) | {"deduped": True})
@@ -240,10 +255,10 @@ def test_all_requests_to_a_topic_that_was_deleted_are_refused(shard: Shard) -> N
     shard.waits(wide, (0, 1), (1, 1))
     conditional = shard.waits(wide, (1, 1))
     shard.waits(topic(8), (0, 1))
-    runs = (Run(ME, 7, 0, 0, 4), Run(ME, 7, 1, 0, 3), Run(ME, 8, 0, 1, 1))
+    runs = (OffsetRun(ME, 7, 0, 0, 4), OffsetRun(ME, 7, 1, 0, 3), OffsetRun(ME, 8, 0, 1, 1))
     shard.pending.committed(
         commit(
-            shard, *runs, heads=(Head(8, 0, 1),),
+            shard, *runs, heads=(PartitionHead(8, 0, 1),),
             verdicts=(verdict(conditional, "topic_deleted"),),
         )
     )  # fmt: skip
@@ -262,7 +277,9 @@ def test_an_answer_to_a_connection_that_is_gone_goes_nowhere_and_keeps_the_count
     shard.hands_in(request, topic(7), ((0, 2),))
     connection.connection_lost(None)
     shard.waits(topic(7), (0, 1))
-    shard.pending.committed(commit(shard, Run(ME, 7, 0, 1, 3), heads=(Head(7, 0, 3),)))
+    shard.pending.committed(
+        commit(shard, OffsetRun(ME, 7, 0, 1, 3), heads=(PartitionHead(7, 0, 3),))
+    )
     assert not transport.written
     assert shard.said() == [(200, one(3, 3, 3))]
 
@@ -293,8 +310,10 @@ def test_what_a_dead_predecessor_left_in_the_same_commit_has_its_offsets_before_
     left_behind(shard, ((7, 0, 2),), ((7, 0, 1), (7, 1, 4)))
     shard.waits(topic(7), (0, 3))
     shard.waits(topic(7), (1, 1))
-    runs = Run(ME, 7, 0, 11, 6), Run(ME, 7, 1, 21, 5)
-    shard.pending.committed(commit(shard, *runs, heads=(Head(7, 0, 16), Head(7, 1, 25))))
+    runs = OffsetRun(ME, 7, 0, 11, 6), OffsetRun(ME, 7, 1, 21, 5)
+    shard.pending.committed(
+        commit(shard, *runs, heads=(PartitionHead(7, 0, 16), PartitionHead(7, 1, 25)))
+    )
     assert shard.said() == [(200, one(14, 16, 16)), (200, one(25, 25, 25, partition=1))]
 
 
@@ -302,7 +321,9 @@ def test_a_void_request_of_a_predecessor_takes_no_offsets(shard: Shard) -> None:
     left_behind(shard, ((7, 0, 2),), ((7, 0, 1),), key=0)
     shard.waits(topic(7), (0, 3))
     void = Verdict(ME, 0, "deduped", (AnswerPart(0, 1, 2),), 9)
-    made = commit(shard, Run(ME, 7, 0, 11, 6), heads=(Head(7, 0, 14),), verdicts=(void,))
+    made = commit(
+        shard, OffsetRun(ME, 7, 0, 11, 6), heads=(PartitionHead(7, 0, 14),), verdicts=(void,)
+    )
     shard.pending.committed(made)
     assert shard.said() == [(200, one(12, 14, 14))]
 
@@ -311,8 +332,8 @@ def test_a_run_of_a_predecessor_whose_topic_is_deleted_moves_no_offsets(shard: S
     left_behind(shard, ((8, 0, 2),))
     shard.waits(topic(8), (0, 1))
     shard.waits(topic(7), (0, 1))
-    runs = Run(ME, 7, 0, 11, 1), Run(ME, 8, 0, 0, 3)
-    shard.pending.committed(commit(shard, *runs, heads=(Head(7, 0, 11),)))
+    runs = OffsetRun(ME, 7, 0, 11, 1), OffsetRun(ME, 8, 0, 0, 3)
+    shard.pending.committed(commit(shard, *runs, heads=(PartitionHead(7, 0, 11),)))
     (status, _), ours = shard.said()
     assert (status, ours) == (404, (200, one(11, 11, 11)))
 
@@ -323,7 +344,9 @@ def test_what_was_committed_before_the_successor_followed_the_log_is_no_part_of_
     begins = left_behind(shard, ((7, 0, 2),))
     shard.waits(topic(7), (0, 3))
     sources = (SourceRange(ME, begins, shard.position),)
-    shard.pending.committed(Commit(2, LEASE, sources, (Run(ME, 7, 0, 3, 3),), (Head(7, 0, 5),)))
+    shard.pending.committed(
+        Commit(2, LEASE, sources, (OffsetRun(ME, 7, 0, 3, 3),), (PartitionHead(7, 0, 5),))
+    )
     assert shard.said() == [(200, one(3, 5, 5))]
 
 
@@ -333,16 +356,20 @@ def test_a_predecessors_requests_may_be_committed_in_several_parts(shard: Shard)
     next(iter(second))
     middle = next(iter(second)).position
     shard.waits(topic(7), (0, 3))
-    shard.pending.committed(commit(shard, Run(ME, 7, 0, 1, 2), heads=(Head(7, 0, 2),), end=middle))
+    shard.pending.committed(
+        commit(shard, OffsetRun(ME, 7, 0, 1, 2), heads=(PartitionHead(7, 0, 2),), end=middle)
+    )
     sources = (SourceRange(ME, middle, shard.position),)
-    shard.pending.committed(Commit(2, LEASE, sources, (Run(ME, 7, 0, 3, 4),), (Head(7, 0, 6),)))
+    shard.pending.committed(
+        Commit(2, LEASE, sources, (OffsetRun(ME, 7, 0, 3, 4),), (PartitionHead(7, 0, 6),))
+    )
     assert shard.said() == [(200, one(4, 6, 6))]
 
 
 # Deadlines
 
 
-def expire(shard: Shard, now_ns: int, pulled: int) -> Expired:
+def expire(shard: Shard, now_ns: int, pulled: int) -> ExpiredRequests:
     """What a heartbeat does; the ring is not asked."""
     assert shard.pending.is_due(now_ns)
     expired = shard.pending.expired(now_ns, pulled, shard.position)
@@ -368,7 +395,9 @@ def test_what_nobody_pulled_in_time_is_answered_503_and_takes_no_offsets(shard: 
     assert expired.runs == [(first, third)] and not expired.unknown
     assert b"HTTP/1.1 503 " in gone.written and b"ack_timeout" in gone.written
     shard.pending.committed(
-        commit(shard, Run(ME, 7, 0, 11, 1), heads=(Head(7, 0, 11),), end=shard.position)
+        commit(
+            shard, OffsetRun(ME, 7, 0, 11, 1), heads=(PartitionHead(7, 0, 11),), end=shard.position
+        )
     )
     assert shard.said() == [(200, one(11, 11, 11))]
     assert second and len(shard.pending) == 0
@@ -411,7 +440,9 @@ def test_what_is_pulled_ends_without_an_answer_at_its_deadline_and_keeps_its_off
     assert b"HTTP/1.1 503 " in back.written
     assert not shard.pending.is_due(29 * S)  # what ended is not looked at again
     shard.pending.committed(
-        commit(shard, Run(ME, 7, 0, 11, 2), heads=(Head(7, 0, 12),), end=shard.position)
+        commit(
+            shard, OffsetRun(ME, 7, 0, 11, 2), heads=(PartitionHead(7, 0, 12),), end=shard.position
+        )
     )
     assert shard.said() == [(200, one(12, 12, 12))]
     assert pulled.written == b""

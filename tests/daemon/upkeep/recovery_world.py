@@ -18,7 +18,7 @@ import msgspec
 from crc32c import crc32c
 
 from daemon.upkeep.owner import check_history
-from daemon.upkeep.recover import Report, rebuild
+from daemon.upkeep.recover import RecoveryReport, rebuild
 from ledger import commits, epochs, reads, topics
 from ledger.checks import invariants
 from ledger.ledger import Ledger
@@ -31,7 +31,7 @@ from tests.ledger import images
 from uploader import l0
 from uploader.l0 import ExtentParts, RingRun
 from uploader.l0.records import Record, encode
-from uploader.ownership.ownerlog import Former, OwnerLog, Taken
+from uploader.ownership.ownerlog import Former, OwnerLog, SealedLog
 from uploader.stores.base import PartedStore
 from uploader.stores.file import FileStore
 
@@ -51,7 +51,7 @@ class Request(msgspec.Struct, frozen=True):
 class Node:
     """One incarnation on a data directory of its own."""
 
-    def __init__(self, root: Path, number: int, taken: Taken, log: OwnerLog) -> None:
+    def __init__(self, root: Path, number: int, taken: SealedLog, log: OwnerLog) -> None:
         self.path = root / f"data-{number}" / "ledger.db"
         self.log = log
         self.ledger = Ledger(self.path, nullcontext())
@@ -112,7 +112,7 @@ class World:
         log = self.log()
         return self._begin(log, log.take(take_over=True))
 
-    def recover(self) -> Report:
+    def recover(self) -> RecoveryReport:
         """The node is gone with its directory; another one takes over."""
         self.node.ledger.close()
         shutil.rmtree(self.node.path.parent)
@@ -136,7 +136,7 @@ class World:
         self.node = Node(self.root, number, taken, old.log)
         self.node.tell()
 
-    def _begin(self, log: OwnerLog, taken: Taken) -> Node:
+    def _begin(self, log: OwnerLog, taken: SealedLog) -> Node:
         node = Node(self.root, self.starts, taken, log)
         node.tell()
         return node

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from compaction.access.ledger_access import NotBackedUp
-from daemon.upkeep.exclusive import Entries
+from daemon.upkeep.exclusive import EntryWriter
 from daemon.upkeep.owner import LOCK_NAME, this_owner
 from ledger import epochs
 from ledger.ledger import Ledger
@@ -19,7 +19,7 @@ from ledger.space import orphans
 from shards import locks
 from shards.locks import LockFile, SharedLock
 from tests.ledger.requests import key_of, lease
-from uploader.ownership.ownerlog import Former, OwnerLog, Taken
+from uploader.ownership.ownerlog import Former, OwnerLog, SealedLog
 from uploader.stores.base import StoreError
 from uploader.stores.file import FileStore
 
@@ -48,8 +48,8 @@ class Place:
         self.owner = this_owner(str(directory))
         self.log = OwnerLog(self.store, self.owner, lambda _: None)
         assert self.log.put(self.log.entry(1, 1, "entry", self.ledger.read(backup.mark)))
-        taken = Taken(1, None, Former.OURS)
-        self.entries = Entries(self.ledger, self.log, taken, lambda _: None)
+        taken = SealedLog(1, None, Former.OURS)
+        self.entries = EntryWriter(self.ledger, self.log, taken, lambda _: None)
 
     def close(self) -> None:
         self.ledger.close()

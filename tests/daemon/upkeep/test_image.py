@@ -28,7 +28,7 @@ from shards.layout import Layout
 from shards.segment import Segment
 from tests.e2e.daemon import wait_until
 from tests.ledger.test_backup import assert_same
-from uploader.ownership.ownerlog import Former, OwnerLog, Taken
+from uploader.ownership.ownerlog import Former, OwnerLog, SealedLog
 from uploader.ownership.ownership import PERIOD_NS, RETRY_NS
 from uploader.stores.base import PartedPut, StoreError, StoreRefused
 from uploader.stores.file import FileStore
@@ -96,7 +96,7 @@ class Rig:
         self.images = ImageThread(self.segment, self.owner, self.log, self.store, copied, board)
         incarnation, _ = self.ledger.write(epochs.begin_incarnation, 1, 0)
         self.words[at.G_INCARNATION] = incarnation
-        self.owner.own(incarnation, Taken(0, None))
+        self.owner.own(incarnation, SealedLog(0, None))
         self.owner.start()
 
     @property
@@ -122,7 +122,7 @@ class Rig:
         there = self.path.parent / "recovered" / "ledger.db"
         there.parent.mkdir()
         last = self.log.last()
-        rebuild(there, nullcontext(), self.store, Taken(1, last, Former.OURS), self.log)
+        rebuild(there, nullcontext(), self.store, SealedLog(1, last, Former.OURS), self.log)
         assert_same(self.path, there)
 
     def close(self) -> None:

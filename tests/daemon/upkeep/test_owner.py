@@ -29,7 +29,7 @@ from shards.layout import Layout
 from shards.segment import Segment
 from tests.e2e.daemon import wait_until
 from tests.ledger.requests import Request, draft_of, lease
-from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog, Taken, question_key
+from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog, SealedLog, question_key
 from uploader.ownership.ownership import PERIOD_NS, RETRY_NS
 from uploader.stores.base import StoreError
 from uploader.stores.file import FileStore
@@ -87,7 +87,7 @@ class Rig:
 
     def own(self) -> None:
         incarnation, _ = self.ledger.write(epochs.begin_incarnation, 1, 0)
-        self.owner.own(incarnation, Taken(0, None))
+        self.owner.own(incarnation, SealedLog(0, None))
         self.owner.start()
 
     def news(self, name: str) -> Mark:
@@ -238,7 +238,7 @@ def test_a_start_whose_first_number_another_took_gives_way(rig: Rig) -> None:
     faster = rig.log.entry(1, 1, "entry", Mark())
     assert rig.log.put(faster)
     with pytest.raises(OtherHistory, match="at the same moment"):
-        rig.owner.own(1, Taken(0, None))
+        rig.owner.own(1, SealedLog(0, None))
 
 
 def test_a_release_stands_behind_an_entry_that_was_kept_though_nobody_said_so(

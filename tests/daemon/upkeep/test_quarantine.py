@@ -29,7 +29,7 @@ from daemon.config import Override, load
 from daemon.lake_settings import catalog_path, lake_settings
 from daemon.upkeep import quarantine
 from daemon.upkeep.exclusive import Exclusive
-from daemon.upkeep.quarantine import Outcome, Retry
+from daemon.upkeep.quarantine import QuarantineRetry, RetryOutcome
 from daemon.upkeep.upkeep import clocks
 from delivery.schemas import Tombstone
 from ledger import ages, commits, reads
@@ -122,10 +122,10 @@ class World(Node):
         )
         self.ledger.write(runs.end, run, 1)
 
-    def retry(self) -> list[Outcome]:
+    def retry(self) -> list[RetryOutcome]:
         """All of the quarantine, as the command does it."""
         rows = self.ledger.read(ledger_quarantine.rows)
-        work = Retry(self.access, lake_settings(self.config), self.lake)
+        work = QuarantineRetry(self.access, lake_settings(self.config), self.lake)
         work.compare()
         return work.retry(rows) if rows else []
 

@@ -12,10 +12,10 @@ from uploader.groups.turn import (
     HYSTERESIS_NS_MIN,
     NEVER,
     BuddyView,
-    Decision,
-    Do,
     GroupView,
     Policy,
+    TurnAction,
+    TurnDecision,
     decide,
     due_ns,
     merge_at_ns,
@@ -72,43 +72,53 @@ def test_a_group_is_due_by_size_immediately_if_idle_or_a_window_after_its_oldest
 @pytest.mark.parametrize(
     ("changes", "now_ns", "wanted"),
     [
-        ({"backlog_bytes": 0}, DUE, Decision(Do.IDLE)),
-        ({"backlog_bytes": 0, "turn": 3}, DUE + WINDOW * 9, Decision(Do.IDLE)),
+        ({"backlog_bytes": 0}, DUE, TurnDecision(TurnAction.IDLE)),
+        ({"backlog_bytes": 0, "turn": 3}, DUE + WINDOW * 9, TurnDecision(TurnAction.IDLE)),
         # It is my turn.
-        ({}, DUE - 1, Decision(Do.WAIT, DUE)),
-        ({}, DUE, Decision(Do.PULL)),
-        ({"free_slots": 0}, DUE - 1, Decision(Do.WAIT, DUE)),
-        ({"free_slots": 0}, DUE, Decision(Do.PASS_TURN)),
-        ({"free_slots": 1}, DUE, Decision(Do.PULL)),
-        ({"backlog_bytes": TARGET}, 10_000 * MS, Decision(Do.PULL)),
-        ({"backlog_bytes": 8 * TARGET + 1}, DUE, Decision(Do.SPLIT)),
-        ({"backlog_bytes": 8 * TARGET + 1, "free_slots": 0}, DUE, Decision(Do.PASS_TURN)),
+        ({}, DUE - 1, TurnDecision(TurnAction.WAIT, DUE)),
+        ({}, DUE, TurnDecision(TurnAction.PULL)),
+        ({"free_slots": 0}, DUE - 1, TurnDecision(TurnAction.WAIT, DUE)),
+        ({"free_slots": 0}, DUE, TurnDecision(TurnAction.PASS_TURN)),
+        ({"free_slots": 1}, DUE, TurnDecision(TurnAction.PULL)),
+        ({"backlog_bytes": TARGET}, 10_000 * MS, TurnDecision(TurnAction.PULL)),
+        ({"backlog_bytes": 8 * TARGET + 1}, DUE, TurnDecision(TurnAction.SPLIT)),
+        (
+            {"backlog_bytes": 8 * TARGET + 1, "free_slots": 0},
+            DUE,
+            TurnDecision(TurnAction.PASS_TURN),
+        ),
         # It is another member's.
-        ({"turn": 2}, DUE - 1, Decision(Do.WAIT, DUE)),
-        ({"turn": 2}, DUE, Decision(Do.WAKE, DUE + WINDOW)),
-        ({"turn": 2}, DUE + WINDOW - 1, Decision(Do.WAKE, DUE + WINDOW)),
-        ({"turn": 2}, DUE + WINDOW, Decision(Do.TAKE_TURN)),
+        ({"turn": 2}, DUE - 1, TurnDecision(TurnAction.WAIT, DUE)),
+        ({"turn": 2}, DUE, TurnDecision(TurnAction.WAKE, DUE + WINDOW)),
+        ({"turn": 2}, DUE + WINDOW - 1, TurnDecision(TurnAction.WAKE, DUE + WINDOW)),
+        ({"turn": 2}, DUE + WINDOW, TurnDecision(TurnAction.TAKE_TURN)),
         (
             {"turn": 2, "free_slots": 0},
             DUE + WINDOW,
-            Decision(Do.WAIT, DUE + WINDOW + GRACE_NS_MIN),
+            TurnDecision(TurnAction.WAIT, DUE + WINDOW + GRACE_NS_MIN),
         ),
         # A pull since then: the holder is alive, what is left waits for the next.
         (
             {"turn": 2, "last_pull_ns": DUE + 5 * MS},
             DUE + WINDOW,
-            Decision(Do.WAKE, DUE + 5 * MS + WINDOW),
+            TurnDecision(TurnAction.WAKE, DUE + 5 * MS + WINDOW),
         ),
-        ({"turn": 2, "last_pull_ns": DUE + 5 * MS}, DUE + 5 * MS + WINDOW, Decision(Do.TAKE_TURN)),
+        (
+            {"turn": 2, "last_pull_ns": DUE + 5 * MS},
+            DUE + 5 * MS + WINDOW,
+            TurnDecision(TurnAction.TAKE_TURN),
+        ),
         # Windows below the grace.
         (
             {"turn": 2, "window_ns": MS, "last_pull_ns": 0},
             10_000 * MS,
-            Decision(Do.WAKE, 10_000 * MS + GRACE_NS_MIN),
+            TurnDecision(TurnAction.WAKE, 10_000 * MS + GRACE_NS_MIN),
         ),
     ],
 )
-def test_what_a_member_does(changes: dict[str, int | bool], now_ns: int, wanted: Decision) -> None:
+def test_what_a_member_does(
+    changes: dict[str, int | bool], now_ns: int, wanted: TurnDecision
+) -> None:
     assert decide(view(**changes), now_ns, POLICY) == wanted
 
 
@@ -133,14 +143,14 @@ def test_every_decision_with_pending_requests_acts_or_names_the_next_look(
     seen: GroupView, now_ns: int
 ) -> None:
     decision = decide(seen, now_ns, POLICY)
-    if decision.do in (Do.WAIT, Do.WAKE):
+    if decision.do in (TurnAction.WAIT, TurnAction.WAKE):
         assert now_ns < decision.at_ns < NEVER
-    if decision.do is Do.IDLE:
+    if decision.do is TurnAction.IDLE:
         assert not seen.backlog_bytes
-    if decision.do in (Do.PULL, Do.SPLIT, Do.TAKE_TURN):
+    if decision.do in (TurnAction.PULL, TurnAction.SPLIT, TurnAction.TAKE_TURN):
         assert seen.free_slots
         assert now_ns >= due_ns(seen, POLICY)
-        assert (seen.turn == seen.me) == (decision.do is not Do.TAKE_TURN)
+        assert (seen.turn == seen.me) == (decision.do is not TurnAction.TAKE_TURN)
 
 
 @given(seen=views)
@@ -150,8 +160,8 @@ def test_a_stalled_turn_holder_is_skipped_within_a_window_and_a_grace_of_being_d
     seen = msgspec.structs.replace(seen, me=1, turn=0, free_slots=1, backlog_bytes=1)
     last_sign_ns = max(due_ns(seen, POLICY), seen.last_pull_ns)
     at_ns = last_sign_ns + max(seen.window_ns, GRACE_NS_MIN)
-    assert decide(seen, at_ns, POLICY) == Decision(Do.TAKE_TURN)
-    assert decide(seen, at_ns - 1, POLICY).do is not Do.TAKE_TURN
+    assert decide(seen, at_ns, POLICY) == TurnDecision(TurnAction.TAKE_TURN)
+    assert decide(seen, at_ns - 1, POLICY).do is not TurnAction.TAKE_TURN
 
 
 @pytest.mark.parametrize("members", [2, 3, 4, 8])
@@ -164,13 +174,16 @@ def test_a_group_splits_above_two_targets_per_member_and_not_at_them(members: in
 
 def test_only_the_leader_splits_on_its_own_turn_where_both_halves_have_a_shard() -> None:
     full = 8 * TARGET + 1
-    assert decide(view(backlog_bytes=full), DUE, POLICY).do is Do.SPLIT
-    assert decide(view(backlog_bytes=full, me=1, turn=1), DUE, POLICY).do is Do.PULL
+    assert decide(view(backlog_bytes=full), DUE, POLICY).do is TurnAction.SPLIT
+    assert decide(view(backlog_bytes=full, me=1, turn=1), DUE, POLICY).do is TurnAction.PULL
     arrived_ns = BASE.oldest_arrival_ns
-    assert decide(view(backlog_bytes=full, turn=1), arrived_ns, POLICY).do is Do.WAKE
+    assert decide(view(backlog_bytes=full, turn=1), arrived_ns, POLICY).do is TurnAction.WAKE
     # The leader that takes a stalled holder's turn only pulls.
-    assert decide(view(backlog_bytes=full, turn=1), DUE + 2 * WINDOW, POLICY).do is Do.TAKE_TURN
-    assert decide(view(backlog_bytes=full, can_split=False), DUE, POLICY).do is Do.PULL
+    assert (
+        decide(view(backlog_bytes=full, turn=1), DUE + 2 * WINDOW, POLICY).do
+        is TurnAction.TAKE_TURN
+    )
+    assert decide(view(backlog_bytes=full, can_split=False), DUE, POLICY).do is TurnAction.PULL
 
 
 @pytest.mark.parametrize(

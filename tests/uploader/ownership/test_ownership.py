@@ -20,10 +20,10 @@ from uploader.ownership.ownership import (
     RETRY_NS,
     SECOND_NS,
     TAKE_OVER_NS,
-    Do,
     Moment,
+    OwnerAction,
     Ownership,
-    Step,
+    OwnerStep,
     may_commit,
     sent_of,
     should_ask,
@@ -58,12 +58,12 @@ class OwnershipMachine(RuleBasedStateMachine):
     def look(self, news: bool) -> None:
         step = self.ownership.decide(self.now_ns, news)
         if self.ownership.superseded:
-            assert step == Step(Do.STOP)
+            assert step == OwnerStep(OwnerAction.STOP)
             return
-        if step.do is Do.WAIT:
+        if step.do is OwnerAction.WAIT:
             assert step.at_ns > self.now_ns
             return
-        if step.do is Do.LISTEN:
+        if step.do is OwnerAction.LISTEN:
             assert not news
             self.ownership.listened(self.now_ns)
             return
@@ -125,10 +125,10 @@ TestOwnership.settings = settings(max_examples=examples(150), stateful_step_coun
 
 def test_nothing_is_sent_without_news_and_the_first_is_sent_immediately() -> None:
     ownership = Ownership()
-    assert ownership.decide(7, news=False).do is Do.LISTEN
+    assert ownership.decide(7, news=False).do is OwnerAction.LISTEN
     ownership.listened(7)
-    assert ownership.decide(8, news=False).do is Do.WAIT
-    assert ownership.decide(7, news=True) == Step(Do.PUT)
+    assert ownership.decide(8, news=False).do is OwnerAction.WAIT
+    assert ownership.decide(7, news=True) == OwnerStep(OwnerAction.PUT)
 
 
 def test_an_entry_after_an_idle_time_is_sent_immediately_and_the_next_waits_for_the_period() -> (
@@ -137,20 +137,22 @@ def test_an_entry_after_an_idle_time_is_sent_immediately_and_the_next_waits_for_
     ownership = Ownership()
     ownership.putting(moment(0))
     ownership.accepted()
-    assert ownership.decide(SECOND_NS, news=True) == Step(Do.WAIT, PERIOD_NS)
-    assert ownership.decide(PERIOD_NS, news=True) == Step(Do.PUT)
-    assert ownership.decide(100 * PERIOD_NS, news=True) == Step(Do.PUT)
+    assert ownership.decide(SECOND_NS, news=True) == OwnerStep(OwnerAction.WAIT, PERIOD_NS)
+    assert ownership.decide(PERIOD_NS, news=True) == OwnerStep(OwnerAction.PUT)
+    assert ownership.decide(100 * PERIOD_NS, news=True) == OwnerStep(OwnerAction.PUT)
 
 
 def test_an_owner_without_news_puts_nothing_and_looks_whether_a_start_asks() -> None:
     ownership = Ownership()
     ownership.putting(moment(0))
     ownership.accepted()
-    assert ownership.decide(LISTEN_NS - 1, news=False) == Step(Do.WAIT, LISTEN_NS)
-    assert ownership.decide(LISTEN_NS, news=False) == Step(Do.LISTEN)
+    assert ownership.decide(LISTEN_NS - 1, news=False) == OwnerStep(OwnerAction.WAIT, LISTEN_NS)
+    assert ownership.decide(LISTEN_NS, news=False) == OwnerStep(OwnerAction.LISTEN)
     ownership.listened(LISTEN_NS + 1)
-    assert ownership.decide(LISTEN_NS + 2, news=False) == Step(Do.WAIT, 2 * LISTEN_NS + 1)
-    assert ownership.decide(LISTEN_NS + 2, news=True) == Step(Do.PUT), "the answer"
+    assert ownership.decide(LISTEN_NS + 2, news=False) == OwnerStep(
+        OwnerAction.WAIT, 2 * LISTEN_NS + 1
+    )
+    assert ownership.decide(LISTEN_NS + 2, news=True) == OwnerStep(OwnerAction.PUT), "the answer"
     # Also with a GET and a PUT that fail after 5 s each the answer comes in time.
     assert LISTEN_NS + PERIOD_NS + PERIOD_NS + RETRY_NS + PERIOD_NS < ANSWER_NS
 
@@ -165,7 +167,7 @@ def test_a_repeated_entry_counts_from_when_it_was_first_sent_even_if_its_number_
     ownership.accepted()
     assert not may_commit(moment(late_ns), ownership.sent)
     # The next number, which the seal has, is tried immediately.
-    assert ownership.decide(late_ns, news=True) == Step(Do.PUT)
+    assert ownership.decide(late_ns, news=True) == OwnerStep(OwnerAction.PUT)
 
 
 @pytest.mark.parametrize(

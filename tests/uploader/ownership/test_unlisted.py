@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ledger.decide import PartitionNow, decide
 from ledger.log.recovery import TopicSeen
-from ledger.types import Commit, Condition, ConditionPart, Head, LeaseId
+from ledger.types import Commit, Condition, ConditionPart, LeaseId, PartitionHead
 from shards.frame import CODEC_RECORDS
 from tests.uploader.l0_samples import batch
 from uploader.l0 import ExtentParts, RingRun, build, object_key, read_footer
@@ -141,7 +141,7 @@ def taken(order: RingOrder, gap: int) -> list[tuple[int, bool]]:
         now = {(1, 0): PartitionNow(next_seq, 0, 0, 0, 0)}
         verdicts = decide(draft, now, {}).verdicts
         next_seq += 0 if verdicts else 1
-        heads = (Head(1, 0, next_seq - 1),)
+        heads = (PartitionHead(1, 0, next_seq - 1),)
         order.taken(Commit(number, each.lease_id, (), (), heads, verdicts), each)
         found.append((each.lease_id.shard, not verdicts))
     return found

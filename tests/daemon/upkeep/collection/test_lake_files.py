@@ -17,7 +17,7 @@ from daemon.lake_settings import catalog_path, lake_settings
 from daemon.upkeep.collection import lake_files as collection
 from daemon.upkeep.collection.collector import Collector, look
 from daemon.upkeep.collection.lake_files import LakeFiles, opened_lake
-from daemon.upkeep.collection.report import Report
+from daemon.upkeep.collection.report import CollectionReport
 from ledger import epochs, topics
 from ledger.checks import invariants
 from ledger.lake import lake_files, lake_tables, readleases, runs
@@ -90,8 +90,8 @@ class World(OnLedger):
         self.ledger.write(lake_tables.switch, run, [switch], wall_ms())
         self.ledger.write(runs.end, run, wall_ms())
 
-    def collect(self, *, dry_run: bool = False) -> Report:
-        report = Report(dry_run)
+    def collect(self, *, dry_run: bool = False) -> CollectionReport:
+        report = CollectionReport(dry_run)
         with opened_lake(self.config, self, report) as opened:
             if opened is not None:
                 files = LakeFiles(self.config, self, *opened, report, lambda: wall_ms() + 1)
@@ -298,7 +298,7 @@ def test_without_tables_nothing_is_opened(tmp_path: Path) -> None:
     world = World(tmp_path)
     with contextlib.closing(world), pytest.MonkeyPatch.context() as patch:
         patch.setattr(collection, "lake_settings", None)
-        assert world.collect() == Report(dry_run=False)
+        assert world.collect() == CollectionReport(dry_run=False)
 
 
 def test_without_pyiceberg_the_lake_is_left_alone(world: World, rewritten: set[str]) -> None:

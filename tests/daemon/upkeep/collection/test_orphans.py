@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from daemon.upkeep.collection.collector import Collector, look
 from daemon.upkeep.collection.orphans import OrphanObjects, TakenAtStart
-from daemon.upkeep.collection.report import Report
+from daemon.upkeep.collection.report import CollectionReport
 from ledger import epochs, reads, topics
 from ledger.checks import invariants
 from ledger.ledger import Ledger
@@ -209,11 +209,11 @@ class World(OnLedger):
             and NOW_MS - head.modified_ms >= GRACE_MS
         )
 
-    def orphans(self, report: Report) -> OrphanObjects:
+    def orphans(self, report: CollectionReport) -> OrphanObjects:
         return OrphanObjects(self, self.store, report, GRACE_MS, lambda: NOW_MS, self.live_leases)
 
-    def collect(self) -> Report:
-        report = Report(dry_run=False)
+    def collect(self) -> CollectionReport:
+        report = CollectionReport(dry_run=False)
         Collector(self.await_backup).collect(self.orphans(report))
         return report
 
@@ -275,7 +275,7 @@ def test_a_look_changes_nothing_and_says_what_a_collection_does(
                 world.do(action, number)
             world.live.clear()
             before, mark = dict(world.shelf.heads), world.ledger.read(backup.mark)
-            seen = Report(dry_run=True)
+            seen = CollectionReport(dry_run=True)
             look(world.orphans(seen))
             assert (world.shelf.heads, world.ledger.read(backup.mark)) == (before, mark)
 

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from daemon.upkeep.collection.collector import Collector, look
-from daemon.upkeep.collection.report import Report
+from daemon.upkeep.collection.report import CollectionReport
 from daemon.upkeep.collection.unreferenced import UnreferencedObjects
 from ledger import commits as ledger_commits
 from ledger import epochs, reads, topics
@@ -245,16 +245,16 @@ class World(OnLedger):
         }
         assert row.key not in quarantined
 
-    def objects(self, report: Report, grace_ms: int = GRACE_MS) -> UnreferencedObjects:
+    def objects(self, report: CollectionReport, grace_ms: int = GRACE_MS) -> UnreferencedObjects:
         return UnreferencedObjects(self, self.store, report, grace_ms, lambda: self.now_ms)
 
-    def collect(self, grace_ms: int = GRACE_MS) -> Report:
-        report = Report(dry_run=False)
+    def collect(self, grace_ms: int = GRACE_MS) -> CollectionReport:
+        report = CollectionReport(dry_run=False)
         Collector(self.await_backup).collect(self.objects(report, grace_ms))
         return report
 
-    def look(self, grace_ms: int = GRACE_MS) -> Report:
-        report = Report(dry_run=True)
+    def look(self, grace_ms: int = GRACE_MS) -> CollectionReport:
+        report = CollectionReport(dry_run=True)
         look(self.objects(report, grace_ms))
         return report
 
