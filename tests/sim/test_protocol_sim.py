@@ -14,6 +14,7 @@ from daemon.upkeep.collection.orphans import OrphanObject, OrphanObjects
 from daemon.upkeep.upkeep import followed
 from ledger.errors import LedgerError
 from ledger.log.entry import image_key
+from ledger.types import LeaseId
 from shards import layout as at
 from shards.layout import Layout
 from shards.leases import LeaseTable
@@ -92,7 +93,7 @@ def test_a_lease_whose_ledger_errors_end_its_upload_and_not_its_process_is_found
             while step is not None:
                 step = step(work)
 
-    with patch.object(upload.Uploads, "_go_on", forgets):
+    with patch.object(upload.Uploads, "_advance", forgets):
         assert "not at rest" in str(first_failure(from_seed=14))  # the first that polls little
 
 
@@ -127,7 +128,7 @@ def test_two_owners_with_clocks_that_differ_never_both_own_the_prefix() -> None:
 
 @pytest.mark.parametrize(
     ("module", "name", "seconds", "from_seed"),
-    [(ownership, "OWNED_NS", 25, 1), (ownerlog, "TAKE_OVER_NS", 12, 70)],
+    [(ownership, "OWNED_NS", 25, 1), (ownerlog, "TAKE_OVER_NS", 12, 10)],
 )
 @pytest.mark.slow
 def test_an_ownership_that_lasts_longer_than_a_new_owner_waits_is_found(
@@ -158,10 +159,10 @@ def test_an_image_that_says_it_covers_more_than_it_holds_is_found() -> None:
 
 @pytest.mark.slow
 def test_results_that_are_cleared_before_their_lease_is_over_are_found() -> None:
-    def all_followed(words: memoryview, layout: Layout, *_: object) -> int:
-        return followed(words, layout, int(words[at.G_COMMITS]))
+    def all_followed(words: memoryview, layout: Layout, _: LeaseTable) -> tuple[int, list[LeaseId]]:
+        return followed(words, layout, int(words[at.G_COMMITS])), []
 
-    with patch.object(machine, "settled_commits", all_followed):
+    with patch.object(machine, "followed_and_live", all_followed):
         failure = first_failure()
     assert "was cleared" in str(failure) or "not at rest" in str(failure)
 
