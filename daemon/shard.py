@@ -56,6 +56,7 @@ from delivery.followed import FollowedPartitions
 from delivery.l0_reader import L0Reader
 from delivery.lake_reader import LakeReader
 from delivery.ledger_thread import LedgerThread
+from delivery.partition_reader import PartitionReader
 from delivery.store_threads import StoreThreads
 from delivery.stored_reader import StoredReader
 from delivery.tail_reader import TailReader
@@ -190,10 +191,11 @@ class Shard:
         threads = StoreThreads(self._readers, self._count_get, rng)
         l0 = L0Reader(self._store, threads)
         lake = LakeReader(partial(_place_of, config), threads)
-        self.reader = DiffReader(
+        self._partitions = PartitionReader(
             FollowedPartitions(), TailReader(self.segment), ledger,
             StoredReader(ledger, l0, lake, rng), self._recent, self.topics.trackers.evicted,
         )  # fmt: skip
+        self.reader = DiffReader(self._partitions, ledger)
         limits = BodyLimits(
             body_bytes_max=config.body_bytes_max,
             record_bytes_max=config.record_bytes_max,
@@ -349,7 +351,7 @@ class Shard:
 
     def _take(self, commit: Commit) -> None:
         self.pending.committed(commit)
-        self.reader.committed(commit)
+        self.reader.waiters.wake(self._partitions.followed.apply(commit))
         self.topics.trackers.committed(commit)
 
     # The end

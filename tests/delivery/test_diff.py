@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery import diff as diff_module
+from delivery import partition_reader as reader_module
 from delivery.diff import DiffReader, OffsetPastEnd
 from delivery.followed import FollowedPartitions
+from delivery.partition_reader import PartitionReader
 from delivery.schemas import DiffAnswer, DiffRequest
 from delivery.tail_reader import TailReader
 from delivery.waiters import Waiters
@@ -30,8 +31,9 @@ from uploader.l0.records import Record
 class Told:
     """A reader, and how far it has been told of commits."""
 
-    def __init__(self, node: Node, reader: DiffReader) -> None:
+    def __init__(self, node: Node, partitions: PartitionReader, reader: DiffReader) -> None:
         self.node = node
+        self.partitions = partitions
         self.reader = reader
         self.seen = 0
         self.version = 0  # the shared catalog word
@@ -43,7 +45,7 @@ class Told:
         """The next commits of the log, in order."""
         for commit in self.node.commits[self.seen : self.seen + most]:
             self.seen = commit.number
-            self.reader.committed(commit)
+            self.reader.waiters.wake(self.partitions.followed.apply(commit))
 
     async def diff(self, **asked: Any) -> DiffAnswer:
         return await self.reader.answer(self.node.topic.topic_id, DiffRequest(**asked))
@@ -53,11 +55,11 @@ class Told:
 def told_reader(node: Node) -> Iterator[Told]:
     with ledger_thread(node) as ledger, l0_reader(node) as (l0, _):
         told: Told
-        reader = DiffReader(
+        partitions = PartitionReader(
             FollowedPartitions(), TailReader(node.segment), ledger,
             stored_reader(node, ledger, l0), lambda: told.recent(), lambda: told.version,
         )  # fmt: skip
-        told = Told(node, reader)
+        told = Told(node, partitions, DiffReader(partitions, ledger))
         yield told
 
 
@@ -205,7 +207,7 @@ def test_a_commit_during_the_search_for_a_time_is_found_without_a_wait(
 def test_a_filter_reads_a_bounded_number_of_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diff_module, "SCANNED_MAX", 5)
+    monkeypatch.setattr(reader_module, "SCANNED_MAX", 5)
 
     async def go() -> None:
         node.produce(0, {0: [*rec(*"1234567"), Record("8", tag="x")]})
@@ -223,7 +225,7 @@ def test_a_filter_reads_a_bounded_number_of_records(
 def test_a_search_for_a_time_runs_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diff_module, "SCANNED_MAX", 5)
+    monkeypatch.setattr(reader_module, "SCANNED_MAX", 5)
 
     async def go() -> None:
         records = [Record(str(n), 10) for n in range(12)] + [Record("late", 20)]

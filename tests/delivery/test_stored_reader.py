@@ -158,8 +158,8 @@ def test_a_file_deleted_during_a_read_is_read_where_its_rows_are_now(tmp_path: P
     async def go() -> None:
         found = [await told.diff(limit=3)]
         rewrite(node)  # what was looked up is gone; footers and row groups are kept
-        told.reader._stored._lake._rows.kept.clear()
-        told.reader._stored._lake._blocks.kept.clear()
+        told.partitions._stored._lake._rows.kept.clear()
+        told.partitions._stored._lake._blocks.kept.clear()
         for _ in range(3):
             found.append(await told.diff(from_seq=found[-1].next_from_seq, limit=3))
         assert [text for answer in found for text in data_of(answer)] == numbers(12)
@@ -176,7 +176,7 @@ def test_files_that_are_replaced_repeatedly_are_followed(
     """Every fetch of a row group finds the files rewritten under it, a few times in a row."""
 
     async def go() -> None:
-        lake = told.reader._stored._lake
+        lake = told.partitions._stored._lake
         chunks = lake.chunks
 
         async def chunks_after_rewriting(*asked: Any) -> Any:
@@ -227,7 +227,7 @@ def test_cached_extents_are_used_after_a_compaction(tmp_path: Path) -> None:
         before = await told.diff()
         compact(node)
         assert await told.diff() == before
-        assert told.reader._stored._lake._footers.kept.size == 0
+        assert told.partitions._stored._lake._footers.kept.size == 0
         collect(node)
         assert await told.diff() == before, "all but the last extent's row is gone"
 
@@ -263,7 +263,7 @@ def test_a_hole_is_named_once_and_all_records_around_it_are_read(
         fill(node, 6)
         with told_reader(node) as told:
             asyncio.run(told.diff(from_seq=11))  # knows the partition from before
-            told.reader._stored._l0._cache.kept.clear()
+            told.partitions._stored._l0._cache.kept.clear()
             compact(node, damaged={2, 5})
             asyncio.run(go())
 

@@ -1,0 +1,244 @@
+"""Reads one partition in pages, whatever holds its records: rings, objects or files.
+
+The tail comes from the rings while they hold it. The rest comes by range reads of L0 objects and,
+once they are compacted, of L1 files. A reader cannot tell the difference: records and offsets are
+the same. Void records have no offset and do not appear.
+
+A reader learns once what it misses, by a tombstone (readable.py): a page ends before a gap, and the
+next one names the gap and continues after it.
+
+Waiting, answers and streams are not known here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+
+from msgspec import Struct
+
+from compaction.parquet.merge import EVER_MS
+from delivery.followed import FollowedPartitions, Key
+from delivery.lake_reader import Item
+from delivery.ledger_thread import LedgerThread
+from delivery.readable import ReadableRanges
+from delivery.schemas import Tombstone
+from delivery.stored_reader import Overtaken, StoredReader
+from delivery.tail_reader import TailReader
+from ledger import reads
+from ledger.types import Commit
+from uploader.l0.records import Record
+from uploader.stores.base import StoreError
+
+log = logging.getLogger("headgate.reads")
+
+SCANNED_MAX = 20_000  # records that a filter may pass over in one page
+OVERTAKEN_MAX = 8  # evictions between finding records and reading them
+QUARANTINED = "quarantined"
+
+
+class RecordPage(Struct, frozen=True):
+    """Records after a cursor. ``reached`` is the cursor for the next page. ``tombstone`` says what
+    the reader misses before the first item."""
+
+    items: list[Item]
+    reached: int
+    head_seq: int
+    earliest_seq: int
+    tombstone: Tombstone | None
+
+
+class PartitionReader:
+    """The reads of one shard. ``recent`` gives the last commits that it has followed, and
+    ``version`` changes with each eviction and trim (readable.py)."""
+
+    def __init__(
+        self,
+        followed: FollowedPartitions,
+        tail: TailReader,
+        ledger: LedgerThread,
+        stored: StoredReader,
+        recent: Callable[[], Iterable[Commit]],
+        version: Callable[[], int],
+    ) -> None:
+        self.followed = followed
+        self.tail = tail
+        self._recent = recent
+        self._ledger = ledger
+        self._stored = stored
+        self._ranges = ReadableRanges(ledger, version)
+
+    def follow(self, key: Key) -> None:
+        """Begins to keep a partition's head and tail."""
+        self.followed.follow(key, self._recent)
+
+    async def head(self, key: Key) -> int:
+        """The last committed offset of a partition."""
+        head = self.followed.head(key)
+        if head is None:
+            self.follow(key)
+            state = await self._ledger.read(reads.partition_state, *key)
+            self.followed.head_loaded(key, 0 if state is None else state.head_seq)
+            head = self.followed.head(key)
+        return head or 0
+
+    async def ledger_head(self, key: Key) -> int:
+        """The last committed offset as the ledger has it, which is never late."""
+        state = await self._ledger.read(reads.partition_state, *key)
+        return 0 if state is None else state.head_seq
+
+    async def page(
+        self,
+        key: Key,
+        cursor: int,
+        head: int,
+        *,
+        limit: int,
+        bytes_max: int,
+        passes: Callable[[Record], bool],
+    ) -> RecordPage:
+        """The records after ``cursor`` that pass, at most ``limit`` and ``bytes_max``; one larger
+        record comes alone."""
+        for _ in range(OVERTAKEN_MAX):
+            readable = await self._ranges.of(key)
+            from_seq, tombstone = readable.enter(cursor)
+            if tombstone is not None and tombstone.reason == QUARANTINED:
+                # This shard is not told when quarantined records come back.
+                readable = await self._ranges.again(key)
+                from_seq, tombstone = readable.enter(cursor)
+            found: list[Item] = []
+            reached = from_seq
+            if from_seq > cursor:
+                head = max(head, from_seq)  # the ledger knew of an eviction before the commit log
+            if from_seq < head:
+                try:
+                    reached = await self._gather(key, from_seq, limit, bytes_max, passes, found)
+                except Overtaken:
+                    await self._ranges.again(key)
+                    continue
+                head = max(head, reached)
+            return RecordPage(found, reached, head, readable.earliest_seq, tombstone)
+        raise _overtaken(key)
+
+    async def before_time(self, key: Key, from_ts: int) -> int:
+        """The offset before the first record that is not before a time; the head if there is
+        none."""
+        first = await self._ledger.read(reads.offset_at_time, *key, from_ts)
+        return await self.before(key, first, from_ts)
+
+    async def before(self, key: Key, offset: int, from_ts: int) -> int:
+        """The same among the records from ``offset`` on."""
+        head = await self.head(key)
+        for _ in range(OVERTAKEN_MAX):
+            offset = max(offset, (await self._ranges.of(key)).earliest_seq)
+            try:
+                async with aclosing(self._chunks(key, offset, from_ts)) as chunks:
+                    async for chunk in chunks:
+                        for found, _, _ in chunk:
+                            return found - 1
+                return max(head, offset - 1)
+            except Overtaken:
+                await self._ranges.again(key)
+        raise _overtaken(key)
+
+    async def _gather(
+        self,
+        key: Key,
+        from_seq: int,
+        limit: int,
+        bytes_max: int,
+        passes: Callable[[Record], bool],
+        found: list[Item],
+    ) -> int:
+        """Fills ``found``; returns the last offset that was read.
+
+        Ends before the next gap, which the next page names. Raises Overtaken if there is nothing
+        to answer with.
+        """
+        reached = from_seq
+        left_bytes = bytes_max
+        scanned = 0
+        try:
+            async with aclosing(self._chunks(key, from_seq + 1)) as chunks:
+                async for chunk in chunks:
+                    for item in chunk:
+                        offset, _, record = item
+                        if offset > reached + 1 and await self._is_told(key, reached + 1, offset):
+                            return reached
+                        if passes(record):
+                            size = bytes_of(record)
+                            if found and size > left_bytes:
+                                return reached
+                            found.append(item)
+                            left_bytes -= size
+                        reached = offset
+                        scanned += 1
+                        if len(found) >= limit or scanned >= SCANNED_MAX:
+                            return reached
+        except Overtaken:
+            if reached == from_seq:
+                raise
+        return reached
+
+    async def _is_told(self, key: Key, offset: int, following: int) -> bool:
+        """Whether a gap explains why there are no records from ``offset`` to ``following``. Raises
+        Overtaken if the ledger knows a gap that was not known here."""
+        known = self._ranges.known(key)
+        if known is not None and not known.can_be_read(offset):
+            return True
+        now = await self._ranges.again(key)
+        if not now.can_be_read(offset):
+            raise Overtaken
+        log.warning(
+            "offsets %d to %d of partition %d of topic id %d are missing, and no gap explains it;"
+            " run `headgate check`", offset, following - 1, key[1], key[0],
+        )  # fmt: skip
+        return False
+
+    async def _chunks(
+        self, key: Key, offset: int, since_ms: int = EVER_MS
+    ) -> AsyncGenerator[Iterable[Item], None]:
+        """The live records of a partition from ``offset`` on that are not before a time."""
+        while True:
+            extents = self.followed.tail(key, offset)
+            if not extents:
+                break
+            for extent in extents:
+                for batch in self.tail.batches(key, extent, offset):
+                    if batch is None:
+                        self.followed.forget_tail(key)
+                        break
+                    first, arrival_ms, decoded = batch
+                    items = (
+                        (at, arrival_ms if record.ts is None else record.ts, record)
+                        for at, record in enumerate(decoded, first)
+                    )
+                    yield [item for item in items if item[0] >= offset and item[1] >= since_ms]
+                    offset = first + len(decoded)
+                else:
+                    continue
+                break
+            else:
+                return
+        async with aclosing(self._stored.chunks(key, offset, since_ms)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+def _overtaken(key: Key) -> StoreError:
+    return StoreError(
+        f"partition {key[1]} of topic id {key[0]} is evicted faster than it can be read:"
+        f" {OVERTAKEN_MAX} times the records were gone before they were read; ask again",
+        retryable=True,
+    )
+
+
+def bytes_of(record: Record) -> int:
+    """The size of a record in an answer, without names and escapes."""
+    size = 0
+    for text in (record.data, record.key, record.tag, record.node, record.meta):
+        if text is not None:
+            plain = isinstance(text, bytes) or text.isascii()
+            size += len(text) if plain else len(text.encode())
+    return size
