@@ -1,0 +1,107 @@
+"""The dispatcher of one shard: does the work that commits leave behind, in slices.
+
+    a commit is followed -> ``dirty`` marks its topics in the ready set -> slices of SLICE_NS take
+    turns from the ready set and have them served -> the loop does other things between two slices
+
+The ready set (``ready.py``) says which turn is next, a *server* per kind of work does it. This
+module knows neither topics nor clients. It belongs to the loop; the loop and the clock are
+arguments, so that tests and the simulation can turn both by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from delivery.ready import EntryKey, Kind, PriorityInputs, ReadySet, Turn
+
+# Answers to producers, new requests and the heartbeat wait for a slice at most.
+SLICE_NS = 1_000_000
+
+
+class Served(NamedTuple):
+    """What a turn cost, and whether the entry has more to do."""
+
+    cost_bytes: int
+    more: bool
+
+
+class Timer(Protocol):
+    """What can be cancelled; asyncio's handles are."""
+
+    def cancel(self) -> None:
+        """Prevents the call."""
+
+
+class Turns(Protocol):
+    """The part of an event loop that the dispatcher uses."""
+
+    def call_soon(self, callback: Callable[[], None], /) -> object:
+        """Calls after what is already due."""
+
+    def call_later(self, delay_s: float, callback: Callable[[], None], /) -> Timer:
+        """Calls after a time."""
+
+
+Server = Callable[[Turn], Served]
+
+
+class Dispatcher:
+    """Takes turns from ``ready`` while there are any. ``inputs`` says what the priority of a
+    topic id follows from."""
+
+    def __init__(
+        self,
+        ready: ReadySet,
+        inputs: Callable[[int], PriorityInputs],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.ready = ready
+        self.servers: dict[Kind, Server] = {}
+        self._inputs = inputs
+        self._now_ns = now_ns
+        self._loop: Turns
+        self._scheduled = False
+        self._timer: Timer | None = None
+
+    def start(self, loop: Turns, servers: Mapping[Kind, Server]) -> None:
+        """Begins; to be called once, before ``dirty``."""
+        self._loop = loop
+        self.servers.update(servers)
+
+    def dirty(self, keys: Iterable[EntryKey], published_ns: int) -> None:
+        """Marks entries that a commit, published at a time, made ready."""
+        ready, inputs = self.ready, self._inputs
+        now_ns = self._now_ns()
+        for key in keys:
+            ready.mark(key, inputs(key[0]), published_ns, now_ns)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._scheduled:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._scheduled = True
+        self._loop.call_soon(self._slice)
+
+    def _slice(self) -> None:
+        self._scheduled = False
+        self._timer = None
+        ready, servers = self.ready, self.servers
+        now_ns = self._now_ns()
+        end_ns = now_ns + SLICE_NS
+        while (turn := ready.take(now_ns)) is not None:
+            served = servers[turn.key[1]](turn)
+            now_ns = self._now_ns()
+            ready.finish(turn, served.cost_bytes, served.more, now_ns)
+            if now_ns >= end_ns:
+                break
+        due_ns = ready.next_due_ns()
+        if due_ns is None or self._scheduled:
+            return
+        if due_ns <= now_ns:
+            self._wake()
+        else:
+            self._timer = self._loop.call_later((due_ns - now_ns) / 1e9, self._slice)

@@ -1,0 +1,69 @@
+"""What the dispatcher and a ready set agree on.
+
+A *ready set* holds the work that commits left behind: entries, each at most once, and says which
+comes next. An *entry* is one topic's work of one kind. A *turn* is a piece of an entry's work: the
+ready set gives it out, the dispatcher has it served and says what it cost and whether more is left.
+
+    mark -> take -> finish(more) -> (the end of its queue) -> take -> finish(no more) -> gone
+
+``fifo.py`` is the simple ready set, ``scheduler/`` the one with bands. Both decide only when work
+is done, never what.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+
+class Kind(IntEnum):
+    """The kinds of work that a topic can have, each an entry of its own."""
+
+    PUSH = 0  # records to watchers
+    ROUTE = 1  # records to other topics
+
+
+EntryKey = tuple[int, Kind]  # topic id
+
+
+class PriorityInputs(Struct, frozen=True):
+    """What a topic's priority follows from. ``priority`` is the manual one, if any;
+    ``consumed_ms`` is when the topic was last read, by the wall clock, 0 for never."""
+
+    priority: int | None = None
+    auto: bool = True
+    consumed_ms: int = 0
+
+
+class Turn(NamedTuple):
+    """Work to do now, within ``budget_bytes`` of cost. ``published_ns`` is when the oldest commit
+    that the entry is ready for was published, ``enqueued_ns`` since when the entry has waited."""
+
+    key: EntryKey
+    budget_bytes: int
+    published_ns: int
+    enqueued_ns: int
+
+
+class ReadySet(Protocol):
+    """Entries that are ready, in an order of its own. Times are monotonic nanoseconds."""
+
+    def mark(self, key: EntryKey, inputs: PriorityInputs, published_ns: int, now_ns: int) -> bool:
+        """Puts an entry in, unless it is there; returns whether it was not."""
+
+    def take(self, now_ns: int) -> Turn | None:
+        """The next turn; None if nothing may be done now. ``finish`` must follow."""
+
+    def finish(self, turn: Turn, cost_bytes: int, more: bool, now_ns: int) -> None:
+        """The turn is over. With ``more``, the entry waits for another one."""
+
+    def next_due_ns(self) -> int | None:
+        """When ``take`` will have a turn; None if no entry waits."""
+
+    def forget(self, key: EntryKey) -> None:
+        """Takes an entry out, if it is there: nobody wants its work any more."""
+
+    def oldest_wait_ns(self, now_ns: int) -> int:
+        """How long the oldest entry has waited, without deliberate delays; 0 for none."""

@@ -1,0 +1,105 @@
+"""The dispatcher over the simple ready set, with a loop and a clock that the test turns by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from delivery.dispatch import SLICE_NS, Dispatcher, Served
+from delivery.fifo import FifoReadySet
+from delivery.ready import Kind, PriorityInputs, Turn
+
+INPUTS = PriorityInputs()
+
+
+class Handle:
+    def __init__(self, due_ns: int, call: Callable[[], None]) -> None:
+        self.due_ns = due_ns
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class HandLoop:
+    """A loop that runs what is due when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.soon: deque[Callable[[], None]] = deque()
+        self.later: list[Handle] = []
+
+    def call_soon(self, callback: Callable[[], None], /) -> object:
+        self.soon.append(callback)
+        return None
+
+    def call_later(self, delay_s: float, callback: Callable[[], None], /) -> Handle:
+        handle = Handle(self.now_ns + round(delay_s * 1e9), callback)
+        self.later.append(handle)
+        return handle
+
+    def turn(self) -> bool:
+        """Runs one callback; whether there was one."""
+        if not self.soon:
+            return False
+        self.soon.popleft()()
+        return True
+
+
+class Rig:
+    """A dispatcher whose turns take ``turn_ns`` each, over work counted in turns per topic."""
+
+    def __init__(self, turn_ns: int = 1000) -> None:
+        self.loop = HandLoop()
+        self.turn_ns = turn_ns
+        self.left: dict[int, int] = {}
+        self.served: list[int] = []
+        self.dispatcher = Dispatcher(FifoReadySet(), lambda _: INPUTS, lambda: self.loop.now_ns)
+        self.dispatcher.start(self.loop, {Kind.PUSH: self.serve})
+
+    def serve(self, turn: Turn) -> Served:
+        topic_id, _ = turn.key
+        self.loop.now_ns += self.turn_ns
+        self.served.append(topic_id)
+        self.left[topic_id] -= 1
+        return Served(turn.budget_bytes, self.left[topic_id] > 0)
+
+    def dirty(self, **turns: int) -> None:
+        for name, count in turns.items():
+            self.left[int(name[1:])] = count
+        self.dispatcher.dirty([(int(name[1:]), Kind.PUSH) for name in turns], 0)
+
+
+def test_what_a_commit_made_ready_is_served_in_the_next_turn_of_the_loop() -> None:
+    rig = Rig()
+    rig.dirty(t1=1, t2=1)
+    assert rig.served == []
+    assert rig.loop.turn()
+    assert rig.served == [1, 2]
+    assert not rig.loop.turn(), "nothing is left, so the loop rests"
+
+
+def test_a_topic_with_more_work_goes_to_the_end_of_the_queue() -> None:
+    rig = Rig()
+    rig.dirty(t1=3, t2=1)
+    while rig.loop.turn():
+        pass
+    assert rig.served == [1, 2, 1, 1]
+
+
+def test_the_loop_gets_a_turn_after_each_slice() -> None:
+    rig = Rig(turn_ns=SLICE_NS // 4)
+    rig.dirty(t1=10)
+    slices = []
+    while rig.loop.turn():
+        slices.append(len(rig.served))
+    assert slices == [4, 8, 10]
+
+
+def test_commits_during_a_slice_are_served_without_a_second_wake_up() -> None:
+    rig = Rig()
+    rig.dirty(t1=1)
+    rig.dirty(t1=1, t2=1)
+    assert len(rig.loop.soon) == 1
+    rig.loop.turn()
+    assert rig.served == [1, 2]
