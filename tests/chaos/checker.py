@@ -16,6 +16,8 @@ What the ``cold`` reader found is *kept*. The rules, by the word that a contradi
 - evicted: a partition with a cap loses no more than the cap says.
 - damaged: no reader is told that records are damaged.
 
+`watched.py` has the rules for watchers, `copies.py` those for routers.
+
 An evicted record counts as kept if a reader saw it; nothing is known of the others.
 
 A request without an answer may be kept or not. Which of several attempts with one key was kept is
@@ -24,73 +26,34 @@ known only where exactly one can have been; only then it counts for the order.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from tests.chaos.history import Answered, Capped, Line, Page, Place, Sent
-
-COLD = "cold"
-EVICTED = ("cap", "ttl")
-
-
-class _Known:
-    """The lines, grouped by subject."""
-
-    def __init__(self, lines: Iterable[Line]) -> None:
-        self.sent: dict[int, Sent] = {}
-        self.answers: dict[int, Answered] = {}
-        self.pages: list[Page] = []
-        self.kept: dict[Place, dict[int, str]] = defaultdict(dict)
-        self.gaps: dict[Place, list[tuple[int, int]]] = defaultdict(list)
-        self.ends: dict[Place, int] = {}
-        self.evicted: dict[Place, int] = defaultdict(int)
-        self.caps: dict[Place, int] = {}
-        for line in lines:
-            if isinstance(line, Sent):
-                self.sent[line.attempt] = line
-            elif isinstance(line, Answered):
-                self.answers[line.attempt] = line
-            elif isinstance(line, Page):
-                self.pages.append(line)
-                if line.gap is not None and line.reason in EVICTED:
-                    self.evicted[line.place] = max(self.evicted[line.place], line.gap[1])
-                elif line.gap is not None:
-                    self.gaps[line.place].append(line.gap)
-                if line.reader == COLD:
-                    self.kept[line.place].update(line.records)
-                    self.ends[line.place] = line.next_from_seq
-            elif isinstance(line, Capped):
-                self.caps[line.place] = line.records
-        for page in self.pages:
-            for seq, record in page.records:
-                if seq <= self.evicted[page.place]:
-                    self.kept[page.place].setdefault(seq, record)
-        # By record: everywhere it is kept, and the attempts that sent it.
-        self.offsets: dict[str, list[tuple[Place, int]]] = defaultdict(list)
-        for place, records in self.kept.items():
-            for seq, record in sorted(records.items()):
-                self.offsets[record].append((place, seq))
-        self.attempts: dict[tuple[str, ...], list[Sent]] = defaultdict(list)
-        for sent in self.sent.values():
-            self.attempts[sent.records].append(sent)
-
-    def status(self, sent: Sent) -> int:
-        """The status that an attempt was answered with, 0 for none."""
-        answer = self.answers.get(sent.attempt)
-        return answer.status if answer is not None else 0
+from tests.chaos import copies, watched
+from tests.chaos.history import Line, Page, Place, Sent, passes
+from tests.chaos.known import EVICTED, LAGGED, Known
 
 
 def check(lines: Iterable[Line]) -> list[str]:
     """All contradictions in a history, each a sentence."""
-    known = _Known(lines)
+    known = Known(lines)
     return [
         sentence
-        for rule in (_acknowledged, _once, _requests, _order, _dense, _reads, _evicted)
+        for rule in (
+            _acknowledged,
+            _once,
+            _requests,
+            _order,
+            _dense,
+            _reads,
+            _evicted,
+            *watched.RULES,
+            *copies.RULES,
+        )
         for sentence in rule(known)
     ]
 
 
-def _acknowledged(known: _Known) -> Iterator[str]:
+def _acknowledged(known: Known) -> Iterator[str]:
     for sent in known.sent.values():
         answer = known.answers.get(sent.attempt)
         if answer is None or answer.status != 200:
@@ -109,7 +72,7 @@ def _acknowledged(known: _Known) -> Iterator[str]:
                 )
 
 
-def _once(known: _Known) -> Iterator[str]:
+def _once(known: Known) -> Iterator[str]:
     places = {r: sent.place for sent in known.sent.values() for r in sent.records}
     for record, found in known.offsets.items():
         if len(found) > 1:
@@ -119,7 +82,7 @@ def _once(known: _Known) -> Iterator[str]:
                 yield f"foreign: {record} at {(place, seq)} was sent to {places.get(record)}"
 
 
-def _requests(known: _Known) -> Iterator[str]:
+def _requests(known: Known) -> Iterator[str]:
     for records, attempts in known.attempts.items():
         found = [known.offsets[r][0] for r in records if r in known.offsets]
         if not found:
@@ -139,7 +102,7 @@ def _requests(known: _Known) -> Iterator[str]:
             yield f"refused: {records} (attempts {numbers}) had only {statuses} and is at {found}"
 
 
-def _keeper(known: _Known, attempts: list[Sent]) -> Sent | None:
+def _keeper(known: Known, attempts: list[Sent]) -> Sent | None:
     """The attempt whose records are the kept ones, if that is certain."""
     able = []
     for attempt in attempts:
@@ -151,7 +114,7 @@ def _keeper(known: _Known, attempts: list[Sent]) -> Sent | None:
     return able[0] if len(able) == 1 else None
 
 
-def _order(known: _Known) -> Iterator[str]:
+def _order(known: Known) -> Iterator[str]:
     last: dict[tuple[int, Place], tuple[int, Sent]] = {}
     keepers = {
         keeper.attempt
@@ -173,7 +136,7 @@ def _order(known: _Known) -> Iterator[str]:
         last[sent.connection, sent.place] = (seq, sent)
 
 
-def _dense(known: _Known) -> Iterator[str]:
+def _dense(known: Known) -> Iterator[str]:
     for place, end in known.ends.items():
         kept = known.kept[place]
         declared = {seq for gap in known.gaps[place] for seq in range(gap[0], gap[1] + 1)}
@@ -184,7 +147,7 @@ def _dense(known: _Known) -> Iterator[str]:
                 yield f"hole: there is nothing at {(place, seq)}, and no gap is declared"
 
 
-def _reads(known: _Known) -> Iterator[str]:
+def _reads(known: Known) -> Iterator[str]:
     for page in known.pages:
         kept = known.kept.get(page.place, {})
         for seq, record in page.records:
@@ -194,8 +157,11 @@ def _reads(known: _Known) -> Iterator[str]:
                     f" {kept.get(seq)} is kept"
                 )
         seen = {seq for seq, _ in page.records}
+        watcher = known.watchers.get(page.reader)
+        filters = watcher.filters if watcher is not None else {}
         for seq in range(page.from_seq + 1, page.next_from_seq + 1):
-            if seq in kept and seq not in seen and not _told(page, seq):
+            missing = seq in kept and seq not in seen and not _told(page, seq)
+            if missing and passes(filters, kept[seq]):
                 yield (
                     f"skipped: {page.reader} was led from {page.from_seq} to {page.next_from_seq}"
                     f" of {page.place} without {kept[seq]} at {seq}"
@@ -203,13 +169,17 @@ def _reads(known: _Known) -> Iterator[str]:
 
 
 def _told(page: Page, seq: int) -> bool:
-    """Whether the page says that this offset was evicted."""
-    return page.gap is not None and page.reason in EVICTED and page.gap[0] <= seq <= page.gap[1]
+    """Whether the page says that this offset was evicted, or that the watcher lagged."""
+    return (
+        page.gap is not None
+        and page.reason in (*EVICTED, LAGGED)
+        and page.gap[0] <= seq <= page.gap[1]
+    )
 
 
-def _evicted(known: _Known) -> Iterator[str]:
+def _evicted(known: Known) -> Iterator[str]:
     for page in known.pages:
-        if page.gap is not None and page.reason not in (*EVICTED, "recovery"):
+        if page.gap is not None and page.reason not in (*EVICTED, LAGGED, "recovery"):
             yield f"damaged: {page.reader} was told {page.reason} of {page.place}, {page.gap}"
     for place, evicted in known.evicted.items():
         end = max([known.ends.get(place, 0), *known.kept[place]], default=0)

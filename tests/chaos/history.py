@@ -1,12 +1,14 @@
 """What happened in a chaos run, as one JSON line per event: the checker's whole input.
 
 An *attempt* is one produce request on one connection; a request with an idempotency key may have
-several. A *record* is a text that is sent in one request only. Attempts and connections are
-numbered, and the lines of one connection are in the order in which it sent.
+several. A *record* is a text that is sent in one request only; its tag, key and node follow from
+the text. Attempts and connections are numbered, and the lines of one connection are in the order in
+which it sent.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +17,31 @@ from types import TracebackType
 import msgspec
 
 Place = tuple[str, int]  # topic and partition
+Filters = dict[str, str]  # by field (tag, key, node) a glob of ``*`` and ``?``
+
+
+def fields_of(record: str) -> dict[str, str]:
+    """The fields that a record is sent with: every third has no tag, and not all have a key."""
+    producer, made, index = (int(number) for number in record.split("."))
+    fields = {"node": f"producer-{producer}"}
+    if made % 3:
+        fields["tag"] = f"tag-{made % 3}-{index}"
+    if producer % 2:
+        fields["key"] = f"key-{made % 7}"
+    return fields
+
+
+def passes(filters: Filters, record: str) -> bool:
+    """Whether a record passes all filters; one without the field does not."""
+    fields = fields_of(record) if filters else {}
+    return all(
+        name in fields and re.fullmatch(_expression(glob), fields[name])
+        for name, glob in filters.items()
+    )
+
+
+def _expression(glob: str) -> str:
+    return "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in glob)
 
 
 class Sent(msgspec.Struct, frozen=True, tag="sent"):
@@ -42,7 +69,12 @@ class Page(msgspec.Struct, frozen=True, tag="page"):
 
     ``reader``: ``cold`` and ``hot`` read everything at the end, with and without a restart before
     it; others read meanwhile. ``gap``: the offsets that the tombstone says cannot be read, and its
-    ``reason``: none ever had them (``recovery``), or they were evicted (``cap``, ``ttl``).
+    ``reason``: none ever had them (``recovery``), they were evicted (``cap``, ``ttl``), or the
+    watcher was too slow for a lossy topic (``lagged``).
+
+    Of a watcher, a page is what it took of one partition between two positions. ``settled`` says
+    that the second one arrived: otherwise the watcher resumes at ``from_seq``, and
+    ``next_from_seq`` is the last record that it saw.
     """
 
     reader: str
@@ -52,6 +84,32 @@ class Page(msgspec.Struct, frozen=True, tag="page"):
     records: tuple[tuple[int, str], ...]
     gap: tuple[int, int] | None = None
     reason: str = "recovery"
+    settled: bool = True
+
+
+class Watching(msgspec.Struct, frozen=True, tag="watching"):
+    """A watcher begins: it sees the records of ``places`` that pass ``filters``, from their
+    beginnings or, with ``tail``, from wherever its first position is."""
+
+    reader: str
+    places: tuple[Place, ...]
+    filters: Filters = {}
+    tail: bool = False
+
+
+class Routed(msgspec.Struct, frozen=True, tag="routed"):
+    """A router copies what passes ``filters`` from a topic into another, which nobody else
+    writes to except other routers."""
+
+    source: str
+    destination: str
+    filters: Filters = {}
+
+
+class Lossy(msgspec.Struct, frozen=True, tag="lossy"):
+    """Watchers of this topic may be told that they lagged."""
+
+    topic: str
 
 
 class Capped(msgspec.Struct, frozen=True, tag="capped"):
@@ -68,7 +126,7 @@ class Did(msgspec.Struct, frozen=True, tag="did"):
     at_ms: int
 
 
-Line = Sent | Answered | Page | Capped | Did
+Line = Sent | Answered | Page | Watching | Routed | Lossy | Capped | Did
 
 
 class History:

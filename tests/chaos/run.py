@@ -24,11 +24,12 @@ from msgspec import Struct
 
 from shards.clock import monotonic_ns, wall_ms
 from tests.chaos import history, plan
-from tests.chaos.checker import COLD, check
+from tests.chaos.checker import check
 from tests.chaos.clients import Client, Numbers, Producer, Reader, Rereader, read_whole
 from tests.chaos.history import Capped, Did, History, Place
 from tests.chaos.keeper import HANG_S as KEEPER_HANG_S
 from tests.chaos.keeper import Keeper
+from tests.chaos.known import COLD
 from tests.chaos.plan import Act, Step
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.checker import COLD, check
+from tests.chaos.checker import check
 from tests.chaos.history import Answered, Capped, Did, Line, Page, Place, Sent, load, save
+from tests.chaos.known import COLD
 
 T: Place = ("t", 0)
 U: Place = ("t", 1)

@@ -1,0 +1,80 @@
+"""The lines of a chaos history, grouped by subject."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from tests.chaos.history import (
+    Answered,
+    Capped,
+    Line,
+    Lossy,
+    Page,
+    Place,
+    Routed,
+    Sent,
+    Watching,
+)
+
+COLD = "cold"
+EVICTED = ("cap", "ttl")
+LAGGED = "lagged"
+
+
+class Known:
+    """The lines, grouped by subject."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self.sent: dict[int, Sent] = {}
+        self.answers: dict[int, Answered] = {}
+        self.pages: list[Page] = []
+        self.kept: dict[Place, dict[int, str]] = defaultdict(dict)
+        self.gaps: dict[Place, list[tuple[int, int]]] = defaultdict(list)
+        self.ends: dict[Place, int] = {}
+        self.evicted: dict[Place, int] = defaultdict(int)
+        self.caps: dict[Place, int] = {}
+        self.watchers: dict[str, Watching] = {}
+        self.lossy: set[str] = set()
+        self.routers: dict[str, list[Routed]] = defaultdict(list)  # by destination
+        for line in lines:
+            if isinstance(line, Sent):
+                self.sent[line.attempt] = line
+            elif isinstance(line, Answered):
+                self.answers[line.attempt] = line
+            elif isinstance(line, Page):
+                self.pages.append(line)
+                if line.gap is not None and line.reason in EVICTED:
+                    self.evicted[line.place] = max(self.evicted[line.place], line.gap[1])
+                elif line.gap is not None and line.reason != LAGGED:
+                    self.gaps[line.place].append(line.gap)
+                if line.reader == COLD:
+                    self.kept[line.place].update(line.records)
+                    self.ends[line.place] = line.next_from_seq
+            elif isinstance(line, Capped):
+                self.caps[line.place] = line.records
+            elif isinstance(line, Watching):
+                self.watchers[line.reader] = line
+            elif isinstance(line, Lossy):
+                self.lossy.add(line.topic)
+            elif isinstance(line, Routed):
+                self.routers[line.destination].append(line)
+        for page in self.pages:
+            for seq, record in page.records:
+                if seq <= self.evicted[page.place]:
+                    self.kept[page.place].setdefault(seq, record)
+        # By record: everywhere it is kept except as a copy, and the attempts that sent it.
+        self.offsets: dict[str, list[tuple[Place, int]]] = defaultdict(list)
+        for place, records in self.kept.items():
+            if place[0] in self.routers:
+                continue
+            for seq, record in sorted(records.items()):
+                self.offsets[record].append((place, seq))
+        self.attempts: dict[tuple[str, ...], list[Sent]] = defaultdict(list)
+        for sent in self.sent.values():
+            self.attempts[sent.records].append(sent)
+
+    def status(self, sent: Sent) -> int:
+        """The status that an attempt was answered with, 0 for none."""
+        answer = self.answers.get(sent.attempt)
+        return answer.status if answer is not None else 0
