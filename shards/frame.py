@@ -20,7 +20,9 @@ header nor one from an earlier lap of the ring passes. Batches are copied unchan
 of an L0 object, so an extent is a sequence of batches. Codec 1 is a msgpack array of records
 (``uploader/l0/records.py``); other numbers are reserved.
 
-A pad frame fills the rest of a ring before it wraps: a header with the flag PAD and no parts.
+A pad frame fills the rest of a ring before it wraps: a header with the flag PAD and no parts. A
+request with the flag WAITS always waits for a commit window, also where its group is idle
+(``uploader/groups/turn.py``): a router's copy, which must not cause a PUT of its own.
 
 A *void* run is one or more requests that will never be stored, because their deadline passed before
 they were pulled. One store replaces the first word of its first header by the length up to the end
@@ -58,6 +60,7 @@ VOID = 0xFFFFFFFF  # a void run's checksum is the complement of the right one
 VOID_BYTES_MAX = 1 << 31  # of one run: a length is 32 bits
 FLAG_PAD = 1
 FLAG_CONDITIONS = 2
+FLAG_WAITS = 4
 
 Buffer = bytes | bytearray | memoryview
 

@@ -37,6 +37,7 @@ from shards.frame import (
     BATCH_BYTES,
     FLAG_CONDITIONS,
     FLAG_PAD,
+    FLAG_WAITS,
     HEADER_BYTES,
     PART_BYTES,
     VOID,
@@ -88,6 +89,14 @@ class RequestAt(NamedTuple):
     batches: Sequence[BatchAt]
 
 
+class Arrival(NamedTuple):
+    """A published request as the decision about a pull sees it."""
+
+    end: int
+    arrival_ns: int
+    waits: bool
+
+
 class RingWriter:
     """The owner's side of a ring. One per shard, used by its loop only."""
 
@@ -118,8 +127,9 @@ class RingWriter:
         return self.capacity - self.head + int(self._words[self._committed_at])
 
     def append(
-        self, arrival_ns: int, arrival_ms: int, conditions: bytes, parts: Sequence[Part]
-    ) -> int:
+        self, arrival_ns: int, arrival_ms: int, conditions: bytes, parts: Sequence[Part],
+        flags: int = 0,
+    ) -> int:  # fmt: skip
         """Reserves, writes and publishes a request; returns the position of its frame.
 
         Raises RingFull if nothing was written for lack of space, and ValueError for a request over
@@ -153,7 +163,7 @@ class RingWriter:
             offset = 0
         self._request_id = request_id = self._request_id + 1
         data = self._data
-        if len(parts) == 1 and not conditions:
+        if len(parts) == 1 and not conditions and not flags:
             # The usual request, in one step; the loop below writes the same bytes head by head.
             topic_id, partition, count, payload, first_ms, last_ms, codec = parts[0]
             size = len(payload)
@@ -167,7 +177,7 @@ class RingWriter:
             data[at_byte : at_byte + size] = payload
         else:
             self._write_parts(offset + HEADER_BYTES, arrival_ms, conditions, parts)
-            flags = FLAG_CONDITIONS if conditions else 0
+            flags |= FLAG_CONDITIONS if conditions else 0
             self._write_header(
                 position, length, request_id, arrival_ns, len(parts), flags, len(conditions)
             )
@@ -269,11 +279,24 @@ class RingReader:
             fence()
         return bool(self._words[self._reserved_at] - position <= self.capacity)
 
-    def oldest_arrival_ns(self, position: int) -> int | None:
-        """When the first request at or after ``position`` arrived; None if there is none yet."""
-        for request in self.requests(position, self.head):
-            return request.arrival_ns
-        return None
+    def arrivals(self, start: int, end: int) -> Iterator[Arrival]:
+        """When the requests in [start, end) arrived, in order; ends early as ``requests`` does."""
+        if fence is not None:
+            fence()  # ``end`` was read before
+        position = start
+        while position < end:
+            left = self.capacity - position % self.capacity
+            if left < HEADER_BYTES:
+                position += left
+                continue
+            length, live = self._step(position, end)
+            if not length:
+                return
+            position += length
+            if live:
+                offset = (position - length) % self.capacity
+                _, _, _, arrival_ns, _, flags, _ = _UNPACK_HEADER(self.data, offset)
+                yield Arrival(position, arrival_ns, bool(flags & FLAG_WAITS))
 
     def requests(self, start: int, end: int) -> Iterator[RequestAt]:
         """The requests whose frames are in [start, end), in order, without pads and voids.

@@ -16,9 +16,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shards import frame
 from shards import layout as at
 from shards.clock import monotonic_ns
-from shards.frame import BATCH_BYTES, HEADER_BYTES, PART_BYTES, Part, encode_conditions
+from shards.frame import (
+    BATCH_BYTES,
+    FLAG_WAITS,
+    HEADER_BYTES,
+    PART_BYTES,
+    Part,
+    encode_conditions,
+)
 from shards.layout import Layout
-from shards.ring import RequestAt, RingFull, RingReader, RingWriter
+from shards.ring import Arrival, RequestAt, RingFull, RingReader, RingWriter
 from shards.segment import Segment
 from tests.shards.conftest import MakeSegment
 from tests.shards.peer import request_parts, shape, started
@@ -192,7 +199,7 @@ def test_a_header_of_an_earlier_lap_is_not_accepted(make_segment: MakeSegment) -
             start - CAPACITY + 1024 * index for index in range(4)
         ]
         assert list(reader.requests(start, start + CAPACITY)) == []
-        assert reader.oldest_arrival_ns(start) is None
+        assert list(reader.arrivals(start, start + CAPACITY)) == []
 
 
 @pytest.mark.parametrize("byte", range(0, HEADER_BYTES, 3))
@@ -272,10 +279,9 @@ def test_readers_skip_a_void_run_and_see_what_is_around_it(
     assert list(reader.requests(start, writer.head))[1:] == left
     assert reader.void_end(at_positions[first], writer.head) == end
     assert reader.void_end(start, writer.head) == start
-    if left:
-        assert reader.oldest_arrival_ns(at_positions[0]) == left[0].arrival_ns
-    else:
-        assert reader.oldest_arrival_ns(at_positions[0]) is None
+    assert list(reader.arrivals(at_positions[0], writer.head)) == [
+        Arrival(request.end, request.arrival_ns, False) for request in left
+    ]
     reader.check_invariants()
 
 
@@ -308,6 +314,7 @@ class Stored(NamedTuple):
     arrival_ns: int
     conditions: bytes
     parts: Sequence[Part]
+    waits: bool
 
 
 class RingMachine(RuleBasedStateMachine):
@@ -341,8 +348,9 @@ class RingMachine(RuleBasedStateMachine):
     @rule(
         sizes=st.lists(st.integers(0, 700), min_size=1, max_size=4),
         key=st.sampled_from([None, None, "k", "key" * 9]),
+        waits=st.booleans(),
     )
-    def append(self, sizes: list[int], key: str | None) -> None:
+    def append(self, sizes: list[int], key: str | None, *, waits: bool) -> None:
         self.number += 1
         parts = [
             Part(self.number, index, 1 + index, bytes([self.number % 256]) * size, 1, 2)
@@ -361,9 +369,10 @@ class RingMachine(RuleBasedStateMachine):
             with pytest.raises(RingFull):
                 self.writer.append(self.number, 1, conditions, parts)
         else:
-            position = self.writer.append(self.number, 1, conditions, parts)
+            flags = FLAG_WAITS if waits else 0
+            position = self.writer.append(self.number, 1, conditions, parts, flags)
             assert position == self.head + pad
-            self.stored.append(Stored(position, end, self.number, conditions, parts))
+            self.stored.append(Stored(position, end, self.number, conditions, parts, waits))
             self.head = end
             self.reserved = max(self.reserved, end)
 
@@ -404,8 +413,8 @@ class RingMachine(RuleBasedStateMachine):
         ]
         for request, stored in zip(found, pending, strict=True):
             assert contents(self.reader, request) == [(p.topic_id, p.payload) for p in stored.parts]
-        oldest = pending[0].arrival_ns if pending else None
-        assert self.reader.oldest_arrival_ns(self.committed) == oldest
+        arrivals = list(self.reader.arrivals(self.committed, self.head))
+        assert arrivals == [Arrival(s.end, s.arrival_ns, s.waits) for s in pending]
 
     @invariant()
     def what_is_committed_is_read_hot_until_its_bytes_are_reserved_again(self) -> None:

@@ -49,10 +49,10 @@ class Crew:
             self.segment, shard, locks or self.locks, self.bells, leases or self.leases, policy
         )
 
-    def publish(self, shard: int, now_ns: int, payload_bytes: int = 100) -> int:
+    def publish(self, shard: int, now_ns: int, payload_bytes: int = 100, flags: int = 0) -> int:
         """A request comes to a shard; its position."""
         part = Part(1, 0, 1, bytes(payload_bytes), 1, 1)
-        return self.writers[shard].append(now_ns, 1, b"", [part])
+        return self.writers[shard].append(now_ns, 1, b"", [part], flags)
 
     def fill(self, shard: int, now_ns: int, size_bytes: int) -> None:
         """Requests of 1,000 bytes up to a backlog of at least ``size_bytes``."""

@@ -40,6 +40,18 @@ class Pulled(NamedTuple):
     requests: tuple[tuple[int, RequestAt], ...]
 
 
+class _Oldest(NamedTuple):
+    """A member's oldest pending requests, as far as its ring was read from ``start``."""
+
+    start: int
+    read_to: int
+    arrival_ns: int
+    waits_ns: int
+
+
+_NOTHING_READ = _Oldest(-1, -1, turn.NEVER, turn.NEVER)
+
+
 class Look(NamedTuple):
     """The result of a look at the group: leases to upload, and when to look again.
 
@@ -150,39 +162,49 @@ class Puller:
         self._leases = leases
         self._policy = policy
         self._readers = [RingReader(segment, s) for s in range(segment.layout.shards)]
-        self._oldest = [(-1, turn.NEVER)] * segment.layout.shards  # position and arrival
+        self._oldest = [_NOTHING_READ] * segment.layout.shards
 
     def _view(self, group: Group, members: range) -> GroupView:
         table = self.table
         backlog = 0
-        oldest_ns = turn.NEVER
+        oldest_ns = waits_ns = turn.NEVER
         for member, (start, size_bytes) in zip(members, table.pending(members), strict=True):
             if size_bytes:
                 backlog += size_bytes
                 known = self._oldest[member]
-                arrival_ns = known[1] if known[0] == start else self._oldest_ns(member, start)
-                oldest_ns = min(oldest_ns, arrival_ns)
+                if known.start != start or known.arrival_ns == turn.NEVER:
+                    known = self._read_oldest(member, start, start + size_bytes)
+                oldest_ns = min(oldest_ns, known.arrival_ns)
+                waits_ns = min(waits_ns, known.waits_ns)
         return GroupView(
             me=self.shard,
             leader=group.group,
             members=len(members),
             turn=table.turn(group),
-            backlog_bytes=backlog if oldest_ns < turn.NEVER else 0,
+            backlog_bytes=backlog if min(oldest_ns, waits_ns) < turn.NEVER else 0,
             oldest_arrival_ns=oldest_ns,
             last_pull_ns=table.word(group.group, at.P_LAST_PULL_NS),
             last_change_ns=table.word(group.group, at.P_LAST_CHANGE_NS),
             window_ns=int(self._words[at.G_WINDOW_NS]),
             free_slots=len(self._leases.free_slots(self.shard)),
             can_split=table.map.can_split(group),
+            oldest_waits_ns=waits_ns,
         )
 
-    def _oldest_ns(self, member: int, start: int) -> int:
-        """When a member's oldest pending request arrived; read once per position."""
-        arrival_ns = self._readers[member].oldest_arrival_ns(start)
-        if arrival_ns is None:
-            return turn.NEVER
-        self._oldest[member] = (start, arrival_ns)
-        return arrival_ns
+    def _read_oldest(self, member: int, start: int, end: int) -> _Oldest:
+        """When a member's oldest pending requests arrived; each header is read once."""
+        known = self._oldest[member]
+        if known.start != start:
+            known = _Oldest(start, start, turn.NEVER, turn.NEVER)
+        _, read_to, arrival_ns, waits_ns = known
+        for arrival in self._readers[member].arrivals(known.read_to, end):
+            read_to = arrival.end
+            if not arrival.waits:
+                arrival_ns = arrival.arrival_ns
+                break
+            waits_ns = min(waits_ns, arrival.arrival_ns)
+        self._oldest[member] = known = _Oldest(start, read_to, arrival_ns, waits_ns)
+        return known
 
     def look(self, now_ns: int) -> Look:
         """Does what the state of the group demands of this shard now."""
@@ -196,6 +218,8 @@ class Puller:
                 return Look([], self._try_merge(group, now_ns))
             if decision.do is TurnAction.WAIT:
                 left = max(0, self._policy.object_bytes_target - view.backlog_bytes)
+                if view.oldest_arrival_ns == turn.NEVER:
+                    left = 0  # what is pending waits; the next request may not
                 again_at_ns = min(decision.at_ns, self._try_merge(group, now_ns))
                 return Look([], again_at_ns, left // view.members)
             if decision.do is TurnAction.WAKE:
@@ -298,7 +322,7 @@ class Puller:
         if pulled:
             self.table.store(group.group, at.P_LAST_PULL_NS, now_ns)
         else:  # what was known to wait has become void; the next look must not come for it again
-            self._oldest = [(-1, turn.NEVER)] * len(self._oldest)
+            self._oldest = [_NOTHING_READ] * len(self._oldest)
         return pulled
 
     def _take(self, slot: int, wanted: LeaseRequests) -> Pulled:

@@ -8,6 +8,9 @@ Vocabulary:
 - The *window* is how long the oldest pending request may wait.
 - A group is *idle* if its last pull was a window or more before that request arrived; then the
   request is pulled immediately.
+- A request that *waits* (a router's copy) makes no group due before it has waited a window, idle or
+  not: a PUT for the copy alone would double the PUTs of an idle topic. A request that does not wait
+  takes the waiting ones along.
 - *Hysteresis* is how long a group must have been unchanged before it changes again, and how long
   both buddies must have been empty before they merge.
 - A group is *empty* while no pull finds a whole object (``object_bytes_target``) in it and none is
@@ -49,7 +52,11 @@ class Policy(Struct, frozen=True):
 
 
 class GroupView(Struct, frozen=True):
-    """A group as one of its members sees it."""
+    """A group as one of its members sees it.
+
+    ``oldest_arrival_ns`` is of the requests that do not wait, ``oldest_waits_ns`` of those that do;
+    NEVER if none is pending.
+    """
 
     me: int
     leader: int
@@ -62,6 +69,7 @@ class GroupView(Struct, frozen=True):
     window_ns: int
     free_slots: int
     can_split: bool
+    oldest_waits_ns: int = NEVER
 
 
 class TurnAction(Enum):
@@ -85,11 +93,12 @@ class TurnDecision(Struct, frozen=True):
 
 def due_ns(view: GroupView, policy: Policy) -> int:
     """When the group's pending requests must be pulled."""
+    oldest_ns, waits_ns = view.oldest_arrival_ns, view.oldest_waits_ns
     if view.backlog_bytes >= policy.object_bytes_target:
-        return view.oldest_arrival_ns
-    if view.oldest_arrival_ns - view.last_pull_ns >= view.window_ns:
-        return view.oldest_arrival_ns
-    return view.oldest_arrival_ns + view.window_ns
+        return min(oldest_ns, waits_ns)
+    if NEVER > oldest_ns >= view.last_pull_ns + view.window_ns:
+        return min(oldest_ns, waits_ns + view.window_ns)
+    return min(oldest_ns, waits_ns) + view.window_ns
 
 
 def wants_split(view: GroupView, now_ns: int, policy: Policy) -> bool:

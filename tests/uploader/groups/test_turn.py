@@ -70,6 +70,31 @@ def test_a_group_is_due_by_size_immediately_if_idle_or_a_window_after_its_oldest
 
 
 @pytest.mark.parametrize(
+    ("oldest_ms", "waits_ms", "last_pull_ms", "due_ms"),
+    [
+        (None, 10_000, 9_900, 10_200),
+        (None, 10_000, 0, 10_200),  # idle: it waits all the same
+        (10_150, 10_000, 0, 10_150),  # a request that does not wait takes it along
+        (10_150, 10_000, 9_949, 10_150),
+        (10_150, 10_000, 9_951, 10_200),  # not idle: a window after the oldest of all
+        (10_000, 10_100, 9_900, 10_200),
+        (10_300, 10_000, 0, 10_200),
+    ],
+)
+def test_a_request_that_waits_makes_no_group_due_before_it_has_waited_a_window(
+    oldest_ms: int | None, waits_ms: int, last_pull_ms: int, due_ms: int
+) -> None:
+    seen = view(
+        oldest_arrival_ns=NEVER if oldest_ms is None else oldest_ms * MS,
+        oldest_waits_ns=waits_ms * MS,
+        last_pull_ns=last_pull_ms * MS,
+    )
+    assert due_ns(seen, POLICY) == due_ms * MS
+    full = msgspec.structs.replace(seen, backlog_bytes=TARGET)
+    assert due_ns(full, POLICY) == min(seen.oldest_arrival_ns, seen.oldest_waits_ns)
+
+
+@pytest.mark.parametrize(
     ("changes", "now_ns", "wanted"),
     [
         ({"backlog_bytes": 0}, DUE, TurnDecision(TurnAction.IDLE)),
@@ -135,6 +160,7 @@ views = st.builds(
     window_ns=st.integers(MS // 2, 1000 * MS),
     free_slots=st.integers(0, 4),
     can_split=st.booleans(),
+    oldest_waits_ns=st.one_of(st.just(NEVER), st.integers(0, 2000 * MS)),
 )
 
 
