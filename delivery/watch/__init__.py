@@ -1,0 +1,1 @@
+"""Streams of records and events to watchers."""

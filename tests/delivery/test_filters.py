@@ -1,0 +1,120 @@
+"""Filters by tag, node and key."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from delivery.filters import PATTERN_CHARACTERS_MAX, Filter, FilterError, compiled
+from uploader.l0.records import Record
+
+VECTORS = [
+    ("payment", "payment", True),
+    ("payment", "payments", False),
+    ("payment", "Payment", False),
+    ("", "", True),
+    ("", "x", False),
+    ("*", "", True),
+    ("*", "anything", True),
+    ("?", "", False),
+    ("?", "é", True),
+    ("?", "ab", False),
+    ("?", "\n", True),
+    ("ship*", "ship", True),
+    ("ship*", "shipment", True),
+    ("ship*", "a ship", False),
+    ("*ment", "shipment", True),
+    ("*ment", "shipments", False),
+    ("eu-west-?", "eu-west-1", True),
+    ("eu-west-?", "eu-west-10", False),
+    ("a*b*c", "a-b-b-c", True),
+    ("a*b*c", "acb", False),
+    ("aa*aa", "aaa", False),
+    ("*a?c*", "xxabxabcx", True),
+    ("*a?c*d", "abcabd", True),
+    ("*a?c*d", "abxabd", False),
+    (r"\*", "*", True),
+    (r"\*", "x", False),
+    (r"a\?c*", "a?cd", True),
+    (r"a\?c*", "abcd", False),
+    (r"a\\b", r"a\b", True),
+    (r"\a", "a", True),
+    ("[a-z]", "b", False),
+    ("[a-z]?", "[a-z].", True),
+    (".*", ".x", True),
+    ("?.", "ax", False),
+]
+
+
+@pytest.mark.parametrize(("pattern", "text", "expected"), VECTORS)
+def test_a_pattern_matches_the_whole_text(pattern: str, text: str, expected: bool) -> None:
+    assert compiled(pattern)(text) is expected
+
+
+def slow(pattern: str, text: str) -> bool:
+    """The definition, by all ways to match: fine for short texts."""
+    if not pattern:
+        return not text
+    if pattern[0] == "*":
+        return any(slow(pattern[1:], text[skipped:]) for skipped in range(len(text) + 1))
+    if pattern[0] == "\\":
+        return text[:1] == pattern[1] and slow(pattern[2:], text[1:])
+    return bool(text) and pattern[0] in ("?", text[0]) and slow(pattern[1:], text[1:])
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "*", "?", "\\*", "\\?", "\\\\"]), max_size=8).map("".join),
+    st.text("ab*?\\", max_size=10),
+)
+@example("*a?*?b*", "aabab")
+def test_patterns_match_as_they_are_defined(pattern: str, text: str) -> None:
+    assert compiled(pattern)(text) is slow(pattern, text)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*a" * 500 + "b", "*?a" * 300 + "*b", "*" + "a?" * 500 + "b*", "a*" * 512]
+)
+def test_no_pattern_is_expensive(pattern: str) -> None:
+    # Anything that tries again after a failure would not end here.
+    text = "a" * 1_000
+    for _ in range(20):
+        assert compiled(pattern)(text) is (pattern == "a*" * 512)
+
+
+def test_a_record_without_the_field_does_not_match() -> None:
+    bare = Record("1")
+    assert Filter().matches(bare)
+    for kept in (Filter(tag="*"), Filter(node="*"), Filter(key="*")):
+        assert not kept.matches(bare)
+
+
+def test_every_pattern_must_match() -> None:
+    wanted = Filter(tag="t*", node="n", key="k?")
+    assert wanted.matches(Record("1", tag="tag", node="n", key="k1"))
+    assert not wanted.matches(Record("1", tag="tag", node="n", key="k12"))
+    assert not wanted.matches(Record("1", tag="tag", node="m", key="k1"))
+    assert not wanted.matches(Record("1", tag="Tag", node="n", key="k1"))
+
+
+def test_an_empty_text_is_a_value() -> None:
+    assert Filter(tag="").matches(Record("1", tag=""))
+    assert not Filter(tag="").matches(Record("1"))
+
+
+def test_equal_filters_are_one_key() -> None:
+    assert {Filter(tag="a*"): 1}[Filter(tag="a*")] == 1
+    assert bool(Filter(key="")) and not Filter()
+
+
+def test_a_pattern_that_is_too_long_is_refused_with_the_limit() -> None:
+    Filter(node="x" * PATTERN_CHARACTERS_MAX).check()
+    with pytest.raises(FilterError, match=r"^node is a pattern of 1025 characters, the limit is"):
+        Filter(node="x" * (PATTERN_CHARACTERS_MAX + 1)).check()
+
+
+def test_a_backslash_at_the_end_is_refused() -> None:
+    Filter(key="a\\\\").check()
+    with pytest.raises(FilterError, match=r"^key is a pattern that ends with a backslash") as told:
+        Filter(key="a\\\\\\").check()
+    assert told.value.field == "key"
