@@ -88,7 +88,6 @@ log = logging.getLogger("headgate.shard")
 
 HEARTBEAT_S = 0.1
 GC_THRESHOLD = 50_000  # at the default, 700, a thousand requests in flight are walked often
-RECENT_COMMITS = 64  # for the tail of a new reader; decoding them takes a third of a millisecond
 EXIT_FAULT = 1
 ANSWERS_FLUSH_S = 3.0  # at a stop, for clients to take the last answers
 
@@ -192,8 +191,8 @@ class Shard:
         l0 = L0Reader(self._store, threads)
         lake = LakeReader(partial(_place_of, config), threads)
         self._partitions = PartitionReader(
-            FollowedPartitions(), TailReader(self.segment), ledger,
-            StoredReader(ledger, l0, lake, rng), self._recent, self.topics.trackers.evicted,
+            FollowedPartitions(self._feed.recent), TailReader(self.segment), ledger,
+            StoredReader(ledger, l0, lake, rng), self.topics.trackers.evicted,
         )  # fmt: skip
         self.reader = DiffReader(self._partitions, ledger)
         limits = BodyLimits(
@@ -345,9 +344,6 @@ class Shard:
         self._look_again()
         if self._words[at.G_DRAINING]:
             self._drain()
-
-    def _recent(self) -> list[Commit]:
-        return self._log.recent(self._feed.seen, RECENT_COMMITS)
 
     def _take(self, commit: Commit) -> None:
         self.pending.committed(commit)

@@ -4,28 +4,49 @@ A partition is *followed* once a reader has asked for it. For each followed part
 updates the head and adds a *tail extent*: which ring ranges hold which offsets. Partitions that
 nobody reads cost nothing.
 
-    follow(key, recent commits)  ->  commits update it  ->  head_loaded(key, from the ledger)
+    follow(key)  ->  commits update it  ->  head_loaded(key, from the ledger)  ->  forgotten
+    pin(key)     ->  the same, and it is not forgotten until the last unpin(key)
 
 The recent commits give a new reader the tail that the rings still hold. Heads only grow, so if
 commits arrive while a head is loaded, the larger one counts. The key is followed before the ledger
 is read, so no commit falls between the two.
 
-Bounds: FOLLOWED_MAX partitions (the least recently used is forgotten), TAIL_MAX extents each. This
-module reads neither rings nor the ledger; its caller feeds it commits in order.
+Invariants: at most FOLLOWED_MAX partitions are followed. At most PINNED_MAX of them are pinned
+(streams, routers); of the others the least recently asked for is forgotten. A tail has no hole, at
+most TAIL_MAX extents, and ends at the head. All tails together have at most EXTENTS_MAX; beyond it,
+those of the oldest commits are dropped.
+
+This module reads neither rings nor the ledger; its caller feeds it commits in order.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
-from ledger.types import Commit, OffsetRun, SourceRange
+from ledger.types import Commit, OffsetRun, PartitionHead, SourceRange
 
 Key = tuple[int, int]  # topic id, partition
 
-FOLLOWED_MAX = 50_000  # about 200 bytes each: 10 MB
+FOLLOWED_MAX = 50_000  # about 300 bytes each without their extents: 15 MB
+PINNED_MAX = 40_000  # leaves room for 10,000 readers that poll
 TAIL_MAX = 512  # the length of the commit log; rings rarely hold more commits
+EXTENTS_MAX = 32_768  # about 500 bytes each with their runs: 16 MB
+# With this many heads per followed partition, looking them up is cheaper than passing over all.
+HEADS_PER_KEY = 16
+
+
+class TooManyPinned(Exception):
+    """PINNED_MAX partitions are pinned."""
+
+    def __init__(self, key: Key) -> None:
+        super().__init__(
+            f"partition {key[1]} of topic id {key[0]} cannot be watched through this shard: it"
+            f" already keeps the tails of {PINNED_MAX} partitions for streams and routers"
+        )
 
 
 class TailExtent(NamedTuple):
@@ -40,46 +61,64 @@ class TailExtent(NamedTuple):
 
 
 class _Followed:
-    __slots__ = ("head_seq", "loaded", "tail")
+    __slots__ = ("head_seq", "loaded", "pins", "tail")
 
     def __init__(self) -> None:
         self.head_seq = 0
         self.loaded = False
+        self.pins = 0
         self.tail: deque[TailExtent] = deque(maxlen=TAIL_MAX)
-
-    def add(self, commit: Commit, key: Key, head_seq: int) -> None:
-        """Applies a commit that moved the head."""
-        if head_seq <= self.head_seq:
-            return
-        extent = _tail_extent(commit, key, head_seq)
-        if self.tail and extent.first_offset != self.tail[-1].last_offset + 1:
-            self.tail.clear()
-        self.tail.append(extent)
-        self.head_seq = head_seq
 
 
 class FollowedPartitions:
-    """The followed partitions of one shard."""
+    """The followed partitions of one shard.
 
-    def __init__(self) -> None:
-        self._followed: OrderedDict[Key, _Followed] = OrderedDict()
+    ``recent`` returns commits in order without a gap, up to the last one that was applied.
+    """
 
-    def follow(self, key: Key, recent: Callable[[], Iterable[Commit]]) -> None:
-        """Begins to keep a partition's head and tail.
+    def __init__(self, recent: Callable[[], Iterable[Commit]] = tuple) -> None:
+        self._recent = recent
+        self._followed: dict[Key, _Followed] = {}
+        self._unpinned: OrderedDict[Key, None] = OrderedDict()  # the least recently used first
+        self._extents: deque[tuple[_Followed, TailExtent]] = deque()  # in the order of commits
 
-        ``recent`` returns commits in order without a gap, up to the last one that was applied.
-        """
+    def follow(self, key: Key) -> None:
+        """Begins to keep a partition's head and tail."""
         if key in self._followed:
-            self._followed.move_to_end(key)
+            if key in self._unpinned:
+                self._unpinned.move_to_end(key)
             return
         entry = self._followed[key] = _Followed()
+        self._unpinned[key] = None
         if len(self._followed) > FOLLOWED_MAX:
-            self._followed.popitem(last=False)
-        for commit in recent():
-            for head in commit.heads:
-                if (head.topic_id, head.partition) == key:
-                    entry.add(commit, key, head.head_seq)
-                    entry.loaded = True
+            forgotten, _ = self._unpinned.popitem(last=False)
+            del self._followed[forgotten]
+        for commit in self._recent():
+            head = _head_of(commit, key)
+            if head is not None:
+                if head.head_seq > entry.head_seq:
+                    self._add(entry, key, head.head_seq, commit.runs, _Shared(commit))
+                entry.loaded = True
+
+    def pin(self, key: Key) -> None:
+        """Follows a partition until ``unpin`` is called as often. Raises TooManyPinned."""
+        entry = self._followed.get(key)
+        if entry is None or not entry.pins:
+            if len(self._followed) - len(self._unpinned) >= PINNED_MAX:
+                raise TooManyPinned(key)
+            self.follow(key)
+            entry = self._followed[key]
+            del self._unpinned[key]
+        entry.pins += 1
+
+    def unpin(self, key: Key) -> None:
+        """Takes one pin back."""
+        entry = self._followed[key]
+        if not entry.pins:
+            raise ValueError(f"partition {key[1]} of topic id {key[0]} is not pinned")
+        entry.pins -= 1
+        if not entry.pins:
+            self._unpinned[key] = None
 
     def head_loaded(self, key: Key, head_seq: int) -> None:
         """Takes the ledger's head of a partition, which was followed before the ledger was read."""
@@ -102,7 +141,13 @@ class FollowedPartitions:
         entry = self._followed.get(key)
         if entry is None or not entry.tail or entry.tail[0].first_offset > offset:
             return []
-        return [extent for extent in entry.tail if extent.last_offset >= offset]
+        found: list[TailExtent] = []
+        for extent in reversed(entry.tail):  # readers are near the end
+            if extent.last_offset < offset:
+                break
+            found.append(extent)
+        found.reverse()
+        return found
 
     def forget_tail(self, key: Key) -> None:
         """Drops the tail: the rings have overwritten it, so it is read from objects."""
@@ -113,25 +158,109 @@ class FollowedPartitions:
     def apply(self, commit: Commit) -> list[Key]:
         """Applies a commit; returns the followed partitions whose head it moved."""
         moved: list[Key] = []
-        followed = self._followed
-        for topic_id, partition, head_seq in (
-            (h.topic_id, h.partition, h.head_seq) for h in commit.heads
-        ):
-            key = (topic_id, partition)
-            entry = followed.get(key)
-            if entry is not None and head_seq > entry.head_seq:
-                entry.add(commit, key, head_seq)
+        shared = None
+        runs = commit.runs
+        for key, entry, head_seq in self._heads(commit):
+            if head_seq > entry.head_seq:
+                if shared is None:
+                    shared = _Shared(commit)
+                self._add(entry, key, head_seq, runs, shared)
                 moved.append(key)
         return moved
 
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless what the head of this module says is true."""
+        pinned = {key for key, entry in self._followed.items() if entry.pins}
+        assert len(self._followed) <= FOLLOWED_MAX, f"{len(self._followed)} are followed"
+        assert len(pinned) <= PINNED_MAX, f"{len(pinned)} are pinned"
+        assert pinned.isdisjoint(self._unpinned), "pinned and not pinned"
+        assert pinned | set(self._unpinned) == set(self._followed), "followed, or forgotten"
+        assert len(self._extents) <= EXTENTS_MAX, f"{len(self._extents)} extents"
+        kept = {id(extent) for _, extent in self._extents}
+        for key, entry in self._followed.items():
+            tail = list(entry.tail)
+            assert len(tail) <= TAIL_MAX, f"{key} has a tail of {len(tail)}"
+            assert not tail or tail[-1].last_offset == entry.head_seq, f"{key} ends before its head"
+            for before, after in pairwise(tail):
+                assert after.first_offset == before.last_offset + 1, f"{key} has a hole"
+            assert all(id(extent) in kept for extent in tail), f"{key} has uncounted extents"
 
-def _tail_extent(commit: Commit, key: Key, head_seq: int) -> TailExtent:
-    runs = tuple(r for r in commit.runs if (r.topic_id, r.partition) == key and r.first_offset)
-    return TailExtent(
-        first_offset=min((r.first_offset for r in runs), default=head_seq + 1),
-        last_offset=head_seq,
-        commit_number=commit.number,
-        runs=runs,
-        sources={source.shard: source for source in commit.sources},
-        void_positions=frozenset((v.shard, v.position) for v in commit.verdicts),
-    )
+    def _heads(self, commit: Commit) -> Iterator[tuple[Key, _Followed, int]]:
+        """The followed partitions of a commit, in its order or in none, and their heads."""
+        followed = self._followed
+        if len(followed) * HEADS_PER_KEY < len(commit.heads):
+            for key, entry in followed.items():
+                head = _head_of(commit, key)
+                if head is not None:
+                    yield key, entry, head.head_seq
+        else:
+            for head in commit.heads:
+                key = (head.topic_id, head.partition)
+                known = followed.get(key)
+                if known is not None:
+                    yield key, known, head.head_seq
+
+    def _add(
+        self,
+        entry: _Followed,
+        key: Key,
+        head_seq: int,
+        runs: tuple[OffsetRun, ...],
+        shared: _Shared,
+    ) -> None:
+        """Adds the extent of a commit that moved the head."""
+        mine = shared.runs_of(key, runs)
+        extent = TailExtent(
+            first_offset=min([r.first_offset for r in mine], default=head_seq + 1),
+            last_offset=head_seq,
+            commit_number=shared.number,
+            runs=mine,
+            sources=shared.sources,
+            void_positions=shared.void_positions,
+        )
+        tail = entry.tail
+        if tail and extent.first_offset != tail[-1].last_offset + 1:
+            tail.clear()
+        tail.append(extent)
+        entry.head_seq = head_seq
+        self._extents.append((entry, extent))
+        if len(self._extents) > EXTENTS_MAX:
+            other, oldest = self._extents.popleft()
+            # Unless it was dropped already: the oldest of all is the first of its tail.
+            if other.tail and other.tail[0] is oldest:
+                other.tail.popleft()
+
+
+class _Shared:
+    """What the extents of one commit share, and how far its runs were looked through."""
+
+    __slots__ = ("_next", "number", "sources", "void_positions")
+
+    def __init__(self, commit: Commit) -> None:
+        self.number = commit.number
+        self.sources = {source.shard: source for source in commit.sources}
+        self.void_positions = frozenset([(v.shard, v.position) for v in commit.verdicts])
+        self._next = 0
+
+    def runs_of(self, key: Key, runs: tuple[OffsetRun, ...]) -> tuple[OffsetRun, ...]:
+        """The runs of a partition, which are next to each other; the next one's often follow."""
+        at = self._next
+        if at >= len(runs) or _place(runs[at]) != key:
+            at = bisect_left(runs, key, key=_place)
+        mine: list[OffsetRun] = []
+        while at < len(runs) and _place(runs[at]) == key:
+            if runs[at].first_offset:
+                mine.append(runs[at])
+            at += 1
+        self._next = at
+        return tuple(mine)
+
+
+def _place(of: OffsetRun | PartitionHead) -> Key:
+    return of.topic_id, of.partition
+
+
+def _head_of(commit: Commit, key: Key) -> PartitionHead | None:
+    heads = commit.heads
+    at = bisect_left(heads, key, key=_place)
+    return heads[at] if at < len(heads) and _place(heads[at]) == key else None

@@ -27,7 +27,6 @@ from delivery.schemas import Tombstone
 from delivery.stored_reader import Overtaken, StoredReader
 from delivery.tail_reader import TailReader
 from ledger import reads
-from ledger.types import Commit
 from uploader.l0.records import Record
 from uploader.stores.base import StoreError
 
@@ -50,8 +49,7 @@ class RecordPage(Struct, frozen=True):
 
 
 class PartitionReader:
-    """The reads of one shard. ``recent`` gives the last commits that it has followed, and
-    ``version`` changes with each eviction and trim (readable.py)."""
+    """The reads of one shard. ``version`` changes with each eviction and trim (readable.py)."""
 
     def __init__(
         self,
@@ -59,19 +57,17 @@ class PartitionReader:
         tail: TailReader,
         ledger: LedgerThread,
         stored: StoredReader,
-        recent: Callable[[], Iterable[Commit]],
         version: Callable[[], int],
     ) -> None:
         self.followed = followed
         self.tail = tail
-        self._recent = recent
         self._ledger = ledger
         self._stored = stored
         self._ranges = ReadableRanges(ledger, version)
 
     def follow(self, key: Key) -> None:
         """Begins to keep a partition's head and tail."""
-        self.followed.follow(key, self._recent)
+        self.followed.follow(key)
 
     async def head(self, key: Key) -> int:
         """The last committed offset of a partition."""

@@ -149,8 +149,8 @@ class Verdict(Struct, frozen=True):
 class Commit(Struct, frozen=True):
     """A commit as it is in the ledger and in the commit log.
 
-    ``number`` counts commits from 1 without gaps. ``repeated``: the lease was committed before, and
-    this is its earlier result.
+    ``number`` counts commits from 1 without gaps. ``runs`` and ``heads`` are sorted by (topic_id,
+    partition). ``repeated``: the lease was committed before, and this is its earlier result.
     """
 
     number: int

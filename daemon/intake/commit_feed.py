@@ -4,6 +4,8 @@ A commit that is larger than a slot, or that the log has overwritten, is read fr
 the ledger thread. Nothing after it is taken until then, since producers are answered in commit
 order. So the read follows the rule of a lease's steps (``uploader/stores/retry.py``): an error that
 may pass is retried, any other ends the process.
+
+The last commits stay decoded here, for the tail of a partition that gets its first reader.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from delivery.ledger_thread import LedgerThread
 from ledger import commits
@@ -22,6 +25,9 @@ from shards.commitlog import CommitLog
 from uploader.stores.retry import COMMIT, delay_s, may_pass
 
 log = logging.getLogger("headgate.shard")
+
+RECENT_COMMITS = 64
+RECENT_RUNS = 8_192  # with their heads about 3 MB; one larger commit is kept alone
 
 
 class CommitFeed:
@@ -49,7 +55,15 @@ class CommitFeed:
         self._caught_up = caught_up
         self._ended = ended
         self._reading: asyncio.Task[None] | None = None
+        self._recent: deque[Commit] = deque()
+        self._recent_runs = 0
         self.seen = commit_log.end  # the number of the last commit that was taken
+        for commit in commit_log.recent(self.seen, RECENT_COMMITS):
+            self._keep(commit)
+
+    def recent(self) -> Sequence[Commit]:
+        """The last commits up to ``seen``, in order and without a gap."""
+        return self._recent
 
     def follow(self) -> None:
         """Takes the new commits of the log, in order."""
@@ -93,4 +107,12 @@ class CommitFeed:
 
     def _took(self, commit: Commit) -> None:
         self.seen = commit.number
+        self._keep(commit)
         self._take(commit)
+
+    def _keep(self, commit: Commit) -> None:
+        recent = self._recent
+        recent.append(commit)
+        self._recent_runs += len(commit.runs)
+        while len(recent) > 1 and (len(recent) > RECENT_COMMITS or self._recent_runs > RECENT_RUNS):
+            self._recent_runs -= len(recent.popleft().runs)

@@ -56,8 +56,8 @@ def told_reader(node: Node) -> Iterator[Told]:
     with ledger_thread(node) as ledger, l0_reader(node) as (l0, _):
         told: Told
         partitions = PartitionReader(
-            FollowedPartitions(), TailReader(node.segment), ledger,
-            stored_reader(node, ledger, l0), lambda: told.recent(), lambda: told.version,
+            FollowedPartitions(lambda: told.recent()), TailReader(node.segment), ledger,
+            stored_reader(node, ledger, l0), lambda: told.version,
         )  # fmt: skip
         told = Told(node, partitions, DiffReader(partitions, ledger))
         yield told

@@ -17,8 +17,8 @@ def read(
     node: Node, reader: TailReader, commits: list[Commit], offset: int = 1, partition: int = 0
 ) -> list[tuple[int, object]] | None:
     """(offset, data) of the partition's records from ``offset`` on; None when the ring moved on."""
-    partitions = FollowedPartitions()
-    partitions.follow(node.key(partition), lambda: commits)
+    partitions = FollowedPartitions(lambda: commits)
+    partitions.follow(node.key(partition))
     found: list[tuple[int, object]] = []
     for extent in partitions.tail(node.key(partition), offset):
         for batch in reader.batches(node.key(partition), extent, offset):
@@ -79,8 +79,8 @@ def test_every_field_and_the_arrival_time_are_read(tmp_path: Path) -> None:
         node.produce(0, {0: records})
         commit = node.commit()
         assert commit
-        partitions = FollowedPartitions()
-        partitions.follow(node.key(), lambda: [commit])
+        partitions = FollowedPartitions(lambda: [commit])
+        partitions.follow(node.key())
         (extent,) = partitions.tail(node.key(), 1)
         (batch,) = TailReader(node.segment).batches(node.key(), extent, 1)
         assert batch is not None
@@ -113,8 +113,8 @@ def test_a_batch_overwritten_during_the_read_is_reported(tmp_path: Path) -> None
             node.produce(0, {0: rec(text)})
         commit = node.commit()
         assert commit
-        partitions = FollowedPartitions()
-        partitions.follow(node.key(), lambda: [commit])
+        partitions = FollowedPartitions(lambda: [commit])
+        partitions.follow(node.key())
         (extent,) = partitions.tail(node.key(), 1)
         batches = TailReader(node.segment).batches(node.key(), extent, 1)
         first = next(batches)

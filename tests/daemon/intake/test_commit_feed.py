@@ -13,6 +13,7 @@ from typing import Concatenate
 
 import pytest
 
+from daemon.intake import commit_feed
 from daemon.intake.commit_feed import CommitFeed
 from delivery.ledger_thread import LedgerThread
 from ledger import commits, epochs, topics
@@ -149,3 +150,36 @@ def test_nothing_is_followed_twice_while_the_ledger_is_read(following: Following
 
     asyncio.run(rung_meanwhile())
     assert following.taken == [1, 2, 3, 4, 5]
+
+
+def test_the_last_commits_stay_decoded_whatever_they_were_read_from(following: Following) -> None:
+    assert list(following.follower.recent()) == [], "the log was empty when it began"
+    asyncio.run(following.follow())
+    recent = [following.ledger.read(commits.by_number, number) for number in range(1, 6)]
+    assert list(following.follower.recent()) == recent
+
+
+def test_a_successor_begins_with_the_commits_that_the_log_holds(following: Following) -> None:
+    successor = CommitFeed(
+        following.log, LedgerThread(following.ledger, following.thread),
+        AlarmBoard(following.segment, 0), Immediately(), lambda _: None, lambda: None,
+        lambda: None,
+    )  # fmt: skip
+    assert [commit.number for commit in successor.recent()] == [4, 5], "3 is not in the log"
+
+
+@pytest.mark.parametrize(
+    ("commits_max", "runs_max", "kept"),
+    [(2, 1_000, [4, 5]), (64, 302, [3, 4, 5]), (64, 301, [4, 5]), (64, 1, [5])],
+)
+def test_recent_commits_are_bounded_in_number_and_in_runs(
+    following: Following,
+    monkeypatch: pytest.MonkeyPatch,
+    commits_max: int,
+    runs_max: int,
+    kept: list[int],
+) -> None:
+    monkeypatch.setattr(commit_feed, "RECENT_COMMITS", commits_max)
+    monkeypatch.setattr(commit_feed, "RECENT_RUNS", runs_max)
+    asyncio.run(following.follow())
+    assert [commit.number for commit in following.follower.recent()] == kept
