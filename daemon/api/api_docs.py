@@ -51,6 +51,7 @@ def _route_row(route: Route) -> str:
         for answer in route.answers.values()
         for type_ in (answer if isinstance(answer, tuple) else (answer,))
     )
+    answers |= dict.fromkeys(f"a stream of `{kind}`" for kind in route.streams)
     errors = ", ".join(map(str, route.errors))
     return (
         f"| `{route.method} {path}` | {route.summary} | {body} | {' or '.join(answers)}"
@@ -63,7 +64,7 @@ def _struct(type_: Any, shown: set[type]) -> Iterator[str]:
     shown.add(type_)
     info = inspect.type_info(type_)
     assert isinstance(info, inspect.StructType)
-    is_query = type_.__name__.endswith("Query")
+    is_query = type_.__name__.endswith(("Query", "Headers"))
     is_request = info.forbid_unknown_fields or is_query
     yield f"**`{type_.__name__}`**: {_text(type_.__doc__)}"
     yield ""

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from compaction.parquet.file_bytes import LakeFileDamaged
-from daemon.api.decoding import read_body, read_query
+from daemon.api.decoding import read_body, read_headers, read_query
 from daemon.api.errors import ApiError
 from daemon.api.names import check_topic_name
 from daemon.api.routes import Handler, Handlers, Route
 from daemon.api.schemas import ProduceQuery
+from daemon.api.streaming import Streaming
 from daemon.api.topic_routes import Created
 from daemon.http.head import Head
 from daemon.http.request import Request
@@ -86,6 +87,8 @@ class Router:
                 return Found(values[0], route, None, (), None)
             if route.query is not None:
                 values = (*values, read_query(head.query, route.query, "field"))
+            if route.headers is not None:
+                values = (*values, read_headers(head.headers, route.headers))
             return Found(None, route, handler, values, decoder)
         raise ApiError(404, "not_found", f"there is nothing at {head.path}", {"path": head.path})
 
@@ -165,7 +168,9 @@ class Api:
     async def _serve(self, request: Request, found: Found) -> None:
         try:
             answer = await call(found, request)
-            if isinstance(answer, Created):
+            if isinstance(answer, Streaming):
+                request.stream(answer.content_type, answer.start)
+            elif isinstance(answer, Created):
                 request.respond(201, msgspec.json.encode(answer.document))
             else:
                 request.respond(200, msgspec.json.encode(answer))

@@ -50,7 +50,7 @@ def read_body(content_type: str, body: bytes, decoder: msgspec.json.Decoder[T]) 
 def read_query(query: dict[str, str], type_: type[T], named: str = "parameter") -> T:
     """A query; parameters that are not fields of ``type_`` are ignored. Raises ApiError 400, whose
     detail names the parameter as ``named``."""
-    kinds = _parameters(cast(Hashable, type_))
+    kinds = _fields(cast(Hashable, type_))
     values: dict[str, Any] = {}
     for name, text in query.items():
         kind = kinds.get(name)
@@ -73,8 +73,16 @@ def read_query(query: dict[str, str], type_: type[T], named: str = "parameter") 
         ) from error
 
 
+def read_headers(headers: dict[str, str], type_: type[T]) -> T:
+    """The headers that are fields of ``type_``, whose names may have any case; ``headers`` has
+    lower-case names. Raises ApiError 400, whose detail names the header as ``header``."""
+    names = _fields(cast(Hashable, type_))
+    given = {name: headers[name.lower()] for name in names if name.lower() in headers}
+    return read_query(given, type_, "header")
+
+
 @lru_cache(None)
-def _parameters(type_: Hashable) -> dict[str, type[inspect.Type]]:
+def _fields(type_: Hashable) -> dict[str, type[inspect.Type]]:
     info = inspect.type_info(type_)
     assert isinstance(info, inspect.StructType)
     return {field.encode_name: shapes.kind(field.type) for field in info.fields}

@@ -82,21 +82,18 @@ def _operation(route: Route, schema_of: dict[int, Schema]) -> Schema:
         )
         for status, answer in route.answers.items()
     }
+    if route.streams:
+        responses["200"] = {
+            "description": "A stream that goes on until one side closes: "
+            + "; ".join(f"{kind}: {what}" for kind, what in route.streams.items()),
+            "content": {kind: {"schema": {"type": "string"}} for kind in route.streams},
+        }
     for status in route.errors:
         responses[str(status)] = _answer(_ERRORS[status], schema_of[id(ErrorAnswer)])
     operation: Schema = {"summary": route.summary, "responses": responses}
-    if route.query is not None:
-        (_, components) = msgspec.json.schema_components([route.query])
-        operation["parameters"] = [
-            {
-                "name": name,
-                "in": "query",
-                "description": schema.pop("description", ""),
-                "schema": schema,
-            }
-            for name, nullable in components[route.query.__name__]["properties"].items()
-            for schema in [_not_null(nullable)]
-        ]
+    parameters = _parameters("query", route.query) + _parameters("header", route.headers)
+    if parameters:
+        operation["parameters"] = parameters
     if route.body is not None:
         content = {"application/json": {"schema": schema_of[id(route.body)]}}
         binary = {"schema": {"type": "string", "format": "binary"}}
@@ -105,6 +102,23 @@ def _operation(route: Route, schema_of: dict[int, Schema]) -> Schema:
             "content": content | dict.fromkeys(route.other_content_types, binary),
         }
     return operation
+
+
+def _parameters(place: str, type_: Any) -> list[Schema]:
+    """The fields of a type as parameters."""
+    if type_ is None:
+        return []
+    (_, components) = msgspec.json.schema_components([type_])
+    return [
+        {
+            "name": name,
+            "in": place,
+            "description": schema.pop("description", ""),
+            "schema": schema,
+        }
+        for name, nullable in components[type_.__name__]["properties"].items()
+        for schema in [_not_null(nullable)]
+    ]
 
 
 def _answer(description: str, schema: Schema) -> Schema:

@@ -1,8 +1,9 @@
 """The routes of the HTTP API: one table, from which routing and the OpenAPI document are made.
 
 A new route is one handler and one row. A handler is a coroutine that gets the values of the path's
-parameters, then the query (if the row has a type for it), then the body (likewise). It returns the
-answer's Struct (or ``Created`` of it, for 201), and raises ApiError to refuse. The application
+parameters, then the query (if the row has a type for it), the headers and the body (likewise). It
+returns the answer's Struct (or ``Created`` of it, for 201; or ``Streaming``, for a stream), and
+raises ApiError to refuse. The application
 (``application.py``) decodes, checks limits and encodes; it also serves the one route without a
 handler, produce.
 """
@@ -62,19 +63,23 @@ class Handlers(Struct, frozen=True):
 
 class Route(Struct, frozen=True, kw_only=True):
     """One row. ``answers`` has the type of each good answer by its status (a tuple for
-    alternatives), ``errors`` the other statuses (``openapi.py`` says what they mean)."""
+    alternatives), ``errors`` the other statuses (``openapi.py`` says what they mean). ``headers``
+    is a Struct of the request's headers that the handler gets, named as they are documented; they
+    are found in any case. ``streams`` says by content type what a stream of it consists of."""
 
     method: Literal["GET", "PUT", "POST", "DELETE"]
     path: str
     summary: str
     handler: Callable[[Handlers], Handler] | None
-    answers: Mapping[int, Any]
+    answers: Mapping[int, Any] = {}
     errors: tuple[int, ...] = ()
     query: Any = None
+    headers: Any = None
     body: Any = None
     body_required: bool = True
     body_bytes_max: int = SMALL_BODY_BYTES
     other_content_types: tuple[str, ...] = ()
+    streams: Mapping[str, str] = {}
     # For this version's own commands: not in openapi.json, since it may change with any release.
     is_internal: bool = False
 

@@ -23,11 +23,14 @@ from daemon.http.receiver import (
     HOLD_ANSWERS,
     HOLD_REQUESTS,
     IGNORE,
+    STREAM,
     Receiver,
     Service,
 )
 from daemon.http.response import CONTINUE
+from daemon.http.stream import Stream
 from daemon.http.timeouts import Overdue, Waiting, WaitsFor, overdue, too_slow
+from delivery.watch.wire import LAST_CHUNK
 from shards.clock import monotonic_ns
 
 
@@ -44,13 +47,14 @@ class Front(Service, Protocol):
 class Connection(Receiver, asyncio.Protocol):
     """The protocol object of one accepted socket."""
 
-    __slots__ = ("shut_ns",)
+    __slots__ = ("shut_ns", "stream")
 
     server: Front
 
     def __init__(self, server: Front) -> None:
         super().__init__(server)
         self.shut_ns = 0
+        self.stream: Stream | None = None
 
     # -- what the loop calls -------------------------------------------------------------------
 
@@ -85,22 +89,35 @@ class Connection(Receiver, asyncio.Protocol):
         """The client will send no more. True keeps the connection for answers to come."""
         self._eof = True
         self.attention = True
+        if self._phase == STREAM:
+            self._end_stream()
+            return False
         self._input_ended()
         return bool(self.queue or (self._hold and self.buffer))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._phase = CLOSED
+        if self.stream is not None:
+            self.server.streams.discard(self.stream)
         self.server.connection_lost(self)
         self._drop_taking()
         self.drop_queue()
         self.buffer = b""
+        if self.stream is not None:
+            self.stream.lost()
 
     def pause_writing(self) -> None:
         self._set_hold(HOLD_ANSWERS)
         self._since_ns = monotonic_ns()
+        if self.stream is not None:
+            self.stream.held()
 
     def resume_writing(self) -> None:
         self._clear_hold(HOLD_ANSWERS)
+        if self.shut_ns:
+            self.shut_ns = monotonic_ns()  # it has all of the last answer only now
+        if self.stream is not None:
+            self.stream.taken()
 
     # -- answers -------------------------------------------------------------------------------
 
@@ -128,6 +145,33 @@ class Connection(Receiver, asyncio.Protocol):
         """Whether no request is known after the one that is being answered."""
         return not self.queue and not self._more and not self.buffer and self._phase == HEAD
 
+    def begin_stream(self, stream: Stream, head: bytes) -> None:
+        """Writes the head and opens the stream; the connection does nothing else from now on."""
+        if self._phase == CLOSED or self.transport.is_closing():
+            return
+        self._phase = STREAM
+        self._drop_taking()
+        self.drop_queue()
+        self.buffer = b""
+        self._ignored_bytes = 0
+        self.stream = stream
+        self.server.streams.add(stream)
+        # From now on, writing pauses whenever the buffer is not empty.
+        self.transport.set_write_buffer_limits(high=0)
+        self.transport.write(head)
+        if self._hold:  # read on, to notice that the client has gone
+            self._hold &= HOLD_ANSWERS
+            self.transport.resume_reading()
+        if self._eof:
+            self._end_stream()
+        else:
+            stream.opened(writable=not self._hold)
+
+    def _end_stream(self) -> None:
+        """The client has half-closed: it takes what was written, and leaves."""
+        self.transport.write(LAST_CHUNK)
+        self.end()
+
     # -- holding back --------------------------------------------------------------------------
 
     def _set_hold(self, why: int) -> None:
@@ -138,6 +182,8 @@ class Connection(Receiver, asyncio.Protocol):
 
     def _clear_hold(self, why: int) -> None:
         self._hold &= ~why
+        if self._phase == STREAM:
+            return
         if self._hold or self._phase == CLOSED or self.transport.is_closing():
             return
         self.last_ns = monotonic_ns()
@@ -183,6 +229,8 @@ class Connection(Receiver, asyncio.Protocol):
     def end(self) -> None:
         """Ends the connection after what was written: no more answers; input is thrown away
         until the client closes or the linger time is over."""
+        if self.stream is not None:
+            self.stream.lost()
         if self._phase != CLOSED:
             self._phase = IGNORE
         self._drop_taking()
@@ -202,6 +250,9 @@ class Connection(Receiver, asyncio.Protocol):
     def check(self, now_ns: int) -> None:
         """Ends what has taken too long. Called by the server once per check period."""
         limits = self.server.limits
+        stream = self.stream
+        if stream is not None and not (stream.writable or stream.closed) and stream.has_moved():
+            self._since_ns = now_ns
         what = overdue(self._waiting(), now_ns, limits)
         if what is Overdue.NOTHING or self._phase == CLOSED:
             return
@@ -223,7 +274,7 @@ class Connection(Receiver, asyncio.Protocol):
             return Waiting(WaitsFor.CLIENT_READS, since_ns, last_ns)
         if self.shut_ns:
             return Waiting(WaitsFor.CLIENT_CLOSES, self.shut_ns, last_ns)
-        if self._hold:
+        if self._hold or self._phase == STREAM:
             return Waiting(WaitsFor.APPLICATION, since_ns, last_ns)
         if self._phase == BODY:
             received = 0 if self._body is None else self._body.size

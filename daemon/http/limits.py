@@ -25,7 +25,11 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     discard_bytes_max: int = 256 * KIB
     # Requests of one connection that are not answered yet; reading pauses at the limit.
     requests_outstanding_max: int = 128
+    # Connections that are not streams.
     connections_max: int = 8_192
+    streams_max: int = 10_000
+    # A client has nothing to say on a stream. Some send an empty line, or a request by mistake.
+    stream_input_bytes_max: int = 64 * KIB
     # Answers that the client has not taken; over the limit nothing more is read from it.
     write_buffer_high_bytes: int = 256 * KIB
     # Longer than the 60 s for which load balancers and agents keep idle connections.
@@ -34,6 +38,7 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     # A body may pause for this long, and take this long plus its length at the lowest rate.
     body_timeout_ms: int = 20_000
     body_bytes_per_s_min: int = 16 * KIB
+    # An answer must be taken within this time; of a stream, at least a byte.
     write_timeout_ms: int = 60_000
     # After an answer that ends the connection, input is read and thrown away within these limits:
     # closing immediately would reset the connection, and the client could lose the answer.

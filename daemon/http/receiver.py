@@ -5,9 +5,11 @@ Phases:
     BODY     taking in a body that did not come whole with its head
     DISCARD  reading past the small body of a request that was already refused
     IGNORE   an answer that ends the connection was given or is under way: input is thrown away
+    STREAM   an answer without an end is under way (``stream.py``): input is thrown away
     CLOSED   the connection is lost
 
-    HEAD -> BODY -> HEAD,  HEAD -> DISCARD -> HEAD,  any -> IGNORE -> CLOSED
+    HEAD -> BODY -> HEAD,  HEAD -> DISCARD -> HEAD,  any -> IGNORE -> CLOSED,
+    any -> STREAM -> IGNORE
 
 Of the requests in ``queue``, the one whose body is being taken in (``_taking``) is the last.
 ``_hold`` says why nothing more is read: too many requests are outstanding, or the client does not
@@ -37,7 +39,7 @@ from daemon.http.request import Request, Sender, Shared
 
 logger = logging.getLogger(__name__)
 
-HEAD, BODY, DISCARD, IGNORE, CLOSED = range(5)
+HEAD, BODY, DISCARD, IGNORE, STREAM, CLOSED = range(6)
 HOLD_REQUESTS, HOLD_ANSWERS = 1, 2
 
 
@@ -272,9 +274,13 @@ class Receiver(Sender):
     def _feed_body(self, data: bytes, position: int) -> int:
         """Consumes from ``position`` in a phase other than HEAD; returns the new position."""
         size = len(data)
-        if self._phase == IGNORE or self._phase == CLOSED:
+        if self._phase >= IGNORE:
+            limits = self.server.limits
+            is_stream = self._phase == STREAM
             self._ignored_bytes += size - position
-            if self._ignored_bytes > self.server.limits.linger_bytes_max:
+            if self._ignored_bytes > (
+                limits.stream_input_bytes_max if is_stream else limits.linger_bytes_max
+            ):
                 self.transport.abort()
             return size
         body = self._body

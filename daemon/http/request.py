@@ -1,10 +1,10 @@
 """One request and its one answer, and the sending side of the connection that it came on.
 
 A request is made when its head is complete -> its body is taken in -> it is handed to the
-application -> it is answered exactly once, by ``respond``, ``respond_ok_json``, ``refuse`` or
-``abandon``. Answers leave the connection in the order of the requests, whatever order they were
-given in. If the connection is lost first, ``connection_closed`` is set, ``on_close`` is called, and
-the answer goes nowhere.
+application -> it is answered exactly once, by ``respond``, ``respond_ok_json``, ``refuse``,
+``stream`` or ``abandon``. Answers leave the connection in the order of the requests, whatever order
+they were given in. If the connection is lost first, ``connection_closed`` is set, ``on_close`` is
+called, and the answer goes nowhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import msgspec
 
 from daemon.api.errors import ApiError
 from daemon.http.head import Head
-from daemon.http.response import JSON, OK_JSON_BYTES_MAX, OK_JSON_PREFIXES, encode_answer
+from daemon.http.response import (
+    JSON,
+    OK_JSON_BYTES_MAX,
+    OK_JSON_PREFIXES,
+    encode_answer,
+    encode_stream_head,
+)
+from daemon.http.stream import Start, Stream, Streams
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +37,23 @@ Answer = tuple[int, bytes, str, Headers, bool]
 ABANDONED: Answer = (0, b"", "", (), True)
 
 
+def answer_of(error: ApiError, *, close: bool = False) -> Answer:
+    """The answer that refuses a request."""
+    headers: Headers = ()
+    if error.retry_after_s is not None:
+        headers = (("Retry-After", str(error.retry_after_s)),)
+    allow = error.detail.get("allow")
+    if error.status == 405 and allow:
+        headers = (*headers, ("Allow", ", ".join(allow)))
+    return (error.status, error.body(), JSON, headers, close or error.close)
+
+
 class Shared(Protocol):
     """What the sending side needs of the server. ``now_ns`` is a coarse clock."""
 
     now_ns: int
     draining: bool
+    streams: Streams
 
 
 class Sender:
@@ -66,6 +85,10 @@ class Sender:
     def is_last(self) -> bool:
         """Whether no request is known after the one that is being answered."""
 
+    @abstractmethod
+    def begin_stream(self, stream: Stream, head: bytes) -> None:
+        """Writes the head and opens the stream; the connection does nothing else from now on."""
+
     def flush_answers(self) -> None:
         """Writes the answers at the front of the queue."""
         queue = self.queue
@@ -77,6 +100,25 @@ class Sender:
             if answer is None or answer is ABANDONED:
                 self.end()
                 return
+            if isinstance(answer, Stream):
+                refusal = self.server.streams.refusal(draining=self.server.draining)
+                if refusal is not None:
+                    answer = answer_of(refusal)
+                elif head.method != "HEAD":
+                    self.begin_stream(
+                        answer, encode_stream_head(answer.content_type, answer.headers, close=True)
+                    )
+                    return
+                else:
+                    self.transport.write(
+                        encode_stream_head(
+                            answer.content_type, answer.headers, close=not head.keep_alive
+                        )
+                    )
+                    if not head.keep_alive:
+                        self.end()
+                        return
+                    continue
             status, body, content_type, headers, close = answer
             close = close or not head.keep_alive or (self.server.draining and self.is_last())
             self.transport.write(
@@ -124,7 +166,7 @@ class Request(msgspec.Struct, eq=False):
     connection_closed: bool = False
     on_close: Callable[[], None] | None = None
     answered: bool = False
-    answer: Answer | None = None
+    answer: Answer | Stream | None = None
 
     def respond(
         self,
@@ -162,13 +204,22 @@ class Request(msgspec.Struct, eq=False):
 
     def refuse(self, error: ApiError, *, close: bool = False) -> None:
         """Answers with an error. ``close``, or the error's own, ends the connection after it."""
-        headers: Headers = ()
-        if error.retry_after_s is not None:
-            headers = (("Retry-After", str(error.retry_after_s)),)
-        allow = error.detail.get("allow")
-        if error.status == 405 and allow:
-            headers = (*headers, ("Allow", ", ".join(allow)))
-        self._answer_with((error.status, error.body(), JSON, headers, close or error.close))
+        self._answer_with(answer_of(error, close=close))
+
+    def stream(self, content_type: str, start: Start, headers: Headers = ()) -> None:
+        """Answers with a stream. ``start`` is called with it once all earlier requests are
+        answered and the head is written: never, if the connection is lost or the shard has too
+        many streams by then, or if this is a HEAD request.
+
+        Raises ApiError 400 if the client speaks HTTP/1.0, RuntimeError for a second answer.
+        """
+        if not self.head.http_1_1:
+            raise ApiError(
+                400,
+                "http_version",
+                "a stream is sent in chunks, which need HTTP/1.1; the request is HTTP/1.0",
+            )
+        self._answer_with(Stream(self.connection, content_type, start, headers))
 
     def abandon(self) -> None:
         """The outcome is unknown: the connection is closed without an answer to this request.
@@ -178,7 +229,7 @@ class Request(msgspec.Struct, eq=False):
         self._answer_with(ABANDONED)
         self.connection_closed = True
 
-    def _answer_with(self, answer: Answer) -> None:
+    def _answer_with(self, answer: Answer | Stream) -> None:
         if self.answered and self.answer is not ABANDONED:
             raise RuntimeError(f"{self.head.method} {self.head.path} was answered twice")
         self.answered = True

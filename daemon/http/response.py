@@ -39,10 +39,7 @@ def encode_answer(
         if body:
             lines.append(f"Content-Type: {content_type}\r\n")
         lines.append(f"Content-Length: {len(body)}\r\n")
-    for name, value in headers:
-        if "\n" in value or "\r" in value or "\n" in name or "\r" in name:
-            raise ValueError(f"the answer's header {name!r} has a line break")
-        lines.append(f"{name}: {value}\r\n")
+    _append_headers(lines, headers)
     if close:
         lines.append("Connection: close\r\n")
     elif http_1_0:
@@ -50,3 +47,30 @@ def encode_answer(
     lines.append("\r\n")
     head = _STATUS_LINES[status] + "".join(lines).encode("latin-1")
     return head if head_only else head + body
+
+
+def encode_stream_head(
+    content_type: str, headers: tuple[tuple[str, str], ...], *, close: bool
+) -> bytes:
+    """The head of a stream; chunks follow (delivery/watch/wire.py).
+
+    Proxies must neither store nor collect what comes. Raises ValueError like ``encode_answer``.
+    """
+    lines = [
+        f"Content-Type: {content_type}\r\n",
+        "Transfer-Encoding: chunked\r\n",
+        "Cache-Control: no-cache\r\n",
+        "X-Accel-Buffering: no\r\n",
+    ]
+    _append_headers(lines, headers)
+    if close:
+        lines.append("Connection: close\r\n")
+    lines.append("\r\n")
+    return _STATUS_LINES[200] + "".join(lines).encode("latin-1")
+
+
+def _append_headers(lines: list[str], headers: tuple[tuple[str, str], ...]) -> None:
+    for name, value in headers:
+        if "\n" in value or "\r" in value or "\n" in name or "\r" in name:
+            raise ValueError(f"the answer's header {name!r} has a line break")
+        lines.append(f"{name}: {value}\r\n")

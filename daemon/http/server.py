@@ -18,6 +18,7 @@ from daemon.http.application import Application
 from daemon.http.connection import Connection
 from daemon.http.head import HeadCache
 from daemon.http.limits import HttpLimits
+from daemon.http.stream import Streams
 from daemon.http.wheel import Wheel
 from shards.clock import monotonic_ns
 
@@ -33,7 +34,8 @@ class Server:
 
     def __init__(self) -> None:
         self.application: Application
-        self.limits = HttpLimits()
+        self._limits = HttpLimits()
+        self.streams = Streams(self._limits.streams_max)
         self.heads = HeadCache()
         self.draining = False
         # A coarse clock that each tick sets: reading the real one per request is too slow.
@@ -46,9 +48,19 @@ class Server:
         self._drained: list[asyncio.Future[None]] = []
 
     @property
+    def limits(self) -> HttpLimits:
+        """What connections and the front may take. Set before the first connection."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self.streams = Streams(limits.streams_max)
+
+    @property
     def connections(self) -> int:
-        """How many connections there are."""
-        return len(self._wheel)
+        """How many connections there are that are not streams."""
+        return len(self._wheel) - len(self.streams)
 
     @property
     def check_period_ms(self) -> int:
@@ -128,7 +140,7 @@ class Server:
 
     async def drained(self) -> None:
         """Waits until no connection is left. Use a timeout, and ``close`` for the rest."""
-        if self.connections:
+        if self._wheel:
             future: asyncio.Future[None] = self._loop.create_future()
             self._drained.append(future)
             await future
@@ -168,7 +180,7 @@ class Server:
     def connection_lost(self, connection: Connection) -> None:
         """Forgets a connection."""
         self._wheel.remove(connection)
-        if not self.connections:
+        if not self._wheel:
             for future in self._drained:
                 if not future.done():
                     future.set_result(None)

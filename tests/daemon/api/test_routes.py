@@ -11,6 +11,7 @@ import pytest
 
 from daemon.api.openapi import DOCUMENT
 from daemon.api.routes import ROUTES, Handlers, Route
+from daemon.api.streaming import Streaming
 from daemon.api.topic_routes import Created
 
 # The classes in place of their objects: their functions are looked at, not called.
@@ -28,10 +29,12 @@ def test_a_method_of_a_path_has_one_row() -> None:
 
 
 @pytest.mark.parametrize(("route", "handler"), HANDLED.values(), ids=HANDLED)
-def test_a_handler_takes_the_paths_values_the_query_and_the_body(
+def test_a_handler_takes_the_paths_values_the_query_the_headers_and_the_body(
     route: Route, handler: Any
 ) -> None:
-    given = route.path.count("{") + (route.query is not None) + (route.body is not None)
+    given = route.path.count("{") + sum(
+        each is not None for each in (route.query, route.headers, route.body)
+    )
     _, *taken = inspect.signature(handler).parameters.values()
     assert len(taken) == given
 
@@ -40,7 +43,8 @@ def test_a_handler_takes_the_paths_values_the_query_and_the_body(
 def test_a_handler_returns_the_types_that_its_row_promises(route: Route, handler: Any) -> None:
     returned = get_type_hints(handler)["return"]
     types = set(get_args(returned)) if isinstance(returned, UnionType) else {returned}
-    assert types - {Created} == {route.answers[200]}
+    assert types - {Created, Streaming} == set(map(route.answers.get, {200} & {*route.answers}))
+    assert (Streaming in types) == bool(route.streams)
     assert (Created in types) == (201 in route.answers)
 
 

@@ -21,6 +21,7 @@ from daemon.http.head import Head
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
 from daemon.http.server import Server
+from delivery.watch.outlet import Outlet
 
 # Only ends a hang; nothing is measured against it.
 PATIENCE_S = 60.0
@@ -39,6 +40,7 @@ class Script:
         self.handled: list[tuple[str, bytes]] = []
         self.later: list[Request] = []
         self.closed: list[str] = []
+        self.outlets: list[Outlet] = []
 
     def route(self, head: Head) -> str:
         self.routed += 1
@@ -103,6 +105,8 @@ class Script:
             request.abandon()
         elif what == "free":
             request.respond_ok_json(b"{}")
+        elif what == "stream":
+            request.stream("text/event-stream", self._opened)
         else:
             seen = {
                 "method": head.method,
@@ -115,6 +119,11 @@ class Script:
                 "body": request.body.decode("latin-1"),
             }
             request.respond_ok_json(json.dumps(seen).encode())
+
+    def _opened(self, outlet: Outlet) -> None:
+        with self.changed:
+            self.outlets.append(outlet)
+            self.changed.notify_all()
 
     def _closed(self, path: str) -> None:
         with self.changed:
@@ -249,6 +258,14 @@ class Client:
         body = bytes(self._buffer[:length])
         del self._buffer[:length]
         return Answer(int(status), headers, body)
+
+    def take(self, count: int) -> bytes:
+        """The next ``count`` bytes."""
+        while len(self._buffer) < count:
+            self._more()
+        data = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return data
 
     def ended(self) -> bool:
         """Waits for the end of the stream; whether nothing came before it."""

@@ -1,0 +1,188 @@
+"""An answer without an end: bytes to one client until one side closes.
+
+    asked (``Request.stream``) -> open: all earlier requests are answered, the head is written, and
+    ``start`` is called with the stream -> closed: by ``end``, or by the client
+
+If the client goes before the stream opens, ``start`` is never called. From the opening on,
+the connection belongs to the stream: requests that were pipelined after it are dropped, and input
+is thrown away within a bound. A client that closes its sending side has left: the stream closes.
+
+A stream knows whether the transport's buffer is empty (``writable``). It decides nothing about
+time; ``connection.py`` does.
+
+Rules (``check_invariants``): a stream is among the shard's ``Streams`` from its opening until its
+connection is lost; it is never writable once it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from daemon.api.errors import ApiError
+from delivery.watch.outlet import Outlet
+from delivery.watch.wire import LAST_CHUNK
+
+log = logging.getLogger(__name__)
+
+Start = Callable[[Outlet], None]
+
+
+class Carrier(Protocol):
+    """The connection of a stream."""
+
+    transport: asyncio.Transport
+
+    def end(self) -> None:
+        """Ends the connection after what was written."""
+
+
+class Stream:
+    """An ``Outlet`` (delivery/watch/outlet.py) that is a connection."""
+
+    __slots__ = (
+        "_carrier",
+        "_start",
+        "_taken_bytes",
+        "_written_bytes",
+        "closed",
+        "closed_by_peer",
+        "content_type",
+        "drained",
+        "headers",
+        "writable",
+    )
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        content_type: str,
+        start: Start | None,
+        headers: tuple[tuple[str, str], ...],
+    ) -> None:
+        self._carrier = carrier
+        self._start = start
+        self.content_type = content_type
+        self.headers = headers
+        self.drained: Callable[[], None] | None = None
+        self.closed_by_peer: Callable[[], None] | None = None
+        self.writable = False
+        self.closed = False
+        self._written_bytes = 0
+        self._taken_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Writes whole chunks (delivery/watch/wire.py), immediately if the socket takes them."""
+        if not self.closed:
+            self._written_bytes += len(data)
+            self._carrier.transport.write(data)
+
+    def end(self, data: bytes = b"") -> None:
+        """Writes ``data``, whole chunks too, and ends the stream and its connection."""
+        if self.closed:
+            return
+        self._close()
+        self._carrier.transport.write(data + LAST_CHUNK)
+        self._carrier.end()
+
+    # -- what the connection calls -------------------------------------------------------------
+
+    def opened(self, *, writable: bool) -> None:
+        """The head was written; ``writable`` if the socket took it."""
+        start, self._start = self._start, None
+        self.writable = writable
+        self._written_bytes = self._carrier.transport.get_write_buffer_size()
+        self._taken_bytes = 0
+        if start is not None:
+            self._guarded(lambda: start(self))
+
+    def held(self) -> None:
+        """The transport's buffer is not empty."""
+        self.writable = False
+        self._taken_bytes = self._taken()
+
+    def taken(self) -> None:
+        """The transport's buffer has become empty."""
+        if not self.closed:
+            self.writable = True
+            if self.drained is not None:
+                self._guarded(self.drained)
+
+    def has_moved(self) -> bool:
+        """Whether the socket took anything since the last call, or since ``held``."""
+        before, self._taken_bytes = self._taken_bytes, self._taken()
+        return self._taken_bytes > before
+
+    def lost(self) -> None:
+        """The client has gone, or the connection cannot go on."""
+        if self.closed:
+            return
+        closed_by_peer = self.closed_by_peer
+        self._close()
+        if closed_by_peer is not None:
+            self._guarded(closed_by_peer)
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        assert not (self.closed and self.writable)
+        assert 0 <= self._taken_bytes <= self._written_bytes
+
+    def _taken(self) -> int:
+        return self._written_bytes - self._carrier.transport.get_write_buffer_size()
+
+    def _close(self) -> None:
+        self.closed = True
+        self.writable = False
+        self.drained = self.closed_by_peer = None
+
+    def _guarded(self, function: Callable[[], None]) -> None:
+        """A stream whose owner failed would stay silent forever; the client may connect again."""
+        try:
+            function()
+        except Exception as error:  # the last resort of a callback: logged, and the stream ends
+            log.error("a stream ends because of a bug", exc_info=error)
+            self._carrier.transport.abort()
+
+
+class Streams:
+    """The open streams of a shard, at most ``limit``."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open: set[Stream] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def refusal(self, *, draining: bool) -> ApiError | None:
+        """Why no stream can be opened now."""
+        if draining:
+            return ApiError(
+                503, "shutting_down", "the daemon is stopping; connect again", retry_after_s=1
+            )
+        if len(self._open) < self._limit:
+            return None
+        return ApiError(
+            503,
+            "too_many_streams",
+            f"this shard has {self._limit} streams, the limit (streams_max); close some, raise the"
+            " limit, or use more shards",
+            {"limit": self._limit},
+            retry_after_s=1,
+        )
+
+    def add(self, stream: Stream) -> None:
+        """A stream opens."""
+        self._open.add(stream)
+
+    def discard(self, stream: Stream) -> None:
+        """The connection of a stream is lost."""
+        self._open.discard(stream)
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        assert len(self._open) <= self._limit
+        for stream in self._open:
+            stream.check_invariants()

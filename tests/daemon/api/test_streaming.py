@@ -1,0 +1,155 @@
+"""A route whose answer is a stream: its declared headers, its start, its row in the documents."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from daemon.api.application import Api
+from daemon.api.errors import invalid
+from daemon.api.openapi import document
+from daemon.api.routes import Route
+from daemon.api.streaming import Streaming
+from daemon.http.limits import HttpLimits
+from daemon.http.server import Server
+from delivery.waiters import Waiters
+from delivery.watch.outlet import Outlet
+from delivery.watch.wire import chunk
+from tests.daemon.http.front import get
+from tests.daemon.http.memory_transport import MemoryTransport, connect
+
+
+class TickHeaders(Struct, rename={"accept": "Accept", "last_event_id": "Last-Event-ID"}):
+    """What the handler of this test reads."""
+
+    accept: Annotated[str, Meta(description="the form")] = "*/*"
+    last_event_id: Annotated[str | None, Meta(description="where to resume")] = None
+
+
+class Ticks:
+    """The handlers of the table below."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, TickHeaders]] = []
+        self.outlets: list[Outlet] = []
+        self.let_go = asyncio.Event()
+
+    async def ticks(self, name: str, headers: TickHeaders) -> Streaming:
+        self.asked.append((name, headers))
+        if name == "slow":
+            await self.let_go.wait()
+        if name == "bad":
+            raise invalid("no such name")
+        return Streaming("text/event-stream", self._start)
+
+    def _start(self, outlet: Outlet) -> None:
+        self.outlets.append(outlet)
+        outlet.write(chunk(b"data: tick\n\n"))
+
+
+ROUTE = Route(
+    method="GET",
+    path="/ticks/{name}",
+    summary="ticks",
+    handler=lambda handlers: handlers.ticks,  # type: ignore[attr-defined]
+    headers=TickHeaders,
+    streams={"text/event-stream": "events", "application/x-ndjson": "a line per event"},
+    errors=(400,),
+)
+
+
+class Node:
+    """The application on a server in memory."""
+
+    def __init__(self) -> None:
+        self.handlers = Ticks()
+        handlers: Any = self.handlers
+        producer: Any = None  # there is no route for producing
+        self.api = Api((ROUTE,), handlers, producer, Waiters())
+        self.server = Server()
+        self.server.application = self.api
+        self.server.limits = HttpLimits()
+
+    async def ask(self, *requests: bytes) -> MemoryTransport:
+        connection, transport = connect(self.server)
+        connection.data_received(b"".join(requests))
+        await self.settle()
+        return transport
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def test_a_handler_gets_the_headers_that_its_route_declares_in_any_case() -> None:
+    async def run() -> None:
+        node = Node()
+        await node.ask(get("/ticks/a", "ACCEPT: text/event-stream", "last-event-id: 7:0=3"))
+        await node.ask(get("/ticks/b", "X-Other: 1"))
+        (_, first), (_, second) = node.handlers.asked
+        assert (first.accept, first.last_event_id) == ("text/event-stream", "7:0=3")
+        assert (second.accept, second.last_event_id) == ("*/*", None)
+
+    asyncio.run(run())
+
+
+def test_a_stream_starts_when_its_handler_has_returned() -> None:
+    async def run() -> None:
+        node = Node()
+        transport = await node.ask(get("/ticks/slow"))
+        assert not transport.written
+        node.handlers.let_go.set()
+        await node.settle()
+        assert transport.written.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream")
+        assert transport.written.endswith(b"\r\n\r\nc\r\ndata: tick\n\n\r\n")
+
+    asyncio.run(run())
+
+
+def test_a_handler_that_refuses_answers_as_any_other() -> None:
+    async def run() -> None:
+        node = Node()
+        transport = await node.ask(get("/ticks/bad"), get("/ticks/a"))
+        assert transport.written.startswith(b"HTTP/1.1 400 ")
+        assert transport.written.endswith(b"data: tick\n\n\r\n")
+
+    asyncio.run(run())
+
+
+def test_a_stream_of_http_1_0_is_refused() -> None:
+    async def run() -> None:
+        node = Node()
+        transport = await node.ask(b"GET /ticks/a HTTP/1.0\r\n\r\n")
+        assert transport.written.startswith(b"HTTP/1.1 400 ")
+        assert not node.handlers.outlets
+
+    asyncio.run(run())
+
+
+def test_a_handler_whose_client_has_gone_is_cancelled_and_starts_nothing() -> None:
+    async def run() -> None:
+        node = Node()
+        connection, _ = connect(node.server)
+        connection.data_received(get("/ticks/slow"))
+        await node.settle()
+        connection.connection_lost(None)
+        node.handlers.let_go.set()
+        await node.settle()
+        assert node.handlers.asked
+        assert not node.handlers.outlets
+        assert not len(node.server.streams)
+
+    asyncio.run(run())
+
+
+def test_the_document_shows_the_headers_and_the_content_types_of_a_stream() -> None:
+    operation = document([ROUTE])["paths"]["/ticks/{name}"]["get"]
+    assert [(p["in"], p["name"]) for p in operation["parameters"]] == [
+        ("header", "Accept"),
+        ("header", "Last-Event-ID"),
+    ]
+    assert set(operation["responses"]["200"]["content"]) == set(ROUTE.streams)
+    assert "a line per event" in operation["responses"]["200"]["description"]
+    assert "400" in operation["responses"]
