@@ -1,0 +1,295 @@
+"""The hub of a shard's watchers, over real rings, ledger and store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from delivery.filters import Filter
+from delivery.watch import hub as hub_module
+from ledger import topics
+from tests.delivery.node import Node, node_in
+from tests.delivery.test_diff import rec
+from tests.delivery.watch.watching import Client, Watching, watching
+from uploader.l0.records import Record
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with node_in(tmp_path) as made:
+        yield made
+
+
+def run(node: Node, test: Callable[[Watching], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with watching(node) as made:
+            made.start()
+            await test(made)
+            made.hub.close()
+            assert len(made.hub) == 0
+
+    asyncio.run(main())
+
+
+def commit(node: Node, *texts: str, partition: int = 0) -> None:
+    node.produce(0, {partition: rec(*texts)})
+    assert node.commit(0) is not None
+
+
+def kinds(client: Client) -> list[str]:
+    return [event.get("event", "record") for event in client.events]
+
+
+def test_a_watcher_at_the_tail_gets_each_record_once_and_no_request_goes_to_the_store(
+    node: Node,
+) -> None:
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 0})
+        await made.rest()
+        assert kinds(client) == ["caught-up"]
+        for text in "1", "2", "3":
+            commit(node, text)
+            made.tell()
+        await made.rest()
+        assert (client.seqs, client.data_seen) == ([1, 2, 3], [1, 2, 3])
+        assert client.position == f"{node.topic.topic_id}:0=3"
+        assert node.store.gets == []
+
+    run(node, test)
+
+
+def test_a_watcher_that_starts_in_the_past_catches_up_and_then_follows_the_tail(
+    node: Node,
+) -> None:
+    for number in range(1, 21):
+        commit(node, str(number))
+
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 4})
+        await made.rest()
+        made.tell()
+        commit(node, "21")
+        made.tell()
+        await made.rest()
+        assert client.seqs == list(range(5, 22))
+        assert kinds(client).count("caught-up") == 1
+
+    run(node, test)
+
+
+def test_watchers_of_the_same_place_share_their_bytes(node: Node) -> None:
+    async def test(made: Watching) -> None:
+        clients = [made.watch(Client(), {0: 0}) for _ in range(3)]
+        await made.rest()
+        for client in clients:
+            client.writes.clear()
+        commit(node, "1", "2")
+        made.tell()
+        await made.rest()
+        assert len(made.hub._encoder._cache) == 1
+        assert [client.seqs for client in clients] == [[1, 2]] * 3
+        assert len(made.delivered) == 3
+
+    run(node, test)
+
+
+def test_nothing_is_written_to_a_client_that_has_not_drained(node: Node) -> None:
+    async def test(made: Watching) -> None:
+        slow, fast = made.watch(Client(), {0: 0}), made.watch(Client(), {0: 0})
+        await made.rest()
+        slow.stuck = True
+        for number in range(1, 31):
+            commit(node, str(number))
+            made.tell()
+            await made.rest()
+        assert fast.seqs == list(range(1, 31)), "one slow client holds nobody back"
+        assert slow.seqs == [1]
+        slow.take()
+        await made.rest()
+        assert slow.seqs == list(range(1, 31))
+
+    run(node, test)
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+def test_a_watcher_that_lagged_loses_only_what_a_lossy_topic_may_lose(
+    node: Node, lossy: bool
+) -> None:
+    async def test(made: Watching) -> None:
+        node.topic = msgspec.structs.replace(
+            node.topic, config=msgspec.structs.replace(node.topic.config, lossy=lossy)
+        )
+        client = made.watch(Client(), {0: 0})
+        await made.rest()
+        client.stuck = True
+        for number in range(1, 6):
+            commit(node, str(number))
+            made.tell()
+            await made.rest()
+        made.now_ns += hub_module.LAGGED_NS
+        client.take()
+        await made.rest()
+        commit(node, "6")
+        made.tell()
+        await made.rest()
+        told = [
+            (event["gap_from"], event["gap_to"], event["reason"])
+            for event in client.events
+            if event.get("event") == "tombstone"
+        ]
+        if lossy:
+            assert (client.seqs, told) == ([1, 6], [(2, 5, "lagged")])
+        else:
+            assert (client.seqs, told) == ([1, 2, 3, 4, 5, 6], [])
+        assert kinds(client).count("caught-up") == 2
+
+    run(node, test)
+
+
+def test_a_watcher_whose_records_the_ring_has_overwritten_reads_them_from_the_store(
+    node: Node,
+) -> None:
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 0})
+        await made.rest()
+        client.stuck = True
+        for number in range(1, 60):  # several laps of a ring of 4 KiB
+            commit(node, f'"{number:0200d}"')
+            made.tell()
+        await made.rest()
+        client.take()
+        await made.rest()
+        assert client.seqs == list(range(1, 60))
+        assert node.store.gets
+
+    run(node, test)
+
+
+def test_a_turn_ends_in_the_middle_of_the_watchers_and_the_next_one_goes_on(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delivery.fifo.BUDGET_BYTES", 2 * hub_module.WRITE_COST_BYTES)
+
+    async def test(made: Watching) -> None:
+        clients = [made.watch(Client(), {0: 0}) for _ in range(7)]
+        await made.rest()
+        commit(node, "1")
+        made.tell()
+        await made.rest()
+        assert [client.seqs for client in clients] == [[1]] * 7
+
+    run(node, test)
+
+
+def test_a_filter_removes_records_and_the_position_goes_on(node: Node) -> None:
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 0}, filter_=Filter(tag="a*"))
+        await made.rest()
+        for tag in "ab", "b", "ac", None, "x":
+            node.produce(0, {0: [Record("1", tag=tag)]})
+            node.commit(0)
+            made.tell()
+        await made.rest()
+        assert client.seqs == [1, 3]
+        made.now_ns += hub_module.HEARTBEAT_NS
+        for _ in range(hub_module.TICKS_PER_ROUND):
+            made.hub.tick()
+        assert client.position == f"{node.topic.topic_id}:0=5"
+
+    run(node, test)
+
+
+def test_several_partitions_share_one_stream_and_one_position(node: Node) -> None:
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 0, 1: 0, 2: 0})
+        await made.rest()
+        node.produce(0, {0: rec("1"), 2: rec("2", "3")})
+        node.commit(0)
+        made.tell()
+        commit(node, "4", partition=1)
+        made.tell()
+        await made.rest()
+        by_partition = {
+            p: [e["data"] for e in client.events if "seq" in e and e["partition"] == p]
+            for p in range(3)
+        }
+        assert by_partition == {0: [1], 1: [4], 2: [2, 3]}
+        assert client.position == f"{node.topic.topic_id}:0=1,1=1,2=2"
+
+    run(node, test)
+
+
+def test_a_partition_that_is_added_is_watched_from_its_start(node: Node) -> None:
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 0, 1: 0, 2: 0})
+        await made.rest()
+        config = msgspec.structs.replace(node.topic.config, partitions=4)
+        node.topic = node.ledger.write(topics.alter, "t", config)
+        commit(node, "1", partition=3)
+        made.hub.topic_changed(node.topic)
+        made.tell()
+        commit(node, "2", partition=3)
+        made.tell()
+        await made.rest()
+        assert [(e["partition"], e["seq"]) for e in client.events if "seq" in e] == [(3, 1), (3, 2)]
+
+    run(node, test)
+
+
+def test_a_stream_ends_when_its_last_topic_is_deleted(node: Node) -> None:
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 0})
+        await made.rest()
+        made.hub.topic_changed(node.ledger.write(topics.delete, "t", 1))
+        assert kinds(client) == ["caught-up", "topic-deleted"]
+        assert client.closed
+        assert len(made.hub) == 0
+
+    run(node, test)
+
+
+def test_a_client_that_goes_in_the_middle_of_its_catch_up_leaves_nothing(node: Node) -> None:
+    for number in range(1, 5):
+        commit(node, str(number))
+
+    async def test(made: Watching) -> None:
+        made.watch(Client(), {0: 0}).go()
+        client = made.watch(Client(stuck=True), {0: 0})
+        await made.rest()
+        client.go()
+        assert len(made.hub) == 0
+        assert list(made.hub.topics) == []
+
+    run(node, test)
+
+
+def test_a_failed_read_ends_the_stream_and_says_why(node: Node) -> None:
+    commit(node, "1")
+
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    node.store.before = fail
+
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 0})
+        await made.settle(lambda: client.closed)
+        assert client.events[-1]["event"] == "error"
+        assert client.seqs == []
+
+    run(node, test)
+
+
+def test_streams_end_with_a_last_event_when_the_process_does(node: Node) -> None:
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 0})
+        made.hub.close()
+        assert kinds(client) == ["closing"]
+        late = made.watch(Client(), {0: 0})
+        assert kinds(late) == ["closing"]
+
+    run(node, test)
