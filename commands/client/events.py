@@ -1,0 +1,105 @@
+"""The parser of event streams: bytes in, events out, by the HTML standard (section 9.2.6).
+
+    stream    [BOM] blocks; bytes that are not UTF-8 become U+FFFD
+    block     lines that end with CR LF, LF or CR, up to an empty line
+    line      ``field: value``, ``field`` alone (its value is empty), or ``: comment``
+
+An event has a type, ``data`` and the last event id of the stream. A block without ``data`` is not
+an event, but its ``id`` counts; so Headgate sends positions. A block that the end of the stream
+cuts off counts for nothing.
+
+It differs from the standard in one point: a line or an event of more than EVENT_BYTES_MAX is
+refused, because what is not limited fills the memory.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+EVENT_BYTES_MAX = 64 << 20  # the largest record, in JSON, is far below
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+
+
+class StreamEvent(NamedTuple):
+    """An event as a browser would dispatch it."""
+
+    type: str
+    data: str
+    last_event_id: str
+
+
+class EventTooLarge(ValueError):
+    """A line or an event of more than EVENT_BYTES_MAX."""
+
+
+class EventParser:
+    """Parses one connection. ``last_event_id`` and ``retry_ms`` hold between connections: a new
+    parser begins with those of the one before."""
+
+    def __init__(self, last_event_id: str = "", retry_ms: int | None = None) -> None:
+        self.last_event_id = last_event_id  # of the last block that ended
+        self.retry_ms = retry_ms
+        self._id = last_event_id
+        self._rest = bytearray()
+        self._begins = True
+        self._after_cr = False  # the CR before may be half of a CR LF
+        self._type = ""
+        self._data: list[str] = []
+        self._bytes = 0
+
+    def feed(self, data: bytes) -> list[StreamEvent]:
+        """The events that are complete with these bytes. Raises EventTooLarge."""
+        if self._after_cr and data:
+            self._after_cr = False
+            data = data.removeprefix(b"\n")
+        if not data:
+            return []
+        searched = len(self._rest)
+        self._rest += data
+        if self._begins:
+            if len(self._rest) < len(_BOM) and _BOM.startswith(self._rest):
+                return []
+            self._begins = False
+            searched = 0
+            if self._rest.startswith(_BOM):
+                del self._rest[: len(_BOM)]
+        events: list[StreamEvent] = []
+        start = 0
+        for end in _LINE_END.finditer(self._rest, searched):
+            line = self._rest[start : end.start()]
+            start = end.end()
+            if line:
+                self._take(bytes(line))
+            else:
+                self._end_of_block(events)
+        self._after_cr = start == len(self._rest) and self._rest.endswith(b"\r")
+        del self._rest[:start]
+        if self._bytes + len(self._rest) > EVENT_BYTES_MAX:
+            raise EventTooLarge(f"an event of the stream has more than {EVENT_BYTES_MAX:,} bytes")
+        return events
+
+    def _take(self, line: bytes) -> None:
+        name, _, value = line.decode(errors="replace").partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+            self._bytes += len(line)
+        elif name == "event":
+            self._type = value
+        elif name == "id":
+            if "\0" not in value:
+                self._id = value
+        elif name == "retry" and value.isascii() and value.isdigit():
+            self.retry_ms = int(value[:18])
+
+    def _end_of_block(self, events: list[StreamEvent]) -> None:
+        self.last_event_id = self._id
+        data = "\n".join(self._data)
+        # The standard looks for an empty buffer, to which each line has added a line feed.
+        if self._data:
+            events.append(StreamEvent(self._type or "message", data, self._id))
+        self._type = ""
+        self._data = []
+        self._bytes = 0
