@@ -42,11 +42,16 @@ def config_show(origin: bool, as_json: bool, **options: Any) -> None:
         )
     elif as_json:
         print_json(values)
-    elif origin:
-        rows = [(key, value, chosen.origins[key]) for key, value in values.items()]
-        click.echo(table(("key", "value", "origin"), rows))
     else:
-        click.echo(table(("key", "value"), list(values.items())))
+        texts = {
+            key: ", ".join(value) if isinstance(value, tuple) else value
+            for key, value in values.items()
+        }
+        if origin:
+            rows = [(key, text, chosen.origins[key]) for key, text in texts.items()]
+            click.echo(table(("key", "value", "origin"), rows))
+        else:
+            click.echo(table(("key", "value"), list(texts.items())))
 
 
 @config.command("docs")

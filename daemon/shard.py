@@ -214,8 +214,13 @@ class Shard:
             daemon=DaemonRoutes(StatusBuilder(self.segment, config), OPENAPI),
             admin=self._admin,
         )
-        self.api = Api(ROUTES, handlers, self._producer, self.reader.waiters)
-        self._http_limits = HttpLimits(body_bytes_max=config.body_bytes_max)
+        self.api = Api(
+            ROUTES, handlers, self._producer, self.reader.waiters, options=bool(config.cors_origins)
+        )
+        self._http_limits = HttpLimits(
+            body_bytes_max=config.body_bytes_max, streams_max=config.streams_max
+        )
+        self._cors_origins = config.cors_origins
         self._server = Server()
         self._loop: asyncio.AbstractEventLoop
         self._look_soon = False
@@ -235,7 +240,10 @@ class Shard:
         self._loop.add_signal_handler(signal.SIGTERM, self._do_nothing)
         self._loop.add_reader(self._alive_fd, self._orphaned)
         self._loop.add_reader(self._bells.fds[self.shard], self._rung)
-        await self._server.start(self.api, "", 0, self._http_limits, sock=self._listener)
+        await self._server.start(
+            self.api, "", 0, self._http_limits, sock=self._listener,
+            cors_origins=self._cors_origins,
+        )  # fmt: skip
         await self._server.listen_on(self._admin_listener)
         self._heartbeat()
         self._words[self._base + at.S_READY] = 1

@@ -23,6 +23,7 @@ from daemon.api.routes import Handler, Handlers, Route
 from daemon.api.schemas import ProduceQuery
 from daemon.api.streaming import Streaming
 from daemon.api.topic_routes import Created
+from daemon.http.cors import preflight_headers
 from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.intake.producer import Producer, ledger_unavailable
@@ -36,13 +37,15 @@ log = logging.getLogger("headgate.api")
 
 
 class Found(NamedTuple):
-    """Where a request goes: the topic to produce to, or a handler with its first arguments."""
+    """Where a request goes: the topic to produce to, or a handler with its first arguments; or
+    the ``methods`` of a path to name, for OPTIONS."""
 
     produce: str | None
     route: Route
     handler: Handler | None
     arguments: tuple[Any, ...]
     decoder: msgspec.json.Decoder[Any] | None
+    methods: tuple[str, ...] = ()
 
 
 class _Bound(NamedTuple):
@@ -56,7 +59,8 @@ class _Bound(NamedTuple):
 class Router:
     """Routes by path and method."""
 
-    def __init__(self, routes: Iterable[Route], handlers: Handlers) -> None:
+    def __init__(self, routes: Iterable[Route], handlers: Handlers, *, options: bool) -> None:
+        self._options = options
         self._by_path: dict[tuple[str, ...], dict[str, _Bound]] = {}
         for route in routes:
             methods = self._by_path.setdefault(tuple(route.path[1:].split("/")), {})
@@ -68,12 +72,21 @@ class Router:
             )
 
     def find(self, head: Head) -> Found:
-        """Raises ApiError 404, 405, 400 for a bad topic name or query."""
+        """Raises ApiError 404, 405, 400 for a bad topic name or query, 403 for a route that is not
+        for pages of a browser."""
         for pattern, methods in self._by_path.items():
             values = _match(pattern, head.segments)
             if values is None:
                 continue
             bound = methods.get("GET" if head.method == "HEAD" else head.method)
+            if any(each.route.is_internal for each in methods.values()):
+                if "origin" in head.headers:
+                    raise ApiError(
+                        403, "not_for_pages", f"{head.path} is not for pages of a browser"
+                    )
+            elif self._options and head.method == "OPTIONS":
+                (first, *_) = methods.values()
+                return Found(None, first.route, None, (), None, tuple(methods))
             if bound is None:
                 raise ApiError(
                     405,
@@ -111,9 +124,16 @@ class Api:
     """The application (daemon/http/application.py)."""
 
     def __init__(
-        self, routes: Iterable[Route], handlers: Handlers, producer: Producer, waiters: Waiters
+        self,
+        routes: Iterable[Route],
+        handlers: Handlers,
+        producer: Producer,
+        waiters: Waiters,
+        *,
+        options: bool = False,
     ) -> None:
-        self._router = Router(routes, handlers)
+        """``options``: OPTIONS is answered, for browsers that ask before a request."""
+        self._router = Router(routes, handlers, options=options)
         self._producer = producer
         self._waiters = waiters
         self._tasks: set[asyncio.Task[None]] = set()
@@ -151,6 +171,9 @@ class Api:
         if found.produce is not None:
             assert isinstance(token, int)  # what admit promised
             self._producer.produce(request, found.produce, token)
+            return
+        if found.methods:
+            request.respond(204, headers=preflight_headers(found.methods))
             return
         task = asyncio.get_running_loop().create_task(self._serve(request, found))
         self._tasks.add(task)

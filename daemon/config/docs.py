@@ -57,7 +57,7 @@ def default_text(field: Field) -> str:
     """The default as documentation shows it."""
     if isinstance(field.default, Derived):
         return field.default.text
-    if field.default is None:
+    if field.default is None or field.default == ():
         return "*none*"
     if isinstance(field.default, int) and field.type is BYTES:
         return f"`{size_text(field.default)}`"

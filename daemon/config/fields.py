@@ -21,6 +21,7 @@ from daemon.config.values import (
     ENDPOINT_URL,
     FOLDER,
     NUMBER,
+    ORIGINS,
     STORE_URL,
     SWITCH,
     TEXT,
@@ -89,6 +90,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     records_max: int
     ack_timeout_ms: int
     store_down_not_ready_ms: int
+    streams_max: int
+    cors_origins: tuple[str, ...]
     log_level: str
     log_format: str
     origins: dict[str, str]
@@ -251,6 +254,12 @@ FIELDS: tuple[Field, ...] = (
           "`/readyz` answers 503 when the store, the ledger or their disk has failed for this long;"
           " new requests are refused after 2 s of failure",
           check=between(0, 86_400_000)),
+    Field("streams_max", COUNT, 10_000, "streams",
+          "most streams (watches) of a shard; a further one gets 503. Each needs an open file",
+          check=between(1, 1_000_000)),
+    Field("cors_origins", ORIGINS, (), "",
+          "web pages that may use the API from another origin: origins like `https://example.org`,"
+          " or `*` for all; in the environment, with commas"),
     Field("log_level", one_of("debug", "info", "warning", "error"), "info", "",
           "the least severe lines that are written", reloadable=True),
     Field("log_format", one_of("text", "json"), "text", "",

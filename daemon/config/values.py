@@ -23,6 +23,7 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:iB)?|B)?", re.IGNORECASE)
 SIZE_FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}")
 HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
+ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://(?:{HOST.pattern})(?::[0-9]{{1,5}})?")
 
 
 class ValueType(NamedTuple):
@@ -144,6 +145,23 @@ def read_endpoint_url(value: object) -> str:
     return text
 
 
+def read_origins(value: object) -> tuple[str, ...]:
+    """Origins of pages, from a list or from text with commas."""
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+        raise ValueError("must be a list of origins, or text with commas between them")
+    origins = [each.strip().lower() for each in given]
+    if origins == [""]:
+        return ()
+    for origin in origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ValueError(
+                "must have origins like https://example.org or http://localhost:8080 (no path, no"
+                " slash at the end), or * for all"
+            )
+    return tuple(dict.fromkeys(origins))
+
+
 def one_of(*choices: str) -> ValueType:
     """One of ``choices``, in lower case."""
     name = " or ".join((", ".join(choices[:-1]), choices[-1]))
@@ -192,3 +210,4 @@ FOLDER = ValueType("folder", read_path)
 ADDRESS = ValueType("HOST:PORT", read_address)
 STORE_URL = ValueType("URL", read_store_url)
 ENDPOINT_URL = ValueType("URL", read_endpoint_url)
+ORIGINS = ValueType("list of origins", read_origins)

@@ -52,7 +52,8 @@ class Head:
     fields are joined by ``", "``. ``body_bytes`` is the length of the body that follows: 0
     without one, LENGTH_UNKNOWN if it is chunked. ``content_encoding`` is "" or a supported
     name.
-    ``plain``: HTTP/1.1, not HEAD, and the connection is kept, so the shortest answer will do.
+    ``plain``: HTTP/1.1, not HEAD, not from a page of a browser, and the connection is kept, so
+    the shortest answer will do.
     """
 
     __slots__ = (
@@ -102,7 +103,7 @@ class Head:
         self.content_type = content_type
         self.content_encoding = content_encoding
         self.body_bytes = LENGTH_UNKNOWN if chunked else (content_length or 0)
-        self.plain = http_1_1 and keep_alive and method != "HEAD"
+        self.plain = http_1_1 and keep_alive and method != "HEAD" and "origin" not in headers
         self.route: Any = None
 
 

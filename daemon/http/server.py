@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Sequence
 
 from daemon.api.errors import ApiError
 from daemon.http.application import Application
 from daemon.http.connection import Connection
+from daemon.http.cors import Cors
 from daemon.http.head import HeadCache
 from daemon.http.limits import HttpLimits
 from daemon.http.stream import Streams
@@ -37,6 +39,7 @@ class Server:
         self._limits = HttpLimits()
         self.streams = Streams(self._limits.streams_max)
         self.heads = HeadCache()
+        self.cors: Cors | None = None
         self.draining = False
         # A coarse clock that each tick sets: reading the real one per request is too slow.
         self.now_ns = monotonic_ns()
@@ -91,8 +94,10 @@ class Server:
         *,
         reuse_port: bool = True,
         sock: socket.socket | None = None,
+        cors_origins: Sequence[str] = (),
     ) -> None:
         """Listens on ``host:port`` (0: any free port), or takes ``sock``, which listens already.
+        Pages of ``cors_origins`` may read answers.
 
         Raises OSError when the address is refused.
         """
@@ -100,6 +105,8 @@ class Server:
         self.application = application
         if limits is not None:
             self.limits = limits
+        if cors_origins:
+            self.cors = Cors(cors_origins)
         self.tick_ns = self.check_period_ms * 1_000_000 // _WHEEL_SLOTS
         if sock is None:
             listener = await self._loop.create_server(

@@ -51,21 +51,13 @@ class Stream:
         "closed_by_peer",
         "content_type",
         "drained",
-        "headers",
         "writable",
     )
 
-    def __init__(
-        self,
-        carrier: Carrier,
-        content_type: str,
-        start: Start | None,
-        headers: tuple[tuple[str, str], ...],
-    ) -> None:
+    def __init__(self, carrier: Carrier, content_type: str, start: Start) -> None:
         self._carrier = carrier
-        self._start = start
+        self._start: Start | None = start
         self.content_type = content_type
-        self.headers = headers
         self.drained: Callable[[], None] | None = None
         self.closed_by_peer: Callable[[], None] | None = None
         self.writable = False

@@ -260,3 +260,32 @@ def test_hedging_is_refused_where_it_cannot_help_and_a_switch_is_true_or_false()
         load(None, {}, [Override("hedge_puts", "true")])
     with pytest.raises(ConfigError, match=r"hedge_puts must be true or false, got 'yes' \(--set\)"):
         load(None, {}, [Override("hedge_puts", "yes")])
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("", ()),
+        ("*", ("*",)),
+        (
+            "https://A.example, http://localhost:8080",
+            ("https://a.example", "http://localhost:8080"),
+        ),
+        ("http://[::1]:80,http://[::1]:80", ("http://[::1]:80",)),
+    ],
+)
+def test_origins_are_a_list_or_text_with_commas(
+    tmp_path: Path, text: str, read: tuple[str, ...]
+) -> None:
+    assert loaded(("cors_origins", text)).cors_origins == read
+    file = written(tmp_path, f"cors_origins = {text.split(',') if text else []}")
+    assert load(file, {}).cors_origins == read
+    assert loaded().cors_origins == ()
+
+
+@pytest.mark.parametrize(
+    "origin", ["example.org", "https://example.org/", "https://a/b", "https://*.a", "http://", ","]
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="cors_origins must have origins like https://"):
+        loaded(("cors_origins", origin))

@@ -60,14 +60,23 @@ ROUTE = Route(
 )
 
 
+HIDDEN = Route(
+    method="POST",
+    path="/hidden",
+    summary="for commands",
+    handler=lambda handlers: handlers.ticks,  # type: ignore[attr-defined]
+    is_internal=True,
+)
+
+
 class Node:
     """The application on a server in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, options: bool = False) -> None:
         self.handlers = Ticks()
         handlers: Any = self.handlers
         producer: Any = None  # there is no route for producing
-        self.api = Api((ROUTE,), handlers, producer, Waiters())
+        self.api = Api((ROUTE, HIDDEN), handlers, producer, Waiters(), options=options)
         self.server = Server()
         self.server.application = self.api
         self.server.limits = HttpLimits()
@@ -153,3 +162,48 @@ def test_the_document_shows_the_headers_and_the_content_types_of_a_stream() -> N
     assert set(operation["responses"]["200"]["content"]) == set(ROUTE.streams)
     assert "a line per event" in operation["responses"]["200"]["description"]
     assert "400" in operation["responses"]
+
+
+def options(path: str) -> bytes:
+    """What a browser asks before a request of a page."""
+    return get(path, "Origin: https://a.example", "Access-Control-Request-Method: GET").replace(
+        b"GET ", b"OPTIONS ", 1
+    )
+
+
+def test_a_browser_that_asks_before_a_request_learns_the_methods_of_the_path() -> None:
+    async def run() -> None:
+        node = Node(options=True)
+        transport = await node.ask(options("/ticks/a"), options("/nothing"))
+        first, _, second = bytes(transport.written).partition(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 204 ")
+        assert {
+            b"Allow: GET",
+            b"Access-Control-Allow-Methods: GET",
+            b"Access-Control-Allow-Headers: *",
+            b"Access-Control-Max-Age: 7200",
+        } <= set(first.split(b"\r\n"))
+        assert second.startswith(b"HTTP/1.1 404 ")
+        assert not node.handlers.asked
+
+    asyncio.run(run())
+
+
+def test_a_daemon_that_allows_no_pages_answers_no_options() -> None:
+    async def run() -> None:
+        transport = await Node().ask(options("/ticks/a"))
+        assert transport.written.startswith(b"HTTP/1.1 405 ")
+
+    asyncio.run(run())
+
+
+def test_internal_routes_are_not_for_pages() -> None:
+    async def run() -> None:
+        node = Node(options=True)
+        transport = await node.ask(
+            get("/hidden", "Origin: https://a.example").replace(b"GET", b"POST"), options("/hidden")
+        )
+        assert transport.written.count(b"HTTP/1.1 403 ") == 2
+        assert not node.handlers.asked
+
+    asyncio.run(run())
