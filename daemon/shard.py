@@ -52,6 +52,7 @@ from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
 from daemon.memory import READERS_AT_ONCE
 from delivery.diff import DiffReader
+from delivery.dispatch import SLICE_NS
 from delivery.followed import FollowedPartitions
 from delivery.l0_reader import L0Reader
 from delivery.lake_reader import LakeReader
@@ -224,6 +225,7 @@ class Shard:
         self._server = Server()
         self._loop: asyncio.AbstractEventLoop
         self._look_soon = False
+        self._answers_soon = False
         self._look_timer: asyncio.TimerHandle | None = None
         self._quiet_until = 0  # publications below this ring position change no decision
         self._log_level = -1
@@ -354,9 +356,25 @@ class Shard:
             self._drain()
 
     def _take(self, commit: Commit) -> None:
-        self.pending.committed(commit)
+        """What a commit means for this shard. Readers come first; nothing here takes long."""
         self.reader.waiters.wake(self._partitions.followed.apply(commit))
         self.topics.trackers.committed(commit)
+        self.pending.committed(commit)
+        self._answer_soon()
+
+    def _answer_soon(self) -> None:
+        if self.pending.has_known and not self._answers_soon:
+            self._answers_soon = True
+            self._loop.call_soon(self._answer)
+
+    @_or_end
+    def _answer(self) -> None:
+        """A slice of answers to producers. The loop does all else that is due between two."""
+        self._answers_soon = False
+        self.pending.answer(monotonic_ns, monotonic_ns() + SLICE_NS)
+        self._answer_soon()
+        if self._words[at.G_DRAINING] and not self.pending.has_known:
+            self._drain()
 
     # The end
 

@@ -1,13 +1,18 @@
 """Produce requests that wait for their commit, and what each is answered.
 
 A request is published in the ring -> waits here, in the order of the ring -> its commit arrives
-through the commit log -> it is answered with its offsets, or with the commit's verdict. A request
-whose connection is lost is dropped here; its records stay. Requests that a dead predecessor of this
-process left in the ring have nobody waiting: they only count when offsets are given to ours.
+through the commit log (``committed``) -> it is answered with its offsets, or with the commit's
+verdict (``answer``). A request whose connection is lost is dropped here; its records stay. Requests
+that a dead predecessor of this process left in the ring have nobody waiting: they only count when
+offsets are given to ours.
 
-A request whose deadline passes first is taken back and answered 503 if nobody has pulled it
-(uploader/pipeline/voids.py). Otherwise its outcome is unknown, and its connection is closed without
-an answer.
+A commit may have thousands of requests, so they are answered in slices. Between two slices the loop
+delivers the same records to readers. What is *known* has a commit and waits for a slice only: it
+counts as unanswered, and no deadline ends it.
+
+A request whose deadline passes before its commit is taken back and answered 503 if nobody has
+pulled it (uploader/pipeline/voids.py). Otherwise its outcome is unknown, and its connection is
+closed without an answer.
 
 Invariant I1: nothing is answered before its commit is in the log, which follows the ledger.
 """
@@ -34,6 +39,7 @@ from shards.segment import Segment
 NEVER = 1 << 63
 _encode = msgspec.json.Encoder().encode
 RUN_BYTES = VOID_BYTES_MAX // 2  # a run ends with the request that exceeds it
+PARTS_A_LOOK = 16  # that are answered between two looks at the clock, in about 80 microseconds
 
 
 class PendingRequest(NamedTuple):
@@ -64,6 +70,15 @@ class _Left(NamedTuple):
     parts: tuple[tuple[tuple[int, int], int], ...]
 
 
+class _Answering(NamedTuple):
+    """A commit of which requests up to ``end`` are being answered; ``offsets`` moves with them."""
+
+    end: int
+    offsets: dict[tuple[int, int], int]
+    heads: dict[tuple[int, int], int]
+    verdicts: dict[int, Verdict]
+
+
 class PendingRequests:
     """The waiting requests of one shard. The ring bounds how many there are."""
 
@@ -73,6 +88,9 @@ class PendingRequests:
         self._counters = segment.layout.shard(shard)
         self._waiting: deque[PendingRequest] = deque()
         self._left: deque[_Left] = deque()  # all of them come before those that wait
+        self._known: deque[tuple[SourceRange, Commit]] = deque()
+        self._known_end = 0  # requests before it have a commit
+        self._answering: _Answering | None = None
         self._abandoned = 0  # how many at the front were abandoned at their deadline
         self._shortest_ns = NEVER  # no waiting request has a shorter timeout
 
@@ -92,12 +110,29 @@ class PendingRequests:
             self._left.append(_Left(request.position, parts))
 
     def committed(self, commit: Commit) -> None:
-        """Answers this shard's requests in a commit."""
+        """Takes a commit, in order; ``answer`` answers this shard's requests in it."""
         for source in commit.sources:
             if source.shard == self._shard:
-                self._answer(source, commit)
+                self._known.append((source, commit))
+                self._known_end = source.end
 
-    def _answer(self, source: SourceRange, commit: Commit) -> None:
+    @property
+    def has_known(self) -> bool:
+        """Whether ``answer`` has something to do."""
+        return self._answering is not None or bool(self._known)
+
+    def answer(self, now_ns: Callable[[], int], until_ns: int) -> None:
+        """Answers requests whose commit is known, in their order, until the clock says so."""
+        while self.has_known:
+            if self._answering is None:
+                self._answering = self._begin(*self._known.popleft())
+            if not self._answer(self._answering, now_ns, until_ns):
+                return
+            self._answering = None
+            if now_ns() >= until_ns:
+                return
+
+    def _begin(self, source: SourceRange, commit: Commit) -> _Answering:
         shard = self._shard
         offsets = {
             (r.topic_id, r.partition): r.first_offset for r in commit.runs if r.shard == shard
@@ -112,11 +147,21 @@ class PendingRequests:
             for place, count in left:
                 if offsets[place]:
                     offsets[place] += count
+        return _Answering(source.end, offsets, heads, verdicts)
+
+    def _answer(self, known: _Answering, now_ns: Callable[[], int], until_ns: int) -> bool:
+        """Answers requests of one commit; False if the time was over before the last one."""
+        end, offsets, heads, verdicts = known
         waiting = self._waiting
         passed = len(waiting)
-        requests = records = sizes = 0
-        while waiting and waiting[0].position < source.end:
+        requests = records = sizes = since_look = 0
+        while waiting and waiting[0].position < end:
+            if since_look >= PARTS_A_LOOK:
+                since_look = 0
+                if now_ns() >= until_ns:
+                    break
             position, request, topic, parts, size, expected_seq, _ = waiting.popleft()
+            since_look += len(parts)
             verdict = verdicts.get(position) if verdicts else None
             if verdict is not None:
                 answer_verdict(request, topic, verdict, expected_seq)
@@ -162,6 +207,7 @@ class PendingRequests:
         words[base + at.S_REQUESTS_ACKED] += requests
         words[base + at.S_RECORDS_ACKED] += records
         words[base + at.S_BYTES_ACKED] += sizes
+        return not waiting or waiting[0].position >= end
 
     def is_due(self, now_ns: int) -> bool:
         """Whether a deadline may have passed. Cheap; False is always right."""
@@ -176,6 +222,8 @@ class PendingRequests:
         start = -1
         for waiting in islice(self._waiting, self._abandoned, None):
             position, request = waiting.position, waiting.request
+            if position < self._known_end:
+                continue
             waited_ns = now_ns - request.arrival_ns
             if waited_ns >= waiting.timeout_ns and position >= pulled:
                 found.void.append(waiting)
@@ -212,11 +260,6 @@ class PendingRequests:
             if not waiting.request.answered:
                 break
             self._abandoned += 1
-
-    def abandon(self) -> None:
-        """The process ends before these commits arrived: their outcome is unknown."""
-        while self._waiting:
-            self._waiting.popleft().request.abandon()
 
 
 def answer_verdict(

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from daemon.api.errors import ApiError
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
 from daemon.http.server import Server
+from daemon.intake import pending as pending_module
 from daemon.intake.caps import CapTracker
 from daemon.intake.pending import ExpiredRequests, PendingRequest, PendingRequests
 from daemon.intake.topic_cache import TopicEntry
@@ -85,6 +88,11 @@ class Shard:
         )
         return position
 
+    def takes(self, commit: Commit) -> None:
+        """A commit arrives, and all that is known is answered."""
+        self.pending.committed(commit)
+        self.pending.answer(lambda: 0, 1)
+
     def said(self) -> list[tuple[int, Any]]:
         """(status, document) of all answers since the last call."""
         stream = io.BytesIO(bytes(self.transport.written))
@@ -137,9 +145,7 @@ def one(
 def test_requests_of_a_run_get_its_offsets_one_after_the_other(shard: Shard) -> None:
     shard.waits(topic(7), (0, 2))
     shard.waits(topic(7), (0, 3))
-    shard.pending.committed(
-        commit(shard, OffsetRun(ME, 7, 0, 11, 5), heads=(PartitionHead(7, 0, 20),))
-    )
+    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 11, 5), heads=(PartitionHead(7, 0, 20),)))
     assert shard.said() == [(200, one(11, 12, 20)), (200, one(13, 15, 20))]
     assert len(shard.pending) == 0
     counters = (at.S_REQUESTS_ACKED, at.S_RECORDS_ACKED, at.S_BYTES_ACKED)
@@ -151,7 +157,7 @@ def test_another_shards_run_in_the_same_commit_is_not_ours(shard: Shard, first: 
     shard.waits(topic(7), (0, 1))
     ours, others = (1, 2) if first == ME else (5, 1)
     runs = [OffsetRun(ME, 7, 0, ours, 1), OffsetRun(OTHER, 7, 0, others, 4)]
-    shard.pending.committed(
+    shard.takes(
         commit(shard, *(runs if first == ME else runs[::-1]), heads=(PartitionHead(7, 0, 5),))
     )
     assert shard.said() == [(200, one(ours, ours, 5))]
@@ -160,14 +166,14 @@ def test_another_shards_run_in_the_same_commit_is_not_ours(shard: Shard, first: 
 def test_a_commit_of_other_shards_only_answers_nobody(shard: Shard) -> None:
     shard.waits(topic(7), (0, 1))
     foreign = Commit(1, LEASE, (SourceRange(OTHER, 0, 1000),), (OffsetRun(OTHER, 7, 0, 1, 4),), ())
-    shard.pending.committed(foreign)
+    shard.takes(foreign)
     assert shard.said() == [] and len(shard.pending) == 1
 
 
 def test_what_lies_after_the_commits_range_goes_on_waiting(shard: Shard) -> None:
     shard.waits(topic(7), (0, 1))
     later = shard.waits(topic(7), (0, 1))
-    shard.pending.committed(
+    shard.takes(
         commit(shard, OffsetRun(ME, 7, 0, 1, 1), heads=(PartitionHead(7, 0, 1),), end=later)
     )
     assert shard.said() == [(200, one(1, 1, 1))]
@@ -176,14 +182,10 @@ def test_what_lies_after_the_commits_range_goes_on_waiting(shard: Shard) -> None
 
 def test_what_a_dead_predecessor_left_in_the_ring_is_passed_over(shard: Shard) -> None:
     shard.position = 300  # three requests of the predecessor
-    shard.pending.committed(
-        commit(shard, OffsetRun(ME, 7, 0, 1, 3), heads=(PartitionHead(7, 0, 3),))
-    )
+    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 1, 3), heads=(PartitionHead(7, 0, 3),)))
     assert shard.said() == []
     shard.waits(topic(7), (0, 1))
-    shard.pending.committed(
-        commit(shard, OffsetRun(ME, 7, 0, 4, 1), heads=(PartitionHead(7, 0, 4),))
-    )
+    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 4, 1), heads=(PartitionHead(7, 0, 4),)))
     assert shard.said() == [(200, one(4, 4, 4))]
 
 
@@ -192,9 +194,7 @@ def test_a_request_that_keys_spread_is_told_of_each_partition(shard: Shard) -> N
     shard.waits(wide, (0, 2), (2, 1))
     shard.waits(wide, (2, 4))
     runs = (OffsetRun(ME, 7, 0, 10, 2), OffsetRun(ME, 7, 2, 30, 5))
-    shard.pending.committed(
-        commit(shard, *runs, heads=(PartitionHead(7, 0, 11), PartitionHead(7, 2, 40)))
-    )
+    shard.takes(commit(shard, *runs, heads=(PartitionHead(7, 0, 11), PartitionHead(7, 2, 40))))
     spread = {
         "topic": "t7", "count": 3, "deduped": False,
         "partitions": [
@@ -216,7 +216,7 @@ def test_a_void_request_takes_no_offsets_from_those_after_it(shard: Shard) -> No
     void = shard.waits(topic(7), (0, 5), expected_seq=3)
     shard.waits(topic(7), (0, 1))
     mismatch = verdict(void, "sequence_mismatch", head_seq=9)
-    shard.pending.committed(
+    shard.takes(
         commit(
             shard,
             OffsetRun(ME, 7, 0, 10, 8),
@@ -240,7 +240,7 @@ def test_a_repeat_gets_the_first_answer_and_deduped(shard: Shard) -> None:
         verdict(spread, "deduped", AnswerPart(0, 7, 7), AnswerPart(1, 1, 2)),
     )
     runs = (OffsetRun(ME, 7, 0, 50, 4), OffsetRun(ME, 7, 1, 60, 2))
-    shard.pending.committed(commit(shard, *runs, verdicts=verdicts))
+    shard.takes(commit(shard, *runs, verdicts=verdicts))
     first, second = shard.said()
     assert first == (200, one(4, 6, 6) | {"deduped": True})
     assert second[0] == 200 and second[1]["deduped"] is True and second[1]["count"] == 3
@@ -256,7 +256,7 @@ def test_all_requests_to_a_topic_that_was_deleted_are_refused(shard: Shard) -> N
     conditional = shard.waits(wide, (1, 1))
     shard.waits(topic(8), (0, 1))
     runs = (OffsetRun(ME, 7, 0, 0, 4), OffsetRun(ME, 7, 1, 0, 3), OffsetRun(ME, 8, 0, 1, 1))
-    shard.pending.committed(
+    shard.takes(
         commit(
             shard, *runs, heads=(PartitionHead(8, 0, 1),),
             verdicts=(verdict(conditional, "topic_deleted"),),
@@ -277,19 +277,9 @@ def test_an_answer_to_a_connection_that_is_gone_goes_nowhere_and_keeps_the_count
     shard.hands_in(request, topic(7), ((0, 2),))
     connection.connection_lost(None)
     shard.waits(topic(7), (0, 1))
-    shard.pending.committed(
-        commit(shard, OffsetRun(ME, 7, 0, 1, 3), heads=(PartitionHead(7, 0, 3),))
-    )
+    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 1, 3), heads=(PartitionHead(7, 0, 3),)))
     assert not transport.written
     assert shard.said() == [(200, one(3, 3, 3))]
-
-
-def test_abandoned_requests_have_no_answer_and_their_connection_ends(shard: Shard) -> None:
-    shard.waits(topic(7), (0, 1))
-    shard.waits(topic(7), (0, 1))
-    shard.pending.abandon()
-    assert len(shard.pending) == 0
-    assert shard.transport.written == b"" and shard.transport.ended
 
 
 def left_behind(shard: Shard, *requests: tuple[tuple[int, int, int], ...], key: int = -1) -> int:
@@ -311,9 +301,7 @@ def test_what_a_dead_predecessor_left_in_the_same_commit_has_its_offsets_before_
     shard.waits(topic(7), (0, 3))
     shard.waits(topic(7), (1, 1))
     runs = OffsetRun(ME, 7, 0, 11, 6), OffsetRun(ME, 7, 1, 21, 5)
-    shard.pending.committed(
-        commit(shard, *runs, heads=(PartitionHead(7, 0, 16), PartitionHead(7, 1, 25)))
-    )
+    shard.takes(commit(shard, *runs, heads=(PartitionHead(7, 0, 16), PartitionHead(7, 1, 25))))
     assert shard.said() == [(200, one(14, 16, 16)), (200, one(25, 25, 25, partition=1))]
 
 
@@ -324,7 +312,7 @@ def test_a_void_request_of_a_predecessor_takes_no_offsets(shard: Shard) -> None:
     made = commit(
         shard, OffsetRun(ME, 7, 0, 11, 6), heads=(PartitionHead(7, 0, 14),), verdicts=(void,)
     )
-    shard.pending.committed(made)
+    shard.takes(made)
     assert shard.said() == [(200, one(12, 14, 14))]
 
 
@@ -333,7 +321,7 @@ def test_a_run_of_a_predecessor_whose_topic_is_deleted_moves_no_offsets(shard: S
     shard.waits(topic(8), (0, 1))
     shard.waits(topic(7), (0, 1))
     runs = OffsetRun(ME, 7, 0, 11, 1), OffsetRun(ME, 8, 0, 0, 3)
-    shard.pending.committed(commit(shard, *runs, heads=(PartitionHead(7, 0, 11),)))
+    shard.takes(commit(shard, *runs, heads=(PartitionHead(7, 0, 11),)))
     (status, _), ours = shard.said()
     assert (status, ours) == (404, (200, one(11, 11, 11)))
 
@@ -344,9 +332,7 @@ def test_what_was_committed_before_the_successor_followed_the_log_is_no_part_of_
     begins = left_behind(shard, ((7, 0, 2),))
     shard.waits(topic(7), (0, 3))
     sources = (SourceRange(ME, begins, shard.position),)
-    shard.pending.committed(
-        Commit(2, LEASE, sources, (OffsetRun(ME, 7, 0, 3, 3),), (PartitionHead(7, 0, 5),))
-    )
+    shard.takes(Commit(2, LEASE, sources, (OffsetRun(ME, 7, 0, 3, 3),), (PartitionHead(7, 0, 5),)))
     assert shard.said() == [(200, one(3, 5, 5))]
 
 
@@ -356,14 +342,96 @@ def test_a_predecessors_requests_may_be_committed_in_several_parts(shard: Shard)
     next(iter(second))
     middle = next(iter(second)).position
     shard.waits(topic(7), (0, 3))
-    shard.pending.committed(
+    shard.takes(
         commit(shard, OffsetRun(ME, 7, 0, 1, 2), heads=(PartitionHead(7, 0, 2),), end=middle)
     )
     sources = (SourceRange(ME, middle, shard.position),)
-    shard.pending.committed(
-        Commit(2, LEASE, sources, (OffsetRun(ME, 7, 0, 3, 4),), (PartitionHead(7, 0, 6),))
-    )
+    shard.takes(Commit(2, LEASE, sources, (OffsetRun(ME, 7, 0, 3, 4),), (PartitionHead(7, 0, 6),)))
     assert shard.said() == [(200, one(4, 6, 6))]
+
+
+# Slices
+
+
+class Ticking:
+    """A clock that goes on by 1 each time it is read."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        self.now_ns += 1
+        return self.now_ns
+
+
+def two_commits(shard: Shard) -> tuple[Commit, Commit]:
+    """60 requests of two partitions in a commit, 20 in the next one, one of them a repeat."""
+    for number in range(60):
+        shard.waits(topic(7, 2), (number % 2, 1))
+    middle = shard.position
+    repeat = [shard.waits(topic(7, 2), (0, 1)) for _ in range(20)][7]
+    runs = OffsetRun(ME, 7, 0, 1, 30), OffsetRun(ME, 7, 1, 1, 30)
+    first = commit(
+        shard, *runs, heads=(PartitionHead(7, 0, 30), PartitionHead(7, 1, 30)), end=middle
+    )
+    void = Verdict(ME, repeat, "deduped", (AnswerPart(0, 3, 3),), 9)
+    sources = (SourceRange(ME, middle, shard.position),)
+    run = OffsetRun(ME, 7, 0, 31, 20)
+    return first, Commit(2, LEASE, sources, (run,), (PartitionHead(7, 0, 49),), (void,))
+
+
+@given(slices=st.lists(st.integers(1, 6), max_size=12))
+def test_answers_in_slices_are_the_answers_in_one_go(slices: list[int]) -> None:
+    whole, sliced = Shard(), Shard()
+    for made in two_commits(whole):
+        whole.takes(made)
+    for made in two_commits(sliced):
+        sliced.pending.committed(made)
+    clock = Ticking()
+    for length in [*slices, 1_000]:
+        left = len(sliced.pending)
+        sliced.pending.answer(clock, clock.now_ns + length)
+        assert left - len(sliced.pending) <= (length + 1) * pending_module.PARTS_A_LOOK or (
+            length == 1_000
+        )
+        assert sliced.pending.has_known == bool(len(sliced.pending))
+    words = at.S_REQUESTS_ACKED, at.S_RECORDS_ACKED, at.S_BYTES_ACKED
+    assert [sliced.word(word) for word in words] == [whole.word(word) for word in words]
+    assert sliced.said() == whole.said()
+    whole.segment.close()
+    sliced.segment.close()
+
+
+def test_a_slice_ends_when_its_time_is_over_and_the_next_one_continues(shard: Shard) -> None:
+    for made in two_commits(shard):
+        shard.pending.committed(made)
+    assert shard.said() == [] and len(shard.pending) == 80, "what is known waits for its slice"
+    shard.pending.answer(Ticking(), 1)
+    assert len(shard.said()) == pending_module.PARTS_A_LOOK
+    assert len(shard.pending) == 80 - pending_module.PARTS_A_LOOK
+    shard.pending.answer(Ticking(), 1_000)
+    assert len(shard.said()) == 80 - pending_module.PARTS_A_LOOK
+    assert not shard.pending.has_known
+
+
+def test_a_request_whose_commit_is_known_has_its_answer_whatever_its_deadline(
+    shard: Shard,
+) -> None:
+    first = arrives(shard, 1 * S)
+    known = shard.transport
+    second = arrives(shard, 2 * S)
+    late = shard.transport
+    third = arrives(shard, 3 * S)
+    run = OffsetRun(ME, 7, 0, 11, 1)
+    shard.pending.committed(commit(shard, run, heads=(PartitionHead(7, 0, 11),), end=second))
+    expired = expire(shard, 60 * S, pulled=third)
+    assert [waiting.position for waiting in expired.unknown] == [second]
+    assert expired.runs == [(third, shard.position)]
+    assert not known.ended and late.ended
+    shard.transport = known
+    shard.pending.answer(lambda: 0, 1)
+    assert shard.said() == [(200, one(11, 11, 11))]
+    assert first == 0 and len(shard.pending) == 1, "the one whose outcome is unknown"
 
 
 # Deadlines
@@ -394,7 +462,7 @@ def test_what_nobody_pulled_in_time_is_answered_503_and_takes_no_offsets(shard: 
     expired = expire(shard, 22 * S, pulled=0)
     assert expired.runs == [(first, third)] and not expired.unknown
     assert b"HTTP/1.1 503 " in gone.written and b"ack_timeout" in gone.written
-    shard.pending.committed(
+    shard.takes(
         commit(
             shard, OffsetRun(ME, 7, 0, 11, 1), heads=(PartitionHead(7, 0, 11),), end=shard.position
         )
@@ -439,7 +507,7 @@ def test_what_is_pulled_ends_without_an_answer_at_its_deadline_and_keeps_its_off
     assert pulled.written == b"" and pulled.ended
     assert b"HTTP/1.1 503 " in back.written
     assert not shard.pending.is_due(29 * S)  # what ended is not looked at again
-    shard.pending.committed(
+    shard.takes(
         commit(
             shard, OffsetRun(ME, 7, 0, 11, 2), heads=(PartitionHead(7, 0, 12),), end=shard.position
         )
