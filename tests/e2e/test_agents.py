@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from daemon.intake.partitioner import partition_of
+from delivery.partitioner import partition_of
 from tests.e2e.agents import (
     EVENTS,
     VECTOR_AGENT,

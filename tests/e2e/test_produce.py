@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zstandard
 
-from daemon.intake.partitioner import partition_of
+from delivery.partitioner import partition_of
 from shards.clock import wall_ms
 from tests.e2e.daemon import Answer, Daemon
 from tests.e2e.wire import Wire, chunked, request, wire_of_each_shard

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from daemon.api.errors import invalid
 from daemon.api.schemas import ProduceOptions
-from daemon.intake.partitioner import partition_of
+from delivery.partitioner import partition_of
 from ledger.types import Dedupe
 from uploader.l0.records import encode
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from daemon.api.errors import ApiError
 from daemon.intake.formats import BodyLimits, Produce, parse, payloads
-from daemon.intake.partitioner import partition_of
+from delivery.partitioner import partition_of
 from tests.long import examples
 from uploader.l0.records import TIMESTAMP_MS_MAX, Record, decode
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.intake.partitioner import murmur2, partition_of
+from delivery.partitioner import murmur2, partition_of
 
 # From org.apache.kafka.common.utils.UtilsTest, as signed 32-bit integers.
 KAFKA_VECTORS = {

@@ -1,0 +1,1 @@
+"""Routers: copies of one topic's records into another, each exactly once."""
