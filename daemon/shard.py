@@ -36,9 +36,11 @@ from daemon.api.daemon_routes import DaemonRoutes
 from daemon.api.diff_routes import DiffRoutes
 from daemon.api.openapi import DOCUMENT as OPENAPI
 from daemon.api.plan_routes import PlanRoutes
+from daemon.api.refusals import stream_error
 from daemon.api.routes import ROUTES, Handlers
 from daemon.api.status import StatusBuilder
 from daemon.api.topic_routes import TopicRoutes
+from daemon.api.watch_routes import WatchRoutes
 from daemon.config import Config
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
@@ -52,15 +54,19 @@ from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
 from daemon.memory import READERS_AT_ONCE
 from delivery.diff import DiffReader
-from delivery.dispatch import SLICE_NS
+from delivery.dispatch import SLICE_NS, Dispatcher
+from delivery.fifo import FifoReadySet
 from delivery.followed import FollowedPartitions
 from delivery.l0_reader import L0Reader
 from delivery.lake_reader import LakeReader
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
+from delivery.ready import Kind, PriorityInputs
 from delivery.store_threads import StoreThreads
 from delivery.stored_reader import StoredReader
 from delivery.tail_reader import TailReader
+from delivery.topic_changes import TopicChanges
+from delivery.watch.hub import WatchHub
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.types import Commit
@@ -196,6 +202,12 @@ class Shard:
             StoredReader(ledger, l0, lake, rng), self.topics.trackers.evicted,
         )  # fmt: skip
         self.reader = DiffReader(self._partitions, ledger)
+        self._dispatcher = Dispatcher(FifoReadySet(), lambda _: PriorityInputs(), monotonic_ns)
+        self._hub = WatchHub(
+            self._partitions, self._dispatcher.dirty, stream_error,
+            self._delivered, lambda: False, monotonic_ns,
+        )  # fmt: skip
+        self._topic_changes = TopicChanges(ledger, self.topics.version, self._hub.topic_changed)
         limits = BodyLimits(
             body_bytes_max=config.body_bytes_max,
             record_bytes_max=config.record_bytes_max,
@@ -211,6 +223,7 @@ class Shard:
         handlers = Handlers(
             topics=TopicRoutes(self.topics),
             reads=DiffRoutes(self.topics, self.reader),
+            watch=WatchRoutes(self.topics, self._partitions, self._hub),
             plans=PlanRoutes(self.topics, ledger, config),
             daemon=DaemonRoutes(StatusBuilder(self.segment, config), OPENAPI),
             admin=self._admin,
@@ -242,6 +255,7 @@ class Shard:
         self._loop.add_signal_handler(signal.SIGTERM, self._do_nothing)
         self._loop.add_reader(self._alive_fd, self._orphaned)
         self._loop.add_reader(self._bells.fds[self.shard], self._rung)
+        self._dispatcher.start(self._loop, {Kind.PUSH: self._hub.serve})
         await self._server.start(
             self.api, "", 0, self._http_limits, sock=self._listener,
             cors_origins=self._cors_origins,
@@ -274,6 +288,8 @@ class Shard:
         words[base + at.S_SEEN] = self._feed.seen
         words[base + at.S_CONNECTIONS] = self._server.connections
         self.segment.follow_epoch(self.shard)
+        self._topic_changes.look()
+        self._hub.tick()
         level = words[at.G_LOG_LEVEL]
         if level != self._log_level:
             self._log_level = level
@@ -357,7 +373,9 @@ class Shard:
 
     def _take(self, commit: Commit) -> None:
         """What a commit means for this shard. Readers come first; nothing here takes long."""
-        self.reader.waiters.wake(self._partitions.followed.apply(commit))
+        moved = self._partitions.followed.apply(commit)
+        self._hub.committed(moved, monotonic_ns())
+        self.reader.waiters.wake(moved)
         self.topics.trackers.committed(commit)
         self.pending.committed(commit)
         self._answer_soon()
@@ -376,11 +394,15 @@ class Shard:
         if self._words[at.G_DRAINING] and not self.pending.has_known:
             self._drain()
 
+    def _delivered(self, topic_id: int, after_ns: int) -> None:
+        """A watcher was written to, this long after the publication of its commit."""
+
     # The end
 
     def _drain(self) -> None:
         """Ends when no shard has anything left that was accepted and not answered."""
         self._server.stop_accepting()
+        self._hub.close()
         self._server.drain()
         self.reader.waiters.wake_all()
         if is_drained(self.segment, self._leases, self.shard, len(self.pending)):

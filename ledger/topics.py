@@ -145,6 +145,17 @@ def page(tx: ReadTx, after_name: str = "", limit: int = 1_000) -> list[Topic]:
     return [_topic(row) for row in rows]
 
 
+def changed_since(tx: ReadTx, version: int, limit: int = 1_000) -> tuple[int, list[Topic]]:
+    """The topics that changed after a catalog version, deleted ones too, in the order of their
+    changes, at most ``limit``; and the version up to which that is all."""
+    rows = tx.execute(
+        f"SELECT {_COLUMNS}, changed FROM topics WHERE changed > ? ORDER BY changed LIMIT ?",
+        (version, limit),
+    ).fetchall()
+    now = rows[-1][-1] if len(rows) == limit else catalog_version(tx)
+    return max(now, version), [_topic(row[:-1]) for row in rows]
+
+
 def _topic(row: Any) -> Topic:
     topic_id, name, config, created_ms, deleted_ms, table = row
     decoded = _config_decoder.decode(config)

@@ -8,17 +8,16 @@ found once and kept with the head (daemon/http/head.py).
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
-from compaction.parquet.file_bytes import LakeFileDamaged
 from daemon.api.decoding import read_body, read_headers, read_query
 from daemon.api.errors import ApiError
 from daemon.api.names import check_topic_name
+from daemon.api.refusals import refusal_of
 from daemon.api.routes import Handler, Handlers, Route
 from daemon.api.schemas import ProduceQuery
 from daemon.api.streaming import Streaming
@@ -26,14 +25,8 @@ from daemon.api.topic_routes import Created
 from daemon.http.cors import preflight_headers
 from daemon.http.head import Head
 from daemon.http.request import Request
-from daemon.intake.producer import Producer, ledger_unavailable
+from daemon.intake.producer import Producer
 from delivery.waiters import Waiters
-from ledger.errors import LedgerError
-from uploader.l0 import L0Error
-from uploader.l0.records import RecordsError
-from uploader.stores.base import StoreError
-
-log = logging.getLogger("headgate.api")
 
 
 class Found(NamedTuple):
@@ -199,19 +192,8 @@ class Api:
                 request.respond(200, msgspec.json.encode(answer))
         except asyncio.CancelledError:
             request.abandon()  # the connection is lost, or the process ends
-        except ApiError as error:
-            request.refuse(error)
-        except StoreError as error:
-            request.refuse(ApiError(503, "store_unavailable", str(error), retry_after_s=1))
-        except LedgerError as error:
-            request.refuse(ledger_unavailable(error))
-        except (L0Error, LakeFileDamaged, RecordsError) as error:
-            log.error("a stored object is damaged: %s", error)
-            request.refuse(ApiError(503, "object_damaged", str(error), retry_after_s=60))
-        except Exception as error:  # the last resort of a task: logged and answered
-            log.error("a request failed because of a bug", exc_info=error)
-            request.refuse(ApiError(500, "internal", "this is a bug in headgate; see its log",
-                                    close=True))  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - every error of a task is logged and answered
+            request.refuse(refusal_of(error))
 
     async def finish(self) -> None:
         """Ends long polls and waits for their answers, before the process stops."""

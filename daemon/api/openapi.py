@@ -18,6 +18,7 @@ Schema = dict[str, Any]
 _ERRORS: dict[int, str] = {
     400: "the request is wrong; nothing was stored",
     404: "there is no such topic, plan or path",
+    406: "not_acceptable: no format of a stream is acceptable to the client",
     409: "table_name_taken: another topic has this topic's table; nothing was created",
     412: "expected_seq does not hold; nothing was stored",
     413: "a body, record or count is over its limit; nothing was stored",

@@ -42,8 +42,11 @@ from daemon.api.schemas import (
     TopicState,
     Trimmed,
     TrimRequest,
+    WatchHeaders,
+    WatchQuery,
 )
 from daemon.api.topic_routes import TopicRoutes
+from daemon.api.watch_routes import WatchRoutes
 from ledger.types import LeaseId
 
 SMALL_BODY_BYTES = 1 << 20  # of all bodies but those of produce
@@ -56,6 +59,7 @@ class Handlers(Struct, frozen=True):
 
     topics: TopicRoutes
     reads: DiffRoutes
+    watch: WatchRoutes
     plans: PlanRoutes
     daemon: DaemonRoutes
     admin: AdminRoutes
@@ -183,6 +187,20 @@ ROUTES = (
         body_required=False,
         answers={200: DiffAnswer},
         errors=(400, 404, 413, 415, 416, 503),
+    ),
+    Route(
+        method="GET",
+        path="/v0/topics/{topic}/watch",
+        summary="stream the records of a topic as they are committed",
+        handler=lambda handlers: handlers.watch.topic,
+        query=WatchQuery,
+        headers=WatchHeaders,
+        streams={
+            "text/event-stream": "server-sent events",
+            "application/x-ndjson": "a JSON object on each line",
+            "application/msgpack": "a sequence of maps",
+        },
+        errors=(400, 404, 406, 416, 503),
     ),
     Route(
         method="POST",

@@ -76,13 +76,14 @@ class TopicCache:
 
     def known(self, name: str) -> TopicEntry | None:
         """A live topic, if it is in the cache."""
-        version = self._words[at.G_TOPICS] + self._words[at.G_DEATHS]
+        version = self.version()
         if version != self._version:
             self._entries.clear()
             self._version = version
         return self._entries.get(name)
 
-    def _now(self) -> int:
+    def version(self) -> int:
+        """Changes with each change of topics."""
         # Both only grow. A shard may die between a change of topics and the change of the word.
         return self._words[at.G_TOPICS] + self._words[at.G_DEATHS]
 
@@ -102,7 +103,7 @@ class TopicCache:
 
     async def entry_now(self, name: str) -> TopicEntry:
         """A live topic as the ledger has it, past the cache. Raises ApiError 404."""
-        version = self._now()
+        version = self.version()
         topic = await self._ledger.read(topics.find, name)
         if topic is None:
             raise unknown_topic(name)
@@ -135,7 +136,7 @@ class TopicCache:
 
         Raises ApiError 409 if another topic has its table.
         """
-        version = self._now()
+        version = self.version()
         try:
             topic, created = await self._change(
                 lambda ledger: ledger.write(topics.create, name, config, wall_ms())
@@ -147,7 +148,7 @@ class TopicCache:
 
     async def alter(self, name: str, config: TopicConfig) -> TopicEntry:
         """Changes a topic's settings. Raises ApiError."""
-        version = self._now()
+        version = self.version()
         try:
             topic = await self._change(lambda ledger: ledger.write(topics.alter, name, config))
             return self._remember(topic, version)
@@ -215,7 +216,7 @@ class TopicCache:
         if known is not None and known.topic == topic:
             return known
         entry = TopicEntry(topic, self.trackers.tracker(topic))
-        if version == self._version == self._now():
+        if version == self._version == self.version():
             if len(self._entries) >= NAMES_MAX:
                 self._entries.clear()
             self._entries[topic.name] = entry

@@ -27,6 +27,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import msgspec
+
 from delivery.dispatch import Served
 from delivery.followed import Key, TooManyPinned
 from delivery.partition_reader import PartitionReader
@@ -37,6 +39,7 @@ from delivery.watch.tail_encoder import Shape, TailEncoder
 from delivery.watch.watcher import Watcher
 from delivery.watch.wire import chunk
 from ledger.types import Topic
+from uploader.lru import LruCache
 
 log = logging.getLogger("headgate.watch")
 
@@ -48,6 +51,8 @@ PAGE_RECORDS = 1_000
 PAGE_BYTES = 128 << 10  # of a catch-up: twice as much with names and escapes
 # Pages that are read or encoded simultaneously; the watchers beyond them wait for their turn.
 CATCH_UPS_AT_ONCE = 64
+# Between the look-up of a topic and the start of its stream, it may change; about 1 KB each.
+CHANGES_KEPT = 4_096
 
 LAGGED = "lagged"  # a tombstone's reason
 
@@ -94,6 +99,7 @@ class WatchHub:
         self._topics: dict[int, WatchedTopic] = {}
         self._watchers: dict[Watcher, None] = {}
         self._round: deque[Watcher] = deque()  # whose silence is looked at next
+        self._changed: LruCache[int, Topic] = LruCache(CHANGES_KEPT)
         self._reading = asyncio.Semaphore(CATCH_UPS_AT_ONCE)
         self._closing = False
 
@@ -135,6 +141,7 @@ class WatchHub:
         outlet.closed_by_peer = partial(self._forget, watcher)
         self._watchers[watcher] = None
         self._round.append(watcher)
+        topics = list(topics)
         for topic in topics:
             watched = self._topics.get(topic.topic_id)
             if watched is None:
@@ -143,8 +150,12 @@ class WatchHub:
         watcher.write(shape.format.opening() + first, self._now_ns())
         if self._closing:
             self._end(watcher, shape.format.closing())
-        else:
-            self._start_catch_up(watcher)
+            return
+        self._start_catch_up(watcher)
+        for topic in topics:
+            latest = self._changed.get(topic.topic_id)
+            if latest is not None:  # since the client asked, perhaps
+                self.topic_changed(latest)
 
     def _pin(self, keys: Iterable[Key]) -> None:
         """All of them or none. Raises TooManyPinned."""
@@ -375,7 +386,8 @@ class WatchHub:
             watcher.write(data, now_ns)
 
     def topic_changed(self, topic: Topic) -> None:
-        """A topic has other settings, or is deleted."""
+        """A topic has other settings, or is deleted; called for all topics, watched or not."""
+        self._changed.keep(topic.topic_id, topic)
         watched = self._topics.get(topic.topic_id)
         if watched is None:
             return
@@ -397,6 +409,9 @@ class WatchHub:
                 continue
             watcher.cursors.update(dict.fromkeys(keys, 0))
             watcher.keys[topic.topic_id] += keys
+            watcher.shape = msgspec.structs.replace(
+                watcher.shape, shows_partition=True, with_position=False
+            )
             if watcher.catch_up is None:
                 self._start_catch_up(watcher)
 

@@ -67,5 +67,7 @@ class Watcher:
         self.told = True
 
     def position(self) -> bytes:
-        """The event that says where the client resumes."""
+        """The event that says where the client resumes; none if no topic is left."""
+        if not self.cursors:
+            return b""
         return self.shape.format.position(format_position(self.cursors))

@@ -1,0 +1,58 @@
+"""Tells this shard's streams and routers what happened to their topics.
+
+A change of topics changes a shared word. A shard that finds it changed asks the ledger, in its
+thread, for the topics that changed since it last asked, so the cost is that of the changes and not
+of the topics. The word may be late, never early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from delivery.ledger_thread import LedgerThread
+from ledger import topics
+from ledger.errors import LedgerError
+from ledger.types import Topic
+
+log = logging.getLogger("headgate.topics")
+
+
+class TopicChanges:
+    """All changes of topics, in order. ``word`` changes with them; ``changed`` gets each."""
+
+    def __init__(
+        self, ledger: LedgerThread, word: Callable[[], int], changed: Callable[[Topic], None]
+    ) -> None:
+        self._ledger = ledger
+        self._word = word
+        self._changed = changed
+        self._seen_word = -1
+        self._version = -1
+        self._asking: asyncio.Task[None] | None = None
+
+    def look(self) -> None:
+        """To be called regularly. Cheap while nothing changes."""
+        if self._asking is None and self._word() != self._seen_word:
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+
+    async def _ask(self) -> None:
+        word = self._word()
+        try:
+            if self._version < 0:
+                # What was known before this process began is known to nobody in it.
+                self._version = await self._ledger.read(topics.catalog_version)
+            while True:
+                version, changed = await self._ledger.read(topics.changed_since, self._version)
+                for topic in changed:
+                    self._changed(topic)
+                if version == self._version or not changed:
+                    self._version = version
+                    break
+                self._version = version
+            self._seen_word = word
+        except LedgerError as error:
+            log.warning("changes of topics cannot be read, and are looked for again: %s", error)
+        finally:
+            self._asking = None
