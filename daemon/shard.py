@@ -32,6 +32,7 @@ import uvloop
 from daemon import inherit, logs
 from daemon.api.admin import AdminRoutes
 from daemon.api.application import Api
+from daemon.api.cursor_routes import CursorRoutes
 from daemon.api.daemon_routes import DaemonRoutes
 from daemon.api.diff_routes import DiffRoutes
 from daemon.api.openapi import DOCUMENT as OPENAPI
@@ -47,6 +48,7 @@ from daemon.http.server import Server
 from daemon.inherit import Inheritance
 from daemon.intake.caps import CapTrackers
 from daemon.intake.commit_feed import CommitFeed
+from daemon.intake.cursor_cache import CursorCache
 from daemon.intake.drained import is_drained
 from daemon.intake.formats import BodyLimits
 from daemon.intake.pending import ExpiredRequests, PendingRequests
@@ -172,6 +174,7 @@ class Shard:
         )
         trackers = CapTrackers(self._words, self.shard, lambda: self._feed.seen)
         self.topics = TopicCache(self.segment, ledger, ledger_lock, trackers)
+        cursors = CursorCache(self.segment, ledger, ledger_lock)
         self._puller = Puller(
             self.segment,
             self.shard,
@@ -214,7 +217,7 @@ class Shard:
             records_max=config.records_max,
         )
         self._producer = Producer(
-            self.segment, self.shard, self.topics, self._ring, self.pending, limits,
+            self.segment, self.shard, self.topics, cursors, self._ring, self.pending, limits,
             self._published, rng, config.ack_timeout_ms,
         )  # fmt: skip
         self._admin = AdminRoutes(
@@ -222,6 +225,7 @@ class Shard:
         )
         handlers = Handlers(
             topics=TopicRoutes(self.topics),
+            cursors=CursorRoutes(cursors),
             reads=DiffRoutes(self.topics, self.reader),
             watch=WatchRoutes(self.topics, self._partitions, self._hub),
             plans=PlanRoutes(self.topics, ledger, config),

@@ -9,7 +9,8 @@ Called inside a transaction under the ledger lock. What it keeps:
 - commit numbers count from 1, offsets of a partition from 1, both without gaps.
 
 The usual commit (no conditions) does a fixed number of statements and per extent one row each
-of ``partitions`` and ``extents``; nothing is done per record.
+of ``partitions`` and ``extents``; nothing is done per record. Cursors of stored requests move in
+the same transaction: one row each, and nothing if no request advances one.
 
 A commit can be read back as it was published: ``objects.result`` holds the parts of it that no
 other column has, as msgpack of [sources, runs, heads, verdicts]. Once no process asks for it any
@@ -24,7 +25,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ledger import dedupe
+from ledger import cursors, dedupe
 from ledger.decide import CommitDecision, PartitionKey, PartitionNow, decide, void_records
 from ledger.errors import DraftInvalid, ResultCleared
 from ledger.tx import ReadTx, WriteTx
@@ -103,7 +104,9 @@ def commit(
     partitions = _partitions(tx, draft)
     conditions = draft.conditions
     known = dedupe.answers(tx, conditions, now_ms, limits) if conditions else {}
-    decision = decide(draft, partitions, known)
+    asked = {(a.cursor_id, a.partition) for c in conditions if (a := c.advance) is not None}
+    positions = cursors.positions_of(tx, asked) if asked else {}
+    decision = decide(draft, partitions, known, positions)
     runs, heads = _write_extents(tx, draft, number, partitions, decision)
     made = Commit(number, lease, draft.sources, tuple(runs), tuple(heads), decision.verdicts)
     tx.execute(
@@ -124,6 +127,8 @@ def commit(
         ),
     )
     tx.execute("UPDATE state SET commit_number = ? WHERE id = 1", (number,))
+    if decision.moves:
+        cursors.move(tx, decision.moves)
     if conditions or number % PRUNE_EVERY_COMMITS == 0:
         dedupe.keep(tx, decision.stored, now_ms, limits)
     return made

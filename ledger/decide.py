@@ -4,8 +4,9 @@ Vocabulary as in ``types``. Conditions are judged in pull order, and each sees t
 before it. The records of an extent are in pull order too, so the head that an expectation meets is
 ``next_seq - 1`` plus the records before it in the extent that get offsets.
 
-The order of checks is fixed: deleted topic, idempotency key, expected_seq. A void request never
-records its key, so a request with a sequence mismatch can be tried again with the same key.
+The order of checks is fixed: deleted topic, idempotency key, cursor, expected_seq. A void request
+never records its key, so a request with a sequence mismatch can be tried again with the same key.
+Nor does it move its cursor; a stored one always does.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ledger.types import (
 )
 
 PartitionKey = tuple[int, int]
+CursorKey = tuple[int, int]  # cursor id, partition
 DedupeKey = tuple[int, str]
 Ranges = list[tuple[int, int]]
 
@@ -50,34 +52,47 @@ class Answer(Struct, frozen=True, array_like=True):
 class CommitDecision(NamedTuple):
     """``voids``: ascending (record index, count) ranges of extents whose topic is alive.
 
-    ``stored``: answers of the requests with an idempotency key that got offsets.
+    ``stored``: answers of the requests with an idempotency key that got offsets. ``moves``: where
+    cursors that moved are now.
     """
 
     voids: dict[PartitionKey, Ranges]
     verdicts: tuple[Verdict, ...]
     stored: dict[DedupeKey, Answer]
+    moves: dict[CursorKey, int]
 
 
-NOTHING_TO_DECIDE = CommitDecision({}, (), {})
+NOTHING_TO_DECIDE = CommitDecision({}, (), {}, {})
+_NO_CURSORS: Mapping[CursorKey, int] = {}
 
 
 def decide(
     draft: CommitDraft,
     partitions: Mapping[PartitionKey, PartitionNow],
     answers: Mapping[DedupeKey, Answer],
+    cursors: Mapping[CursorKey, int] = _NO_CURSORS,
 ) -> CommitDecision:
-    """Judges the draft's conditions; ``answers`` are those of its keys that are still known."""
+    """Judges the draft's conditions; ``answers`` are those of its keys that are still known.
+
+    ``cursors`` are the positions of the cursors that its advances name; none of an unknown cursor.
+    """
     if not draft.conditions:
         return NOTHING_TO_DECIDE
     lease = _Lease(draft, partitions)
     stored: dict[DedupeKey, tuple[AnswerPart, ...]] = {}
     verdicts: list[Verdict] = []
     repeats: list[tuple[int, DedupeKey]] = []
+    moves: dict[CursorKey, int] = {}
     for condition in draft.conditions:
         lease.check(condition)
         topic_id, first = condition.topic_id, condition.parts[0]
         key = None if condition.idempotency_key is None else (topic_id, condition.idempotency_key)
         where = (condition.shard, condition.position)
+        advance = condition.advance
+        cursor, at = None, None
+        if advance is not None:
+            cursor = (advance.cursor_id, advance.partition)
+            at = moves.get(cursor, cursors.get(cursor))
         if lease.deleted(topic_id, first.partition):
             verdicts.append(Verdict(*where, "topic_deleted"))
         elif key is not None and key in answers:
@@ -87,12 +102,21 @@ def decide(
             repeats.append((len(verdicts), key))
             verdicts.append(Verdict(*where, "deduped", stored[key]))
             lease.make_void(condition)
+        elif advance is not None and at is None:
+            verdicts.append(Verdict(*where, "cursor_unknown"))
+            lease.make_void(condition)
+        elif advance is not None and at is not None and at != advance.expected:
+            verdicts.append(Verdict(*where, "cursor_moved", cursor_seq=at))
+            lease.make_void(condition)
         elif condition.expected_seq not in (None, lease.head_before(topic_id, first)):
             head = lease.head_before(topic_id, first)
             verdicts.append(Verdict(*where, "sequence_mismatch", (), head))
             lease.make_void(condition)
-        elif key is not None:
-            stored[key] = lease.offsets(condition)
+        else:
+            if key is not None:
+                stored[key] = lease.offsets(condition)
+            if advance is not None and cursor is not None:
+                moves[cursor] = advance.next
     # Heads after the commit are known only now.
     given = {
         key: Answer(parts, lease.head_after(key[0], parts[0].partition))
@@ -103,7 +127,7 @@ def decide(
         verdicts[at] = Verdict(
             first_try.shard, first_try.position, "deduped", first_try.parts, given[key].head_seq
         )
-    return CommitDecision(lease.voids, tuple(verdicts), given)
+    return CommitDecision(lease.voids, tuple(verdicts), given, moves)
 
 
 def void_records(ranges: Ranges, before: int) -> int:

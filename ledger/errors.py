@@ -233,6 +233,50 @@ class ReadLeasesFull(LedgerError):
         self.maximum = maximum
 
 
+class CursorMissing(LedgerError):
+    """No live cursor has this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is no cursor {name!r}; create it with PUT /v0/cursors/{name}, or"
+            f" `headgate cursors create`"
+        )
+        self.name = name
+
+
+class CursorsFull(LedgerError):
+    """There are as many cursors as there may be."""
+
+    def __init__(self, maximum: int) -> None:
+        super().__init__(f"there are {maximum} cursors, which is the limit; delete some")
+        self.maximum = maximum
+
+
+class CursorMoved(LedgerError):
+    """A cursor is not where a change of it expects it."""
+
+    def __init__(self, name: str, partition: int, expected: int, position: int) -> None:
+        super().__init__(
+            f"cursor {name!r} is at {position} in partition {partition}, not at {expected}"
+        )
+        self.name = name
+        self.partition = partition
+        self.expected = expected
+        self.position = position
+
+
+class CursorOwned(LedgerError):
+    """A cursor that Headgate moves itself."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        super().__init__(
+            f"cursor {name!r} belongs to a {kind} and cannot be changed or used by a client; use a"
+            f" cursor of your own"
+        )
+        self.name = name
+        self.kind = kind
+
+
 class PartitionMissing(LedgerError):
     """The topic has fewer partitions."""
 

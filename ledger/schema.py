@@ -35,6 +35,10 @@ Vocabulary and writers. Every write happens under the ledger lock; any process r
   ``lake/types.py``. ``changed`` is the catalog version of a row's last change.
 - ``deletions``: objects and files of the lake that a collection may delete once an entry of the
   owner's log names them (``space/deletions.py``). A row is removed after its object.
+- ``cursors`` and ``cursor_positions``: where readers and routers are (``cursors.py``). A position
+  without a row is 0. ``set_seq`` is the last explicit setting, ``set_change`` its change number.
+  ``changed`` is the change number of a row's last change: ``state.change_number`` counts changes of
+  delivery and never touches ``catalog_version``. ``last_cursor_id``: ids are never used twice.
 - ``dedupe``: answers of requests with an idempotency key. ``id`` rises with time and is never used
   twice, so the oldest are at the front; the owner's log knows by it what is new (as by a deletion's
   id). ``answer`` is msgpack of [[[partition, first, last], ...], head].
@@ -262,6 +266,30 @@ MIGRATIONS: tuple[Migration, ...] = (
     ),
     # A lock of the kernel says whether a run lives (decision 0010); its lease was never renewed.
     ("ALTER TABLE runs DROP COLUMN expires_ms",),
+    (
+        "ALTER TABLE state ADD COLUMN change_number BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE state ADD COLUMN last_cursor_id BIGINT NOT NULL DEFAULT 0",
+        """CREATE TABLE cursors (
+            cursor_id INTEGER PRIMARY KEY,
+            name TEXT NOT NULL,
+            kind TEXT NOT NULL,
+            created_ms BIGINT NOT NULL,
+            deleted_ms BIGINT,
+            changed BIGINT NOT NULL
+        )""",
+        "CREATE INDEX cursors_changed ON cursors (changed)",
+        "CREATE UNIQUE INDEX cursors_live_name ON cursors (name) WHERE deleted_ms IS NULL",
+        """CREATE TABLE cursor_positions (
+            cursor_id BIGINT NOT NULL,
+            partition INTEGER NOT NULL,
+            seq BIGINT NOT NULL,
+            set_change BIGINT NOT NULL,
+            set_seq BIGINT NOT NULL,
+            changed BIGINT NOT NULL,
+            PRIMARY KEY (cursor_id, partition)
+        ) WITHOUT ROWID""",
+        "CREATE INDEX cursor_positions_changed ON cursor_positions (changed)",
+    ),
 )
 
 

@@ -3,8 +3,8 @@
 Vocabulary: a *lease* is what one pull took from the rings; it becomes one L0 object. An *extent* is
 one partition's contiguous bytes in that object. A *run* is the part of an extent that came from one
 source shard. A *condition* is a request that the commit itself must decide (idempotency key,
-expected_seq). A *verdict* is the decision that makes such a request *void*: its records stay in the
-object, get no offsets, and every reader skips them.
+expected_seq, advance of a cursor). A *verdict* is the decision that makes such a request *void*:
+its records stay in the object, get no offsets, and every reader skips them.
 
 Offsets start at 1 per (topic id, partition) and have no holes over the records that are not void.
 ``record_index`` always counts all records of an extent, void ones included.
@@ -18,7 +18,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-VerdictKind = Literal["deduped", "sequence_mismatch", "topic_deleted"]
+VerdictKind = Literal[
+    "deduped", "sequence_mismatch", "topic_deleted", "cursor_moved", "cursor_unknown"
+]
 
 
 class LeaseId(Struct, frozen=True, array_like=True, order=True):
@@ -69,6 +71,25 @@ class ConditionPart(Struct, frozen=True, array_like=True):
     record_count: int
 
 
+class Advance(Struct, frozen=True, array_like=True):
+    """A cursor moves from ``expected`` to ``next`` with the records of a request, or neither is
+    done.
+
+    ``is_ours``: Headgate moves it (a router), and can copy again what a recovery does not take. The
+    rest is of clients' cursors, for a recovery: the cursor's ``name``, and its last explicit
+    setting in this partition that the accepting shard knew, as change number and value.
+    """
+
+    cursor_id: int
+    partition: int
+    expected: int
+    next: int
+    is_ours: bool = False
+    name: str = ""
+    set_change: int = 0
+    set_seq: int = 0
+
+
 class Condition(Struct, frozen=True):
     """A request that the commit decides. ``position`` is where its frame starts in the source's
     ring.
@@ -82,6 +103,7 @@ class Condition(Struct, frozen=True):
     parts: tuple[ConditionPart, ...]
     idempotency_key: str | None = None
     expected_seq: int | None = None
+    advance: Advance | None = None
 
 
 class CommitDraft(Struct, frozen=True):
@@ -137,6 +159,7 @@ class Verdict(Struct, frozen=True):
 
     ``parts`` is the first answer (deduped only). ``head_seq`` is the partition's head that an
     expectation met (sequence_mismatch), or the head after the first answer (deduped).
+    ``cursor_seq`` is where the cursor is (cursor_moved).
     """
 
     shard: int
@@ -144,6 +167,7 @@ class Verdict(Struct, frozen=True):
     kind: VerdictKind
     parts: tuple[AnswerPart, ...] = ()
     head_seq: int = 0
+    cursor_seq: int = 0
 
 
 class Commit(Struct, frozen=True):
@@ -160,6 +184,35 @@ class Commit(Struct, frozen=True):
     heads: tuple[PartitionHead, ...]
     verdicts: tuple[Verdict, ...] = ()
     repeated: bool = False
+
+
+CursorKind = Literal["client", "router"]
+
+
+class Cursor(Struct, frozen=True):
+    """A cursor. Ids are never used twice; a deleted cursor's row stays."""
+
+    cursor_id: int
+    name: str
+    kind: CursorKind
+    created_ms: int
+    deleted_ms: int | None = None
+
+
+class CursorPosition(Struct, frozen=True):
+    """Where a cursor is in one partition of what it follows."""
+
+    partition: int
+    seq: int
+
+
+class CursorMove(Struct, frozen=True):
+    """A step that holds only if the cursor is at ``expected``."""
+
+    cursor_id: int
+    partition: int
+    expected: int
+    next: int
 
 
 class Extent(Struct, frozen=True):

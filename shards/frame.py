@@ -6,7 +6,7 @@ A request in a ring is contiguous, starts and ends on a multiple of 8 bytes, and
 
     header        length u32 | header crc32c u32 | request id u64 | arrival ns u64
                   | parts u16 | flags u16 | conditions length u32          (32 bytes)
-    conditions    msgpack, only when the request has an idempotency key or expected_seq
+    conditions    msgpack, only when the request has a key, expected_seq or advance
     parts         each: topic id u64 | partition u32 | batch length u32
                   | first timestamp ms u64 | last timestamp ms u64         (32 bytes)
                   and a batch
@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ledger.types import Advance
 from shards.checksum import crc32c
 
 HEADER = struct.Struct("<IIQQHHI")
@@ -86,6 +87,7 @@ class Conditions(msgspec.Struct, frozen=True, array_like=True):
 
     idempotency_key: str | None = None
     expected_seq: int | None = None
+    advance: Advance | None = None
 
 
 class BatchHead(NamedTuple):
@@ -111,11 +113,15 @@ _conditions_decoder = msgspec.msgpack.Decoder(Conditions)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_conditions(idempotency_key: str | None, expected_seq: int | None) -> bytes:
+def encode_conditions(
+    idempotency_key: str | None, expected_seq: int | None, advance: Advance | None = None
+) -> bytes:
     """The bytes of a request's conditions; empty if there are none."""
-    if idempotency_key is None and expected_seq is None:
+    if idempotency_key is None and expected_seq is None and advance is None:
         return b""
-    return _encoder.encode(Conditions(idempotency_key, expected_seq))
+    if advance is None:
+        return _encoder.encode((idempotency_key, expected_seq))  # Conditions, cut off
+    return _encoder.encode((idempotency_key, expected_seq, advance))
 
 
 def decode_conditions(data: Buffer) -> Conditions:

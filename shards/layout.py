@@ -20,7 +20,7 @@ global: window,        supervisor (its governor)
 pressure and inputs
 global: commits        the holder of the ledger lock
 global: topics,        the holder of the ledger lock
-evicted
+cursors, evicted
 shard: reserved, head  that shard
 shard: committed       the holder of the lease that starts there; for voids, where none does, the
                        holder of the lock of the shard's group
@@ -64,6 +64,7 @@ G_BUSY_PPM = G_PRESSURE_PPM + 1
 G_RING_PPM = G_PRESSURE_PPM + 2
 G_COMMITS = 5 * LINE_WORDS
 G_TOPICS = 6 * LINE_WORDS
+G_CURSORS = G_TOPICS + 1  # the change number when cursors were last created, set or deleted
 G_DEATHS = 7 * LINE_WORDS
 G_OWNED_SENT_NS = 8 * LINE_WORDS
 G_SUPERSEDED = G_OWNED_SENT_NS + 1

@@ -47,3 +47,24 @@ def invalid(message: str, **detail: Any) -> ApiError:
 def too_large(message: str, **detail: Any) -> ApiError:
     """413 ``too_large``: a body, record or count is over its limit."""
     return ApiError(413, "too_large", message, detail)
+
+
+def cursor_unknown(name: str) -> ApiError:
+    """404 ``cursor_unknown``: no cursor has this name, or it was deleted before the commit."""
+    return ApiError(
+        404,
+        "cursor_unknown",
+        f"there is no cursor {name!r}; nothing was stored; create it with PUT /v0/cursors/{name}",
+        {"cursor": name},
+    )
+
+
+def cursor_moved(name: str, partition: int, expected: int, position: int) -> ApiError:
+    """412 ``cursor_moved``: a cursor is not where the request expects it."""
+    return ApiError(
+        412,
+        "cursor_moved",
+        f"cursor {name!r} is at {position} in partition {partition}, not at {expected}; nothing was"
+        f" stored or moved; continue after {position}",
+        {"cursor": name, "partition": partition, "expected": expected, "position": position},
+    )

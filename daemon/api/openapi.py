@@ -17,10 +17,10 @@ Schema = dict[str, Any]
 
 _ERRORS: dict[int, str] = {
     400: "the request is wrong; nothing was stored",
-    404: "there is no such topic, plan or path",
+    404: "there is no such topic, cursor, plan or path",
     406: "not_acceptable: no format of a stream is acceptable to the client",
-    409: "table_name_taken: another topic has this topic's table; nothing was created",
-    412: "expected_seq does not hold; nothing was stored",
+    409: "table_name_taken, cursors_full; nothing was changed",
+    412: "expected_seq does not hold, or a cursor is not where it is expected; nothing was stored",
     413: "a body, record or count is over its limit; nothing was stored",
     415: "the content type or encoding is not supported; nothing was stored",
     416: "offset_out_of_range: from_seq is greater than head_seq",

@@ -17,11 +17,17 @@ from msgspec import Meta, Raw, Struct
 
 from compaction.access.settings import LakeSettings
 from daemon.api.admin import BODY_BYTES_MAX, AdminRoutes, Fence
+from daemon.api.cursor_routes import CursorRoutes
 from daemon.api.daemon_routes import DaemonRoutes
 from daemon.api.diff_routes import DiffRoutes
 from daemon.api.plan_routes import PlanRoutes
 from daemon.api.schemas import (
     BackedUp,
+    CursorDeleted,
+    CursorPage,
+    CursorSettings,
+    CursorsQuery,
+    CursorState,
     DiffAnswer,
     DiffRequest,
     Live,
@@ -58,6 +64,7 @@ class Handlers(Struct, frozen=True):
     """The objects whose methods are the handlers."""
 
     topics: TopicRoutes
+    cursors: CursorRoutes
     reads: DiffRoutes
     watch: WatchRoutes
     plans: PlanRoutes
@@ -201,6 +208,41 @@ ROUTES = (
             "application/msgpack": "a sequence of maps",
         },
         errors=(400, 404, 406, 416, 503),
+    ),
+    Route(
+        method="GET",
+        path="/v0/cursors",
+        summary="list cursors by name, a page at a time",
+        handler=lambda handlers: handlers.cursors.list,
+        query=CursorsQuery,
+        answers={200: CursorPage},
+        errors=(400, 503),
+    ),
+    Route(
+        method="PUT",
+        path="/v0/cursors/{cursor}",
+        summary="create a cursor (201), or put it somewhere (200)",
+        handler=lambda handlers: handlers.cursors.put,
+        body=CursorSettings,
+        body_required=False,
+        answers={200: CursorState, 201: CursorState},
+        errors=(400, 409, 412, 413, 415, 503),
+    ),
+    Route(
+        method="GET",
+        path="/v0/cursors/{cursor}",
+        summary="show a cursor",
+        handler=lambda handlers: handlers.cursors.get,
+        answers={200: CursorState},
+        errors=(400, 404, 503),
+    ),
+    Route(
+        method="DELETE",
+        path="/v0/cursors/{cursor}",
+        summary="delete a cursor",
+        handler=lambda handlers: handlers.cursors.delete,
+        answers={200: CursorDeleted},
+        errors=(400, 404, 503),
     ),
     Route(
         method="POST",

@@ -17,13 +17,30 @@ from msgspec.structs import fields
 
 from compaction.source.schemas import Plan, PlanRequest
 from delivery.schemas import DiffAnswer, DiffRequest
-from ledger.types import COLUMNS_MAX, INTEGER_MAX, Dedupe, Offset, PartitionState, TopicConfig
+from ledger.types import (
+    COLUMNS_MAX,
+    INTEGER_MAX,
+    CursorKind,
+    CursorPosition,
+    Dedupe,
+    Offset,
+    PartitionState,
+    TopicConfig,
+)
 from uploader.l0.records import TIMESTAMP_MS_MAX
 
 __all__ = [
+    "AdvanceRequest",
     "AlarmStatus",
     "BackedUp",
     "COLUMNS_MAX",
+    "CursorDeleted",
+    "CursorPage",
+    "CursorPosition",
+    "CursorSetting",
+    "CursorSettings",
+    "CursorState",
+    "CursorsQuery",
     "DiffAnswer",
     "DiffRequest",
     "Error",
@@ -38,6 +55,7 @@ __all__ = [
     "PlanRequest",
     "Pressure",
     "PressureInputs",
+    "ProduceBody",
     "ProduceOptions",
     "ProduceQuery",
     "ProduceRecord",
@@ -65,6 +83,7 @@ PAGE_MAX = 1_000
 SEQUENCE_MAX = 2**53
 PARTITION_MAX = 999
 IDEMPOTENCY_KEY_CHARACTERS_MAX = 256
+NAME_CHARACTERS_MAX = 255
 ACK_TIMEOUT_MS_MIN = 100  # deadlines are looked at ten times a second
 ACK_TIMEOUT_MS_MAX = 600_000  # a request may hold ring space this long while nothing is stored
 
@@ -289,7 +308,29 @@ class ProduceOptions(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
     ) = None
 
 
-class ProduceRequest(ProduceOptions, forbid_unknown_fields=True, kw_only=True, gc=False):
+class AdvanceRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A cursor that moves with the records, if it is where it is expected; otherwise nothing is
+    stored."""
+
+    cursor: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX, description="its name")]
+    expected: Annotated[
+        int, Meta(ge=0, le=SEQUENCE_MAX, description="where it must be; 0 before the first move")
+    ]
+    next: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX, description="where it moves, further on")]
+    partition: Annotated[
+        int, Meta(ge=0, le=PARTITION_MAX, description="of what the cursor follows")
+    ] = 0
+
+
+class ProduceBody(ProduceOptions, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """What only a body with named fields can say."""
+
+    advance: (
+        Annotated[AdvanceRequest, Meta(description="a cursor that moves with the records")] | None
+    ) = None
+
+
+class ProduceRequest(ProduceBody, forbid_unknown_fields=True, kw_only=True, gc=False):
     """Records to store, all or none."""
 
     records: Annotated[list[ProduceRecord], Meta(min_length=1)]
@@ -345,6 +386,61 @@ class ProducedSpread(Struct, frozen=True):
     partitions: list[ProducedPart]
     count: Annotated[int, Meta(ge=0, description="in all partitions")]
     deduped: Annotated[bool, Meta(description="whether this repeats the answer to an earlier one")]
+
+
+# Cursors
+
+
+class CursorSetting(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where to put a cursor."""
+
+    seq: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX, description="may be before where it is")]
+    partition: Annotated[int, Meta(ge=0, le=PARTITION_MAX)] = 0
+    expected: (
+        Annotated[
+            int, Meta(ge=0, le=SEQUENCE_MAX, description="put it there only if it is here now")
+        ]
+        | None
+    ) = None
+
+
+class CursorSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Positions to set, all or none; the others stay."""
+
+    positions: Annotated[list[CursorSetting], Meta(max_length=PARTITION_MAX + 1)] = []
+
+
+class CursorState(Struct, frozen=True):
+    """A cursor."""
+
+    cursor: str
+    cursor_id: Annotated[int, Meta(description="never used twice; a recreated cursor has another")]
+    kind: Annotated[CursorKind, Meta(description="who moves it: clients, or a router")]
+    positions: Annotated[
+        list[CursorPosition], Meta(description="where it has been moved; 0 in other partitions")
+    ]
+    created_ms: Annotated[int, Meta(description="epoch milliseconds")]
+
+
+class CursorsQuery(Struct, frozen=True):
+    """Which cursors to list."""
+
+    after: Annotated[str, Meta(description="`next_after` of the previous page")] = ""
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="cursors in the page")] = 100
+
+
+class CursorPage(Struct, frozen=True):
+    """Cursors in the order of their names."""
+
+    cursors: list[CursorState]
+    next_after: Annotated[str | None, Meta(description="asks for the next page; null: no more")]
+
+
+class CursorDeleted(Struct, frozen=True):
+    """The cursor is deleted; its name can be used again."""
+
+    cursor: str
+    deleted: bool = True
 
 
 # Plans

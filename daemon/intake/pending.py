@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from daemon.api.errors import ApiError
+from daemon.api.errors import ApiError, cursor_moved, cursor_unknown
 from daemon.api.schemas import Produced, ProducedPart, ProducedSpread
 from daemon.http.request import Request
 from daemon.intake.topic_cache import TopicEntry
-from ledger.types import Commit, SourceRange, Verdict
+from ledger.types import Advance, Commit, SourceRange, Verdict
 from shards import layout as at
 from shards.frame import VOID_BYTES_MAX
 from shards.ring import RequestAt
@@ -52,6 +52,7 @@ class PendingRequest(NamedTuple):
     body_bytes: int
     expected_seq: int | None
     timeout_ns: int
+    advance: Advance | None = None
 
 
 class ExpiredRequests(NamedTuple):
@@ -160,11 +161,11 @@ class PendingRequests:
                 since_look = 0
                 if now_ns() >= until_ns:
                     break
-            position, request, topic, parts, size, expected_seq, _ = waiting.popleft()
+            position, request, topic, parts, size, expected_seq, _, advance = waiting.popleft()
             since_look += len(parts)
             verdict = verdicts.get(position) if verdicts else None
             if verdict is not None:
-                answer_verdict(request, topic, verdict, expected_seq)
+                answer_verdict(request, topic, verdict, expected_seq, advance)
                 continue
             if len(parts) == 1:
                 partition, count = parts[0]
@@ -263,11 +264,23 @@ class PendingRequests:
 
 
 def answer_verdict(
-    request: Request, topic: TopicEntry, verdict: Verdict, expected_seq: int | None
+    request: Request,
+    topic: TopicEntry,
+    verdict: Verdict,
+    expected_seq: int | None,
+    advance: Advance | None,
 ) -> None:
     """Answers a request that the commit made void."""
     if verdict.kind == "topic_deleted":
         request.refuse(topic_deleted(topic))
+    elif verdict.kind == "cursor_unknown":
+        assert advance is not None
+        request.refuse(cursor_unknown(advance.name))
+    elif verdict.kind == "cursor_moved":
+        assert advance is not None
+        request.refuse(
+            cursor_moved(advance.name, advance.partition, advance.expected, verdict.cursor_seq)
+        )
     elif verdict.kind == "sequence_mismatch":
         request.refuse(
             ApiError(

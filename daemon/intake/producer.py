@@ -27,6 +27,7 @@ from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.intake import formats as bodies
 from daemon.intake.caps import RELOAD_NS, CapTracker, TopicFull
+from daemon.intake.cursor_cache import CursorCache, CursorNotCached
 from daemon.intake.formats import BodyLimits, Produce
 from daemon.intake.gate import ClosedBy
 from daemon.intake.pending import PendingRequest, PendingRequests
@@ -75,6 +76,7 @@ class Producer:
         segment: Segment,
         shard: int,
         topics: TopicCache,
+        cursors: CursorCache,
         ring: RingWriter,
         answers: PendingRequests,
         limits: BodyLimits,
@@ -86,6 +88,7 @@ class Producer:
         self._words = segment.words
         self._rejected_at = segment.layout.shard(shard) + at.S_REJECTED
         self._topics = topics
+        self._cursors = cursors
         self._ring = ring
         self._pending = answers
         self._limits = limits
@@ -127,7 +130,10 @@ class Producer:
         if topic is None or topic.tracker is not None:
             self.produce(request, name, FRAME_BYTES + body_bytes)
         else:
-            self._publish(request, topic)
+            try:
+                self._publish(request, topic)
+            except CursorNotCached:
+                self._hold_back(request, name, FRAME_BYTES + body_bytes)
 
     def _check_space(self, needed: int, body_bytes: int) -> None:
         limit = self._limits.body_bytes_max
@@ -213,16 +219,21 @@ class Producer:
                 return
         topic = self._topics.known(name)
         if topic is not None:
-            if topic.tracker is None:
-                self._publish(request, topic)
-                return
-            if not self._topics.trackers.is_stale(topic.tracker):
-                try:
+            try:
+                if topic.tracker is None:
+                    self._publish(request, topic)
+                    return
+                if not self._topics.trackers.is_stale(topic.tracker):
                     self._publish_within_caps(request, topic, topic.tracker)
                     return
-                except TopicFull as full:
-                    if full.idempotency_key is None:
-                        raise
+            except TopicFull as full:
+                if full.idempotency_key is None:
+                    raise
+            except CursorNotCached:
+                pass
+        self._hold_back(request, name, promised)
+
+    def _hold_back(self, request: Request, name: str, promised: int) -> None:
         self._promised_bytes += promised
         self._held_back[request.connection] = deque([(request, name, promised)])
         task = asyncio.get_running_loop().create_task(self._produce_held(request.connection))
@@ -238,11 +249,7 @@ class Producer:
                 timeout_ms = self._timeout_ms(request)
                 left_ms = timeout_ms - (monotonic_ns() - request.arrival_ns) // 1_000_000
                 async with asyncio.timeout(left_ms / 1000):
-                    topic = self._topics.known(name) or await self._topic_for(request, name)
-                    if topic.tracker is None:
-                        self._publish(request, topic)
-                    else:
-                        await self._publish_capped(request, topic, topic.tracker)
+                    await self._publish_loaded(request, name)
             except TimeoutError:  # before publishing, which is the last step
                 request.refuse(self._overdue(timeout_ms))
             except ApiError as error:
@@ -256,6 +263,20 @@ class Producer:
             held.popleft()
             self.release(promised)
         del self._held_back[connection]
+
+    async def _publish_loaded(self, request: Request, name: str) -> None:
+        while True:
+            topic = self._topics.known(name) or await self._topic_for(request, name)
+            try:
+                if topic.tracker is None:
+                    self._publish(request, topic)
+                else:
+                    await self._publish_capped(request, topic, topic.tracker)
+                return
+            except CursorNotCached:
+                asked = self._parse(request, wall_ms(), topic.topic.config).advance
+                assert asked is not None
+                await self._cursors.load(asked)  # again, if cursors change meanwhile
 
     def _timeout_ms(self, request: Request) -> int:
         try:
@@ -272,7 +293,10 @@ class Producer:
                 raise unknown_topic(name) from None
         # A request that will be refused must not leave a topic behind.
         config = TopicConfig()
-        bodies.payloads(self._parse(request, wall_ms(), config), config.partitions, lambda: 0)
+        asked = self._parse(request, wall_ms(), config)
+        bodies.payloads(asked, config.partitions, lambda: 0)
+        if asked.advance is not None:
+            await self._cursors.load(asked.advance)
         topic, _ = await self._topics.create(name, config)
         return topic
 
@@ -347,9 +371,12 @@ class Producer:
         else:
             parts = [_new(Part, (topic_id, *payload, CODEC_RECORDS)) for payload in payloads]
             placed = tuple([payload[:2] for payload in payloads])
+        advance = None if asked.advance is None else self._cursors.advance(asked.advance)
         conditions = (
-            encode_conditions(asked.idempotency_key, asked.expected_seq)
-            if asked.idempotency_key is not None or asked.expected_seq is not None
+            encode_conditions(asked.idempotency_key, asked.expected_seq, advance)
+            if asked.idempotency_key is not None
+            or asked.expected_seq is not None
+            or advance is not None
             else b""
         )
         try:
@@ -365,7 +392,7 @@ class Producer:
                 PendingRequest,
                 (
                     position, request, topic, placed, len(request.body), asked.expected_seq,
-                    1_000_000 * (asked.ack_timeout_ms or self._ack_timeout_ms),
+                    1_000_000 * (asked.ack_timeout_ms or self._ack_timeout_ms), advance,
                 ),
             )
         )  # fmt: skip

@@ -41,11 +41,29 @@ def check(tx: ReadTx) -> None:
     _check_partitions(tx, gaps)
     _check_results(tx, gaps)
     lake_rules.check_lake(tx)
+    _check_cursors(tx)
     require_none(
         tx,
         "no two live topics have one table",
         "SELECT table_name, count(*) FROM topics WHERE deleted_ms IS NULL"
         " AND table_name IS NOT NULL GROUP BY table_name HAVING count(*) > 1",
+    )
+
+
+def _check_cursors(tx: ReadTx) -> None:
+    require_none(
+        tx,
+        "ids of cursors and numbers of changes have been given",
+        "SELECT cursor_id, changed FROM cursors, state WHERE changed > change_number"
+        " OR changed < 1 OR cursor_id > last_cursor_id OR cursor_id < 1",
+    )
+    require_none(
+        tx,
+        "a position is of a living cursor and of a change that was made",
+        "SELECT p.cursor_id, partition FROM cursor_positions AS p, state LEFT JOIN cursors AS c"
+        " ON c.cursor_id = p.cursor_id WHERE c.cursor_id IS NULL OR c.deleted_ms IS NOT NULL"
+        " OR p.changed > change_number OR p.changed < 1 OR p.set_change > p.changed"
+        " OR p.seq < 0 OR p.partition < 0",
     )
 
 

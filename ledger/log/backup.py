@@ -1,16 +1,17 @@
 """What the owner's log carries of a ledger: changes since a mark, and whole images.
 
-Vocabulary: a *mark* says up to where the log has the ledger: commit number, catalog version, dedupe
-id, and the lease of that last commit. A *history* is one line of such states; each recovery begins
-another one with a name of its own, since it gives offsets again. *Changes* are rows as they are
-now, so applying them twice is harmless. An *image* is the database itself, copied by SQLite's
-backup API as of one moment.
+Vocabulary: a *mark* says up to where the log has the ledger: commit number, catalog version, change
+number, dedupe id, and the lease of that last commit. A *history* is one line of such states; each
+recovery begins another one with a name of its own, since it gives offsets again. *Changes* are rows
+as they are now, so applying them twice is harmless. An *image* is the database itself, copied by
+SQLite's backup API as of one moment.
 
 Changes carry:
 
 - topics that changed, with their partitions;
 - tables and files of the lake that changed, with the ranges of the files;
 - objects and extents of new commits, with the partitions that they moved;
+- cursors and positions that changed;
 - new dedupe entries and new names for deletion;
 - the small tables as a whole.
 
@@ -90,14 +91,22 @@ TABLES: dict[str, tuple[tuple[str, ...], int]] = {
          "accepted_ms"),
         3,
     ),
+    "cursors": (("cursor_id", "name", "kind", "created_ms", "deleted_ms", "changed"), 1),
+    "cursor_positions": (
+        ("cursor_id", "partition", "seq", "set_change", "set_seq", "changed"),
+        2,
+    ),
     "read_leases": (("lease", "created_ms", "expires_ms", "what"), 1),
     "deletions": (("id", "key", "locator", "reason"), 1),
     "dedupe": (("id", "topic_id", "key", "created_ms", "answer"), 1),
 }  # fmt: skip
 
 _STATE = ("incarnation", "epoch", "epoch_floor", "commit_number", "catalog_version",
-          "last_topic_id")  # fmt: skip
+          "last_topic_id", "change_number", "last_cursor_id")  # fmt: skip
 
+
+# Tables with names that only living rows hold, and the time of deletion in the fifth column.
+_NAMED = ("topics", "cursors")
 
 _MOVED_PARTITIONS = (
     "topic_id IN (SELECT topic_id FROM topics WHERE changed > ?)"
@@ -117,6 +126,7 @@ class Mark(Struct, frozen=True):
     wanted: int = 0  # of entries that former versions wrote
     lease: LeaseId | None = None
     history: str = ""
+    change_number: int = 0
 
 
 class Changes(Struct, frozen=True):
@@ -128,8 +138,8 @@ class Changes(Struct, frozen=True):
 
 def mark(tx: ReadTx) -> Mark:
     """Where the ledger is now."""
-    number, version, floor = tx.execute(
-        "SELECT commit_number, catalog_version, epoch_floor FROM state WHERE id = 1"
+    number, version, floor, change_number = tx.execute(
+        "SELECT commit_number, catalog_version, epoch_floor, change_number FROM state WHERE id = 1"
     ).fetchone()
     lease = commits.lease_of(tx, number) if number else None
     return Mark(
@@ -140,6 +150,7 @@ def mark(tx: ReadTx) -> Mark:
         epoch_floor=floor,
         lease=lease,
         history=history(tx),
+        change_number=change_number,
     )
 
 
@@ -172,6 +183,7 @@ def _changes_since(tx: ReadTx, mark: Mark) -> Changes:
     state = tx.execute(f"SELECT {', '.join(_STATE)} FROM state WHERE id = 1").fetchone()
     after_commit = ("commit_number > ?", (mark.commit_number,))
     after_version = ("changed > ?", (mark.catalog_version,))
+    after_change = ("changed > ?", (mark.change_number,))
     wheres: dict[str, tuple[str, tuple[int, ...]]] = {
         "topics": after_version,
         "partitions": (
@@ -187,6 +199,8 @@ def _changes_since(tx: ReadTx, mark: Mark) -> Changes:
             "file_id IN (SELECT file_id FROM lake_files WHERE changed > ?)",
             (mark.catalog_version,),
         ),
+        "cursors": after_change,
+        "cursor_positions": after_change,
         "deletions": ("id > ?", (mark.deletion_id,)),
         "dedupe": ("id > ?", (mark.dedupe_id,)),
     }
@@ -203,21 +217,24 @@ def _changes_since(tx: ReadTx, mark: Mark) -> Changes:
 
 def apply(tx: WriteTx, changes: Changes) -> None:
     """Writes changes into a ledger."""
-    # A new topic may have the name of a deleted one: the deletion is applied first.
-    for row in sorted(changes.rows.get("topics", []), key=lambda row: row[4] is None):
-        _upsert(tx, "topics", [row])
+    # A new topic or cursor may have the name of a deleted one: the deletion is applied first.
+    for table in _NAMED:
+        for row in sorted(changes.rows.get(table, []), key=lambda row: row[4] is None):
+            _upsert(tx, table, [row])
     # Carried as a whole: rows that are missing have been removed.
     tx.execute("DELETE FROM read_leases")
     tx.execute("DELETE FROM quarantine")
     for table, rows in changes.rows.items():
-        if table in TABLES and table != "topics":
+        if table in TABLES and table not in _NAMED:
             _upsert(tx, table, rows)
+    gone = [row[:1] for row in changes.rows.get("cursors", []) if row[4] is not None]
+    tx.executemany("DELETE FROM cursor_positions WHERE cursor_id = ?", gone)
     quarantine.keep_objects(tx, {row[4] for row in changes.rows.get("quarantine", [])})
     _forget(tx, [(row[1], row[3]) for row in changes.rows.get("deletions", [])])
     state = changes.state
     tx.execute(
         f"UPDATE state SET {', '.join(f'{name} = max({name}, ?)' for name in _STATE)} WHERE id = 1",
-        [state[name] for name in _STATE],
+        [state.get(name, 0) for name in _STATE],  # an older entry lacks the last ones
     )
 
 
@@ -245,6 +262,9 @@ def _upsert(tx: WriteTx, table: str, rows: list[Row]) -> None:
         tx.executemany("DELETE FROM deletions WHERE key = ?", [row[1:2] for row in rows])
     updates = ", ".join(f"{column} = excluded.{column}" for column in columns[keys:])
     action = f"DO UPDATE SET {updates}" if updates else "DO NOTHING"
+    if table in _NAMED:
+        # On top of a newer image, a row that has changed since may hold another's name.
+        action += f" WHERE excluded.changed >= {table}.changed"
     tx.executemany(
         f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
         f" ON CONFLICT ({', '.join(columns[:keys])}) {action}",

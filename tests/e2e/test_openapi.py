@@ -86,6 +86,30 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
                 yield method, path, item[method.lower()]
 
 
+def cursors(api: Checked) -> None:
+    one, other = "/v0/cursors/c", "/v0/cursors/d"
+    assert api.ask("PUT", one).status == 201
+    assert api.ask("PUT", one, {"positions": [{"seq": 4}]}).status == 200
+    assert api.ask("PUT", other, {"positions": [{"seq": 4, "expected": 1}]}).status == 412
+    assert api.ask("PUT", other, {"positions": [{"seq": -1}]}).status == 400
+    assert api.ask("PUT", other, b"{}", "text/plain").status == 415
+    assert api.ask("PUT", other, b" " * ((1 << 20) + 1), "application/json").status == 413
+    assert api.ask("GET", one).status == 200
+    assert api.ask("GET", other).status == 404
+    for method in ("GET", "PUT", "DELETE"):
+        assert api.ask(method, "/v0/cursors/-").status == 400
+    assert api.ask("GET", "/v0/cursors").status == 200
+    assert api.ask("GET", "/v0/cursors?limit=0").status == 400
+    body = {"records": [{"data": 1}], "advance": {"cursor": "c", "expected": 4, "next": 5}}
+    check(
+        body, resolve({"$ref": "#/components/schemas/ProduceRequest"}, api.document), api.document
+    )
+    for status in (200, 412):
+        assert api.ask("POST", "/v0/topics/t", body).status == status
+    assert api.ask("DELETE", one).status == 200
+    assert api.ask("DELETE", one).status == 404
+
+
 def test_every_answer_that_is_documented_is_given_and_no_other(
     daemon: Daemon, document: dict[str, Any]
 ) -> None:
@@ -139,6 +163,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
         assert api.ask(method, "/v0/topics/-").status == 400
     plan(api)
     trim(api)
+    cursors(api)
     assert api.ask("PUT", "/v0/topics/small", {"cap_records": 1, "discard": "reject"}).status == 201
     assert api.ask("POST", "/v0/topics/small", [1, 2]).status == 422
     assert api.ask("DELETE", topic).status == 200
@@ -154,8 +179,9 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     left = documented - api.seen
     # The ledger or the store must fail for these; their shape is that of all errors.
     failing = {(m, p, 503) for m, p, _ in documented if p.startswith("/v0/")}
-    # A thousand simultaneous plans: tests/e2e/test_plans.py.
-    assert left - failing == {("POST", "/v0/plans", 429)}
+    # A thousand simultaneous plans: tests/e2e/test_plans.py. 100,000 cursors:
+    # tests/daemon/intake/test_cursor_cache.py.
+    assert left - failing == {("POST", "/v0/plans", 429), ("PUT", "/v0/cursors/{cursor}", 409)}
 
 
 def test_every_answer_of_an_internal_route_is_given_and_no_other(shared_daemon: Daemon) -> None:

@@ -20,6 +20,7 @@ class Model:
         # None where no record is: in a gap.
         self.partitions: dict[tuple[int, int], list[Record | None]] = {}
         self.deleted: set[int] = set()
+        self.cursors: dict[int, dict[int, int]] = {}  # live ones: where they are by partition
         self.keys: dict[tuple[int, str], tuple[int, Answer]] = {}
         self.requests = 0
 
@@ -67,6 +68,12 @@ class Model:
                 return Answer("deduped", answers[firsts[key]].parts)
             if key in self.keys and now_ms - self.keys[key][0] <= self.window_ms:
                 return self.keys[key][1]
+        if request.advance is not None:
+            if request.advance.cursor_id not in self.cursors:
+                return Answer("cursor_unknown")
+            at = self.cursors[request.advance.cursor_id].get(request.advance.partition, 0)
+            if at != request.advance.expected:
+                return Answer("cursor_moved", cursor_seq=at)
         if request.expected_seq is not None:
             head = self.head(request.topic_id, request.parts[0][0])
             if head != request.expected_seq:
@@ -75,6 +82,9 @@ class Model:
 
     def _store(self, request: Request) -> Answer:
         parts = []
+        if request.advance is not None:
+            there = self.cursors[request.advance.cursor_id]
+            there[request.advance.partition] = request.advance.next
         for partition, count in request.parts:
             records = self.partitions[request.topic_id, partition]
             parts.append((partition, len(records) + 1, len(records) + count))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from ledger.types import (
+    Advance,
     Commit,
     CommitDraft,
     Condition,
@@ -34,6 +35,7 @@ class Request(Struct, frozen=True):
     expected_seq: int | None = None
     shard: int = 0
     timestamp_ms: int = 1_000
+    advance: Advance | None = None
 
 
 class Answer(Struct, frozen=True):
@@ -42,6 +44,7 @@ class Answer(Struct, frozen=True):
     kind: str
     parts: tuple[tuple[int, int, int], ...] = ()
     head_seq: int = 0
+    cursor_seq: int = 0
 
 
 def lease(counter: int, epoch: int = 1, incarnation: int = 1, shard: int = 0) -> LeaseId:
@@ -64,7 +67,7 @@ def draft_of(lease_id: LeaseId, requests: Sequence[Request]) -> CommitDraft:
             there = per_extent.setdefault((request.topic_id, partition), [])
             parts.append(ConditionPart(partition, sum(n for _, n in there), count))
             there.append((request, count))
-        if request.key is not None or request.expected_seq is not None:
+        if (request.key, request.expected_seq, request.advance) != (None, None, None):
             conditions.append(
                 Condition(
                     request.shard,
@@ -73,6 +76,7 @@ def draft_of(lease_id: LeaseId, requests: Sequence[Request]) -> CommitDraft:
                     tuple(parts),
                     request.key,
                     request.expected_seq,
+                    request.advance,
                 )
             )
     extents: list[ExtentDraft] = []
@@ -112,7 +116,7 @@ def answers(commit: Commit, requests: Sequence[Request]) -> list[Answer]:
         verdict = verdicts.get((request.shard, position))
         if verdict is not None:
             parts = tuple((part.partition, part.first_seq, part.last_seq) for part in verdict.parts)
-            found.append(Answer(verdict.kind, parts, verdict.head_seq))
+            found.append(Answer(verdict.kind, parts, verdict.head_seq, verdict.cursor_seq))
             continue
         given = []
         for partition, count in request.parts:

@@ -12,8 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from ledger import epochs, reads, topics
+from ledger import cursors, epochs, reads, topics
 from ledger.checks import invariants
+from ledger.cursors import Setting
 from ledger.lake import lake_files, lake_tables, readleases, runs
 from ledger.lake.types import NewFile, TableSwitch
 from ledger.ledger import Ledger
@@ -312,10 +313,15 @@ def test_an_entry_that_was_told_before_an_image_was_copied_takes_nothing_of_it_b
     ledger: Ledger, topic: Topic
 ) -> None:
     """Such an entry may be sent after the image, and is applied on top of it."""
+    ledger.write(cursors.create, "c", "client", 1)
+    ledger.write(cursors.set_positions, "c", "client", [Setting(0, 5)])
     told, older = ledger.read(backup.changes_since, Mark())
     ledger.write(epochs.raise_floor, ledger.write(epochs.advance))
     ledger.write(epochs.begin_incarnation, 1)
-    ledger.write(topics.create, "later", TopicConfig(), 1)
+    ledger.write(topics.delete, topic.name, 1)
+    topic, _ = ledger.write(topics.create, topic.name, TopicConfig(), 1)
+    ledger.write(cursors.delete, "c", "client", 1)
+    ledger.write(cursors.create, "c", "client", 1)
     ledger.commit(draft_of(lease(1, epoch=3), [Request(topic.topic_id)]), 10, lambda _: None)
     newer = ledger.read(backup.changes_since, told)[1]
     assert all(newer.state[name] > older.state[name] for name in newer.state)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from ledger import commits as ledger_commits
-from ledger import epochs, reads
+from ledger import cursors, epochs, reads
 from ledger.checks import invariants
 from ledger.errors import DraftInvalid
 from ledger.lake import lake_files
@@ -88,6 +88,7 @@ class RecoveringMachine(LakeMachine):
             for extent in draft.extents:
                 counts[extent.topic_id, extent.partition] += extent.record_count
         self.lose(ledger, counts)
+        self.lose_cursors(ledger)
         ledger.write(recovery.prepare, [], dict(counts), 0, self.epoch)
         commits: list[Commit | DraftInvalid] = []
         ledger.write(recovery.take, unlisted, commits.append, ledger.dedupe_limits)
@@ -124,6 +125,16 @@ class RecoveringMachine(LakeMachine):
             del records[state.head_seq :]
             if topic_id not in self.model.deleted:
                 records += [None] * counts[topic_id, partition]
+
+    def lose_cursors(self, ledger: Ledger) -> None:
+        """The model's cursors as of the last entry; nothing that is taken moves them."""
+        self.cursor_ids = {each.name: each.cursor_id for each in ledger.read(cursors.page)}
+        self.model.cursors = {
+            cursor_id: {p.partition: p.seq for p in ledger.read(cursors.positions, cursor_id)}
+            for cursor_id in self.cursor_ids.values()
+        }
+        with ledger.reading() as tx:
+            self.cursors_seen = tx.execute("SELECT last_cursor_id FROM state").fetchone()[0]
 
     def model_takes(self, draft: CommitDraft) -> None:
         for extent in draft.extents:

@@ -11,11 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ledger import commits, epochs, reads, topics
+from ledger import commits, cursors, epochs, reads, topics
 from ledger.checks import invariants
+from ledger.cursors import Setting
 from ledger.dedupe import DedupeLimits
 from ledger.ledger import Ledger
-from ledger.types import Commit, CommitDraft, TopicConfig
+from ledger.types import Advance, Commit, CommitDraft, CursorMove, CursorPosition, TopicConfig
 from tests.ledger.model import Model, Record
 from tests.ledger.requests import Request, answers, draft_of, lease
 from tests.long import examples
@@ -32,6 +33,8 @@ class RequestShape(msgspec.Struct, frozen=True):
     count: int
     key: str | None
     expected_delta: int | None
+    cursor: int | None = None
+    cursor_delta: int = 0
 
 
 shapes = st.builds(
@@ -41,6 +44,8 @@ shapes = st.builds(
     count=st.integers(1, 4),
     key=st.sampled_from([None, None, "x", "y", "z"]),
     expected_delta=st.sampled_from([None, None, 0, 0, 1, 2, 3, -1]),
+    cursor=st.sampled_from([None, None, 0, 1, 2, 3]),
+    cursor_delta=st.sampled_from([0, 0, 0, 2, 4, -2]),
 )
 
 
@@ -53,6 +58,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model = Model(LIMITS.window_ms)
         self.config: dict[int, TopicConfig] = {}
         self.live: dict[str, int] = {}
+        self.cursor_ids: dict[str, int] = {}
+        self.cursors_seen = 0
         self.objects: dict[tuple[str, int, int], list[Record]] = {}
         self.history: list[tuple[CommitDraft, Commit]] = []
         self.ledger = self.opened()
@@ -97,6 +104,42 @@ class LedgerMachine(RuleBasedStateMachine):
             self.config[topic_id] = config
             self.model.grow(topic_id, config.partitions)
 
+    @rule(name=st.sampled_from(NAMES))
+    def create_cursor(self, name: str) -> None:
+        cursor, created = self.ledger.write(cursors.create, name, "client", self.now_ms)
+        assert created == (name not in self.cursor_ids)
+        assert self.cursor_ids.setdefault(name, cursor.cursor_id) == cursor.cursor_id
+        if created:
+            self.cursors_seen += 1
+            assert cursor.cursor_id == self.cursors_seen
+            self.model.cursors[cursor.cursor_id] = {}
+
+    @rule(name=st.sampled_from(NAMES))
+    def delete_cursor(self, name: str) -> None:
+        if name in self.cursor_ids:
+            cursor = self.ledger.write(cursors.delete, name, "client", self.now_ms)
+            assert self.cursor_ids.pop(name) == cursor.cursor_id
+            del self.model.cursors[cursor.cursor_id]
+
+    @rule(name=st.sampled_from(NAMES), partition=st.integers(0, 1), seq=st.integers(0, 20))
+    def set_cursor(self, name: str, partition: int, seq: int) -> None:
+        if name in self.cursor_ids:
+            self.model.cursors[self.cursor_ids[name]][partition] = seq
+            self.ledger.write(cursors.set_positions, name, "client", [Setting(partition, seq)])
+
+    @rule(delta=st.sampled_from([0, 0, -1, 1]))
+    def flush(self, delta: int) -> None:
+        moves, refused = [], {}
+        for cursor_id in range(1, self.cursors_seen + 1):
+            there = self.model.cursors.get(cursor_id)
+            at = None if there is None else there.get(1, 0)
+            moves.append(CursorMove(cursor_id, 1, (at or 0) + delta, (at or 0) + delta + 5))
+            if there is None or delta:
+                refused[cursor_id, 1] = at
+            else:
+                there[1] = moves[-1].next
+        assert self.ledger.write(cursors.flush, moves) == refused
+
     @rule(passed_ms=st.integers(1, 70))
     def wait(self, passed_ms: int) -> None:
         self.now_ms += passed_ms
@@ -129,7 +172,14 @@ class LedgerMachine(RuleBasedStateMachine):
             partitions = partitions[:1]
             expected_seq = max(0, self.model.head(topic_id, partitions[0]) + shape.expected_delta)
         parts = tuple((partition, shape.count) for partition in partitions)
-        return Request(topic_id, parts, shape.key, expected_seq, shard, self.now_ms)
+        advance = None
+        if shape.cursor is not None:
+            # One after the last that was created: it never was.
+            cursor_id, partition = 1 + shape.cursor % (self.cursors_seen + 1), shape.count % 2
+            at = self.model.cursors.get(cursor_id, {}).get(partition, 0)
+            expected = max(0, at + shape.cursor_delta)
+            advance = Advance(cursor_id, partition, expected, expected + 2)
+        return Request(topic_id, parts, shape.key, expected_seq, shard, self.now_ms, advance)
 
     def keep_object(self, draft: CommitDraft, requests: list[Request]) -> None:
         """The records of the object by extent, void ones included, as a store would have them."""
@@ -163,6 +213,16 @@ class LedgerMachine(RuleBasedStateMachine):
                 found += [record for at, record in enumerate(there) if at not in void]
                 assert extent.last_offset == len(found)
             assert found == records
+
+    @invariant()
+    def cursors_are_where_stored_requests_moved_them(self) -> None:
+        for name, cursor_id in self.cursor_ids.items():
+            there = self.model.cursors[cursor_id]
+            expected = [CursorPosition(*each) for each in sorted(there.items())]
+            assert self.ledger.read(cursors.positions, cursor_id) == expected
+            cursor = self.ledger.read(cursors.find, name)
+            assert cursor is not None
+            assert cursor.cursor_id == cursor_id
 
     @invariant()
     def the_ledger_agrees_with_itself(self) -> None:

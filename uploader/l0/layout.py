@@ -17,7 +17,7 @@ import struct
 
 from msgspec import Struct
 
-from ledger.types import Condition, ConditionPart, ExtentDraft, LeaseId, RunDraft
+from ledger.types import Advance, Condition, ConditionPart, ExtentDraft, LeaseId, RunDraft
 
 MAGIC = b"HEADGATE"
 VERSION = 1
@@ -100,6 +100,7 @@ class FooterCondition(Struct, frozen=True, array_like=True):
     parts: tuple[ConditionPart, ...]
     idempotency_key: str | None = None
     expected_seq: int | None = None
+    advance: Advance | None = None
 
     def condition(self) -> Condition:
         """The condition as the ledger decides it."""
@@ -110,6 +111,7 @@ class FooterCondition(Struct, frozen=True, array_like=True):
             parts=self.parts,
             idempotency_key=self.idempotency_key,
             expected_seq=self.expected_seq,
+            advance=self.advance,
         )
 
 

@@ -20,8 +20,6 @@ from uploader.l0.layout import (
     MAGIC,
     TAIL,
     VERSION,
-    Footer,
-    FooterCondition,
     FooterExtent,
     RingRun,
 )
@@ -100,14 +98,15 @@ def build(
             )
         )
         byte_start += byte_length
+    # The arrays of Footer and FooterCondition, cut off where nothing follows.
     footer = _encoder.encode(
-        Footer(
-            version=VERSION,
-            lease_id=lease_id,
-            created_ms=created_ms,
-            extents=tuple(footer_extents),
-            conditions=tuple(_footer_condition(c) for c in conditions),
-            commits_seen=commits_seen,
+        (
+            VERSION,
+            lease_id,
+            created_ms,
+            footer_extents,
+            [_footer_condition(condition) for condition in conditions],
+            commits_seen,
         )
     )
     pieces.append(footer)
@@ -130,12 +129,13 @@ def _check(parts: ExtentParts, byte_length: int) -> None:
         raise ValueError(f"{name} has {parts.record_count} records, but its runs cover {index}")
 
 
-def _footer_condition(condition: Condition) -> FooterCondition:
-    return FooterCondition(
-        shard=condition.shard,
-        position=condition.position,
-        topic_id=condition.topic_id,
-        parts=condition.parts,
-        idempotency_key=condition.idempotency_key,
-        expected_seq=condition.expected_seq,
+def _footer_condition(condition: Condition) -> tuple[object, ...]:
+    found = (
+        condition.shard,
+        condition.position,
+        condition.topic_id,
+        condition.parts,
+        condition.idempotency_key,
+        condition.expected_seq,
     )
+    return found if condition.advance is None else (*found, condition.advance)

@@ -88,6 +88,7 @@ def assemble(
                     tuple(parts),
                     asked.idempotency_key,
                     asked.expected_seq,
+                    asked.advance,
                 )
             )
     built = [

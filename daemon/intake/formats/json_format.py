@@ -85,7 +85,9 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
         if careful:
             check_record(data, (key, each.tag, each.node, meta), {"record": index}, limits)
         rows.append(row(data, ts, key, each.tag, each.node, meta))
-    return produce_of(envelope, rows, arrival_ms, keyed=keyed, timed=timed)
+    return produce_of(
+        envelope, rows, arrival_ms, keyed=keyed, timed=timed, advance=envelope.advance
+    )
 
 
 def parse_array(body: bytes, limits: BodyLimits, field: KeyField | None) -> list[Row]:

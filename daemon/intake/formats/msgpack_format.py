@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw
 
 from daemon.api.decoding import UNREADABLE, refusal
 from daemon.api.errors import invalid, too_large
-from daemon.api.schemas import ProduceOptions, ProduceRecord
+from daemon.api.schemas import ProduceBody, ProduceRecord
 from daemon.intake.formats.json_format import check_record, decode_base64
 from daemon.intake.formats.limits import (
     BodyLimits,
@@ -33,7 +33,7 @@ _NIL = 0xC0
 _BIN8, _BIN32 = 0xC4, 0xC6
 
 
-class _Envelope(ProduceOptions, forbid_unknown_fields=True, kw_only=True, gc=False):
+class _Envelope(ProduceBody, forbid_unknown_fields=True, kw_only=True, gc=False):
     # Raw, so that the count in the array's head is seen before anything is built.
     records: Raw
 
@@ -80,7 +80,9 @@ def parse_msgpack(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
             check_ts(each.ts, where)
             timed = True
         rows.append(row(data, each.ts, each.key, each.tag, each.node, meta))
-    return produce_of(envelope, rows, arrival_ms, keyed=keyed, timed=timed)
+    return produce_of(
+        envelope, rows, arrival_ms, keyed=keyed, timed=timed, advance=envelope.advance
+    )
 
 
 def _refuse(error: Exception) -> NoReturn:

@@ -12,7 +12,8 @@ from typing import Any
 from msgspec import Struct
 
 from daemon.api.errors import invalid
-from daemon.api.schemas import ProduceOptions
+from daemon.api.names import check_cursor_name
+from daemon.api.schemas import AdvanceRequest, ProduceOptions
 from delivery.partitioner import partition_of
 from ledger.types import Dedupe
 from uploader.l0.records import encode
@@ -37,6 +38,7 @@ class Produce(Struct, frozen=True, gc=False):
     timed: bool = False
     ack_timeout_ms: int | None = None
     dedupe: Dedupe | None = None
+    advance: AdvanceRequest | None = None
 
     @property
     def record_count(self) -> int:
@@ -44,9 +46,24 @@ class Produce(Struct, frozen=True, gc=False):
 
 
 def produce_of(
-    options: ProduceOptions, rows: list[Row], arrival_ms: int, *, keyed: bool, timed: bool
+    options: ProduceOptions,
+    rows: list[Row],
+    arrival_ms: int,
+    *,
+    keyed: bool,
+    timed: bool,
+    advance: AdvanceRequest | None = None,
 ) -> Produce:
-    """The request that these rows and options are."""
+    """The request that these rows and options are. Raises ApiError 400 for an ``advance`` that
+    cannot be."""
+    if advance is not None:
+        check_cursor_name(advance.cursor)
+        if advance.next <= advance.expected:
+            raise invalid(
+                f"advance moves a cursor forward: next is {advance.next}, which must be more than"
+                f" expected, {advance.expected}",
+                field="advance",
+            )
     return Produce(
         rows,
         arrival_ms,
@@ -58,6 +75,7 @@ def produce_of(
         timed,
         options.ack_timeout_ms,
         options.dedupe,
+        advance,
     )
 
 

@@ -15,6 +15,7 @@ from daemon.api.schemas import AlarmStatus
 from daemon.config import Override, load
 from daemon.http.head import parse_head
 from daemon.http.limits import HttpLimits
+from daemon.intake.cursor_cache import CursorCache
 from daemon.intake.formats import BodyLimits
 from daemon.intake.gate import SPARE_BYTES, ClosedBy, Disk, DiskSpace, Gate, disks_of, space_of
 from daemon.intake.pending import PendingRequests
@@ -124,8 +125,8 @@ def test_a_shut_door_refuses_before_the_body_is_taken_in_and_says_why_and_when_t
     segment: Segment, word: int, value: int, code: str, close: bool
 ) -> None:
     producer = Producer(
-        segment, 0, cast(TopicCache, None), RingWriter(segment, 0), PendingRequests(segment, 0),
-        BodyLimits(), lambda: None, random.Random(1), 20_000,
+        segment, 0, cast(TopicCache, None), cast(CursorCache, None), RingWriter(segment, 0),
+        PendingRequests(segment, 0), BodyLimits(), lambda: None, random.Random(1), 20_000,
     )  # fmt: skip
     head = parse_head(b"POST /v0/topics/t HTTP/1.1\r\nHost: h\r\n\r\n", HttpLimits())
     producer.release(producer.admit(head, 100))

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from daemon.http.head import Head, parse_head
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
 from daemon.http.server import Server
+from daemon.intake.cursor_cache import CursorCache
 from daemon.intake.formats import BodyLimits
 from daemon.intake.pending import PendingRequests
 from daemon.intake.producer import FRAME_BYTES, Producer
@@ -79,8 +81,8 @@ class Intake:
         limits = BodyLimits(body_bytes_max=BODY_BYTES_MAX)
         self.publications = 0
         self.producer = Producer(
-            self._segment, 0, topics, self._ring, PendingRequests(self._segment, 0), limits,
-            self._published, random.Random(1), 20_000,
+            self._segment, 0, topics, cast(CursorCache, None), self._ring,
+            PendingRequests(self._segment, 0), limits, self._published, random.Random(1), 20_000,
         )  # fmt: skip
         server = Server()
         server.application, server.limits = Script(), HttpLimits()

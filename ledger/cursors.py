@@ -1,0 +1,267 @@
+"""Cursors: how far a reader or a router has got, by partition of what it follows.
+
+Lifecycle of a cursor: created -> moved or set, any number of times -> deleted. Its row stays, its
+positions go. Ids are never used twice, so a request on its way never meets another cursor of the
+same name.
+
+- A position is what has been dealt with: the next record is after it. Where nothing was ever moved
+  it is 0, and there is no row.
+- ``move`` belongs to the commit (``commits.py``), which has judged the requests; it takes the
+  records and the positions into one transaction.
+- ``flush`` moves our own cursors over what needs no record, each only from where it is expected.
+- ``set_positions`` puts a cursor anywhere, also back. ``set_change`` and ``set_seq`` note it, and
+  requests carry both, so a recovery that lacks it learns of it (``log/recovery.py``).
+- The name of a cursor of another kind than ``client`` begins with the kind and a slash, which no
+  client may send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import islice
+from typing import NamedTuple
+
+from ledger import changes
+from ledger.decide import CursorKey
+from ledger.errors import CursorMissing, CursorMoved, CursorOwned, CursorsFull
+from ledger.tx import ReadTx, WriteTx
+from ledger.types import Cursor, CursorKind, CursorMove, CursorPosition
+
+# Each takes about 300 bytes of the ledger with one position. 10,000 that move in each second are
+# 10,000 of its rows, so ten times as many are still bearable.
+CURSORS_MAX = 100_000
+# A look-up takes two of SQLite's 32,766 variables.
+_LOOKED_UP_TOGETHER = 1_024
+
+_COLUMNS = "cursor_id, name, kind, created_ms, deleted_ms"
+_PUT_SQL = """INSERT INTO cursor_positions
+    (cursor_id, partition, seq, set_change, set_seq, changed) VALUES (?, ?, ?, 0, 0, ?)
+    ON CONFLICT (cursor_id, partition)
+    DO UPDATE SET seq = excluded.seq, changed = excluded.changed"""
+_SET_SQL = """INSERT INTO cursor_positions
+    (cursor_id, partition, seq, set_change, set_seq, changed) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (cursor_id, partition) DO UPDATE SET seq = excluded.seq,
+    set_change = excluded.set_change, set_seq = excluded.set_seq, changed = excluded.changed"""
+
+
+class CursorPlace(NamedTuple):
+    """What a request that advances a cursor carries of it."""
+
+    cursor_id: int
+    set_change: int
+    set_seq: int
+
+
+class Setting(NamedTuple):
+    """A position that a cursor gets; ``expected`` None: wherever it is."""
+
+    partition: int
+    seq: int
+    expected: int | None = None
+
+
+def create(tx: WriteTx, name: str, kind: CursorKind, now_ms: int) -> tuple[Cursor, bool]:
+    """The live cursor of this name, and whether this call created it. An existing one stays.
+
+    Raises CursorsFull, and CursorOwned if it is of another kind.
+    """
+    if kind != "client" and not name.startswith(f"{kind}/"):
+        raise ValueError(f"a cursor of kind {kind} must have a name {kind}/..., got {name!r}")
+    present = find(tx, name)
+    if present is not None:
+        if present.kind != kind:
+            raise CursorOwned(name, present.kind)
+        return present, False
+    if count(tx) >= CURSORS_MAX:
+        raise CursorsFull(CURSORS_MAX)
+    last = tx.execute("SELECT last_cursor_id FROM state WHERE id = 1").fetchone()[0]
+    return restore(tx, last + 1, name, kind, now_ms), True
+
+
+def restore(tx: WriteTx, cursor_id: int, name: str, kind: CursorKind, now_ms: int) -> Cursor:
+    """Creates a cursor with an id that has no row. A live cursor of the same name is deleted: it
+    was deleted before this one was created."""
+    present = find(tx, name)
+    if present is not None:
+        _delete(tx, present.cursor_id, now_ms)
+    tx.execute(
+        f"INSERT INTO cursors ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, NULL, ?)",
+        (cursor_id, name, kind, now_ms, changes.following(tx)),
+    )
+    tx.execute(
+        "UPDATE state SET last_cursor_id = max(last_cursor_id, ?) WHERE id = 1", (cursor_id,)
+    )
+    return Cursor(cursor_id, name, kind, now_ms)
+
+
+def set_positions(
+    tx: WriteTx, name: str, kind: CursorKind, settings: Sequence[Setting]
+) -> list[CursorPosition]:
+    """Puts a cursor where ``settings`` say, all or none; returns all its positions.
+
+    Raises CursorMissing, CursorOwned, CursorMoved.
+    """
+    cursor = _of_kind(tx, name, kind)
+    there = {each.partition: each.seq for each in positions(tx, cursor.cursor_id)}
+    for partition, _, expected in settings:
+        at = there.get(partition, 0)
+        if expected is not None and expected != at:
+            raise CursorMoved(name, partition, expected, at)
+    if settings:
+        number = changes.following(tx)
+        tx.executemany(
+            _SET_SQL,
+            [(cursor.cursor_id, each.partition, each.seq, number, each.seq, number)
+             for each in settings],
+        )  # fmt: skip
+    return positions(tx, cursor.cursor_id)
+
+
+def set_again(tx: WriteTx, cursor_id: int, partition: int, set_change: int, seq: int) -> None:
+    """A setting that only a request tells of, for a recovery; older ones than it are over."""
+    row = tx.execute(
+        "SELECT set_change FROM cursor_positions WHERE cursor_id = ? AND partition = ?",
+        (cursor_id, partition),
+    ).fetchone()
+    if (0 if row is None else row[0]) >= set_change:
+        return
+    # The numbers of later changes must be above it, as they were.
+    tx.execute("UPDATE state SET change_number = max(change_number, ?) WHERE id = 1", (set_change,))
+    number = changes.following(tx)
+    tx.execute(_SET_SQL, (cursor_id, partition, seq, set_change, seq, number))
+
+
+def delete(tx: WriteTx, name: str, kind: CursorKind, now_ms: int) -> Cursor:
+    """The deleted cursor. Requests on their way that advance it are void.
+
+    Raises CursorMissing and CursorOwned.
+    """
+    cursor = _of_kind(tx, name, kind)
+    _delete(tx, cursor.cursor_id, now_ms)
+    return cursor
+
+
+def find(tx: ReadTx, name: str) -> Cursor | None:
+    """The live cursor of this name."""
+    sql = f"SELECT {_COLUMNS} FROM cursors WHERE name = ? AND deleted_ms IS NULL"
+    row = tx.execute(sql, (name,)).fetchone()
+    return None if row is None else Cursor(*row)
+
+
+def by_id(tx: ReadTx, cursor_id: int) -> Cursor | None:
+    """The cursor of this id, deleted or not."""
+    row = tx.execute(f"SELECT {_COLUMNS} FROM cursors WHERE cursor_id = ?", (cursor_id,)).fetchone()
+    return None if row is None else Cursor(*row)
+
+
+def count(tx: ReadTx) -> int:
+    """How many cursors live."""
+    sql = "SELECT count(*) FROM cursors WHERE deleted_ms IS NULL"
+    return int(tx.execute(sql).fetchone()[0])
+
+
+def page(tx: ReadTx, after_name: str = "", limit: int = 1_000) -> list[Cursor]:
+    """Live cursors after ``after_name`` by name, a page at a time."""
+    rows = tx.execute(
+        f"SELECT {_COLUMNS} FROM cursors WHERE deleted_ms IS NULL AND name > ?"
+        " ORDER BY name LIMIT ?",
+        (after_name, limit),
+    )
+    return [Cursor(*row) for row in rows]
+
+
+def positions(tx: ReadTx, cursor_id: int) -> list[CursorPosition]:
+    """Where a cursor is in the partitions that it has been in, in their order."""
+    rows = tx.execute(
+        "SELECT partition, seq FROM cursor_positions WHERE cursor_id = ? ORDER BY partition",
+        (cursor_id,),
+    )
+    return [CursorPosition(*row) for row in rows]
+
+
+def place(tx: ReadTx, name: str, partition: int) -> CursorPlace | None:
+    """What a request that advances the cursor of this name must carry; None: there is none."""
+    row = tx.execute(
+        "SELECT c.cursor_id, COALESCE(p.set_change, 0), COALESCE(p.set_seq, 0)"
+        " FROM cursors AS c LEFT JOIN cursor_positions AS p"
+        " ON p.cursor_id = c.cursor_id AND p.partition = ?"
+        " WHERE c.name = ? AND c.deleted_ms IS NULL",
+        (partition, name),
+    ).fetchone()
+    return None if row is None else CursorPlace(*row)
+
+
+def positions_of(tx: ReadTx, keys: Iterable[CursorKey]) -> dict[CursorKey, int]:
+    """The positions of these cursors; nothing of those that do not live."""
+    found: dict[CursorKey, int] = {}
+    left = iter(keys)
+    while some := list(islice(left, _LOOKED_UP_TOGETHER)):
+        # Sizes are powers of two, so that a handful of statements stays prepared; no id is 0.
+        size = 1 << (len(some) - 1).bit_length()
+        values = [0] * (2 * size)
+        values[: 2 * len(some) : 2] = [cursor_id for cursor_id, _ in some]
+        values[1 : 2 * len(some) : 2] = [partition for _, partition in some]
+        for cursor_id, partition, seq in tx.execute(_positions_sql(size), values):
+            found[cursor_id, partition] = seq
+    return found
+
+
+def move(tx: WriteTx, moves: Mapping[CursorKey, int]) -> None:
+    """Writes positions that the caller has judged in this transaction."""
+    number = changes.following(tx)
+    tx.executemany(
+        _PUT_SQL,
+        [(cursor_id, partition, seq, number) for (cursor_id, partition), seq in moves.items()],
+    )
+
+
+def flush(tx: WriteTx, moves: Sequence[CursorMove]) -> dict[CursorKey, int | None]:
+    """Moves each cursor that is at its ``expected``; of the others it returns where they are.
+
+    None: the cursor does not live any more. At most one move for each cursor and partition.
+    """
+    there = positions_of(tx, [(each.cursor_id, each.partition) for each in moves])
+    done: dict[CursorKey, int] = {}
+    refused: dict[CursorKey, int | None] = {}
+    for each in moves:
+        key = (each.cursor_id, each.partition)
+        at = there.get(key)
+        if at == each.expected:
+            done[key] = each.next
+        else:
+            refused[key] = at
+    if done:
+        move(tx, done)
+    return refused
+
+
+@cache
+def _positions_sql(size: int) -> str:
+    # As in commits.py: a join with the list finds each row by its key.
+    places = ", ".join(["(?, ?)"] * size)
+    return (
+        f"WITH wanted (cursor_id, partition) AS (VALUES {places})"
+        " SELECT c.cursor_id, wanted.partition, COALESCE(p.seq, 0)"
+        " FROM wanted JOIN cursors AS c"
+        " ON c.cursor_id = wanted.cursor_id AND c.deleted_ms IS NULL"
+        " LEFT JOIN cursor_positions AS p"
+        " ON p.cursor_id = wanted.cursor_id AND p.partition = wanted.partition"
+    )
+
+
+def _of_kind(tx: ReadTx, name: str, kind: CursorKind) -> Cursor:
+    cursor = find(tx, name)
+    if cursor is None:
+        raise CursorMissing(name)
+    if cursor.kind != kind:
+        raise CursorOwned(name, cursor.kind)
+    return cursor
+
+
+def _delete(tx: WriteTx, cursor_id: int, now_ms: int) -> None:
+    tx.execute(
+        "UPDATE cursors SET deleted_ms = ?, changed = ? WHERE cursor_id = ?",
+        (now_ms, changes.following(tx), cursor_id),
+    )
+    tx.execute("DELETE FROM cursor_positions WHERE cursor_id = ?", (cursor_id,))
