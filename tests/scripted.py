@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from click.testing import CliRunner, Result
 
 import cli
+from delivery.watch.wire import chunk
 
 
 class Call(NamedTuple):
@@ -24,10 +25,19 @@ class Call(NamedTuple):
     method: str
     path: str
     body: Any
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
+class Lasting(NamedTuple):
+    """A body without an end: ``more`` is asked for its next bytes again and again, until it returns
+    None, which hangs up."""
+
+    more: Callable[[], bytes | None]
 
 
 class Answer(NamedTuple):
-    """An answer; bytes are sent as they are, everything else as JSON. Status 0 hangs up."""
+    """An answer; bytes are sent as they are, a Lasting in chunks, everything else as JSON. Status 0
+    hangs up."""
 
     status: int
     body: Any = None
@@ -51,6 +61,7 @@ class Scripted(ThreadingHTTPServer):
         self.script = script
         self.calls: list[Call] = []
         self.connections = 0
+        self.closing = threading.Event()
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
@@ -72,11 +83,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(length)
-        call = Call(self.command, self.path, json.loads(body) if body else None)
+        document = json.loads(body) if body else None
+        call = Call(self.command, self.path, document, dict(self.headers))
         self.server.calls.append(call)
         answer = self.server.script(call)
         if answer.status == 0:
             self.close_connection = True
+            return
+        if isinstance(answer.body, Lasting):
+            self._stream(answer.body.more)
             return
         data = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
         self.send_response(answer.status)
@@ -85,6 +100,20 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
+
+    def _stream(self, more: Callable[[], bytes | None]) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        while (data := more()) is not None:
+            try:
+                self.wfile.write(chunk(data))
+            except OSError:
+                return  # the client has gone
+            if not data and self.server.closing.wait(0.005):
+                return
 
     do_GET = do_PUT = do_POST = do_DELETE = _answer
 
@@ -98,6 +127,7 @@ def scripted(script: Script) -> Iterator[Scripted]:
     try:
         yield server
     finally:
+        server.closing.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -20,6 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -34,6 +35,8 @@ RECONNECT_WAIT_MS = 100  # the first wait after a lost connection; doubles up to
 RECONNECT_WAIT_MAX_MS = 2_000
 RETRY_AFTER_MS = 1_000  # after a 429 or 503 without a usable Retry-After
 ANSWER_BYTES_MAX = 1 << 30
+READ_BYTES = 256 << 10
+SILENCE_S = 40.0  # an answer without an end says something every 15 s
 
 Shape = TypeVar("Shape")
 
@@ -99,14 +102,18 @@ class Client:
         self.retries = 0
         self.reached = False  # whether any answer ever came
         self._timeout_s = timeout_s
-        self._sleep_ms = sleep_ms
-        self._now_ms = now_ms
+        self.sleep_ms = sleep_ms
+        self.now_ms = now_ms
         self._notice_ms = notice_ms
         self.say = say
         self._base = parts.path.rstrip("/")
         https = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, port, timeout=timeout_s)
+        self._kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
+        self._address = (parts.hostname, port)
+        self._connection = self._connect(timeout_s)
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        return self._kind(*self._address, timeout=timeout_s)
 
     def close(self) -> None:
         self._connection.close()
@@ -137,24 +144,58 @@ class Client:
         Raises Unreachable, Refused, UnknownAnswer.
         """
         target = self._base + path + (f"?{urlencode(query)}" if query else "")
-        timeout_s = timeout_s or self._timeout_s
-        if patience_ms <= 0:
-            return self._repeated(method, target, body, lambda: timeout_s, None)
-        patience = _Patience(self, patience_ms, silent_ms)
-        with patience:
-            return self._repeated(
-                method, target, body,
-                lambda: max(TIMEOUT_MIN_S, min(timeout_s, patience.left_ms() / 1000)), patience,
-            )  # fmt: skip
+        attempt = partial(self._attempt, method, target, body)
+        return self._repeated(
+            f"{method} {target}", attempt, timeout_s or self._timeout_s, patience_ms, silent_ms
+        )
+
+    def open(
+        self,
+        path: str,
+        headers: dict[str, str],
+        *,
+        query: dict[str, str] | None = None,
+        patience_ms: float = 0,
+    ) -> OpenAnswer:
+        """A GET whose answer has no end, on a connection of its own. Otherwise as ``call``."""
+        target = self._base + path + (f"?{urlencode(query)}" if query else "")
+        opened: list[OpenAnswer] = []
+
+        def attempt(timeout_s: Callable[[], float]) -> _Attempt:
+            answer = OpenAnswer(self.url, self._connect(timeout_s()), SILENCE_S)
+            status, body, retry_after = answer.ask(target, headers, timeout_s())
+            self.reached = True
+            if status < 400:
+                opened.append(answer)
+            return _Attempt(status, body, retry_after)
+
+        self._repeated(f"GET {target}", attempt, self._timeout_s, patience_ms, 0)
+        return opened[0]
 
     def _repeated(
-        self, method: str, target: str, body: bytes | None, timeout_s: Callable[[], float],
-        patience: _Patience | None,
+        self, asked: str, attempt: Callable[[Callable[[], float]], _Attempt], timeout_s: float,
+        patience_ms: float, silent_ms: float,
     ) -> bytes:  # fmt: skip
+        if patience_ms <= 0:
+            return self._until_answered(asked, partial(attempt, lambda: timeout_s), None)
+        patience = _Patience(self, patience_ms, silent_ms)
+        with patience:
+            return self._until_answered(
+                asked,
+                partial(
+                    attempt,
+                    lambda: max(TIMEOUT_MIN_S, min(timeout_s, patience.left_ms() / 1000)),
+                ),
+                patience,
+            )
+
+    def _until_answered(
+        self, asked: str, attempt: Callable[[], _Attempt], patience: _Patience | None
+    ) -> bytes:
         reconnect_ms = RECONNECT_WAIT_MS
         while True:
             try:
-                answer = self._attempt(method, target, body, timeout_s)
+                answer = attempt()
             except _Stale:
                 continue  # at most once: the next attempt's connection is fresh
             except Unreachable as error:
@@ -166,7 +207,7 @@ class Client:
             else:
                 if answer.status < 400:
                     return answer.body
-                refused = self._refused(method, target, answer)
+                refused = self._refused(asked, answer)
                 wait_ms = _wait_ms(refused, answer.retry_after)
                 if answer.status not in (429, 503):
                     raise refused
@@ -175,7 +216,7 @@ class Client:
                 reason = f"{refused.message} ({refused.code})"
             patience.before_wait(wait_ms, reason)
             self.retries += 1
-            self._sleep_ms(wait_ms)
+            self.sleep_ms(wait_ms)
 
     def _attempt(
         self, method: str, target: str, body: bytes | None, timeout_s: Callable[[], float]
@@ -204,28 +245,77 @@ class Client:
             data = response.read(ANSWER_BYTES_MAX)
             self.reached = True
             return _Attempt(response.status, data, response.getheader("Retry-After"))
-        except TimeoutError as error:
-            connection.close()
-            raise Unreachable(self.url, f"timed out after {waits_s:g} s", sent=sent) from error
         except (http.client.HTTPException, OSError) as error:
             connection.close()
-            ended = isinstance(error, ConnectionError | http.client.RemoteDisconnected)
-            if not fresh and ended:
+            if not fresh and isinstance(error, ConnectionError | http.client.RemoteDisconnected):
                 raise _Stale from error
-            if isinstance(error, http.client.HTTPException) and not ended:
-                raise UnknownAnswer(f"{self.url} does not answer in HTTP: {error!r}") from error
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise Unreachable(self.url, reason, sent=sent) from error
+            raise _failed(self.url, error, waits_s, sent) from error
 
-    def _refused(self, method: str, target: str, answer: _Attempt) -> Refused:
+    def _refused(self, asked: str, answer: _Attempt) -> Refused:
         try:
             error = msgspec.json.decode(answer.body, type=ErrorAnswer).error
         except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
             raise UnknownAnswer(
-                f"{method} {target} at {self.url} was answered {answer.status} without an error"
+                f"{asked} at {self.url} was answered {answer.status} without an error"
                 f" in Headgate's form: {answer.body[:80]!r}"
             ) from cause
         return Refused(answer.status, error.code, error.message, error.detail)
+
+
+class OpenAnswer:
+    """An answer without an end: ``read`` it until it ends, then ``close`` it."""
+
+    def __init__(self, url: str, connection: http.client.HTTPConnection, silence_s: float) -> None:
+        self._url = url
+        self._connection = connection
+        self._silence_s = silence_s
+        self._response: http.client.HTTPResponse | None = None
+
+    def ask(self, target: str, headers: dict[str, str], timeout_s: float) -> _Attempt:
+        """Sends the request. Without an error the body is left to ``read``."""
+        try:
+            self._connection.connect()
+            sock = self._connection.sock  # which getresponse hands over to the answer
+            self._connection.request("GET", target, headers=headers)
+            self._response = response = self._connection.getresponse()
+            body = response.read(ANSWER_BYTES_MAX) if response.status >= 400 else b""
+        except (http.client.HTTPException, OSError) as error:
+            self.close()
+            raise _failed(self._url, error, timeout_s, sent=True) from error
+        if response.status >= 400:
+            self.close()
+        else:
+            sock.settimeout(self._silence_s)
+        return _Attempt(response.status, body, response.getheader("Retry-After"))
+
+    def read(self) -> bytes:
+        """What has come, at least a byte; none at the end. Raises Unreachable."""
+        assert self._response is not None
+        try:
+            return self._response.read1(READ_BYTES)
+        except (http.client.HTTPException, OSError) as error:
+            reason = f"the stream broke off: {_reason(error, self._silence_s)}"
+            raise Unreachable(self._url, reason, sent=True) from error
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._response is not None:
+            self._response.close()
+        self._connection.close()
+
+
+def _failed(url: str, error: Exception, waited_s: float, sent: bool) -> Exception:
+    """What the error of a connection means to the caller."""
+    ended = isinstance(error, ConnectionError | http.client.RemoteDisconnected)
+    if isinstance(error, http.client.HTTPException) and not ended:
+        return UnknownAnswer(f"{url} does not answer in HTTP: {error!r}")
+    return Unreachable(url, _reason(error, waited_s), sent=sent)
+
+
+def _reason(error: Exception, waited_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"timed out after {waited_s:g} s"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 class _Patience:
@@ -234,7 +324,7 @@ class _Patience:
 
     def __init__(self, client: Client, patience_ms: float, silent_ms: float) -> None:
         self._client = client
-        self._begin_ms = client._now_ms() + silent_ms
+        self._begin_ms = client.now_ms() + silent_ms
         self._patience_ms = patience_ms
         self._reason = "no answer so far"
         self._lock = threading.Lock()
@@ -252,11 +342,11 @@ class _Patience:
             self._client.say(f"{self._client.url} answers again")
 
     def left_ms(self) -> float:
-        return self._begin_ms + self._patience_ms - self._client._now_ms()
+        return self._begin_ms + self._patience_ms - self._client.now_ms()
 
     def before_wait(self, wait_ms: float, reason: str) -> None:
         self._reason = reason
-        if self._client._now_ms() + wait_ms >= self._begin_ms + self._client._notice_ms:
+        if self._client.now_ms() + wait_ms >= self._begin_ms + self._client._notice_ms:
             self._tell()
 
     def _tell(self) -> None:

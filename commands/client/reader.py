@@ -1,9 +1,9 @@
 """Reads a topic by repeated ``diff`` requests.
 
 It begins at an offset, a time or the last N records. Several partitions are read one after the
-other, each up to the head it had when its turn came; ``follow`` then polls them in turn. A single
-partition is followed by a long poll and shows a record immediately; of several partitions, an
-empty one delays the others by POLL_SHARED_MS at most.
+other, each up to the head it had when its turn came; ``follow`` then continues with a stream of all
+of them (stream.py). More partitions than a stream can have are polled in turn, and an empty one
+delays the others by POLL_SHARED_MS in all.
 
 A tail reads the last N offsets of every partition and keeps the N newest records by timestamp.
 The Reader prints nothing: the lines of a page go to ``emit``, warnings of gaps to ``warn``.
@@ -20,12 +20,13 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from commands.client.http import Client, decoded, topic_path
+from commands.client.stream import RECREATED, WatchStream
 from commands.client.topics import state_of
 from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest
+from delivery.watch.events import WatchRecord, WatchTombstone
+from delivery.watch.token import PLACES_MAX
 
-RECREATED = "recreated"  # a tombstone's reason
 PAGE_RECORDS = 1_000  # the most records of one answer
-POLL_ALONE_MS = 20_000  # below the client's own timeout and diff's 30 s
 POLL_SHARED_MS = 500
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -162,9 +163,37 @@ class TopicReader:
 
     def follow(self) -> None:
         """Emits records as they are committed, until ``done`` or an exception."""
+        if len(self._next) > PLACES_MAX or not (self._is_whole or len(self._next) == 1):
+            self._poll()
+        elif not self.done():
+            self._watch()
+
+    def _watch(self) -> None:
+        position = {
+            (self._topic_ids[partition], partition): start.from_seq or 0
+            for partition, start in self._next.items()
+        }
+        only = {} if self._is_whole else {"partition": str(next(iter(self._next)))}
+        stream = WatchStream(
+            self._client, topic_path(self._topic, "watch"), only, {self._topic: None}, position,
+            patience_ms=self._patience_ms, reach_ms=self._reach_ms,
+        )  # fmt: skip
+        try:
+            for told in stream.told():
+                if isinstance(told, list):
+                    self._print([self._line(each.partition, each.record) for each in told])
+                elif isinstance(told, WatchTombstone):
+                    self._warn_of(told.partition, told.gap_from, told.gap_to, told.reason)
+                if self.done():
+                    return
+        finally:
+            position = stream.position
+            self._topic_ids = {partition: topic_id for topic_id, partition in position}
+            self._next = {key[1]: Start(from_seq=seq) for key, seq in position.items()}
+
+    def _poll(self) -> None:
         while not self.done():
-            alone = len(self._next) == 1
-            wait_ms = POLL_ALONE_MS if alone else max(1, POLL_SHARED_MS // len(self._next))
+            wait_ms = max(1, POLL_SHARED_MS // len(self._next))
             for partition in list(self._next):
                 page = self._diff(partition, self._limit(), wait_ms)
                 self._print([self._line(partition, record) for record in page.records])
@@ -222,18 +251,8 @@ class TopicReader:
         )  # fmt: skip
         page = decoded(self._client, body, DiffAnswer)
         gap = page.tombstone
-        if gap is not None and _is_recreated(page):
-            missed = f"records {gap.gap_from} to {gap.gap_to} of it are gone"
-            self._warn(
-                f"{self._topic} was deleted and created again; partition {partition} continues at"
-                " the start of the new topic;"
-                f" {missed if gap.gap_to >= gap.gap_from else 'no record of it was missed'}"
-            )
-        elif gap is not None:
-            self._warn(
-                f"records {gap.gap_from} to {gap.gap_to} of partition {partition} of"
-                f" {self._topic} are gone: {gap.reason}"
-            )
+        if gap is not None:
+            self._warn_of(partition, gap.gap_from, gap.gap_to, gap.reason)
         self._next[partition] = Start(from_seq=page.next_from_seq)
         self._topic_ids[partition] = page.topic_id
         if _is_recreated(page) and self._is_whole:
@@ -241,6 +260,21 @@ class TopicReader:
             for each in self._heads()[1]:
                 self._next.setdefault(each, Start(from_seq=0))
         return page
+
+    def _warn_of(self, partition: int, gap_from: int, gap_to: int, reason: str) -> None:
+        if reason != RECREATED:
+            self._warn(
+                f"records {gap_from} to {gap_to} of partition {partition} of {self._topic} are"
+                f" gone: {reason}"
+            )
+            return
+        missed = "no record of it was missed"
+        if gap_to >= gap_from:
+            missed = f"records {gap_from} to {gap_to} of it are gone"
+        self._warn(
+            f"{self._topic} was deleted and created again; partition {partition} continues at the"
+            f" start of the new topic; {missed}"
+        )
 
     def _line(self, partition: int, record: DiffRecord) -> bytes:
         return whole_line(partition, record) if self._with_meta else data_line(record)
@@ -267,7 +301,9 @@ def data_line(record: DiffRecord) -> bytes:
 
 
 def whole_line(partition: int, record: DiffRecord) -> bytes:
-    """The record as ``diff`` returned it, on one line, with its partition first."""
+    """The record as ``diff`` returns it, on one line, with its partition first."""
+    if isinstance(record, WatchRecord):
+        record = msgspec.structs.replace(record, topic=UNSET, partition=UNSET)
     return b'{"partition":%d,' % partition + _one_line(msgspec.json.encode(record))[1:]
 
 

@@ -17,19 +17,54 @@ import pytest
 from click.testing import Result
 
 from commands import read as read_
-from tests.scripted import Answer, Call, Script, Scripted, refusal, run, says, scripted, state
+from commands.client import reader
+from delivery.watch.formats import SSE, Origin
+from delivery.watch.positions import format_position, parse_position
+from tests.scripted import (
+    Answer,
+    Call,
+    Lasting,
+    Script,
+    Scripted,
+    refusal,
+    run,
+    says,
+    scripted,
+    state,
+)
+from uploader.l0.records import Record
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class Log:
-    """Partitions in memory, with the answers to diff of docs/http-api.md."""
+    """Partitions in memory, with the answers to diff and watch of docs/http-api.md."""
 
     def __init__(self, *partitions: list[dict[str, Any]]) -> None:
         self.partitions = partitions
         self.page = 1_000
 
+    def watch(self, call: Call) -> Answer:
+        """A stream that continues after the position that was sent."""
+        position = parse_position(call.headers["Last-Event-ID"])
+        told = False
+
+        def more() -> bytes:
+            nonlocal told
+            found = b"" if told else SSE.opening() + SSE.position(format_position(position))
+            told = True
+            for (topic_id, partition), seq in list(position.items()):
+                for record in self.partitions[partition][seq:]:
+                    names = {"partition": partition} if len(position) > 1 else {}
+                    found += b"event: record\ndata: %b\n\n" % json.dumps(names | record).encode()
+                    position[topic_id, partition] = record["seq"]
+            return found
+
+        return Answer(200, Lasting(more))
+
     def __call__(self, call: Call) -> Answer:
+        if "/watch" in call.path:
+            return self.watch(call)
         if call.method == "GET":
             topic = state("t", len(self.partitions))
             for row, records in zip(topic["partitions"], self.partitions, strict=True):
@@ -160,7 +195,45 @@ def test_a_gap_is_named_on_stderr() -> None:
     assert "records 1 to 4 of partition 0 of t are gone: cap_records" in result.stderr
 
 
-def test_following_polls_all_partitions_from_where_they_stand() -> None:
+def test_following_continues_with_a_stream_of_all_partitions() -> None:
+    log = Log(log_of(2), log_of(1))
+
+    def script(call: Call) -> Answer:
+        if "/watch" in call.path:
+            log.partitions[1].append({"seq": 2, "ts": 9, "data": {"n": 99}})
+        return log(call)
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--follow", "-n", "4")
+    assert numbers(result) == [1, 2, 1, 99]
+    asked = server.calls[-1]
+    assert asked.path == "/v0/topics/t/watch"
+    assert asked.headers["Last-Event-ID"] == "7:0=2,1=1"
+    assert asked.headers["Accept"] == "text/event-stream"
+
+
+def test_a_single_partition_is_followed_alone_and_with_whole_records() -> None:
+    log = Log(log_of(1), log_of(1))
+
+    def script(call: Call) -> Answer:
+        if "/watch" in call.path:
+            log.partitions[1].append({"seq": 2, "ts": 9, "data": "x"})
+        return log(call)
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "-f", "-n", "2", "--partition", "1", "--with-meta")
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [
+        {"partition": 1, "seq": 1, "ts": 1, "data": {"n": 1}},
+        {"partition": 1, "seq": 2, "ts": 9, "data": "x"},
+    ]
+    assert server.calls[-1].path == "/v0/topics/t/watch?partition=1"
+    assert server.calls[-1].headers["Last-Event-ID"] == "7:1=1"
+
+
+def test_more_partitions_than_a_stream_can_have_are_polled_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader, "PLACES_MAX", 1)
     log = Log(log_of(2), log_of(1))
 
     def script(call: Call) -> Answer:
@@ -171,8 +244,7 @@ def test_following_polls_all_partitions_from_where_they_stand() -> None:
     with scripted(script) as server:
         result = run(server, "read", "t", "--follow", "-n", "4")
     assert numbers(result) == [1, 2, 1, 99]
-    waits = {call.body["wait_ms"] for call in server.calls[1:]}
-    assert waits == {0, 250}
+    assert {call.body["wait_ms"] for call in server.calls[1:]} == {0, 250}
 
 
 def started(server: Scripted, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
@@ -207,30 +279,52 @@ def test_a_reader_of_the_pipe_that_closes_it_is_not_a_failure() -> None:
         assert process.stderr.read() == b""
 
 
-def test_read_follows_a_recreated_topic_from_its_start_and_says_so() -> None:
+def recreated(*after: bytes) -> bytes:
+    """A stream that resumes at 7:0=3, and by now the topic has another id and two partitions."""
+    gap = SSE.tombstone(Origin("t", 7, 0), 4, 5, "recreated")
+    return SSE.opening() + gap + SSE.position("8:0=0,1=0") + b"".join(after)
+
+
+def test_follow_continues_a_recreated_topic_at_its_start_and_says_so() -> None:
     """The new topic has a second partition, which is followed too."""
-    old, new = Log(log_of(3)), Log(log_of(2), [{"seq": 1, "ts": 0, "data": {"n": 77}}])
+    first, second = (Origin("t", 8, n, shows_partition=True) for n in (0, 1))
+    sent = [
+        recreated(
+            SSE.records([(1, 5, Record('{"n":1}')), (2, 5, Record('{"n":2}'))], first, True),
+            SSE.records([(1, 5, Record('{"n":77}'))], second),
+            SSE.position("8:0=2,1=1"),
+        )
+    ]
+    log = Log(log_of(3))
 
     def script(call: Call) -> Answer:
-        if len(server.calls) <= 2:
-            return old(call)
-        answer = new(call)
-        if call.method == "GET":
-            return answer
-        answer.body["topic_id"] = 8
-        if call.body.get("topic_id") == 7:
-            call.body["from_seq"] = 0
-            answer = new(call)
-            answer.body["topic_id"] = 8
-            answer.body["tombstone"] = {"gap_from": 4, "gap_to": 5, "reason": "recreated"}
+        if "/watch" not in call.path:
+            return log(call)
+        return Answer(200, Lasting(lambda: sent.pop() if sent else None)) if sent else Answer(0)
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--follow", "--wait", "0")
+    assert numbers(result) == [1, 2, 3, 1, 2, 77]
+    assert "t was deleted and created again; partition 0 continues at the start" in result.stderr
+    assert "records 4 to 5 of it are gone" in result.stderr
+    assert "--resume 8:0=2,1=1 " in result.stderr
+
+
+def test_read_continues_a_recreated_topic_at_its_start() -> None:
+    log = Log(log_of(3))
+
+    def script(call: Call) -> Answer:
+        if call.method == "GET" or call.body.get("topic_id") != 6:
+            return log(call)
+        call.body["from_seq"] = 0
+        answer = log(call)
+        answer.body["tombstone"] = {"gap_from": 10, "gap_to": 9, "reason": "recreated"}
         return answer
 
     with scripted(script) as server:
-        result = run(server, "read", "t", "--follow", "-n", "6")
-    assert numbers(result) == [1, 2, 3, 1, 2, 77]
-    assert "t was deleted and created again" in result.stderr
-    assert "records 4 to 5 of it are gone" in result.stderr
-    assert server.calls[2].body["topic_id"] == 7, "the cursor goes with the topic that it is of"
+        result = run(server, "read", "t", "--resume", "6:0=9")
+    assert numbers(result) == [1, 2, 3]
+    assert "no record of it was missed" in result.stderr
 
 
 def test_read_ends_with_the_last_offset_when_it_is_to_begin_past_it() -> None:
@@ -243,18 +337,45 @@ def test_read_ends_with_the_last_offset_when_it_is_to_begin_past_it() -> None:
 
 def test_read_outlives_lost_connections_and_gives_each_record_once() -> None:
     log = Log(log_of(3))
+    watches = 0
 
     def script(call: Call) -> Answer:
-        if len(server.calls) in (2, 3, 5):
+        nonlocal watches
+        if len(server.calls) in (2, 3):
             return Answer(0)
-        if len(server.calls) == 6:
+        if "/watch" in call.path:
+            watches += 1
+            if watches == 1:  # breaks off in the middle of a record
+                sent = [SSE.opening() + SSE.position("7:0=3"), b'event: record\ndata: {"seq":']
+                return Answer(200, Lasting(lambda: sent.pop(0) if sent else None))
+            if watches == 2:
+                return Answer(0)
             log.partitions[0].extend(log_of(5)[3:])
         return log(call)
 
     with scripted(script) as server:
         result = run(server, "read", "t", "--follow", "-n", "5")
     assert result.exit_code == 0 and numbers(result) == [1, 2, 3, 4, 5]
+    assert watches == 3
     assert result.stderr == "", "a short wait is not mentioned"
+
+
+def test_a_topic_that_is_deleted_while_it_is_followed_ends_the_read() -> None:
+    log = Log(log_of(1))
+    sent = [SSE.position("7:0=1") + SSE.topic_deleted("t", 7)]
+
+    def script(call: Call) -> Answer:
+        if "/watch" not in call.path:
+            return log(call)
+        if not sent:
+            return refusal(404, "unknown_topic", "there is no topic 't'")
+        return Answer(200, Lasting(lambda: sent.pop() if sent else None))
+
+    with scripted(script) as server:
+        result = run(server, "read", "t", "--follow")
+    assert result.exit_code == 1 and numbers(result) == [1]
+    assert "there is no topic 't' (unknown_topic, status 404)" in result.stderr
+    assert "--resume 7:0=1 continues there" in result.stderr
 
 
 def test_read_ends_with_a_resume_point_for_every_partition() -> None:

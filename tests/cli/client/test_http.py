@@ -48,7 +48,7 @@ def test_calls_share_one_connection() -> None:
         assert client.call("GET", "/a", query={"cursor": "x y"}) == b'{"path": "/a?cursor=x+y"}'
         assert client.call("POST", "/b", b'{"n":1}') == b'{"path": "/b"}'
         assert server.connections == 1
-        assert server.calls[1] == Call("POST", "/b", {"n": 1})
+        assert server.calls[1][:3] == ("POST", "/b", {"n": 1})
 
 
 def test_a_base_path_goes_before_every_path() -> None:
