@@ -29,12 +29,13 @@ EntryKey = tuple[int, Kind]  # topic id
 
 
 class PriorityInputs(Struct, frozen=True):
-    """What a topic's priority follows from. ``priority`` is the manual one, if any;
-    ``consumed_ms`` is when the topic was last read, by the wall clock, 0 for never."""
+    """What a topic's priority follows from. ``priority`` is the manual one, if any, ``auto``
+    whether recency counts without one; ``consumed_ns`` is when the topic was last consumed, 0 for
+    never."""
 
     priority: int | None = None
     auto: bool = True
-    consumed_ms: int = 0
+    consumed_ns: int = 0
 
 
 class Turn(NamedTuple):
