@@ -6,6 +6,7 @@ It is logged at the start and shown by ``status``. Each part is a limit that som
 from __future__ import annotations
 
 from daemon.config import Config
+from daemon.http.limits import http_limits
 from delivery import lake_reader
 from delivery.l0_reader import CACHE_BYTES_MAX
 from delivery.schemas import BYTES_MAX
@@ -15,6 +16,8 @@ from uploader.ownership.image import PART_BYTES
 # Interpreter, libraries and small caches (heads, names, followed partitions): a new shard has
 # 60 MB, a busy one was measured at 90.
 PROCESS_BYTES = 128 << 20
+# A connection (1.7 KB) and a watcher of 64 partitions (8.3 KB; of one, 1.7 KB), as measured.
+STREAM_BYTES = 12 << 10
 READERS_AT_ONCE = 4  # threads that read the store, each with an extent and an answer
 
 
@@ -39,6 +42,7 @@ def bounds(config: Config) -> dict[str, int]:
         + lake_reader.FOOTERS_BYTES_MAX
         + lake_reader.FETCHES_AT_ONCE * lake_reader.FETCH_BYTES
     )
+    limits = http_limits(config)
     # Bodies on their way and requests held back are within promises of ring space
     # (daemon/intake/producer.py).
     return {
@@ -47,6 +51,7 @@ def bounds(config: Config) -> dict[str, int]:
         "uploads": shards * uploads,
         "reads": shards * reads,
         "lake": shards * lake_reads,
+        "streams": shards * (limits.streams_max * STREAM_BYTES + limits.stream_unsent_bytes_max),
         # One part is read while the one before it is freed.
         "image": 2 * PART_BYTES,
         "processes": (shards + 1) * PROCESS_BYTES,

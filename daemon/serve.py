@@ -14,8 +14,9 @@ import logging
 import platform
 from pathlib import Path
 
-from daemon import logs, memory
+from daemon import logs, memory, open_files
 from daemon.config import Config
+from daemon.http.limits import http_limits
 from daemon.listeners import ListenError, admin_listener, open_listeners
 from daemon.supervisor import TICK_S, Supervisor
 from daemon.upkeep.owner import LOCK_NAME, OtherHistory, this_owner
@@ -135,6 +136,13 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         parts = memory.bounds(config)
         shares = ", ".join(f"{name} {size >> 20} MiB" for name, size in parts.items())
         log.info("memory is limited to %d MiB: %s", sum(parts.values()) >> 20, shares)
+        open_files.raise_limit()
+        if open_files.limit() < open_files.needed(http_limits(config)):
+            log.warning(
+                "a process may open %d files, and a shard could need %d for its connections and"
+                " streams; it will serve fewer: raise the limit (LimitNOFILE, ulimit -n) or lower"
+                " streams_max", open_files.limit(), open_files.needed(http_limits(config)),
+            )  # fmt: skip
         log.info("store %s, data directory %s", config.store_url, config.data_dir)
         if chaos:
             log.warning("CHAOS IS ON: the shards' store fails on purpose (--chaos %s)", chaos)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from daemon import inherit, logs
+from daemon import inherit, logs, open_files
 from daemon.api.admin import AdminRoutes
 from daemon.api.application import Api
 from daemon.api.cursor_routes import CursorRoutes
@@ -43,7 +43,7 @@ from daemon.api.status import StatusBuilder
 from daemon.api.topic_routes import TopicRoutes
 from daemon.api.watch_routes import WatchRoutes
 from daemon.config import Config
-from daemon.http.limits import HttpLimits
+from daemon.http.limits import http_limits
 from daemon.http.server import Server
 from daemon.inherit import Inheritance
 from daemon.intake.caps import CapTrackers
@@ -235,9 +235,7 @@ class Shard:
         self.api = Api(
             ROUTES, handlers, self._producer, self.reader.waiters, options=bool(config.cors_origins)
         )
-        self._http_limits = HttpLimits(
-            body_bytes_max=config.body_bytes_max, streams_max=config.streams_max
-        )
+        self._http_limits = open_files.fitted(http_limits(config), open_files.limit())
         self._cors_origins = config.cors_origins
         self._server = Server()
         self._loop: asyncio.AbstractEventLoop

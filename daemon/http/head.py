@@ -336,12 +336,14 @@ class HeadCache:
     """Parsed heads by their bytes. Bounded in count and bytes, and cleared when it is full: that
     happens with heads that do not repeat, and a smarter eviction would slow down every hit."""
 
-    __slots__ = ("_bytes", "_bytes_max", "_count_max", "_entry_bytes_max", "entries")
+    __slots__ = ("_bytes", "_bytes_max", "_count_max", "_entry_bytes_max", "entries", "known")
 
     def __init__(
         self, count_max: int = 4096, bytes_max: int = 2 << 20, entry_bytes_max: int = 4096
     ) -> None:
         self.entries: dict[bytes, Head] = {}
+        # Looks a head up; one bound method for all connections.
+        self.known = self.entries.get
         self._bytes = 0
         self._bytes_max = bytes_max
         self._count_max = count_max

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from daemon.config import Config
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -25,11 +27,15 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     discard_bytes_max: int = 256 * KIB
     # Requests of one connection that are not answered yet; reading pauses at the limit.
     requests_outstanding_max: int = 128
-    # Connections that are not streams.
+    # Connections that are not streams. Beyond it, some are told why they are refused.
     connections_max: int = 8_192
+    connections_told_max: int = 1_024
     streams_max: int = 10_000
     # A client has nothing to say on a stream. Some send an empty line, or a request by mistake.
     stream_input_bytes_max: int = 64 * KIB
+    # What the streams of a shard were given and their clients have not taken; what several were
+    # given counts once. 256 of the largest writes of a watch (256 KiB).
+    stream_unsent_bytes_max: int = 64 * MIB
     # Answers that the client has not taken; over the limit nothing more is read from it.
     write_buffer_high_bytes: int = 256 * KIB
     # Longer than the 60 s for which load balancers and agents keep idle connections.
@@ -44,3 +50,8 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     # closing immediately would reset the connection, and the client could lose the answer.
     linger_ms: int = 5_000
     linger_bytes_max: int = 64 * MIB
+
+
+def http_limits(config: Config) -> HttpLimits:
+    """Those of a shard of this configuration."""
+    return HttpLimits(body_bytes_max=config.body_bytes_max, streams_max=config.streams_max)

@@ -82,7 +82,7 @@ class Receiver(Sender):
     def __init__(self, server: Service) -> None:
         super().__init__(server)
         self._application = server.application
-        self._known_head = server.heads.entries.get
+        self._known_head = server.heads.known
         self._body_bytes_max = server.limits.body_bytes_max
         self._outstanding_max = server.limits.requests_outstanding_max
         self.buffer = b""

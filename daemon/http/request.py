@@ -75,6 +75,11 @@ class Sender:
         self.attention = False
         self.answered_ns = server.now_ns
 
+    @property
+    def streams(self) -> Streams:
+        """The streams of the shard."""
+        return self.server.streams
+
     @abstractmethod
     def answer_written(self) -> None:
         """Continues what waited for an answer."""

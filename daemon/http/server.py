@@ -31,13 +31,18 @@ _CHECK_PERIOD_MS_MAX = 5_000
 _LISTEN_BACKLOG = 1024
 
 
+def streams_of(limits: HttpLimits) -> Streams:
+    """No stream yet."""
+    return Streams(limits.streams_max, limits.stream_unsent_bytes_max)
+
+
 class Server:
     """Serves HTTP/1.1 to one application."""
 
     def __init__(self) -> None:
         self.application: Application
         self._limits = HttpLimits()
-        self.streams = Streams(self._limits.streams_max)
+        self.streams = streams_of(self._limits)
         self.heads = HeadCache()
         self.cors: Cors | None = None
         self.draining = False
@@ -58,7 +63,7 @@ class Server:
     @limits.setter
     def limits(self, limits: HttpLimits) -> None:
         self._limits = limits
-        self.streams = Streams(limits.streams_max)
+        self.streams = streams_of(limits)
 
     @property
     def connections(self) -> int:
@@ -169,8 +174,7 @@ class Server:
     def connection_made(self, connection: Connection) -> ApiError | None:
         """Takes a connection in; an error says why it must be refused."""
         limit = self.limits.connections_max
-        if self.connections >= 2 * limit:
-            # Up to twice the limit, clients are told why; above that they are dropped.
+        if self.connections >= limit + self.limits.connections_told_max:
             connection.transport.abort()
         self._wheel.add(connection)
         if self.connections <= limit:

@@ -11,7 +11,8 @@ A stream knows whether the transport's buffer is empty (``writable``). It decide
 time; ``connection.py`` does.
 
 Rules (``check_invariants``): a stream is among the shard's ``Streams`` from its opening until its
-connection is lost; it is never writable once it is closed.
+connection is lost; it is never writable once it is closed; what it was given and is not taken is
+``unsent``, of which a shard has a budget.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from daemon.api.errors import ApiError
+from daemon.http.unsent import Unsent
 from delivery.watch.outlet import Outlet
 from delivery.watch.wire import LAST_CHUNK
 
@@ -34,6 +36,10 @@ class Carrier(Protocol):
     """The connection of a stream."""
 
     transport: asyncio.Transport
+
+    @property
+    def streams(self) -> Streams:
+        """The streams of the shard."""
 
     def end(self) -> None:
         """Ends the connection after what was written."""
@@ -67,17 +73,24 @@ class Stream:
 
     def write(self, data: bytes) -> None:
         """Writes whole chunks (delivery/watch/wire.py), immediately if the socket takes them."""
-        if not self.closed:
-            self._written_bytes += len(data)
-            self._carrier.transport.write(data)
+        if self.closed:
+            return
+        self._written_bytes += len(data)
+        self._carrier.transport.write(data)
+        if not self.writable:
+            self._carrier.streams.hold(self, data)
 
     def end(self, data: bytes = b"") -> None:
         """Writes ``data``, whole chunks too, and ends the stream and its connection."""
         if self.closed:
             return
         self._close()
-        self._carrier.transport.write(data + LAST_CHUNK)
-        self._carrier.end()
+        carrier = self._carrier
+        data += LAST_CHUNK
+        carrier.transport.write(data)
+        if carrier.transport.get_write_buffer_size():
+            carrier.streams.hold(self, data)
+        carrier.end()
 
     # -- what the connection calls -------------------------------------------------------------
 
@@ -97,6 +110,7 @@ class Stream:
 
     def taken(self) -> None:
         """The transport's buffer has become empty."""
+        self._carrier.streams.unsent.release(self)
         if not self.closed:
             self.writable = True
             if self.drained is not None:
@@ -105,7 +119,15 @@ class Stream:
     def has_moved(self) -> bool:
         """Whether the socket took anything since the last call, or since ``held``."""
         before, self._taken_bytes = self._taken_bytes, self._taken()
-        return self._taken_bytes > before
+        if self._taken_bytes == before:
+            return False
+        self._carrier.streams.unsent.moved(self)
+        return True
+
+    def abort(self) -> None:
+        """Ends the connection immediately, with what was not taken; ``closed_by_peer`` follows."""
+        self.writable = False
+        self._carrier.transport.abort()
 
     def lost(self) -> None:
         """The client has gone, or the connection cannot go on."""
@@ -135,15 +157,17 @@ class Stream:
             function()
         except Exception as error:  # the last resort of a callback: logged, and the stream ends
             log.error("a stream ends because of a bug", exc_info=error)
-            self._carrier.transport.abort()
+            self.abort()
 
 
 class Streams:
-    """The open streams of a shard, at most ``limit``."""
+    """The open streams of a shard, at most ``limit``, and what they hold, at most ``bytes_max``."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, bytes_max: int) -> None:
         self._limit = limit
         self._open: set[Stream] = set()
+        self.unsent: Unsent[Stream] = Unsent(bytes_max)
+        self._dropped = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -172,9 +196,31 @@ class Streams:
     def discard(self, stream: Stream) -> None:
         """The connection of a stream is lost."""
         self._open.discard(stream)
+        self.unsent.release(stream)
+
+    def hold(self, stream: Stream, data: bytes) -> None:
+        """A stream was given data that its client has not taken whole. Who has taken nothing for
+        the longest time pays for what is over the budget."""
+        unsent = self.unsent
+        unsent.hold(stream, data)
+        while unsent.is_over:
+            stalled = unsent.stalled
+            assert stalled is not None  # something is held
+            unsent.release(stalled)
+            stalled.abort()
+            self._dropped += 1
+            if not self._dropped & (self._dropped - 1):  # the log must not grow as fast
+                log.warning(
+                    "closed %d clients of streams that took nothing, because what streams hold"
+                    " for clients is over its limit of %d bytes",
+                    self._dropped,
+                    unsent.limit_bytes,
+                )
 
     def check_invariants(self) -> None:
         """For tests."""
         assert len(self._open) <= self._limit
+        self.unsent.check_invariants()
+        assert not self.unsent.is_over
         for stream in self._open:
             stream.check_invariants()

@@ -24,7 +24,7 @@ def test_the_segment_is_counted_as_large_as_it_is() -> None:
 
 def test_every_part_but_the_supervisors_share_grows_with_the_shards() -> None:
     one, four = memory.bounds(config(shards=1)), memory.bounds(config(shards=4))
-    for part in ("bodies", "uploads", "reads", "lake"):
+    for part in ("bodies", "uploads", "reads", "lake", "streams"):
         assert four[part] == 4 * one[part]
     assert four["processes"] - one["processes"] == 3 * memory.PROCESS_BYTES
     assert all(size > 0 for size in one.values())
@@ -37,6 +37,8 @@ def test_the_parts_follow_their_keys() -> None:
     assert larger_ring["segment"] - usual["segment"] == 2 * 64 * MIB
     more_uploads = memory.bounds(config(shards=2, uploads_in_flight_max=8))
     assert more_uploads["uploads"] == 2 * usual["uploads"]
+    more_streams = memory.bounds(config(shards=2, streams_max=20_000))
+    assert more_streams["streams"] - usual["streams"] == 2 * 10_000 * memory.STREAM_BYTES
     larger_objects = memory.bounds(config(shards=2, object_bytes_target="8MiB"))
     assert larger_objects["uploads"] == 2 * usual["uploads"]
     assert usual["reads"] > 2 * CACHE_BYTES_MAX

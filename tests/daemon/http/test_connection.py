@@ -260,8 +260,11 @@ class TestRefusals:
             first.send(get("/echo"))
             assert first.answer().status == 200
 
-    def test_a_crowd_at_twice_the_limit_is_dropped_without_a_word(self) -> None:
-        with serving(connections_max=1, linger_ms=60_000) as front, front.client() as first:
+    def test_a_crowd_beyond_the_limit_is_dropped_without_a_word(self) -> None:
+        with (
+            serving(connections_max=1, connections_told_max=1, linger_ms=60_000) as front,
+            front.client() as first,
+        ):
             first.send(get("/echo"))
             assert first.answer().status == 200
             with front.client() as second:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -103,6 +104,14 @@ class TestOpening:
         assert not shard.script.outlets
         assert not len(shard.server.streams)
 
+    def test_a_stream_on_a_connection_that_is_being_closed_never_starts(self) -> None:
+        shard = Shard()
+        shard.connection.data_received(get("/later") + get("/stream"))
+        shard.transport.closed = True
+        shard.script.later[0].respond(200)
+        assert not shard.script.outlets
+        assert not len(shard.server.streams)
+
     def test_a_client_that_has_half_closed_before_its_turn_gets_an_empty_stream(self) -> None:
         shard = Shard()
         shard.connection.data_received(get("/later") + get("/stream"))
@@ -119,10 +128,11 @@ class TestOpening:
 
     def test_reading_goes_on_when_a_stream_opens_on_a_connection_that_was_held_back(self) -> None:
         shard = Shard(HttpLimits(requests_outstanding_max=2))
-        shard.connection.data_received(get("/later") + get("/stream"))
-        assert shard.transport.paused
+        shard.connection.data_received(get("/later") + get("/stream") + get("/echo"))
+        paused = [shard.transport.paused]
         shard.script.later[0].respond(200)
-        assert not shard.transport.paused
+        assert [*paused, shard.transport.paused] == [True, False]
+        assert not shard.connection.buffer
 
     def test_http_1_0_is_refused_because_it_has_no_chunks(self) -> None:
         shard = Shard()
@@ -183,7 +193,6 @@ class TestDraining:
     def test_a_client_that_does_not_take_all_makes_the_stream_unwritable_until_it_has(self) -> None:
         shard = Shard(room=len(HEAD) + 3)
         outlet = shard.open()
-        assert outlet.writable
         outlet.write(chunk(b"abcdef"))
         writable = [outlet.writable]
         shard.transport.take(7)
@@ -226,6 +235,65 @@ class TestDraining:
         shard.connection.connection_lost(None)
         assert shard.events == ["closed by peer"]
         assert "ZeroDivisionError" in caplog.text
+
+
+class TestBudget:
+    def test_what_clients_do_not_take_is_bounded_and_the_longest_stalled_pays(self) -> None:
+        shard = Shard(HttpLimits(stream_unsent_bytes_max=1000), room=len(HEAD))
+        first = shard.open()
+        others = [shard.connect(room=len(HEAD)) for _ in range(2)]
+        for connection, _ in others:
+            connection.data_received(get("/stream"))
+        _, second, third = shard.script.outlets
+        first.write(chunk(b"1" * 400))
+        second.write(chunk(b"2" * 400))
+        shard.transport.take(1)
+        shard.connection.check(shard.connection._since_ns)
+        third.write(chunk(b"3" * 400))
+        assert [t.closed for t in (shard.transport, *(t for _, t in others))] == [
+            False,
+            True,
+            False,
+        ]
+        shard.server.streams.check_invariants()
+        others[0][0].connection_lost(None)
+        assert second.closed
+        assert not first.closed
+
+    def test_bytes_that_many_were_given_count_once(self) -> None:
+        shard = Shard(HttpLimits(stream_unsent_bytes_max=1000), room=len(HEAD))
+        shard.open()
+        for _ in range(9):
+            shard.connect(room=len(HEAD))[0].data_received(get("/stream"))
+        data = chunk(b"x" * 800)
+        for outlet in shard.script.outlets:
+            outlet.write(data)
+        assert not any(outlet.closed for outlet in shard.script.outlets)
+        assert shard.server.streams.unsent.bytes == len(data)
+        assert not shard.transport.closed
+        shard.transport.take(len(data))
+        assert len(shard.server.streams.unsent) == 9
+
+    def test_the_last_bytes_of_a_stream_are_counted_until_they_are_taken(self) -> None:
+        shard = Shard(room=len(HEAD))
+        unsent = shard.server.streams.unsent
+        outlet = shard.open()
+        outlet.end(chunk(b"bye"))
+        assert unsent.bytes == len(chunk(b"bye") + LAST_CHUNK)
+        shard.transport.take(100)
+        assert unsent.bytes == 0
+        assert not outlet.writable
+
+    def test_last_bytes_that_are_taken_immediately_are_not_counted(self) -> None:
+        shard = Shard()
+        shard.open().end(chunk(b"bye"))
+        assert len(shard.server.streams.unsent) == 0
+
+    def test_a_client_that_has_gone_holds_nothing(self) -> None:
+        shard = Shard(room=len(HEAD))
+        shard.open().write(chunk(b"x"))
+        shard.lose()
+        assert shard.server.streams.unsent.bytes == 0
 
 
 class TestTime:
@@ -277,6 +345,25 @@ class TestTime:
         shard.connection.check(shard.connection._since_ns + 60_001 * MS)
         assert shard.transport.closed
 
+    def test_a_client_has_its_time_to_close_from_when_it_took_the_last_bytes(self) -> None:
+        shard = Shard(HttpLimits(linger_ms=5_000), room=len(HEAD))
+        shard.open().end(chunk(b"x"))
+        ended_ns = shard.connection.shut_ns
+        while shard.connection.shut_ns == ended_ns:
+            shard.transport.take(1)
+        shard.connection.check(shard.connection.shut_ns + 5_000 * MS)
+        assert not shard.transport.closed
+        shard.connection.check(shard.connection.shut_ns + 5_001 * MS)
+        assert shard.transport.closed
+
+    def test_the_time_without_a_byte_begins_at_a_head_that_is_not_taken(self) -> None:
+        shard = Shard(room=10)
+        shard.open()
+        held_ns = shard.connection._since_ns
+        shard.connection.check(held_ns + 30_000 * MS)
+        shard.connection.check(held_ns + 60_001 * MS)
+        assert shard.transport.closed
+
 
 class TestClosing:
     def test_end_writes_the_last_chunk_and_ends_the_connection(self) -> None:
@@ -287,6 +374,7 @@ class TestClosing:
         assert (shard.transport.ended, shard.transport.closed) == (True, False)
         assert outlet.closed
         assert not outlet.writable
+        assert outlet.drained is outlet.closed_by_peer is None
         assert not shard.connection.eof_received()
         shard.lose()
         assert not shard.events
@@ -368,3 +456,20 @@ class TestClosing:
         assert outlet.closed
         assert shard.transport.ended
         assert "ZeroDivisionError" in caplog.text
+
+    def test_a_server_is_drained_when_its_streams_have_ended_too(self) -> None:
+        async def run() -> None:
+            shard = Shard()
+            await shard.server.start(shard.script, "127.0.0.1", 0)
+            other, _ = shard.connect()
+            shard.open()
+            drained = asyncio.ensure_future(shard.server.drained())
+            await asyncio.sleep(0)
+            other.connection_lost(None)
+            await asyncio.sleep(0)
+            assert not drained.done()
+            shard.lose()
+            await drained
+            await shard.server.close()
+
+        asyncio.run(run())
