@@ -2,25 +2,34 @@
 
 A committed request stays in its ring until it is overwritten. Bytes are copied first, and the
 ``reserved`` word is checked afterwards (shards/ring.py); if they were overwritten, the caller reads
-the object instead. One walk over the ring ranges of a commit finds its batches; walks are kept for
-the next reader.
+the object instead.
+
+Where the batches of a partition are, its chain in the ring says (shards/frame.py), backward from
+the last part of the commit's run to its first request. The chain is used if its records are exactly
+those of the run. It is not if it breaks in between, because the ring's shard was restarted, or if a
+request in between became void in the ring. Then a walk over the whole range of the commit finds the
+batches of all partitions. Long chains and walks are kept for the next reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from delivery.followed import Key, TailExtent
-from shards import frame
-from shards.ring import BatchAt, RingReader
+from ledger.types import OffsetRun
+from shards.frame import BatchHead, verify_payload
+from shards.ring import Link, RingReader
 from shards.segment import Segment
 from uploader.l0 import records
 from uploader.l0.records import Record
 from uploader.lru import LruCache
 
-WALKS_MAX = 64  # a walk of 4 MiB of 1 KiB requests is 4,096 entries, about 1 MB
+LINKS_MAX = 65_536  # of all chains and walks that are kept, about 200 bytes each: 13 MB
+KEPT_MAX = 1_024
+LONG_CHAIN = 64  # a shorter one is followed again
+COPIED_TOGETHER = 32  # batches, of up to a quarter of the ring in theory and 32 KiB in practice
 
-Walk = dict[Key, list[tuple[int, BatchAt]]]
+Walk = dict[Key, list[Link]]
 
 
 class TailReader:
@@ -28,7 +37,11 @@ class TailReader:
 
     def __init__(self, segment: Segment) -> None:
         self._readers = [RingReader(segment, s) for s in range(segment.layout.shards)]
-        self._walks: LruCache[tuple[int, int], Walk] = LruCache(WALKS_MAX)
+        # By commit and shard: the walk, or by key in addition the chain.
+        self._walks: LruCache[tuple[int, int], Walk] = LruCache(KEPT_MAX, LINKS_MAX, _links_of)
+        self._chains: LruCache[tuple[int, int, Key], list[Link]] = LruCache(
+            KEPT_MAX, LINKS_MAX, len
+        )
 
     def batches(
         self, key: Key, extent: TailExtent, from_offset: int
@@ -37,24 +50,57 @@ class TailReader:
 
         Yields None and ends if the ring has overwritten them.
         """
+        for batch in self.raw_batches(key, extent, from_offset):
+            if batch is None:
+                yield None
+                return
+            offset, head, payload = batch
+            yield offset, head.arrival_ms, records.decode(payload)
+
+    def raw_batches(
+        self, key: Key, extent: TailExtent, from_offset: int
+    ) -> Iterator[tuple[int, BatchHead, bytes] | None]:
+        """The same, with each batch's head and its payload as it is; the checksum was verified."""
+        voids = extent.void_positions
         for run in extent.runs:
-            walk = self._walk(extent, run.shard)
-            if walk is None:
+            links = self._links(key, extent, run)
+            if links is None:
                 yield None
                 return
             offset = run.first_offset
-            for position, batch in walk.get(key, ()):
-                if (run.shard, position) in extent.void_positions:
-                    continue
-                following = offset + batch.record_count
-                if following > from_offset:
-                    copied = self._readers[run.shard].copy_batch(position, batch)
-                    if copied is None:
-                        yield None
-                        return
-                    head = next(frame.batches(copied))
-                    yield offset, head.arrival_ms, records.decode(frame.batch_payload(copied, head))
-                offset = following
+            if voids:
+                links = [link for link in links if (run.shard, link.position) not in voids]
+            start = 0
+            while start < len(links) and offset + links[start].record_count <= from_offset:
+                offset += links[start].record_count
+                start += 1
+            for at_link in range(start, len(links), COPIED_TOGETHER):
+                copies = self._readers[run.shard].copy(links[at_link : at_link + COPIED_TOGETHER])
+                if copies is None:
+                    yield None
+                    return
+                for head, payload in copies:
+                    verify_payload(head, payload)
+                    yield offset, head, payload
+                    offset += head.record_count
+
+    def _links(self, key: Key, extent: TailExtent, run: OffsetRun) -> Sequence[Link] | None:
+        """Where the batches of a run lie, in order; None if they were overwritten."""
+        if run.ring_span:
+            identity = (extent.commit_number, run.shard, key)
+            chain = self._chains.get(identity)
+            if chain is not None:
+                return chain
+            first = run.ring_first
+            chain = self._readers[run.shard].chain(
+                *key, first, first + run.ring_span, run.record_count
+            )
+            if chain is not None:
+                if len(chain) >= LONG_CHAIN:
+                    self._chains.keep(identity, chain)
+                return chain
+        walk = self._walk(extent, run.shard)
+        return None if walk is None else walk.get(key, ())
 
     def _walk(self, extent: TailExtent, shard: int) -> Walk | None:
         """Where the batches of a commit from one source lie; None if they were overwritten."""
@@ -67,8 +113,13 @@ class TailReader:
             for request in reader.requests(source.start, source.end):
                 for batch in request.batches:
                     batch_key = (batch.topic_id, batch.partition)
-                    walk.setdefault(batch_key, []).append((request.position, batch))
+                    link = Link(request.position, batch.offset, batch.length, batch.record_count)
+                    walk.setdefault(batch_key, []).append(link)
             if not reader.still_there(source.start):
                 return None
             self._walks.keep(identity, walk)
         return walk
+
+
+def _links_of(walk: Walk) -> int:
+    return sum(map(len, walk.values()))

@@ -190,7 +190,12 @@ def _write_extents(
             first = 0 if deleted else next_seq + index
             if ranges:
                 first -= void_records(ranges, index)
-            runs.append(OffsetRun(run.shard, topic_id, partition, first, run.record_count))
+            runs.append(
+                OffsetRun(
+                    run.shard, topic_id, partition, first, run.record_count, run.ring_first,
+                    run.ring_span,
+                )
+            )  # fmt: skip
             index += run.record_count
         if index != count:
             raise _runs_invalid(draft, extent)

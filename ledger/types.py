@@ -41,11 +41,16 @@ class SourceRange(Struct, frozen=True, array_like=True):
 
 
 class RunDraft(Struct, frozen=True, array_like=True):
-    """Records [record_index, record_index + record_count) of an extent came from ``shard``."""
+    """Records [record_index, record_index + record_count) of an extent came from ``shard``.
+
+    ``ring_first`` and ``ring_span`` are as in OffsetRun.
+    """
 
     shard: int
     record_index: int
     record_count: int
+    ring_first: int = 0
+    ring_span: int = 0
 
 
 class ExtentDraft(Struct, frozen=True):
@@ -129,6 +134,10 @@ class OffsetRun(Struct, frozen=True, array_like=True):
     order. It is 0 if the whole run is void because its topic is deleted. If all are void for other
     reasons, it is what the next record gets. ``record_count`` counts all records, void ones
     included.
+
+    ``ring_first`` is the position of the run's first request in the shard's ring, and
+    ``ring_span`` how many bytes later its last part begins, for readers of the ring. A span of 0:
+    they are not known.
     """
 
     shard: int
@@ -136,6 +145,8 @@ class OffsetRun(Struct, frozen=True, array_like=True):
     partition: int
     first_offset: int
     record_count: int
+    ring_first: int = 0
+    ring_span: int = 0
 
 
 class PartitionHead(Struct, frozen=True, array_like=True):

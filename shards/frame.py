@@ -8,7 +8,8 @@ A request in a ring is contiguous, starts and ends on a multiple of 8 bytes, and
                   | parts u16 | flags u16 | conditions length u32          (32 bytes)
     conditions    msgpack, only when the request has a key, expected_seq or advance
     parts         each: topic id u64 | partition u32 | batch length u32
-                  | first timestamp ms u64 | last timestamp ms u64         (32 bytes)
+                  | first timestamp ms u64 | last timestamp ms u64
+                  | previous u64 | start u32 | reserved u32                (48 bytes)
                   and a batch
 
     batch         payload length u32 | record count u32 | arrival ms u64
@@ -19,6 +20,11 @@ The header's CRC32C covers bytes 8 to 32 and starts from position + length, so t
 header nor one from an earlier lap of the ring passes. Batches are copied unchanged into an extent
 of an L0 object, so an extent is a sequence of batches. Codec 1 is a msgpack array of records
 (``uploader/l0/records.py``); other numbers are reserved.
+
+The parts of a partition in one ring are a *chain*: ``previous`` is the ring position of its part
+before this one, 0 if the writer does not know it (position 0 is a header), and ``start`` is how
+many bytes after the header of its request the part begins. So a reader of one partition need not
+pass over all others.
 
 A pad frame fills the rest of a ring before it wraps: a header with the flag PAD and no parts. A
 request with the flag WAITS always waits for a commit window, also where its group is idle
@@ -44,13 +50,15 @@ from shards.checksum import crc32c
 
 HEADER = struct.Struct("<IIQQHHI")
 HEADER_BODY = struct.Struct("<QQHHI")
-PART = struct.Struct("<QIIQQ")
+PART = struct.Struct("<QIIQQQII")
 BATCH = struct.Struct("<IIQIHH")
 # The heads of a request with one part and no conditions, and a part's head with the first words of
 # its batch: the same bytes as above, in one step.
-SINGLE = struct.Struct("<IIQQHHIQIIQQIIQIHH")
-PART_COUNT = struct.Struct("<QIIQQII")
-SINGLE_COUNT = struct.Struct("<IIQQHHI" + "QIIQQ" + "II")
+SINGLE = struct.Struct("<IIQQHHIQIIQQQIIIIQIHH")
+PART_COUNT = struct.Struct("<QIIQQ16xII")
+SINGLE_COUNT = struct.Struct("<IIQQHHI" + "QIIQQ16x" + "II")
+# What a reader of a chain needs of a part and its batch.
+CHAIN_LINK = struct.Struct("<QII16xQI4xII")
 
 HEADER_BYTES = HEADER.size
 PART_BYTES = PART.size
@@ -167,10 +175,15 @@ def batches(extent: Buffer, start: int = 0, end: int | None = None) -> Iterator[
 def batch_payload(extent: Buffer, head: BatchHead) -> bytes:
     """A copy of the batch's payload, after a check of its checksum. Raises FrameError."""
     payload = bytes(extent[head.payload_start : head.end])
+    verify_payload(head, payload)
+    return payload
+
+
+def verify_payload(head: BatchHead, payload: bytes) -> None:
+    """Raises FrameError unless the payload has the checksum that its head says."""
     found = crc32c(payload)
     if found != head.payload_crc32c:
         raise FrameError(
             f"the batch at byte {head.start} has checksum {found:08x},"
             f" but its head says {head.payload_crc32c:08x}"
         )
-    return payload

@@ -21,6 +21,10 @@ fits there, both sides skip it. Only the owner writes the bytes, ``reserved`` an
 process may read: it copies first and then checks ``reserved - position <= capacity``; a check of
 ``head`` would accept torn bytes.
 
+The writer chains the parts of each partition (``shards/frame.py``). It remembers the last part of
+CHAINED_MAX partitions at least; the chain of any other begins anew, and so do all chains when the
+shard was restarted.
+
 This module takes no lock and does not know leases.
 """
 
@@ -42,6 +46,7 @@ from shards.frame import (
     PART_BYTES,
     VOID,
     VOID_BYTES_MAX,
+    BatchHead,
     Part,
 )
 from shards.segment import Segment
@@ -55,7 +60,12 @@ _PACK_SINGLE = frame.SINGLE.pack_into
 _SINGLE_BYTES = frame.SINGLE.size
 _UNPACK_PART_COUNT = frame.PART_COUNT.unpack_from
 _UNPACK_SINGLE_COUNT = frame.SINGLE_COUNT.unpack_from
+_UNPACK_BATCH = frame.BATCH.unpack_from
+_UNPACK_LINK = frame.CHAIN_LINK.unpack_from
+_LINK_BYTES = PART_BYTES + BATCH_BYTES
 _new = tuple.__new__  # a NamedTuple's constructor costs twice as much, for every request
+
+CHAINED_MAX = 32_768  # twice as many are kept at most, at 200 bytes each: 13 MB
 
 
 class RingFull(Exception):
@@ -89,6 +99,15 @@ class RequestAt(NamedTuple):
     batches: Sequence[BatchAt]
 
 
+class Link(NamedTuple):
+    """A batch in a chain: the ``position`` of its request, and its bytes within the ring."""
+
+    position: int
+    offset: int
+    length: int
+    record_count: int
+
+
 class Arrival(NamedTuple):
     """A published request as the decision about a pull sees it."""
 
@@ -115,6 +134,10 @@ class RingWriter:
         # never falls below what a reader may have seen, so reserved stays.
         self._request_id_at = base + at.S_REQUEST_ID
         self._request_id: int = self._words[self._request_id_at]
+        # The last part of each partition, in two generations: when the newer one is full, it
+        # becomes the older one, which is forgotten.
+        self._last: dict[tuple[int, int], int] = {}
+        self._older: dict[tuple[int, int], int] = {}
 
     @property
     def used_bytes(self) -> int:
@@ -167,16 +190,17 @@ class RingWriter:
             # The usual request, in one step; the loop below writes the same bytes head by head.
             topic_id, partition, count, payload, first_ms, last_ms, codec = parts[0]
             size = len(payload)
+            previous = self._chain((topic_id, partition), position + HEADER_BYTES)
             body = _BODY_PACK(request_id, arrival_ns, 1, 0, 0)
             _PACK_SINGLE(
                 data, offset, length, crc32c(body, (position + length) & 0xFFFFFFFF), request_id,
                 arrival_ns, 1, 0, 0, topic_id, partition, BATCH_BYTES + size, first_ms, last_ms,
-                size, count, arrival_ms, crc32c(payload), codec, 0,
+                previous, HEADER_BYTES, 0, size, count, arrival_ms, crc32c(payload), codec, 0,
             )  # fmt: skip
             at_byte = offset + _SINGLE_BYTES
             data[at_byte : at_byte + size] = payload
         else:
-            self._write_parts(offset + HEADER_BYTES, arrival_ms, conditions, parts)
+            self._write_parts(position, arrival_ms, conditions, parts)
             flags |= FLAG_CONDITIONS if conditions else 0
             self._write_header(
                 position, length, request_id, arrival_ns, len(parts), flags, len(conditions)
@@ -189,19 +213,38 @@ class RingWriter:
         return position
 
     def _write_parts(
-        self, at_byte: int, arrival_ms: int, conditions: bytes, parts: Sequence[Part]
+        self, position: int, arrival_ms: int, conditions: bytes, parts: Sequence[Part]
     ) -> None:
         data = self._data
+        frame_byte = position % self.capacity
+        at_byte = frame_byte + HEADER_BYTES
         data[at_byte : at_byte + len(conditions)] = conditions
         at_byte += len(conditions)
         for topic_id, partition, count, payload, first_ms, last_ms, codec in parts:
             size = len(payload)
-            _PACK_PART(data, at_byte, topic_id, partition, BATCH_BYTES + size, first_ms, last_ms)
+            start = at_byte - frame_byte
+            previous = self._chain((topic_id, partition), position + start)
+            _PACK_PART(
+                data, at_byte, topic_id, partition, BATCH_BYTES + size, first_ms, last_ms,
+                previous, start, 0,
+            )  # fmt: skip
             at_byte += PART_BYTES
             _PACK_BATCH(data, at_byte, size, count, arrival_ms, crc32c(payload), codec, 0)
             at_byte += BATCH_BYTES
             data[at_byte : at_byte + size] = payload
             at_byte += size
+
+    def _chain(self, key: tuple[int, int], position: int) -> int:
+        """Notes the newest part of a partition; returns the one before, 0 if it is not known."""
+        last = self._last
+        previous = last.get(key)
+        if previous is None:
+            previous = self._older.get(key, 0)
+            if len(last) >= CHAINED_MAX:
+                self._older = last
+                last = self._last = {}
+        last[key] = position
+        return previous
 
     def _write_header(
         self,
@@ -364,6 +407,45 @@ class RingReader:
             yield _new(RequestAt, (position, following, arrival_ns, conditions, batches))
             position = following
 
+    def part_position(self, position: int, batch: BatchAt) -> int:
+        """Where the part of a batch begins, for the request at ``position``."""
+        return position + batch.offset - PART_BYTES - position % self.capacity
+
+    def chain(
+        self, topic_id: int, partition: int, first: int, last: int, record_count: int
+    ) -> list[Link] | None:
+        """The batches of a partition from the request at ``first`` up to the part at ``last``, in
+        order. None if the chain between them breaks, or has other than ``record_count`` records:
+        then a request that became void is in between.
+
+        A part that was overwritten gives anything, but no request after the place of the part, so
+        ``copy`` finds it out.
+        """
+        if fence is not None:
+            fence()  # whatever named ``last`` was read before
+        data, capacity = self.data, self.capacity
+        links: list[Link] = []
+        position = last
+        while True:
+            offset = position % capacity
+            if offset + _LINK_BYTES > capacity:
+                return None
+            found_id, found, size, previous, start, _, count = _UNPACK_LINK(data, offset)
+            if found_id != topic_id or found != partition:
+                return None
+            record_count -= count
+            request = position - start
+            links.append(_new(Link, (request, offset + PART_BYTES, size, count)))
+            if request <= first or record_count <= 0:
+                break
+            if not first <= previous < position:
+                return None
+            position = previous
+        if request != first or record_count:
+            return None
+        links.reverse()
+        return links
+
     def void_end(self, start: int, end: int) -> int:
         """The end of the voids and pads that begin at ``start``; ``start`` if there are none."""
         position = start
@@ -393,7 +475,16 @@ class RingReader:
         """The bytes of a batch, in place; only of uncommitted requests, which stay."""
         return self.data[batch.offset : batch.offset + batch.length]
 
-    def copy_batch(self, position: int, batch: BatchAt) -> bytes | None:
-        """A copy of a batch of the request at ``position``; None if it was overwritten."""
-        copied = bytes(self.data[batch.offset : batch.offset + batch.length])
-        return copied if self.still_there(position) else None
+    def copy(self, links: Sequence[Link]) -> list[tuple[BatchHead, bytes]] | None:
+        """Copies of batches, each its head and payload; None if one was overwritten.
+
+        ``links`` are in the order of their positions. Checksums are not verified.
+        """
+        data = self.data
+        copies = []
+        for _, offset, length, _ in links:
+            size, count, arrival_ms, checksum, codec, _ = _UNPACK_BATCH(data, offset)
+            payload = bytes(data[offset + BATCH_BYTES : offset + length])
+            head = _new(BatchHead, (0, size, count, arrival_ms, checksum, codec))
+            copies.append((head, payload))
+        return copies if not links or self.still_there(links[0].position) else None

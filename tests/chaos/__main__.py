@@ -51,6 +51,7 @@ def main(
         f" {report.rows_compacted} rows compacted, {report.objects_collected} objects collected,"
         f" {report.records_evicted} records evicted, {report.whole_readings} whole readings"
     )
+    click.echo(f"watchers: {report.streams} streams, {report.records_watched} records seen")
     if report.contradictions:
         for sentence in report.contradictions[:SHOWN_MAX]:
             click.echo(sentence)

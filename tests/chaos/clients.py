@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from shards.clock import monotonic_ns
-from tests.chaos.history import Answered, History, Page, Place, Sent
+from tests.chaos.history import Answered, History, Page, Place, Sent, fields_of
 from tests.e2e.daemon import HANG_S
 from tests.e2e.load import HalfAnswer, read_answer
 
@@ -56,8 +56,9 @@ class Request(NamedTuple):
     def encode(self) -> bytes:
         topic, partition = self.place
         document: dict[str, object] = {
-            "records": [{"data": record} for record in self.records], "partition": partition,
-        }  # fmt: skip
+            "records": [{"data": record, **fields_of(record)} for record in self.records],
+            "partition": partition,
+        }
         if self.key is not None:
             document["idempotency_key"] = self.key
         body = json.dumps(document).encode()
@@ -234,24 +235,27 @@ class Rereader(Client):
             from_seq = page.next_from_seq
 
 
+def ask(port: int, method: str, path: str, document: object = None) -> Any:
+    """The JSON answer to a request on a connection of its own; None if it was not 2xx."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    body = None if document is None else json.dumps(document)
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        found = answer.read()
+    finally:
+        connection.close()
+    return json.loads(found) if 200 <= answer.status < 300 else None
+
+
 def ask_page(port: int, place: Place, reader: str, from_seq: int, wait_ms: int = 0) -> Page | None:
     """One diff; None when it was not answered 200."""
     asked = {
         "from_seq": from_seq, "partition": place[1], "limit": PAGE_RECORDS, "wait_ms": wait_ms,
     }  # fmt: skip
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-    try:
-        connection.request(
-            "POST", f"/v0/topics/{place[0]}/diff", json.dumps(asked),
-            {"Content-Type": "application/json"},
-        )  # fmt: skip
-        answer = connection.getresponse()
-        body = answer.read()
-    finally:
-        connection.close()
-    if answer.status != 200:
+    document = ask(port, "POST", f"/v0/topics/{place[0]}/diff", asked)
+    if document is None:
         return None
-    document = json.loads(body)
     tombstone = document["tombstone"]
     return Page(
         reader, place, from_seq, document["next_from_seq"],

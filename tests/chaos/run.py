@@ -31,6 +31,7 @@ from tests.chaos.keeper import HANG_S as KEEPER_HANG_S
 from tests.chaos.keeper import Keeper
 from tests.chaos.known import COLD
 from tests.chaos.plan import Act, Step
+from tests.chaos.watchers import CLICKS, WANTED, Watcher, wait_until_seen
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 
 SPEC = (
@@ -39,7 +40,7 @@ SPEC = (
 )
 CAPPED: Place = ("short", 0)
 CAP_RECORDS = 50
-PLACES: list[Place] = [("orders", 0), ("clicks", 0), ("clicks", 1), ("clicks", 2), CAPPED]
+PLACES: list[Place] = [("orders", 0), *CLICKS, CAPPED]
 SETTINGS: dict[str, object] = {"gc_grace_ms": 0, "retention_interval_ms": 500}
 FIRST_RECORDS = 200  # of each partition before the first compaction
 START_TRIES = 60  # a collection without a daemon has the directory until its end
@@ -79,6 +80,8 @@ class Report(Struct):
     objects_collected: int = 0
     records_evicted: int = 0
     whole_readings: int = 0
+    streams: int = 0
+    records_watched: int = 0
     contradictions: list[str] = []
 
 
@@ -218,12 +221,14 @@ def _live(options: Options, world: World, written: History) -> Report:
     world.start()
     assert world.daemon is not None
     partitions = {topic: 1 + max(p for t, p in PLACES if t == topic) for topic, _ in PLACES}
+    topic_ids: dict[str, int] = {}
     for topic, count in partitions.items():
         wanted: dict[str, object] = {"partitions": count}
         if topic == CAPPED[0]:
             wanted["cap_records"] = CAP_RECORDS
         answer = world.daemon.json("PUT", f"/v0/topics/{topic}", wanted)
         assert answer.status == 201, answer.body
+        topic_ids[topic] = answer.json["topic_id"]
     written.add(Capped(CAPPED, CAP_RECORDS))
     numbers = Numbers()
     producers = [
@@ -233,8 +238,9 @@ def _live(options: Options, world: World, written: History) -> Report:
     ]  # fmt: skip
     readers = [Reader(place, world.port, written) for place in PLACES]
     rereaders = [Rereader(place, world.port, written) for place in PLACES]
+    watchers = [Watcher(wanted, world.port, written, topic_ids, options.seed) for wanted in WANTED]
     keeper = world.keeper
-    with _running([*producers, *readers, *rereaders]):
+    with _running([*producers, *readers, *rereaders, *watchers]):
         if keeper is not None:
             _wait_for_records(world)
             keeper.once()
@@ -246,6 +252,8 @@ def _live(options: Options, world: World, written: History) -> Report:
         _stop(producers)
         _stop(readers)
         _stop(rereaders)
+        wait_until_seen(watchers, world.port)
+        _stop(watchers)
     for place in PLACES:
         for page in read_whole(world.port, place, "hot"):
             written.add(page)
@@ -273,6 +281,8 @@ def _live(options: Options, world: World, written: History) -> Report:
         rows_compacted=keeper.rows if keeper else 0,
         objects_collected=keeper.deleted if keeper else 0,
         whole_readings=sum(reader.times for reader in rereaders),
+        streams=sum(watcher.connections for watcher in watchers),
+        records_watched=sum(watcher.taking.records for watcher in watchers),
         contradictions=keeper.contradictions if keeper else [],
     )
 

@@ -104,6 +104,17 @@ class Node:
             ],
         )  # fmt: skip
 
+    def withdraw(self, shard: int, produce: Callable[[], None]) -> None:
+        """``produce`` publishes a request in a shard's ring, which becomes void before any pull."""
+        before = self._writers[shard].head
+        produce()
+        found = list(self._readers[shard].requests(before, self._writers[shard].head))
+        self._writers[shard].make_void(found[-1].position, found[-1].end)
+
+    def restart(self, shard: int) -> None:
+        """A shard's process is another one from now on."""
+        self._writers[shard] = RingWriter(self.segment, shard)
+
     def commit(self, *shards: int) -> Commit | None:
         """Commits what the rings of these shards (all, without one) hold; None for nothing."""
         sources = tuple(

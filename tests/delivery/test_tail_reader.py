@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from delivery import tail_reader
 from delivery.followed import FollowedPartitions
 from delivery.tail_reader import TailReader
 from ledger.types import Commit
-from shards import frame
+from shards import frame, ring
+from shards.ring import RingFull
 from tests.delivery.node import Node, node_in
-from uploader.l0.records import Record
+from tests.long import examples
+from uploader.l0.records import Record, encode
 
 
 def read(
@@ -107,7 +118,10 @@ def test_overwritten_batches_are_reported(tmp_path: Path) -> None:
         assert read(node, late_reader, [commit]) is None, "and where it is not"
 
 
-def test_a_batch_overwritten_during_the_read_is_reported(tmp_path: Path) -> None:
+def test_a_batch_overwritten_during_the_read_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_reader, "COPIED_TOGETHER", 1)
     with node_in(tmp_path) as node:
         for text in ("1", "2"):
             node.produce(0, {0: rec(text)})
@@ -132,27 +146,159 @@ def test_a_lap_of_one_ring_leaves_other_shards_batches(tmp_path: Path) -> None:
         assert read(node, TailReader(node.segment), [commit]) == [(1, "kept")]
 
 
-def test_a_kept_walk_reads_no_frame_again(tmp_path: Path) -> None:
+def walking(commit: Commit) -> Commit:
+    """A commit whose runs do not name their place in the ring, as an older one."""
+    runs = tuple(msgspec.structs.replace(run, ring_first=0, ring_span=0) for run in commit.runs)
+    return msgspec.structs.replace(commit, runs=runs)
+
+
+def refuse_walks(reader: TailReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("all requests of a commit are passed over")
+
+    for each in reader._readers:
+        monkeypatch.setattr(each, "requests", refused)
+
+
+def test_a_reader_of_one_partition_passes_over_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with node_in(tmp_path) as node:
-        node.produce(0, {0: rec("1")})
+        node.produce(0, {0: rec("1"), 1: rec("x")}, idempotency_key="k")
+        node.produce(0, {1: rec("y")})
+        node.produce(0, {0: rec("void")}, idempotency_key="k")
+        node.produce(0, {1: rec("z"), 0: rec("2", "3")})
+        node.produce(1, {0: rec("4")})
         commit = node.commit()
         assert commit
         reader = TailReader(node.segment)
-        read(node, reader, [commit])
-        node.segment.ring(0)[: frame.HEADER_BYTES] = bytes(frame.HEADER_BYTES)
-        assert read(node, reader, [commit]) == [(1, "1")]
+        refuse_walks(reader, monkeypatch)
+        assert read(node, reader, [commit]) == [(1, "1"), (2, "2"), (3, "3"), (4, "4")]
+        assert read(node, reader, [commit], partition=1) == [(1, "x"), (2, "y"), (3, "z")]
+        with pytest.raises(AssertionError, match="passed over"):
+            read(node, reader, [walking(commit)])
 
 
-def test_the_number_of_kept_walks_is_bounded(tmp_path: Path) -> None:
+def test_the_payload_of_a_batch_is_handed_on_as_it_is(tmp_path: Path) -> None:
+    with node_in(tmp_path) as node:
+        node.produce(0, {0: rec("1")})
+        node.produce(0, {0: rec("2", "3")})
+        commit = node.commit()
+        assert commit
+        partitions = FollowedPartitions(lambda: [commit])
+        partitions.follow(node.key())
+        (extent,) = partitions.tail(node.key(), 1)
+        reader = TailReader(node.segment)
+        ((offset, head, payload),) = reader.raw_batches(node.key(), extent, 2)  # type: ignore[misc]
+        assert (offset, head.record_count, head.codec) == (2, 2, 1)
+        assert payload == encode(rec("2", "3"))
+
+
+def test_a_request_that_became_void_before_its_pull_is_not_read(tmp_path: Path) -> None:
+    with node_in(tmp_path) as node:
+        node.produce(0, {0: rec("1")})
+        node.withdraw(0, lambda: node.produce(0, {0: rec("never"), 1: rec("never")}))
+        node.produce(0, {0: rec("2")})
+        commit = node.commit()
+        assert commit
+        assert read(node, TailReader(node.segment), [commit]) == [(1, "1"), (2, "2")]
+
+
+histories = st.lists(
+    st.one_of(
+        st.tuples(
+            st.sampled_from(["produce", "produce", "produce", "withdraw"]),
+            st.integers(0, 1),
+            st.dictionaries(st.integers(0, 2), st.integers(1, 3), min_size=1),
+            st.sampled_from([None, None, "a", "b"]),
+        ),
+        st.tuples(st.just("restart"), st.integers(0, 1), st.none(), st.none()),
+        st.tuples(st.just("commit"), st.sampled_from([(), (0,), (1,)]), st.none(), st.none()),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=examples(60))
+@given(history=histories, forgetful=st.booleans())
+def test_a_chain_gives_what_a_walk_gives(
+    history: list[tuple[str, Any, Any, Any]], *, forgetful: bool
+) -> None:
+    """Rings that wrap, pads, void requests of both kinds, restarts and requests of several
+    partitions."""
+    number = 0
+    kept = ring.CHAINED_MAX
+    ring.CHAINED_MAX = 2 if forgetful else kept
+    try:
+        with tempfile.TemporaryDirectory() as directory, node_in(Path(directory)) as node:
+            chains, walks = TailReader(node.segment), TailReader(node.segment)
+            for step, where, counts, key in history:
+                if step == "restart":
+                    node.restart(where)
+                    continue
+                if step == "commit":
+                    commit = node.commit(*where)
+                    if commit is None:
+                        continue
+                    for partition in range(3):
+                        found = read(node, chains, [commit], partition=partition)
+                        assert found == read(node, walks, [walking(commit)], partition=partition)
+                        stored = node.records[node.key(partition)]
+                        assert found is not None
+                        first = len(stored) - len(found) + 1
+                        assert found == [
+                            (offset, record.data)
+                            for offset, (_, record) in enumerate(stored[first - 1 :], first)
+                        ]
+                    continue
+                parts = {}
+                for partition, count in counts.items():
+                    parts[partition] = rec(*(f"{number + n:060}" for n in range(count)))
+                    number += count
+                produce = partial(node.produce, where, parts, idempotency_key=key)
+                with suppress(RingFull):
+                    if step == "withdraw":
+                        node.withdraw(where, produce)
+                    else:
+                        produce()
+    finally:
+        ring.CHAINED_MAX = kept
+
+
+def test_what_was_found_once_is_not_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_reader, "LONG_CHAIN", 2)
+    with node_in(tmp_path) as node:
+        for text in ("1", "2"):
+            node.produce(0, {0: rec(text)})
+        commit = node.commit()
+        assert commit
+        for told in (commit, walking(commit)):
+            reader = TailReader(node.segment)
+            read(node, reader, [told])
+            kept = bytes(node.segment.ring(0)[: frame.HEADER_BYTES + frame.PART_BYTES])
+            node.segment.ring(0)[: len(kept)] = bytes(len(kept))
+            assert read(node, reader, [told]) == [(1, "1"), (2, "2")]
+            node.segment.ring(0)[: len(kept)] = kept
+
+
+def test_the_number_of_kept_places_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_reader, "LONG_CHAIN", 2)
+    monkeypatch.setattr(tail_reader, "LINKS_MAX", 7)
     with node_in(tmp_path, ring_bytes=1 << 16) as node:
         commits = []
-        for number in range(tail_reader.WALKS_MAX + 5):
-            node.produce(0, {0: rec(str(number))})
+        for number in range(5):
+            node.produce(0, {0: rec(str(2 * number))})
+            node.produce(0, {0: rec(str(2 * number + 1))})
             commit = node.commit()
             assert commit
             commits.append(commit)
         reader = TailReader(node.segment)
-        for _ in range(2):
-            found = read(node, reader, commits)
-            assert found == [(n + 1, str(n)) for n in range(len(commits))]
-            assert len(reader._walks) == tail_reader.WALKS_MAX
+        for told in (commits, [walking(commit) for commit in commits]):
+            for _ in range(2):
+                assert read(node, reader, told) == [(n + 1, str(n)) for n in range(10)]
+        assert (len(reader._chains), reader._chains.size) == (3, 6)
+        assert (len(reader._walks), reader._walks.size) == (3, 6)

@@ -62,6 +62,11 @@ def test_runs_of_two_shards_in_one_extent_get_consecutive_offsets(
     )
 
 
+def test_a_run_of_a_former_version_does_not_say_where_it_lies_in_the_ring() -> None:
+    former = msgspec.msgpack.encode([3, 7, 0, 11, 2])
+    assert msgspec.msgpack.decode(former, type=OffsetRun) == OffsetRun(3, 7, 0, 11, 2, 0, 0)
+
+
 def test_a_lease_is_committed_once_and_its_repeat_is_the_first_result(
     ledger: Ledger, topic: Topic
 ) -> None:

@@ -15,14 +15,14 @@ from types import ModuleType
 import pytest
 
 from ledger.types import LeaseId, SourceRange
-from shards import alarms, barrier, commitlog, leases, ring
+from shards import alarms, barrier, commitlog, frame, leases, ring
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.commitlog import CommitLog
 from shards.frame import Part
 from shards.layout import Layout
 from shards.leases import LIVE, ORPHAN, Lease, LeaseTable
-from shards.ring import RingReader, RingWriter
+from shards.ring import Link, RingReader, RingWriter
 from shards.segment import Segment
 from tests.shards.peer import ROOT, commit_of
 from uploader.groups import buddy
@@ -104,6 +104,18 @@ def test_a_reader_of_a_ring_takes_no_byte_before_it_has_seen_head(
     assert [found.position for found in reader.requests(0, reader.head)] == [position]
 
 
+def test_a_reader_of_a_chain_takes_no_part_before_it_has_seen_what_names_it(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = RingWriter(segment, 0), RingReader(segment, 0)
+    position = writer.append(1, 1, b"", [Part(1, 0, 1, b"payload!", 1, 1)])
+    late = bytes(segment.ring(0)[: writer.head])
+    segment.ring(0)[: writer.head] = bytes(writer.head)
+    fences = Fences(monkeypatch, ring)
+    fences.acts = [lambda: segment.ring(0).__setitem__(slice(0, len(late)), late)]
+    assert reader.chain(1, 0, position, position + frame.HEADER_BYTES, 1) is not None
+
+
 def test_a_read_of_the_tail_checks_reserved_after_its_copy(
     segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +125,8 @@ def test_a_read_of_the_tail_checks_reserved_after_its_copy(
     fences = Fences(monkeypatch, ring)
     reserved_at = segment.layout.shard(0) + at.S_RESERVED
     fences.acts = [lambda: segment.words.__setitem__(reserved_at, position + 4097)]
-    assert reader.copy_batch(position, request.batches[0]) is None
+    _, _, count, offset, length, _, _ = request.batches[0]
+    assert reader.copy([Link(position, offset, length, count)]) is None
 
 
 def test_a_commit_is_written_between_the_end_before_it_and_its_own(
@@ -248,8 +261,12 @@ def test_rings_and_leases_work_with_the_fence_of_aarch64(
     writer, reader = RingWriter(segment, 0), RingReader(segment, 0)
     position = writer.append(1, 1, b"", [Part(1, 0, 1, b"payload!", 1, 1)])
     (request,) = reader.requests(0, reader.head)
-    copied = reader.copy_batch(position, request.batches[0])
-    assert copied is not None and copied.endswith(b"payload!")
+    _, _, count, offset, length, _, _ = request.batches[0]
+    link = Link(position, offset, length, count)
+    copies = reader.copy([link])
+    assert copies is not None and copies[0][1] == b"payload!"
+    first = reader.part_position(position, request.batches[0])
+    assert reader.chain(1, 0, position, first, count) == [link]
     log = CommitLog(segment)
     log.publish(commit_of(1))
     assert log.read(1) == commit_of(1)

@@ -25,7 +25,7 @@ from shards.frame import (
     encode_conditions,
 )
 from shards.layout import Layout
-from shards.ring import Arrival, RequestAt, RingFull, RingReader, RingWriter
+from shards.ring import Arrival, BatchAt, Link, RequestAt, RingFull, RingReader, RingWriter
 from shards.segment import Segment
 from tests.shards.conftest import MakeSegment
 from tests.shards.peer import request_parts, shape, started
@@ -53,6 +53,13 @@ def contents(reader: RingReader, request: RequestAt) -> list[tuple[int, bytes]]:
     return found
 
 
+def copied(reader: RingReader, position: int, batch: BatchAt) -> bytes | None:
+    """The payload of a batch of the request at ``position``; None if it was overwritten."""
+    link = Link(position, batch.offset, batch.length, batch.record_count)
+    copies = reader.copy([link])
+    return None if copies is None else copies[0][1]
+
+
 # Vectors
 
 
@@ -63,14 +70,14 @@ def test_a_request_of_one_part_has_the_documented_bytes(
     RingWriter(segment, 0).append(77, 88, b"", [Part(5, 6, 7, b"payload", 9, 10)])
     body = struct.pack("<QQHHI", 1, 77, 1, 0, 0)
     wanted = (
-        struct.pack("<II", 96, crc32c(body, 96))
+        struct.pack("<II", 112, crc32c(body, 112))
         + body
-        + struct.pack("<QIIQQ", 5, 6, 24 + 7, 9, 10)
+        + struct.pack("<QIIQQQII", 5, 6, 24 + 7, 9, 10, 0, 32, 0)
         + struct.pack("<IIQIHH", 7, 7, 88, crc32c(b"payload"), 1, 0)
         + b"payload\0"
     )
-    assert bytes(segment.ring(0)[:96]) == wanted
-    assert (HEADER_BYTES, PART_BYTES, BATCH_BYTES) == (32, 32, 24)
+    assert bytes(segment.ring(0)[:112]) == wanted
+    assert (HEADER_BYTES, PART_BYTES, BATCH_BYTES) == (32, 48, 24)
 
 
 def test_a_request_with_conditions_and_two_parts_has_the_documented_bytes(
@@ -82,21 +89,21 @@ def test_a_request_with_conditions_and_two_parts_has_the_documented_bytes(
     conditions = encode_conditions("key", 4)
     assert conditions == b"\x92\xa3key\x04"
     start = writer.append(77, 88, conditions, [part(b"first", 1), part(b"second", 2)])
-    length = 32 + 6 + 2 * 56 + 5 + 6 + 7  # and padding to 8
+    length = 32 + 6 + 2 * 72 + 5 + 6 + 7  # and padding to 8
     length -= length % 8
     body = struct.pack("<QQHHI", 2, 77, 2, 2, 6)
     wanted = (
         struct.pack("<II", length, crc32c(body, start + length))
         + body
         + conditions
-        + struct.pack("<QIIQQ", 1, 2, 29, 100, 200)
+        + struct.pack("<QIIQQQII", 1, 2, 29, 100, 200, 32, 38, 0)
         + struct.pack("<IIQIHH", 5, 3, 88, crc32c(b"first"), 1, 0)
         + b"first"
-        + struct.pack("<QIIQQ", 2, 2, 30, 100, 200)
+        + struct.pack("<QIIQQQII", 2, 2, 30, 100, 200, 0, 38 + 72 + 5, 0)
         + struct.pack("<IIQIHH", 6, 3, 88, crc32c(b"second"), 1, 0)
         + b"second"
     )
-    assert start == 96
+    assert start == 112
     assert bytes(segment.ring(0)[start : start + len(wanted)]) == wanted
     (_, request) = RingReader(segment, 0).requests(0, writer.head)
     assert (request.position, request.end) == (start, start + length)
@@ -241,11 +248,11 @@ def test_a_copy_counts_only_while_the_ring_has_not_reserved_its_bytes_again(
     for _ in range(3):
         writer.append(1, 1, b"", [part(bytes(1024 - ONE_PART))])
     commit_to(segment, writer.head)
-    assert reader.copy_batch(first, request.batches[0]) is not None
+    assert copied(reader, first, request.batches[0]) is not None
     # ``reserved`` is raised before the first byte changes, long before ``head`` is.
     segment.words[segment.layout.shard(0) + at.S_RESERVED] += 8
     assert not reader.still_there(first)
-    assert reader.copy_batch(first, request.batches[0]) is None
+    assert copied(reader, first, request.batches[0]) is None
     assert reader.still_there(1024)
 
 
@@ -330,6 +337,7 @@ class RingMachine(RuleBasedStateMachine):
         self.head = 0
         self.reserved = 0
         self.number = 0
+        self.chained_from = 0
 
     def teardown(self) -> None:
         del self.writer, self.reader
@@ -353,7 +361,7 @@ class RingMachine(RuleBasedStateMachine):
     def append(self, sizes: list[int], key: str | None, *, waits: bool) -> None:
         self.number += 1
         parts = [
-            Part(self.number, index, 1 + index, bytes([self.number % 256]) * size, 1, 2)
+            Part(self.number % 3, index, 1 + index, bytes([self.number % 256]) * size, 1, 2)
             for index, size in enumerate(sizes)
         ]
         conditions = encode_conditions(key, None)
@@ -396,6 +404,32 @@ class RingMachine(RuleBasedStateMachine):
         offset = self.head % CAPACITY
         self.segment.ring(1)[offset : offset + len(half_written)] = half_written
         self.writer = RingWriter(self.segment, 1)
+        self.chained_from = self.head
+
+    @invariant()
+    def a_chain_has_all_parts_of_a_partition_since_the_writer_began(self) -> None:
+        chained = [
+            (stored, batch)
+            for stored in self.stored[-20:]
+            if stored.position >= self.chained_from and self.reader.still_there(stored.position)
+            for (request,) in [list(self.reader.requests(stored.position, stored.end))]
+            for batch in request.batches
+            if (batch.topic_id, batch.partition) == (0, 1)
+        ]
+        if not chained:
+            return
+        newest, batch = chained[-1]
+        last = self.reader.part_position(newest.position, batch)
+        for first in range(len(chained)):
+            wanted = [Link(s.position, b.offset, b.length, b.record_count)
+                      for s, b in chained[first:]]  # fmt: skip
+            count = sum(link.record_count for link in wanted)
+            start = wanted[0].position
+            assert self.reader.chain(0, 1, start, last, count) == wanted
+            assert self.reader.chain(0, 1, start, last, count - 1) is None
+            assert self.reader.chain(0, 1, start, last, count + 1) is None
+            assert self.reader.chain(0, 1, start - 8, last, count) is None
+            assert self.reader.chain(0, 2, start, last, count) is None
 
     @invariant()
     def words_stand_in_their_order(self) -> None:
@@ -423,10 +457,8 @@ class RingMachine(RuleBasedStateMachine):
             assert self.reader.still_there(stored.position) == still
             if still:
                 (request,) = self.reader.requests(stored.position, stored.end)
-                copies = [self.reader.copy_batch(stored.position, b) for b in request.batches]
-                for copied, stored_part in zip(copies, stored.parts, strict=True):
-                    assert copied is not None
-                    assert copied[BATCH_BYTES:] == stored_part.payload
+                copies = [copied(self.reader, stored.position, b) for b in request.batches]
+                assert copies == [part.payload for part in stored.parts]
 
     @invariant()
     def the_other_shard_is_untouched(self) -> None:
@@ -463,13 +495,13 @@ def test_copies_that_count_have_the_right_bytes_while_another_process_writes(
             while behind and reader.head - behind[0].position > 0.9 * reader.capacity:
                 request = behind.popleft()
                 for batch in request.batches:
-                    copied = reader.copy_batch(request.position, batch)
-                    if copied is None:
+                    payload = copied(reader, request.position, batch)
+                    if payload is None:
                         lost += 1
                         continue
                     good += 1
                     wanted = request_parts(batch.topic_id)[batch.partition]
-                    assert copied[BATCH_BYTES:] == wanted.payload
+                    assert payload == wanted.payload
             if not reader.still_there(cursor):
                 cursor = reader.head
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -75,8 +76,9 @@ class FooterExtent(Struct, frozen=True, array_like=True):
     def byte_end(self) -> int:
         return self.byte_start + self.byte_length
 
-    def draft(self) -> ExtentDraft:
-        """The extent as the ledger commits it."""
+    def draft(self, ring_spans: Sequence[int] = ()) -> ExtentDraft:
+        """The extent as the ledger commits it; ``ring_spans`` is of each run, while the rings
+        still have them."""
         return ExtentDraft(
             topic_id=self.topic_id,
             partition=self.partition,
@@ -87,7 +89,10 @@ class FooterExtent(Struct, frozen=True, array_like=True):
             last_timestamp_ms=self.last_timestamp_ms,
             codec=self.codec,
             crc32c=self.crc32c,
-            runs=tuple(RunDraft(r.shard, r.record_index, r.record_count) for r in self.runs),
+            runs=tuple(
+                RunDraft(r.shard, r.record_index, r.record_count, r.ring_start if span else 0, span)
+                for r, span in zip(self.runs, ring_spans or [0] * len(self.runs), strict=True)
+            ),
         )
 
 

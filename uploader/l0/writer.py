@@ -32,7 +32,8 @@ class ExtentParts(Struct, frozen=True):
 
     ``batches`` are slices of the rings, each with one or more whole batches including their heads.
     The timestamps are the smallest and the largest of the records. ``runs`` are in the order of
-    the records and together cover all ``record_count`` of them.
+    the records and together cover all ``record_count`` of them. ``ring_spans`` is for the ledger
+    (``OffsetRun``): of each run, or empty.
     """
 
     topic_name: str
@@ -44,6 +45,7 @@ class ExtentParts(Struct, frozen=True):
     first_timestamp_ms: int
     last_timestamp_ms: int
     runs: tuple[RingRun, ...]
+    ring_spans: tuple[int, ...] = ()
 
 
 class BuiltObject(Struct, frozen=True):
@@ -68,6 +70,7 @@ def build(
     """
     pieces: list[bytes | memoryview] = [HEAD.pack(MAGIC, VERSION, 0)]
     footer_extents: list[FooterExtent] = []
+    drafts: list[ExtentDraft] = []
     byte_start = HEAD_BYTES
     previous: tuple[int, int] | None = None
     for parts in sorted(extents, key=lambda e: (e.topic_id, e.partition)):
@@ -97,6 +100,7 @@ def build(
                 runs=parts.runs,
             )
         )
+        drafts.append(footer_extents[-1].draft(parts.ring_spans))
         byte_start += byte_length
     # The arrays of Footer and FooterCondition, cut off where nothing follows.
     footer = _encoder.encode(
@@ -112,8 +116,7 @@ def build(
     pieces.append(footer)
     pieces.append(TAIL.pack(crc32c(footer), len(footer), MAGIC))
     body = b"".join(pieces)
-    drafts = tuple(extent.draft() for extent in footer_extents)
-    return BuiltObject(body=body, crc32c=crc32c(body), drafts=drafts)
+    return BuiltObject(body=body, crc32c=crc32c(body), drafts=tuple(drafts))
 
 
 def _check(parts: ExtentParts, byte_length: int) -> None:

@@ -11,8 +11,21 @@ from collections.abc import Callable, Iterable, Sequence
 from ledger.types import Condition, ConditionPart
 from shards.frame import CODEC_RECORDS, FrameError, decode_conditions
 from shards.leases import Lease
-from shards.ring import RequestAt, RingReader
+from shards.ring import BatchAt, RequestAt, RingReader
 from uploader.l0 import ExtentParts, RingRun
+
+
+class _Run:
+    """The part of an extent that comes from one shard."""
+
+    __slots__ = ("count", "first", "index", "last", "shard")
+
+    def __init__(self, shard: int, first: int, index: int) -> None:
+        self.shard = shard
+        self.first = first  # ring position of the first request
+        self.index = index
+        self.count = 0
+        self.last: tuple[int, BatchAt]  # request and batch
 
 
 class _Extent:
@@ -25,7 +38,7 @@ class _Extent:
         self.count = 0
         self.first_ms = 1 << 63
         self.last_ms = 0
-        self.runs: list[list[int]] = []  # shard, ring start, record index, record count
+        self.runs: list[_Run] = []
 
 
 def requests_of(lease: Lease, readers: Sequence[RingReader]) -> Iterable[tuple[int, RequestAt]]:
@@ -60,7 +73,9 @@ def assemble(
     for shard, request in requests:
         data = readers[shard].data
         parts: list[ConditionPart] = []
-        for topic_id, partition, count, offset, length, first_ms, last_ms in request.batches:
+        position = request.position
+        for batch in request.batches:
+            topic_id, partition, count, offset, length, first_ms, last_ms = batch
             key = (topic_id, partition)
             extent = extents.get(key)
             if extent is None:
@@ -68,10 +83,11 @@ def assemble(
             if request.conditions:
                 parts.append(ConditionPart(partition, extent.count, count))
             runs = extent.runs
-            if runs and runs[-1][0] == shard:
-                runs[-1][3] += count
-            else:
-                runs.append([shard, request.position, extent.count, count])
+            if not runs or runs[-1].shard != shard:
+                runs.append(_Run(shard, position, extent.count))
+            run = runs[-1]
+            run.count += count
+            run.last = position, batch
             extent.batches.append(data[offset : offset + length])
             extent.count += count
             if first_ms < extent.first_ms:
@@ -101,7 +117,10 @@ def assemble(
             record_count=extent.count,
             first_timestamp_ms=extent.first_ms,
             last_timestamp_ms=extent.last_ms,
-            runs=tuple(RingRun(*run) for run in extent.runs),
+            runs=tuple(RingRun(r.shard, r.first, r.index, r.count) for r in extent.runs),
+            ring_spans=tuple(
+                readers[r.shard].part_position(*r.last) - r.first for r in extent.runs
+            ),
         )
         for (topic_id, partition), extent in extents.items()
     ]
