@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 from delivery.dispatch import Dispatcher
 from delivery.fifo import FifoReadySet
 from delivery.filters import Filter
 from delivery.followed import FollowedPartitions, Key
+from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
 from delivery.ready import Kind, PriorityInputs
 from delivery.tail_reader import TailReader
@@ -19,7 +21,8 @@ from delivery.watch.events import WatchError
 from delivery.watch.formats import NDJSON, Format
 from delivery.watch.hub import WatchHub
 from delivery.watch.tail_encoder import Shape
-from tests.delivery.node import Node, l0_reader, ledger_thread, stored_reader
+from ledger.ledger import Ledger
+from tests.delivery.node import Node, l0_reader, stored_reader
 
 
 def unchunked(data: bytes) -> bytes:
@@ -160,7 +163,13 @@ class Watching:
 
 @contextmanager
 def watching(node: Node) -> Iterator[Watching]:
-    with ledger_thread(node) as ledger, l0_reader(node) as (l0, _):
+    with (
+        closing(Ledger(node.ledger.path, nullcontext(), must_exist=True)) as reads,
+        ThreadPoolExecutor(1) as thread,
+        l0_reader(node) as (l0, _),
+    ):
+        # A connection of its own: the node commits while catch-ups read.
+        ledger = LedgerThread(reads, thread)
         made: Watching
         partitions = PartitionReader(
             FollowedPartitions(lambda: node.tail_of(made.seen)), TailReader(node.segment), ledger,
