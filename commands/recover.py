@@ -86,12 +86,17 @@ def text(report: RecoveryReport) -> str:
     if report.records_may_be_doubled:
         lines.append(
             f"{count_text(report.records_may_be_doubled)} of the unlisted records have neither an"
-            " idempotency key nor an expected_seq, so they may be stored twice"
+            " idempotency key nor an expected_seq nor a cursor, so they may be stored twice"
         )
     if report.records_void:
         lines.append(
             f"{count_text(report.records_void)} of the unlisted records are not stored: their"
-            " expected_seq did not match"
+            " expected_seq or the position of their cursor did not match"
+        )
+    if report.records_copied_again:
+        lines.append(
+            f"{count_text(report.records_copied_again)} of the unlisted records are not stored:"
+            " they are copies, and their routers make them again"
         )
     if report.topics_restored:
         lines.append(

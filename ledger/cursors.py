@@ -26,7 +26,7 @@ from ledger import changes
 from ledger.decide import CursorKey
 from ledger.errors import CursorMissing, CursorMoved, CursorOwned, CursorsFull
 from ledger.tx import ReadTx, WriteTx
-from ledger.types import Cursor, CursorKind, CursorMove, CursorPosition
+from ledger.types import Advance, Cursor, CursorKind, CursorMove, CursorPosition
 
 # Each takes about 300 bytes of the ledger with one position. 10,000 that move in each second are
 # 10,000 of its rows, so ten times as many are still bearable.
@@ -80,19 +80,22 @@ def create(tx: WriteTx, name: str, kind: CursorKind, now_ms: int) -> tuple[Curso
 
 
 def restore(tx: WriteTx, cursor_id: int, name: str, kind: CursorKind, now_ms: int) -> Cursor:
-    """Creates a cursor with an id that has no row. A live cursor of the same name is deleted: it
-    was deleted before this one was created."""
+    """Creates a cursor with an id that has no row. Of two cursors with one name, the one with the
+    higher id has it; the other was deleted before."""
     present = find(tx, name)
-    if present is not None:
+    deleted_ms = None
+    if present is not None and present.cursor_id < cursor_id:
         _delete(tx, present.cursor_id, now_ms)
+    elif present is not None:
+        deleted_ms = present.created_ms
     tx.execute(
-        f"INSERT INTO cursors ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, NULL, ?)",
-        (cursor_id, name, kind, now_ms, changes.following(tx)),
+        f"INSERT INTO cursors ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, ?, ?)",
+        (cursor_id, name, kind, now_ms, deleted_ms, changes.following(tx)),
     )
     tx.execute(
         "UPDATE state SET last_cursor_id = max(last_cursor_id, ?) WHERE id = 1", (cursor_id,)
     )
-    return Cursor(cursor_id, name, kind, now_ms)
+    return Cursor(cursor_id, name, kind, now_ms, deleted_ms)
 
 
 def set_positions(
@@ -118,18 +121,29 @@ def set_positions(
     return positions(tx, cursor.cursor_id)
 
 
-def set_again(tx: WriteTx, cursor_id: int, partition: int, set_change: int, seq: int) -> None:
-    """A setting that only a request tells of, for a recovery; older ones than it are over."""
-    row = tx.execute(
-        "SELECT set_change FROM cursor_positions WHERE cursor_id = ? AND partition = ?",
-        (cursor_id, partition),
+def learn(tx: WriteTx, advance: Advance, now_ms: int) -> None:
+    """What a request tells of a client's cursor that the ledger lacks; for a recovery only.
+
+    That is the cursor itself, and its last setting. Requests with older settings tell nothing.
+    """
+    cursor = by_id(tx, advance.cursor_id)
+    if cursor is None:
+        cursor = restore(tx, advance.cursor_id, advance.name, "client", now_ms)
+    if cursor.deleted_ms is not None or not advance.set_change:
+        return
+    key = (advance.cursor_id, advance.partition)
+    known = tx.execute(
+        "SELECT set_change FROM cursor_positions WHERE cursor_id = ? AND partition = ?", key
     ).fetchone()
-    if (0 if row is None else row[0]) >= set_change:
+    if known is not None and known[0] >= advance.set_change:
         return
     # The numbers of later changes must be above it, as they were.
-    tx.execute("UPDATE state SET change_number = max(change_number, ?) WHERE id = 1", (set_change,))
+    tx.execute(
+        "UPDATE state SET change_number = max(change_number, ?) WHERE id = 1",
+        (advance.set_change,),
+    )
     number = changes.following(tx)
-    tx.execute(_SET_SQL, (cursor_id, partition, seq, set_change, seq, number))
+    tx.execute(_SET_SQL, (*key, advance.set_seq, advance.set_change, advance.set_seq, number))
 
 
 def delete(tx: WriteTx, name: str, kind: CursorKind, now_ms: int) -> Cursor:
@@ -190,6 +204,19 @@ def place(tx: ReadTx, name: str, partition: int) -> CursorPlace | None:
         (partition, name),
     ).fetchone()
     return None if row is None else CursorPlace(*row)
+
+
+def settings_of(tx: ReadTx, keys: Iterable[CursorKey]) -> dict[CursorKey, tuple[int, int]]:
+    """The number of the last setting and the position of each of these that has one."""
+    found: dict[CursorKey, tuple[int, int]] = {}
+    for key in keys:
+        row = tx.execute(
+            "SELECT set_change, seq FROM cursor_positions WHERE cursor_id = ? AND partition = ?",
+            key,
+        ).fetchone()
+        if row is not None:
+            found[key] = row
+    return found
 
 
 def positions_of(tx: ReadTx, keys: Iterable[CursorKey]) -> dict[CursorKey, int]:

@@ -68,6 +68,7 @@ def check_history(ledger: Transactions, last: Entry | None, store_url: str) -> N
     holds_all = (
         here.commit_number >= there.commit_number
         and here.catalog_version >= there.catalog_version
+        and here.change_number >= there.change_number
         and here.epoch_floor >= there.epoch_floor
         and here.history == there.history
     )

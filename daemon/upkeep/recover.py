@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from daemon.config import Config
 from daemon.upkeep.owner import OtherHistory, check_history, this_owner
-from ledger import commits, epochs, reads, topics
+from ledger import commits, cursors, epochs, reads, topics
 from ledger.dedupe import DedupeLimits
 from ledger.errors import DraftInvalid
 from ledger.ledger import Ledger
@@ -42,6 +42,7 @@ from uploader.ownership.ownerlog import Former, OwnedByAnother, OwnerLog, Sealed
 from uploader.ownership.unlisted import (
     RingOrder,
     Unlisted,
+    cursors_of,
     is_orphan,
     records_by_partition,
     records_without_key,
@@ -82,9 +83,10 @@ class GapMade(Struct, frozen=True):
 class RecoveryReport(Struct):
     """What a recovery found and did. Objects: all under ``l0/`` are in one of the counts.
 
-    ``records_void``: of unlisted objects, and not stored, for their ``expected_seq`` did not hold.
-    ``records_may_be_doubled``: their producers may have no answer and have sent them again, and
-    neither an idempotency key nor an expectation tells.
+    ``records_void``: of unlisted objects, and not stored, for their ``expected_seq`` or the
+    position of their cursor did not hold. ``records_copied_again``: not stored either, for a router
+    copies them again. ``records_may_be_doubled``: their producers may have no answer and have sent
+    them again, and no idempotency key, expectation or cursor tells.
     """
 
     entries: int = 0
@@ -98,6 +100,7 @@ class RecoveryReport(Struct):
     records_listed: int = 0
     records_taken: int = 0
     records_void: int = 0
+    records_copied_again: int = 0
     records_may_be_doubled: int = 0
     topics_restored: list[str] = []
     gaps: list[GapMade] = []
@@ -359,7 +362,7 @@ def take_unlisted(
     }
     order = RingOrder(
         found, ledger.read(commits.latest_number), records_by_partition(found), ends,
-        exact=not damaged_bytes,
+        ledger.read(cursors.settings_of, cursors_of(found)), exact=not damaged_bytes,
     )  # fmt: skip
     _take(ledger, order, report)
     report.records_may_be_doubled = records_without_key(found)
@@ -385,7 +388,11 @@ def _take(ledger: Ledger, order: RingOrder, report: RecoveryReport) -> None:
             kind = void.get((condition.shard, condition.position))
             count = sum(part.record_count for part in condition.parts)
             report.records_taken -= 0 if kind is None else count
-            report.records_void += count if kind == "sequence_mismatch" else 0
+            is_ours = condition.advance is not None and condition.advance.is_ours
+            if is_ours and kind == "cursor_unknown":
+                report.records_copied_again += count
+            elif kind in ("sequence_mismatch", "cursor_moved", "cursor_unknown"):
+                report.records_void += count
 
     left = iter(order)
     while some := next(left, None):

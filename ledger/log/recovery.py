@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import msgspec
 from msgspec import Struct
 
-from ledger import ages, commits, epochs, notes, topics
+from ledger import ages, commits, cursors, epochs, notes, topics
 from ledger.decide import PartitionKey
 from ledger.dedupe import DedupeLimits
 from ledger.errors import DraftInvalid
@@ -27,6 +28,7 @@ REASON = "recovery"
 # More topics than may have been created since the last entry: an entry carries each within seconds.
 # Objects that cannot be read may hold their ids.
 IDS_SKIPPED = 1 << 20
+NO_CURSOR = 0  # no cursor has this id
 
 
 class TopicSeen(Struct, frozen=True):
@@ -66,15 +68,32 @@ def take(
 ) -> None:
     """Commits unlisted objects in one transaction, each as of the time it was created.
 
+    What our own cursors moved with is void: it is copied again, from a source that has other
+    offsets now. Clients' cursors are judged as usual, after all that the object's requests tell of
+    them: each setting that one of them knew was made before the object's commit.
+
     ``taken`` gets the outcome of each before the next one is requested.
     """
     aged = ages.noted(tx)
     for draft in drafts:
         now_ms = ages.of_wall_time(aged, draft.created_ms)
+        draft = _with_cursors(tx, draft)
         try:
             taken(commits.commit(tx, draft, now_ms, limits))
         except DraftInvalid as error:
             taken(error)
+
+
+def _with_cursors(tx: WriteTx, draft: CommitDraft) -> CommitDraft:
+    conditions = list(draft.conditions)
+    for index, condition in enumerate(conditions):
+        advance = condition.advance
+        if advance is not None and advance.is_ours:
+            nobodys = msgspec.structs.replace(advance, cursor_id=NO_CURSOR)
+            conditions[index] = msgspec.structs.replace(condition, advance=nobodys)
+        elif advance is not None:
+            cursors.learn(tx, advance, draft.created_ms)
+    return msgspec.structs.replace(draft, conditions=tuple(conditions))
 
 
 def restore_topics(tx: WriteTx, seen: Sequence[TopicSeen]) -> list[str]:

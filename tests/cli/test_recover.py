@@ -29,6 +29,7 @@ def test_everything_that_an_operator_must_know_is_named() -> None:
         objects=4, objects_taken=2, records_taken=7, objects_orphan=1,
         corrupt=[UnreadableObject("l0/x", "torn")], missing=["l0/y"], topics_restored=["orders"],
         gaps=[GapMade("orders", 3, 11, 17)], records_may_be_doubled=5, records_void=2,
+        records_copied_again=3,
         kept_ledger="/data/ledger/ledger.db.before-1",
     )  # fmt: skip
     said = text(report)
@@ -37,8 +38,9 @@ def test_everything_that_an_operator_must_know_is_named() -> None:
         "CORRUPT   l0/x: torn",
         "MISSING   l0/y",
         "gap       orders, partition 3: offsets 11 to 17",
-        "5 of the unlisted records have neither an idempotency key nor an expected_seq, so they",
-        "2 of the unlisted records are not stored: their expected_seq did not match",
+        "5 of the unlisted records have neither an idempotency key nor an expected_seq nor a",
+        "2 of the unlisted records are not stored: their expected_seq or the",
+        "3 of the unlisted records are not stored: they are copies",
         "now with default settings: orders",
         "kept as /data/ledger/ledger.db.before-1",
     ):

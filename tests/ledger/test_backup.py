@@ -22,7 +22,7 @@ from ledger.log import backup, recovery
 from ledger.log.backup import TABLES, Mark
 from ledger.log.entry import VERSION, Entry, Owner, decode, encode, entry_key
 from ledger.space import deletions, marking, orphans, retention, unreferenced
-from ledger.types import Topic, TopicConfig
+from ledger.types import CursorMove, Topic, TopicConfig
 from tests.ledger.images import image_of
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of, key_of, lease
@@ -307,6 +307,30 @@ def test_ids_that_were_told_are_not_given_again_by_a_recovered_ledger(
     rows = ledger.read(backup.changes_since, told)[1].rows
     assert [row[0] for row in rows["dedupe"]] == [6]
     assert [row[0] for row in rows["deletions"]] == [8]
+
+
+def test_an_entry_carries_the_cursors_and_positions_that_changed_since_and_no_others(
+    ledger: Ledger,
+) -> None:
+    def told(since: Mark) -> tuple[Mark, list[object], list[object]]:
+        mark, changes = ledger.read(backup.changes_since, since)
+        names = [row[1] for row in changes.rows.get("cursors", [])]
+        return mark, names, [row[:3] for row in changes.rows.get("cursor_positions", [])]
+
+    for name in ("a", "b"):
+        ledger.write(cursors.create, name, "client", 1)
+    mark, *rows = told(Mark())
+    assert rows == [["a", "b"], []]
+    ledger.write(cursors.set_positions, "b", "client", [Setting(3, 5)])
+    mark, *rows = told(mark)
+    assert rows == [[], [[2, 3, 5]]]
+    ledger.write(cursors.flush, [CursorMove(1, 0, 0, 4), CursorMove(2, 3, 5, 6)])
+    mark, *rows = told(mark)
+    assert rows == [[], [[1, 0, 4], [2, 3, 6]]]
+    ledger.write(cursors.delete, "a", "client", 1)
+    mark, *rows = told(mark)
+    assert rows == [["a"], []]
+    assert told(mark)[1:] == ([], [])
 
 
 def test_an_entry_that_was_told_before_an_image_was_copied_takes_nothing_of_it_back(

@@ -13,8 +13,9 @@ Pure: decisions from keys and footers. Vocabulary as in ``ledger/log/recovery.py
 - An object's commit has a higher number than its ``commits_seen``, and its producers knew of no
   later commit. So requests that were answered before a request was sent come before it here too.
 
-The decisions of the lost ledger are unknown and are made again: idempotency keys and expectations
-(``expected_seq``) are judged in this order, expectations against the head before the declared gap.
+The decisions of the lost ledger are unknown and are made again: idempotency keys, expectations
+(``expected_seq``) and clients' cursors are judged in this order, expectations against the head
+before the declared gap. Where a cursor must be is an expectation too.
 Only leases that were in flight together in different shards may be in another order here than
 their commits were. Among these, an object whose expectation holds now goes first, so that what may
 have been acknowledged is kept. An expectation becomes void only if no order could have met it, or
@@ -32,9 +33,9 @@ from itertools import pairwise
 import msgspec
 from msgspec import Struct
 
-from ledger.decide import PartitionKey
+from ledger.decide import CursorKey, PartitionKey
 from ledger.log.recovery import TopicSeen
-from ledger.types import Commit, CommitDraft, Condition, LeaseId
+from ledger.types import Advance, Commit, CommitDraft, Condition, LeaseId
 from uploader.l0 import Footer
 from uploader.stores.base import ObjectHead
 
@@ -55,7 +56,10 @@ class Unlisted(Struct, frozen=True):
     @property
     def expects(self) -> bool:
         """Whether one of its requests has an expectation."""
-        return any(one.expected_seq is not None for one in self.footer.conditions)
+        return any(
+            one.expected_seq is not None or (one.advance is not None and not one.advance.is_ours)
+            for one in self.footer.conditions
+        )
 
     def starts(self) -> frozenset[SourceStart]:
         """Where the ranges of its sources begin."""
@@ -101,8 +105,9 @@ class RingOrder:
     """Unlisted objects in an order in which they may have been committed.
 
     ``commit_number`` is that of the ledger that takes them, ``counts`` the declared gaps by
-    partition, and ``heads`` the last offsets after these. ``exact``: no unlisted object is
-    unreadable, so the gaps tell how many records there were. Leases of one source are in ring
+    partition, ``heads`` the last offsets after these, and ``cursors`` the last setting and the
+    position of cursors. ``exact``: no unlisted object is unreadable, so the gaps tell how many
+    records there were. Leases of one source are in ring
     order, so the records of each connection keep their order. Ranges that contradict each other,
     as after a damaged footer, fall back to the order of keys.
     """
@@ -113,6 +118,7 @@ class RingOrder:
         commit_number: int = 0,
         counts: Mapping[PartitionKey, int] | None = None,
         heads: Mapping[PartitionKey, int] | None = None,
+        cursors: Mapping[CursorKey, tuple[int, int]] | None = None,
         *,
         exact: bool = True,
     ) -> None:
@@ -120,6 +126,7 @@ class RingOrder:
         self._number = commit_number
         self._counts = counts or {}
         self._heads = dict(heads or {})
+        self._cursors = dict(cursors or {})
         self._exact = exact
         self._met: dict[PartitionKey, int] = {}  # the highest expectation that was met
         self._followers: defaultdict[int, list[int]] = defaultdict(list)
@@ -166,7 +173,8 @@ class RingOrder:
                 key = (condition.topic_id, condition.parts[0].partition)
                 seq = self._after_the_gap(key, seq)
                 condition = msgspec.structs.replace(condition, expected_seq=seq)
-            if seq is not None or condition.idempotency_key is not None:
+            asked = (seq, condition.idempotency_key, condition.advance)
+            if asked != (None, None, None):
                 yield condition
 
     def taken(self, commit: Commit, item: Unlisted) -> None:
@@ -175,9 +183,25 @@ class RingOrder:
             self._heads[head.topic_id, head.partition] = head.head_seq
         void = {(verdict.shard, verdict.position) for verdict in commit.verdicts}
         for one in item.footer.conditions:
-            if one.expected_seq is not None and (one.shard, one.position) not in void:
+            if one.advance is not None:
+                self._learn(one.advance)
+        for one in item.footer.conditions:
+            if (one.shard, one.position) in void:
+                continue
+            if one.expected_seq is not None:
                 key = (one.topic_id, one.parts[0].partition)
                 self._met[key] = max(one.expected_seq, self._met.get(key, -1))
+            if one.advance is not None:
+                cursor = (one.advance.cursor_id, one.advance.partition)
+                self._cursors[cursor] = (self._cursors.get(cursor, (0, 0))[0], one.advance.next)
+
+    def _learn(self, advance: Advance) -> None:
+        self._cursors[advance.cursor_id, advance.partition] = self._known(advance)
+
+    def _known(self, advance: Advance) -> tuple[int, int]:
+        """A cursor's last setting and its position, with what a request tells of it."""
+        known = self._cursors.get((advance.cursor_id, advance.partition), (0, 0))
+        return max(known, (advance.set_change, advance.set_seq), key=lambda each: each[0])
 
     def _after_the_gap(self, key: PartitionKey, seq: int) -> int | None:
         if self._exact:
@@ -227,7 +251,17 @@ class RingOrder:
     def _rank(self, index: int) -> Rank:
         """Its rank for the present heads, as if nothing before it in the object were void."""
         waits = False
+        moved: dict[CursorKey, int] = {}
         for condition in self.conditions(self._items[index]):
+            advance = condition.advance
+            if advance is not None and not advance.is_ours:
+                cursor = (advance.cursor_id, advance.partition)
+                at = moved.get(cursor, self._known(advance)[1])
+                if advance.expected == at:
+                    moved[cursor] = advance.next
+                elif advance.expected > at:
+                    waits = True
+                    continue
             if condition.expected_seq is None:
                 continue
             part = condition.parts[0]
@@ -273,14 +307,25 @@ def records_by_partition(found: Iterable[Unlisted]) -> dict[tuple[int, int], int
     return dict(counts)
 
 
+def cursors_of(found: Iterable[Unlisted]) -> set[CursorKey]:
+    """The cursors of clients that requests advance."""
+    return {
+        (one.advance.cursor_id, one.advance.partition)
+        for item in found
+        for one in item.footer.conditions
+        if one.advance is not None and not one.advance.is_ours
+    }
+
+
 def records_without_key(found: Iterable[Unlisted]) -> int:
     """The number of records that may be doubled: their producers may have sent them again, and
-    have neither a key nor an expectation that would tell."""
+    have no key, expectation or cursor that would tell."""
     count = 0
     for item in found:
         count += sum(extent.record_count for extent in item.footer.extents)
         for condition in item.footer.conditions:
-            if condition.idempotency_key is not None or condition.expected_seq is not None:
+            told = (condition.idempotency_key, condition.expected_seq, condition.advance)
+            if told != (None, None, None):
                 count -= sum(part.record_count for part in condition.parts)
     return count
 

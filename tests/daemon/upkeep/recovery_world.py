@@ -10,6 +10,7 @@ Each record's data is its own number, so what is read back says which record sta
 from __future__ import annotations
 
 import shutil
+from collections.abc import Container
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
@@ -19,13 +20,13 @@ from crc32c import crc32c
 
 from daemon.upkeep.owner import check_history
 from daemon.upkeep.recover import RecoveryReport, rebuild
-from ledger import commits, epochs, reads, topics
+from ledger import commits, cursors, epochs, reads, topics
 from ledger.checks import invariants
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.log.entry import Image, Owner
-from ledger.types import CommitDraft, Condition, ConditionPart, LeaseId, SourceRange
+from ledger.types import Advance, CommitDraft, Condition, ConditionPart, LeaseId, SourceRange
 from shards.frame import CODEC_RECORDS, encode_batch
 from tests.ledger import images
 from uploader import l0
@@ -38,6 +39,14 @@ from uploader.stores.file import FileStore
 Place = tuple[int, int]  # topic id, partition
 
 
+class Step(msgspec.Struct, frozen=True):
+    """A cursor's advance, from where the request expects it."""
+
+    cursor: str
+    expected: int
+    next: int
+
+
 class Request(msgspec.Struct, frozen=True):
     """Records of one produce call: ``count`` of them for one partition of a topic."""
 
@@ -46,6 +55,7 @@ class Request(msgspec.Struct, frozen=True):
     count: int
     key: str | None = None
     expected_seq: int | None = None
+    step: Step | None = None
 
 
 class Node:
@@ -99,6 +109,8 @@ class World:
         self.acknowledged: dict[int, int] = {}  # record: topic id
         self.refused: set[int] = set()  # records that are void
         self.answers: dict[tuple[int, str], list[int]] = {}  # records of a key's first answer
+        self.steps: dict[int, Advance] = {}  # first record: what its request carried
+        self.copies: set[int] = set()  # records that a router copied
         self.node = self.start()
 
     def log(self) -> OwnerLog:
@@ -170,13 +182,17 @@ class World:
             )
             part = ConditionPart(request.partition, counts.get(place, 0), len(mine))
             counts[place] = counts.get(place, 0) + len(mine)
-            if request.key is not None or request.expected_seq is not None:
+            advance = None if request.step is None else self.advance(request.step)
+            if (request.key, request.expected_seq, advance) != (None, None, None):
                 conditions.append(
                     Condition(
                         shard, start + 64 * position, topic.topic_id, (part,), request.key,
-                        request.expected_seq,
+                        request.expected_seq, advance,
                     )
                 )  # fmt: skip
+            if advance is not None:
+                self.steps[first] = advance
+                self.copies.update(mine if advance.is_ours else ())
         extents = [
             ExtentParts(
                 self.names[place[0]], place[0], place[1], CODEC_RECORDS, parts, counts[place],
@@ -194,6 +210,27 @@ class World:
             (SourceRange(shard, start, node.rings[shard]),), built.drafts, tuple(conditions),
         )  # fmt: skip
         return draft, numbers
+
+    def advance(self, step: Step) -> Advance:
+        """What the frame of such a request carries."""
+        if step.cursor.startswith("router/"):
+            cursor = self.node.ledger.read(cursors.find, step.cursor)
+            assert cursor is not None
+            return Advance(cursor.cursor_id, 0, step.expected, step.next, True)
+        place = self.node.ledger.read(cursors.place, step.cursor, 0)
+        assert place is not None
+        return Advance(
+            place.cursor_id, 0, step.expected, step.next, False, step.cursor, place.set_change,
+            place.set_seq,
+        )  # fmt: skip
+
+    def at(self, name: str) -> int | None:
+        """Where a cursor is; None if there is none."""
+        cursor = self.node.ledger.read(cursors.find, name)
+        if cursor is None:
+            return None
+        there = self.node.ledger.read(cursors.positions_of, [(cursor.cursor_id, 0)])
+        return there[cursor.cursor_id, 0]
 
     def produce(self, requests: list[Request], shard: int = 0, seen: int | None = None) -> None:
         """Requests that are acknowledged, and the offsets that their producers are told."""
@@ -245,9 +282,34 @@ class World:
                         last[source] = number
         assert set(times.values()) <= {1}, "a record is there twice"
         lost = [n for n, topic_id in self.acknowledged.items() if topic_id in live
-                and n not in times]  # fmt: skip
+                and n not in times and n not in self.copies]  # fmt: skip
         assert not lost, f"lost {lost}"
         assert not self.refused & times.keys(), "what was answered as void is stored"
+
+        self.check_cursors(times)
+
+    def check_cursors(self, there: Container[int]) -> None:
+        """Each cursor is where the stored requests moved it, one after the other. A router's may
+        also have skipped something, so its steps only may not overlap."""
+        taken: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        bases: dict[tuple[int, int], int] = {}
+        for first, advance in self.steps.items():
+            if first in there:
+                setting = (advance.cursor_id, advance.set_change)
+                taken.setdefault(setting, []).append((advance.expected, advance.next))
+                bases[setting] = advance.set_seq
+        ledger = self.node.ledger
+        for cursor in ledger.read(cursors.page):
+            found = ledger.read(cursors.settings_of, [(cursor.cursor_id, 0)])
+            change, seq = found.get((cursor.cursor_id, 0), (0, 0))
+            steps = sorted(taken.get((cursor.cursor_id, change), []))
+            end = bases.get((cursor.cursor_id, change), 0)
+            for before, after in steps:
+                assert before >= end, f"{cursor.name} took {before} to {after} twice"
+                assert cursor.kind == "router" or before == end, f"{cursor.name} skipped {before}"
+                end = after
+            if steps:
+                assert seq == end or (cursor.kind == "router" and seq >= end), cursor.name
 
     def close(self) -> None:
         self.node.ledger.close()

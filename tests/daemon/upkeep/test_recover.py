@@ -20,19 +20,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from daemon.upkeep.owner import OtherHistory
 from daemon.upkeep.recover import lives, rebuild, settle, tell
-from ledger import commits, epochs, reads, topics
+from ledger import commits, cursors, epochs, reads, topics
 from ledger.checks import invariants
+from ledger.cursors import Setting
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Changes, Mark
-from ledger.types import LeaseId, TopicConfig
-from tests.daemon.upkeep.recovery_world import Request, World
+from ledger.types import CursorKind, CursorMove, LeaseId, TopicConfig
+from tests.daemon.upkeep.recovery_world import Request, Step, World
 from tests.ledger.images import image_of
 from tests.long import examples
 from uploader import l0
 from uploader.ownership.ownerlog import Former
 
 NAMES = ("a", "b")
+KINDS: dict[str, CursorKind] = {"c": "client", "router/r": "router"}
 requests_ = st.lists(
     st.builds(Request, st.sampled_from(NAMES), st.integers(0, 1), st.integers(1, 3),
               st.sampled_from([None, None, "k", "l"]), st.none()),
@@ -50,7 +52,7 @@ class RecoveryMachine(RuleBasedStateMachine):
 
     @initialize()
     def topics(self) -> None:
-        for name in NAMES:
+        for name in (*NAMES, "kept"):
             self.create(name)
 
     def create(self, name: str) -> None:
@@ -72,6 +74,48 @@ class RecoveryMachine(RuleBasedStateMachine):
             partition
         ].head_seq
         self.world.produce([Request(name, partition, 1, None, max(0, head - b)) for b in behind])
+
+    @rule(
+        partition=st.integers(0, 1), cursor=st.sampled_from(sorted(KINDS)),
+        steps=st.lists(st.sampled_from([0, 0, 0, 3, -3]), min_size=1, max_size=4),
+        shard=st.integers(0, 1),
+    )  # fmt: skip
+    def advance(self, partition: int, cursor: str, steps: list[int], shard: int) -> None:
+        """Pipelined steps of a cursor; some do not expect it where it is, and are void."""
+        at = self.world.at(cursor)
+        if at is not None:
+            requests = []
+            for off in steps:
+                expected = max(0, at + off)
+                step = Step(cursor, expected, expected + 2)
+                requests.append(Request("kept", partition, 1, step=step))
+                at += 2 if expected == at else 0
+            self.world.produce(requests, shard)
+
+    @rule(cursor=st.sampled_from(sorted(KINDS)))
+    def create_cursor(self, cursor: str) -> None:
+        self.world.node.ledger.write(cursors.create, cursor, KINDS[cursor], 1)
+
+    @rule(seq=st.integers(0, 9))
+    def set_cursor(self, seq: int) -> None:
+        if self.world.at("c") is not None:
+            ledger = self.world.node.ledger
+            ledger.write(cursors.set_positions, "c", "client", [Setting(0, seq)])
+
+    @rule()
+    def skip(self) -> None:
+        """A router's filter lets nothing through."""
+        cursor = self.world.node.ledger.read(cursors.find, "router/r")
+        at = self.world.at("router/r")
+        if cursor is not None and at is not None:
+            move = CursorMove(cursor.cursor_id, 0, at, at + 5)
+            assert self.world.node.ledger.write(cursors.flush, [move]) == {}
+
+    @rule(cursor=st.sampled_from(sorted(KINDS)))
+    def make_a_cursor_again(self, cursor: str) -> None:
+        if self.world.at(cursor) is not None:
+            self.world.node.ledger.write(cursors.delete, cursor, KINDS[cursor], 1)
+            self.create_cursor(cursor)
 
     @rule(requests=requests_)
     def put_without_commit(self, requests: list[Request]) -> None:
@@ -108,7 +152,7 @@ class RecoveryMachine(RuleBasedStateMachine):
             self.world.produce(requests)  # no entry will list these
         report = self.world.recover()
         assert report.sound
-        for name in NAMES:
+        for name in (*NAMES, "kept"):
             self.create(name)  # one that was not listed and has no object is unknown
             topic = self.world.node.ledger.read(topics.find, name)
             assert topic is not None
@@ -233,6 +277,62 @@ def test_an_expectation_counts_what_was_listed_and_not_the_gap(world: World) -> 
     assert (report.records_taken, report.records_void) == (1, 1)
     assert [(gap.gap_from, gap.gap_to) for gap in report.gaps] == [(6, 7)]
     assert world.node.ledger.read(reads.partition_states, 1)[0].head_seq == 8
+
+
+def at_cursor(*steps: tuple[str, int, int]) -> list[Request]:
+    return [Request("a", 0, 1, step=Step(*each)) for each in steps]
+
+
+def test_a_clients_cursor_that_no_entry_lists_comes_from_the_requests_that_moved_it(
+    world: World,
+) -> None:
+    ledger = world.node.ledger
+    ledger.write(cursors.create, "c", "client", 1)
+    world.produce(at_cursor(("c", 0, 5), ("c", 5, 7), ("c", 5, 8)))
+    ledger.write(cursors.set_positions, "c", "client", [Setting(0, 2)])
+    world.produce(at_cursor(("c", 7, 9), ("c", 2, 3)))
+    report = world.recover()
+    assert (report.records_taken, report.records_void, report.records_copied_again) == (3, 2, 0)
+    assert report.records_may_be_doubled == 0
+    assert world.at("c") == 3
+    # A request of before the setting, of a former history, does not count any more.
+    ledger = world.node.ledger
+    before = ledger.read(backup.mark).change_number
+    ledger.write(cursors.set_positions, "c", "client", [Setting(0, 1)])
+    world.produce(at_cursor(("c", 1, 4)))
+    assert ledger.read(backup.mark).change_number > before
+    world.recover()
+    assert world.at("c") == 4
+
+
+def test_what_a_router_copied_since_the_last_entry_is_void_and_its_cursor_as_listed(
+    world: World,
+) -> None:
+    world.node.ledger.write(cursors.create, "router/r", "router", 1)
+    world.produce(at_cursor(("router/r", 0, 5)))
+    world.node.tell()
+    world.produce(at_cursor(("router/r", 5, 9)))
+    world.produce([Request("a", 0, 2)])
+    report = world.recover()
+    assert (report.records_taken, report.records_void, report.records_copied_again) == (2, 0, 1)
+    assert world.at("router/r") == 5
+    assert world.node.ledger.read(reads.partition_states, 1)[0].count == 3
+
+
+def test_a_cursor_made_again_under_its_name_is_not_moved_by_the_former_ones_requests(
+    world: World,
+) -> None:
+    world.node.tell()
+    ledger = world.node.ledger
+    for end in (4, 6):
+        ledger.write(cursors.create, "c", "client", 1)
+        world.produce(at_cursor(("c", 0, end)))
+        if end == 4:
+            ledger.write(cursors.delete, "c", "client", 1)
+    report = world.recover()
+    assert (report.records_taken, report.records_void) == (2, 0)
+    assert world.at("c") == 6
+    assert world.node.ledger.write(cursors.create, "d", "client", 1)[0].cursor_id == 3
 
 
 def test_beside_a_damaged_object_expectations_hold_once(world: World) -> None:

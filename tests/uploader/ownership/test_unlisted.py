@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ledger.decide import PartitionNow, decide
 from ledger.log.recovery import TopicSeen
-from ledger.types import Commit, Condition, ConditionPart, LeaseId, PartitionHead
+from ledger.types import Advance, Commit, Condition, ConditionPart, LeaseId, PartitionHead
 from shards.frame import CODEC_RECORDS
 from tests.uploader.l0_samples import batch
 from uploader.l0 import ExtentParts, RingRun, build, object_key, read_footer
@@ -194,6 +194,43 @@ def test_an_object_in_flight_does_not_come_between_a_ring_and_its_expectation() 
         alone(0, expecting(0, 11), created_ms=3, start=64),
     ]
     assert taken(order_of(found), 13) == [(0, True), (0, True), (1, True)]
+
+
+def stepping(
+    shard: int, *expected: int, setting: tuple[int, int] = (0, 0)
+) -> tuple[Condition, ...]:
+    """The conditions of an object's first records: steps of two of a client's cursor."""
+    return tuple(
+        Condition(
+            shard, at, 1, (ConditionPart(0, 0, 1),),
+            advance=Advance(7, 0, at, at + 2, False, "c", *setting),
+        )
+        for at in expected
+    )  # fmt: skip
+
+
+def test_of_objects_in_flight_the_one_whose_cursor_is_there_goes_first() -> None:
+    steps = ((8,), (4, 6), (2,), (3,))
+    found = [alone(s, stepping(s, *at), created_ms=s) for s, at in enumerate(steps)]
+    order = RingOrder(found, cursors={(7, 0): (1, 2)})
+    # 3 is not where the cursor ever is; it waits until the cursor has passed it.
+    assert [each.lease_id.shard for each in ordered(order)] == [2, 1, 0, 3]
+
+
+def test_a_setting_that_only_requests_tell_of_counts_from_the_first_that_does() -> None:
+    found = [
+        alone(s, stepping(s, at, setting=(5, 9)), created_ms=s) for s, at in enumerate((13, 11, 9))
+    ]
+    assert [each.lease_id.shard for each in ordered(RingOrder(found))] == [2, 1, 0]
+
+
+def ordered(order: RingOrder) -> list[Unlisted]:
+    """The order of the taking if all that holds is stored."""
+    found = []
+    for number, each in enumerate(order, 1):
+        order.taken(Commit(number, each.lease_id, (), (), ()), each)
+        found.append(each)
+    return found
 
 
 def test_next_to_an_unreadable_object_an_expectation_is_met_once() -> None:
