@@ -277,6 +277,59 @@ class CursorOwned(LedgerError):
         self.kind = kind
 
 
+class RouterMissing(LedgerError):
+    """No live router has this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no router {name!r}")
+        self.name = name
+
+
+class RoutersFull(LedgerError):
+    """There are as many routers as there may be."""
+
+    def __init__(self, maximum: int) -> None:
+        super().__init__(f"there are {maximum} routers, which is the limit; delete some")
+        self.maximum = maximum
+
+
+class RouterCycle(LedgerError):
+    """A router that would bring records back to where they come from."""
+
+    def __init__(self, path: list[str]) -> None:
+        super().__init__(
+            f"the router would close a cycle: {' -> '.join(path)}; records would go around forever."
+            f" Paused routers count; delete one of those on the path"
+        )
+        self.path = path
+
+
+class RouterBound(LedgerError):
+    """A router's source and destination never change."""
+
+    def __init__(self, name: str, field: str, wanted: str, bound: str, exists: bool) -> None:
+        if wanted != bound:
+            reason = f"cannot become {wanted!r}"
+        elif exists:
+            reason = "was deleted, and the topic of this name is another one"
+        else:
+            reason = "was deleted"
+        super().__init__(
+            f"the {field} of router {name!r}, {bound!r}, {reason}; delete the router and create it"
+            f" again"
+        )
+        self.name = name
+        self.field = field
+
+
+class RouterStartRefused(LedgerError):
+    """A place to begin at that the source does not have."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"from of router {name!r} {problem}")
+        self.name = name
+
+
 class PartitionMissing(LedgerError):
     """The topic has fewer partitions."""
 

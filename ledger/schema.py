@@ -39,6 +39,8 @@ Vocabulary and writers. Every write happens under the ledger lock; any process r
   without a row is 0. ``set_seq`` is the last explicit setting, ``set_change`` its change number.
   ``changed`` is the change number of a row's last change: ``state.change_number`` counts changes of
   delivery and never touches ``catalog_version``. ``last_cursor_id``: ids are never used twice.
+- ``routers``: which topics are copied into which (``routers.py``). ``config`` is the filter,
+  ``slot`` the router's place in the shared segment. Rows stay.
 - ``dedupe``: answers of requests with an idempotency key. ``id`` rises with time and is never used
   twice, so the oldest are at the front; the owner's log knows by it what is new (as by a deletion's
   id). ``answer`` is msgpack of [[[partition, first, last], ...], head].
@@ -289,6 +291,24 @@ MIGRATIONS: tuple[Migration, ...] = (
             PRIMARY KEY (cursor_id, partition)
         ) WITHOUT ROWID""",
         "CREATE INDEX cursor_positions_changed ON cursor_positions (changed)",
+    ),
+    (
+        """CREATE TABLE routers (
+            router_id INTEGER PRIMARY KEY,
+            name TEXT NOT NULL,
+            config TEXT NOT NULL,
+            created_ms BIGINT NOT NULL,
+            deleted_ms BIGINT,
+            source_id BIGINT NOT NULL,
+            dest_id BIGINT NOT NULL,
+            cursor_id BIGINT NOT NULL,
+            slot INTEGER NOT NULL,
+            paused INTEGER NOT NULL,
+            changed BIGINT NOT NULL
+        )""",
+        "CREATE INDEX routers_changed ON routers (changed)",
+        "CREATE UNIQUE INDEX routers_live_name ON routers (name) WHERE deleted_ms IS NULL",
+        "CREATE UNIQUE INDEX routers_live_slot ON routers (slot) WHERE deleted_ms IS NULL",
     ),
 )
 

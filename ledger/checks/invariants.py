@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-from ledger import commits
+from ledger import commits, routers
 from ledger.checks import lake_rules
 from ledger.checks.lake_rules import InvariantBroken, offset_ranges, require, require_none
 from ledger.decide import PartitionKey
@@ -42,6 +42,7 @@ def check(tx: ReadTx) -> None:
     _check_results(tx, gaps)
     lake_rules.check_lake(tx)
     _check_cursors(tx)
+    _check_routers(tx)
     require_none(
         tx,
         "no two live topics have one table",
@@ -65,6 +66,23 @@ def _check_cursors(tx: ReadTx) -> None:
         " OR p.changed > change_number OR p.changed < 1 OR p.set_change > p.changed"
         " OR p.seq < 0 OR p.partition < 0",
     )
+
+
+def _check_routers(tx: ReadTx) -> None:
+    require_none(
+        tx,
+        "a living router has a living cursor of its own, and topics that exist",
+        "SELECT r.router_id FROM routers AS r LEFT JOIN cursors AS c ON c.cursor_id = r.cursor_id"
+        " WHERE r.deleted_ms IS NULL AND (c.kind IS NOT 'router' OR c.deleted_ms IS NOT NULL"
+        " OR c.name IS NOT 'router/' || r.name"
+        " OR NOT EXISTS (SELECT 1 FROM topics WHERE topic_id = r.source_id)"
+        " OR NOT EXISTS (SELECT 1 FROM topics WHERE topic_id = r.dest_id))",
+    )
+    edges = routers.edges(tx)
+    for source, dests in edges.items():
+        for dest in dests:
+            way = routers.path(edges, dest, source)
+            require(way is None, "routers form no cycle", source, way)
 
 
 def _check_commit_numbers(tx: ReadTx) -> None:

@@ -11,7 +11,7 @@ Changes carry:
 - topics that changed, with their partitions;
 - tables and files of the lake that changed, with the ranges of the files;
 - objects and extents of new commits, with the partitions that they moved;
-- cursors and positions that changed;
+- cursors, positions and routers that changed;
 - new dedupe entries and new names for deletion;
 - the small tables as a whole.
 
@@ -96,6 +96,11 @@ TABLES: dict[str, tuple[tuple[str, ...], int]] = {
         ("cursor_id", "partition", "seq", "set_change", "set_seq", "changed"),
         2,
     ),
+    "routers": (
+        ("router_id", "name", "config", "created_ms", "deleted_ms", "source_id", "dest_id",
+         "cursor_id", "slot", "paused", "changed"),
+        1,
+    ),
     "read_leases": (("lease", "created_ms", "expires_ms", "what"), 1),
     "deletions": (("id", "key", "locator", "reason"), 1),
     "dedupe": (("id", "topic_id", "key", "created_ms", "answer"), 1),
@@ -106,7 +111,7 @@ _STATE = ("incarnation", "epoch", "epoch_floor", "commit_number", "catalog_versi
 
 
 # Tables with names that only living rows hold, and the time of deletion in the fifth column.
-_NAMED = ("topics", "cursors")
+_NAMED = ("topics", "cursors", "routers")
 
 _MOVED_PARTITIONS = (
     "topic_id IN (SELECT topic_id FROM topics WHERE changed > ?)"
@@ -201,6 +206,7 @@ def _changes_since(tx: ReadTx, mark: Mark) -> Changes:
         ),
         "cursors": after_change,
         "cursor_positions": after_change,
+        "routers": after_change,
         "deletions": ("id > ?", (mark.deletion_id,)),
         "dedupe": ("id > ?", (mark.dedupe_id,)),
     }
@@ -217,7 +223,7 @@ def _changes_since(tx: ReadTx, mark: Mark) -> Changes:
 
 def apply(tx: WriteTx, changes: Changes) -> None:
     """Writes changes into a ledger."""
-    # A new topic or cursor may have the name of a deleted one: the deletion is applied first.
+    # A new row may have the name of a deleted one: the deletion is applied first.
     for table in _NAMED:
         for row in sorted(changes.rows.get(table, []), key=lambda row: row[4] is None):
             _upsert(tx, table, [row])

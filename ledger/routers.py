@@ -1,0 +1,323 @@
+"""Routers: which topics are copied into which, and how far each copy has got.
+
+Lifecycle of a router: created -> changed, any number of times -> deleted. Its row stays, its cursor
+goes with it. It is bound to topic ids: a topic that is created again under the same name is not its
+source. What a router does is decided in ``delivery/routers/``.
+
+- Each router has a cursor of the kind ``router``; its position in a partition of the source is the
+  last offset that was dealt with. ``from`` is resolved to offsets in the transaction that creates
+  the router, so no commit falls between the two.
+- Routers form no cycle: records would go around forever. Paused ones count, because they may be
+  resumed at any time.
+- ``slot`` is the router's place in the shared segment; no two live routers have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ledger import changes, cursors, reads, topics
+from ledger.errors import (
+    RouterBound,
+    RouterCycle,
+    RouterMissing,
+    RoutersFull,
+    RouterStartRefused,
+    TopicMissing,
+)
+from ledger.tx import ReadTx, WriteTx
+from ledger.types import Offset, PartitionState, Topic
+
+# Each owns 256 bytes of the shared segment, and a copy of its source's records.
+ROUTERS_MAX = 1_024
+
+Start = Literal["earliest", "now"] | Offset | list[Offset]
+"""Before the first record that can be read, after the last one, or after an offset; a list has the
+offset of each partition."""
+
+Pattern = Annotated[
+    str, Meta(max_length=1_024, description="exact text, or a pattern with `*` and `?`")
+]
+
+
+class RouterFilter(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which records are copied: those that match every pattern that is given."""
+
+    tag: Pattern | None = None
+    node: Pattern | None = None
+    key: Pattern | None = None
+
+
+class Router(Struct, frozen=True):
+    """A router. Ids are never used twice; a deleted router's row stays."""
+
+    router_id: int
+    name: str
+    filter: RouterFilter
+    created_ms: int
+    deleted_ms: int | None
+    source_id: int
+    dest_id: int
+    cursor_id: int
+    slot: int
+    paused: bool
+
+
+class RouterView(Struct, frozen=True):
+    """A router with its topics and, by partition of the source, (position, state) as of one
+    moment."""
+
+    router: Router
+    source: Topic
+    dest: Topic
+    partitions: list[tuple[int, PartitionState]]
+
+    @property
+    def lag(self) -> int:
+        """Offsets of the source that are not dealt with."""
+        return sum(max(0, state.head_seq - position) for position, state in self.partitions)
+
+
+NO_FILTER = RouterFilter()
+_COLUMNS = (
+    "router_id, name, config, created_ms, deleted_ms, source_id, dest_id, cursor_id, slot, paused"
+)
+_encoder = msgspec.json.Encoder(order="deterministic")
+_decoder = msgspec.json.Decoder(RouterFilter)
+
+
+def create(
+    tx: WriteTx,
+    name: str,
+    source_name: str,
+    dest_name: str,
+    filter_: RouterFilter,
+    start: Start,
+    paused: bool,
+    now_ms: int,
+) -> Router:
+    """A new router; there is none of this name.
+
+    Raises TopicMissing, RouterCycle, RoutersFull, RouterStartRefused, CursorsFull.
+    """
+    source, dest = _topic(tx, source_name), _topic(tx, dest_name)
+    _check_cycle(tx, source, dest)
+    slot = _free_slot(tx)
+    cursor, _ = cursors.create(tx, cursor_name(name), "router", now_ms)
+    settings = _resolve(name, start, reads.partition_states(tx, source.topic_id))
+    cursors.set_positions(tx, cursor.name, "router", settings)
+    (last,) = tx.execute("SELECT coalesce(max(router_id), 0) FROM routers").fetchone()
+    router = Router(
+        last + 1, name, filter_, now_ms, None, source.topic_id, dest.topic_id, cursor.cursor_id,
+        slot, paused,
+    )  # fmt: skip
+    tx.execute(
+        f"INSERT INTO routers ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            router.router_id, name, _encoder.encode(filter_).decode(), now_ms, None,
+            router.source_id, router.dest_id, router.cursor_id, slot, paused, changes.following(tx),
+        ),
+    )  # fmt: skip
+    return router
+
+
+def alter(
+    tx: WriteTx,
+    name: str,
+    source_name: str | None,
+    dest_name: str | None,
+    filter_: RouterFilter | None,
+    paused: bool | None,
+) -> Router:
+    """Changes what is given. Topics may be named only if the router is bound to them.
+
+    Raises RouterMissing, RouterBound.
+    """
+    present = _live(tx, name)
+    for field, topic_name, bound_id in (
+        ("source", source_name, present.source_id),
+        ("dest", dest_name, present.dest_id),
+    ):
+        if topic_name is not None:
+            named = topics.find(tx, topic_name)
+            if named is None or named.topic_id != bound_id:
+                bound = topics.by_id(tx, bound_id)
+                assert bound is not None  # rows of topics stay
+                raise RouterBound(name, field, topic_name, bound.name, named is not None)
+    changed = msgspec.structs.replace(
+        present,
+        filter=present.filter if filter_ is None else filter_,
+        paused=present.paused if paused is None else paused,
+    )
+    if changed != present:
+        tx.execute(
+            "UPDATE routers SET config = ?, paused = ?, changed = ? WHERE router_id = ?",
+            (
+                _encoder.encode(changed.filter).decode(), changed.paused, changes.following(tx),
+                present.router_id,
+            ),
+        )  # fmt: skip
+    return changed
+
+
+def delete(tx: WriteTx, name: str, now_ms: int) -> Router:
+    """The deleted router. Copies on their way are void, because its cursor is gone.
+
+    Raises RouterMissing.
+    """
+    present = _live(tx, name)
+    cursors.delete(tx, cursor_name(name), "router", now_ms)
+    tx.execute(
+        "UPDATE routers SET deleted_ms = ?, changed = ? WHERE router_id = ?",
+        (now_ms, changes.following(tx), present.router_id),
+    )
+    return msgspec.structs.replace(present, deleted_ms=now_ms)
+
+
+def find(tx: ReadTx, name: str) -> Router | None:
+    """The live router of this name."""
+    sql = f"SELECT {_COLUMNS} FROM routers WHERE name = ? AND deleted_ms IS NULL"
+    row = tx.execute(sql, (name,)).fetchone()
+    return None if row is None else _router(row)
+
+
+def page(tx: ReadTx, after_name: str = "", limit: int = ROUTERS_MAX) -> list[Router]:
+    """Live routers after ``after_name`` by name."""
+    rows = tx.execute(
+        f"SELECT {_COLUMNS} FROM routers WHERE deleted_ms IS NULL AND name > ?"
+        " ORDER BY name LIMIT ?",
+        (after_name, limit),
+    )
+    return [_router(row) for row in rows]
+
+
+def view(tx: ReadTx, name: str) -> RouterView | None:
+    """The live router of this name with its topics and positions."""
+    router = find(tx, name)
+    return None if router is None else _view(tx, router)
+
+
+def views(tx: ReadTx, after_name: str = "", limit: int = ROUTERS_MAX) -> list[RouterView]:
+    """Live routers after ``after_name`` by name, with their topics and positions."""
+    return [_view(tx, router) for router in page(tx, after_name, limit)]
+
+
+def owned(tx: ReadTx, shard: int, shards: int) -> list[RouterView]:
+    """The live routers that a shard owns. Ids are given one after the other, so the remainder
+    spreads routers evenly."""
+    rows = tx.execute(
+        f"SELECT {_COLUMNS} FROM routers WHERE deleted_ms IS NULL AND router_id % ? = ?"
+        " ORDER BY router_id",
+        (shards, shard),
+    )
+    return [_view(tx, _router(row)) for row in rows.fetchall()]
+
+
+def cursor_name(router_name: str) -> str:
+    """The name of a router's cursor."""
+    return f"router/{router_name}"
+
+
+def edges(tx: ReadTx) -> dict[int, list[int]]:
+    """Where the records of a topic are copied, by topic ids."""
+    found: dict[int, list[int]] = {}
+    sql = "SELECT source_id, dest_id FROM routers WHERE deleted_ms IS NULL ORDER BY router_id"
+    for source_id, dest_id in tx.execute(sql):
+        found.setdefault(source_id, []).append(dest_id)
+    return found
+
+
+def path(edges: Mapping[int, Iterable[int]], start: int, goal: int) -> list[int] | None:
+    """A shortest way along the edges, both ends included; None if there is none."""
+    came_from = {start: start}
+    reached = [start]
+    for at in reached:
+        if at == goal:
+            way = [at]
+            while way[-1] != start:
+                way.append(came_from[way[-1]])
+            return way[::-1]
+        for following in edges.get(at, ()):
+            if following not in came_from:
+                came_from[following] = at
+                reached.append(following)
+    return None
+
+
+def _check_cycle(tx: ReadTx, source: Topic, dest: Topic) -> None:
+    way = path(edges(tx), dest.topic_id, source.topic_id)
+    if way is not None:
+        names = [source.name]
+        for topic_id in way:
+            topic = topics.by_id(tx, topic_id)
+            assert topic is not None  # rows of topics stay
+            names.append(topic.name)
+        raise RouterCycle(names)
+
+
+def _free_slot(tx: ReadTx) -> int:
+    taken = {row[0] for row in tx.execute("SELECT slot FROM routers WHERE deleted_ms IS NULL")}
+    if len(taken) >= ROUTERS_MAX:
+        raise RoutersFull(ROUTERS_MAX)
+    return next(slot for slot in range(ROUTERS_MAX) if slot not in taken)
+
+
+def _resolve(name: str, start: Start, states: Sequence[PartitionState]) -> list[cursors.Setting]:
+    if start == "earliest":
+        seqs = [state.earliest_seq - 1 for state in states]
+    elif start == "now":
+        seqs = [state.head_seq for state in states]
+    else:
+        assert not isinstance(start, str)
+        seqs = [start] if isinstance(start, int) else start
+        if len(seqs) != len(states):
+            raise RouterStartRefused(
+                name,
+                f"has {len(seqs)} offsets, but its source has {len(states)} partitions; give a list"
+                f" with the offset of each",
+            )
+        for seq, state in zip(seqs, states, strict=True):
+            if seq > state.head_seq:
+                raise RouterStartRefused(
+                    name,
+                    f"is {seq} for partition {state.partition} of the source, whose last offset is"
+                    f" {state.head_seq}",
+                )
+    return [
+        cursors.Setting(state.partition, seq)
+        for seq, state in zip(seqs, states, strict=True)
+        if seq
+    ]
+
+
+def _view(tx: ReadTx, router: Router) -> RouterView:
+    source, dest = topics.by_id(tx, router.source_id), topics.by_id(tx, router.dest_id)
+    assert source is not None and dest is not None  # rows of topics stay
+    at = {each.partition: each.seq for each in cursors.positions(tx, router.cursor_id)}
+    states = reads.partition_states(tx, router.source_id)
+    return RouterView(
+        router, source, dest, [(at.get(state.partition, 0), state) for state in states]
+    )
+
+
+def _live(tx: ReadTx, name: str) -> Router:
+    router = find(tx, name)
+    if router is None:
+        raise RouterMissing(name)
+    return router
+
+
+def _topic(tx: ReadTx, name: str) -> Topic:
+    topic = topics.find(tx, name)
+    if topic is None:
+        raise TopicMissing(name)
+    return topic
+
+
+def _router(row: Any) -> Router:
+    router_id, name, config, *rest, paused = row
+    return Router(router_id, name, _decoder.decode(config), *rest, bool(paused))
