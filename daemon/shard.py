@@ -38,6 +38,7 @@ from daemon.api.diff_routes import DiffRoutes
 from daemon.api.openapi import DOCUMENT as OPENAPI
 from daemon.api.plan_routes import PlanRoutes
 from daemon.api.refusals import stream_error
+from daemon.api.router_routes import RouterRoutes
 from daemon.api.routes import ROUTES, Handlers
 from daemon.api.status import StatusBuilder
 from daemon.api.topic_routes import TopicRoutes
@@ -226,6 +227,7 @@ class Shard:
         handlers = Handlers(
             topics=TopicRoutes(self.topics),
             cursors=CursorRoutes(cursors),
+            routers=RouterRoutes(self.segment, self._bells, ledger, ledger_lock),
             reads=DiffRoutes(self.topics, self.reader),
             watch=WatchRoutes(self.topics, self._partitions, self._hub),
             plans=PlanRoutes(self.topics, ledger, config),

@@ -267,12 +267,10 @@ def _free_slot(tx: ReadTx) -> int:
 
 
 def _resolve(name: str, start: Start, states: Sequence[PartitionState]) -> list[cursors.Setting]:
-    if start == "earliest":
-        seqs = [state.earliest_seq - 1 for state in states]
-    elif start == "now":
-        seqs = [state.head_seq for state in states]
+    if isinstance(start, str):
+        is_now = start == "now"
+        seqs = [state.head_seq if is_now else state.earliest_seq - 1 for state in states]
     else:
-        assert not isinstance(start, str)
         seqs = [start] if isinstance(start, int) else start
         if len(seqs) != len(states):
             raise RouterStartRefused(
@@ -319,5 +317,10 @@ def _topic(tx: ReadTx, name: str) -> Topic:
 
 
 def _router(row: Any) -> Router:
-    router_id, name, config, *rest, paused = row
-    return Router(router_id, name, _decoder.decode(config), *rest, bool(paused))
+    router_id, name, config, created_ms, deleted_ms, source_id, dest_id, cursor_id, slot, paused = (
+        row
+    )
+    return Router(
+        router_id, name, _decoder.decode(config), created_ms, deleted_ms, source_id, dest_id,
+        cursor_id, slot, bool(paused),
+    )  # fmt: skip

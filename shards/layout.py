@@ -20,7 +20,8 @@ global: window,        supervisor (its governor)
 pressure and inputs
 global: commits        the holder of the ledger lock
 global: topics,        the holder of the ledger lock
-cursors, evicted
+cursors, routers,
+evicted
 shard: reserved, head  that shard
 shard: committed       the holder of the lease that starts there; for voids, where none does, the
                        holder of the lock of the shard's group
@@ -28,13 +29,14 @@ shard: pulled          the holder of the lock of the shard's group
 shard: heartbeat,      that shard
 counters, cpu, seen
 shard: lease counter,  that shard
-epoch
+epoch, owns
 shard: pid, restarts   supervisor
 group: all words       the holder of the group's lock (a merge: both locks)
 lease: state           its present holder; the supervisor, after ``waitpid``, for a dead one
 lease: deaths, due     supervisor, before it makes the lease an orphan
 lease: all others      the slot's own shard, while the state is free; the adopter its holder word
 alarm: all words       the process of the row (shards/alarms.py)
+router: all words      the shard that owns the router (shards/routerboard.py)
 =====================  =========================================================================
 
 A group's words are in the slot of its first shard. This module only computes addresses.
@@ -43,6 +45,8 @@ A group's words are in the slot of its first shard. This module only computes ad
 from __future__ import annotations
 
 from msgspec import Struct
+
+from ledger.routers import ROUTERS_MAX
 
 WORD_BYTES = 8
 LINE_WORDS = 8
@@ -64,6 +68,7 @@ G_BUSY_PPM = G_PRESSURE_PPM + 1
 G_RING_PPM = G_PRESSURE_PPM + 2
 G_COMMITS = 5 * LINE_WORDS
 G_TOPICS = 6 * LINE_WORDS
+G_DELIVERY = G_TOPICS + 2  # the change number when routers were last created, changed or deleted
 G_CURSORS = G_TOPICS + 1  # the change number when cursors were last created, set or deleted
 G_DEATHS = 7 * LINE_WORDS
 G_OWNED_SENT_NS = 8 * LINE_WORDS
@@ -98,6 +103,7 @@ S_REQUEST_ID = S_LEASE_COUNTER + 1
 S_ENTRY_WANTED_NS = S_LEASE_COUNTER + 2
 S_BACKUP_WANTED_NS = S_LEASE_COUNTER + 3  # until G_BACKED_UP_NS is as late
 S_EPOCH = S_LEASE_COUNTER + 4  # the shard's next leases have this epoch or a later one
+S_OWNS = S_LEASE_COUNTER + 5  # how many routers the shard owns
 # Counters of a shard: only it adds to them, and they outlive its restarts.
 S_REQUESTS_ACKED = 7 * LINE_WORDS
 S_RECORDS_ACKED = S_REQUESTS_ACKED + 1
@@ -149,6 +155,19 @@ A_TEXT = 4
 ALARM_WORDS = 4 * LINE_WORDS
 A_TEXT_BYTES = (ALARM_WORDS - A_TEXT) * WORD_BYTES
 ALARM_KINDS_MAX = 16
+
+# A row of the routers: one per slot (ledger/routers.py). The version is odd while it is written.
+R_VERSION = 0
+R_ROUTER = 1
+R_STATE = 2
+R_COPIED = 3
+R_FILTERED = 4
+R_SKIPPED = 5
+R_LENGTH = 6
+R_TEXT = 7
+ROUTER_WORDS = 4 * LINE_WORDS
+R_TEXT_BYTES = (ROUTER_WORDS - R_TEXT) * WORD_BYTES
+ROUTER_SLOTS = ROUTERS_MAX  # 256 KiB
 
 # A slot of the commit log: number and length, then the entry's bytes.
 C_NUMBER = 0
@@ -210,10 +229,14 @@ class Layout(Struct, frozen=True):
         alarms = self.lease(self.shards, 0)
         return alarms + (process * ALARM_KINDS_MAX + kind) * ALARM_WORDS
 
+    def router(self, slot: int) -> int:
+        """Index of the first word of a router's row."""
+        return self.alarm(self.shards + 1, 0) + slot * ROUTER_WORDS
+
     @property
     def words(self) -> int:
         """Words before the commit log."""
-        return self.alarm(self.shards + 1, 0)
+        return self.router(ROUTER_SLOTS)
 
     def commit_slot(self, number: int) -> int:
         """Byte offset of the slot of commit ``number``."""

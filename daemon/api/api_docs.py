@@ -19,6 +19,7 @@ from msgspec import inspect
 
 from daemon.api import schemas, shapes
 from daemon.api.routes import ROUTES, Route
+from delivery.routers import schemas as router_schemas
 
 _BLOCK = re.compile(r"(<!-- (routes|struct): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -29,10 +30,16 @@ def with_tables(page: str) -> str:
 
     def block(match: re.Match[str]) -> str:
         opening, kind, name, end = match.groups()
-        lines = _routes(name) if kind == "routes" else _struct(getattr(schemas, name), shown)
+        lines = _routes(name) if kind == "routes" else _struct(_named(name), shown)
         return "\n".join([opening, *lines, "", end])
 
     return _BLOCK.sub(block, page)
+
+
+def _named(name: str) -> type:
+    """The type of this name in one of the modules that define some."""
+    found: type = getattr(schemas, name, None) or getattr(router_schemas, name)
+    return found
 
 
 def _routes(prefix: str) -> Iterator[str]:

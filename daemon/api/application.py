@@ -49,7 +49,7 @@ class _Bound(NamedTuple):
     decoder: msgspec.json.Decoder[Any] | None
 
 
-class Router:
+class RouteTable:
     """Routes by path and method."""
 
     def __init__(self, routes: Iterable[Route], handlers: Handlers, *, options: bool) -> None:
@@ -126,7 +126,7 @@ class Api:
         options: bool = False,
     ) -> None:
         """``options``: OPTIONS is answered, for browsers that ask before a request."""
-        self._router = Router(routes, handlers, options=options)
+        self._router = RouteTable(routes, handlers, options=options)
         self._producer = producer
         self._waiters = waiters
         self._tasks: set[asyncio.Task[None]] = set()

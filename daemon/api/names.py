@@ -1,4 +1,4 @@
-"""Names of topics, cursors and columns, as clients send them. Pure."""
+"""Names of topics, cursors, routers and columns, as clients send them. Pure."""
 
 from __future__ import annotations
 
@@ -42,6 +42,20 @@ def check_cursor_name(name: str) -> str:
             f"a cursor's name must begin with a letter or digit, continue with letters, digits and"
             f" . _ : - and have at most 255 characters, got {shown!r}",
             {"cursor": shown},
+        )
+    return name
+
+
+def check_router_name(name: str) -> str:
+    """The router's name, of the same form as a topic's. Raises ApiError 400 ``invalid_router``."""
+    if TOPIC_NAME.fullmatch(name) is None:
+        shown = _shown(name)
+        raise ApiError(
+            400,
+            "invalid_router",
+            f"a router's name must begin with a letter or digit, continue with letters, digits and"
+            f" . _ : - and have at most 255 characters, got {shown!r}",
+            {"router": shown},
         )
     return name
 

@@ -17,9 +17,10 @@ Schema = dict[str, Any]
 
 _ERRORS: dict[int, str] = {
     400: "the request is wrong; nothing was stored",
-    404: "there is no such topic, cursor, plan or path",
+    404: "there is no such topic, router, cursor, plan or path",
     406: "not_acceptable: no format of a stream is acceptable to the client",
-    409: "table_name_taken, cursors_full; nothing was changed",
+    409: "table_name_taken, router_cycle, router_bound, routers_full or cursors_full; nothing was"
+    " changed",
     412: "expected_seq does not hold, or a cursor is not where it is expected; nothing was stored",
     413: "a body, record or count is over its limit; nothing was stored",
     415: "the content type or encoding is not supported; nothing was stored",

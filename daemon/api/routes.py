@@ -21,6 +21,7 @@ from daemon.api.cursor_routes import CursorRoutes
 from daemon.api.daemon_routes import DaemonRoutes
 from daemon.api.diff_routes import DiffRoutes
 from daemon.api.plan_routes import PlanRoutes
+from daemon.api.router_routes import RouterRoutes
 from daemon.api.schemas import (
     BackedUp,
     CursorDeleted,
@@ -53,6 +54,13 @@ from daemon.api.schemas import (
 )
 from daemon.api.topic_routes import TopicRoutes
 from daemon.api.watch_routes import WatchRoutes
+from delivery.routers.schemas import (
+    RouterDeleted,
+    RouterPage,
+    RouterSettings,
+    RoutersQuery,
+    RouterStatus,
+)
 from ledger.types import LeaseId
 
 SMALL_BODY_BYTES = 1 << 20  # of all bodies but those of produce
@@ -65,6 +73,7 @@ class Handlers(Struct, frozen=True):
 
     topics: TopicRoutes
     cursors: CursorRoutes
+    routers: RouterRoutes
     reads: DiffRoutes
     watch: WatchRoutes
     plans: PlanRoutes
@@ -242,6 +251,40 @@ ROUTES = (
         summary="delete a cursor",
         handler=lambda handlers: handlers.cursors.delete,
         answers={200: CursorDeleted},
+        errors=(400, 404, 503),
+    ),
+    Route(
+        method="GET",
+        path="/v0/routers",
+        summary="list routers by name, a page at a time",
+        handler=lambda handlers: handlers.routers.list,
+        query=RoutersQuery,
+        answers={200: RouterPage},
+        errors=(400, 503),
+    ),
+    Route(
+        method="PUT",
+        path="/v0/routers/{router}",
+        summary="create a router (201), or change its settings (200)",
+        handler=lambda handlers: handlers.routers.put,
+        body=RouterSettings,
+        answers={200: RouterStatus, 201: RouterStatus},
+        errors=(400, 404, 409, 413, 415, 503),
+    ),
+    Route(
+        method="GET",
+        path="/v0/routers/{router}",
+        summary="show a router, what it is doing and how far it has got",
+        handler=lambda handlers: handlers.routers.get,
+        answers={200: RouterStatus},
+        errors=(400, 404, 503),
+    ),
+    Route(
+        method="DELETE",
+        path="/v0/routers/{router}",
+        summary="delete a router; what it copied stays",
+        handler=lambda handlers: handlers.routers.delete,
+        answers={200: RouterDeleted},
         errors=(400, 404, 503),
     ),
     Route(

@@ -86,6 +86,26 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
                 yield method, path, item[method.lower()]
 
 
+def routers(api: Checked) -> None:
+    one, other = "/v0/routers/r", "/v0/routers/s"
+    assert api.ask("PUT", "/v0/topics/copies").status == 201
+    assert api.ask("PUT", one, {"source": "t", "dest": "copies"}).status == 201
+    assert api.ask("PUT", one, {"paused": True}).status == 200
+    assert api.ask("PUT", other, {"source": "copies", "dest": "t"}).status == 409
+    assert api.ask("PUT", other, {"source": "none", "dest": "t"}).status == 404
+    assert api.ask("PUT", other, b"{}", "text/plain").status == 415
+    assert api.ask("PUT", other, b" " * ((1 << 20) + 1), "application/json").status == 413
+    assert api.ask("GET", one).status == 200
+    assert api.ask("GET", other).status == 404
+    assert api.ask("PUT", "/v0/routers/-", {}).status == 400
+    for method in ("GET", "DELETE"):
+        assert api.ask(method, "/v0/routers/-").status == 400
+    assert api.ask("GET", "/v0/routers").status == 200
+    assert api.ask("GET", "/v0/routers?limit=0").status == 400
+    assert api.ask("DELETE", one).status == 200
+    assert api.ask("DELETE", one).status == 404
+
+
 def cursors(api: Checked) -> None:
     one, other = "/v0/cursors/c", "/v0/cursors/d"
     assert api.ask("PUT", one).status == 201
@@ -164,6 +184,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     plan(api)
     trim(api)
     cursors(api)
+    routers(api)
     assert api.ask("PUT", "/v0/topics/small", {"cap_records": 1, "discard": "reject"}).status == 201
     assert api.ask("POST", "/v0/topics/small", [1, 2]).status == 422
     assert api.ask("DELETE", topic).status == 200

@@ -1,0 +1,173 @@
+"""Handlers of ``/v0/routers``: create, change, show, list, delete.
+
+Settings and positions are the ledger's; what a router is doing now is told by its owner through the
+shared segment, so any shard answers. Every change of routers changes a shared word, by which their
+owners notice it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+from msgspec import UNSET
+
+from daemon.api.errors import ApiError, invalid
+from daemon.api.names import check_router_name
+from daemon.api.topic_routes import Created
+from daemon.intake.topic_cache import unknown_topic
+from delivery.filters import Filter, FilterError
+from delivery.ledger_thread import LedgerThread
+from delivery.routers.schemas import (
+    RouterDeleted,
+    RouterPage,
+    RouterSettings,
+    RoutersQuery,
+    RouterStatus,
+    status_of,
+)
+from ledger import changes, routers
+from ledger.errors import (
+    CursorsFull,
+    RouterBound,
+    RouterCycle,
+    RouterMissing,
+    RoutersFull,
+    RouterStartRefused,
+    TopicMissing,
+)
+from ledger.routers import NO_FILTER, RouterFilter, RouterView
+from ledger.tx import WriteTx
+from shards import layout as at
+from shards.clock import wall_ms
+from shards.doorbell import Doorbells
+from shards.routerboard import RouterBoard
+from shards.segment import Segment
+
+T = TypeVar("T")
+
+
+class RouterRoutes:
+    """The routers of the daemon."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        bells: Doorbells,
+        ledger: LedgerThread,
+        ledger_lock: AbstractContextManager[None],
+    ) -> None:
+        self._words = segment.words
+        self._shards = range(segment.layout.shards)
+        self._board = RouterBoard(segment)
+        self._bells = bells
+        self._ledger = ledger
+        self._ledger_lock = ledger_lock
+
+    async def put(self, name: str, asked: RouterSettings) -> RouterStatus | Created:
+        """Creates a router, or changes what is given. Raises ApiError."""
+        check_router_name(name)
+        wanted = _filter(asked)
+
+        def change(tx: WriteTx) -> tuple[RouterView | None, bool]:
+            creates = routers.find(tx, name) is None
+            if creates:
+                if asked.source is UNSET or asked.dest is UNSET:
+                    raise RouterMissing(name)
+                routers.create(
+                    tx, name, asked.source, asked.dest, wanted or NO_FILTER,
+                    "now" if asked.start is UNSET else asked.start, asked.paused is True, wall_ms(),
+                )  # fmt: skip
+            else:
+                routers.alter(
+                    tx, name, asked.source or None, asked.dest or None, wanted,
+                    None if asked.paused is UNSET else asked.paused,
+                )  # fmt: skip
+            return routers.view(tx, name), creates
+
+        try:
+            view, created = await self._change(change)
+        except RouterMissing as error:
+            missing = "source" if asked.source is UNSET else "dest"
+            raise ApiError(
+                404,
+                "unknown_router",
+                f"{error}; to create it, give source and dest (there is no {missing})",
+                {"router": name, "field": missing},
+            ) from error
+        except TopicMissing as error:
+            raise unknown_topic(error.name) from error
+        except RouterStartRefused as error:
+            raise invalid(str(error), field="from", router=name) from error
+        except RouterCycle as error:
+            raise ApiError(
+                409, "router_cycle", str(error), {"router": name, "path": error.path}
+            ) from error
+        except RouterBound as error:
+            raise ApiError(
+                409, "router_bound", str(error), {"router": name, "field": error.field}
+            ) from error
+        except RoutersFull as error:
+            limit = {"limit_routers": error.maximum}
+            raise ApiError(409, "routers_full", str(error), limit) from error
+        except CursorsFull as error:
+            limit = {"limit_cursors": error.maximum}
+            raise ApiError(409, "cursors_full", str(error), limit) from error
+        assert view is not None  # of the same transaction
+        return Created(self._status(view)) if created else self._status(view)
+
+    async def get(self, name: str) -> RouterStatus:
+        """One router. Raises ApiError 404."""
+        view = await self._ledger.read(routers.view, check_router_name(name))
+        if view is None:
+            raise _unknown(RouterMissing(name))
+        return self._status(view)
+
+    async def list(self, query: RoutersQuery) -> RouterPage:
+        """A page of routers, by name."""
+        views = await self._ledger.read(routers.views, query.after, query.limit + 1)
+        shown = [self._status(view) for view in views[: query.limit]]
+        return RouterPage(shown, shown[-1].router if len(views) > query.limit else None)
+
+    async def delete(self, name: str) -> RouterDeleted:
+        """Deletes a router; its copies stay. Raises ApiError 404."""
+        try:
+            check_router_name(name)
+            await self._change(lambda tx: routers.delete(tx, name, wall_ms()))
+        except RouterMissing as error:
+            raise _unknown(error) from error
+        return RouterDeleted(name)
+
+    def _status(self, view: RouterView) -> RouterStatus:
+        return status_of(view, self._board.read(view.router.slot, view.router.router_id))
+
+    async def _change(self, change: Callable[[WriteTx], T]) -> T:
+        ledger = self._ledger.ledger
+
+        def changed() -> T:
+            result = ledger.write(change)
+            with self._ledger_lock:
+                number = ledger.read(changes.latest)
+                self._words[at.G_DELIVERY] = max(self._words[at.G_DELIVERY], number)
+            return result
+
+        result = await self._ledger.run(changed)
+        self._bells.ring_all(self._shards)
+        return result
+
+
+def _filter(asked: RouterSettings) -> RouterFilter | None:
+    """The filter, if one is given. Raises ApiError 400 for a pattern that cannot be used."""
+    if asked.filter is UNSET:
+        return None
+    wanted = asked.filter or NO_FILTER
+    try:
+        Filter(wanted.tag, wanted.node, wanted.key).check()
+    except FilterError as error:
+        raise invalid(f"filter.{error}", field=f"filter.{error.field}") from error
+    return wanted
+
+
+def _unknown(error: RouterMissing) -> ApiError:
+    return ApiError(404, "unknown_router", str(error), {"router": error.name})
