@@ -10,6 +10,7 @@ from daemon.http.limits import http_limits
 from delivery import lake_reader
 from delivery.l0_reader import CACHE_BYTES_MAX
 from delivery.schemas import BYTES_MAX
+from delivery.watch import hub, tail_encoder
 from shards.layout import Layout
 from uploader.ownership.image import PART_BYTES
 
@@ -51,6 +52,12 @@ def bounds(config: Config) -> dict[str, int]:
         "uploads": shards * uploads,
         "reads": shards * reads,
         "lake": shards * lake_reads,
+        # A page of a catch-up is there decoded and encoded, or is one record of the largest size.
+        "watch": shards
+        * (
+            tail_encoder.CACHE_BYTES_MAX
+            + hub.CATCH_UPS_AT_ONCE * max(8 * hub.PAGE_BYTES, 3 * config.record_bytes_max)
+        ),
         "streams": shards * (limits.streams_max * STREAM_BYTES + limits.stream_unsent_bytes_max),
         # One part is read while the one before it is freed.
         "image": 2 * PART_BYTES,

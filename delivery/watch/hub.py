@@ -48,9 +48,9 @@ WRITE_COST_BYTES = 4096  # a write costs about as much as encoding 4 KiB
 HEARTBEAT_NS = 15_000_000_000
 TICKS_PER_ROUND = 50  # each tick looks at this part of the watchers
 PAGE_RECORDS = 1_000
-PAGE_BYTES = 128 << 10  # of a catch-up: twice as much with names and escapes
+PAGE_BYTES = 128 << 10  # of a catch-up, without names and escapes; one larger record comes alone
 # Pages that are read or encoded simultaneously; the watchers beyond them wait for their turn.
-CATCH_UPS_AT_ONCE = 64
+CATCH_UPS_AT_ONCE = 16
 # Between the look-up of a topic and the start of its stream, it may change; about 1 KB each.
 CHANGES_KEPT = 4_096
 
