@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from daemon import inherit, logs, open_files
+from daemon.after_commit import AfterCommit
 from daemon.api.admin import AdminRoutes
 from daemon.api.application import Api
 from daemon.api.cursor_routes import CursorRoutes
@@ -37,7 +38,6 @@ from daemon.api.daemon_routes import DaemonRoutes
 from daemon.api.diff_routes import DiffRoutes
 from daemon.api.openapi import DOCUMENT as OPENAPI
 from daemon.api.plan_routes import PlanRoutes
-from daemon.api.refusals import stream_error
 from daemon.api.router_routes import RouterRoutes
 from daemon.api.routes import ROUTES, Handlers
 from daemon.api.status import StatusBuilder
@@ -56,20 +56,9 @@ from daemon.intake.pending import ExpiredRequests, PendingRequests
 from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
 from daemon.memory import READERS_AT_ONCE
-from delivery.diff import DiffReader
-from delivery.dispatch import SLICE_NS, Dispatcher
-from delivery.fifo import FifoReadySet
-from delivery.followed import FollowedPartitions
-from delivery.l0_reader import L0Reader
-from delivery.lake_reader import LakeReader
+from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread
-from delivery.partition_reader import PartitionReader
-from delivery.ready import Kind, PriorityInputs
 from delivery.store_threads import StoreThreads
-from delivery.stored_reader import StoredReader
-from delivery.tail_reader import TailReader
-from delivery.topic_changes import TopicChanges
-from delivery.watch.hub import WatchHub
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.types import Commit
@@ -92,7 +81,7 @@ from uploader.stores import faults, open_store
 from uploader.stores.base import ObjectStore, StoreError
 
 if TYPE_CHECKING:
-    from compaction.place import Place
+    pass
 
 log = logging.getLogger("headgate.shard")
 
@@ -198,20 +187,10 @@ class Shard:
             _end,
             hedge_puts=config.hedge_puts,
         )
-        threads = StoreThreads(self._readers, self._count_get, rng)
-        l0 = L0Reader(self._store, threads)
-        lake = LakeReader(partial(_place_of, config), threads)
-        self._partitions = PartitionReader(
-            FollowedPartitions(self._feed.recent), TailReader(self.segment), ledger,
-            StoredReader(ledger, l0, lake, rng), self.topics.trackers.evicted,
+        self._after = AfterCommit(
+            self.segment, config, self.topics, ledger, self._store,
+            StoreThreads(self._readers, self._count_get, rng), self._feed.recent, rng,
         )  # fmt: skip
-        self.reader = DiffReader(self._partitions, ledger)
-        self._dispatcher = Dispatcher(FifoReadySet(), lambda _: PriorityInputs(), monotonic_ns)
-        self._hub = WatchHub(
-            self._partitions, self._dispatcher.dirty, stream_error,
-            self._delivered, lambda: False, monotonic_ns,
-        )  # fmt: skip
-        self._topic_changes = TopicChanges(ledger, self.topics.version, self._hub.topic_changed)
         limits = BodyLimits(
             body_bytes_max=config.body_bytes_max,
             record_bytes_max=config.record_bytes_max,
@@ -228,14 +207,18 @@ class Shard:
             topics=TopicRoutes(self.topics),
             cursors=CursorRoutes(cursors),
             routers=RouterRoutes(self.segment, self._bells, ledger, ledger_lock),
-            reads=DiffRoutes(self.topics, self.reader),
-            watch=WatchRoutes(self.topics, self._partitions, self._hub),
+            reads=DiffRoutes(self.topics, self._after.reader),
+            watch=WatchRoutes(self.topics, self._after.partitions, self._after.hub),
             plans=PlanRoutes(self.topics, ledger, config),
             daemon=DaemonRoutes(StatusBuilder(self.segment, config), OPENAPI),
             admin=self._admin,
         )
         self.api = Api(
-            ROUTES, handlers, self._producer, self.reader.waiters, options=bool(config.cors_origins)
+            ROUTES,
+            handlers,
+            self._producer,
+            self._after.reader.waiters,
+            options=bool(config.cors_origins),
         )
         self._http_limits = open_files.fitted(http_limits(config), open_files.limit())
         self._cors_origins = config.cors_origins
@@ -259,7 +242,7 @@ class Shard:
         self._loop.add_signal_handler(signal.SIGTERM, self._do_nothing)
         self._loop.add_reader(self._alive_fd, self._orphaned)
         self._loop.add_reader(self._bells.fds[self.shard], self._rung)
-        self._dispatcher.start(self._loop, {Kind.PUSH: self._hub.serve})
+        self._after.start(self._loop)
         await self._server.start(
             self.api, "", 0, self._http_limits, sock=self._listener,
             cors_origins=self._cors_origins,
@@ -292,8 +275,7 @@ class Shard:
         words[base + at.S_SEEN] = self._feed.seen
         words[base + at.S_CONNECTIONS] = self._server.connections
         self.segment.follow_epoch(self.shard)
-        self._topic_changes.look()
-        self._hub.tick()
+        self._after.tick()
         level = words[at.G_LOG_LEVEL]
         if level != self._log_level:
             self._log_level = level
@@ -377,9 +359,7 @@ class Shard:
 
     def _take(self, commit: Commit) -> None:
         """What a commit means for this shard. Readers come first; nothing here takes long."""
-        moved = self._partitions.followed.apply(commit)
-        self._hub.committed(moved, monotonic_ns())
-        self.reader.waiters.wake(moved)
+        self._after.take(commit)
         self.topics.trackers.committed(commit)
         self.pending.committed(commit)
         self._answer_soon()
@@ -398,17 +378,13 @@ class Shard:
         if self._words[at.G_DRAINING] and not self.pending.has_known:
             self._drain()
 
-    def _delivered(self, topic_id: int, after_ns: int) -> None:
-        """A watcher was written to, this long after the publication of its commit."""
-
     # The end
 
     def _drain(self) -> None:
         """Ends when no shard has anything left that was accepted and not answered."""
         self._server.stop_accepting()
-        self._hub.close()
+        self._after.drain()
         self._server.drain()
-        self.reader.waiters.wake_all()
         if is_drained(self.segment, self._leases, self.shard, len(self.pending)):
             if not self._ended.done():
                 self._ended.set_result(None)
@@ -438,13 +414,6 @@ class Shard:
         self._commit_ledger.close()
         self._read_ledger.close()
         self._store.close()
-
-
-def _place_of(config: Config) -> Place:
-    """Where the lake is. Called at the first read of L1, since it loads pyarrow."""
-    from compaction.place import Place
-
-    return Place(config.store_url, config.s3_endpoint_url, config.s3_region, config.lake_url)
 
 
 async def serve(inheritance: Inheritance) -> None:
