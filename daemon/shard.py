@@ -56,6 +56,7 @@ from daemon.intake.pending import ExpiredRequests, PendingRequests
 from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
 from daemon.memory import READERS_AT_ONCE
+from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread
 from delivery.store_threads import StoreThreads
@@ -165,6 +166,7 @@ class Shard:
         trackers = CapTrackers(self._words, self.shard, lambda: self._feed.seen)
         self.topics = TopicCache(self.segment, ledger, ledger_lock, trackers)
         cursors = CursorCache(self.segment, ledger, ledger_lock)
+        self.cursor_flush = CursorFlush(open_ledger, monotonic_ns, _end)
         self._puller = Puller(
             self.segment,
             self.shard,
@@ -248,6 +250,7 @@ class Shard:
             cors_origins=self._cors_origins,
         )  # fmt: skip
         await self._server.listen_on(self._admin_listener)
+        self.cursor_flush.start()
         self._heartbeat()
         self._words[self._base + at.S_READY] = 1
         self._rung()
@@ -408,6 +411,7 @@ class Shard:
                 "%d connections did not end in time and are closed", self._server.connections
             )
         await self._server.close()
+        await self.cursor_flush.stop()
         self._uploads.stop()
         self._ledger_thread.shutdown()
         self._readers.shutdown()

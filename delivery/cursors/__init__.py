@@ -1,0 +1,1 @@
+"""Cursors of what this shard owns: routers, later subscriptions."""

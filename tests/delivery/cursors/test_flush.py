@@ -1,0 +1,168 @@
+"""The flush: what sources offer is written in one transaction, conditionally, and they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from delivery.cursors.flush import INTERVAL_NS, CursorFlush, pause_ns
+from ledger import changes, cursors
+from ledger.cursors import Setting
+from ledger.errors import LedgerBusy
+from ledger.ledger import Ledger
+from ledger.types import CursorMove
+from shards.clock import monotonic_ns
+
+
+class Source:
+    """Offers what it was given, once."""
+
+    def __init__(self) -> None:
+        self.offered: list[CursorMove] = []
+        self.told: list[tuple[CursorMove, bool]] = []
+
+    def moves(self, limit: int) -> Sequence[CursorMove]:
+        taken, self.offered = self.offered[:limit], self.offered[limit:]
+        return taken
+
+    def flushed(self, move: CursorMove, *, moved: bool) -> None:
+        self.told.append((move, moved))
+
+
+class Place:
+    """A ledger with three cursors, and a flush that counts its connections and its end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "ledger.db"
+        self.ledger = self.opened()
+        for name in "abc":
+            self.ledger.write(cursors.create, f"router/{name}", "router", 1)
+        self.opened_count = 0
+        self.fails = False
+        self.sources = [Source(), Source()]
+
+    def opened(self) -> Ledger:
+        return Ledger(self.path, nullcontext())
+
+    def open_ledger(self) -> Ledger:
+        self.opened_count += 1
+        if self.fails:
+            raise LedgerBusy(self.path, 1)
+        return self.opened()
+
+    def flush(self) -> CursorFlush:
+        made = CursorFlush(self.open_ledger, monotonic_ns, lambda: pytest.fail("it ended"))
+        for source in self.sources:
+            made.add(source)
+        return made
+
+    def at(self, cursor_id: int, partition: int = 0) -> int | None:
+        key = (cursor_id, partition)
+        return self.ledger.read(cursors.positions_of, [key]).get(key)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_moves_of_all_sources_are_one_change_and_each_is_told_its_own(place: Place) -> None:
+    one, other = place.sources
+    good, late = CursorMove(1, 0, 0, 5), CursorMove(2, 0, 3, 4)
+    deleted = CursorMove(3, 0, 0, 9)
+    one.offered, other.offered = [good, late], [deleted]
+    place.ledger.write(cursors.delete, "router/c", "router", 1)
+    before = place.ledger.read(changes.latest)
+
+    async def run() -> None:
+        flush = place.flush()
+        await flush.flush()
+        await flush.stop()
+
+    asyncio.run(run())
+    assert one.told == [(good, True), (late, False)]
+    assert other.told == [(deleted, False)]
+    assert (place.at(1), place.at(2), place.at(3)) == (5, 0, None)
+    assert place.ledger.read(changes.latest) == before + 1
+
+
+def test_a_flush_of_a_stopped_owner_takes_nothing_back(place: Place) -> None:
+    """It read the cursor at 0, was stopped, and its successor moved it."""
+    source = place.sources[0]
+    source.offered = [CursorMove(1, 0, 0, 5)]
+    place.ledger.write(cursors.set_positions, "router/a", "router", [Setting(0, 8)])
+    asyncio.run(place.flush().flush())
+    assert place.at(1) == 8
+    assert [moved for _, moved in source.told] == [False]
+
+
+def test_a_round_without_moves_opens_no_connection(place: Place) -> None:
+    async def run() -> None:
+        flush = place.flush()
+        assert await flush.flush() == 0
+        await flush.stop()
+
+    asyncio.run(run())
+    assert place.opened_count == 0
+
+
+def test_a_ledger_that_fails_is_tried_again_in_the_next_round(place: Place) -> None:
+    source = place.sources[0]
+    move = CursorMove(1, 0, 0, 5)
+
+    async def run() -> None:
+        flush = place.flush()
+        place.fails = True
+        source.offered = [move]
+        await flush.flush()
+        place.fails = False
+        source.offered = [move]
+        await flush.flush()
+        await flush.stop()
+
+    asyncio.run(run())
+    assert source.told == [(move, False), (move, True)]
+
+
+def test_a_round_follows_each_pause_and_a_stop_makes_the_last_moves(place: Place) -> None:
+    source = place.sources[0]
+    pauses: list[float] = []
+
+    async def run() -> None:
+        turn = asyncio.Event()
+        waits = asyncio.Event()
+
+        async def sleep_s(seconds: float) -> None:
+            pauses.append(seconds)
+            waits.set()
+            await turn.wait()
+            turn.clear()
+
+        flush = CursorFlush(place.open_ledger, iter(range(0, 10**12, 10**8)).__next__,
+                            lambda: pytest.fail("it ended"), sleep_s)  # fmt: skip
+        flush.add(source)
+        flush.start()
+        for number in range(3):
+            await waits.wait()
+            waits.clear()
+            assert place.at(1) == number
+            source.offered = [CursorMove(1, 0, number, number + 1)]
+            if number < 2:
+                turn.set()
+        await flush.stop()
+
+    asyncio.run(run())
+    assert place.at(1) == 3
+    assert pauses == [1.0, 2.0, 2.0]  # a flush takes 0.1 s of this clock
+
+
+@pytest.mark.parametrize(
+    ("last_ms", "pause_ms"), [(0, 1_000), (3, 1_000), (50, 1_000), (51, 1_020), (400, 8_000)]
+)
+def test_the_pause_is_a_second_or_twenty_times_the_last_flush(last_ms: int, pause_ms: int) -> None:
+    assert pause_ns(last_ms * 1_000_000) == pause_ms * 1_000_000
+    assert pause_ns(0) == INTERVAL_NS
