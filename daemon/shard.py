@@ -320,6 +320,10 @@ class Shard:
             self._loop.call_soon(self._look)
 
     def _published(self) -> None:
+        # With many busy connections one turn of the loop lasts 10 ms and more, and the bell would
+        # be heard after it. This costs 0.1 us per request.
+        if self._words[at.G_COMMITS] != self._feed.seen:
+            self._follow_now()
         if self._ring.head > self._quiet_until:
             self._look_again()
 
@@ -344,6 +348,12 @@ class Shard:
             self._look_timer = self._loop.call_later(delay_s, self._look)
 
     # The bell
+
+    @_or_end
+    def _follow_now(self) -> None:
+        """Delivers what was committed during this turn of the loop."""
+        self._feed.follow()
+        self._after.dispatcher.serve_now()
 
     @_or_end
     def _rung(self) -> None:

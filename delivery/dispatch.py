@@ -3,6 +3,8 @@
     a commit is followed -> ``dirty`` marks its topics in the ready set -> slices of SLICE_NS take
     turns from the ready set and have them served -> the loop does other things between two slices
 
+A busy loop has long turns: then ``serve_now`` runs a slice in the middle of one.
+
 The ready set (``ready.py``) says which turn is next, a *server* per kind of work does it. This
 module knows neither topics nor clients. It belongs to the loop; the loop and the clock are
 arguments, so that tests and the simulation can turn both by hand.
@@ -62,6 +64,7 @@ class Dispatcher:
         self._now_ns = now_ns
         self._loop: Turns
         self._scheduled = False
+        self._serving = False
         self._timer: Timer | None = None
 
     def start(self, loop: Turns, servers: Mapping[Kind, Server]) -> None:
@@ -84,24 +87,36 @@ class Dispatcher:
             self._timer.cancel()
             self._timer = None
         self._scheduled = True
-        self._loop.call_soon(self._slice)
+        self._loop.call_soon(self._due)
 
-    def _slice(self) -> None:
+    def _due(self) -> None:
         self._scheduled = False
         self._timer = None
+        self._slice()
+
+    def serve_now(self) -> None:
+        """Runs a slice if one is due, without waiting for the loop to get to it: for a caller in
+        a long turn of the loop. The loop's own slice comes all the same. Does nothing for a server
+        that calls it in its turn."""
+        if self._scheduled and not self._serving:
+            self._slice()
+
+    def _slice(self) -> None:
         ready, servers = self.ready, self.servers
         now_ns = self._now_ns()
         end_ns = now_ns + SLICE_NS
+        self._serving = True
         while (turn := ready.take(now_ns)) is not None:
             served = servers[turn.key[1]](turn)
             now_ns = self._now_ns()
             ready.finish(turn, served.cost_bytes, served.more, now_ns)
             if now_ns >= end_ns:
                 break
+        self._serving = False
         due_ns = ready.next_due_ns()
         if due_ns is None or self._scheduled:
             return
         if due_ns <= now_ns:
             self._wake()
         else:
-            self._timer = self._loop.call_later((due_ns - now_ns) / 1e9, self._slice)
+            self._timer = self._loop.call_later((due_ns - now_ns) / 1e9, self._due)

@@ -103,3 +103,46 @@ def test_commits_during_a_slice_are_served_without_a_second_wake_up() -> None:
     assert len(rig.loop.soon) == 1
     rig.loop.turn()
     assert rig.served == [1, 2]
+
+
+def test_a_caller_in_a_long_turn_of_the_loop_can_have_a_slice_served_immediately() -> None:
+    rig = Rig()
+    rig.dispatcher.serve_now()
+    assert rig.served == [], "nothing is due"
+    rig.dirty(t1=1)
+    rig.dispatcher.serve_now()
+    assert rig.served == [1]
+    rig.dirty(t2=1)
+    rig.dispatcher.serve_now()
+    assert rig.served == [1, 2]
+    assert rig.loop.turn(), "the loop's own slice"
+    assert not rig.loop.turn(), "there is one, however often commits came"
+    assert rig.served == [1, 2]
+
+
+def test_what_is_left_of_a_slice_in_the_middle_of_a_turn_is_served_by_the_loop() -> None:
+    rig = Rig(turn_ns=SLICE_NS)
+    rig.dirty(t1=3)
+    rig.dispatcher.serve_now()
+    assert rig.served == [1]
+    while rig.loop.turn():
+        pass
+    assert rig.served == [1, 1, 1]
+
+
+def test_a_server_that_appends_in_its_turn_gets_no_turn_within_it() -> None:
+    rig = Rig()
+    depths: list[int] = []
+
+    def serve(turn: Turn) -> Served:
+        depths.append(len(depths) - len(rig.served))
+        if len(depths) == 1:
+            rig.dirty(t2=1)
+        rig.dispatcher.serve_now()
+        return rig.serve(turn)
+
+    rig.dispatcher.servers[Kind.PUSH] = serve
+    rig.dirty(t1=1)
+    while rig.loop.turn():
+        pass
+    assert (depths, rig.served) == ([0, 0], [1, 2])
