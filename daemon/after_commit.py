@@ -71,7 +71,7 @@ class AfterCommit:
     def take(self, commit: Commit) -> None:
         """Marks what a commit made ready. Nothing here takes long."""
         moved = self.partitions.followed.apply(commit)
-        self.hub.committed(moved, monotonic_ns())
+        self.hub.committed(moved, commit.published_ns or monotonic_ns())
         self.reader.waiters.wake(moved)
 
     def tick(self) -> None:

@@ -186,6 +186,8 @@ class Commit(Struct, frozen=True):
 
     ``number`` counts commits from 1 without gaps. ``runs`` and ``heads`` are sorted by (topic_id,
     partition). ``repeated``: the lease was committed before, and this is its earlier result.
+    ``published_ns`` is when it came into the commit log, by the monotonic clock; 0: not known. The
+    ledger does not keep it.
     """
 
     number: int
@@ -195,6 +197,7 @@ class Commit(Struct, frozen=True):
     heads: tuple[PartitionHead, ...]
     verdicts: tuple[Verdict, ...] = ()
     repeated: bool = False
+    published_ns: int = 0
 
 
 CursorKind = Literal["client", "router"]

@@ -18,7 +18,9 @@ global: clock, records supervisor's retention thread
 evicted
 global: window,        supervisor (its governor)
 pressure and inputs
-global: commits        the holder of the ledger lock
+global: commits,       the holder of the ledger lock
+commits reserved, and
+the commit log
 global: topics,        the holder of the ledger lock
 cursors, routers,
 evicted
@@ -83,7 +85,8 @@ G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
 G_RECORDS_EVICTED = G_CLOCK_STOPPED + 2
 G_AGE_OFFSET_MS = G_CLOCK_STOPPED + 3  # age time less the time since the boot (ledger/ages.py)
 G_GATE = 11 * LINE_WORDS  # why new requests are refused (daemon/intake/gate.py); 0: they are not
-GLOBAL_WORDS = 12 * LINE_WORDS
+G_COMMITS_RESERVED = 12 * LINE_WORDS  # of the commit log's bytes (shards/commitlog.py)
+GLOBAL_WORDS = 13 * LINE_WORDS
 
 # Lines of a shard.
 S_RESERVED = 0 * LINE_WORDS
@@ -169,10 +172,13 @@ ROUTER_WORDS = 4 * LINE_WORDS
 R_TEXT_BYTES = (ROUTER_WORDS - R_TEXT) * WORD_BYTES
 ROUTER_SLOTS = ROUTERS_MAX  # 256 KiB
 
-# A slot of the commit log: number and length, then the entry's bytes.
+# A slot of the commit log. The entry's bytes are at its position of the log's bytes; length 0: they
+# are not there.
 C_NUMBER = 0
-C_LENGTH = 1
-C_BYTES = 2 * WORD_BYTES
+C_POSITION = 1
+C_LENGTH = 2
+C_PUBLISHED_NS = 3
+SLOT_WORDS = 1 * LINE_WORDS
 
 SHARDS_MAX = 512  # a lease must fit its sources; the largest machines have that many threads
 
@@ -184,15 +190,17 @@ def _lines(words: int) -> int:
 class Layout(Struct, frozen=True):
     """The shape of a segment and the addresses that follow from it.
 
-    ``ring_bytes`` is one shard's ring and a multiple of 8; ``commit_slot_bytes`` bounds an entry
-    of the commit log (a larger commit is read from the ledger instead).
+    ``ring_bytes`` is one shard's ring and a multiple of 8. The commit log has ``commit_slots``
+    slots and ``commit_log_bytes`` for their entries, of which one may take ``commit_bytes_max`` (a
+    larger commit is read from the ledger instead).
     """
 
     shards: int
     ring_bytes: int
     lease_slots: int = 4
     commit_slots: int = 512
-    commit_slot_bytes: int = 16_384
+    commit_log_bytes: int = 8 << 20
+    commit_bytes_max: int = 256 << 10
 
     def __post_init__(self) -> None:
         if not 1 <= self.shards <= SHARDS_MAX:
@@ -203,8 +211,10 @@ class Layout(Struct, frozen=True):
             )
         if self.lease_slots < 1 or self.commit_slots < 4:
             raise ValueError("a segment needs at least 1 lease slot and 4 commit slots")
-        if self.commit_slot_bytes % (WORD_BYTES * LINE_WORDS):
-            raise ValueError("commit_slot_bytes must be a multiple of a 64-byte line")
+        if self.commit_log_bytes % (WORD_BYTES * LINE_WORDS):
+            raise ValueError("commit_log_bytes must be a multiple of a 64-byte line")
+        if not 1 <= self.commit_bytes_max <= self.commit_log_bytes // 2:
+            raise ValueError("commit_bytes_max must be at most half of commit_log_bytes")
 
     def shard(self, shard: int) -> int:
         """Index of the first word of a shard's lines."""
@@ -233,19 +243,23 @@ class Layout(Struct, frozen=True):
         """Index of the first word of a router's row."""
         return self.alarm(self.shards + 1, 0) + slot * ROUTER_WORDS
 
+    def commit_slot(self, number: int) -> int:
+        """Index of the first word of the slot of commit ``number``."""
+        return self.router(ROUTER_SLOTS) + (number % self.commit_slots) * SLOT_WORDS
+
     @property
     def words(self) -> int:
-        """Words before the commit log."""
-        return self.router(ROUTER_SLOTS)
+        """All words; the commit log's bytes and the rings follow."""
+        return self.commit_slot(0) + self.commit_slots * SLOT_WORDS
 
-    def commit_slot(self, number: int) -> int:
-        """Byte offset of the slot of commit ``number``."""
-        return self.words * WORD_BYTES + (number % self.commit_slots) * self.commit_slot_bytes
+    @property
+    def commit_log(self) -> int:
+        """Byte offset of the commit log's bytes."""
+        return self.words * WORD_BYTES
 
     def ring(self, shard: int) -> int:
         """Byte offset of a shard's ring."""
-        log_end = self.words * WORD_BYTES + self.commit_slots * self.commit_slot_bytes
-        return log_end + shard * self.ring_bytes
+        return self.commit_log + self.commit_log_bytes + shard * self.ring_bytes
 
     @property
     def size_bytes(self) -> int:

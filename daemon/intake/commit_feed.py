@@ -1,9 +1,9 @@
 """All commits, in order: from the commit log, and from the ledger where the log has none.
 
-A commit that is larger than a slot, or that the log has overwritten, is read from the ledger, in
-the ledger thread. Nothing after it is taken until then, since producers are answered in commit
-order. So the read follows the rule of a lease's steps (``uploader/stores/retry.py``): an error that
-may pass is retried, any other ends the process.
+A commit that is larger than an entry of the log may be, or that the log has overwritten, is read
+from the ledger, in the ledger thread. Nothing after it is taken until then, since producers are
+answered in commit order. So the read follows the rule of a lease's steps
+(``uploader/stores/retry.py``): an error that may pass is retried, any other ends the process.
 
 The last commits stay decoded here, for the tail of a partition that gets its first reader.
 """
@@ -15,6 +15,8 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from delivery.ledger_thread import LedgerThread
 from ledger import commits
@@ -103,7 +105,8 @@ class CommitFeed:
                 await asyncio.sleep(delay_s(attempt, self._rng, COMMIT))
             else:
                 self._alarms.clear(AlarmKind.LEDGER_FAILING)
-                return commit
+                published_ns = self._log.published_ns(number)
+                return msgspec.structs.replace(commit, published_ns=published_ns)
 
     def _took(self, commit: Commit) -> None:
         self.seen = commit.number

@@ -28,7 +28,7 @@ from tests.shards.peer import ROOT, commit_of
 from uploader.groups import buddy
 from uploader.groups.buddy import BuddyMap, Group
 
-LAYOUT = Layout(2, 4096, commit_slots=4, commit_slot_bytes=1024)
+LAYOUT = Layout(2, 4096, commit_slots=4, commit_log_bytes=4096, commit_bytes_max=1024)
 
 
 @pytest.fixture
@@ -134,12 +134,18 @@ def test_a_commit_is_written_between_the_end_before_it_and_its_own(
 ) -> None:
     log = CommitLog(segment)
     fences = Fences(monkeypatch, commitlog)
-    offset = LAYOUT.commit_slot(1)
-    whole: list[bytes] = []
-    fences.look = lambda: (bytes(segment.data[offset : offset + 1024]), log.end)
-    log.publish(commit_of(1))
-    whole.append(bytes(segment.data[offset : offset + 1024]))
-    assert fences.seen == [(bytes(1024), 0), (whole[0], 0)]
+    slot, start = LAYOUT.commit_slot(1), LAYOUT.commit_log
+
+    def look() -> tuple[bytes, list[int], bool, int]:
+        words = segment.words
+        entry = bytes(segment.data[start : start + 1024])
+        return entry, list(words[slot : slot + 4]), bool(words[at.G_COMMITS_RESERVED]), log.end
+
+    fences.look = look
+    log.publish(commit_of(1), 7)
+    entry, place, _, _ = look()
+    assert place[:2] == [1, 0] and place[3] == 7
+    assert fences.seen == [(bytes(1024), [0, 0, 0, 0], True, 0), (entry, place, True, 0)]
 
 
 def test_a_reader_of_the_commit_log_checks_the_end_before_and_after_its_copy(
@@ -147,13 +153,18 @@ def test_a_reader_of_the_commit_log_checks_the_end_before_and_after_its_copy(
 ) -> None:
     log = CommitLog(segment)
     log.publish(commit_of(1))
-    offset = LAYOUT.commit_slot(1)
-    late = bytes(segment.data[offset : offset + 1024])
-    segment.data[offset : offset + 1024] = bytes(1024)
+    start, end = LAYOUT.commit_slot(1) * at.WORD_BYTES, LAYOUT.commit_log + 1024
+    late = bytes(segment.data[start:end])
+    segment.data[start:end] = bytes(len(late))
     fences = Fences(monkeypatch, commitlog)
-    fences.acts = [lambda: segment.data.__setitem__(slice(offset, offset + 1024), late)]
+    fences.acts = [lambda: segment.data.__setitem__(slice(start, end), late)]
     assert log.read(1) == commit_of(1)
-    fences.acts = [lambda: None, lambda: segment.words.__setitem__(at.G_COMMITS, 4)]
+    words, capacity = segment.words, LAYOUT.commit_log_bytes
+    fences.acts = [lambda: None, lambda: words.__setitem__(at.G_COMMITS_RESERVED, capacity + 1)]
+    assert log.read(1) is None
+    words[at.G_COMMITS_RESERVED] = capacity
+    assert log.read(1) == commit_of(1)
+    fences.acts = [lambda: None, lambda: words.__setitem__(at.G_COMMITS, 4)]
     assert log.read(1) is None
 
 

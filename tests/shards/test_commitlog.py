@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.types import OffsetRun
+from ledger.types import Commit, OffsetRun
 from shards import layout as at
 from shards.clock import monotonic_ns
 from shards.commitlog import CommitLog
@@ -18,7 +18,11 @@ from shards.segment import Segment
 from tests.shards.conftest import MakeSegment
 from tests.shards.peer import commit_of, shape, started
 
-LAYOUT = Layout(1, 4096, commit_slots=8, commit_slot_bytes=256)
+LAYOUT = Layout(1, 4096, commit_slots=8, commit_log_bytes=1024, commit_bytes_max=400)
+
+
+def entry_bytes(commit: Commit) -> int:
+    return len(msgspec.msgpack.encode(commit))
 
 
 def test_a_reader_that_keeps_up_gets_every_commit(make_segment: MakeSegment) -> None:
@@ -38,11 +42,81 @@ def test_a_reader_that_fell_behind_gets_no_commit_that_may_be_overwritten(
     for number in range(1, 31):
         log.publish(commit_of(number))
     # The slot of 30 + 1 is that of 23: its writer may be at work, whatever stands there.
-    assert [number for number in range(1, 31) if log.read(number) is None] == list(range(1, 24))
-    assert [log.read(number) for number in range(24, 31)] == [commit_of(n) for n in range(24, 31)]
+    assert [log.read(number) for number in range(1, 24)] == [None] * 23
+    assert log.read(30) == commit_of(30)
 
 
-def test_an_entry_larger_than_its_slot_is_left_out_and_the_log_continues(
+def test_a_reader_gets_no_commit_whose_bytes_are_reserved_again(make_segment: MakeSegment) -> None:
+    segment = make_segment(LAYOUT)
+    log = CommitLog(segment)
+    for number in range(1, 31):
+        log.publish(commit_of(number))
+    held = [number for number in range(24, 31) if log.read(number)]
+    assert held == list(range(held[0], 31)), "the newest ones"
+    sizes = {number: entry_bytes(commit_of(number)) for number in range(20, 31)}
+    assert sum(sizes[n] for n in held) <= LAYOUT.commit_log_bytes
+    # A writer reserves before it writes: then the oldest is not read, whatever stands there.
+    oldest = segment.words[LAYOUT.commit_slot(held[0]) + at.C_POSITION]
+    segment.words[at.G_COMMITS_RESERVED] = oldest + LAYOUT.commit_log_bytes
+    assert log.read(held[0]) == commit_of(held[0])
+    segment.words[at.G_COMMITS_RESERVED] = oldest + LAYOUT.commit_log_bytes + 1
+    assert log.read(held[0]) is None
+    assert log.read(held[1]) == commit_of(held[1])
+
+
+@given(sizes=st.lists(st.integers(0, 40), max_size=40), died=st.integers(0, 300))
+def test_entries_of_any_sizes_are_read_while_their_bytes_last(sizes: list[int], died: int) -> None:
+    """A model: the commits whose bytes the next ones have not reserved."""
+    segment = Segment.create(LAYOUT)
+    log = CommitLog(segment)
+    kept: list[tuple[int, int, Commit]] = []  # first position, last position
+    at_byte = 0
+    for number, runs in enumerate(sizes, 1):
+        commit = msgspec.structs.replace(
+            commit_of(number), runs=tuple(OffsetRun(1, 2, 3, 4, 5) for _ in range(runs))
+        )
+        if number == 5:  # a writer dies after it has reserved
+            at_byte += died
+            segment.words[at.G_COMMITS_RESERVED] = at_byte
+        log.publish(commit, number)
+        length = entry_bytes(commit)
+        if length <= LAYOUT.commit_bytes_max:
+            if at_byte % 1024 + length > 1024:
+                at_byte += 1024 - at_byte % 1024
+            kept.append((at_byte, number, commit))
+            at_byte += length
+        held = {
+            n: each
+            for start, n, each in kept
+            if at_byte - start <= 1024 and n > number + 1 - LAYOUT.commit_slots
+        }
+        for earlier in range(1, number + 1):
+            wanted = held.get(earlier)
+            if wanted is not None:
+                wanted = msgspec.structs.replace(wanted, published_ns=earlier)
+            assert log.read(earlier) == wanted
+    del log
+    segment.close()
+    os.close(segment.fd)
+
+
+def test_the_time_of_publication_is_known_even_of_a_commit_that_the_log_does_not_hold(
+    make_segment: MakeSegment,
+) -> None:
+    log = CommitLog(make_segment(LAYOUT))
+    runs = tuple(OffsetRun(1, 2, 3, 4, 5) for _ in range(100))
+    log.publish(msgspec.structs.replace(commit_of(1), runs=runs), 77)
+    log.publish(commit_of(2), 88)
+    assert log.read(1) is None
+    assert (log.published_ns(1), log.published_ns(2)) == (77, 88)
+    found = log.read(2)
+    assert found is not None and found.published_ns == 88
+    for number in range(3, 12):
+        log.publish(commit_of(number), 99)
+    assert log.published_ns(1) == 0
+
+
+def test_an_entry_larger_than_the_limit_is_left_out_and_the_log_continues(
     make_segment: MakeSegment,
 ) -> None:
     log = CommitLog(make_segment(LAYOUT))
@@ -62,7 +136,7 @@ def test_an_entry_is_read_whole_or_not_at_all(runs: int) -> None:
         commit_of(1), runs=tuple(OffsetRun(1, 2, 3, 4, 5) for _ in range(runs))
     )
     log.publish(commit)
-    fits = len(msgspec.msgpack.encode(commit)) <= LAYOUT.commit_slot_bytes - at.C_BYTES
+    fits = entry_bytes(commit) <= LAYOUT.commit_bytes_max
     assert log.read(1) == (commit if fits else None)
     del log
     segment.close()

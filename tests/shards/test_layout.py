@@ -20,7 +20,8 @@ layouts = st.builds(
     ring_bytes=st.integers(64, 1024).map(lambda lines: 64 * lines),
     lease_slots=st.integers(1, 6),
     commit_slots=st.integers(4, 20),
-    commit_slot_bytes=st.sampled_from([64, 1024, 16_384]),
+    commit_log_bytes=st.sampled_from([64, 1024, 16_384]),
+    commit_bytes_max=st.integers(1, 32),
 )
 
 
@@ -45,11 +46,14 @@ def words(layout: Layout) -> list[tuple[str, int]]:
         for kind in range(at.ALARM_KINDS_MAX):
             row = layout.alarm(process, kind)
             found += [("A_", row + word) for word in range(at.ALARM_WORDS)]
+    for number in range(layout.commit_slots):
+        slot = layout.commit_slot(number)
+        found += [("C_", slot + word) for word in range(at.SLOT_WORDS)]
     return found
 
 
 @given(layouts)
-def test_no_two_words_share_an_address_and_all_lie_before_the_commit_log(layout: Layout) -> None:
+def test_no_two_words_share_an_address_and_all_lie_before_the_bytes(layout: Layout) -> None:
     indices = [index for _, index in words(layout)]
     assert len(set(indices)) == len(indices)
     assert max(indices) < layout.words
@@ -79,13 +83,11 @@ def test_the_words_that_other_shards_watch_are_alone_on_their_lines() -> None:
 def test_log_slots_and_rings_are_aligned_and_follow_each_other_to_the_end(layout: Layout) -> None:
     assert layout.words % LINE_WORDS == 0
     slots = [layout.commit_slot(number) for number in range(layout.commit_slots)]
-    assert slots[0] == layout.words * WORD_BYTES
-    assert slots == list(
-        range(slots[0], slots[0] + len(slots) * layout.commit_slot_bytes, layout.commit_slot_bytes)
-    )
+    assert slots == list(range(slots[0], layout.words, at.SLOT_WORDS))
     assert layout.commit_slot(layout.commit_slots) == slots[0]
     rings = [layout.ring(shard) for shard in range(layout.shards)]
-    assert rings[0] == slots[-1] + layout.commit_slot_bytes
+    assert layout.commit_log == layout.words * WORD_BYTES
+    assert rings[0] == layout.commit_log + layout.commit_log_bytes
     assert rings == [rings[0] + shard * layout.ring_bytes for shard in range(layout.shards)]
     assert all(ring % 64 == 0 for ring in rings)
     assert layout.size_bytes == rings[-1] + layout.ring_bytes
@@ -99,7 +101,8 @@ def test_log_slots_and_rings_are_aligned_and_follow_each_other_to_the_end(layout
         ({"shards": 1, "ring_bytes": 4088}, "ring_bytes is 4088"),
         ({"shards": 1, "ring_bytes": 4097}, "multiple of 8"),
         ({"shards": 1, "ring_bytes": 4096, "lease_slots": 0}, "at least 1 lease slot"),
-        ({"shards": 1, "ring_bytes": 4096, "commit_slot_bytes": 65}, "multiple of a 64-byte line"),
+        ({"shards": 1, "ring_bytes": 4096, "commit_log_bytes": 65}, "multiple of a 64-byte line"),
+        ({"shards": 1, "ring_bytes": 4096, "commit_log_bytes": 64}, "half of commit_log_bytes"),
     ],
 )
 def test_an_impossible_layout_is_refused_with_its_value(

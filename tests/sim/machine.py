@@ -320,7 +320,8 @@ class Machine:
             rng.choice((4096, 16384, 65536)),
             lease_slots=rng.randrange(1, 5),
             commit_slots=rng.choice((4, 8, 64)),
-            commit_slot_bytes=rng.choice((512, 2048)),
+            commit_log_bytes=rng.choice((1024, 4096, 65536)),
+            commit_bytes_max=rng.choice((128, 512)),
         )
         self.policy = Policy(object_bytes_target=rng.choice((200, 500, 1500)))
         self.segment = Segment.create(self.layout)

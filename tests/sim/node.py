@@ -90,7 +90,7 @@ class Node:
         self.put_ns = put_ns
         self.put_bytes_per_s = put_bytes_per_s
         self.layout = Layout(
-            shards, 16 * target_bytes, commit_slots=4, commit_slot_bytes=64
+            shards, 16 * target_bytes, commit_slots=4, commit_log_bytes=128, commit_bytes_max=64
         )  # the log is not used
         self.segment = Segment.create(self.layout)
         self.segment.words[at.G_WINDOW_NS] = window_ns

@@ -61,7 +61,9 @@ WALL_NS = 1_700_000_000 * S
 UPLOADS = 2  # of each daemon simultaneously
 PERIOD_MIN_NS = 5 * S
 RATE_MAX = 0.01
-LAYOUT = Layout(UPLOADS, 4096, lease_slots=1, commit_slots=4, commit_slot_bytes=64)
+LAYOUT = Layout(
+    UPLOADS, 4096, lease_slots=1, commit_slots=4, commit_log_bytes=128, commit_bytes_max=64
+)
 
 
 class Bucket:

@@ -28,7 +28,14 @@ class Crew:
     """Shared memory and what surrounds it; ``puller`` makes the Puller of a shard."""
 
     def __init__(self, shards: int, directory: Path, lease_slots: int) -> None:
-        layout = Layout(shards, 32 * TARGET, lease_slots, commit_slots=8, commit_slot_bytes=1024)
+        layout = Layout(
+            shards,
+            32 * TARGET,
+            lease_slots,
+            commit_slots=8,
+            commit_log_bytes=8192,
+            commit_bytes_max=1024,
+        )
         self.layout = layout
         self.segment = Segment.create(layout)
         self.words = self.segment.words

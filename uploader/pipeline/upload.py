@@ -330,8 +330,8 @@ class Uploads:
         if not self._is_owned():
             return
         for number in range(self._log.end + 1, commit.number):
-            self._log.publish(self._ledger.read(commits.by_number, number))
-        self._log.publish(commit)
+            self._log.publish(self._ledger.read(commits.by_number, number), monotonic_ns())
+        self._log.publish(commit, monotonic_ns())
 
     def _count(self, word: int, amount: int) -> None:
         index = self._counters_at + word

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Concatenate
 
+import msgspec
 import pytest
 
 from daemon.intake import commit_feed
@@ -55,7 +56,9 @@ class Following:
     """A ledger of five commits whose log holds all of them but the third, and its follower."""
 
     def __init__(self, directory: Path) -> None:
-        self.segment = Segment.create(Layout(1, 4096, commit_slots=8, commit_slot_bytes=1024))
+        self.segment = Segment.create(
+            Layout(1, 4096, commit_slots=8, commit_log_bytes=8192, commit_bytes_max=1024)
+        )
         self.ledger = FailingLedger(directory / "ledger.db", nullcontext())
         self.ledger.write(epochs.begin_incarnation, 1)
         self.log = CommitLog(self.segment)
@@ -74,7 +77,7 @@ class Following:
             partitions = 300 if number == 3 else 1
             parts = tuple((partition, 1) for partition in range(partitions))
             commit(self.ledger, number, Request(topic.topic_id, parts))
-            self.log.publish(self.ledger.read(commits.by_number, number))
+            self.log.publish(self.ledger.read(commits.by_number, number), 10 * number)
         assert [bool(self.log.read(n)) for n in range(1, 6)] == [True, True, False, True, True]
 
     def _ended(self) -> None:
@@ -155,7 +158,12 @@ def test_nothing_is_followed_twice_while_the_ledger_is_read(following: Following
 def test_the_last_commits_stay_decoded_whatever_they_were_read_from(following: Following) -> None:
     assert list(following.follower.recent()) == [], "the log was empty when it began"
     asyncio.run(following.follow())
-    recent = [following.ledger.read(commits.by_number, number) for number in range(1, 6)]
+    recent = [
+        msgspec.structs.replace(
+            following.ledger.read(commits.by_number, number), published_ns=10 * number
+        )
+        for number in range(1, 6)
+    ]
     assert list(following.follower.recent()) == recent
 
 
