@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from daemon.listeners import ListenError, open_listeners
+from daemon.listeners import NOT_SENT_BYTES_MAX, ListenError, open_listeners
 
 
 @contextlib.contextmanager
@@ -28,6 +28,15 @@ def test_all_sockets_share_the_port_that_the_kernel_chose() -> None:
         host, port = names.pop()
         assert host == "127.0.0.1" and port > 0
         assert not any(listener.getblocking() for listener in made)
+
+
+def test_the_kernel_keeps_little_for_a_client_that_does_not_read() -> None:
+    with listening("127.0.0.1", 0, 1) as (listener,), contextlib.ExitStack() as stack:
+        stack.enter_context(socket.create_connection(listener.getsockname()))
+        listener.setblocking(True)
+        accepted = stack.enter_context(listener.accept()[0])
+        limit = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+        assert limit == NOT_SENT_BYTES_MAX
 
 
 def test_connections_are_spread_over_the_sockets() -> None:

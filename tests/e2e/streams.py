@@ -65,6 +65,7 @@ class WatchLine:
         return [event["event"] for event in self.events if "event" in event]
 
     def close(self) -> None:
+        self.answer.close()  # it has the socket
         self._connection.close()
 
     def __enter__(self) -> WatchLine:

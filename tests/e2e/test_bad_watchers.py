@@ -1,0 +1,185 @@
+"""Watchers that behave badly: memory stays bounded, and no other watcher notices.
+
+That nobody else gets slower is counted in events: a bystander gets each record before the next one
+is written, by itself, and is never told that it has caught up again, as one that lagged would be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from daemon.http.body import ChunkedBody
+from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
+from tests.e2e.processes import shard_pids
+from tests.e2e.streams import WatchLine
+
+KIB, MIB = 1 << 10, 1 << 20
+WATCH = "/v0/topics/t/watch"
+SETTINGS = {"ring_bytes": 16 * MIB, "object_bytes_target": 1 * MIB, "body_bytes_max": 2 * MIB}
+RECORD = "x" * (MIB // 2)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("data"), shards=1, settings=SETTINGS) as daemon:
+        daemon.produce("t", "first")
+        yield daemon
+        assert [shard["restarts"] for shard in daemon.status()["shards"]] == [0]
+        assert "Traceback" not in daemon.text
+
+
+class Bystander:
+    """A watcher that reads everything, and what it sees of others: nothing."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._line = WatchLine(daemon, WATCH)
+        self._line.read_until(lambda: self._line.told == ["caught-up"])
+
+    def write(self, *data: object) -> None:
+        """Each is a record, which must come before the next is written and before anything else."""
+        for each in data:
+            count = len(self._line.events)
+            assert self._daemon.produce("t", each).status == 200
+            self._line.read_until(lambda: len(self._line.events) > count)  # noqa: B023
+            (event,) = self._line.events[count:]
+            assert event["data"] == each
+
+    def close(self) -> None:
+        assert self._line.told == ["caught-up"]
+        self._line.close()
+
+
+@pytest.fixture
+def bystander(daemon: Daemon) -> Iterator[Bystander]:
+    made = Bystander(daemon)
+    made.write("before")
+    yield made
+    made.write("after")
+    made.close()
+
+
+def own_memory(daemon: Daemon) -> int:
+    """Bytes of the shard's process that it shares with no other."""
+    (pid,) = shard_pids(daemon)
+    return int(psutil.Process(pid).memory_full_info().uss)
+
+
+def open_files(daemon: Daemon) -> int:
+    (pid,) = shard_pids(daemon)
+    return int(psutil.Process(pid).num_fds())
+
+
+@contextlib.contextmanager
+def asking(daemon: Daemon, path: str = WATCH, then: bytes = b"") -> Iterator[socket.socket]:
+    """A client that has asked for a stream."""
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=HANG_S) as client:
+        head = f"GET {path} HTTP/1.1\r\nHost: test\r\nAccept: application/x-ndjson\r\n\r\n"
+        client.sendall(head.encode() + then)
+        yield client
+
+
+def received(client: socket.socket, wanted: bytes, already: bytes = b"") -> bytes:
+    """All that comes, up to ``wanted``."""
+    read = bytearray(already)
+    while wanted not in read[-64 * KIB :]:
+        more = client.recv(64 * KIB)
+        assert more, f"the stream ended after {bytes(read[-200:])!r}"
+        read += more
+    return bytes(read)
+
+
+def data_in(raw: bytes) -> list[object]:
+    """The data of the records in an answer, as far as it goes."""
+    head, _, rest = raw.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    body = ChunkedBody(1 << 30)
+    body.feed(rest, 0)
+    events = map(json.loads, body.take().split(b"\n")[:-1])
+    return [event["data"] for event in events if "data" in event]
+
+
+def test_watchers_that_never_read_hold_little_and_get_everything_when_they_read_again(
+    daemon: Daemon, bystander: Bystander
+) -> None:
+    start = daemon.diff("t", tail=True)["head_seq"]
+    bystander.write(*(f"{number} {RECORD}" for number in range(24)))
+    at_first = own_memory(daemon)
+    with contextlib.ExitStack() as stack:
+        lines = []
+        for number in range(20):
+            lines.append(stack.enter_context(WatchLine(daemon, f"{WATCH}?from_seq={start}")))
+            bystander.write(f"{24 + number} {RECORD}")
+        # 440 MiB were due to them; a page of each may be in memory.
+        assert own_memory(daemon) - at_first < 60 * MIB
+        for slow in lines[::10]:
+            slow.read_until(lambda: len(slow.records) == 44)  # noqa: B023
+            numbers = [record["data"].split()[0] for record in slow.records]
+            assert numbers == [str(number) for number in range(44)]
+
+
+def test_a_watcher_that_reads_a_byte_per_commit_stays_and_gets_everything(
+    daemon: Daemon, bystander: Bystander
+) -> None:
+    with asking(daemon) as client:
+        read = received(client, b"caught-up")
+        for number in range(30):
+            bystander.write(f"{number} {RECORD[: 64 * KIB]}")
+            read += client.recv(1)
+        bystander.write("last")
+        read = received(client, b'"last"}\n', read)
+        numbers = [str(data).split()[0] for data in data_in(read)]
+        assert numbers == [*map(str, range(30)), "last"]
+
+
+def test_clients_that_half_close_or_close_leave_nothing(
+    daemon: Daemon, bystander: Bystander
+) -> None:
+    at_first = open_files(daemon)
+    for number in range(20):
+        with asking(daemon, f"{WATCH}?from_seq=0") as client:
+            if number % 2:
+                received(client, b"caught-up")
+            if number % 4 < 2:
+                client.shutdown(socket.SHUT_WR)
+                received(client, b"0\r\n\r\n")
+                with contextlib.suppress(ConnectionResetError):
+                    assert not client.recv(1)
+        bystander.write(number)
+    wait_until(lambda: open_files(daemon) <= at_first, "the connections to be closed")
+
+
+def test_garbage_after_the_head_is_not_answered_and_too_much_of_it_ends_the_stream(
+    daemon: Daemon, bystander: Bystander
+) -> None:
+    garbage = bytes(range(256)) * 4 + b"\r\n\r\nGET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
+    with asking(daemon, then=garbage) as client:
+        read = received(client, b"caught-up")
+        client.sendall(garbage)
+        bystander.write("one")
+        read = received(client, b'"one"', read)
+        assert read.count(b"HTTP/1.1") == 1
+        with contextlib.suppress(ConnectionError):
+            client.sendall(b"\x00" * 100 * KIB)
+            while client.recv(KIB):
+                pass
+        bystander.write("two")
+
+
+def test_requests_that_were_pipelined_before_a_stream_are_answered_first(
+    daemon: Daemon, bystander: Bystander
+) -> None:
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=HANG_S) as client:
+        ask = "GET {} HTTP/1.1\r\nHost: test\r\nAccept: application/x-ndjson\r\n\r\n"
+        client.sendall((ask.format("/livez") + ask.format(WATCH) + ask.format("/livez")).encode())
+        read = received(client, b"caught-up")
+        bystander.write("piped")
+        read = received(client, b'"piped"', read)
+        assert read.count(b"HTTP/1.1 200 ") == 2
+        assert read.index(b"Content-Length") < read.index(b"Transfer-Encoding")
