@@ -49,8 +49,11 @@ from daemon.api.schemas import (
     TopicState,
     Trimmed,
     TrimRequest,
+    WatchAnswer,
     WatchHeaders,
     WatchQuery,
+    WatchRequest,
+    WidQuery,
 )
 from daemon.api.topic_routes import TopicRoutes
 from daemon.api.watch_routes import WatchRoutes
@@ -64,6 +67,11 @@ from delivery.routers.schemas import (
 from ledger.types import LeaseId
 
 SMALL_BODY_BYTES = 1 << 20  # of all bodies but those of produce
+STREAM_FORMATS = {
+    "text/event-stream": "server-sent events",
+    "application/x-ndjson": "a JSON object on each line",
+    "application/msgpack": "a sequence of maps",
+}
 
 Handler = Callable[..., Awaitable[Any]]
 
@@ -211,11 +219,26 @@ ROUTES = (
         handler=lambda handlers: handlers.watch.topic,
         query=WatchQuery,
         headers=WatchHeaders,
-        streams={
-            "text/event-stream": "server-sent events",
-            "application/x-ndjson": "a JSON object on each line",
-            "application/msgpack": "a sequence of maps",
-        },
+        streams=STREAM_FORMATS,
+        errors=(400, 404, 406, 416, 503),
+    ),
+    Route(
+        method="POST",
+        path="/v0/watch",
+        summary="describe a stream of several topics, or of some partitions",
+        handler=lambda handlers: handlers.watch.post,
+        body=WatchRequest,
+        answers={200: WatchAnswer},
+        errors=(400, 404, 413, 415, 503),
+    ),
+    Route(
+        method="GET",
+        path="/v0/watch/{wid}",
+        summary="stream the records that a `wid` describes",
+        handler=lambda handlers: handlers.watch.wid,
+        query=WidQuery,
+        headers=WatchHeaders,
+        streams=STREAM_FORMATS,
         errors=(400, 404, 406, 416, 503),
     ),
     Route(

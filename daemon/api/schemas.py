@@ -17,7 +17,26 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 from msgspec.structs import fields
 
 from compaction.source.schemas import Plan, PlanRequest
+from daemon.api.watch_schemas import (
+    WatchAnswer,
+    WatchedId,
+    WatchedRequest,
+    WatchHeaders,
+    WatchQuery,
+    WatchRequest,
+    WidQuery,
+)
 from delivery.schemas import DiffAnswer, DiffRequest
+from delivery.watch.events import (
+    HeadAt,
+    WatchCaughtUp,
+    WatchClosing,
+    WatchError,
+    WatchRecord,
+    WatchRecords,
+    WatchTombstone,
+    WatchTopicDeleted,
+)
 from ledger.types import (
     COLUMNS_MAX,
     INTEGER_MAX,
@@ -47,6 +66,7 @@ __all__ = [
     "Error",
     "ErrorAnswer",
     "GroupStatus",
+    "HeadAt",
     "INTEGER_MAX",
     "Live",
     "PartitionState",
@@ -78,6 +98,20 @@ __all__ = [
     "Totals",
     "TrimRequest",
     "Trimmed",
+    "WatchAnswer",
+    "WatchCaughtUp",
+    "WatchClosing",
+    "WatchError",
+    "WatchHeaders",
+    "WatchQuery",
+    "WatchRecord",
+    "WatchRecords",
+    "WatchRequest",
+    "WatchTombstone",
+    "WatchTopicDeleted",
+    "WatchedId",
+    "WatchedRequest",
+    "WidQuery",
 ]
 
 PAGE_MAX = 1_000
@@ -145,62 +179,6 @@ class TopicPage(Struct, frozen=True):
 
     topics: list[TopicState]
     next_cursor: Annotated[str | None, Meta(description="asks for the next page; null: no more")]
-
-
-class WatchQuery(Struct, frozen=True):
-    """Which records a stream has, and where it begins: after the last record, unless it says
-    otherwise."""
-
-    from_seq: (
-        Annotated[Offset, Meta(description="begin after this offset; 0: with the first record")]
-        | None
-    ) = None
-    from_ts: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                le=INTEGER_MAX,
-                description="begin with the first record whose `ts` is not earlier (epoch ms)",
-            ),
-        ]
-        | None
-    ) = None
-    tail: Annotated[bool, Meta(description="begin after the last record (the default)")] = False
-    partition: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                le=INTEGER_MAX,
-                description="one partition; without it all, also those that are added later",
-            ),
-        ]
-        | None
-    ) = None
-    tag: Annotated[str, Meta(description="keep records whose tag matches")] | None = None
-    node: Annotated[str, Meta(description="keep records whose node matches")] | None = None
-    key: Annotated[str, Meta(description="keep records whose key matches")] | None = None
-    last_event_id: Annotated[
-        str, Meta(description="as the header Last-Event-ID, for clients that cannot send it")
-    ] = ""
-
-
-class WatchHeaders(Struct, frozen=True, rename={"accept": "Accept",
-                                                "last_event_id": "Last-Event-ID"}):  # fmt: skip
-    """The headers that a stream heeds."""
-
-    accept: Annotated[
-        str,
-        Meta(
-            description="`text/event-stream` (the default), `application/x-ndjson` or"
-            " `application/msgpack`"
-        ),
-    ] = ""
-    last_event_id: Annotated[
-        str,
-        Meta(description="the last position that the client got: the stream continues after it"),
-    ] = ""
 
 
 class TopicDeleted(Struct, frozen=True):

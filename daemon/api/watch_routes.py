@@ -9,9 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from daemon.api.errors import ApiError, invalid
-from daemon.api.schemas import WatchHeaders, WatchQuery
+from daemon.api.names import check_topic_name
 from daemon.api.streaming import Streaming
+from daemon.api.watch_schemas import (
+    WatchAnswer,
+    WatchedId,
+    WatchedRequest,
+    WatchHeaders,
+    WatchQuery,
+    WatchRequest,
+    WidQuery,
+)
 from daemon.intake.topic_cache import TopicCache
 from delivery.diff import RECREATED
 from delivery.filters import FilterError
@@ -22,7 +33,15 @@ from delivery.watch.hub import WatchHub
 from delivery.watch.outlet import Outlet
 from delivery.watch.positions import PositionError, parse_position
 from delivery.watch.tail_encoder import Shape
-from delivery.watch.token import PLACES_MAX, WatchPlace, WatchSpec
+from delivery.watch.token import (
+    PLACES_MAX,
+    WID_CHARACTERS_MAX,
+    WatchPlace,
+    WatchSpec,
+    WidError,
+    decode_wid,
+    encode_wid,
+)
 from ledger.types import Topic
 
 
@@ -44,47 +63,95 @@ class WatchRoutes:
     async def topic(self, name: str, query: WatchQuery, headers: WatchHeaders) -> Streaming:
         """A stream of one topic."""
         entry = await self._topics.entry(name)
-        given = (query.from_seq is not None, query.from_ts is not None, query.tail)
-        if sum(given) > 1:
-            raise invalid("give only one of from_seq, from_ts and tail", field="from_seq")
-        place = WatchPlace(entry.topic_id, query.partition, query.from_seq, query.from_ts)
-        spec = WatchSpec((place,), query.tag, query.node, query.key)
-        position = headers.last_event_id or query.last_event_id
-        return await self._stream(spec, [entry.topic], headers.accept, position)
+        position = _position(headers.last_event_id or query.last_event_id)
+        if any(topic_id != entry.topic_id for topic_id, _ in position):
+            # This shard may learn late of a recreated topic, and no cursor may go backwards.
+            entry = await self._topics.entry_now(name)
+        spec = WatchSpec((_place(entry.topic_id, query),), query.tag, query.node, query.key)
+        _check_filter(spec)
+        return await self._stream(spec, [entry.topic], [], headers.accept, position, True)
+
+    async def post(self, asked: WatchRequest) -> WatchAnswer:
+        """The ``wid`` of a stream of several topics."""
+        topics: dict[int, Topic] = {}
+        places: list[WatchPlace] = []
+        for each in asked.topics:
+            topic = (await self._topics.entry(check_topic_name(each.topic))).topic
+            topics[topic.topic_id] = topic
+            places.append(_place(topic.topic_id, each))
+        spec = WatchSpec(tuple(places), asked.tag, asked.node, asked.key)
+        _check_filter(spec)
+        self._starts(spec, topics)
+        try:
+            wid = encode_wid(spec)
+        except WidError as error:
+            raise invalid(str(error), limit=WID_CHARACTERS_MAX) from error
+        named = [WatchedId(topic.name, topic.topic_id) for topic in topics.values()]
+        return WatchAnswer(wid, f"/v0/watch/{wid}", named)
+
+    async def wid(self, wid: str, query: WidQuery, headers: WatchHeaders) -> Streaming:
+        """The stream that a ``wid`` describes."""
+        try:
+            spec = decode_wid(wid)
+        except WidError as error:
+            raise invalid(str(error), field="wid") from error
+        position = _position(headers.last_event_id or query.last_event_id)
+        live: list[Topic] = []
+        deleted: list[Topic] = []
+        for topic_id in dict.fromkeys(place.topic_id for place in spec.places):
+            topic = await self._topics.by_id(topic_id)
+            if topic is None:
+                raise ApiError(
+                    404, "unknown_topic",
+                    f"the wid has topic id {topic_id}, which this daemon has never had; get another"
+                    " one with POST /v0/watch",
+                    {"topic_id": topic_id},
+                )  # fmt: skip
+            (live if topic.deleted_ms is None else deleted).append(topic)
+        if not live:
+            names = ", ".join(topic.name for topic in deleted)
+            raise ApiError(
+                404, "unknown_topic",
+                f"all topics of this wid were deleted: {names}; watch others with POST /v0/watch",
+                {"topics": [topic.name for topic in deleted]},
+            )  # fmt: skip
+        return await self._stream(spec, live, deleted, headers.accept, position)
 
     async def _stream(
-        self, spec: WatchSpec, topics: list[Topic], accept: str, position: str
+        self,
+        spec: WatchSpec,
+        topics: list[Topic],
+        deleted: list[Topic],
+        accept: str,
+        position: dict[Key, int],
+        is_named: bool = False,
     ) -> Streaming:
-        """The stream of live topics, each of which has a place in ``spec``."""
+        """The stream of ``topics``. Each place of the spec is of one of them, or of a deleted one,
+        of which the stream only tells that it was deleted."""
         try:
             format_ = format_for(accept)
-            filter_ = spec.filter
-            filter_.check()
-            reached = parse_position(position)
         except FormatError as error:
             raise ApiError(406, "not_acceptable", str(error), {"accept": accept[:80]}) from error
-        except FilterError as error:
-            raise invalid(str(error), field=error.field) from error
-        except PositionError as error:
-            raise invalid(str(error), field="last_event_id") from error
-        by_id = {topic.topic_id: topic for topic in topics}
-        starts = self._starts(spec, by_id)
-        begins = await self._begin(starts, reached)
+        gone = {topic.topic_id for topic in deleted}
+        places = tuple(place for place in spec.places if place.topic_id not in gone)
+        starts = self._starts(
+            msgspec.structs.replace(spec, places=places), {each.topic_id: each for each in topics}
+        )
+        reached = {key: seq for key, seq in position.items() if key[0] not in gone}
+        begins = await self._begin(starts, reached, is_named)
         shape = Shape(
             format_,
-            filter_,
-            shows_topic=len(by_id) > 1,
+            spec.filter,
+            shows_topic=len(topics) + len(deleted) > 1,
             shows_partition=len(starts) > 1,
             with_position=len(starts) == 1,
         )
-        whole = [place.topic_id for place in spec.places if place.partition is None]
-        first = b"".join(
-            [
-                format_.tombstone(shape.origin(key, topics[0].name), cursor + 1, last, RECREATED)
-                for key, cursor in begins.former.items()
-                if (last := max(cursor + 1, await self._reader.ledger_head(key)))
-            ]
-        )
+        whole = [place.topic_id for place in places if place.partition is None]
+        first = b"".join(format_.topic_deleted(topic.name, topic.topic_id) for topic in deleted)
+        for key, cursor in begins.former.items():
+            last = max(cursor, await self._reader.ledger_head(key))
+            origin = shape.origin(key, topics[0].name)
+            first += format_.tombstone(origin, cursor + 1, last, RECREATED)
 
         def start(outlet: Outlet) -> None:
             self._hub.add(outlet, shape, topics, begins.cursors, whole, first)
@@ -112,7 +179,14 @@ class WatchRoutes:
             partitions: Iterable[int] = (
                 range(count) if place.partition is None else (place.partition,)
             )
-            starts.update({(topic.topic_id, partition): place for partition in partitions})
+            for partition in partitions:
+                if (topic.topic_id, partition) in starts:
+                    raise invalid(
+                        f"partition {partition} of topic {topic.name!r} is named twice; name each"
+                        " partition once, or the topic without a partition",
+                        field="topics",
+                    )
+                starts[topic.topic_id, partition] = place
         if len(starts) > PLACES_MAX:
             raise invalid(
                 f"a stream has at most {PLACES_MAX} partitions, got {len(starts)}; watch a part of"
@@ -122,20 +196,22 @@ class WatchRoutes:
             )
         return starts
 
-    async def _begin(self, starts: dict[Key, WatchPlace], reached: dict[Key, int]) -> _Beginning:
-        """The cursors to begin with; those of a position that the client sent come first."""
+    async def _begin(
+        self, starts: dict[Key, WatchPlace], reached: dict[Key, int], is_named: bool
+    ) -> _Beginning:
+        """The cursors to begin with; those of a position that the client sent come first. The
+        topic that a stream was opened for by name may have been another one before."""
         former = {key: seq for key, seq in reached.items() if key not in starts}
+        topic_ids = {topic_id for topic_id, _ in starts}
+        if former and (not is_named or any(key[0] in topic_ids for key in former)):
+            foreign = ", ".join(f"{topic_id}:{p}" for topic_id, p in sorted(former))
+            raise invalid(
+                f"the event id names partitions that this stream does not have: {foreign};"
+                " send it to the stream that it came from",
+                field="last_event_id",
+            )
         cursors: dict[Key, int] = {}
         if reached:
-            topic_ids = {topic_id for topic_id, _ in starts}
-            if len(topic_ids) > 1 or any(key[0] in topic_ids for key in former):
-                foreign = ", ".join(f"{topic_id}:{p}" for topic_id, p in sorted(former))
-                if former:
-                    raise invalid(
-                        f"the event id names partitions that this stream does not have: {foreign};"
-                        " send it to the stream that it came from",
-                        field="last_event_id",
-                    )
             # A partition that the position does not name was added later.
             cursors = {key: reached.get(key, 0) for key in starts}
         else:
@@ -160,3 +236,24 @@ class WatchRoutes:
         if place.from_ts is not None:
             return await self._reader.before_time(key, place.from_ts)
         return await self._reader.head(key)
+
+
+def _place(topic_id: int, asked: WatchQuery | WatchedRequest) -> WatchPlace:
+    given = (asked.from_seq is not None, asked.from_ts is not None, asked.tail)
+    if sum(given) > 1:
+        raise invalid("give only one of from_seq, from_ts and tail", field="from_seq")
+    return WatchPlace(topic_id, asked.partition, asked.from_seq, asked.from_ts)
+
+
+def _position(text: str) -> dict[Key, int]:
+    try:
+        return parse_position(text)
+    except PositionError as error:
+        raise invalid(str(error), field="last_event_id") from error
+
+
+def _check_filter(spec: WatchSpec) -> None:
+    try:
+        spec.filter.check()
+    except FilterError as error:
+        raise invalid(str(error), field=error.field) from error

@@ -109,6 +109,10 @@ class TopicCache:
             raise unknown_topic(name)
         return self._remember(topic, version)
 
+    async def by_id(self, topic_id: int) -> Topic | None:
+        """A topic as the ledger has it, also a deleted one."""
+        return await self._ledger.read(topics.by_id, topic_id)
+
     async def load_tracker(self, tracker: CapTracker, now_ns: int) -> None:
         """Loads what the ledger holds now into a tracker. Raises LedgerError."""
         topic_id = tracker.topic.topic_id

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import signal
@@ -14,7 +16,7 @@ from msgspec.structs import replace
 from daemon.api.openapi import DOCUMENT
 from daemon.api.openapi import document as document_of
 from daemon.api.routes import ROUTES
-from tests.e2e.daemon import ROOT, Answer, Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, ROOT, Answer, Daemon, running, wait_until
 from tests.e2e.schema import Mismatch, check, resolve
 from tests.e2e.wire import Wire, request
 
@@ -54,6 +56,24 @@ class Checked:
         else:
             answer = self._daemon.json(method, path, body)
         return self.take(method, path, answer)
+
+    def refused(self, path: str, **headers: str) -> int:
+        """The status of a GET with these headers, which is not 200."""
+        return self.take("GET", path, self._daemon.ask("GET", path, None, **headers)).status
+
+    def stream(self, path: str) -> None:
+        """Opens a stream in each of its formats, and leaves it."""
+        template = template_of(path, self.document)
+        formats = self.document["paths"][template]["get"]["responses"]["200"]["content"]
+        assert len(formats) == 3
+        for accept in formats:
+            connection = http.client.HTTPConnection("127.0.0.1", self._daemon.port, timeout=HANG_S)
+            with contextlib.closing(connection):
+                connection.request("GET", path, headers={"Accept": accept})
+                answer = connection.getresponse()
+                assert (answer.status, answer.getheader("Content-Type")) == (200, accept)
+                assert answer.read(1)
+        self.seen.add(("GET", template, 200))
 
     def take(self, method: str, path: str, answer: Answer) -> Answer:
         """Checks an answer that was received in another way."""
@@ -104,6 +124,28 @@ def routers(api: Checked) -> None:
     assert api.ask("GET", "/v0/routers?limit=0").status == 400
     assert api.ask("DELETE", one).status == 200
     assert api.ask("DELETE", one).status == 404
+
+
+def watches(api: Checked) -> None:
+    one = "/v0/topics/t/watch"
+    api.stream(one)
+    assert api.ask("GET", one + "?from_seq=-1").status == 400
+    assert api.ask("GET", "/v0/topics/none/watch").status == 404
+    assert api.refused(one, accept="image/png") == 406
+    assert api.ask("GET", one + "?partition=0&from_seq=1000000").status == 416
+    asked = {"topics": [{"topic": "watched"}]}
+    assert api.ask("POST", "/v0/watch", asked).status == 404
+    topic_id = api.ask("PUT", "/v0/topics/watched").json["topic_id"]
+    url = api.ask("POST", "/v0/watch", asked).json["stream_url"]
+    assert api.ask("POST", "/v0/watch", {"topics": []}).status == 400
+    assert api.ask("POST", "/v0/watch", b"{}", "text/plain").status == 415
+    assert api.ask("POST", "/v0/watch", b" " * ((1 << 20) + 1), "application/json").status == 413
+    api.stream(url)
+    assert api.ask("GET", url + "A").status == 400
+    assert api.refused(url, accept="image/png") == 406
+    assert api.refused(url, last_event_id=f"{topic_id}:0=1000000") == 416
+    assert api.ask("DELETE", "/v0/topics/watched").status == 200
+    assert api.ask("GET", url).status == 404
 
 
 def cursors(api: Checked) -> None:
@@ -184,6 +226,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     plan(api)
     trim(api)
     cursors(api)
+    watches(api)
     routers(api)
     assert api.ask("PUT", "/v0/topics/small", {"cap_records": 1, "discard": "reject"}).status == 201
     assert api.ask("POST", "/v0/topics/small", [1, 2]).status == 422
@@ -368,7 +411,7 @@ def test_every_status_of_the_api_page_is_in_the_document() -> None:
         for status in operation["responses"]
         if int(status) >= 400
     }
-    of_http_itself = {405, 414, 417, 431}  # before an operation is known
+    of_http_itself = {403, 405, 414, 417, 431}  # before an operation is known
     assert on_page == documented | of_http_itself
     for path in DOCUMENT["paths"]:
         assert path.replace("{topic}", "{t}").replace("{plan}", "{p}") in page, path

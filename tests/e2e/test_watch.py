@@ -141,3 +141,119 @@ def test_a_format_that_is_not_known_is_refused(shared_daemon: Daemon) -> None:
     shared_daemon.produce("watched", 1)
     answer = shared_daemon.ask("GET", "/v0/topics/watched/watch", accept="image/png")
     assert (answer.status, answer.code) == (406, "not_acceptable")
+
+
+def wid_of(daemon: Daemon, *topics: dict[str, object], **filters: str) -> str:
+    """The path of a stream of several topics."""
+    answer = daemon.json("POST", "/v0/watch", {"topics": topics, **filters})
+    assert answer.status == 200, answer.body
+    assert answer.json["stream_url"] == "/v0/watch/" + answer.json["wid"]
+    assert [each["topic"] for each in answer.json["topics"]] == [each["topic"] for each in topics]
+    return str(answer.json["stream_url"])
+
+
+def test_a_stream_of_several_topics_tells_them_apart_and_resumes(shared_daemon: Daemon) -> None:
+    daemon = shared_daemon
+    daemon.json("PUT", "/v0/topics/many-b", {"partitions": 2})
+    daemon.produce("many-a", 1)
+    path = wid_of(daemon, {"topic": "many-a", "from_seq": 0}, {"topic": "many-b"})
+    with WatchLine(daemon, path) as line:
+        line.read_until(lambda: line.told == ["caught-up"])
+        daemon.produce("many-b", 2, partition=1)
+        daemon.produce("many-a", 3)
+        line.read_until(lambda: len(line.records) == 3)
+        found = [(each["topic"], each["partition"], each["data"]) for each in line.records]
+        assert found[0] == ("many-a", 0, 1)
+        assert sorted(found[1:]) == [("many-a", 0, 3), ("many-b", 1, 2)]
+        position = line.position
+    daemon.produce("many-b", 4, partition=0)
+    with WatchLine(daemon, path, position) as line:
+        line.read_until(lambda: bool(line.records))
+        assert [each["data"] for each in line.records] == [4]
+
+
+@pytest.mark.slow
+def test_a_wid_outlives_the_daemon_and_begins_where_it_says(data: Path) -> None:
+    with running(data, shards=2) as daemon:
+        daemon.produce("t", 1, 2)
+        path = wid_of(daemon, {"topic": "t", "from_seq": 1})
+        daemon.kill_everything()
+    with running(data, shards=1) as daemon, WatchLine(daemon, path) as line:
+        line.read_until(lambda: bool(line.records))
+        assert [each["data"] for each in line.records] == [2]
+
+
+def test_a_stream_of_several_topics_goes_on_when_one_is_deleted(shared_daemon: Daemon) -> None:
+    daemon = shared_daemon
+    for topic in ("left", "gone"):
+        daemon.produce(topic, 1)
+    path = wid_of(daemon, {"topic": "left"}, {"topic": "gone"})
+    with WatchLine(daemon, path) as line:
+        line.read_until(lambda: line.told == ["caught-up"])
+        before = line.position
+        daemon.json("DELETE", "/v0/topics/gone")
+        line.read_until(lambda: line.told == ["caught-up", "topic-deleted"])
+        daemon.produce("left", 2)
+        line.read_until(lambda: bool(line.records))
+        assert [(each["topic"], each["data"]) for each in line.records] == [("left", 2)]
+    with WatchLine(daemon, path, before) as line:
+        line.read_until(lambda: bool(line.records))
+        assert line.events[0]["event"] == "topic-deleted" and line.events[0]["topic"] == "gone"
+        assert [(each["topic"], each["data"]) for each in line.records] == [("left", 2)]
+    daemon.json("DELETE", "/v0/topics/left")
+    refused = daemon.get(path)
+    assert (
+        refused.status == 404
+        and "all topics of this wid were deleted" in refused.json["error"]["message"]
+    )
+
+
+def test_filters_of_a_wid_choose_by_tag_node_and_key(shared_daemon: Daemon) -> None:
+    daemon = shared_daemon
+    daemon.produce("chosen", 0)
+    records = [
+        {"data": 1, "tag": "red", "node": "n1", "key": "k"},
+        {"data": 2, "tag": "rad", "node": "n22", "key": "k"},
+        {"data": 3, "tag": "red", "node": "n22"},
+        {"data": 4, "tag": "red", "node": "n23", "key": "key"},
+    ]
+    path = wid_of(daemon, {"topic": "chosen"}, tag="r?d", node="n2*", key="k*")
+    with WatchLine(daemon, path) as line:
+        line.read_until(lambda: line.told == ["caught-up"])
+        assert daemon.json("POST", "/v0/topics/chosen", {"records": records}).status == 200
+        line.read_until(lambda: len(line.records) == 2)
+        assert [each["data"] for each in line.records] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"topics": []}, "topics"),
+        ({"topics": [{"topic": "spare"}, {"topic": "spare", "partition": 0}]}, "is named twice"),
+        ({"topics": [{"topic": "spare", "partition": 5}]}, "has partitions 0 to 0, got"),
+        ({"topics": [{"topic": "spare", "tail": True, "from_seq": 0}]}, "give only one of"),
+        ({"topics": [{"topic": "/"}]}, "a topic's name must"),
+        ({"topics": [{"topic": "spare", "from": 1}]}, "unknown field"),
+        ({"topics": [{"topic": "spare"}], "tag": "a\\"}, "ends with a backslash"),
+        ({"topics": [{"topic": "spare"}], "tag": "é" * 1_000, "key": "é" * 1_000}, "shorten"),
+    ],
+)
+def test_a_stream_that_cannot_be_is_refused_when_it_is_described(
+    shared_daemon: Daemon, body: dict[str, object], says: str
+) -> None:
+    shared_daemon.produce("spare", 1)
+    refused = shared_daemon.json("POST", "/v0/watch", body)
+    assert refused.status == 400 and says in refused.json["error"]["message"]
+
+
+def test_a_wid_that_was_cut_and_a_position_of_another_stream_are_refused(
+    shared_daemon: Daemon,
+) -> None:
+    shared_daemon.produce("spare", 1)
+    path = wid_of(shared_daemon, {"topic": "spare"})
+    refused = shared_daemon.get(path[:-3])
+    assert refused.status == 400 and "is not a wid" in refused.json["error"]["message"]
+    refused = shared_daemon.get(path + "?last_event_id=999:0=1")
+    assert refused.status == 400
+    assert "does not have: 999:0" in refused.json["error"]["message"]
+    assert shared_daemon.json("POST", "/v0/watch", {"topics": [{"topic": "no"}]}).status == 404
