@@ -2,7 +2,8 @@
 
 Names: ``embedded/1/1KiB/ndjson`` is the embedded store, one shard and this body; ``ceiling/SIZE``
 is the null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops, ``scale`` what grows
-with the shards, and ``compaction/SHAPE`` the Spark job and plain pyarrow. Cases that are compared
+with the shards, ``delivery/WHAT`` what comes after the commit, and ``compaction/SHAPE`` the Spark
+job and plain pyarrow. Cases that are compared
 run one after the other, because machines drift.
 """
 
@@ -25,12 +26,22 @@ COMPACTIONS = (
     "compaction/thousand-topics",
     "compaction/thousand-topics-shuffled",
 )
+# What comes after the commit, and about how many seconds it takes.
+DELIVERIES = {
+    "delivery/floor": 12,
+    "delivery/idle": 16,
+    "delivery/saturated": 45,
+    "delivery/flood": 24,
+    "delivery/fairness": 18,
+    "delivery/memory": 20,
+    "delivery/wakeups": 30,
+}
 SCALE = "scale"
 SCALE_S = 25
 COMPACTION_S = 75  # for 1 GiB of L0: 15 s to make it, a session, three turns of three
 
 START_STOP_S = 4  # start and end of a daemon, and its share of the start of MinIO
-LIMIT_S = 960
+LIMIT_S = 1160
 QUICK_LIMIT_S = 90
 
 
@@ -55,7 +66,8 @@ QUICK = Times(ceiling_s=2, light_s=3, half_s=2, saturated_s=4, compared_s=4, tai
 
 
 class Case(NamedTuple):
-    """One case; ``kind`` is embedded, minio, ceiling, s2-lite, put-cost, scale or a compaction."""
+    """One case; ``kind`` is embedded, minio, ceiling, s2-lite, put-cost, scale, a delivery or a
+    compaction."""
 
     kind: str
     size: Size | None = None
@@ -104,6 +116,8 @@ class Case(NamedTuple):
         """About how long it takes."""
         if self.kind in COMPACTIONS:
             return COMPACTION_S
+        if self.kind in DELIVERIES:
+            return DELIVERIES[self.kind]
         if self.kind == SCALE:
             return SCALE_S
         if self.kind == "put-cost":
@@ -136,7 +150,8 @@ def full() -> list[Case]:
         for size in SIZES
         for body_format in FORMATS
     ]
-    return [*cases, Case(SCALE), *(Case(name) for name in COMPACTIONS)]
+    kinds = [SCALE, *DELIVERIES, *COMPACTIONS]
+    return [*cases, *(Case(kind) for kind in kinds)]
 
 
 def quick() -> list[Case]:

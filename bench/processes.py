@@ -244,12 +244,20 @@ def plain_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT)} | dict(more or {})
 
 
-def start_daemon(folder: Path, cpus: Iterable[int], shards: int, store: Minio | None) -> Daemon:
+def start_daemon(
+    folder: Path,
+    cpus: Iterable[int],
+    shards: int,
+    store: Minio | None,
+    settings: Mapping[str, object] | None = None,
+) -> Daemon:
     """A daemon with an empty data directory, ready, on the embedded store or on ``store``."""
     port = minio.free_port()
     command = [sys.executable, "-m", "cli", "serve", "--data", str(folder / "data")]
     command += ["--listen", f"127.0.0.1:{port}", "--shards", str(shards)]
     command += ["--set", f"object_bytes_target={OBJECT_BYTES_TARGET}"]
+    for name, value in (settings or {}).items():
+        command += ["--set", f"{name}={value}"]
     environment = plain_environment(store.environment if store else None)
     if store is not None:
         command += ["--store", f"s3://{BUCKET}/{folder.name}"]
@@ -264,6 +272,14 @@ def start_null(folder: Path, cpus: Iterable[int]) -> Server:
     """The null responder."""
     port = minio.free_port()
     server = Server([sys.executable, "-m", "bench.null_responder", str(port)], folder, port, cpus)
+    _ready(server, "/")
+    return server
+
+
+def start_null_fan(folder: Path, cpus: Iterable[int]) -> Server:
+    """The null fan-out."""
+    port = minio.free_port()
+    server = Server([sys.executable, "-m", "bench.null_fan", str(port)], folder, port, cpus)
     _ready(server, "/")
     return server
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from bench.delivery_results import DeliveryResults
 from bench.load import Load
 from bench.put_cost import PutCost
 
@@ -125,5 +126,6 @@ class Results(msgspec.Struct):
     put_cost: PutCost | None = None
     compactions: list[CompactionResult] = []
     scale: list[ScaleResult] = []
+    delivery: DeliveryResults = msgspec.field(default_factory=DeliveryResults)
     left_out: list[LeftOut] = []
     case_seconds: dict[str, float] = {}

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from bench import bodies, plan, put_cost, scale
+from bench.delivery import DeliveryBench
 from bench.figures import pause_ms, share_cpus
 from bench.load import Generator, Load, Pace, Request
 from bench.others import Others
@@ -86,6 +87,11 @@ class Runner:
         elif case.kind == "put-cost":
             daemon_cpus, _, _ = share_cpus(self._cpus, 1)
             self._results.put_cost = put_cost.measure(self._store(), daemon_cpus, self._times.puts)
+        elif case.kind in plan.DELIVERIES:
+            daemon_cpus, cpus, _ = share_cpus(self._cpus, 1)
+            results = self._results.delivery
+            delivery = DeliveryBench(self._generator, self._work, daemon_cpus, cpus, results)
+            delivery.run(case.kind)
         elif case.kind == plan.SCALE:
             self._results.scale = scale.measure(self._work)
         else:
