@@ -17,6 +17,7 @@ COMMANDS = {
     "topics": "List, show, create, alter, trim and delete topics.",
     "produce": "Send records to a topic and wait until they are durable.",
     "read": "Print the records of a topic as NDJSON.",
+    "watch": "Print the records of topics as they are committed, as NDJSON.",
     "objects": "List, print and verify the objects in the store.",
     "check": "Compare the ledger with the store and report every problem.",
     "compact": "Write committed records into Iceberg tables.",

@@ -300,11 +300,13 @@ def data_line(record: DiffRecord) -> bytes:
     return _one_line(b"null" if record.data is UNSET else bytes(record.data))
 
 
-def whole_line(partition: int, record: DiffRecord) -> bytes:
-    """The record as ``diff`` returns it, on one line, with its partition first."""
+def whole_line(partition: int, record: DiffRecord, topic: str | None = None) -> bytes:
+    """The record as ``diff`` returns it, on one line, with its topic, if given, and its partition
+    first."""
     if isinstance(record, WatchRecord):
         record = msgspec.structs.replace(record, topic=UNSET, partition=UNSET)
-    return b'{"partition":%d,' % partition + _one_line(msgspec.json.encode(record))[1:]
+    named = b"" if topic is None else b'"topic":%b,' % msgspec.json.encode(topic)
+    return b'{%b"partition":%d,' % (named, partition) + _one_line(msgspec.json.encode(record))[1:]
 
 
 def _one_line(text: bytes) -> bytes:

@@ -64,19 +64,26 @@ def client_option(function: Function) -> Function:
 
 def topic_argument(function: Function) -> Function:
     """``topic``; a shell completes it with the names of the daemon's topics."""
+    return click.argument("topic", shell_complete=_topic_names)(function)
 
-    def completed(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-        given = context.params.get("client")
-        if given is None:  # of a --url that cannot be used
-            return []
-        try:
-            with Client(given.url, timeout_s=COMPLETION_TIMEOUT_S) as client:
-                names = [state.topic for state in all_states(client)]
-                return [name for name in names if name.startswith(incomplete)]
-        except (Refused, UnknownAnswer, Unreachable):
-            return []
 
-    return click.argument("topic", shell_complete=completed)(function)
+def topics_argument(function: Function) -> Function:
+    """``topics``: one or more, completed like ``topic_argument``."""
+    return click.argument(
+        "topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=_topic_names
+    )(function)
+
+
+def _topic_names(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    given = context.params.get("client")
+    if given is None:  # of a --url that cannot be used
+        return []
+    try:
+        with Client(given.url, timeout_s=COMPLETION_TIMEOUT_S) as client:
+            names = [state.topic for state in all_states(client)]
+            return [name for name in names if name.startswith(incomplete)]
+    except (Refused, UnknownAnswer, Unreachable):
+        return []
 
 
 def parsed_by(parse: Callable[[str], T]) -> Callable[..., T | None]:

@@ -80,6 +80,27 @@ def test_follow_shows_a_record_that_comes_later(daemon: Daemon) -> None:
         assert process.wait(30) == 0
 
 
+def test_watch_shows_the_records_of_several_topics_that_match(daemon: Daemon) -> None:
+    for topic in ("watched-a", "watched-b"):
+        run(daemon, "produce", topic, stdin="0\n")
+    with subprocess.Popen(
+        [sys.executable, str(CHECKOUT / "cli.py"), "watch", "watched-a", "watched-b",
+         "--key", "yes*", "-n", "2", "-o", "json"],
+        env=os.environ | {"HEADGATE_URL": daemon.url, "PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"] == "caught-up"
+        for topic, key in (("watched-a", "no"), ("watched-a", "yes"), ("watched-b", "yes-2")):
+            records = [{"data": key, "key": key}]
+            assert daemon.json("POST", f"/v0/topics/{topic}", {"records": records}).status == 200
+        lines = [json.loads(line) for line in process.stdout]
+        assert process.wait(30) == 0
+    assert [(line["topic"], line["seq"], line["data"]) for line in lines] == [
+        ("watched-a", 3, "yes"), ("watched-b", 2, "yes-2"),
+    ]  # fmt: skip
+
+
 def test_objects_are_listed_printed_and_verified_while_the_daemon_runs(daemon: Daemon) -> None:
     parsed(run(daemon, "produce", "seen", "-o", "json", stdin='"first"\n"second"\n'))
     place = ("--data", str(daemon.data))

@@ -58,7 +58,7 @@ def test_the_help_and_the_version_import_click_and_no_other_library(option: str)
     assert not found & {*HEAVY, "msgspec", "daemon", "uploader", "compaction", "ledger"}
 
 
-@pytest.mark.parametrize("command", ["produce", "read", "status", "topics"])
+@pytest.mark.parametrize("command", ["produce", "read", "status", "topics", "watch"])
 def test_a_command_that_talks_http_imports_no_server_store_or_lake(command: str) -> None:
     found = imported_by(command, "--help")
     assert f"commands.{command}" in found
