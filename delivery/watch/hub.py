@@ -31,7 +31,7 @@ import msgspec
 
 from delivery.dispatch import Served
 from delivery.followed import Key, TooManyPinned
-from delivery.partition_reader import PartitionReader
+from delivery.partition_reader import PartitionReader, RecordPage
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.watch.events import WatchError
 from delivery.watch.outlet import Outlet
@@ -176,6 +176,8 @@ class WatchHub:
         del self._watchers[watcher]
         if watcher.catch_up is not None:
             watcher.catch_up.cancel()
+            # Otherwise watcher, task and the traceback of its end keep each other, and a page.
+            watcher.catch_up = None
         for topic_id in list(watcher.keys):
             self._leave(watcher, topic_id)
 
@@ -346,21 +348,25 @@ class WatchHub:
             topic = self._topics.get(key[0])
             if topic is None or key not in watcher.cursors:
                 continue  # it was deleted
-            origin, format_ = watcher.shape.origin(key, topic.name), watcher.shape.format
-            data = b""
-            if page.tombstone is not None:
-                gap = page.tombstone
-                data = format_.tombstone(origin, gap.gap_from, gap.gap_to, gap.reason)
-            data += format_.records(page.items, origin, len(page.items) > 1)
-            watcher.cursors[key] = page.reached
-            watcher.told = False
-            if data:
-                watcher.write(data, self._now_ns())
+            self._write_page(watcher, key, topic.name, page)
+            del page  # while the client is slow, only its outlet keeps what was read for it
             await self._until_drained(watcher)
         # Another look decides without an await, so that no commit falls in between.
         return was_behind or any(
             cursor < (self._followed.head(key) or 0) for key, cursor in watcher.cursors.items()
         )
+
+    def _write_page(self, watcher: Watcher, key: Key, name: str, page: RecordPage) -> None:
+        origin, format_ = watcher.shape.origin(key, name), watcher.shape.format
+        data = b""
+        if page.tombstone is not None:
+            gap = page.tombstone
+            data = format_.tombstone(origin, gap.gap_from, gap.gap_to, gap.reason)
+        data += format_.records(page.items, origin, len(page.items) > 1)
+        watcher.cursors[key] = page.reached
+        watcher.told = False
+        if data:
+            watcher.write(data, self._now_ns())
 
     async def _until_drained(self, watcher: Watcher) -> None:
         assert watcher.drained is not None

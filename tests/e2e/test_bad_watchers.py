@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from daemon.http.body import ChunkedBody
+from daemon.http.limits import HttpLimits
+from daemon.memory import STREAM_BYTES
+from daemon.open_files import needed
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
 from tests.e2e.processes import shard_pids
 from tests.e2e.streams import WatchLine
@@ -71,9 +76,9 @@ def own_memory(daemon: Daemon) -> int:
     return int(psutil.Process(pid).memory_full_info().uss)
 
 
-def open_files(daemon: Daemon) -> int:
+def connections(daemon: Daemon) -> int:
     (pid,) = shard_pids(daemon)
-    return int(psutil.Process(pid).num_fds())
+    return len(psutil.Process(pid).net_connections(kind="tcp4"))
 
 
 @contextlib.contextmanager
@@ -141,7 +146,7 @@ def test_a_watcher_that_reads_a_byte_per_commit_stays_and_gets_everything(
 def test_clients_that_half_close_or_close_leave_nothing(
     daemon: Daemon, bystander: Bystander
 ) -> None:
-    at_first = open_files(daemon)
+    at_first = connections(daemon)
     for number in range(20):
         with asking(daemon, f"{WATCH}?from_seq=0") as client:
             if number % 2:
@@ -152,7 +157,7 @@ def test_clients_that_half_close_or_close_leave_nothing(
                 with contextlib.suppress(ConnectionResetError):
                     assert not client.recv(1)
         bystander.write(number)
-    wait_until(lambda: open_files(daemon) <= at_first, "the connections to be closed")
+    wait_until(lambda: connections(daemon) <= at_first, "the connections to be closed")
 
 
 def test_garbage_after_the_head_is_not_answered_and_too_much_of_it_ends_the_stream(
@@ -183,3 +188,69 @@ def test_requests_that_were_pipelined_before_a_stream_are_answered_first(
         read = received(client, b'"piped"', read)
         assert read.count(b"HTTP/1.1 200 ") == 2
         assert read.index(b"Content-Length") < read.index(b"Transfer-Encoding")
+
+
+@contextlib.contextmanager
+def many_open_files() -> Iterator[None]:
+    """As many as this process and a daemon that it starts may need."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = needed(HttpLimits())
+    assert before[1] >= wanted, f"this test needs {wanted} open files (ulimit -Hn), not {before[1]}"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.slow
+def test_ten_thousand_watchers_of_one_shard_get_everything_and_one_more_is_refused(
+    data: Path,
+) -> None:
+    limit = HttpLimits().streams_max
+    with many_open_files(), running(data, shards=1) as daemon, contextlib.ExitStack() as stack:
+        daemon.produce("t", "first")
+        bystander = Bystander(daemon)
+        at_first = own_memory(daemon)
+        clients: list[tuple[socket.socket, bytes]] = []
+        while len(clients) < limit - 1:
+            count = min(100, limit - 1 - len(clients))
+            batch = [stack.enter_context(asking(daemon)) for _ in range(count)]
+            clients += [(client, received(client, b"caught-up")) for client in batch]
+        assert own_memory(daemon) - at_first < limit * STREAM_BYTES
+        refused = daemon.get(WATCH)
+        assert (refused.status, refused.code) == (503, "too_many_streams")
+        assert refused.json["error"]["detail"] == {"limit": limit}
+        bystander.write(*range(5), "last")
+        for client, read in clients:
+            assert data_in(received(client, b'"last"}\n', read)) == [*range(5), "last"]
+        bystander.close()
+        stack.pop_all().close()
+        wait_until(lambda: connections(daemon) < 10, "the connections to be closed")
+        with contextlib.closing(Bystander(daemon)) as another:
+            another.write("again")
+
+
+@pytest.mark.slow
+def test_a_thousand_watchers_that_never_read_keep_to_the_budget_and_the_longest_silent_go(
+    data: Path,
+) -> None:
+    budget = HttpLimits().stream_unsent_bytes_max
+    with running(data, shards=1, settings=SETTINGS) as daemon, contextlib.ExitStack() as stack:
+        daemon.produce("t", "first")
+        bystander = Bystander(daemon)
+        bystander.write(*(f"{number} {RECORD}" for number in range(20)))
+        at_first = own_memory(daemon)
+        clients = []
+        for number in range(1000):
+            clients.append(stack.enter_context(asking(daemon, f"{WATCH}?from_seq=0")))
+            clients[-1].recv(1, socket.MSG_PEEK)
+            if number % 50 == 0:
+                bystander.write(number)
+                assert own_memory(daemon) - at_first < 1.5 * budget
+        wait_until(lambda: "clients of streams that took nothing" in daemon.text, "the log")
+        bystander.write("last")
+        assert data_in(received(clients[-1], b'"last"}\n'))[-1] == "last"
+        with pytest.raises((AssertionError, ConnectionError), match=r"ended|reset"):
+            received(clients[0], b'"last"}\n')
+        bystander.close()
