@@ -23,6 +23,7 @@ from delivery.lake_reader import LakeReader
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
 from delivery.ready import Kind, PriorityInputs
+from delivery.routers.runtime import Routers
 from delivery.store_threads import StoreThreads
 from delivery.stored_reader import StoredReader
 from delivery.tail_reader import TailReader
@@ -62,26 +63,31 @@ class AfterCommit:
             self.partitions, self.dispatcher.dirty, stream_error,
             self._delivered, lambda: False, monotonic_ns,
         )  # fmt: skip
+        self.routers: Routers  # set before ``start``
         self._topic_changes = TopicChanges(ledger, topics.version, self.hub.topic_changed)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begins, in the shard's loop."""
-        self.dispatcher.start(loop, {Kind.PUSH: self.hub.serve})
+        self.dispatcher.start(loop, {Kind.PUSH: self.hub.serve, Kind.ROUTE: self.routers.serve})
 
     def take(self, commit: Commit) -> None:
         """Marks what a commit made ready. Nothing here takes long."""
         moved = self.partitions.followed.apply(commit)
-        self.hub.committed(moved, commit.published_ns or monotonic_ns())
+        published_ns = commit.published_ns or monotonic_ns()
+        self.hub.committed(moved, published_ns)
+        self.routers.committed(moved, published_ns)
         self.reader.waiters.wake(moved)
 
     def tick(self) -> None:
         """To be called with each heartbeat."""
         self._topic_changes.look()
         self.hub.tick()
+        self.routers.look()
 
     def drain(self) -> None:
-        """Ends streams and long polls: the process will end."""
+        """Ends streams, long polls and copies: the process will end."""
         self.hub.close()
+        self.routers.close()
         self.reader.waiters.wake_all()
 
     def _delivered(self, topic_id: int, after_ns: int) -> None:

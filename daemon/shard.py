@@ -49,6 +49,7 @@ from daemon.http.server import Server
 from daemon.inherit import Inheritance
 from daemon.intake.caps import CapTrackers
 from daemon.intake.commit_feed import CommitFeed
+from daemon.intake.copies import Copies
 from daemon.intake.cursor_cache import CursorCache
 from daemon.intake.drained import is_drained
 from daemon.intake.formats import BodyLimits
@@ -59,6 +60,7 @@ from daemon.memory import READERS_AT_ONCE
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread
+from delivery.routers.runtime import PAGE_BYTES_MAX, Routers
 from delivery.store_threads import StoreThreads
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
@@ -72,6 +74,7 @@ from shards.doorbell import Doorbells
 from shards.leases import LeaseTable
 from shards.locks import LockFile, SharedLock
 from shards.ring import RingReader, RingWriter
+from shards.routerboard import RouterBoard
 from shards.segment import Segment
 from uploader.groups.adopt import adopt_orphans
 from uploader.groups.puller import Puller
@@ -202,6 +205,13 @@ class Shard:
             self.segment, self.shard, self.topics, cursors, self._ring, self.pending, limits,
             self._published, rng, config.ack_timeout_ms,
         )  # fmt: skip
+        self._after.routers = self._routers = Routers(
+            self.shard, self.segment.layout.shards, self._after.partitions, ledger,
+            Copies(self.topics, self._ring, self.pending, self._producer, self._published),
+            RouterBoard(self.segment), self._after.dispatcher.dirty, self._router_settings,
+            monotonic_ns, _end, min(PAGE_BYTES_MAX, config.ring_bytes // 64),
+        )  # fmt: skip
+        self.cursor_flush.add(self._routers)
         self._admin = AdminRoutes(
             self.segment, self.shard, self._bells, self._leases, ledger, config
         )
@@ -260,6 +270,10 @@ class Shard:
     def _do_nothing(self) -> None:
         """A SIGTERM to the process group reaches the supervisor too, which drains."""
 
+    def _router_settings(self) -> int:
+        """A number that changes with routers, and with topics."""
+        return int(self._words[at.G_DELIVERY]) + self.topics.version()
+
     def _orphaned(self) -> None:
         """The supervisor is gone: nothing would restart or drain this process."""
         log.critical("the supervisor is gone; stopping immediately")
@@ -279,6 +293,7 @@ class Shard:
         words[base + at.S_CONNECTIONS] = self._server.connections
         self.segment.follow_epoch(self.shard)
         self._after.tick()
+        words[base + at.S_OWNS] = len(self._routers)
         level = words[at.G_LOG_LEVEL]
         if level != self._log_level:
             self._log_level = level

@@ -304,7 +304,7 @@ class Supervisor:
                 self._kill_all()
             return
         # Once for all shards: per shard it would take most of the tick with a hundred of them.
-        holding = self._leases.holders() | self._groups.inside()
+        holding = self._leases.holders() | self._groups.inside() | self._owners()
         writing = self._lock_file.holder(locks.LEDGER)  # all commits wait for it
         for child in self.children:
             if child.process is None:
@@ -326,6 +326,12 @@ class Supervisor:
                 self._in_trouble = False
                 self._notify.status(self._serving())
             self._notify.alive(monotonic_ns())
+
+    def _owners(self) -> set[int]:
+        """The shards that own routers, which nobody else runs while they live."""
+        first, words = self.layout.shard(0), self._words
+        owns = words[first + at.S_OWNS : self.layout.shard(self.config.shards) : at.SHARD_WORDS]
+        return {shard for shard, count in enumerate(owns) if count}
 
     def _look_for_trouble(self, now_ns: int) -> None:
         """Logs alarms that begin and end, and opens or closes the gate."""

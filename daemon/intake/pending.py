@@ -42,11 +42,22 @@ RUN_BYTES = VOID_BYTES_MAX // 2  # a run ends with the request that exceeds it
 PARTS_A_LOOK = 16  # that are answered between two looks at the clock, in about 80 microseconds
 
 
+class Copy:
+    """A router's frame among the requests (``copies.py``). It has no deadline."""
+
+    __slots__ = ("answered", "arrival_ns", "settled")
+
+    def __init__(self, arrival_ns: int, settled: Callable[[bool], None]) -> None:
+        self.arrival_ns = arrival_ns
+        self.settled = settled
+        self.answered = False
+
+
 class PendingRequest(NamedTuple):
     """A published request: its frame's ``position``, and (partition, records) of each part."""
 
     position: int
-    request: Request
+    request: Request | Copy
     topic: TopicEntry
     parts: tuple[tuple[int, int], ...]
     body_bytes: int
@@ -164,6 +175,12 @@ class PendingRequests:
             position, request, topic, parts, size, expected_seq, _, advance = waiting.popleft()
             since_look += len(parts)
             verdict = verdicts.get(position) if verdicts else None
+            if isinstance(request, Copy):
+                if verdict is None:
+                    for partition, count in parts:
+                        offsets[topic.topic_id, partition] += count
+                request.settled(verdict is None)
+                continue
             if verdict is not None:
                 answer_verdict(request, topic, verdict, expected_seq, advance)
                 continue
@@ -254,9 +271,11 @@ class PendingRequests:
             if tracker is not None:
                 tracker.taken_back(gone)
         for waiting in expired.void:
-            waiting.request.refuse(refusal(waiting))
+            if isinstance(waiting.request, Request):  # a copy never expires
+                waiting.request.refuse(refusal(waiting))
         for waiting in expired.unknown:
-            waiting.request.abandon()
+            if isinstance(waiting.request, Request):
+                waiting.request.abandon()
         for waiting in islice(self._waiting, self._abandoned, None):
             if not waiting.request.answered:
                 break

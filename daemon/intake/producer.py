@@ -147,6 +147,11 @@ class Producer:
         if self._ring.free_bytes - self._promised_bytes < needed:
             raise self._throttled()
 
+    @property
+    def free_bytes(self) -> int:
+        """Space in the ring that is promised to nobody; 0 while producers are refused."""
+        return 0 if self._closed is not None else self._ring.free_bytes - self._promised_bytes
+
     def read_gate(self) -> None:
         """Notes whether all requests are refused. Call it when the shard's bell was rung."""
         words = self._words

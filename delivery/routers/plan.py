@@ -263,6 +263,13 @@ class RouterPlan:
                 return Read(partition, lane.read_to)
         return None
 
+    def is_done(self, head: Callable[[int], int | None]) -> bool:
+        """Whether everything was read."""
+        return all(
+            lane.state is LaneState.READY and lane.read_to >= (head(partition) or 0)
+            for partition, lane in enumerate(self.lanes)
+        )
+
     def resolved(self, partition: int, ticket: int, *, stored: bool) -> None:
         """The fate of a frame."""
         self.counts = self.counts.plus(self.lanes[partition].resolved(ticket, stored=stored))

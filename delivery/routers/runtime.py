@@ -1,0 +1,476 @@
+"""The routers that a shard owns: reads their sources, carries out their plans, tells of them.
+
+    settings change -> ``look`` loads the routers of this shard, and each lane's cursor
+    a commit moves a source -> ``committed`` -> a turn of the dispatcher -> ``serve``: pages from
+    the rings become frames in the ring
+    a page that the rings do not hold -> a task reads it from objects or the lake -> a frame
+    a frame's commit is followed -> ``settled`` -> the plan, and a turn for what waited for room
+
+What to do is decided in ``plan.py``. A page is never kept: one that finds no room is read again.
+
+Bounds: a page has at most PAGE_BYTES_MAX and one record, and PAGES_AT_ONCE are read simultaneously
+from the store. The outbox bounds the frames in the ring, and ``followed.py`` the partitions of
+sources that are pinned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from compaction.parquet.file_bytes import LakeFileDamaged
+from delivery.dispatch import Served
+from delivery.filters import Filter
+from delivery.followed import Key, TooManyPinned
+from delivery.lake_reader import Item
+from delivery.ledger_thread import LedgerThread
+from delivery.partition_reader import QUARANTINED, PartitionReader, bytes_of
+from delivery.ready import EntryKey, Kind, Turn
+from delivery.routers.frames import parts_of
+from delivery.routers.outbox import DestinationFull, FrameTooLong, Outbox, RingShareUsed
+from delivery.routers.plan import Counts, Load, Read, RouterPlan
+from delivery.routers.schemas import gone_topic
+from ledger import cursors, routers
+from ledger.errors import LedgerError
+from ledger.routers import RouterView
+from ledger.types import Advance, CursorMove
+from shards.routerboard import RouterBoard, RouterPhase, RouterRow
+from uploader.l0 import L0Error
+from uploader.l0.records import Record, RecordsError
+from uploader.stores.base import StoreError
+
+log = logging.getLogger("headgate.routers")
+
+PAGE_BYTES_MAX = 256 << 10
+PAGE_RECORDS = 500  # that a page from the rings looks at: about a millisecond
+PAGE_COST_BYTES = 4 << 10  # of a page in addition to its bytes, as of a write to a watcher
+STORED_PAGE_RECORDS = 10_000
+PAGES_AT_ONCE = 4
+# What the evictions of a source are called; other gaps never had a record, or may have one again.
+_LOSSES = ("cap", "ttl", "lost")
+_CANNOT_READ = (StoreError, LedgerError, L0Error, LakeFileDamaged, RecordsError)
+
+
+class SourcePage(NamedTuple):
+    """Records after ``start`` that pass, up to ``reached``; ``skipped`` were gone before it."""
+
+    items: list[Item]
+    start: int
+    reached: int
+    skipped: int
+    read_bytes: int
+
+
+class RunningRouter:
+    """A router of this shard."""
+
+    def __init__(self, view: RouterView) -> None:
+        self.plan = RouterPlan(len(view.partitions), paused=view.router.paused)
+        self.pinned: list[Key] = []
+        self.learning = False
+        self.told: RouterRow | None = None
+        self.follow(view)
+
+    def follow(self, view: RouterView) -> None:
+        """Takes settings that may have changed."""
+        self.view = view
+        self.plan.paused = view.router.paused
+        self.plan.stopped = gone_topic(view)
+        self.plan.grow(len(view.partitions))
+        wanted = view.router.filter
+        filter_ = Filter(wanted.tag, wanted.node, wanted.key)
+        self.passes: Callable[[Record], bool] = filter_.matches if filter_ else _everything
+
+    def row(self) -> RouterRow:
+        """What is told of it."""
+        plan = self.plan
+        phase, reason = RouterPhase.RUNNING, ""
+        if plan.stopped:
+            phase, reason = RouterPhase.STOPPED, plan.stopped
+        elif plan.paused:
+            phase = RouterPhase.PAUSED
+        elif plan.held:
+            phase, reason = RouterPhase.HELD, plan.held
+        return RouterRow(phase, *plan.counts, reason)
+
+
+def _everything(_: Record) -> bool:
+    return True
+
+
+class Routers:
+    """The routers of one shard. ``version`` changes with routers and topics; ``ended`` is called if
+    the process must end."""
+
+    def __init__(
+        self,
+        shard: int,
+        shards: int,
+        reader: PartitionReader,
+        ledger: LedgerThread,
+        outbox: Outbox,
+        board: RouterBoard,
+        dirty: Callable[[Iterable[EntryKey], int], None],
+        version: Callable[[], int],
+        now_ns: Callable[[], int],
+        ended: Callable[[], object],
+        page_bytes: int = PAGE_BYTES_MAX,
+    ) -> None:
+        self._shard = shard
+        self._page_bytes = page_bytes
+        self._shards = shards
+        self._reader = reader
+        self._ledger = ledger
+        self._outbox = outbox
+        self._board = board
+        self._dirty = dirty
+        self._version = version
+        self._now_ns = now_ns
+        self._ended = ended
+        self._running: dict[int, RunningRouter] = {}
+        self._by_source: dict[int, list[RunningRouter]] = {}
+        self._starved: set[int] = set()  # sources that wait for room in the ring
+        self._seen = -1
+        self._asking = False
+        self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tickets = 0
+        self._flushing: dict[tuple[int, int], RunningRouter] = {}
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    # What happens
+
+    def look(self) -> None:
+        """To be called regularly: notices changes of settings, and ends pauses."""
+        if self._closed:
+            return
+        if not self._asking and self._version() != self._seen:
+            self._asking = True
+            self._start(self._ask())
+        now_ns = self._now_ns()
+        for running in self._running.values():
+            plan = running.plan
+            if plan.held and now_ns >= plan.held_until_ns:
+                if plan.is_done(partial(self._head, running)):
+                    plan.release()
+                self._wake(running)
+            row = running.row()
+            if row != running.told:
+                router = running.view.router
+                self._board.write(router.slot, router.router_id, row)
+                running.told = row
+        self._wake_starved()
+
+    def committed(self, moved: Iterable[Key], published_ns: int) -> None:
+        """Commits have moved the heads of these partitions."""
+        by_source = self._by_source
+        if by_source:
+            keys = {(topic_id, Kind.ROUTE) for topic_id, _ in moved if topic_id in by_source}
+            if keys:
+                self._dirty(keys, published_ns)
+
+    def close(self) -> None:
+        """Reads nothing more; frames on their way are still settled."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+
+    # Settings
+
+    async def _ask(self) -> None:
+        version = self._version()
+        try:
+            views = await self._ledger.read(routers.owned, self._shard, self._shards)
+        except LedgerError as error:
+            log.warning("routers cannot be read, and are looked for again: %s", error)
+        else:
+            self._seen = version
+            self._take(views)
+        finally:
+            self._asking = False
+
+    def _take(self, views: Sequence[RouterView]) -> None:
+        present = {view.router.router_id: view for view in views}
+        for router_id in self._running.keys() - present.keys():
+            self._forget(self._running.pop(router_id))
+        for router_id, view in present.items():
+            running = self._running.get(router_id)
+            if running is None:
+                running = self._running[router_id] = RunningRouter(view)
+                told = self._board.read(view.router.slot, router_id)
+                if told is not None:  # of this router's former owner
+                    running.plan.counts = Counts(told.copied, told.filtered, told.skipped)
+                self._by_source.setdefault(view.source.topic_id, []).append(running)
+            else:
+                running.follow(view)
+            self._pin(running)
+            self._wake(running)
+
+    def _pin(self, running: RunningRouter) -> None:
+        topic_id = running.view.source.topic_id
+        try:
+            for partition in range(len(running.pinned), len(running.plan.lanes)):
+                self._reader.followed.pin((topic_id, partition))
+                running.pinned.append((topic_id, partition))
+        except TooManyPinned as error:
+            running.plan.stopped = str(error)
+
+    def _forget(self, running: RunningRouter) -> None:
+        running.plan.stopped = "it was deleted"
+        for key in running.pinned:
+            self._reader.followed.unpin(key)
+        running.pinned.clear()
+        source_id = running.view.source.topic_id
+        self._by_source[source_id].remove(running)
+        if not self._by_source[source_id]:
+            del self._by_source[source_id]
+
+    # Work
+
+    def serve(self, turn: Turn) -> Served:
+        """A turn of a source: copies what the rings hold of it, within the turn's budget."""
+        there = self._by_source.get(turn.key[0])
+        if there is None or self._closed:
+            return Served(0, False)
+        there.append(there.pop(0))  # another one is first in the next turn
+        cost = 0
+        for running in there:
+            cost += self._work(running, turn.budget_bytes - cost)
+            if cost >= turn.budget_bytes:
+                return Served(cost, True)
+        return Served(cost, False)
+
+    def _work(self, running: RunningRouter, budget_bytes: int) -> int:
+        """Carries out what the plan says; returns what it cost."""
+        cost = 0
+        while cost < budget_bytes:
+            room = self._outbox.room_bytes()
+            if not room:
+                self._starved.add(running.view.source.topic_id)
+            decision = running.plan.next(partial(self._head, running), room, self._now_ns())
+            if decision is None:
+                break
+            if isinstance(decision, Load):
+                self._start(self._load(running, decision.partition))
+                continue
+            page = self._from_rings(running, decision)
+            if page is None:
+                self._start(self._from_store(running, decision))
+                continue
+            cost += page.read_bytes + PAGE_COST_BYTES
+            self._take_page(running, decision.partition, page)
+        return cost
+
+    def _head(self, running: RunningRouter, partition: int) -> int | None:
+        return self._reader.followed.head((running.view.source.topic_id, partition))
+
+    async def _load(self, running: RunningRouter, partition: int) -> None:
+        lane = running.plan.lanes[partition]
+        key = (running.view.source.topic_id, partition)
+        place = (running.view.router.cursor_id, partition)
+        try:
+            await self._reader.head(key)  # followed first, so that no commit falls in between
+            positions = await self._ledger.read(cursors.positions_of, [place])
+        except LedgerError as error:
+            self._hold(running, f"its position cannot be read: {error}")
+            lane.unread()
+            return
+        if place in positions:
+            lane.loaded(positions[place])
+            running.plan.release()
+            self._wake(running)
+        else:  # it was deleted, which the next look notices
+            lane.unread()
+            self._hold(running, "its cursor is gone")
+
+    def _from_rings(self, running: RunningRouter, asked: Read) -> SourcePage | None:
+        """A page, if the rings hold its first record."""
+        followed, tail = self._reader.followed, self._reader.tail
+        key = (running.view.source.topic_id, asked.partition)
+        cursor = reached = asked.cursor
+        passes = running.passes
+        items: list[Item] = []
+        left, read_bytes = PAGE_RECORDS, 0
+        for extent in followed.tail(key, cursor + 1):
+            for batch in tail.batches(key, extent, reached + 1):
+                if batch is None:
+                    followed.forget_tail(key)
+                    break
+                first, arrival_ms, decoded = batch
+                for offset, record in enumerate(decoded, first):
+                    if offset <= reached:
+                        continue
+                    if offset > reached + 1 or not left or read_bytes >= self._page_bytes:
+                        break
+                    reached = offset
+                    left -= 1
+                    read_bytes += bytes_of(record)
+                    if passes(record):
+                        ts_ms = arrival_ms if record.ts is None else record.ts
+                        items.append((offset, ts_ms, record))
+                else:
+                    continue
+                break
+            else:
+                continue
+            break
+        if reached == cursor:
+            return None
+        return SourcePage(items, cursor, reached, 0, read_bytes)
+
+    async def _from_store(self, running: RunningRouter, asked: Read) -> None:
+        """Reads a page that the rings do not hold, and takes it."""
+        lane = running.plan.lanes[asked.partition]
+        key = (running.view.source.topic_id, asked.partition)
+        async with self._pages:
+            try:
+                page = await self._reader.page(
+                    key, asked.cursor, await self._reader.head(key),
+                    limit=STORED_PAGE_RECORDS, bytes_max=self._page_bytes, passes=running.passes,
+                )  # fmt: skip
+            except _CANNOT_READ as error:
+                lane.unread()
+                self._hold(running, f"its source cannot be read after offset {asked.cursor}"
+                                    f" of partition {asked.partition}: {error}")  # fmt: skip
+                return
+            tombstone = page.tombstone
+            if tombstone is not None and tombstone.reason == QUARANTINED:
+                lane.unread()
+                self._hold(
+                    running,
+                    f"offsets {tombstone.gap_from} to {tombstone.gap_to} of partition"
+                    f" {asked.partition} are in quarantine; see `headgate quarantine`",
+                )
+                return
+            start, skipped = max(asked.cursor, page.earliest_seq - 1), 0
+            if tombstone is not None:
+                start = max(start, tombstone.gap_to)
+                if tombstone.reason in _LOSSES:
+                    skipped = tombstone.gap_to - asked.cursor
+            if page.reached == asked.cursor:
+                lane.unread()
+                self._hold(running, f"nothing can be read after offset {asked.cursor} of partition"
+                                    f" {asked.partition} yet")  # fmt: skip
+                return
+            self._take_page(
+                running, asked.partition,
+                SourcePage(page.items, min(start, page.reached), page.reached, skipped, 0),
+            )  # fmt: skip
+        self._wake(running)
+
+    def _take_page(self, running: RunningRouter, partition: int, page: SourcePage) -> None:
+        """Appends the frame of a page; of its first records, if the destination takes no more."""
+        plan, view = running.plan, running.view
+        lane = plan.lanes[partition]
+        items, start, reached, skipped, _ = page
+        if not items:
+            lane.passed(reached, reached - start, skipped)
+            plan.release()
+            return
+        step = lane.frame(partition, reached)
+        if step is None:
+            return
+        if plan.paused or plan.stopped or self._closed:
+            lane.unread()
+            return
+        if not self._outbox.knows(view.dest):
+            lane.unread()
+            if not running.learning:
+                running.learning = True
+                self._start(self._learn(running))
+            self._hold(running, "")
+            return
+        while True:
+            parts = parts_of(items, view.dest.topic_id, view.dest.config.partitions, partition)
+            advance = Advance(view.router.cursor_id, partition, step.expected, reached, True)
+            self._tickets += 1
+            settled = partial(self._settled, running, partition, self._tickets)
+            try:
+                self._outbox.append(view.dest, parts, advance, settled)
+            except RingShareUsed as error:
+                lane.unread(error.needed_bytes)
+                self._starved.add(view.source.topic_id)
+                return
+            except (DestinationFull, FrameTooLong) as error:
+                if len(items) == 1:
+                    lane.unread()
+                    self._hold(running, str(error))
+                    return
+                items = items[: len(items) // 2]
+                reached = items[-1][0]
+                continue
+            break
+        counts = Counts(len(items), reached - start - len(items), skipped)
+        lane.appended(self._tickets, step._replace(next=reached), counts)
+        plan.release()
+
+    async def _learn(self, running: RunningRouter) -> None:
+        try:
+            await self._outbox.learn(running.view.dest)
+        except LedgerError as error:
+            self._hold(running, f"how full its destination is cannot be read: {error}")
+        else:
+            running.plan.release()
+            self._wake(running)
+        finally:
+            running.learning = False
+
+    def _settled(self, running: RunningRouter, partition: int, ticket: int, stored: bool) -> None:
+        running.plan.resolved(partition, ticket, stored=stored)
+        self._wake(running)
+        self._wake_starved()
+
+    def _hold(self, running: RunningRouter, reason: str) -> None:
+        if reason and reason != running.plan.held:
+            log.info("router %s waits: %s", running.view.router.name, reason)
+        running.plan.hold(reason, self._now_ns())
+
+    def _wake(self, running: RunningRouter) -> None:
+        self._dirty([(running.view.source.topic_id, Kind.ROUTE)], self._now_ns())
+
+    def _wake_starved(self) -> None:
+        if self._starved and self._outbox.room_bytes():
+            starved, self._starved = self._starved, set()
+            self._dirty([(topic_id, Kind.ROUTE) for topic_id in starved], self._now_ns())
+
+    # The flush of cursors (delivery/cursors/flush.py)
+
+    def moves(self, limit: int) -> Sequence[CursorMove]:
+        """Moves over what no frame carries."""
+        found: list[CursorMove] = []
+        for router_id in list(self._running):
+            running = self._running[router_id]
+            if len(found) + len(running.plan.lanes) > limit:
+                break
+            self._running[router_id] = self._running.pop(router_id)  # the last one next time
+            cursor_id = running.view.router.cursor_id
+            for step in running.plan.flushes():
+                found.append(CursorMove(cursor_id, step.partition, step.expected, step.next))
+                self._flushing[cursor_id, step.partition] = running
+        return found
+
+    def flushed(self, move: CursorMove, *, moved: bool) -> None:
+        """The outcome of one of ``moves``."""
+        running = self._flushing.pop((move.cursor_id, move.partition))
+        running.plan.flushed(move.partition, moved=moved)
+        self._wake(running)
+
+    # Tasks
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("routers cannot continue in this process, which ends",
+                         exc_info=task.exception())  # fmt: skip
+            self._ended()
