@@ -255,10 +255,13 @@ class Connection(Receiver, asyncio.Protocol):
 
     def check(self, now_ns: int) -> None:
         """Ends what has taken too long. Called by the server once per check period."""
-        limits = self.server.limits
         stream = self.stream
-        if stream is not None and not (stream.writable or stream.closed) and stream.has_moved():
-            self._since_ns = now_ns
+        if stream is not None:
+            if stream.writable:
+                return  # ten thousand idle streams must not cost anything
+            if not stream.closed and stream.has_moved():
+                self._since_ns = now_ns
+        limits = self.server.limits
         what = overdue(self._waiting(), now_ns, limits)
         if what is Overdue.NOTHING or self._phase == CLOSED:
             return
