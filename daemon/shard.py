@@ -291,6 +291,7 @@ class Shard:
         words[base + at.S_CPU_NS] = process_cpu_ns()
         words[base + at.S_SEEN] = self._feed.seen
         words[base + at.S_CONNECTIONS] = self._server.connections
+        words[base + at.S_STREAMS] = len(self._server.streams)
         self.segment.follow_epoch(self.shard)
         self._after.tick()
         words[base + at.S_OWNS] = len(self._routers)

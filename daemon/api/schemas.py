@@ -524,7 +524,8 @@ class ShardStatus(Struct, frozen=True):
     heartbeat_age_ms: Annotated[int | None, Meta(description="null before the first one")]
     ring_bytes: int
     ring_used_bytes: int
-    connections: int
+    connections: Annotated[int, Meta(description="without streams")]
+    streams: int
     requests_acked: int
     records_acked: int
     bytes_acked: Annotated[int, Meta(description="of bodies as they were received")]

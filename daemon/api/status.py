@@ -122,6 +122,7 @@ class StatusBuilder:
             ring_bytes=self._layout.ring_bytes,
             ring_used_bytes=head - self._shard_word(shard, at.S_COMMITTED),
             connections=self._shard_word(shard, at.S_CONNECTIONS),
+            streams=self._shard_word(shard, at.S_STREAMS),
             requests_acked=self._shard_word(shard, at.S_REQUESTS_ACKED),
             records_acked=self._shard_word(shard, at.S_RECORDS_ACKED),
             bytes_acked=self._shard_word(shard, at.S_BYTES_ACKED),

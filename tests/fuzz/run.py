@@ -176,7 +176,7 @@ class _Hunt:
         """Looks at the daemon when all connections are closed."""
         daemon = self.daemon
         wait_until(
-            lambda: sum(shard["connections"] for shard in daemon.status()["shards"]) <= 1,
+            lambda: sum(s["connections"] + s["streams"] for s in daemon.status()["shards"]) <= 1,
             "the fuzzer's connections to be gone",
         )
         if self.report.memory_bytes_max > self.report.memory_bytes_bound:

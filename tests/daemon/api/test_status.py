@@ -104,6 +104,8 @@ def test_a_shards_row_says_how_it_is(daemon: Daemon) -> None:
     daemon.store(2, at.S_HEARTBEAT_NS, NOW_NS - 250_000_000)
     daemon.store(2, at.S_CPU, 7)
     daemon.store(2, at.S_RESTARTS, 3)
+    daemon.store(2, at.S_CONNECTIONS, 40)
+    daemon.store(2, at.S_STREAMS, 50)
     daemon.store(3, at.S_PID, 0)
     shards = daemon.document()["shards"]
     assert [shard["shard"] for shard in shards] == [0, 1, 2, 3]
@@ -111,6 +113,7 @@ def test_a_shards_row_says_how_it_is(daemon: Daemon) -> None:
     row = shards[2]
     assert (row["ring_used_bytes"], row["ring_bytes"]) == (2000, 4096)
     assert (row["heartbeat_age_ms"], row["cpu"], row["restarts"]) == (250, 7, 3)
+    assert (row["connections"], row["streams"]) == (40, 50)
     assert shards[1]["heartbeat_age_ms"] is None
 
 
