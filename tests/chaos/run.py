@@ -23,7 +23,7 @@ import psutil
 from msgspec import Struct
 
 from shards.clock import monotonic_ns, wall_ms
-from tests.chaos import history, plan
+from tests.chaos import history, plan, routers
 from tests.chaos.checker import check
 from tests.chaos.clients import Client, Numbers, Producer, Reader, Rereader, read_whole
 from tests.chaos.history import Capped, Did, History, Place
@@ -40,7 +40,8 @@ SPEC = (
 )
 CAPPED: Place = ("short", 0)
 CAP_RECORDS = 50
-PLACES: list[Place] = [("orders", 0), *CLICKS, CAPPED]
+PLACES: list[Place] = [("orders", 0), *CLICKS, CAPPED, ("news", 0)]
+ALL_PLACES = [*PLACES, *routers.COPIES]
 SETTINGS: dict[str, object] = {"gc_grace_ms": 0, "retention_interval_ms": 500}
 FIRST_RECORDS = 200  # of each partition before the first compaction
 START_TRIES = 60  # a collection without a daemon has the directory until its end
@@ -220,7 +221,7 @@ def run(options: Options) -> Report:
 def _live(options: Options, world: World, written: History) -> Report:
     world.start()
     assert world.daemon is not None
-    partitions = {topic: 1 + max(p for t, p in PLACES if t == topic) for topic, _ in PLACES}
+    partitions = {topic: 1 + max(p for t, p in ALL_PLACES if t == topic) for topic, _ in ALL_PLACES}
     topic_ids: dict[str, int] = {}
     for topic, count in partitions.items():
         wanted: dict[str, object] = {"partitions": count}
@@ -236,8 +237,11 @@ def _live(options: Options, world: World, written: History) -> Report:
                  pause_s=options.pause_s)
         for number in range(options.producers)
     ]  # fmt: skip
-    readers = [Reader(place, world.port, written) for place in PLACES]
-    rereaders = [Rereader(place, world.port, written) for place in PLACES]
+    for routed in routers.ROUTERS.values():
+        written.add(routed)
+    routers.create(world.daemon)
+    readers = [Reader(place, world.port, written) for place in ALL_PLACES]
+    rereaders = [Rereader(place, world.port, written) for place in ALL_PLACES]
     watchers = [Watcher(wanted, world.port, written, topic_ids, options.seed) for wanted in WANTED]
     keeper = world.keeper
     with _running([*producers, *readers, *rereaders, *watchers]):
@@ -250,11 +254,10 @@ def _live(options: Options, world: World, written: History) -> Report:
                 _stop([keeper], KEEPER_HANG_S)
         # Producers with keys go on until the answer; the others read what is outstanding.
         _stop(producers)
-        _stop(readers)
-        _stop(rereaders)
+        routers.wait_until_copied(world.port)
         wait_until_seen(watchers, world.port)
-        _stop(watchers)
-    for place in PLACES:
+        _stop([*watchers, *readers, *rereaders])
+    for place in ALL_PLACES:
         for page in read_whole(world.port, place, "hot"):
             written.add(page)
     world.calm()
@@ -262,7 +265,7 @@ def _live(options: Options, world: World, written: History) -> Report:
     if keeper is not None:
         keeper.once()
         world.restart()  # and no cache has what is in the lake now
-    for place in PLACES:
+    for place in ALL_PLACES:
         for page in read_whole(world.port, place, COLD):
             written.add(page)
     world.end()

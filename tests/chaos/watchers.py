@@ -59,11 +59,14 @@ WANTED = [
     Wanted("watcher of a topic", CLICKS),
     Wanted("watcher of tags", CLICKS, {"tag": "tag-1-?", "node": "producer-*"}),
     Wanted("watcher of keys", (("orders", 0),), {"key": "key-3"}, Form.NDJSON),
+    Wanted("watcher of topics", (("orders", 0), *CLICKS, ("short", 0)), form=Form.NDJSON),
     Wanted("watcher of a capped topic", (("short", 0),)),
     Wanted("watcher of batches", CLICKS, form=Form.MSGPACK),
     Wanted("watcher of nodes", CLICKS, {"node": "producer-?"}, Form.MSGPACK),
     Wanted("watcher of the tail", CLICKS[:1], tail=True),
+    Wanted("watcher of copies", (("copies", 0), ("copies", 1))),
     Wanted("slow watcher", CLICKS[1:2], slow=True),
+    Wanted("slow watcher of a lossy topic", (("news", 0),), slow=True),
 ]
 
 
@@ -98,12 +101,23 @@ class Watcher(Client):
             self.stopping.wait(RETRY_S)
 
     def _ask_path(self) -> str:
+        """The path of the stream: of one topic by its query, of several by a token."""
         wanted = self.wanted
-        query: dict[str, object] = dict(wanted.filters)
-        query |= {"tail": "true"} if wanted.tail else {"from_seq": 0}
-        if len(wanted.places) == 1:
-            query["partition"] = wanted.places[0][1]
-        return f"/v0/topics/{wanted.places[0][0]}/watch?{urlencode(query)}"
+        topics = {topic for topic, _ in wanted.places}
+        if len(topics) == 1:
+            query: dict[str, object] = dict(wanted.filters)
+            query |= {"tail": "true"} if wanted.tail else {"from_seq": 0}
+            if len(wanted.places) == 1:
+                query["partition"] = wanted.places[0][1]
+            return f"/v0/topics/{topics.pop()}/watch?{urlencode(query)}"
+        start: dict[str, object] = {"tail": True} if wanted.tail else {"from_seq": 0}
+        asked = [
+            {"topic": topic, "partition": partition, **start} for topic, partition in wanted.places
+        ]
+        answer = ask(self._port(), "POST", "/v0/watch", {"topics": asked, **wanted.filters})
+        if answer is None:
+            raise ConnectionError
+        return str(answer["stream_url"])
 
     def _follow(self) -> None:
         """Takes from one connection until it ends."""
