@@ -64,6 +64,7 @@ class Format(ABC):
     """How a stream's events become bytes. Any two results may be joined."""
 
     content_type: str
+    forwards: bool = False  # has ``batch``
 
     def opening(self) -> bytes:
         """The first bytes of a stream; may be empty."""
@@ -72,6 +73,14 @@ class Format(ABC):
     @abstractmethod
     def records(self, items: Iterable[Item], origin: Origin, coalesced: bool = False) -> bytes:
         """Records, each an event of its own, or ``coalesced`` in one."""
+
+    def batch(
+        self, origin: Origin, first_seq: int, count: int, skip: int, codec: int, arrival_ms: int,
+        payload: bytes,
+    ) -> bytes:  # fmt: skip
+        """A batch as it is stored (docs/l0-format.md): ``count`` records, whose offsets begin at
+        ``first_seq``. The watcher already has the first ``skip`` of them."""
+        raise NotImplementedError(f"{self.content_type} has no batches")
 
     @abstractmethod
     def event(self, name: str, fields: Struct) -> bytes:
@@ -162,6 +171,7 @@ class _Maps(Format):
     is JSON text, and bytes are bytes."""
 
     content_type = "application/msgpack"
+    forwards = True
 
     def records(self, items: Iterable[Item], origin: Origin, coalesced: bool = False) -> bytes:
         records = [_record_map(*item) for item in items]
@@ -181,8 +191,6 @@ class _Maps(Format):
         self, origin: Origin, first_seq: int, count: int, skip: int, codec: int, arrival_ms: int,
         payload: bytes,
     ) -> bytes:  # fmt: skip
-        """A batch as it is stored (docs/l0-format.md): ``count`` records, whose offsets begin at
-        ``first_seq``. The watcher already has the first ``skip`` of them."""
         return _msgpack.encode(
             {
                 "event": events.BATCH,

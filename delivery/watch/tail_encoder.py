@@ -70,17 +70,52 @@ class TailEncoder:
         known = self._cache.get(asked)
         if known is not None:
             return known
-        items = self._items(key, cursor)
-        if not items:
+        origin = shape.origin(key, topic)
+        if shape.format.forwards and not shape.filter:
+            data, reached = self._forwarded(key, cursor, shape.format, origin)
+        else:
+            data, reached = self._encoded(key, cursor, shape, origin, coalesced)
+        if reached == cursor:
             return None
-        reached = items[-1][0]
-        kept = [item for item in items if shape.filter.matches(item[2])] if shape.filter else items
-        data = shape.format.records(kept, shape.origin(key, topic), coalesced and len(kept) > 1)
         if data and shape.with_position:
             data += shape.format.position(format_position({key: reached}))
         encoded = Encoded(chunk(data) if data else b"", reached)
         self._cache.keep(asked, encoded)
         return encoded
+
+    def _encoded(
+        self, key: Key, cursor: int, shape: Shape, origin: Origin, coalesced: bool
+    ) -> tuple[bytes, int]:
+        items = self._items(key, cursor)
+        if not items:
+            return b"", cursor
+        kept = [item for item in items if shape.filter.matches(item[2])] if shape.filter else items
+        return shape.format.records(kept, origin, coalesced and len(kept) > 1), items[-1][0]
+
+    def _forwarded(
+        self, key: Key, cursor: int, format_: Format, origin: Origin
+    ) -> tuple[bytes, int]:
+        """Whole batches as they are stored, undecoded."""
+        pieces: list[bytes] = []
+        left_bytes = WRITE_BYTES_MAX
+        reached = cursor
+        for extent in self._followed.tail(key, cursor + 1):
+            for batch in self._tail.raw_batches(key, extent, cursor + 1):
+                if batch is None:
+                    self._followed.forget_tail(key)
+                    return b"".join(pieces), reached
+                first, head, payload = batch
+                left_bytes -= len(payload)
+                if pieces and left_bytes < 0:
+                    return b"".join(pieces), reached
+                skip = max(0, reached + 1 - first)
+                pieces.append(
+                    format_.batch(
+                        origin, first, head.record_count, skip, head.codec, head.arrival_ms, payload
+                    )
+                )
+                reached = first + head.record_count - 1
+        return b"".join(pieces), reached
 
     def _items(self, key: Key, cursor: int) -> list[Item]:
         """The records after a cursor that one write may have."""

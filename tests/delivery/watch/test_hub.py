@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from delivery.filters import Filter
 from delivery.watch import hub as hub_module
+from delivery.watch.formats import MSGPACK
 from ledger import topics
 from tests.delivery.node import Node, node_in
 from tests.delivery.test_diff import rec
-from tests.delivery.watch.watching import Client, Watching, watching
-from uploader.l0.records import Record
+from tests.delivery.watch.watching import Client, Watching, unchunked, watching
+from uploader.l0.records import Record, decode
 
 
 @pytest.fixture
@@ -38,6 +41,18 @@ def run(node: Node, test: Callable[[Watching], Awaitable[None]]) -> None:
 def commit(node: Node, *texts: str, partition: int = 0) -> None:
     node.produce(0, {partition: rec(*texts)})
     assert node.commit(0) is not None
+
+
+def maps_of(client: Client) -> list[dict[str, Any]]:
+    """The maps of a msgpack stream, which msgspec decodes as the members of an array."""
+    data = unchunked(client.data)
+    for count in range(1, 100):
+        with contextlib.suppress(msgspec.DecodeError):
+            found: list[dict[str, Any]] = msgspec.msgpack.decode(
+                b"\xdd" + count.to_bytes(4, "big") + data
+            )
+            return found
+    raise AssertionError("the stream is not a sequence of maps")
 
 
 def kinds(client: Client) -> list[str]:
@@ -199,6 +214,46 @@ def test_a_filter_removes_records_and_the_position_goes_on(node: Node) -> None:
         for _ in range(hub_module.TICKS_PER_ROUND):
             made.hub.tick()
         assert client.position == f"{node.topic.topic_id}:0=5"
+
+    run(node, test)
+
+
+def test_a_stream_of_msgpack_forwards_batches_as_they_are_stored(node: Node) -> None:
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 0}, format_=MSGPACK)
+        filtered = made.watch(Client(), {0: 0}, format_=MSGPACK, filter_=Filter(tag="x"))
+        await made.rest()
+        client.stuck = True
+        commit(node, "1", "2", "3")
+        node.produce(1, {0: [Record("4", tag="x", key="k")]})
+        node.commit()
+        made.tell()
+        await made.rest()
+        client.take()
+        await made.rest()
+        maps = [event for event in maps_of(client) if event["event"] == "batch"]
+        assert [(event["first_seq"], event["count"], event["skip"]) for event in maps] == [
+            (1, 3, 0), (4, 1, 0)
+        ]  # fmt: skip
+        decoded = [record for event in maps for record in decode(event["payload"])]
+        assert decoded == [Record("1"), Record("2"), Record("3"), Record("4", tag="x", key="k")]
+        assert [event["event"] for event in maps_of(filtered) if "records" in event] == ["records"]
+
+    run(node, test)
+
+
+def test_a_forwarded_batch_says_how_many_of_its_records_the_watcher_has(node: Node) -> None:
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 0}, format_=MSGPACK)
+        await made.rest()
+        commit(node, "1", "2", "3")
+        made.tell()
+        for watcher in made.hub._watchers:
+            watcher.cursors[node.key()] = 2
+        await made.rest()
+        (batch,) = [event for event in maps_of(client) if event["event"] == "batch"]
+        assert (batch["first_seq"], batch["count"], batch["skip"]) == (1, 3, 2)
+        assert maps_of(client)[-1]["id"] == f"{node.topic.topic_id}:0=3"
 
     run(node, test)
 
