@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from delivery.partitioner import partition_of
-from tests.e2e.daemon import Daemon, wait_until
+from tests.e2e.daemon import HANG_S, Daemon, wait_until
 
 
 def add_router(daemon: Daemon, name: str, source: str, dest: str, **more: Any) -> Any:
@@ -43,7 +49,17 @@ def partitions_of(daemon: Daemon, topic: str) -> list[list[dict[str, Any]]]:
     return [daemon.read_all(topic, each["partition"]) for each in state["partitions"]]
 
 
-def assert_copied(daemon: Daemon, source: str, dest: str, passes: Any = lambda record: True) -> int:
+def everything(_: dict[str, Any]) -> bool:
+    """Passes every record."""
+    return True
+
+
+def assert_copied(
+    daemon: Daemon,
+    source: str,
+    dest: str,
+    passes: Callable[[dict[str, Any]], bool] = everything,
+) -> int:
     """The destination has exactly the filtered source, in order; returns how many records.
 
     The destination has one source, and records of different partitions of it differ in content.
@@ -68,3 +84,67 @@ def goes_to(record: dict[str, Any], partition: int, partitions: int) -> int:
     """The partition of a copy."""
     key = record.get("key")
     return partition % partitions if key is None else partition_of(key, partitions)
+
+
+class Feeder(threading.Thread):
+    """Produces records with tags and keys to a topic until it is told to stop.
+
+    What became of a request whose connection broke is not known; comparing a destination with its
+    source needs no answer to that.
+    """
+
+    def __init__(self, daemon: Daemon, topic: str, number: int) -> None:
+        super().__init__(name=f"feeder {number}")
+        self.from_daemon = daemon
+        self.topic = topic
+        self.number = number
+        self.acknowledged = 0
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        """Sends a request at a time."""
+        for batch in itertools.count():
+            if self.stopping.is_set():
+                return
+            records = [self._record(batch, n) for n in range(1 + batch % 4)]
+            body = json.dumps({"records": records}).encode()
+            connection = http.client.HTTPConnection(
+                "127.0.0.1", self.from_daemon.port, timeout=HANG_S
+            )
+            with (
+                contextlib.closing(connection),
+                contextlib.suppress(OSError, http.client.HTTPException),
+            ):
+                connection.request(
+                    "POST", f"/v0/topics/{self.topic}", body, {"content-type": "application/json"}
+                )
+                if connection.getresponse().status == 200:
+                    self.acknowledged += 1
+            self.stopping.wait(0.002)
+
+    def _record(self, batch: int, n: int) -> dict[str, Any]:
+        key = {} if batch % 3 == 0 else {"key": f"k{batch % 5}"}
+        return {"data": [self.number, batch, n], "tag": f"t{(batch + n) % 4}", **key}
+
+
+@contextlib.contextmanager
+def feeding(daemon: Daemon, *topics: str) -> Iterator[Callable[[int], None]]:
+    """A feeder for each topic; the result waits until as many more requests are acknowledged."""
+    feeders = [Feeder(daemon, topic, number) for number, topic in enumerate(topics)]
+    for feeder in feeders:
+        feeder.start()
+
+    def wait_more(count: int) -> None:
+        goals = [feeder.acknowledged + count for feeder in feeders]
+        wait_until(
+            lambda: all(f.acknowledged >= goal for f, goal in zip(feeders, goals, strict=True)),
+            f"{count} more acknowledged requests",
+        )
+
+    try:
+        yield wait_more
+    finally:
+        for feeder in feeders:
+            feeder.stopping.set()
+        for feeder in feeders:
+            feeder.join()

@@ -1,0 +1,137 @@
+"""Routers copy exactly once, whatever is killed, and after a recovery from the store alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shards.clock import monotonic_ns
+from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.processes import alive, shard_pids, stopped
+from tests.e2e.routing import add_router, assert_copied, feeding, router, wait_routed
+from tests.e2e.test_kills import restarts, wait_restarted
+from tests.e2e.test_recovery import log_entries, recovered
+
+ROUTES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "all": ("src", "all", {}),
+    "tagged": ("src", "tagged", {"tag": "t[01]"}),
+    "some": ("src", "some", {"tag": "t1"}),
+    "keyed": ("all", "keyed", {"key": "k?"}),
+    "none": ("src", "none", {"tag": "nothing"}),
+}
+
+
+def passes(filters: dict[str, Any]) -> Any:
+    def look(record: dict[str, Any]) -> bool:
+        if "key" in filters:
+            return record.get("key") is not None
+        return not filters or filters["tag"] == record["tag"]
+
+    return look
+
+
+def set_up(daemon: Daemon) -> None:
+    for topic, partitions in (("src", 2), ("all", 3), ("tagged", 1), ("some", 2), ("keyed", 1),
+                              ("none", 1)):  # fmt: skip
+        assert daemon.json("PUT", f"/v0/topics/{topic}", {"partitions": partitions}).status == 201
+    for name, (source, dest, filters) in ROUTES.items():
+        add_router(daemon, name, source, dest, filter=filters)
+
+
+def check(daemon: Daemon) -> int:
+    """Every destination has exactly the filtered source, in order; the records of the source."""
+    for name in ROUTES:
+        wait_routed(daemon, name)
+    wait_routed(daemon, "keyed")  # again, because the records of "all" came last
+    counts = {
+        name: assert_copied(daemon, source, dest, passes(filters))
+        for name, (source, dest, filters) in ROUTES.items()
+    }
+    assert counts["some"] > 0 and counts["keyed"] > 0 and counts["none"] == 0
+    return counts["all"]
+
+
+@pytest.mark.slow
+def test_shards_that_are_killed_one_after_the_other_double_and_lose_no_copy(data: Path) -> None:
+    with running(data, shards=3) as daemon:
+        set_up(daemon)
+        with feeding(daemon, "src", "src", "src") as wait_more:
+            for shard in (0, 1, 2, 2, 1, 0, 1):
+                wait_more(15)
+                before = restarts(daemon, shard)
+                os.kill(shard_pids(daemon)[shard], signal.SIGKILL)
+                wait_restarted(daemon, shard, before)
+            wait_more(15)
+        assert check(daemon) > 300
+
+
+@pytest.mark.slow
+def test_an_owner_that_is_stopped_is_killed_and_its_successor_continues(data: Path) -> None:
+    with running(data, shards=2) as daemon:
+        set_up(daemon)
+        owner = router(daemon, "all")["router_id"] % 2
+        with feeding(daemon, "src") as wait_more:
+            wait_more(10)
+        pid = shard_pids(daemon)[owner]
+        before = restarts(daemon, owner)
+        with stopped(pid):
+            wait_until(lambda: not alive(pid), "the supervisor to kill the owner")
+        wait_restarted(daemon, owner, before)
+        with feeding(daemon, "src") as wait_more:
+            wait_more(10)
+        check(daemon)
+
+
+@pytest.mark.slow
+def test_a_downtime_of_any_length_doubles_and_loses_no_copy(data: Path) -> None:
+    """No window makes copies exact: that of idempotency keys is over before each start."""
+    settings = {"dedupe_window_ms": 1_000}
+    for round_ in range(4):
+        with running(data, shards=1 + round_ % 2, settings=settings) as daemon:
+            if not round_:
+                set_up(daemon)
+            with feeding(daemon, "src", "src") as wait_more:
+                wait_more(30)
+                if round_ < 3:
+                    daemon.kill_everything()
+            if round_ == 3:
+                check(daemon)
+        wait_until(partial(is_after, monotonic_ns() + 1_100_000_000), "the window to be over")
+
+
+def is_after(end_ns: int) -> bool:
+    return monotonic_ns() > end_ns
+
+
+def has_entries_after(options: dict[str, Any], count: int) -> bool:
+    return len(log_entries(options)) > count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_after_a_recovery_from_the_store_alone_the_copies_are_exact(
+    data: Path, tmp_path: Path, rounds: int
+) -> None:
+    options: dict[str, Any] = {"store": f"file://{tmp_path}/store"}
+    for round_ in range(rounds):
+        with running(data, shards=2, **options) as daemon:
+            if not round_:
+                set_up(daemon)
+            with feeding(daemon, "src", "src") as wait_more:
+                seen = len(log_entries(options))
+                wait_until(partial(has_entries_after, options, seen + 1), "an entry")
+                wait_more(40)  # not listed, when everything dies
+                daemon.kill_everything()
+        shutil.rmtree(data)
+        report = recovered(data, options)
+        assert report.sound and report.objects_listed and report.objects_taken
+    with running(data, shards=1, **options) as daemon:
+        with feeding(daemon, "src") as wait_more:
+            wait_more(10)
+        assert check(daemon) > 100
