@@ -15,6 +15,7 @@ COMMANDS = {
     "status": "Show the state of the daemon, its store and its shards.",
     "groups": "Draw the upload groups as a tree.",
     "topics": "List, show, create, alter, trim and delete topics.",
+    "routers": "List, show, create, delete, pause and resume routers.",
     "produce": "Send records to a topic and wait until they are durable.",
     "read": "Print the records of a topic as NDJSON.",
     "watch": "Print the records of topics as they are committed, as NDJSON.",
