@@ -72,7 +72,7 @@ class DiffReader:
             return await self._from_the_start(topic_id, asked, asked.topic_id)
         key = (topic_id, asked.partition)
         self._partitions.follow(key)
-        cursor, head = await self._cursor(key, asked)
+        cursor, head, waited = await self._cursor(key, asked)
         page = await self._partitions.page(
             key,
             cursor,
@@ -80,6 +80,7 @@ class DiffReader:
             limit=asked.limit,
             bytes_max=asked.max_bytes,
             passes=partial(_passes, asked),
+            is_new=waited,
         )
         return DiffAnswer(
             records=[diff_record(*item) for item in page.items],
@@ -108,8 +109,9 @@ class DiffReader:
             tombstone=told,
         )  # fmt: skip
 
-    async def _cursor(self, key: Key, asked: DiffRequest) -> tuple[int, int]:
-        """(cursor to answer from, head), after the wait for a record after the cursor."""
+    async def _cursor(self, key: Key, asked: DiffRequest) -> tuple[int, int, bool]:
+        """(cursor to answer from, head), after the wait for a record after the cursor, and whether
+        there was a wait."""
         head = await self._partitions.head(key)
         from_ts = None if asked.from_ts is UNSET else asked.from_ts
         if asked.tail:
@@ -125,13 +127,14 @@ class DiffReader:
                 head = max(head, await self._partitions.ledger_head(key))
                 if cursor > head:
                     raise OffsetPastEnd(cursor, head)
-        if cursor >= head and asked.wait_ms:
+        waits = cursor >= head and asked.wait_ms > 0
+        if waits:
             await self.waiters.wait(key, asked.wait_ms / 1000)
             head = max(head, await self._partitions.head(key))
             if from_ts is not None:
                 cursor = await self._partitions.before(key, cursor + 1, from_ts)
                 head = max(await self._partitions.head(key), cursor)
-        return cursor, head
+        return cursor, head, waits
 
 
 def _passes(asked: DiffRequest, record: Record) -> bool:

@@ -49,7 +49,8 @@ class RecordPage(Struct, frozen=True):
 
 
 class PartitionReader:
-    """The reads of one shard. ``version`` changes with each eviction and trim (readable.py)."""
+    """The reads of one shard. ``version`` of a topic id changes with each of its evictions and
+    trims (readable.py)."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class PartitionReader:
         tail: TailReader,
         ledger: LedgerThread,
         stored: StoredReader,
-        version: Callable[[], int],
+        version: Callable[[int], int],
     ) -> None:
         self.followed = followed
         self.tail = tail
@@ -93,11 +94,13 @@ class PartitionReader:
         limit: int,
         bytes_max: int,
         passes: Callable[[Record], bool],
+        is_new: bool = False,
     ) -> RecordPage:
         """The records after ``cursor`` that pass, at most ``limit`` and ``bytes_max``; one larger
-        record comes alone."""
+        record comes alone. ``is_new``: the cursor was at the head, so evictions that this shard
+        has not seen yet do not matter."""
         for _ in range(OVERTAKEN_MAX):
-            readable = await self._ranges.of(key)
+            readable = await (self._ranges.before(key) if is_new else self._ranges.of(key))
             from_seq, tombstone = readable.enter(cursor)
             if tombstone is not None and tombstone.reason == QUARANTINED:
                 # This shard is not told when quarantined records come back.
@@ -112,6 +115,7 @@ class PartitionReader:
                     reached = await self._gather(key, from_seq, limit, bytes_max, passes, found)
                 except Overtaken:
                     await self._ranges.again(key)
+                    is_new = False
                     continue
                 head = max(head, reached)
             return RecordPage(found, reached, head, readable.earliest_seq, tombstone)

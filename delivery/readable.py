@@ -12,9 +12,10 @@ A *tombstone* tells a reader once what it misses:
   continues after it.
 - If the cursor is before a gap or in it: the whole gap.
 
-A range is kept until a shared word changes that every eviction and trim changes, so reading the
-tail takes no question to the ledger. The word may be late, and a quarantine does not change it: a
-reader that finds records missing asks the ledger again.
+A range is kept until a shared word changes that every eviction and trim of the topic changes (and
+of topics with the same hash). So reading the tail takes no question to the ledger. The word may be
+late, and a quarantine does not change it: a reader that finds records missing asks the ledger
+again. A reader that has waited at the head does not ask at all: what it reads is new.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def readable_of(view: tuple[PartitionState, list[Gap]] | None) -> ReadableRange:
 class ReadableRanges:
     """The ranges of the partitions that were read last, as of the last eviction."""
 
-    def __init__(self, ledger: LedgerThread, version: Callable[[], int]) -> None:
+    def __init__(self, ledger: LedgerThread, version: Callable[[int], int]) -> None:
         self._ledger = ledger
         self._version = version
         self._kept: LruCache[Key, tuple[int, ReadableRange]] = LruCache(KEPT_MAX)
@@ -82,17 +83,23 @@ class ReadableRanges:
     def known(self, key: Key) -> ReadableRange | None:
         """The range as it is kept, or None if it may have changed since."""
         kept = self._kept.get(key)
-        return kept[1] if kept is not None and kept[0] == self._version() else None
+        return kept[1] if kept is not None and kept[0] == self._version(key[0]) else None
 
     async def of(self, key: Key) -> ReadableRange:
         """A partition's range; asks the ledger if it is not known."""
         return self.known(key) or await self.again(key)
 
+    async def before(self, key: Key) -> ReadableRange:
+        """A partition's range as it is kept, even if it may have changed since: for a reader whose
+        records are newer than the changes."""
+        kept = self._kept.get(key)
+        return kept[1] if kept is not None else await self.again(key)
+
     async def again(self, key: Key) -> ReadableRange:
         """The range as the ledger has it now."""
         # Read before the question: what changes meanwhile is asked again.
-        version = self._version()
         topic_id, partition = key
+        version = self._version(topic_id)
         view = await self._ledger.read(reads.partition_view, topic_id, partition)
         readable = readable_of(view)
         self._kept.keep(key, (version, readable))

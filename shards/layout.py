@@ -30,6 +30,7 @@ shard: committed       the holder of the lease that starts there; for voids, whe
 shard: pulled          the holder of the lock of the shard's group
 shard: heartbeat,      that shard
 counters, cpu, seen
+shard: latencies       that shard
 shard: lease counter,  that shard
 epoch, owns
 shard: pid, restarts   supervisor
@@ -79,14 +80,16 @@ G_ENTRY_NUMBER = G_OWNED_SENT_NS + 2
 G_OWNED_CLOCKS_NS = G_OWNED_SENT_NS + 3  # at that sending (uploader/ownership/ownership.py)
 # Since the boot: an accepted entry covers the ledger as it was then.
 G_BACKED_UP_NS = G_OWNED_SENT_NS + 4
-G_EVICTED = 9 * LINE_WORDS  # the version of topics after the last eviction or trim
+G_COMMITS_RESERVED = 9 * LINE_WORDS  # of the commit log's bytes (shards/commitlog.py)
 G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
 G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
 G_RECORDS_EVICTED = G_CLOCK_STOPPED + 2
 G_AGE_OFFSET_MS = G_CLOCK_STOPPED + 3  # age time less the time since the boot (ledger/ages.py)
 G_GATE = 11 * LINE_WORDS  # why new requests are refused (daemon/intake/gate.py); 0: they are not
-G_COMMITS_RESERVED = 12 * LINE_WORDS  # of the commit log's bytes (shards/commitlog.py)
-GLOBAL_WORDS = 13 * LINE_WORDS
+# The version of topics after the last eviction or trim of any topic with this hash.
+G_EVICTED = 12 * LINE_WORDS
+EVICTED_WORDS = 1_024  # a round that evicts from ten topics concerns readers of one topic in 100
+GLOBAL_WORDS = G_EVICTED + EVICTED_WORDS
 
 # Lines of a shard.
 S_RESERVED = 0 * LINE_WORDS
@@ -181,7 +184,15 @@ C_LENGTH = 2
 C_PUBLISHED_NS = 3
 SLOT_WORDS = 1 * LINE_WORDS
 
+# The latency histogram of a shard (shards/latency.py).
+LATENCY_BUCKETS = 4 * LINE_WORDS
+
 SHARDS_MAX = 512  # a lease must fit its sources; the largest machines have that many threads
+
+
+def evicted(topic_id: int) -> int:
+    """Index of the word that tells of evictions and trims of a topic, and of some others."""
+    return G_EVICTED + topic_id % EVICTED_WORDS
 
 
 def _lines(words: int) -> int:
@@ -244,9 +255,13 @@ class Layout(Struct, frozen=True):
         """Index of the first word of a router's row."""
         return self.alarm(self.shards + 1, 0) + slot * ROUTER_WORDS
 
+    def latency(self, shard: int) -> int:
+        """Index of the first word of a shard's latency histogram."""
+        return self.router(ROUTER_SLOTS) + shard * LATENCY_BUCKETS
+
     def commit_slot(self, number: int) -> int:
         """Index of the first word of the slot of commit ``number``."""
-        return self.router(ROUTER_SLOTS) + (number % self.commit_slots) * SLOT_WORDS
+        return self.latency(self.shards) + (number % self.commit_slots) * SLOT_WORDS
 
     @property
     def words(self) -> int:

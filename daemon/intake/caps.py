@@ -208,14 +208,14 @@ class CapTrackers:
         tracker.topic = topic  # its settings may have changed
         return tracker
 
-    def evicted(self) -> int:
-        """A number that each eviction and trim changes. So does a shard's death, since a shard
-        may die between a trim and the word that tells of it."""
-        return int(self._words[at.G_EVICTED]) + int(self._words[at.G_DEATHS])
+    def evicted(self, topic_id: int) -> int:
+        """A number that each eviction and trim of a topic changes. So does a shard's death, since
+        a shard may die between a trim and the word that tells of it."""
+        return int(self._words[at.evicted(topic_id)]) + int(self._words[at.G_DEATHS])
 
     def is_stale(self, tracker: CapTracker) -> bool:
         """Whether the tracker is from before an eviction, or was never loaded."""
-        return tracker.version != self.evicted()
+        return tracker.version != self.evicted(tracker.topic.topic_id)
 
     def committed(self, commit: Commit) -> None:
         """Takes a commit from the log, in order."""

@@ -9,7 +9,7 @@ Calls that read or change the ledger block, so they run in the shard's ledger th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
@@ -116,7 +116,7 @@ class TopicCache:
     async def load_tracker(self, tracker: CapTracker, now_ns: int) -> None:
         """Loads what the ledger holds now into a tracker. Raises LedgerError."""
         topic_id = tracker.topic.topic_id
-        version = self.trackers.evicted()
+        version = self.trackers.evicted(topic_id)
         tracker.begin_load()
         try:
             number, states = await self._ledger.read(reads.heads, [topic_id])
@@ -175,9 +175,7 @@ class TopicCache:
     async def trim(self, name: str, partition: int, before_seq: int) -> PartitionState:
         """Raises a partition's first offset. Raises ApiError."""
         try:
-            return await self._evicting(
-                lambda ledger: retention.trim(ledger, name, partition, before_seq)
-            )
+            return await self._ledger.run(lambda: self._trim(name, partition, before_seq))
         except TopicMissing as error:
             raise unknown_topic(name) from error
         except PartitionMissing as error:
@@ -194,23 +192,28 @@ class TopicCache:
         return await self._ledger.read(reads.partition_states, topic_id)
 
     async def _change(self, change: Callable[[Ledger], T]) -> T:
-        return await self._telling(at.G_TOPICS, change)
-
-    async def _evicting(self, change: Callable[[Ledger], T]) -> T:
-        """A change of the first offsets of partitions, and of nothing else about topics."""
-        return await self._telling(at.G_EVICTED, change)
-
-    async def _telling(self, word: int, change: Callable[[Ledger], T]) -> T:
-        ledger = self._ledger.ledger
-
         def changed() -> T:
-            result = change(ledger)
-            with self._ledger_lock:
-                version = ledger.read(topics.catalog_version)
-                self._words[word] = max(self._words[word], version)
+            result = change(self._ledger.ledger)
+            self._tell([at.G_TOPICS])
             return result
 
         return await self._ledger.run(changed)
+
+    def _trim(self, name: str, partition: int, before_seq: int) -> PartitionState:
+        ledger = self._ledger.ledger
+        before = ledger.read(topics.find, name)
+        state = retention.trim(ledger, name, partition, before_seq)
+        after = ledger.read(topics.find, name)
+        # The same one, unless it was created again meanwhile.
+        self._tell([at.evicted(topic.topic_id) for topic in (before, after) if topic is not None])
+        return state
+
+    def _tell(self, indices: Sequence[int]) -> None:
+        """Raises words to the version of topics."""
+        with self._ledger_lock:
+            version = self._ledger.ledger.read(topics.catalog_version)
+            for index in indices:
+                self._words[index] = max(self._words[index], version)
 
     def _remember(self, topic: Topic, version: int) -> TopicEntry:
         """Keeps what the ledger answered, unless topics have changed since ``version``: a stale

@@ -164,7 +164,9 @@ class UpkeepThread:
         if done:
             with self._ledger.lock:
                 version = self._ledger.read(topics.catalog_version)
-                self._words[at.G_EVICTED] = max(self._words[at.G_EVICTED], version)
+                for topic_id in {one.topic_id for one in done}:
+                    word = at.evicted(topic_id)
+                    self._words[word] = max(self._words[word], version)
             records = sum(one.records for one in done)
             self._words[at.G_RECORDS_EVICTED] += records
             log.debug("%d records of %d partitions evicted", records, len(done))

@@ -57,7 +57,7 @@ def told_reader(node: Node) -> Iterator[Told]:
         told: Told
         partitions = PartitionReader(
             FollowedPartitions(lambda: told.recent()), TailReader(node.segment), ledger,
-            stored_reader(node, ledger, l0), lambda: told.version,
+            stored_reader(node, ledger, l0), lambda _: told.version,
         )  # fmt: skip
         told = Told(node, partitions, DiffReader(partitions, ledger))
         yield told

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery import readable
+from delivery.followed import Key
 from delivery.readable import ReadableRange, ReadableRanges
 from delivery.schemas import DiffAnswer, Tombstone
 from ledger import topics
@@ -259,6 +260,33 @@ def test_the_tail_is_read_without_the_ledger(node: Node) -> None:
     asyncio.run(go())
 
 
+def test_a_reader_that_has_waited_at_the_head_does_not_ask_what_was_evicted(node: Node) -> None:
+    async def go() -> None:
+        with told_reader(node) as told, ledger_thread(node) as ledger:
+            await told.diff(from_seq=3)
+            waits, wait = asyncio.Event(), told.reader.waiters.wait
+
+            async def waiting_at_the_head(key: Key, timeout_s: float) -> None:
+                waits.set()
+                await wait(key, timeout_s)
+
+            told.reader.waiters.wait = waiting_at_the_head  # type: ignore[method-assign]
+            waiting = asyncio.create_task(told.diff(from_seq=3, wait_ms=60_000))
+            await waits.wait()
+            commit(node, *"45")
+            retention.trim(node.ledger, "t", 0, 5)
+            told.version += 1
+            monkey = pytest.MonkeyPatch()
+            monkey.setattr(ledger.ledger, "read", lambda *_: pytest.fail("the ledger is asked"))
+            told.tell()
+            assert seqs(await waiting) == [4, 5]
+            monkey.undo()
+            assert seqs(await told.diff(from_seq=3)) == [5], "the next reader does"
+
+    commit(node, *"123")
+    asyncio.run(go())
+
+
 def test_readable_ranges_are_kept_for_a_bounded_number_of_partitions(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +294,7 @@ def test_readable_ranges_are_kept_for_a_bounded_number_of_partitions(
 
     async def go() -> None:
         with ledger_thread(node) as ledger:
-            ranges = ReadableRanges(ledger, lambda: 0)
+            ranges = ReadableRanges(ledger, lambda _: 0)
             for partition in (0, 1, 2):
                 assert await ranges.of(node.key(partition)) == ReadableRange()
             assert [ranges.known(node.key(p)) is None for p in (0, 1, 2)] == [True, False, False]

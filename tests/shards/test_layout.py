@@ -46,6 +46,9 @@ def words(layout: Layout) -> list[tuple[str, int]]:
         for kind in range(at.ALARM_KINDS_MAX):
             row = layout.alarm(process, kind)
             found += [("A_", row + word) for word in range(at.ALARM_WORDS)]
+    for shard in range(layout.shards):
+        start = layout.latency(shard)
+        found += [("H_", start + bucket) for bucket in range(at.LATENCY_BUCKETS)]
     for number in range(layout.commit_slots):
         slot = layout.commit_slot(number)
         found += [("C_", slot + word) for word in range(at.SLOT_WORDS)]

@@ -209,9 +209,11 @@ def test_a_room_is_stale_until_it_is_loaded_and_after_each_eviction() -> None:
     trackers = CapTrackers(words, 0)
     tracker = trackers.tracker(topic(discard="reject", cap_bytes=5))
     assert tracker is not None and trackers.is_stale(tracker)
-    tracker.load(0, {}, trackers.evicted(), 1)
+    tracker.load(0, {}, trackers.evicted(tracker.topic.topic_id), 1)
     assert not trackers.is_stale(tracker)
-    words[at.G_EVICTED] = 12
+    words[at.evicted(tracker.topic.topic_id + 1)] = 12
+    assert not trackers.is_stale(tracker), "another topic was evicted"
+    words[at.evicted(tracker.topic.topic_id)] = 12
     assert trackers.is_stale(tracker)
 
 

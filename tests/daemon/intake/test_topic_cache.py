@@ -115,3 +115,18 @@ def test_names_of_deleted_topics_are_still_known_by_their_id(tmp_path: Path) -> 
             await asyncio.to_thread(shards.second.name_of, entry.topic_id + 1)
 
     run(tmp_path, go)
+
+
+def test_a_trim_is_told_to_readers_of_its_topic_and_empties_no_cache(tmp_path: Path) -> None:
+    async def go(shards: Shards) -> None:
+        for name in ("t", "other"):
+            await shards.first.create(name, TopicConfig())
+        entry, other = await shards.second.entry("t"), await shards.second.entry("other")
+        evicted = shards.second.trackers.evicted
+        before = evicted(entry.topic_id), evicted(other.topic_id)
+        await shards.first.trim("t", 0, 1)
+        assert evicted(entry.topic_id) > before[0]
+        assert evicted(other.topic_id) == before[1]
+        assert shards.second.known("t") is entry
+
+    run(tmp_path, go)

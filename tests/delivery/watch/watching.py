@@ -173,7 +173,7 @@ def watching(node: Node) -> Iterator[Watching]:
         made: Watching
         partitions = PartitionReader(
             FollowedPartitions(lambda: node.tail_of(made.seen)), TailReader(node.segment), ledger,
-            stored_reader(node, ledger, l0), lambda: 0,
+            stored_reader(node, ledger, l0), lambda _: 0,
         )  # fmt: skip
         made = Watching(node, partitions)
         yield made
