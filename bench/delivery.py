@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import bodies, fairness, wakeups
+from bench import bodies, fairness, routed, wakeups
 from bench.commit_times import CommitTimes
 from bench.delivery_results import (
     DeliveryResults,
@@ -88,6 +88,7 @@ class DeliveryBench:
             "flood": self._flood,
             "fairness": self._fairness,
             "memory": self._memory,
+            "routed": self._routed,
             "wakeups": self._wakeups,
         }
         kinds[kind.removeprefix("delivery/")]()
@@ -167,6 +168,14 @@ class DeliveryBench:
         self._results.stream_memory = StreamMemoryResult(
             IDLE_STREAMS, (after - before) / IDLE_STREAMS
         )
+
+    def _routed(self) -> None:
+        """A router of one partition."""
+        pace = Pace(LARGE.connections, routed.LOAD_S)
+        with self._daemon("routed") as daemon:
+            self._results.routed = routed.measure(
+                daemon, lambda topic: self._load(daemon, topic, pace, LARGE)
+            )
 
     def _wakeups(self) -> None:
         """Appends at random phases."""
@@ -268,6 +277,9 @@ class DeliveryBench:
     def _flooded(self, daemon: Daemon, watchers: int) -> FloodResult:
         path = f"/v0/topics/{TOPIC}/watch?tail=true"
         asker = StampedAsker(daemon.port, _request(TOPIC, SIZE).encoded(f":{daemon.port}"))
+        with self._load(daemon, OTHER_TOPIC, Pace(SIZE.connections, ALONE_S)) as load:
+            alone_per_s = load()
+        daemon.wait_until_quiet()
         with StreamClients(daemon.port, path, watchers) as clients:
             asker.send()
             clients.wait_for(RECORD)
@@ -285,7 +297,7 @@ class DeliveryBench:
         deliveries = read_bytes / record_bytes
         return FloodResult(
             watchers, seconds, deliveries / seconds, deliveries / cpu_s,
-            read_bytes / seconds / MIB, acked_per_s,
+            read_bytes / seconds / MIB, acked_per_s, alone_per_s,
         )  # fmt: skip
 
 

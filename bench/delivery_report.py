@@ -98,10 +98,11 @@ def _latency(results: DeliveryResults) -> Table:
 
 
 def _floods(results: DeliveryResults) -> Table:
-    heads = ("watchers", "deliveries/s", "deliveries/CPU s", "MiB/s", "acked/s")
+    heads = ("watchers", "deliveries/s", "deliveries/CPU s", "MiB/s", "acked/s", "of alone")
     rows = [
         (str(each.watchers), number(each.deliveries_per_s), number(each.deliveries_per_cpu_s),
-         number(each.mib_per_s), number(each.acked_per_s))
+         number(each.mib_per_s), number(each.acked_per_s),
+         f"{each.acked_per_s / each.acked_alone_per_s:.0%}")
         for each in results.floods
     ]  # fmt: skip
     return heads, rows
@@ -130,7 +131,10 @@ def _others(results: DeliveryResults) -> Iterator[tuple[str, str]]:
     if routed is not None:
         yield "records/s acknowledged in a router's source", number(routed.acked_records_per_s)
         yield "records/s copied meanwhile", number(routed.followed_records_per_s)
-        yield "records/s of a back-fill", number(routed.backfilled_records_per_s)
+        yield (
+            f"records/s of a back-fill of {routed.backfilled_records:,}",
+            number(routed.backfilled_records_per_s),
+        )
         yield "records per CPU second of a back-fill", number(routed.backfilled_per_cpu_s)
     wakeups = results.wakeups
     if wakeups is not None:

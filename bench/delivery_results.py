@@ -47,7 +47,8 @@ class LatencyResult(msgspec.Struct, frozen=True):
 class FloodResult(msgspec.Struct, frozen=True):
     """A saturated topic of 1 KiB records, and watchers of it that read as fast as they can.
 
-    Deliveries are records times watchers, by the bytes that arrived.
+    Deliveries are records times watchers, by the bytes that arrived. ``acked_alone_per_s`` is what
+    the same producers got of the same daemon before there were watchers.
     """
 
     watchers: int
@@ -56,6 +57,7 @@ class FloodResult(msgspec.Struct, frozen=True):
     deliveries_per_cpu_s: float
     mib_per_s: float
     acked_per_s: float
+    acked_alone_per_s: float
 
 
 class FairnessResult(msgspec.Struct, frozen=True):
@@ -79,6 +81,7 @@ class RoutedResult(msgspec.Struct, frozen=True):
 
     acked_records_per_s: float
     followed_records_per_s: float
+    backfilled_records: int
     backfilled_records_per_s: float
     backfilled_per_cpu_s: float
 

@@ -30,10 +30,11 @@ COMPACTIONS = (
 DELIVERIES = {
     "delivery/floor": 12,
     "delivery/idle": 16,
-    "delivery/saturated": 45,
-    "delivery/flood": 24,
+    "delivery/saturated": 50,
+    "delivery/flood": 32,
     "delivery/fairness": 18,
     "delivery/memory": 20,
+    "delivery/routed": 40,
     "delivery/wakeups": 30,
 }
 SCALE = "scale"
@@ -41,7 +42,7 @@ SCALE_S = 25
 COMPACTION_S = 75  # for 1 GiB of L0: 15 s to make it, a session, three turns of three
 
 START_STOP_S = 4  # start and end of a daemon, and its share of the start of MinIO
-LIMIT_S = 1160
+LIMIT_S = 1200
 QUICK_LIMIT_S = 90
 
 

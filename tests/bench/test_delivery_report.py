@@ -71,9 +71,9 @@ def test_one_late_append_is_too_many() -> None:
 
 def test_all_of_it_is_printed_beside_the_seeds_figures_and_survives_json() -> None:
     delivery = DeliveryResults(
-        0.5, [latency("none", 100, 0.9, None)], [10.0], [FloodResult(1, 2, 3, 4, 5, 6)],
-        FairnessResult([8, 4, 2, 1, 1], []), StreamMemoryResult(10, 2048), RoutedResult(1, 2, 3, 4),
-        WakeupsResult(10, 0, spread(1, 2)),
+        0.5, [latency("none", 100, 0.9, None)], [10.0], [FloodResult(1, 2, 3, 4, 5, 6, 7)],
+        FairnessResult([8, 4, 2, 1, 1], []), StreamMemoryResult(10, 2048),
+        RoutedResult(1, 2, 3, 4, 5), WakeupsResult(10, 0, spread(1, 2)),
     )  # fmt: skip
     results = Results(Machine("a processor", 2, "3.11", "wrk"), "", delivery=delivery)
     text = report.text(results)
