@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from delivery.ready import EntryKey, PriorityInputs, Turn
+from delivery.ready import EntryKey, EntryView, PriorityInputs, Turn
 
 BUDGET_BYTES = 256 << 10  # of a turn: a large topic does not hold back the others for longer
 
@@ -51,3 +51,8 @@ class FifoReadySet:
         for enqueued_ns, _ in self._waiting.values():
             return now_ns - enqueued_ns
         return 0
+
+    def view(self, key: EntryKey) -> EntryView | None:
+        """What ``status`` shows of an entry that waits; None for others."""
+        waits = self._waiting.get(key)
+        return None if waits is None else EntryView(None, waits[0], False)

@@ -48,6 +48,15 @@ class Turn(NamedTuple):
     enqueued_ns: int
 
 
+class EntryView(NamedTuple):
+    """An entry that waits, as ``status`` shows it. ``band`` is where its next turn comes from, None
+    if there are no bands."""
+
+    band: int | None
+    enqueued_ns: int
+    deferred: bool
+
+
 class ReadySet(Protocol):
     """Entries that are ready, in an order of its own. Times are monotonic nanoseconds."""
 
@@ -68,3 +77,6 @@ class ReadySet(Protocol):
 
     def oldest_wait_ns(self, now_ns: int) -> int:
         """How long the oldest entry has waited, without deliberate delays; 0 for none."""
+
+    def view(self, key: EntryKey) -> EntryView | None:
+        """What ``status`` shows of an entry that waits; None for others."""

@@ -40,7 +40,13 @@ lease: deaths, due     supervisor, before it makes the lease an orphan
 lease: all others      the slot's own shard, while the state is free; the adopter its holder word
 alarm: all words       the process of the row (shards/alarms.py)
 router: all words      the shard that owns the router (shards/routerboard.py)
+recency                any shard, any time: see below
+topic row: all words   the shard of the row (delivery/topic_rows.py)
 =====================  =========================================================================
+
+The words of recency are the exception: when a topic was last consumed, by a hash of its id. Each
+shard stores its own clock there, without a lock. If two shards, or two topics, meet in a word, the
+later time wins or is lost. Only the order of deliveries follows from them.
 
 A group's words are in the slot of its first shard. This module only computes addresses.
 """
@@ -176,6 +182,20 @@ ROUTER_WORDS = 4 * LINE_WORDS
 R_TEXT_BYTES = (ROUTER_WORDS - R_TEXT) * WORD_BYTES
 ROUTER_SLOTS = ROUTERS_MAX  # 256 KiB
 
+# When topics were last consumed: 512 KiB. Ids are consecutive, so 65,536 topics share no word.
+RECENCY_WORDS = 65_536
+
+# A row of a topic that a shard's streams watch. A topic has a place in one set of rows, so that
+# finding it needs one look per shard. 1,024 rows a shard: 32 KiB.
+T_TOPIC_ID = 0  # 0: free. Stored last, and taken back first
+T_WATCHERS = 1
+T_BAND = 2  # the band of a push that is ready, plus 1; 0 if there is none
+T_ENQUEUED_NS = 3  # since when it has been ready
+TOPIC_ROW_WORDS = 4
+TOPIC_SETS = 128
+TOPIC_WAYS = 8
+TOPIC_ROWS = TOPIC_SETS * TOPIC_WAYS
+
 # A slot of the commit log. The entry's bytes are at its position of the log's bytes; length 0: they
 # are not there.
 C_NUMBER = 0
@@ -264,9 +284,19 @@ class Layout(Struct, frozen=True):
         return self.latency(self.shards) + (number % self.commit_slots) * SLOT_WORDS
 
     @property
+    def recency(self) -> int:
+        """Index of the first word of recency."""
+        return self.commit_slot(0) + self.commit_slots * SLOT_WORDS
+
+    def topic_row(self, shard: int, row: int) -> int:
+        """Index of the first word of a topic's row."""
+        rows = self.recency + RECENCY_WORDS
+        return rows + (shard * TOPIC_ROWS + row) * TOPIC_ROW_WORDS
+
+    @property
     def words(self) -> int:
         """All words; the commit log's bytes and the rings follow."""
-        return self.commit_slot(0) + self.commit_slots * SLOT_WORDS
+        return self.topic_row(self.shards, 0)
 
     @property
     def commit_log(self) -> int:

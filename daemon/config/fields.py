@@ -92,6 +92,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     store_down_not_ready_ms: int
     streams_max: int
     cors_origins: tuple[str, ...]
+    scheduler: str
     log_level: str
     log_format: str
     origins: dict[str, str]
@@ -260,6 +261,9 @@ FIELDS: tuple[Field, ...] = (
     Field("cors_origins", ORIGINS, (), "",
           "web pages that may use the API from another origin: origins like `https://example.org`,"
           " or `*` for all; in the environment, with commas"),
+    Field("scheduler", one_of("on", "off"), "on", "",
+          "`on` serves topics by priority and age; `off` in the order of their commits. Records and"
+          " offsets are the same"),
     Field("log_level", one_of("debug", "info", "warning", "error"), "info", "",
           "the least severe lines that are written", reloadable=True),
     Field("log_format", one_of("text", "json"), "text", "",

@@ -38,27 +38,16 @@ band 0, except routes that were lowered.
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
-from delivery.ready import EntryKey, Kind, PriorityInputs, Turn
+from delivery.ready import EntryKey, EntryView, Kind, PriorityInputs, Turn
 from delivery.scheduler.bands import BANDS, QUANTUM_BYTES, Credit
 from delivery.scheduler.lane import GONE, HELD, NO_TICK, SERVED, AgingLane, ReadyEntry
-from delivery.scheduler.priority import effective
 
 # Entries come from pinned partitions (delivery/followed.py), with two kinds of work each.
 ENTRIES_MAX = 100_000  # about 500 bytes each: 50 MB
 COALESCE_NS_MAX = 20_000_000
 
 _NOTHING = [0] * BANDS
-
-
-class EntryView(NamedTuple):
-    """An entry that waits, as ``status`` shows it. ``band`` is where its next turn comes from."""
-
-    band: int
-    waited_ns: int
-    effective_priority: int
-    deferred: bool
 
 
 class BandedReadySet:
@@ -203,17 +192,13 @@ class BandedReadySet:
                     oldest_ns = entry.sensed_ns
         return now_ns - oldest_ns
 
-    def view(self, key: EntryKey, now_ns: int) -> EntryView | None:
+    def view(self, key: EntryKey) -> EntryView | None:
         """What ``status`` shows of an entry that waits; None for others."""
         entry = self._entries.get(key)
         if entry is None or entry.band < 0:
             return None
-        return EntryView(
-            entry.band,
-            now_ns - entry.enqueued_ns,
-            effective(entry.inputs, entry.since_ns, self._lane_ns(entry, now_ns)),
-            entry.deferrable and self._deferring,
-        )
+        deferred = entry.deferrable and self._deferring
+        return EntryView(entry.band, entry.enqueued_ns, deferred)
 
     # How an entry gets in
 

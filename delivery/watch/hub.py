@@ -76,7 +76,8 @@ class WatchHub:
 
     ``dirty(keys, published_ns)`` asks the dispatcher for turns; ``told`` turns an error of a read
     into the event that ends a stream; ``delivered`` hears how long after its commit's publication
-    a write was made, and of which topic; ``coalesce`` says whether several records go in one event.
+    a write was made, and of which topic; ``coalesce`` says whether several records go in one event;
+    ``watched`` hears how many watchers a topic has whenever that changes.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class WatchHub:
         delivered: Callable[[int, int], None],
         coalesce: Callable[[], bool],
         now_ns: Callable[[], int],
+        watched: Callable[[int, int], None],
     ) -> None:
         self._reader = reader
         self._followed = reader.followed
@@ -96,6 +98,7 @@ class WatchHub:
         self._delivered = delivered
         self._coalesce = coalesce
         self._now_ns = now_ns
+        self._watched = watched
         self._topics: dict[int, WatchedTopic] = {}
         self._watchers: dict[Watcher, None] = {}
         self._round: deque[Watcher] = deque()  # whose silence is looked at next
@@ -147,6 +150,7 @@ class WatchHub:
             if watched is None:
                 watched = self._topics[topic.topic_id] = WatchedTopic(topic)
             watched.watchers[watcher] = None
+            self._watched(topic.topic_id, len(watched.watchers))
         watcher.write(shape.format.opening() + first, self._now_ns())
         if self._closing:
             self._end(watcher, shape.format.closing())
@@ -190,6 +194,7 @@ class WatchHub:
         topic.waiting.pop(watcher, None)
         if not topic.watchers:
             del self._topics[topic_id]
+        self._watched(topic_id, len(topic.watchers))
 
     def _end(self, watcher: Watcher, data: bytes) -> None:
         """Ends a stream with a last event."""

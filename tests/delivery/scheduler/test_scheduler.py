@@ -171,8 +171,8 @@ def test_age_lifts_as_far_as_a_thousand_points_go(priority: int, bands: list[int
         ready.mark(push(1), at(priority), NOW, NOW)
         now_ns = NOW + round(waited_s * SECOND)
         ready.finish(taken(ready, now_ns), 1, False, now_ns)
-        view = ready.view(push(1), now_ns)
-        assert view is not None and view.effective_priority == priority + 100 * waited_s
+        view = ready.view(push(1))
+        assert view is not None and view.enqueued_ns == NOW
         found.append(view.band)
     assert found == bands
 
@@ -191,8 +191,7 @@ def test_age_begins_again_when_a_topic_is_served() -> None:
     later_ns = NOW + 8 * SECOND
     turn = taken(ready, later_ns)
     ready.finish(turn, 10, True, later_ns)
-    view = ready.view(push(1), later_ns)
-    assert view == (1, 0, 0, False)
+    assert ready.view(push(1)) == (1, later_ns, False)
     again = taken(ready, later_ns)
     assert (again.enqueued_ns, again.published_ns) == (later_ns, NOW)
 
@@ -206,11 +205,23 @@ def test_deferral_goes_by_manual_priority_and_age_does_not_undo_it() -> None:
     hour_ns = NOW + 3600 * SECOND
     assert order(ready, hour_ns) == [3]
     assert (ready.deferred(), ready.next_due_ns(), ready.oldest_wait_ns(hour_ns)) == (2, None, 0)
-    view = ready.view(push(1), hour_ns)
-    assert view is not None and view.deferred
-    assert view.effective_priority == 199, "age stands still"
+    assert ready.view(push(1)) == (0, NOW, True)
     ready.set_pressure(0, False, hour_ns)
+    assert ready.depths() == [2, 0, 0, 0, 0]
     assert order(ready, hour_ns) == [1, 2]
+
+
+@pytest.mark.parametrize(("waited_ms", "band"), [(949, 0), (1050, 1)])
+def test_age_stands_still_while_an_entry_is_deferred(waited_ms: int, band: int) -> None:
+    ready = BandedReadySet()
+    ready.mark(push(1), at(-100), NOW, NOW)
+    ready.set_pressure(0, True, NOW + 900 * MS)
+    ready.set_pressure(0, False, NOW + 900 * MS + 3600 * SECOND)
+    now_ns = NOW + waited_ms * MS + 3600 * SECOND
+    ready.mark(push(2), at(1000), NOW, now_ns)
+    assert taken(ready, now_ns).key == push(2)
+    view = ready.view(push(1))
+    assert view is not None and view.band == band
 
 
 def test_a_topic_whose_priority_is_raised_is_not_deferred_any_more() -> None:

@@ -1,0 +1,124 @@
+"""What each shard's streams watch, for ``status``: a row per topic in shared memory.
+
+    free -> taken by a topic that is watched -> refreshed now and then -> free when nobody watches
+
+Only the shard writes its rows (shards/layout.py has the words). A topic may be in TOPIC_WAYS rows
+of a shard, those of its set; if others have them all, it is not shown. Any shard reads the rows of
+all shards; a row that changes meanwhile is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from shards import layout as at
+from shards.layout import TOPIC_ROW_WORDS, TOPIC_SETS, TOPIC_WAYS, Layout
+
+SET_WORDS = TOPIC_WAYS * TOPIC_ROW_WORDS
+# A row is refreshed by every 8th call, 0.8 s; a call costs 0.2 ms if all rows are taken.
+SETS_PER_CALL = TOPIC_SETS // 8
+
+
+class TopicActivity(NamedTuple):
+    """Of a topic, over all shards: its watchers, and the push that has waited longest, if any:
+    its band, and since when."""
+
+    watchers: int = 0
+    band: int | None = None
+    enqueued_ns: int = 0
+
+
+class TopicRows:
+    """The rows of one shard, for its own process."""
+
+    def __init__(self, words: memoryview, layout: Layout, shard: int) -> None:
+        self._words = words
+        self._first = layout.topic_row(shard, 0)
+        self._next_set = 0
+        for row in range(at.TOPIC_ROWS):  # those of the previous process
+            words[self._first + row * TOPIC_ROW_WORDS + at.T_TOPIC_ID] = 0
+
+    def took(self, topic_id: int, watchers: int) -> None:
+        """A topic has its first watcher here, or other watchers than before."""
+        row = self._row(topic_id)
+        if row is None:
+            row = self._row(0, topic_id)
+            if row is None:
+                return
+            self._words[row + at.T_BAND] = 0
+        self._words[row + at.T_WATCHERS] = watchers
+        self._words[row + at.T_TOPIC_ID] = topic_id
+
+    def left(self, topic_id: int) -> None:
+        """Nobody here watches the topic any more."""
+        row = self._row(topic_id)
+        if row is not None:
+            self._words[row + at.T_TOPIC_ID] = 0
+
+    def refresh(self, waits: Callable[[int], tuple[int, int] | None]) -> None:
+        """To be called regularly. ``waits`` gives the band and the time since when a topic's push
+        is ready."""
+        words = self._words
+        for _ in range(SETS_PER_CALL):
+            first = self._first + self._next_set * SET_WORDS
+            self._next_set = (self._next_set + 1) % TOPIC_SETS
+            for row in range(first, first + SET_WORDS, TOPIC_ROW_WORDS):
+                topic_id = words[row + at.T_TOPIC_ID]
+                if topic_id:
+                    found = waits(topic_id)
+                    if found is not None:
+                        words[row + at.T_ENQUEUED_NS] = found[1]
+                    words[row + at.T_BAND] = 0 if found is None else found[0] + 1
+
+    def _row(self, topic_id: int, of: int | None = None) -> int | None:
+        """The row that holds an id, in the set of a topic."""
+        first = self._first + (topic_id if of is None else of) % TOPIC_SETS * SET_WORDS
+        for row in range(first, first + SET_WORDS, TOPIC_ROW_WORDS):
+            if self._words[row + at.T_TOPIC_ID] == topic_id:
+                return row
+        return None
+
+
+class TopicRowsReader:
+    """The rows of all shards."""
+
+    def __init__(self, words: memoryview, layout: Layout) -> None:
+        self._words = words
+        self._shards = [layout.topic_row(shard, 0) for shard in range(layout.shards)]
+
+    def of(self, topic_id: int) -> TopicActivity:
+        """What all shards have of one topic."""
+        offset = topic_id % TOPIC_SETS * SET_WORDS
+        found = TopicActivity()
+        for first in self._shards:
+            rows = self._words[first + offset : first + offset + SET_WORDS].tolist()
+            for row in range(0, SET_WORDS, TOPIC_ROW_WORDS):
+                if rows[row] == topic_id:
+                    found = _add(found, rows[row : row + TOPIC_ROW_WORDS])
+        return found
+
+    def all(self) -> dict[int, TopicActivity]:
+        """What all shards have of all topics that are watched."""
+        found: dict[int, TopicActivity] = {}
+        for row in self._taken():
+            words = self._words[row : row + TOPIC_ROW_WORDS].tolist()
+            topic_id = words[at.T_TOPIC_ID]
+            if topic_id:
+                found[topic_id] = _add(found.get(topic_id, TopicActivity()), words)
+        return found
+
+    def _taken(self) -> Iterator[int]:
+        for first in self._shards:
+            ids = self._words[first : first + at.TOPIC_ROWS * TOPIC_ROW_WORDS : TOPIC_ROW_WORDS]
+            for number, topic_id in enumerate(ids.tolist()):
+                if topic_id:
+                    yield first + number * TOPIC_ROW_WORDS
+
+
+def _add(found: TopicActivity, row: list[int]) -> TopicActivity:
+    watchers = found.watchers + row[at.T_WATCHERS]
+    is_older = found.band is None or row[at.T_ENQUEUED_NS] < found.enqueued_ns
+    if row[at.T_BAND] and is_older:
+        return TopicActivity(watchers, row[at.T_BAND] - 1, row[at.T_ENQUEUED_NS])
+    return found._replace(watchers=watchers)
