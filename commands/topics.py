@@ -23,7 +23,7 @@ from commands.client.http import Client, Refused, decoded, topic_path
 from commands.client.topics import all_states, state_of
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, topic_argument, yes_option
-from commands.shell.output import bytes_text, count_text, show, table
+from commands.shell.output import bytes_text, count_text, duration_text, show, table
 from daemon.api.schemas import TopicConfig, TopicState, Trimmed, TrimRequest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -51,11 +51,11 @@ _SETTING_OPTIONS = (
         + ", ".join(COLUMN_TYPES) + ".",
     ),
     click.option("--priority", callback=_optional_count, metavar=COUNT,
-                 help="A fixed priority (not enforced yet)."),
+                 help="How urgent deliveries are, from -1000 to 1000."),
     click.option("--auto-priority/--no-auto-priority", default=None,
-                 help="Priority by use (not enforced yet)."),
+                 help="Without a priority, what was read lately is more urgent."),
     click.option("--lossy/--not-lossy", default=None,
-                 help="Slow watchers may miss records (not enforced yet)."),
+                 help="A watcher that lags is told what it missed instead of catching up."),
     click.option("--cap-records", callback=_optional_count, metavar=COUNT,
                  help="Most records that each partition keeps."),
     click.option("--cap-bytes", callback=_optional_count, metavar=COUNT,
@@ -294,10 +294,26 @@ def _list_text(states: list[TopicState]) -> str:
             count_text(sum(partition.count for partition in state.partitions)),
             bytes_text(sum(partition.bytes for partition in state.partitions)),
             count_text(max((partition.head_seq for partition in state.partitions), default=0)),
+            *_activity_cells(state),
         ]
         for state in states
     ]
-    return table(("topic", "partitions", "records", "bytes", "highest seq"), rows)
+    head = ("topic", "partitions", "records", "bytes", "highest seq", *_ACTIVITY)
+    return table(head, rows)
+
+
+_ACTIVITY = ("priority", "band", "age", "recency", "watchers")
+
+
+def _activity_cells(state: TopicState) -> list[str]:
+    """How urgent the topic's deliveries are, and for whom, under the heads of _ACTIVITY."""
+    return [
+        str(state.effective_priority),
+        f"B{state.band}",
+        duration_text(state.age_ms) if state.age_ms else "-",
+        str(state.recency),
+        count_text(state.watchers),
+    ]
 
 
 def _show_text(state: TopicState) -> str:
@@ -318,6 +334,12 @@ def _show_text(state: TopicState) -> str:
         ]
         for partition in state.partitions
     ]
-    lines = [f"topic {state.topic}", *(settings or ["  all settings are the default"]), ""]
+    activity = zip(_ACTIVITY, _activity_cells(state), strict=True)
+    lines = [
+        f"topic {state.topic}",
+        *(settings or ["  all settings are the default"]),
+        "  " + ", ".join(f"{name} {cell}" for name, cell in activity),
+        "",
+    ]
     head = ("partition", "earliest seq", "head seq", "next seq", "records", "bytes")
     return "\n".join([*lines, table(head, rows)])

@@ -15,21 +15,25 @@ from daemon.api.refusals import stream_error
 from daemon.config import Config
 from daemon.intake.topic_cache import TopicCache
 from delivery.diff import DiffReader
-from delivery.dispatch import Dispatcher
+from delivery.dispatch import Dispatcher, Served
 from delivery.fifo import FifoReadySet
 from delivery.followed import FollowedPartitions
 from delivery.l0_reader import L0Reader
 from delivery.lake_reader import LakeReader
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
-from delivery.ready import Kind, PriorityInputs
+from delivery.ready import Kind, ReadySet, Turn
 from delivery.routers.runtime import Routers
+from delivery.scheduler.recency import Recency
+from delivery.scheduler.scheduler import BandedReadySet
+from delivery.scheduler.settings import TopicPriorities
 from delivery.store_threads import StoreThreads
 from delivery.stored_reader import StoredReader
 from delivery.tail_reader import TailReader
 from delivery.topic_changes import TopicChanges
+from delivery.topic_rows import TopicRows
 from delivery.watch.hub import WatchHub
-from ledger.types import Commit
+from ledger.types import Commit, Topic
 from shards.clock import monotonic_ns
 from shards.segment import Segment
 from uploader.stores.base import ObjectStore
@@ -44,6 +48,7 @@ class AfterCommit:
     def __init__(
         self,
         segment: Segment,
+        shard: int,
         config: Config,
         topics: TopicCache,
         ledger: LedgerThread,
@@ -58,17 +63,21 @@ class AfterCommit:
             StoredReader(ledger, L0Reader(store, threads), lake, rng), topics.trackers.evicted,
         )  # fmt: skip
         self.reader = DiffReader(self.partitions, ledger)
-        self.dispatcher = Dispatcher(FifoReadySet(), lambda _: PriorityInputs(), monotonic_ns)
+        self.recency = Recency(segment.words, segment.layout)
+        self.priorities = TopicPriorities(self.recency)
+        self._rows = TopicRows(segment.words, segment.layout, shard)
+        self._ready: ReadySet = BandedReadySet() if config.scheduler == "on" else FifoReadySet()
+        self.dispatcher = Dispatcher(self._ready, self.priorities.inputs, monotonic_ns)
         self.hub = WatchHub(
             self.partitions, self.dispatcher.dirty, stream_error,
-            self._delivered, lambda: False, monotonic_ns,
+            self._delivered, lambda: False, monotonic_ns, self._watched,
         )  # fmt: skip
         self.routers: Routers  # set before ``start``
-        self._topic_changes = TopicChanges(ledger, topics.version, self.hub.topic_changed)
+        self._topic_changes = TopicChanges(ledger, topics.version, self._topic_changed)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begins, in the shard's loop."""
-        self.dispatcher.start(loop, {Kind.PUSH: self.hub.serve, Kind.ROUTE: self.routers.serve})
+        self.dispatcher.start(loop, {Kind.PUSH: self._push, Kind.ROUTE: self.routers.serve})
 
     def take(self, commit: Commit) -> None:
         """Marks what a commit made ready. Nothing here takes long."""
@@ -83,6 +92,7 @@ class AfterCommit:
         self._topic_changes.look()
         self.hub.tick()
         self.routers.look()
+        self._rows.refresh(lambda topic_id: self._ready.view((topic_id, Kind.PUSH)))
 
     def drain(self) -> None:
         """Ends streams, long polls and copies: the process will end."""
@@ -92,6 +102,21 @@ class AfterCommit:
 
     def _delivered(self, topic_id: int, after_ns: int) -> None:
         """A watcher was written to, this long after the publication of its commit."""
+
+    def _push(self, turn: Turn) -> Served:
+        served = self.hub.serve(turn)
+        if served.cost_bytes:
+            self.recency.consumed(turn.key[0], monotonic_ns())
+        return served
+
+    def _watched(self, topic_id: int, watchers: int) -> None:
+        self._rows.watched(topic_id, watchers)
+        if not watchers:
+            self._ready.forget((topic_id, Kind.PUSH))
+
+    def _topic_changed(self, topic: Topic) -> None:
+        self.priorities.changed(topic)
+        self.hub.topic_changed(topic)
 
 
 def _place_of(config: Config) -> Place:

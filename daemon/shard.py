@@ -41,6 +41,7 @@ from daemon.api.plan_routes import PlanRoutes
 from daemon.api.router_routes import RouterRoutes
 from daemon.api.routes import ROUTES, Handlers
 from daemon.api.status import StatusBuilder
+from daemon.api.topic_activity import TopicActivityView
 from daemon.api.topic_routes import TopicRoutes
 from daemon.api.watch_routes import WatchRoutes
 from daemon.config import Config
@@ -193,7 +194,7 @@ class Shard:
             hedge_puts=config.hedge_puts,
         )
         self._after = AfterCommit(
-            self.segment, config, self.topics, ledger, self._store,
+            self.segment, self.shard, config, self.topics, ledger, self._store,
             StoreThreads(self._readers, self._count_get, rng), self._feed.recent, rng,
         )  # fmt: skip
         limits = BodyLimits(
@@ -216,11 +217,13 @@ class Shard:
             self.segment, self.shard, self._bells, self._leases, ledger, config
         )
         handlers = Handlers(
-            topics=TopicRoutes(self.topics),
+            topics=TopicRoutes(self.topics, TopicActivityView(self.segment)),
             cursors=CursorRoutes(cursors),
             routers=RouterRoutes(self.segment, self._bells, ledger, ledger_lock),
-            reads=DiffRoutes(self.topics, self._after.reader),
-            watch=WatchRoutes(self.topics, self._after.partitions, self._after.hub),
+            reads=DiffRoutes(self.topics, self._after.reader, self._after.recency),
+            watch=WatchRoutes(
+                self.topics, self._after.partitions, self._after.hub, self._after.priorities
+            ),
             plans=PlanRoutes(self.topics, ledger, config),
             daemon=DaemonRoutes(StatusBuilder(self.segment, config), OPENAPI),
             admin=self._admin,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from delivery.ready import EntryView
 from shards import layout as at
 from shards.layout import TOPIC_ROW_WORDS, TOPIC_SETS, TOPIC_WAYS, Layout
 
@@ -29,6 +30,9 @@ class TopicActivity(NamedTuple):
     enqueued_ns: int = 0
 
 
+UNWATCHED = TopicActivity()
+
+
 class TopicRows:
     """The rows of one shard, for its own process."""
 
@@ -39,26 +43,24 @@ class TopicRows:
         for row in range(at.TOPIC_ROWS):  # those of the previous process
             words[self._first + row * TOPIC_ROW_WORDS + at.T_TOPIC_ID] = 0
 
-    def took(self, topic_id: int, watchers: int) -> None:
-        """A topic has its first watcher here, or other watchers than before."""
-        row = self._row(topic_id)
+    def watched(self, topic_id: int, watchers: int) -> None:
+        """A topic has this many watchers here from now on."""
+        words = self._words
+        row = self._row(topic_id, topic_id)
+        if not watchers:
+            if row is not None:
+                words[row + at.T_TOPIC_ID] = 0
+            return
         if row is None:
-            row = self._row(0, topic_id)
+            row = self._row(topic_id, 0)
             if row is None:
                 return
-            self._words[row + at.T_BAND] = 0
-        self._words[row + at.T_WATCHERS] = watchers
-        self._words[row + at.T_TOPIC_ID] = topic_id
+            words[row + at.T_BAND] = 0
+        words[row + at.T_WATCHERS] = watchers
+        words[row + at.T_TOPIC_ID] = topic_id
 
-    def left(self, topic_id: int) -> None:
-        """Nobody here watches the topic any more."""
-        row = self._row(topic_id)
-        if row is not None:
-            self._words[row + at.T_TOPIC_ID] = 0
-
-    def refresh(self, waits: Callable[[int], tuple[int, int] | None]) -> None:
-        """To be called regularly. ``waits`` gives the band and the time since when a topic's push
-        is ready."""
+    def refresh(self, waits: Callable[[int], EntryView | None]) -> None:
+        """To be called regularly. ``waits`` shows a topic's push, if it is ready."""
         words = self._words
         for _ in range(SETS_PER_CALL):
             first = self._first + self._next_set * SET_WORDS
@@ -67,15 +69,17 @@ class TopicRows:
                 topic_id = words[row + at.T_TOPIC_ID]
                 if topic_id:
                     found = waits(topic_id)
-                    if found is not None:
-                        words[row + at.T_ENQUEUED_NS] = found[1]
-                    words[row + at.T_BAND] = 0 if found is None else found[0] + 1
+                    if found is None or found.band is None:
+                        words[row + at.T_BAND] = 0
+                    else:
+                        words[row + at.T_ENQUEUED_NS] = found.enqueued_ns
+                        words[row + at.T_BAND] = found.band + 1
 
-    def _row(self, topic_id: int, of: int | None = None) -> int | None:
-        """The row that holds an id, in the set of a topic."""
-        first = self._first + (topic_id if of is None else of) % TOPIC_SETS * SET_WORDS
+    def _row(self, topic_id: int, held: int) -> int | None:
+        """The row of a topic's set that holds an id; 0 for a free one."""
+        first = self._first + topic_id % TOPIC_SETS * SET_WORDS
         for row in range(first, first + SET_WORDS, TOPIC_ROW_WORDS):
-            if self._words[row + at.T_TOPIC_ID] == topic_id:
+            if self._words[row + at.T_TOPIC_ID] == held:
                 return row
         return None
 
@@ -90,7 +94,7 @@ class TopicRowsReader:
     def of(self, topic_id: int) -> TopicActivity:
         """What all shards have of one topic."""
         offset = topic_id % TOPIC_SETS * SET_WORDS
-        found = TopicActivity()
+        found = UNWATCHED
         for first in self._shards:
             rows = self._words[first + offset : first + offset + SET_WORDS].tolist()
             for row in range(0, SET_WORDS, TOPIC_ROW_WORDS):
@@ -105,7 +109,7 @@ class TopicRowsReader:
             words = self._words[row : row + TOPIC_ROW_WORDS].tolist()
             topic_id = words[at.T_TOPIC_ID]
             if topic_id:
-                found[topic_id] = _add(found.get(topic_id, TopicActivity()), words)
+                found[topic_id] = _add(found.get(topic_id, UNWATCHED), words)
         return found
 
     def _taken(self) -> Iterator[int]:

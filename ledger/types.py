@@ -297,9 +297,26 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
             description="typed columns of the topic's table, by the field of the data",
         ),
     ] = {}
-    priority: Annotated[int, Meta(description="not supported yet")] | None = None
-    auto_priority: Annotated[bool, Meta(description="not supported yet")] = True
-    lossy: Annotated[bool, Meta(description="not supported yet")] = False
+    priority: (
+        Annotated[
+            int,
+            Meta(
+                ge=-INTEGER_MAX,
+                le=INTEGER_MAX,
+                description="how urgent pushes are, -1000 to 1000; values beyond count as these."
+                " null: by `auto_priority`",
+            ),
+        ]
+        | None
+    ) = None
+    auto_priority: Annotated[
+        bool,
+        Meta(description="without `priority`, a topic that was read lately is more urgent"),
+    ] = True
+    lossy: Annotated[
+        bool,
+        Meta(description="a watcher that lags is told what it missed; false: it catches up"),
+    ] = False
     cap_records: (
         Annotated[Limit, Meta(description="records that each partition keeps; null: no limit")]
         | None

@@ -8,6 +8,8 @@ from daemon.api.errors import ApiError, invalid
 from daemon.api.schemas import DiffAnswer, DiffRequest
 from daemon.intake.topic_cache import TopicCache
 from delivery.diff import DiffReader, OffsetPastEnd
+from delivery.scheduler.recency import Recency
+from shards.clock import monotonic_ns
 
 
 def check_diff(asked: DiffRequest) -> None:
@@ -25,9 +27,10 @@ def check_diff(asked: DiffRequest) -> None:
 class DiffRoutes:
     """Reads."""
 
-    def __init__(self, topics: TopicCache, reader: DiffReader) -> None:
+    def __init__(self, topics: TopicCache, reader: DiffReader, recency: Recency) -> None:
         self._topics = topics
         self._reader = reader
+        self._recency = recency
 
     async def diff(self, name: str, asked: DiffRequest) -> DiffAnswer:
         """Records after an offset; waits for some if asked to."""
@@ -42,6 +45,7 @@ class DiffRoutes:
                 f" {asked.partition}",
                 field="partition",
             )
+        self._recency.consumed(entry.topic_id, monotonic_ns())
         try:
             return await self._reader.answer(entry.topic_id, asked)
         except OffsetPastEnd as error:

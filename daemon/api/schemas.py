@@ -163,7 +163,22 @@ class TopicState(Struct, frozen=True):
     table: Annotated[str, Meta(description="the topic's table in the lake")]
     config: TopicConfig
     partitions: list[PartitionState]
-    effective_priority: int
+    effective_priority: Annotated[
+        int,
+        Meta(description="`priority`, or else recency, and 100 for each second that a push waits"),
+    ]
+    band: Annotated[
+        int, Meta(ge=0, le=4, description="whose turn it is after a commit; 4 is served most")
+    ]
+    age_ms: Annotated[
+        int, Meta(ge=0, description="how long a push has waited for its turn; 0: none waits")
+    ]
+    recency: Annotated[
+        int, Meta(ge=0, le=500, description="500 when just read, half of it every 30 s")
+    ]
+    watchers: Annotated[
+        int, Meta(ge=0, description="streams that watch the topic, of all shards; a second late")
+    ]
     created_ms: Annotated[int, Meta(description="epoch milliseconds")]
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct
 
-from daemon.api.errors import ApiError
 from daemon.api.names import check_columns
 from daemon.api.schemas import (
     TopicDeleted,
@@ -17,8 +16,10 @@ from daemon.api.schemas import (
     Trimmed,
     TrimRequest,
 )
+from daemon.api.topic_activity import TopicActivityView
 from daemon.intake.topic_cache import TopicCache, TopicEntry
-from ledger.types import PartitionState, Topic, TopicConfig
+from delivery.topic_rows import UNWATCHED
+from ledger.types import TopicConfig
 
 
 class Created(NamedTuple):
@@ -27,36 +28,10 @@ class Created(NamedTuple):
     document: Struct
 
 
-# Settings that are stored and have no effect yet.
-_NOT_YET = ("priority", "auto_priority", "lossy")
-_DEFAULT = TopicConfig()
-
-
-def topic_state(topic: Topic, partitions: list[PartitionState]) -> TopicState:
-    """A topic as clients see it."""
-    return TopicState(
-        topic=topic.name,
-        topic_id=topic.topic_id,
-        table=topic.table,
-        config=topic.config,
-        partitions=partitions,
-        effective_priority=topic.config.priority if topic.config.priority is not None else 0,
-        created_ms=topic.created_ms,
-    )
-
-
 def given_settings(settings: Struct) -> dict[str, Any]:
-    """The settings that a client sent. Raises ApiError 400 for one that is not enforced yet."""
+    """The settings that a client sent. Raises ApiError 400 for names of columns."""
     values = ((name, getattr(settings, name)) for name in settings.__struct_fields__)
     given = {name: value for name, value in values if value is not UNSET}
-    for field in _NOT_YET:
-        if field in given and given[field] != getattr(_DEFAULT, field):
-            raise ApiError(
-                400,
-                "not_supported_yet",
-                f"{field} is not supported yet: leave it out, or send its default",
-                {"field": field},
-            )
     check_columns(given.get("columns", {}))
     return given
 
@@ -64,8 +39,9 @@ def given_settings(settings: Struct) -> dict[str, Any]:
 class TopicRoutes:
     """The topics of the daemon."""
 
-    def __init__(self, topics: TopicCache) -> None:
+    def __init__(self, topics: TopicCache, activity: TopicActivityView) -> None:
         self._topics = topics
+        self._activity = activity
 
     async def put(self, name: str, settings: Struct) -> TopicState | Created:
         """Creates a topic or changes its settings; those that are not given stay."""
@@ -85,8 +61,13 @@ class TopicRoutes:
     async def list(self, query: TopicsQuery) -> TopicPage:
         """A page of topics, by name."""
         topics = await self._topics.page(query.cursor, query.limit + 1)
+        activity = self._activity.all()
         states = [
-            topic_state(topic, await self._topics.states(topic.topic_id))
+            self._activity.state(
+                topic,
+                await self._topics.states(topic.topic_id),
+                activity.get(topic.topic_id, UNWATCHED),
+            )
             for topic in topics[: query.limit]
         ]
         more = len(topics) > query.limit
@@ -102,4 +83,6 @@ class TopicRoutes:
         return Trimmed(**msgspec.structs.asdict(state), topic=name)
 
     async def _state(self, entry: TopicEntry) -> TopicState:
-        return topic_state(entry.topic, await self._topics.states(entry.topic_id))
+        partitions = await self._topics.states(entry.topic_id)
+        activity = self._activity.of(entry.topic_id)
+        return self._activity.state(entry.topic, partitions, activity)

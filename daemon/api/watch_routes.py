@@ -28,6 +28,7 @@ from delivery.diff import RECREATED
 from delivery.filters import FilterError
 from delivery.followed import Key
 from delivery.partition_reader import PartitionReader
+from delivery.scheduler.settings import TopicPriorities
 from delivery.watch.formats import FormatError, format_for
 from delivery.watch.hub import WatchHub
 from delivery.watch.outlet import Outlet
@@ -55,10 +56,17 @@ class _Beginning(NamedTuple):
 class WatchRoutes:
     """Streams of records."""
 
-    def __init__(self, topics: TopicCache, reader: PartitionReader, hub: WatchHub) -> None:
+    def __init__(
+        self,
+        topics: TopicCache,
+        reader: PartitionReader,
+        hub: WatchHub,
+        priorities: TopicPriorities,
+    ) -> None:
         self._topics = topics
         self._reader = reader
         self._hub = hub
+        self._priorities = priorities
 
     async def topic(self, name: str, query: WatchQuery, headers: WatchHeaders) -> Streaming:
         """A stream of one topic."""
@@ -154,6 +162,8 @@ class WatchRoutes:
             first += format_.tombstone(origin, cursor + 1, last, RECREATED)
 
         def start(outlet: Outlet) -> None:
+            for topic in topics:
+                self._priorities.learn(topic)
             self._hub.add(outlet, shape, topics, begins.cursors, whole, first)
 
         return Streaming(format_.content_type, start)

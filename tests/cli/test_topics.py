@@ -40,9 +40,9 @@ def test_topics_ls_follows_the_cursor() -> None:
     assert [topic["topic"] for topic in json.loads(listed.stdout)] == ["a", "b"]
     assert [call.path for call in server.calls[:2]] == ["/v0/topics", "/v0/topics?cursor=a"]
     assert table.stdout == (
-        "topic  partitions  records    bytes  highest seq\n"
-        "a               1       10  2.0 KiB           10\n"
-        "b               3       30  6.0 KiB           10\n"
+        "topic  partitions  records    bytes  highest seq  priority  band  age  recency  watchers\n"
+        "a               1       10  2.0 KiB           10       250  B2      -      250         3\n"
+        "b               3       30  6.0 KiB           10       250  B2      -      250         3\n"
     )
 
 
@@ -56,6 +56,7 @@ def test_topics_show_prints_settings_that_are_not_the_default_and_partitions() -
         "topic orders\n"
         "  partitions = 2\n"
         "  ttl_ms = 5\n"
+        "  priority 250, band B2, age -, recency 250, watchers 3\n"
         "\n"
         "partition  earliest seq  head seq  next seq  records    bytes\n"
         "        0             1        10        11       10  2.0 KiB\n"

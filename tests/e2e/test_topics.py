@@ -86,23 +86,56 @@ def test_a_number_of_partitions_out_of_range_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("priority", "effective", "band"),
     [
-        ("priority", 5),
-        ("auto_priority", False),
-        ("lossy", True),
+        (1000, 1000, 4),
+        (749, 749, 3),
+        (0, 0, 1),
+        (-1, -1, 0),
+        (2**63 - 1, 1000, 4),
+        (-(10**9), -1000, 0),
     ],
 )
-def test_a_setting_that_is_not_enforced_yet_is_refused_unless_it_is_the_default(
+def test_a_priority_is_kept_as_given_and_counts_within_a_thousand(
+    shared_daemon: Daemon, priority: int, effective: int, band: int
+) -> None:
+    url = f"/v0/topics/priority{priority}"
+    made = shared_daemon.json("PUT", url, {"priority": priority, "lossy": True})
+
+    assert made.status == 201
+    assert (made.json["config"]["priority"], made.json["config"]["lossy"]) == (priority, True)
+    assert (made.json["effective_priority"], made.json["band"]) == (effective, band)
+    assert shared_daemon.json("PUT", url, {"priority": None}).json["effective_priority"] == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", "5"), ("priority", 1.5), ("priority", True), ("priority", 10**30),
+        ("priority", [1]), ("auto_priority", None), ("auto_priority", 1), ("lossy", "yes"),
+    ],
+)  # fmt: skip
+def test_a_priority_or_a_switch_of_another_type_is_refused(
     shared_daemon: Daemon, field: str, value: object
 ) -> None:
-    answer = shared_daemon.json("PUT", f"/v0/topics/not-yet-{field}", {field: value})
+    answer = shared_daemon.json("PUT", "/v0/topics/of-another-type", {field: value})
 
-    assert (answer.status, answer.code) == (400, "not_supported_yet")
-    assert answer.json["error"]["detail"] == {"field": field}
-    assert shared_daemon.get(f"/v0/topics/not-yet-{field}").status == 404
-    default = shared_daemon.json("PUT", f"/v0/topics/not-yet-{field}", {field: DEFAULTS[field]})
-    assert default.status == 201
+    assert (answer.status, answer.code) == (400, "invalid")
+    assert field in answer.json["error"]["message"]
+    assert shared_daemon.get("/v0/topics/of-another-type").status == 404
+
+
+def test_a_topic_that_was_just_read_is_recent_unless_auto_priority_is_off(
+    shared_daemon: Daemon,
+) -> None:
+    for name, auto in (("read-lately", True), ("read-plain", False)):
+        shared_daemon.json("PUT", f"/v0/topics/{name}", {"auto_priority": auto})
+        assert shared_daemon.json("POST", f"/v0/topics/{name}/diff", {}).status == 200
+        state = shared_daemon.get(f"/v0/topics/{name}").json
+        assert 400 < state["recency"] <= 500
+        expected = state["recency"] if auto else 0
+        assert state["effective_priority"] == expected
+        assert (state["age_ms"], state["watchers"]) == (0, 0)
 
 
 def test_limits_and_columns_are_settings(shared_daemon: Daemon) -> None:

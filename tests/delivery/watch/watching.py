@@ -120,7 +120,12 @@ class Watching:
             lambda topic_id, after_ns: self.delivered.append((topic_id, after_ns)),
             lambda: self.coalesced,
             lambda: self.now_ns,
+            self.watched,
         )
+        self.watchers: dict[int, int] = {}
+
+    def watched(self, topic_id: int, watchers: int) -> None:
+        self.watchers[topic_id] = watchers
 
     def start(self) -> None:
         self.dispatcher.start(asyncio.get_running_loop(), {Kind.PUSH: self.hub.serve})

@@ -1,0 +1,89 @@
+"""Rows of watched topics: one writer each, sums over shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delivery.ready import EntryView
+from delivery.topic_rows import TopicActivity, TopicRows, TopicRowsReader
+from shards.layout import TOPIC_ROWS, TOPIC_SETS, TOPIC_WAYS, Layout
+from shards.segment import Segment
+
+
+@pytest.fixture(scope="module")
+def segment() -> Iterator[Segment]:
+    made = Segment.create(Layout(3, 4096))
+    yield made
+    made.close()
+
+
+def rows_of(segment: Segment) -> tuple[list[TopicRows], TopicRowsReader]:
+    """Fresh rows for each shard, and a reader."""
+    words, layout = segment.words, segment.layout
+    return [TopicRows(words, layout, n) for n in range(3)], TopicRowsReader(words, layout)
+
+
+def refresh(rows: TopicRows, waits: dict[int, EntryView]) -> None:
+    """A whole revolution."""
+    for _ in range(8):
+        rows.refresh(waits.get)
+
+
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from([1, 2, 3, 129, 257, 1000]), st.integers(0, 3))
+)
+
+
+@given(CHANGES)
+def test_watchers_are_summed_over_shards(
+    segment: Segment, changes: list[tuple[int, int, int]]
+) -> None:
+    shards, reader = rows_of(segment)
+    expected: dict[tuple[int, int], int] = {}
+    for shard, topic_id, watchers in changes:
+        shards[shard].watched(topic_id, watchers)
+        expected[shard, topic_id] = watchers
+    sums: dict[int, int] = {}
+    for (_, topic_id), watchers in expected.items():
+        sums[topic_id] = sums.get(topic_id, 0) + watchers
+    found = reader.all()
+    assert {each: found[each].watchers for each in found} == {t: n for t, n in sums.items() if n}
+    for topic_id in sums:
+        assert reader.of(topic_id) == found.get(topic_id, TopicActivity())
+
+
+def test_the_push_that_has_waited_longest_is_shown(segment: Segment) -> None:
+    shards, reader = rows_of(segment)
+    for rows, band, since_ns in ((shards[0], 1, 500), (shards[2], 0, 400)):
+        rows.watched(9, 1)
+        refresh(rows, {9: EntryView(band, since_ns, False)})
+    assert reader.of(9) == TopicActivity(2, 0, 400)
+    refresh(shards[2], {})
+    assert reader.of(9) == TopicActivity(2, 1, 500)
+    refresh(shards[0], {9: EntryView(None, 600, False)})
+    assert reader.of(9).band is None, "in the order of commits there are no bands"
+
+
+def test_a_new_process_begins_with_no_rows(segment: Segment) -> None:
+    shards, reader = rows_of(segment)
+    shards[1].watched(5, 4)
+    TopicRows(segment.words, segment.layout, 1)
+    assert reader.all() == {}
+
+
+def test_every_row_can_be_taken_and_a_topic_without_one_is_not_shown(segment: Segment) -> None:
+    shards, reader = rows_of(segment)
+    for topic_id in range(1, TOPIC_ROWS + 1):
+        shards[0].watched(topic_id, 1)
+    assert len(reader.all()) == TOPIC_ROWS
+    more = 1 + TOPIC_SETS * TOPIC_WAYS
+    shards[0].watched(more, 1)
+    assert reader.of(more) == TopicActivity()
+    shards[0].watched(more, 0)
+    shards[0].watched(1, 0)
+    shards[0].watched(more, 2)
+    assert (reader.of(more).watchers, reader.of(1).watchers) == (2, 0)
