@@ -210,7 +210,8 @@ class Shard:
             self.shard, self.segment.layout.shards, self._after.partitions, ledger,
             Copies(self.topics, self._ring, self.pending, self._producer, self._published),
             RouterBoard(self.segment), self._after.dispatcher.dirty, self._router_settings,
-            monotonic_ns, _end, min(PAGE_BYTES_MAX, config.ring_bytes // 64),
+            monotonic_ns, self._after.priorities.learn, _end,
+            min(PAGE_BYTES_MAX, config.ring_bytes // 64),
         )  # fmt: skip
         self.cursor_flush.add(self._routers)
         self._admin = AdminRoutes(

@@ -279,24 +279,25 @@ class Layout(Struct, frozen=True):
         """Index of the first word of a shard's latency histogram."""
         return self.router(ROUTER_SLOTS) + shard * LATENCY_BUCKETS
 
-    def commit_slot(self, number: int) -> int:
-        """Index of the first word of the slot of commit ``number``."""
-        return self.latency(self.shards) + (number % self.commit_slots) * SLOT_WORDS
-
     @property
     def recency(self) -> int:
         """Index of the first word of recency."""
-        return self.commit_slot(0) + self.commit_slots * SLOT_WORDS
+        return self.latency(self.shards)
 
     def topic_row(self, shard: int, row: int) -> int:
         """Index of the first word of a topic's row."""
         rows = self.recency + RECENCY_WORDS
         return rows + (shard * TOPIC_ROWS + row) * TOPIC_ROW_WORDS
 
+    def commit_slot(self, number: int) -> int:
+        """Index of the first word of the slot of commit ``number``."""
+        slots = self.topic_row(self.shards, 0)
+        return slots + (number % self.commit_slots) * SLOT_WORDS
+
     @property
     def words(self) -> int:
         """All words; the commit log's bytes and the rings follow."""
-        return self.topic_row(self.shards, 0)
+        return self.commit_slot(0) + self.commit_slots * SLOT_WORDS
 
     @property
     def commit_log(self) -> int:

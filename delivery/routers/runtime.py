@@ -36,7 +36,7 @@ from delivery.routers.schemas import gone_topic
 from ledger import cursors, routers
 from ledger.errors import LedgerError
 from ledger.routers import RouterView
-from ledger.types import Advance, CursorMove
+from ledger.types import Advance, CursorMove, Topic
 from shards.routerboard import RouterBoard, RouterPhase, RouterRow
 from uploader.l0 import L0Error
 from uploader.l0.records import Record, RecordsError
@@ -102,8 +102,8 @@ def _everything(_: Record) -> bool:
 
 
 class Routers:
-    """The routers of one shard. ``version`` changes with routers and topics; ``ended`` is called if
-    the process must end."""
+    """The routers of one shard. ``version`` changes with routers and topics; ``learn`` hears which
+    topics are sources; ``ended`` is called if the process must end."""
 
     def __init__(
         self,
@@ -116,6 +116,7 @@ class Routers:
         dirty: Callable[[Iterable[EntryKey], int], None],
         version: Callable[[], int],
         now_ns: Callable[[], int],
+        learn: Callable[[Topic], None],
         ended: Callable[[], object],
         page_bytes: int = PAGE_BYTES_MAX,
     ) -> None:
@@ -129,6 +130,7 @@ class Routers:
         self._dirty = dirty
         self._version = version
         self._now_ns = now_ns
+        self._learn_topic = learn
         self._ended = ended
         self._running: dict[int, RunningRouter] = {}
         self._by_source: dict[int, list[RunningRouter]] = {}
@@ -200,6 +202,7 @@ class Routers:
         for router_id in self._running.keys() - present.keys():
             self._forget(self._running.pop(router_id))
         for router_id, view in present.items():
+            self._learn_topic(view.source)
             running = self._running.get(router_id)
             if running is None:
                 running = self._running[router_id] = RunningRouter(view)

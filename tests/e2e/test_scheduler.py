@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.streams import WatchLine
 
@@ -88,6 +90,7 @@ def play(daemon: Daemon, seed: int) -> tuple[dict[str, list[Any]], dict[str, lis
     return read, told
 
 
+@pytest.mark.slow
 def test_the_log_is_the_same_with_the_scheduler_and_without(tmp_path: Path) -> None:
     """T14, over HTTP."""
     found = []

@@ -49,6 +49,11 @@ def words(layout: Layout) -> list[tuple[str, int]]:
     for shard in range(layout.shards):
         start = layout.latency(shard)
         found += [("H_", start + bucket) for bucket in range(at.LATENCY_BUCKETS)]
+    found += [("RECENCY", layout.recency), ("RECENCY", layout.recency + at.RECENCY_WORDS - 1)]
+    for shard in range(layout.shards):
+        for row in (0, at.TOPIC_ROWS - 1):
+            base = layout.topic_row(shard, row)
+            found += [("TOPIC_ROW", base + word) for word in range(at.TOPIC_ROW_WORDS)]
     for number in range(layout.commit_slots):
         slot = layout.commit_slot(number)
         found += [("C_", slot + word) for word in range(at.SLOT_WORDS)]
