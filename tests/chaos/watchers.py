@@ -175,7 +175,7 @@ class _Parser:
             for event in self._sse.feed(data):
                 if isinstance(event, Position):
                     yield "position", event.text
-                else:
+                elif event.name != "position":  # the event that carried it
                     yield event.name, json.loads(event.data)
             return
         self._rest += data

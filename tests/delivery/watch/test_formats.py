@@ -149,7 +149,7 @@ def test_openings_heartbeats_and_positions() -> None:
     assert SSE.heartbeat() == b":\n\n"
     assert NDJSON.heartbeat() == b'{"event":"heartbeat"}\n'
     assert msgspec.msgpack.decode(MSGPACK.heartbeat()) == {"event": "heartbeat"}
-    assert SSE.position("7:0=120") == b"id: 7:0=120\n\n"
+    assert SSE.position("7:0=120") == b"event: position\nid: 7:0=120\ndata: {}\n\n"
     assert NDJSON.position("7:0=120") == b'{"event":"position","id":"7:0=120"}\n'
     told = {"event": "position", "id": "7:0=120"}
     assert msgspec.msgpack.decode(MSGPACK.position("7:0=120")) == told
