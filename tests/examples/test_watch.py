@@ -1,4 +1,4 @@
-"""examples/watch: what the page asks for and listens to, with a client that does as browsers do.
+"""examples/watch: the program is run; the page is not, but a client asks and listens as it does.
 
 The client follows the HTML standard (section 9.2): the parser of tests/cli/client/test_events.py,
 the header Last-Event-ID, and no second attempt after an answer other than 200.
@@ -9,13 +9,16 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from commands.client.events import EventParser, StreamEvent
 from delivery.watch import events
-from tests.e2e.daemon import HANG_S, ROOT, Daemon, running
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 
 PAGE = (ROOT / "examples" / "watch" / "index.html").read_text()
 ORIGIN = "http://pages.example"
@@ -126,3 +129,27 @@ def test_a_deleted_topic_is_told_and_the_next_connection_is_refused(daemon: Daem
     source.connect()
     assert source.answer.status == 404
     source.lose()
+
+
+def test_the_program_copies_each_record_once_though_it_is_killed(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.ndjson"
+    command = [sys.executable, str(ROOT / "examples" / "watch" / "follow.py"), "copied", str(copy)]
+
+    def until_copied(count: int) -> None:
+        with subprocess.Popen([*command, daemon.url]) as program:
+            try:
+                wait_until(
+                    lambda: copy.exists() and len(copy.read_bytes().splitlines()) >= count,
+                    f"{count} lines in the copy",
+                )
+            finally:
+                program.kill()
+
+    daemon.produce("copied", *range(30))
+    until_copied(30)
+    copy.write_bytes(copy.read_bytes() + b"a line without a position\n")
+    daemon.produce("copied", *range(30, 50))
+    until_copied(50)
+    assert [json.loads(line) for line in copy.read_bytes().splitlines()] == list(range(50))
