@@ -15,10 +15,14 @@ from pathlib import Path
 
 from compaction.access.http_calls import SOCKET_NAME, short_socket_path
 
-# Accepted sockets inherit it: the kernel keeps little of what it has not sent yet, so that ten
+# Accepted sockets inherit these. The kernel keeps little of what it has not sent yet, so that ten
 # thousand clients that do not read cost 1 GiB of kernel memory and not 40, and a slow client gets
 # what is new and not what was new 4 MiB ago. What is under way does not count.
 NOT_SENT_BYTES_MAX = 128 << 10
+# A client whose machine is gone: without it, the kernel sends again for 15 minutes, and ten thousand
+# such clients would fill the places of all streams. It also counts while a client that lives lets
+# nothing be sent, so it must be longer than the HTTP front's own 60 s.
+UNACKNOWLEDGED_MS_MAX = 120_000
 BACKLOG = 4096  # connections that may wait for one shard; the kernel caps it at somaxconn
 
 
@@ -44,6 +48,7 @@ def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES_MAX)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
             listener.bind((host, port))
             listener.listen(BACKLOG)
             listener.setblocking(False)

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from daemon.listeners import NOT_SENT_BYTES_MAX, ListenError, open_listeners
+from daemon.http.limits import HttpLimits
+from daemon.listeners import (
+    NOT_SENT_BYTES_MAX,
+    UNACKNOWLEDGED_MS_MAX,
+    ListenError,
+    open_listeners,
+)
 
 
 @contextlib.contextmanager
@@ -30,13 +36,17 @@ def test_all_sockets_share_the_port_that_the_kernel_chose() -> None:
         assert not any(listener.getblocking() for listener in made)
 
 
-def test_the_kernel_keeps_little_for_a_client_that_does_not_read() -> None:
+def test_the_kernel_keeps_little_for_a_client_that_does_not_read_and_gives_up_dead_ones() -> None:
     with listening("127.0.0.1", 0, 1) as (listener,), contextlib.ExitStack() as stack:
         stack.enter_context(socket.create_connection(listener.getsockname()))
         listener.setblocking(True)
         accepted = stack.enter_context(listener.accept()[0])
-        limit = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-        assert limit == NOT_SENT_BYTES_MAX
+        limits = [
+            accepted.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_NOTSENT_LOWAT, socket.TCP_USER_TIMEOUT)
+        ]
+        assert limits == [NOT_SENT_BYTES_MAX, UNACKNOWLEDGED_MS_MAX]
+        assert HttpLimits().write_timeout_ms < UNACKNOWLEDGED_MS_MAX
 
 
 def test_connections_are_spread_over_the_sockets() -> None:

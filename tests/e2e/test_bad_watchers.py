@@ -27,12 +27,14 @@ from tests.e2e.streams import WatchLine
 KIB, MIB = 1 << 10, 1 << 20
 WATCH = "/v0/topics/t/watch"
 SETTINGS = {"ring_bytes": 16 * MIB, "object_bytes_target": 1 * MIB, "body_bytes_max": 2 * MIB}
+PAGE = "https://page.example"
 RECORD = "x" * (MIB // 2)
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running(tmp_path_factory.mktemp("data"), shards=1, settings=SETTINGS) as daemon:
+    settings = {**SETTINGS, "cors_origins": PAGE}
+    with running(tmp_path_factory.mktemp("data"), shards=1, settings=settings) as daemon:
         daemon.produce("t", "first")
         yield daemon
         assert [shard["restarts"] for shard in daemon.status()["shards"]] == [0]
@@ -187,6 +189,38 @@ def test_requests_that_were_pipelined_before_a_stream_are_answered_first(
         read = received(client, b'"piped"', read)
         assert read.count(b"HTTP/1.1 200 ") == 2
         assert read.index(b"Content-Length") < read.index(b"Transfer-Encoding")
+
+
+def test_http_1_0_is_refused_and_head_gets_the_head(daemon: Daemon, bystander: Bystander) -> None:
+    with asking(daemon) as client:
+        streamed = received(client, b"\r\n\r\n").partition(b"\r\n\r\n")[0].split(b"\r\n")
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=HANG_S) as client:
+        ask = f"{{}} {WATCH} HTTP/1.{{}}\r\nHost: test\r\nAccept: application/x-ndjson\r\n\r\n"
+        client.sendall(ask.format("HEAD", 1).encode())
+        head = received(client, b"\r\n\r\n")
+        assert head.endswith(b"\r\n\r\n")
+        assert {*head.split(b"\r\n"), b"Connection: close"} == {*streamed, b""}
+        client.sendall(ask.format("GET", 0).encode())
+        refused = received(client, b"}}")
+        assert refused.startswith(b"HTTP/1.1 400 ")
+        assert b'"http_version"' in refused
+    bystander.write("one")
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed"), [(PAGE, PAGE), ("https://other.example", None), ("null", None)]
+)
+def test_a_page_of_an_allowed_origin_may_watch_and_others_may_not(
+    daemon: Daemon, origin: str, allowed: str | None
+) -> None:
+    for method, path in (("GET", f"{WATCH}?from_seq=x"), ("HEAD", WATCH), ("OPTIONS", WATCH)):
+        answer = daemon.ask(method, path, origin=origin)
+        assert answer.headers.get("access-control-allow-origin") == allowed
+        assert answer.headers["vary"] == "Origin"
+    assert answer.status == 204
+    assert answer.headers["access-control-allow-methods"] == "GET"
+    refused = daemon.ask("GET", "/v0/admin/live_leases", origin=origin)
+    assert (refused.status, refused.code) == (403, "not_for_pages")
 
 
 @contextlib.contextmanager
