@@ -19,9 +19,9 @@ from compaction.access.http_calls import SOCKET_NAME, short_socket_path
 # thousand clients that do not read cost 1 GiB of kernel memory and not 40, and a slow client gets
 # what is new and not what was new 4 MiB ago. What is under way does not count.
 NOT_SENT_BYTES_MAX = 128 << 10
-# A client whose machine is gone: without it, the kernel sends again for 15 minutes, and ten thousand
-# such clients would fill the places of all streams. It also counts while a client that lives lets
-# nothing be sent, so it must be longer than the HTTP front's own 60 s.
+# For clients whose machine is gone: otherwise the kernel sends again for 15 minutes, and they could
+# fill the places of all streams. It also counts while a client that lives lets nothing be sent, so
+# it must be longer than the HTTP front's own 60 s.
 UNACKNOWLEDGED_MS_MAX = 120_000
 BACKLOG = 4096  # connections that may wait for one shard; the kernel caps it at somaxconn
 

@@ -9,12 +9,16 @@ import json
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 
 from tests.e2e.daemon import HANG_S, Answer, Daemon, wait_until
 
 _ENOUGH = 64  # the kernel spreads connections by a hash: 64 on one side of two do not happen
+
+
+class StreamCut(AssertionError):
+    """An answer without an end was cut off, instead of ended."""
 
 
 class Wire:
@@ -39,8 +43,9 @@ class Wire:
         self._socket.close()
 
     def half_close(self) -> None:
-        """Closes our direction: nothing more will be sent."""
-        self._socket.shutdown(socket.SHUT_WR)
+        """Closes our direction: nothing more will be sent. The other side may have reset both."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
         """Closes with a reset: what is in flight in either direction is lost."""
@@ -80,11 +85,30 @@ class Wire:
         assert version == "HTTP/1.1", first
         pairs = (line.partition(":") for line in lines)
         headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        if headers.get("transfer-encoding") == "chunked" and not bodiless:
+            return Answer(int(status), headers, self._chunks())
         length = 0 if bodiless else int(headers.get("content-length", "0"))
+        return Answer(int(status), headers, self._take(length))
+
+    def _take(self, length: int) -> bytes:
         while len(self._buffer) < length:
-            assert self._more(), "the connection ended inside an answer's body"
+            if not self._more():
+                raise StreamCut("the connection ended inside an answer's body")
         body, self._buffer = self._buffer[:length], self._buffer[length:]
-        return Answer(int(status), headers, body)
+        return body
+
+    def _chunks(self) -> bytes:
+        """The body of a stream, up to its end."""
+        body = b""
+        while True:
+            size = self._until(b"\r\n")
+            if size is None:
+                raise StreamCut("a stream ended without its last chunk")
+            data = self._take(int(size, 16) + 2)
+            assert data.endswith(b"\r\n"), f"a chunk is longer than it says: {data[-40:]!r}"
+            if len(data) == 2:
+                return body
+            body += data[:-2]
 
     def answers(self) -> list[Answer]:
         """All answers until the other side closes."""

@@ -104,6 +104,17 @@ _PARAMETERS = (
     "limit", "cursor", "partition", "key", "create", "expected_seq", "ts", "idempotency_key",
     "disable_backpressure", "tag", "node", "dedupe", "ack_timeout_ms",
 )  # fmt: skip
+_WATCHED = (
+    "from_seq", "from_ts", "tail", "partition", "tag", "node", "key", "last_event_id", "unknown",
+)  # fmt: skip
+_STREAMS = (
+    "text/event-stream", "application/x-ndjson", "application/msgpack", "*/*", "text/*;q=0.1",
+    "image/png", "application/x-ndjson;q=0", ";", "", "a/b/c, */*;q=2",
+)  # fmt: skip
+_POSITIONS = (
+    "1:0=1", "2:0=5", "1:0=0;2:0=0", "9:0=1", "1:0=18446744073709551615", "1:", "1:0=", ":",
+    "1:0=1;", "1:0=1,0=2", "-1:0=1", "x", "1:0=1" * 500,
+)  # fmt: skip
 # Not HEAD: answers to it have no body, so that a reader of answers must know what was asked.
 # Not PUT and DELETE: the topics of the records stay as they are.
 _METHODS = ("GET", "POST", "PATCH", "OPTIONS", "CONNECT", "TRACE", "get",
@@ -153,8 +164,10 @@ class _Maker:
         kind = self.rng.random()
         if kind < 0.4:
             return self.produce()
-        if kind < 0.8:
+        if kind < 0.75:
             return self.question()
+        if kind < 0.82:
+            return self.watch()
         if kind < 0.95:
             return self.wander()
         return Sent(self.garbage(), framed=False)
@@ -258,6 +271,33 @@ class _Maker:
         if rng.random() < 0.4:
             target += "?" + "&".join(self.parameter() for _ in range(rng.randint(1, 3)))
         return self.framed(method, target, [], None)
+
+    def watch(self) -> Sent:
+        """A stream, or the description of one. What is pipelined after a stream is dropped."""
+        rng = self.rng
+        topic = rng.choice((*RECORD_TOPICS, *RECORD_TOPICS, *SCRATCH_TOPICS, self.text()))
+        if rng.random() < 0.3:
+            asked: dict[str, Any] = {"topic": topic}
+            document: dict[str, Any] = {"topics": [asked] * rng.choice((1, 1, 2, 65))}
+            for _ in range(rng.choice((0, 1, 3))):
+                place = rng.choice((asked, document))
+                place[rng.choice(_WATCHED)] = self.odd()
+            body = json.dumps(document).encode()
+            return self.framed("POST", "/v0/watch", ["Content-Type: application/json"], body)
+        path = f"/v0/topics/{topic}/watch" if rng.random() < 0.9 else f"/v0/watch/{self.text()}"
+        target = _quoted(path)
+        if rng.random() < 0.6:
+            values = (str(rng.choice(_INTEGERS)), "0", "0", "true", "*", "a?", "\\\\", self.text())
+            target += "?" + "&".join(
+                _quoted(f"{rng.choice(_WATCHED)}={rng.choice(values)}")
+                for _ in range(rng.choice((1, 1, 2)))
+            )
+        fields = []
+        if rng.random() < 0.5:
+            fields.append(f"Accept: {rng.choice(_STREAMS)}")
+        if rng.random() < 0.2:
+            fields.append(f"Last-Event-ID: {rng.choice(_POSITIONS)}")
+        return self.framed("GET", target, fields, None)
 
     # -- HTTP ----------------------------------------------------------------------------------
 

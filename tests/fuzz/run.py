@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 
+from daemon.http.limits import HttpLimits
 from ledger.checks import invariants
 from ledger.ledger import Ledger
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Answer, Daemon, running, wait_until
-from tests.e2e.wire import Wire, wire_of_each_shard
+from tests.e2e.wire import StreamCut, Wire, wire_of_each_shard
 from tests.fuzz.inputs import RECORD_TOPICS, End, Stream, marks_in, stream_of
 from tests.fuzz.judge import UNKNOWN, Said, judged
 
@@ -129,6 +130,10 @@ class _Hunt:
             began = self._pulses
             try:
                 answers = _conversation(self.daemon.port, stream)
+            except StreamCut as error:
+                answers = []
+                if stream.size <= HttpLimits().stream_input_bytes_max:  # else it sent too much
+                    self._find(f"stream {number}: {error}")
             except (AssertionError, TimeoutError, ValueError) as error:
                 self._find(f"stream {number}: {type(error).__name__} {error}")
                 answers = []
