@@ -1,0 +1,380 @@
+"""A shard's routers over real rings, a real ledger and a real store; commits and time by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+from delivery.dispatch import Dispatcher
+from delivery.fifo import FifoReadySet
+from delivery.followed import FollowedPartitions
+from delivery.ledger_thread import LedgerThread
+from delivery.partition_reader import PartitionReader
+from delivery.ready import Kind, PriorityInputs
+from delivery.routers.outbox import DestinationFull, RingShareUsed
+from delivery.routers.plan import HOLD_NS
+from delivery.routers.runtime import Routers
+from delivery.routers.schemas import RouterStatus, status_of
+from delivery.tail_reader import TailReader
+from ledger import cursors, routers, topics
+from ledger.ledger import Ledger
+from ledger.routers import NO_FILTER, RouterFilter, Start
+from ledger.tx import WriteTx
+from ledger.types import Advance, Commit, Topic, TopicConfig
+from shards.clock import monotonic_ns
+from shards.frame import FLAG_WAITS, Part, encode_conditions
+from shards.routerboard import RouterBoard
+from tests.delivery.node import Node, l0_reader, node_in, stored_reader
+from uploader.l0.records import Record
+from uploader.stores.base import StoreError
+
+HANG_NS = 20 * 10**9
+RING_BYTES = 64 << 10
+
+
+class RingOutbox:
+    """The ring of one shard; ``room`` and ``full`` say what it and the destination take."""
+
+    def __init__(self, node: Node, shard: int) -> None:
+        self._node = node
+        self.shard = shard
+        self.room = 1 << 20
+        self.full = False
+        self.appended = 0
+        self.on_their_way: dict[int, Callable[[bool], None]] = {}
+
+    def room_bytes(self) -> int:
+        return self.room
+
+    def knows(self, dest: Topic) -> bool:
+        return True
+
+    async def learn(self, dest: Topic) -> None:
+        raise AssertionError("what is known need not be learned")
+
+    def append(
+        self, dest: Topic, parts: Sequence[Part], advance: Advance, settled: Callable[[bool], None]
+    ) -> None:
+        if not self.room:
+            raise RingShareUsed(1)
+        if self.full and sum(part.record_count for part in parts) > 2:
+            raise DestinationFull("it takes two records at a time")
+        conditions = encode_conditions(None, None, advance)
+        writer = self._node._writers[self.shard]
+        self.on_their_way[writer.append(0, 0, conditions, parts, FLAG_WAITS)] = settled
+        self.appended += 1
+
+    def committed(self, commit: Commit) -> None:
+        void = {verdict.position for verdict in commit.verdicts if verdict.shard == self.shard}
+        for source in commit.sources:
+            if source.shard == self.shard:
+                for position in [p for p in self.on_their_way if p < source.end]:
+                    self.on_their_way.pop(position)(position not in void)
+
+
+class World:
+    """A node and the routers of its shards, each with an outbox of its own."""
+
+    def __init__(self, node: Node, reader_of: Callable[[], PartitionReader], ledger: Any) -> None:
+        self.node = node
+        self.dest: Topic = node.ledger.write(topics.create, "copies", TopicConfig(partitions=2), 1)[
+            0
+        ]
+        self._reader_of = reader_of
+        self._ledger = ledger
+        self.now_ns = 1
+        self.changes = 1
+        self.failed = False
+        self.shards: list[tuple[Routers, RingOutbox, PartitionReader]] = []
+
+    def add(self, shard: int = 0) -> RingOutbox:
+        """Another owner of all routers, whose frames go to a shard's ring."""
+        outbox = RingOutbox(self.node, shard)
+        reader = self._reader_of()
+        dispatcher = Dispatcher(FifoReadySet(), lambda _: PriorityInputs(), lambda: self.now_ns)
+        made = Routers(
+            0, 1, reader, self._ledger, outbox, RouterBoard(self.node.segment), dispatcher.dirty,
+            lambda: self.changes, lambda: self.now_ns, self._end,
+        )  # fmt: skip
+        dispatcher.start(asyncio.get_running_loop(), {Kind.ROUTE: made.serve})
+        self.shards.append((made, outbox, reader))
+        return outbox
+
+    def _end(self) -> None:
+        self.failed = True
+
+    def create(self, start: Start = "earliest", filter_: RouterFilter = NO_FILTER) -> None:
+        self.node.ledger.write(routers.create, "r", "t", "copies", filter_, start, False, 5)
+        self.changes += 1
+
+    def look(self) -> None:
+        for made, _, _ in self.shards:
+            made.look()
+
+    def commit(self, *shards: int) -> None:
+        commit = self.node.commit(*shards)
+        if commit is None:
+            return
+        for made, outbox, reader in self.shards:
+            made.committed(reader.followed.apply(commit), self.now_ns)
+            outbox.committed(commit)
+
+    async def until(self, holds: Callable[[], object], *, commits: bool = True) -> None:
+        """Turns everything until a condition holds."""
+        end_ns = monotonic_ns() + HANG_NS
+        while not holds():
+            assert not self.failed and monotonic_ns() < end_ns
+            self.look()
+            if commits:
+                self.commit()
+            await asyncio.sleep(0.001)
+
+    def status(self) -> RouterStatus:
+        view = self.node.ledger.read(routers.view, "r")
+        assert view is not None
+        row = RouterBoard(self.node.segment).read(view.router.slot, view.router.router_id)
+        return status_of(view, row)
+
+    def copies(self) -> list[str]:
+        found = [
+            record.data
+            for partition in (0, 1)
+            for _, record in self.node.records[self.dest.topic_id, partition]
+        ]
+        assert len(set(found)) == len(found), "a copy was made twice"
+        return sorted(found)
+
+    def done(self) -> bool:
+        self.look()
+        return not self.status().lag
+
+
+@asynccontextmanager
+async def world_in(directory: Path) -> AsyncIterator[World]:
+    with (
+        node_in(directory, ring_bytes=RING_BYTES) as node,
+        closing(Ledger(directory / "ledger.db", nullcontext())) as opened,
+        ThreadPoolExecutor(1) as thread,
+        l0_reader(node) as (l0, _),
+    ):
+        ledger = LedgerThread(opened, thread)
+
+        def reader_of() -> PartitionReader:
+            # Only the ledger knows of earlier commits.
+            followed, tail = FollowedPartitions(), TailReader(node.segment)
+            return PartitionReader(
+                followed, tail, ledger, stored_reader(node, ledger, l0), lambda: 1
+            )
+
+        world = World(node, reader_of, ledger)
+        yield world
+        for made, _, _ in world.shards:
+            made.close()
+        await asyncio.sleep(0)
+        world.shards.clear()
+
+
+def run(directory: Path, body: Callable[[World], Any]) -> None:
+    async def main() -> None:
+        async with world_in(directory) as world:
+            await body(world)
+
+    asyncio.run(main())
+
+
+def produce(world: World, *data: str, partition: int = 0, tag: str | None = None) -> None:
+    world.node.produce(1, {partition: [Record(each, None, None, tag) for each in data]})
+
+
+def test_copies_come_from_the_rings_and_move_the_cursor_in_their_commit(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.create()
+        world.add()
+        await world.until(lambda: len(world.shards[0][0]))
+        for n in range(3):
+            produce(world, f"{n}a", f"{n}b", partition=n)
+        world.commit()
+        await world.until(lambda: world.shards[0][1].appended == 3, commits=False)
+        assert world.copies() == []
+        assert world.status().lag == 6
+        world.commit()
+        assert world.status().lag == 0
+        assert world.copies() == ["0a", "0b", "1a", "1b", "2a", "2b"]
+        assert not world.node.store.gets, "the rings held everything"
+        await world.until(lambda: world.status().copied == 6)
+
+    run(tmp_path, body)
+
+
+def test_what_the_rings_do_not_hold_comes_from_the_store(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        for n in range(5):
+            produce(world, *(f"{n}.{m}" for m in range(4)))
+            world.node.commit()
+        world.create([7, 0, 0])
+        world.add()
+        await world.until(world.done)
+        assert world.copies() == sorted(f"{n // 4}.{n % 4}" for n in range(7, 20))
+        assert world.node.store.gets
+
+    run(tmp_path, body)
+
+
+def test_two_owners_in_different_rings_copy_everything_once_between_them(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.create()
+        world.add(0)
+        world.add(1)
+        for n in range(20):
+            produce(world, f"{n:02}a", f"{n:02}b", partition=n % 3)
+            world.commit()
+            for _ in range(3):
+                world.look()
+                await asyncio.sleep(0.001)
+        await world.until(world.done)
+        await world.until(lambda: not any(outbox.on_their_way for _, outbox, _ in world.shards))
+        assert len(world.copies()) == 40
+        assert sum(outbox.appended for _, outbox, _ in world.shards) > 20, "they never met"
+
+    run(tmp_path, body)
+
+
+def test_a_stretch_that_the_filter_leaves_out_is_passed_by_a_flush(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.create("earliest", RouterFilter(tag="yes"))
+        outbox = world.add()
+        produce(world, "a", "b", tag="no")
+        produce(world, "c", tag="yes")
+        produce(world, "d", "e", tag="no")
+        world.commit()
+        await world.until(lambda: outbox.appended, commits=False)
+        made = world.shards[0][0]
+        assert made.moves(10) == []  # a frame is on its way, and carries more
+        world.commit()
+        await world.until(lambda: not outbox.on_their_way)
+        produce(world, "f", tag="no")
+        world.commit()
+        await asyncio.sleep(0.01)
+        (move,) = made.moves(10)
+        assert world.status().lag == move.next - move.expected
+        assert world.node.ledger.write(cursors.flush, [move]) == {}
+        made.flushed(move, moved=True)
+        assert world.status().lag == 0
+        await world.until(lambda: world.status().filtered == 5)
+        assert world.copies() == ["c"]
+        # A flush that was refused: somebody else has moved the cursor.
+        produce(world, "g", tag="no")
+        world.commit()
+        await asyncio.sleep(0.01)
+        (move,) = made.moves(10)
+        made.flushed(move, moved=False)
+        produce(world, "h", tag="yes")
+        world.commit()
+        await world.until(world.done)
+        assert world.copies() == ["c", "h"]
+
+    run(tmp_path, body)
+
+
+def test_without_room_in_the_ring_a_router_waits_and_then_goes_on(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.create()
+        outbox = world.add()
+        outbox.room = 0
+        produce(world, "a", "b")
+        world.commit()
+        for _ in range(20):
+            world.look()
+            await asyncio.sleep(0.001)
+        assert not outbox.appended
+        outbox.room = 1 << 20
+        await world.until(world.done)
+        assert world.copies() == ["a", "b"]
+
+    run(tmp_path, body)
+
+
+def test_a_destination_that_takes_less_gets_smaller_frames(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.create()
+        outbox = world.add()
+        outbox.full = True
+        produce(world, *(f"{n}" for n in range(9)))
+        world.commit()
+        await world.until(world.done)
+        assert world.copies() == [f"{n}" for n in range(9)]
+        assert outbox.appended >= 5
+
+    run(tmp_path, body)
+
+
+def quarantined(tx: WriteTx, topic_id: int) -> None:
+    tx.execute(
+        "INSERT INTO quarantine (topic_id, partition, first_offset, last_offset, key, reason,"
+        " found_ms) VALUES (?, 0, 3, 4, 'object', 'damaged', 1)",
+        (topic_id,),
+    )
+
+
+def test_offsets_in_quarantine_hold_a_router_until_they_are_back(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        for n in range(3):
+            produce(world, f"{n}a", f"{n}b")
+            world.node.commit()
+        world.node.ledger.write(quarantined, world.node.topic.topic_id)
+        world.create([2, 0, 0])
+        world.add()
+        await world.until(lambda: world.status().state == "held")
+        assert world.status().reason.startswith("offsets 3 to 4 of partition 0 are in quarantine")
+        assert world.copies() == []
+        with world.node.ledger.writing() as tx:
+            tx.execute("DELETE FROM quarantine")
+        world.now_ns += HOLD_NS
+        await world.until(world.done)
+        assert world.copies() == ["1a", "1b", "2a", "2b"]
+
+    run(tmp_path, body)
+
+
+def test_a_source_that_cannot_be_read_holds_a_router_and_says_why(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        def fail() -> None:
+            raise StoreError("the bucket is gone", retryable=False)
+
+        produce(world, "a")
+        world.node.commit()
+        world.node.store.before = fail
+        world.create()
+        world.add()
+        await world.until(lambda: world.status().state == "held")
+        assert "cannot be read after offset 0 of partition 0: the bucket is gone" in (
+            world.status().reason
+        )
+        world.node.store.before = lambda: None
+        world.now_ns += HOLD_NS
+        await world.until(world.done)
+        assert world.copies() == ["a"]
+
+    run(tmp_path, body)
+
+
+def test_a_deleted_router_copies_nothing_more_and_its_frames_are_void(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.create()
+        outbox = world.add()
+        produce(world, "a")
+        world.commit()
+        await world.until(lambda: outbox.appended, commits=False)
+        world.node.ledger.write(routers.delete, "r", 9)
+        world.changes += 1
+        world.commit()
+        await world.until(lambda: not len(world.shards[0][0]))
+        assert world.copies() == []
+        assert not outbox.on_their_way
+        world.shards[0][2].followed.check_invariants()
+
+    run(tmp_path, body)
