@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.routing import add_router, assert_copied, partitions_of, router, wait_routed
 
@@ -153,3 +155,36 @@ def test_a_router_without_its_topic_stops_and_says_so(shared_daemon: Daemon) -> 
     assert router(shared_daemon, "rd")["state"] == "stopped"
     shared_daemon.ask("DELETE", "/v0/routers/rd")
     assert shared_daemon.read_all("rd.dst") == []
+
+
+@pytest.mark.slow
+def test_what_was_there_before_the_daemon_is_copied_from_the_store(data: Path) -> None:
+    with running(data, shards=2) as daemon:
+        daemon.json("PUT", "/v0/topics/src", {"partitions": 3})
+        for n in range(30):
+            produce(daemon, "src", records(10 * n, 10))
+    with running(data, shards=1) as daemon:
+        daemon.json("PUT", "/v0/topics/dst", {})
+        add_router(daemon, "r", "src", "dst", **{"from": "earliest"})
+        wait_routed(daemon, "r")
+        assert assert_copied(daemon, "src", "dst") == 300
+        assert daemon.status()["store"]["gets"] > 0
+
+
+@pytest.mark.slow
+def test_records_that_were_evicted_before_they_were_copied_are_told_of(data: Path) -> None:
+    settings = {"retention_interval_ms": 100}
+    with running(data, settings=settings) as daemon:
+        daemon.json("PUT", "/v0/topics/src", {})
+        daemon.json("PUT", "/v0/topics/dst", {})
+        add_router(daemon, "r", "src", "dst", paused=True)
+        for n in range(5):
+            produce(daemon, "src", records(10 * n, 10))
+        daemon.json("PUT", "/v0/topics/src", {"cap_records": 20})
+        wait_until(lambda: daemon.diff("src", limit=1)["earliest_seq"] == 31, "the eviction")
+    with running(data, settings=settings) as daemon:  # the rings are empty now
+        daemon.json("PUT", "/v0/routers/r", {"paused": False})
+        wait_routed(daemon, "r")
+        assert assert_copied(daemon, "src", "dst") == 20
+        wait_until(lambda: router(daemon, "r")["skipped"], "the count")
+        assert router(daemon, "r")["skipped"] == 30

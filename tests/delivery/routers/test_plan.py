@@ -213,7 +213,7 @@ class RoutingMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(map(len, self.source)))
     @rule(partition=st.integers(0, SOURCES - 1), size=st.integers(1, 2 * PAGE))
-    def somebody_else_copies(self, partition: int, size: int) -> None:
+    def another_owner_copies(self, partition: int, size: int) -> None:
         """A page, by an owner that this daemon does not know."""
         asked = Read(partition, self.cursor[partition])
         _, items, reached, _ = self.page(asked, size)

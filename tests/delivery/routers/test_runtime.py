@@ -98,7 +98,7 @@ class World:
         dispatcher = Dispatcher(FifoReadySet(), lambda _: PriorityInputs(), lambda: self.now_ns)
         made = Routers(
             0, 1, reader, self._ledger, outbox, RouterBoard(self.node.segment), dispatcher.dirty,
-            lambda: self.changes, lambda: self.now_ns, self._end,
+            lambda: self.changes, lambda: self.now_ns, lambda _: None, self._end,
         )  # fmt: skip
         dispatcher.start(asyncio.get_running_loop(), {Kind.ROUTE: made.serve})
         self.shards.append((made, outbox, reader))
@@ -167,7 +167,7 @@ async def world_in(directory: Path) -> AsyncIterator[World]:
             # Only the ledger knows of earlier commits.
             followed, tail = FollowedPartitions(), TailReader(node.segment)
             return PartitionReader(
-                followed, tail, ledger, stored_reader(node, ledger, l0), lambda: 1
+                followed, tail, ledger, stored_reader(node, ledger, l0), lambda _: 1
             )
 
         world = World(node, reader_of, ledger)
@@ -266,7 +266,7 @@ def test_a_stretch_that_the_filter_leaves_out_is_passed_by_a_flush(tmp_path: Pat
         assert world.status().lag == 0
         await world.until(lambda: world.status().filtered == 5)
         assert world.copies() == ["c"]
-        # A flush that was refused: somebody else has moved the cursor.
+        # A flush that was refused, because another owner has moved the cursor.
         produce(world, "g", tag="no")
         world.commit()
         await asyncio.sleep(0.01)
