@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread
 from ledger import commits
 from ledger.types import Commit
@@ -28,6 +29,7 @@ from uploader.stores.retry import COMMIT, delay_s, may_pass
 
 log = logging.getLogger("headgate.shard")
 
+CANNOT_FOLLOW = "this process ends: it cannot follow the commits after"
 RECENT_COMMITS = 64
 RECENT_RUNS = 8_192  # with their heads about 3 MB; one larger commit is kept alone
 
@@ -35,8 +37,8 @@ RECENT_RUNS = 8_192  # with their heads about 3 MB; one larger commit is kept al
 class CommitFeed:
     """One shard's way through all commits; belongs to its loop.
 
-    ``take`` gets each commit once; ``caught_up`` is called after a read of the ledger, and
-    ``ended`` if the process must end.
+    ``take`` gets each commit once; ``caught_up`` is called when commits were taken later than in a
+    call of ``follow``, and ``ended`` if the process must end.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class CommitFeed:
         self._caught_up = caught_up
         self._ended = ended
         self._reading: asyncio.Task[None] | None = None
+        self._goes_on = False
         self._recent: deque[Commit] = deque()
         self._recent_runs = 0
         self.seen = commit_log.end  # the number of the last commit that was taken
@@ -68,16 +71,31 @@ class CommitFeed:
         return self._recent
 
     def follow(self) -> None:
-        """Takes the new commits of the log, in order."""
+        """Takes the new commits of the log, in order; what exceeds a slice, in later ones."""
         if self._reading is not None:
             return
         end = self._log.end
+        until_ns = monotonic_ns() + SLICE_NS
         while self.seen < end:
             commit = self._log.read(self.seen + 1)
             if commit is None:
                 self._reading = asyncio.get_running_loop().create_task(self._catch_up())
                 return
             self._took(commit)
+            if self.seen < end and monotonic_ns() >= until_ns:
+                if not self._goes_on:
+                    self._goes_on = True
+                    asyncio.get_running_loop().call_soon(self._go_on)
+                return
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        try:
+            self.follow()
+            self._caught_up()
+        except Exception as error:
+            log.critical("%s %d", CANNOT_FOLLOW, self.seen, exc_info=error)
+            self._ended()
 
     async def _catch_up(self) -> None:
         try:
@@ -86,9 +104,7 @@ class CommitFeed:
             self.follow()
             self._caught_up()
         except Exception as error:
-            log.critical(
-                "this process ends: it cannot read the commits after %d", self.seen, exc_info=error
-            )
+            log.critical("%s %d", CANNOT_FOLLOW, self.seen, exc_info=error)
             self._ended()
 
     async def _read(self, number: int) -> Commit:

@@ -21,7 +21,7 @@ from ledger import commits, epochs, topics
 from ledger.errors import LedgerBusy, LedgerCorrupt
 from ledger.ledger import Ledger
 from ledger.tx import P, ReadTx, T
-from ledger.types import TopicConfig
+from ledger.types import Commit, TopicConfig
 from shards.alarms import AlarmBoard, AlarmKind, raised
 from shards.commitlog import CommitLog
 from shards.layout import Layout
@@ -142,7 +142,7 @@ def test_a_read_that_fails_for_good_ends_the_process(
     asyncio.run(following.follow())
     assert following.ends == 1
     assert following.taken == [1, 2]
-    assert "cannot read the commits after 2" in caplog.text
+    assert "cannot follow the commits after 2" in caplog.text
 
 
 def test_nothing_is_followed_twice_while_the_ledger_is_read(following: Following) -> None:
@@ -191,3 +191,50 @@ def test_recent_commits_are_bounded_in_number_and_in_runs(
     monkeypatch.setattr(commit_feed, "RECENT_RUNS", runs_max)
     asyncio.run(following.follow())
     assert [commit.number for commit in following.follower.recent()] == kept
+
+
+def test_many_commits_are_taken_in_slices(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_feed, "SLICE_NS", 0)
+    seen: list[int] = []
+
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+
+        def turn() -> None:
+            seen.append(following.follower.seen)
+            if following.follower.seen == 5:
+                over.set_result(None)
+            else:
+                loop.call_soon(turn)
+
+        following.follower.follow()
+        turn()
+        await over
+
+    asyncio.run(go())
+    assert following.taken == [1, 2, 3, 4, 5]
+    assert seen[0] == 1 and {1, 2, 4, 5} <= set(seen), "the loop does other things in between"
+
+
+def test_an_error_in_a_later_slice_ends_the_process(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_feed, "SLICE_NS", 0)
+    take = following.follower._take
+
+    def fails(commit: Commit) -> None:
+        if commit.number == 2:
+            raise ValueError("a bug")
+        take(commit)
+
+    monkeypatch.setattr(following.follower, "_take", fails)
+
+    async def go() -> None:
+        following.follower.follow()
+        await following.changed.wait()
+
+    asyncio.run(go())
+    assert (following.taken, following.ends) == ([1], 1)
