@@ -8,7 +8,7 @@ from commands.client.http import Client, decoded
 from commands.shell.exits import DEGRADED
 from commands.shell.options import client_option, output_option
 from commands.shell.output import Cell, bytes_text, count_text, duration_text, show, table
-from daemon.api.schemas import ShardStatus, Status
+from daemon.api.schemas import DeliveryStatus, ShardStatus, Status
 
 GROUPS_SHOWN_MAX = 8
 SHARD_HEAD = (
@@ -81,11 +81,22 @@ def _text(status: Status) -> str:
             f" {count_text(totals.orphans_adopted)} adopted"
         ),
         f"evicted   {count_text(status.retention.records_evicted)} records",
+        *_delivered(status.delivery),
         f"groups    {len(status.groups)}: {_groups(status)}",
         "",
         table(SHARD_HEAD, [_shard_row(shard) for shard in status.shards]),
     ]
     return "\n".join(lines)
+
+
+def _delivered(delivery: DeliveryStatus) -> list[str]:
+    if delivery.p50_ms is None or delivery.p99_ms is None:
+        return []
+    within = duration_text(delivery.p50_ms), duration_text(delivery.p99_ms)
+    writes = count_text(delivery.deliveries)
+    return [
+        f"streams   {writes} writes; from the commit, half within {within[0]}, 99 % {within[1]}"
+    ]
 
 
 def _shard_row(shard: ShardStatus) -> list[Cell]:

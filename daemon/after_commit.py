@@ -35,6 +35,7 @@ from delivery.topic_rows import TopicRows
 from delivery.watch.hub import WatchHub
 from ledger.types import Commit, Topic
 from shards.clock import monotonic_ns
+from shards.latency import LatencyHistogram
 from shards.segment import Segment
 from uploader.stores.base import ObjectStore
 
@@ -72,6 +73,7 @@ class AfterCommit:
             self.partitions, self.dispatcher.dirty, stream_error,
             self._delivered, lambda: False, monotonic_ns, self._watched,
         )  # fmt: skip
+        self._latencies = LatencyHistogram(segment, shard)
         self.routers: Routers  # set before ``start``
         self._topic_changes = TopicChanges(ledger, topics.version, self._topic_changed)
 
@@ -102,6 +104,7 @@ class AfterCommit:
 
     def _delivered(self, topic_id: int, after_ns: int) -> None:
         """A watcher was written to, this long after the publication of its commit."""
+        self._latencies.observe(after_ns)
 
     def _push(self, turn: Turn) -> Served:
         served = self.hub.serve(turn)

@@ -63,6 +63,7 @@ __all__ = [
     "CursorsQuery",
     "DiffAnswer",
     "DiffRequest",
+    "DeliveryStatus",
     "Error",
     "ErrorAnswer",
     "GroupStatus",
@@ -528,6 +529,17 @@ class RetentionStatus(Struct, frozen=True):
     ]
 
 
+class DeliveryStatus(Struct, frozen=True):
+    """How long records took from their commit to a stream, since the daemon started."""
+
+    deliveries: Annotated[int, Meta(description="writes to streams with records that were new")]
+    p50_ms: Annotated[
+        float | None,
+        Meta(description="half took less; exact to a factor of 2. Null: there was no delivery"),
+    ]
+    p99_ms: Annotated[float | None, Meta(description="99 % took less")]
+
+
 class ShardStatus(Struct, frozen=True):
     """A shard. Counters are of its processes since the daemon started."""
 
@@ -585,6 +597,7 @@ class Status(Struct, frozen=True):
     pressure: Pressure
     memory_bound_bytes: int
     retention: RetentionStatus
+    delivery: DeliveryStatus
     shards: list[ShardStatus]
     groups: list[GroupStatus]
     totals: Totals

@@ -11,6 +11,7 @@ from importlib import metadata
 from daemon import alarms, governor, memory
 from daemon.api import schemas
 from daemon.config import Config
+from shards import latency
 from shards import layout as at
 from shards.segment import Segment
 from uploader.groups.buddy import Group
@@ -89,10 +90,17 @@ class StatusBuilder:
             ),
             memory_bound_bytes=self._memory_bound_bytes,
             retention=schemas.RetentionStatus(words[at.G_RECORDS_EVICTED], self._clock_jump_ms()),
+            delivery=self._delivery(),
             shards=[self._shard(s, now_ns) for s in range(self._layout.shards)],
             groups=[self._group(group, now_ns) for group in self._groups.map.groups()],
             totals=schemas.Totals(**self._sums(_TOTALS)),
         )
+
+    def _delivery(self) -> schemas.DeliveryStatus:
+        shards = [latency.counts(self._segment, s) for s in range(self._layout.shards)]
+        counted = [sum(bucket) for bucket in zip(*shards, strict=True)]
+        p50_us, p99_us = (latency.quantile_us(counted, share) for share in (0.5, 0.99))
+        return schemas.DeliveryStatus(sum(counted), _ms(p50_us), _ms(p99_us))
 
     def _clock_jump_ms(self) -> int | None:
         """How far the wall clock jumped, back is negative; None while its time is trusted."""
@@ -140,6 +148,10 @@ class StatusBuilder:
             splits=table.word(group.group, at.P_SPLITS),
             merges=table.word(group.group, at.P_MERGES),
         )
+
+
+def _ms(us: float | None) -> float | None:
+    return None if us is None else us / 1e3
 
 
 def _age_ms(then_ns: int, now_ns: int) -> int | None:

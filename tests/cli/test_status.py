@@ -25,6 +25,7 @@ STATUS: dict[str, Any] = {
     "pressure": {"level": 0.25, "rung": "coalesce", "inputs": {"ring": 0.25, "busy": 0.125}},
     "memory_bound_bytes": 512 << 20,
     "retention": {"records_evicted": 4_321, "clock_jump_ms": None},
+    "delivery": {"deliveries": 9_876, "p50_ms": 0.512, "p99_ms": 2.048},
     "shards": [
         {
             "shard": shard, "pid": 100 + shard, "cpu": shard, "group": 0, "restarts": 0,
@@ -63,6 +64,7 @@ memory    at most 512 MiB by its bounds
 acked     2,000 requests, 24,690 records, 14.0 MiB; 4 rejected
 objects   1,199 committed, 0 adopted
 evicted   4,321 records
+streams   9,876 writes; from the commit, half within 0.5 ms, 99 % 2 ms
 groups    1: 0 (2 shards)
 
 shard  pid  cpu  group  restarts  heartbeat  ring used      ring  requests  records    bytes

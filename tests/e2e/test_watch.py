@@ -44,7 +44,11 @@ def test_the_tail_of_a_stream_costs_no_request_to_the_store(data: Path) -> None:
             for number in range(50):
                 daemon.produce("t", number)
             line.read_until(lambda: len(line.records) == 50)
-        assert daemon.status()["store"]["gets"] == 0
+        status = daemon.status()
+        assert status["store"]["gets"] == 0
+        delivery = status["delivery"]
+        assert 1 <= delivery["deliveries"] <= 50
+        assert 0 < delivery["p50_ms"] <= delivery["p99_ms"]
 
 
 def test_a_stream_resumes_where_it_was_after_its_shard_and_then_the_daemon_was_killed(
