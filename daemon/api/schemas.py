@@ -4,7 +4,8 @@ The server decodes requests and encodes answers with these types, ``/openapi.jso
 of docs/http-api.md are generated from them, and the command line decodes answers into them. What a
 lower floor builds or reads is defined there and listed here: settings and partitions of a topic in
 ``ledger/types.py``, diffs in ``delivery/schemas.py``, plans in ``compaction/source/schemas.py``.
-Those of routers are in ``delivery/routers/schemas.py`` only.
+The daemon's own state is in ``status_schemas.py``. Those of routers are in
+``delivery/routers/schemas.py`` only.
 
 Fields may be added to an answer; none is renamed. So clients ignore fields that they do not know.
 """
@@ -17,6 +18,20 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 from msgspec.structs import fields
 
 from compaction.source.schemas import Plan, PlanRequest
+from daemon.api.status_schemas import (
+    AlarmStatus,
+    DeliveryStatus,
+    GroupStatus,
+    Live,
+    Pressure,
+    PressureInputs,
+    Ready,
+    RetentionStatus,
+    ShardStatus,
+    Status,
+    StoreStatus,
+    Totals,
+)
 from daemon.api.watch_schemas import (
     WatchAnswer,
     WatchedId,
@@ -462,142 +477,3 @@ class BackedUp(Struct, frozen=True):
     """The owner's log holds what the ledger held when the request came."""
 
     entry: Annotated[int, Meta(description="the number of the log's last entry")]
-
-
-# The daemon
-
-
-class Live(Struct, frozen=True):
-    """The loop of a shard turns."""
-
-    live: bool = True
-
-
-class Ready(Struct, frozen=True):
-    """All shards serve."""
-
-    ready: bool = True
-
-
-class AlarmStatus(Struct, frozen=True):
-    """A kind of alarm, over all processes."""
-
-    alarm: Annotated[str, Meta(description="its name (docs/operations.md)")]
-    age_ms: int
-    count: Annotated[int, Meta(description="how often it was raised since it began")]
-    message: str
-    not_ready: Annotated[bool, Meta(description="whether it makes the daemon not ready")]
-
-
-class StoreStatus(Struct, frozen=True):
-    """Calls of the object store since the daemon started, over restarts of shards."""
-
-    url: str
-    puts: Annotated[int, Meta(description="attempts to PUT an L0 object")]
-    put_bytes: int
-    put_failures: int
-    gets: int
-    get_bytes: int
-    lists: int
-
-
-class PressureInputs(Struct, frozen=True):
-    """What the pressure is made of, each 0 to 1."""
-
-    busy: Annotated[float, Meta(description="CPU that the busiest shard uses")]
-    ring: Annotated[float, Meta(description="how full the fullest ring is")]
-
-
-class Pressure(Struct, frozen=True):
-    """How loaded the daemon is."""
-
-    level: Annotated[float, Meta(description="0 to 1")]
-    rung: Annotated[str, Meta(description="the reaction in force")]
-    inputs: PressureInputs
-
-
-class RetentionStatus(Struct, frozen=True):
-    """Evictions since the daemon started."""
-
-    records_evicted: int
-    clock_jump_ms: Annotated[
-        int | None,
-        Meta(
-            description="null, or how far the wall clock jumped (negative: back); time to live then"
-            " evicts nothing until an operator acts"
-        ),
-    ]
-
-
-class DeliveryStatus(Struct, frozen=True):
-    """How long records took from their commit to a stream, since the daemon started."""
-
-    deliveries: Annotated[int, Meta(description="writes to streams with records that were new")]
-    p50_ms: Annotated[
-        float | None,
-        Meta(description="half took less; exact to a factor of 2. Null: there was no delivery"),
-    ]
-    p99_ms: Annotated[float | None, Meta(description="99 % took less")]
-
-
-class ShardStatus(Struct, frozen=True):
-    """A shard. Counters are of its processes since the daemon started."""
-
-    shard: int
-    pid: Annotated[int | None, Meta(description="null while the shard is being restarted")]
-    cpu: int
-    group: int
-    restarts: int
-    heartbeat_age_ms: Annotated[int | None, Meta(description="null before the first one")]
-    ring_bytes: int
-    ring_used_bytes: int
-    connections: Annotated[int, Meta(description="without streams")]
-    streams: int
-    requests_acked: int
-    records_acked: int
-    bytes_acked: Annotated[int, Meta(description="of bodies as they were received")]
-
-
-class GroupStatus(Struct, frozen=True):
-    """A group of shards."""
-
-    group: int
-    shards: list[int]
-    turn: Annotated[int, Meta(description="the shard that uploads next")]
-    backlog_bytes: int
-    last_upload_age_ms: int | None
-    last_change_age_ms: int | None
-    splits: int
-    merges: int
-
-
-class Totals(Struct, frozen=True):
-    """Sums over all shards since the daemon started."""
-
-    requests_acked: int
-    records_acked: int
-    bytes_acked: int
-    rejected: int
-    objects_committed: int
-    orphans_adopted: int
-
-
-class Status(Struct, frozen=True):
-    """What the daemon is doing. Ages are null before the first time."""
-
-    version: str
-    uptime_s: int
-    ready: bool
-    alarms: list[AlarmStatus]
-    incarnation: int
-    epoch: int
-    commits: int
-    store: StoreStatus
-    window_ms: Annotated[float, Meta(description="the commit window in force")]
-    pressure: Pressure
-    memory_bound_bytes: int
-    retention: RetentionStatus
-    delivery: DeliveryStatus
-    shards: list[ShardStatus]
-    groups: list[GroupStatus]
-    totals: Totals
