@@ -440,8 +440,9 @@ class Shard:
                 await self._server.drained()
         except TimeoutError:
             log.warning(
-                "%d connections did not end in time and are closed", self._server.connections
-            )
+                "%d connections and %d streams did not end in time and are closed",
+                self._server.connections, len(self._server.streams),
+            )  # fmt: skip
         await self._server.close()
         await self.cursor_flush.stop()
         self._uploads.stop()
