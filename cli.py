@@ -16,6 +16,7 @@ COMMANDS = {
     "groups": "Draw the upload groups as a tree.",
     "topics": "List, show, create, alter, trim and delete topics.",
     "routers": "List, show, create, delete, pause and resume routers.",
+    "cursors": "List, show, create, set and delete cursors.",
     "produce": "Send records to a topic and wait until they are durable.",
     "read": "Print the records of a topic as NDJSON.",
     "watch": "Print the records of topics as they are committed, as NDJSON.",

@@ -17,8 +17,7 @@ import msgspec
 
 from ledger.log import backup
 from ledger.log.backup import Changes, Mark
-from tests.sim.oracle import require
-from tests.sim.schedule import MS, Schedule, log_uniform
+from tests.sim.schedule import MS, Schedule, log_uniform, require
 from uploader.ownership.ownerlog import OwnerLog
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ from ledger import topics
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards.frame import Part, encode_conditions
+from tests.sim import cursors
+from tests.sim.cursors import Copier, CursorClient
 from tests.sim.oracle import Oracle
 from tests.sim.schedule import MS, Schedule
 
@@ -32,12 +34,19 @@ class Load:
         for number in range(TOPICS):
             ledger.write(topics.create, f"t{number + 1}", TopicConfig(partitions=PARTITIONS), 1)
         ledger.write(topics.create, f"t{APPENDED}", TopicConfig(), 1)
+        cursors.create(ledger)
 
-    def request(self, shard: int) -> tuple[int, bytes, list[Part]]:
+    def request(
+        self, shard: int, client: CursorClient, copier: Copier | None
+    ) -> tuple[int, bytes, list[Part]]:
         """A request with a number of its own in each payload; some repeat an idempotency key."""
         rng = self._rng
         self.requests += 1
         number = self.requests
+        if copier is not None and not rng.randrange(4):
+            return copier.request(number)
+        if shard == client.shard and not rng.randrange(4):
+            return client.request(number)
         if shard == self._append_shard and not rng.randrange(3):
             return self._append(number)
         now_ms = self._schedule.now_ns // MS

@@ -18,18 +18,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Concatenate, cast
+from typing import cast
 from unittest.mock import patch
 
 from daemon.heartbeat import HeartbeatVerdict, Pulse
 from daemon.orphans import ADOPTIONS_MAX, Orphans
 from daemon.upkeep.upkeep import followed_and_live
 from ledger import commits, epochs
-from ledger.errors import LedgerBusy, LedgerError, LedgerFault
+from ledger.errors import LedgerBusy, LedgerError
 from ledger.ledger import Ledger
 from ledger.space import reclaim
-from ledger.tx import P, ReadTx, T
-from ledger.types import Commit, CommitDraft
+from ledger.types import Commit
 from shards import alarms
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind, raised
@@ -40,6 +39,7 @@ from shards.leases import ORPHAN, Lease, LeaseTable
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
 from tests.sim.collection import Collections
+from tests.sim.cursors import Copier, CursorClient
 from tests.sim.deadlines import runs_of
 from tests.sim.ledger_lock import LedgerLock
 from tests.sim.load import Load
@@ -48,7 +48,6 @@ from tests.sim.recovery import Backup
 from tests.sim.schedule import (
     MS,
     NEVER,
-    STORE_WEIGHT,
     Flag,
     Locks,
     LockTable,
@@ -63,6 +62,7 @@ from tests.sim.schedule import (
 )
 from tests.sim.store import Store
 from tests.sim.view import View
+from tests.sim.watched_ledger import Injected, WatchedLedger
 from uploader.groups import adopt
 from uploader.groups import puller as groups
 from uploader.groups.adopt import adopt_orphans
@@ -75,53 +75,8 @@ from uploader.pipeline.voids import Run, Voids
 from uploader.stores.retry import Budget
 
 WALL_NS = 1_700_000_000 * S
-ALWAYS = 1 << 30  # a point at which another task is always chosen
 TICK_NS = 100 * MS
 EPOCH_NS = 2 * S  # ten minutes in the daemon; raised often here, so that leases and names meet it
-
-
-class Injected(LedgerFault):
-    """An error of the ledger that persists."""
-
-
-class WatchedLedger(Ledger):
-    """A ledger that reports each transaction to the oracle, and whose calls may fail."""
-
-    machine: Machine
-
-    def commit(
-        self, draft: CommitDraft, now_ms: int, published: Callable[[Commit], None]
-    ) -> Commit:
-        machine = self.machine
-
-        def told(commit: Commit) -> None:
-            machine.schedule.point(ALWAYS)  # committed, and nobody knows
-            machine.fail("the transaction stands, and its caller hears of an error")
-            published(commit)
-            machine.schedule.point(STORE_WEIGHT)
-
-        machine.fail("before the transaction")
-        machine.oracle.before_commit(draft)
-        poison = machine.faults and machine.poison_every
-        if poison and not draft.lease_id.counter % poison:
-            raise Injected(self.path, 1, f"lease {draft.lease_id} is poisonous")
-        commit = super().commit(draft, now_ms, told)
-        machine.fail("after all of it")
-        return commit
-
-    def read(
-        self, function: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        if function is commits.by_lease:
-            self.machine.fail("the look for a lease")
-        elif function is commits.by_number:
-            self.machine.fail("the look for a commit")
-        return super().read(function, *args, **kwargs)
-
-    def name_of(self, topic_id: int) -> str:
-        """A topic's name."""
-        self.machine.fail("the look for a topic")
-        return f"t{topic_id}"
 
 
 class Bells(Doorbells):
@@ -154,6 +109,7 @@ class Shard:
         self.pulse = Pulse()
         self.heartbeat = 0
         self.inbox = 0
+        self.copier: Copier | None = None
         self.waiting: dict[int, int] = {}  # position: request number, not yet answered
         self.pool: Pool | None = None
         schedule.start(self.process, "loop", self._run)
@@ -185,6 +141,8 @@ class Shard:
         self._quiet_until = 0
         self._expire_at = schedule.now_ns
         self._base = segment.layout.shard(shard)
+        if shard == machine.copier_shard:
+            self.copier = Copier(machine)
         segment.words[self._base + at.S_READY] = 1
         machine.log(f"{self.process.name} is up")
         self._on_bell()
@@ -227,13 +185,18 @@ class Shard:
 
     def _take_one(self) -> None:
         machine = self.machine
-        number, conditions, parts = machine.load.request(self.shard)
+        copier = self.copier
+        if copier is not None:
+            copier.skip()
+        number, conditions, parts = machine.load.request(self.shard, machine.client, copier)
         now_ns = machine.schedule.now_ns
         try:
             position = self._ring.append(now_ns, now_ns // MS, conditions, parts)
         except RingFull:
             return
         machine.oracle.published(self.shard, position, self._ring.head, number)
+        if copier is not None:
+            copier.published(number, position)
         self.waiting[position] = number
         if self._ring.head > self._quiet_until:
             self._look_soon = True
@@ -267,7 +230,10 @@ class Shard:
         for source in commit.sources:
             if source.shard != self.shard:
                 continue
-            for position in [p for p in self.waiting if source.start <= p < source.end]:
+            covered = [p for p in self.waiting if source.start <= p < source.end]
+            if self.copier is not None:
+                self.copier.ended(covered, commit)
+            for position in covered:
                 number = self.waiting.pop(position)
                 self.machine.oracle.acknowledged(number, self.shard, position, commit)
 
@@ -290,6 +256,8 @@ class Shard:
         if self._voids.take_back(choose):
             for position in void:
                 del self.waiting[position]
+            if self.copier is not None:
+                self.copier.ended(void, None)
             self._look_soon = True
 
     def _look(self) -> None:
@@ -347,6 +315,8 @@ class Machine:
                 buddies.split(group)
         self.oracle = Oracle(self.segment, self.seen_ledger, self.store, self.schedule, log)
         self.load = Load(self.schedule, self.oracle, self.ledger, shards)
+        self.client = CursorClient(self, self.oracle.cursors)
+        self.copier_shard = rng.randrange(shards)
         self.backup = Backup(self.seen_ledger, self.store, self.oracle, directory)
         self.supervisor = Process(self.schedule, "supervisor")
         self.schedule.start(self.supervisor, "tick", self._supervise)
@@ -451,6 +421,8 @@ class Machine:
             seen = followed_and_live(cast(memoryview, words), self.layout, leases)
             to = self.ledger.read(commits.before_leases, *seen)
             self.cleared = reclaim.clear_results(self.ledger, self.cleared, to)
+            if not self.rng.randrange(8):
+                self.client.set()
             if schedule.now_ns >= epoch_due_ns:
                 if self.rng.randrange(2):
                     oldest = leases.oldest_epoch()

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from ledger import commits
 from ledger.checks import invariants
 from ledger.ledger import Ledger
+from ledger.tx import ReadTx
 from ledger.types import Commit, CommitDraft
 from shards import layout as at
 from shards.frame import batch_payload, batches
 from shards.leases import DONE, LIVE, ORPHAN, LeaseTable
 from shards.segment import Segment
-from tests.sim.schedule import LockTable, S, Schedule, Violation
+from tests.sim.cursors import CursorTruth
+from tests.sim.schedule import LockTable, S, Schedule, Violation, require
 from tests.sim.store import Store
 from uploader.groups.puller import GroupTable
 from uploader.l0 import object_key
@@ -27,12 +29,6 @@ from uploader.ownership.ownership import sent_of
 
 GAP_MAX_NS = 2 * S
 OWNED_MAX_NS = 15 * S  # docs/protocol.md 5; not taken from the code, which may be what is wrong
-
-
-def require(holds: bool, rule: str, *operands: object) -> None:
-    """Raises Violation naming the rule."""
-    if not holds:
-        raise Violation(f"{rule}: {', '.join(map(str, operands))}")
 
 
 class Oracle:
@@ -69,6 +65,7 @@ class Oracle:
         self._appends: dict[int, tuple[int | None, int]] = {}  # expectation and records by number
         self._append_head = 0
         self._keyed: set[int] = set()
+        self.cursors = CursorTruth()
         self._shard_of: dict[int, int] = {}
         self.stored: dict[int, bool] = {}  # by number, of what is committed
         self.evicted: set[int] = set()  # numbers, in some partition
@@ -197,9 +194,12 @@ class Oracle:
     def _take_in(self) -> None:
         """Takes in what the ledger has committed since."""
         self._asked = False
+        before = self._numbers
         for number in range(self._numbers + 1, self._ledger.read(commits.latest_number) + 1):
             self._committed_now(self._ledger.read(commits.by_number, number))
             self._numbers = number
+        if self._numbers > before:
+            self.cursors.check(self._ledger)
 
     def _committed_now(self, commit: Commit) -> None:
         self._log(f"commit {commit.number} {commit.lease_id} {commit.sources}")
@@ -227,6 +227,7 @@ class Oracle:
         self._check_object(commit, numbers)
         self._check_keys(commit, numbers)
         self._check_appends(commit, numbers)
+        self.cursors.committed(commit, numbers, self.stored)
         for head in commit.heads:
             key = (head.topic_id, head.partition)
             before = self._heads.get(key, 0)
@@ -280,10 +281,14 @@ class Oracle:
             )  # fmt: skip
             last[shard] = number
 
-    def check_recovered(self, found: set[int]) -> None:
-        """``found`` are the requests that are stored in it."""
+    def check_recovered(self, ledger: Ledger, found: set[int], told: ReadTx) -> None:
+        """``found`` are the requests that are stored in the recovered ledger."""
         self._take_in()
+        self.cursors.check_recovered(ledger, found, told)
+        listed_to = commits.latest_number(told)
         for number, stored in self.stored.items():
+            if self.cursors.is_exempt(number, listed_to):
+                continue
             if number not in self._keyed and number not in self.evicted:
                 require(
                     (number in found) == stored,

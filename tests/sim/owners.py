@@ -47,8 +47,17 @@ from shards.doorbell import Doorbells
 from shards.layout import Layout
 from shards.segment import Segment
 from tests.sim.images import BucketParts, ListLedger, is_due, of_the_machine, recovered
-from tests.sim.oracle import require
-from tests.sim.schedule import MS, Mutex, Process, S, Schedule, Violation, Words, log_uniform
+from tests.sim.schedule import (
+    MS,
+    Mutex,
+    Process,
+    S,
+    Schedule,
+    Violation,
+    Words,
+    log_uniform,
+    require,
+)
 from uploader.ownership import ownerlog as ownerlog_module
 from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog
 from uploader.ownership.ownership import Moment, may_commit, sent_of, should_ask

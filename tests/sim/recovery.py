@@ -6,7 +6,9 @@ machine goes on as if nothing had happened.
 
 Each request that was committed, whether an entry told it or not, is stored once if it was stored,
 and void if it was void. Requests with an idempotency key are left out, because their first try may
-have been another shard's. Of appends with the same expectation at most one is stored.
+have been another shard's. Of appends with the same expectation at most one is stored. A client's
+cursor is where the stored requests moved it. A router's is where entries say, and its copies since
+are void.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from ledger.log import backup
 from ledger.log.backup import Mark
 from shards.frame import batch_payload, batches
 from tests.sim.collection import requests_of
-from tests.sim.oracle import Oracle, require
+from tests.sim.oracle import Oracle
+from tests.sim.schedule import require
 from tests.sim.store import Store
 from uploader.l0.reader import read_extent, read_footer
 from uploader.stores.base import ObjectHead
@@ -87,13 +90,14 @@ class Backup:
             require(report.sound, "every object is whole and there", report.corrupt, report.missing)
             ledger.read(invariants.check)
             stored = self._stored(ledger, store)
+            with closing(Ledger(self._path, nullcontext())) as entries, entries.reading() as tx:
+                self._oracle.check_recovered(ledger, {number for number, _ in stored}, tx)
         self.taken += report.objects_taken
         twice = [number for number, count in stored.items() if count > 1]
         require(not twice, "a recovery stores nothing twice", twice)
         gone = {each for body in self._store.deleted.values() for each in requests_of(body)}
         again = gone & set(stored)
         require(not again, "what was collected does not come again", again)
-        self._oracle.check_recovered({number for number, _ in stored})
 
     def _stored(self, ledger: Ledger, store: Store) -> Counter[tuple[int, tuple[int, int]]]:
         """How often each request's part of a partition is readable."""

@@ -62,6 +62,9 @@ class Outcome(Struct):
     puts: int = 0
     taken: int = 0  # by recoveries: objects that no entry had told of
     collected: int = 0  # objects that were deleted
+    moves: int = 0  # of cursors, with stored requests
+    moves_refused: int = 0
+    flushes: int = 0  # of cursors, without requests
     splits: int = 0
     merges: int = 0
     daemons: int = 0  # that started on prefixes that had an owner
@@ -129,6 +132,9 @@ class Run:
                 outcome.puts += machine.store.puts
                 outcome.taken += machine.backup.taken
                 outcome.collected += len(machine.store.deleted)
+                outcome.moves += machine.oracle.cursors.moved
+                outcome.moves_refused += machine.oracle.cursors.refused
+                outcome.flushes += machine.oracle.cursors.flushed
                 layout = machine.layout
                 for shard in range(layout.shards):
                     base = layout.shard(shard)

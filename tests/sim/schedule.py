@@ -38,6 +38,12 @@ class Violation(AssertionError):
     """A broken rule, which is what the simulation looks for."""
 
 
+def require(holds: bool, rule: str, *operands: object) -> None:
+    """Raises Violation naming the rule."""
+    if not holds:
+        raise Violation(f"{rule}: {', '.join(map(str, operands))}")
+
+
 class Process:
     """One life of a shard, or the supervisor."""
 

@@ -499,6 +499,38 @@ def test_a_start_trusts_its_own_ledger_only_where_nobody_else_can_have_written(
     assert report is not None and report.kept_ledger is not None
 
 
+def test_a_start_after_a_reboot_that_takes_objects_in_copies_again_what_routers_had(
+    world: World, tmp_path: Path
+) -> None:
+    log = world.node.log
+    world.node.ledger.write(cursors.create, "router/r", "router", 1)
+    world.node.ledger.write(cursors.create, "c", "client", 1)
+    world.produce(at_cursor(("router/r", 0, 5), ("c", 0, 5)))
+    world.node.tell()
+    copy = tmp_path / "copy.db"
+    copy.write_bytes(image_of(world.node.ledger))
+    world.produce(at_cursor(("router/r", 5, 9), ("c", 5, 8)))
+    own = log.take(take_over=False)
+    rebooted = msgspec.structs.replace(own, former=Former.REBOOTED)
+    report = settle(str(copy), nullcontext(), world.store, rebooted, log, take_over=False)
+    assert report is not None
+    assert (report.records_taken, report.records_copied_again, report.records_void) == (1, 1, 0)
+    with closing(Ledger(copy, nullcontext())) as ledger:
+        assert ledger.read(cursors.positions_of, [(1, 0), (2, 0)]) == {(1, 0): 5, (2, 0): 8}
+
+
+def test_a_ledger_that_lacks_changes_of_cursors_is_an_old_copy(
+    world: World, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.db"
+    copy.write_bytes(image_of(world.node.ledger))
+    world.node.ledger.write(cursors.create, "c", "client", 1)
+    world.node.tell()
+    own = world.node.log.take(take_over=False)
+    with pytest.raises(OtherHistory, match="old copy"):
+        settle(str(copy), nullcontext(), world.store, own, world.node.log, take_over=False)
+
+
 def test_a_recovery_that_another_start_was_faster_than_is_not_believed(world: World) -> None:
     world.produce([Request("a", 0, 1)])
     log = world.log()

@@ -10,9 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.types import LeaseId
-from tests.uploader.l0_samples import golden
-from uploader.l0 import Footer, L0Error, object_key, parse_key, read_footer
+from ledger.types import Advance, Condition, ConditionPart, LeaseId
+from tests.uploader.l0_samples import batch, golden
+from uploader.l0 import (
+    ExtentParts,
+    Footer,
+    L0Error,
+    RingRun,
+    build,
+    object_key,
+    parse_key,
+    read_footer,
+)
+from uploader.l0.layout import TAIL, TAIL_BYTES
+from uploader.l0.records import Record
 
 _numbers = st.integers(0, 2**63)
 _leases = st.builds(LeaseId, _numbers, st.integers(0, 10**18 - 1), _numbers, _numbers)
@@ -76,3 +87,22 @@ def test_a_footer_that_ends_before_the_later_elements_is_read() -> None:
     assert seen == 41
     older = msgspec.msgpack.encode([version, lease, created_ms, extents, conditions])
     assert msgspec.msgpack.decode(older, type=Footer).commits_seen == 0
+
+
+def test_a_condition_has_its_advance_as_a_seventh_element_or_ends_before_it() -> None:
+    """So footers without one are as they were before there were cursors."""
+    advance = Advance(7, 2, 10, 15, False, "sink", 3, 10)
+    conditions = [
+        Condition(1, 64, 5, (ConditionPart(0, 0, 4),), "k", None, each) for each in (advance, None)
+    ]
+    parts = ExtentParts(
+        "t", 5, 0, 1, [batch([Record("1")], 1)], 1, 1, 1, (RingRun(1, 64, 0, 1),)
+    )  # fmt: skip
+    body = build(LeaseId(1, 2, 0, 3), 5, [parts], conditions).body
+    _, length, _ = TAIL.unpack_from(body, len(body) - TAIL_BYTES)
+    footer = msgspec.msgpack.decode(body[-TAIL_BYTES - length : -TAIL_BYTES])
+    assert footer[4] == [
+        [1, 64, 5, [[0, 0, 4]], "k", None, [7, 2, 10, 15, False, "sink", 3, 10]],
+        [1, 64, 5, [[0, 0, 4]], "k", None],
+    ]
+    assert [each.condition() for each in read_footer(body).conditions] == conditions
