@@ -80,6 +80,11 @@ class Dispatcher:
             ready.mark(key, inputs(key[0]), published_ns, now_ns)
         self._wake()
 
+    def set_pressure(self, coalesce_ns: int, deferring: bool) -> None:
+        """Tells the ready set, and looks at what may go now."""
+        self.ready.set_pressure(coalesce_ns, deferring, self._now_ns())
+        self._wake()
+
     def _wake(self) -> None:
         if self._scheduled:
             return

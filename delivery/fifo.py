@@ -42,6 +42,9 @@ class FifoReadySet:
         """0 if an entry waits: it may be taken at any time."""
         return 0 if self._waiting else None
 
+    def set_pressure(self, coalesce_ns: int, deferring: bool, now_ns: int) -> None:
+        """Nothing waits deliberately here."""
+
     def forget(self, key: EntryKey) -> None:
         """Takes an entry out, if it is there."""
         self._waiting.pop(key, None)

@@ -72,6 +72,10 @@ class ReadySet(Protocol):
     def next_due_ns(self) -> int | None:
         """When ``take`` will have a turn; None if no entry waits."""
 
+    def set_pressure(self, coalesce_ns: int, deferring: bool, now_ns: int) -> None:
+        """How long work waits deliberately, so that more comes together, and whether the least
+        urgent work is put off."""
+
     def forget(self, key: EntryKey) -> None:
         """Takes an entry out, if it is there: nobody wants its work any more."""
 

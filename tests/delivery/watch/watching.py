@@ -15,7 +15,7 @@ from delivery.filters import Filter
 from delivery.followed import FollowedPartitions, Key
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
-from delivery.ready import Kind, PriorityInputs
+from delivery.ready import Kind, PriorityInputs, ReadySet
 from delivery.tail_reader import TailReader
 from delivery.watch.events import WatchError
 from delivery.watch.formats import NDJSON, Format
@@ -103,15 +103,20 @@ class Client:
 class Watching:
     """A node's hub, and how far it was told of commits."""
 
-    def __init__(self, node: Node, partitions: PartitionReader) -> None:
+    def __init__(
+        self, node: Node, partitions: PartitionReader, ready: ReadySet | None = None
+    ) -> None:
         self.node = node
         self.partitions = partitions
         self.seen = 0
         self.now_ns = 1
         self.delivered: list[tuple[int, int]] = []
         self.coalesced = False
+        self.priorities: dict[int, PriorityInputs] = {}
         self.dispatcher = Dispatcher(
-            FifoReadySet(), lambda _: PriorityInputs(), lambda: self.now_ns
+            ready or FifoReadySet(),
+            lambda topic_id: self.priorities.get(topic_id, PriorityInputs()),
+            lambda: self.now_ns,
         )
         self.hub = WatchHub(
             partitions,
@@ -167,7 +172,8 @@ class Watching:
 
 
 @contextmanager
-def watching(node: Node) -> Iterator[Watching]:
+def watching(node: Node, ready: ReadySet | None = None) -> Iterator[Watching]:
+    """The hub of a node, by default in the order of commits."""
     with (
         closing(Ledger(node.ledger.path, nullcontext(), must_exist=True)) as reads,
         ThreadPoolExecutor(1) as thread,
@@ -180,5 +186,5 @@ def watching(node: Node) -> Iterator[Watching]:
             FollowedPartitions(lambda: node.tail_of(made.seen)), TailReader(node.segment), ledger,
             stored_reader(node, ledger, l0), lambda _: 0,
         )  # fmt: skip
-        made = Watching(node, partitions)
+        made = Watching(node, partitions, ready)
         yield made
