@@ -9,6 +9,7 @@ from daemon.config import Config
 from daemon.http.limits import http_limits
 from delivery import lake_reader
 from delivery.l0_reader import CACHE_BYTES_MAX
+from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
 from delivery.watch import hub, tail_encoder
 from shards.layout import Layout
@@ -57,6 +58,11 @@ def bounds(config: Config) -> dict[str, int]:
         * (
             tail_encoder.CACHE_BYTES_MAX
             + hub.CATCH_UPS_AT_ONCE * max(8 * hub.PAGE_BYTES, 3 * config.record_bytes_max)
+        ),
+        "scheduler": shards
+        * (
+            scheduler.ENTRIES_MAX * scheduler.ENTRY_BYTES
+            + settings.TOPICS_MAX * settings.TOPIC_BYTES
         ),
         "streams": shards * (limits.streams_max * STREAM_BYTES + limits.stream_unsent_bytes_max),
         # One part is read while the one before it is freed.

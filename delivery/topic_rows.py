@@ -9,7 +9,7 @@ all shards; a row that changes meanwhile is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from delivery.ready import EntryView
@@ -31,6 +31,11 @@ class TopicActivity(NamedTuple):
 
 
 UNWATCHED = TopicActivity()
+
+
+def set_of(topic_id: int) -> int:
+    """The set of rows that a topic may be in: even for consecutive ids, and for every n-th one."""
+    return (topic_id ^ topic_id >> 7) % TOPIC_SETS
 
 
 class TopicRows:
@@ -77,7 +82,7 @@ class TopicRows:
 
     def _row(self, topic_id: int, held: int) -> int | None:
         """The row of a topic's set that holds an id; 0 for a free one."""
-        first = self._first + topic_id % TOPIC_SETS * SET_WORDS
+        first = self._first + set_of(topic_id) * SET_WORDS
         for row in range(first, first + SET_WORDS, TOPIC_ROW_WORDS):
             if self._words[row + at.T_TOPIC_ID] == held:
                 return row
@@ -93,36 +98,31 @@ class TopicRowsReader:
 
     def of(self, topic_id: int) -> TopicActivity:
         """What all shards have of one topic."""
-        offset = topic_id % TOPIC_SETS * SET_WORDS
         found = UNWATCHED
         for first in self._shards:
-            rows = self._words[first + offset : first + offset + SET_WORDS].tolist()
-            for row in range(0, SET_WORDS, TOPIC_ROW_WORDS):
-                if rows[row] == topic_id:
-                    found = _add(found, rows[row : row + TOPIC_ROW_WORDS])
+            found = self._add(found, first, topic_id)
         return found
 
-    def all(self) -> dict[int, TopicActivity]:
-        """What all shards have of all topics that are watched."""
+    def of_each(self, topic_ids: Collection[int]) -> dict[int, TopicActivity]:
+        """What all shards have of these topics; without those that nobody watches."""
+        wanted = set(topic_ids)
         found: dict[int, TopicActivity] = {}
-        for row in self._taken():
-            words = self._words[row : row + TOPIC_ROW_WORDS].tolist()
-            topic_id = words[at.T_TOPIC_ID]
-            if topic_id:
-                found[topic_id] = _add(found.get(topic_id, UNWATCHED), words)
-        return found
-
-    def _taken(self) -> Iterator[int]:
         for first in self._shards:
             ids = self._words[first : first + at.TOPIC_ROWS * TOPIC_ROW_WORDS : TOPIC_ROW_WORDS]
-            for number, topic_id in enumerate(ids.tolist()):
-                if topic_id:
-                    yield first + number * TOPIC_ROW_WORDS
+            for topic_id in wanted.intersection(ids.tolist()):
+                found[topic_id] = self._add(found.get(topic_id, UNWATCHED), first, topic_id)
+        return found
 
-
-def _add(found: TopicActivity, row: list[int]) -> TopicActivity:
-    watchers = found.watchers + row[at.T_WATCHERS]
-    is_older = found.band is None or row[at.T_ENQUEUED_NS] < found.enqueued_ns
-    if row[at.T_BAND] and is_older:
-        return TopicActivity(watchers, row[at.T_BAND] - 1, row[at.T_ENQUEUED_NS])
-    return found._replace(watchers=watchers)
+    def _add(self, found: TopicActivity, first: int, topic_id: int) -> TopicActivity:
+        """Adds what a shard has of a topic."""
+        first += set_of(topic_id) * SET_WORDS
+        rows = self._words[first : first + SET_WORDS].tolist()
+        ids = rows[::TOPIC_ROW_WORDS]
+        if topic_id not in ids:
+            return found
+        row = ids.index(topic_id) * TOPIC_ROW_WORDS
+        watchers = found.watchers + rows[row + at.T_WATCHERS]
+        band, enqueued_ns = rows[row + at.T_BAND], rows[row + at.T_ENQUEUED_NS]
+        if band and (found.band is None or enqueued_ns < found.enqueued_ns):
+            return TopicActivity(watchers, band - 1, enqueued_ns)
+        return found._replace(watchers=watchers)

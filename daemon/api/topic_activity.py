@@ -19,7 +19,7 @@ class TopicActivityView:
     def __init__(self, segment: Segment) -> None:
         rows = TopicRowsReader(segment.words, segment.layout)
         self.of = rows.of
-        self.all = rows.all
+        self.of_each = rows.of_each
         self._recency = Recency(segment.words, segment.layout)
 
     def state(

@@ -61,7 +61,7 @@ class TopicRoutes:
     async def list(self, query: TopicsQuery) -> TopicPage:
         """A page of topics, by name."""
         topics = await self._topics.page(query.cursor, query.limit + 1)
-        activity = self._activity.all()
+        activity = self._activity.of_each([topic.topic_id for topic in topics])
         states = [
             self._activity.state(
                 topic,

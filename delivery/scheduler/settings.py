@@ -12,8 +12,9 @@ from delivery.scheduler.recency import Recency
 from ledger.types import Topic
 from uploader.lru import LruCache
 
-# A shard pins 50,000 partitions at most (delivery/followed.py); about 200 bytes each, 10 MB.
+# A shard pins 50,000 partitions at most (delivery/followed.py).
 TOPICS_MAX = 50_000
+TOPIC_BYTES = 256
 
 
 class TopicPriorities:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.ready import EntryView
-from delivery.topic_rows import TopicActivity, TopicRows, TopicRowsReader
+from delivery.topic_rows import TopicActivity, TopicRows, TopicRowsReader, set_of
 from shards.layout import TOPIC_ROWS, TOPIC_SETS, TOPIC_WAYS, Layout
 from shards.segment import Segment
 
@@ -50,7 +52,7 @@ def test_watchers_are_summed_over_shards(
     sums: dict[int, int] = {}
     for (_, topic_id), watchers in expected.items():
         sums[topic_id] = sums.get(topic_id, 0) + watchers
-    found = reader.all()
+    found = reader.of_each([*sums, 77])
     assert {each: found[each].watchers for each in found} == {t: n for t, n in sums.items() if n}
     for topic_id in sums:
         assert reader.of(topic_id) == found.get(topic_id, TopicActivity())
@@ -72,18 +74,27 @@ def test_a_new_process_begins_with_no_rows(segment: Segment) -> None:
     shards, reader = rows_of(segment)
     shards[1].watched(5, 4)
     TopicRows(segment.words, segment.layout, 1)
-    assert reader.all() == {}
+    assert reader.of_each([5]) == {}
 
 
 def test_every_row_can_be_taken_and_a_topic_without_one_is_not_shown(segment: Segment) -> None:
     shards, reader = rows_of(segment)
-    for topic_id in range(1, TOPIC_ROWS + 1):
+    ids = range(TOPIC_ROWS, 2 * TOPIC_ROWS)
+    for topic_id in ids:
         shards[0].watched(topic_id, 1)
-    assert len(reader.all()) == TOPIC_ROWS
-    more = 1 + TOPIC_SETS * TOPIC_WAYS
+    assert len(reader.of_each(ids)) == TOPIC_ROWS
+    one = ids[0]
+    more = next(each for each in count(ids.stop) if set_of(each) == set_of(one))
     shards[0].watched(more, 1)
     assert reader.of(more) == TopicActivity()
     shards[0].watched(more, 0)
-    shards[0].watched(1, 0)
+    shards[0].watched(one, 0)
     shards[0].watched(more, 2)
-    assert (reader.of(more).watchers, reader.of(1).watchers) == (2, 0)
+    assert (reader.of(more).watchers, reader.of(one).watchers) == (2, 0)
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 8, 64])
+def test_topics_are_spread_over_the_sets_also_if_a_shard_has_every_nth(step: int) -> None:
+    held = Counter(set_of(topic_id) for topic_id in range(3, 3 + step * 256, step))
+    assert max(held.values()) <= TOPIC_WAYS
+    assert len(held) > TOPIC_SETS // 4
