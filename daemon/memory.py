@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from daemon.config import Config
 from daemon.http.limits import http_limits
-from delivery import lake_reader
+from delivery import filters, lake_reader
 from delivery.l0_reader import CACHE_BYTES_MAX
 from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
@@ -57,6 +57,7 @@ def bounds(config: Config) -> dict[str, int]:
         "watch": shards
         * (
             tail_encoder.CACHE_BYTES_MAX
+            + filters.KEPT_BYTES_MAX
             + hub.CATCH_UPS_AT_ONCE * max(8 * hub.PAGE_BYTES, 3 * config.record_bytes_max)
         ),
         "scheduler": shards

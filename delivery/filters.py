@@ -24,8 +24,13 @@ from msgspec import Struct
 from uploader.l0.records import Record
 
 PATTERN_CHARACTERS_MAX = 1_024
-COMPILED_MAX = 1_024  # patterns of at most 16 KB each when compiled: 16 MB
-MASKS_MAX = 32  # tables of at most 150 KB each (1,024 characters, a number of 1,024 bits for each)
+# Compiled patterns that are kept, as measured: one of 64 characters takes 15 KB at most (half of
+# them stars), one of 1,024 characters 280 KB; a table of Shift-And 150 KB.
+SHORT_CHARACTERS_MAX = 64
+SHORT_MAX = 512
+LONG_MAX = 32
+MASKS_MAX = 16
+KEPT_BYTES_MAX = 20 << 20  # 512 x 15 KB + 32 x 280 KB + 16 x 150 KB
 
 Matcher = Callable[[str], bool]
 
@@ -78,13 +83,20 @@ class Filter(Struct, frozen=True):
         return self.tag is not None or self.node is not None or self.key is not None
 
 
-@lru_cache(COMPILED_MAX)
 def compiled(pattern: str) -> Matcher:
     """A function that says whether a text matches the pattern."""
+    return _short(pattern) if len(pattern) <= SHORT_CHARACTERS_MAX else _long(pattern)
+
+
+def _compile(pattern: str) -> Matcher:
     pieces = _pieces(pattern)
     if len(pieces) == 1:
         return _whole(pieces[0])
     return _starred(pieces)
+
+
+_short = lru_cache(SHORT_MAX)(_compile)
+_long = lru_cache(LONG_MAX)(_compile)
 
 
 def _ends_in_escape(pattern: str) -> bool:
