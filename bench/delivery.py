@@ -46,7 +46,6 @@ TOPIC = "watched"
 OTHER_TOPIC = "other"
 SIZE = bodies.size_named("1KiB")
 LARGE = bodies.size_named("64KiB")
-FAIR_CONNECTIONS = 4
 SMALL = bodies.size_named("200B")
 IDLE_STREAMS = 10_000
 WAKEUPS = 10_000
@@ -152,8 +151,9 @@ class DeliveryBench:
 
     def _fairness(self) -> None:
         """Five bands with more to deliver than a core can."""
-        pace = Pace(FAIR_CONNECTIONS, int(fairness.WARM_UP_S + fairness.MEASURED_S) + 2)
-        with self._daemon("fairness") as daemon:
+        seconds = int(fairness.WARM_UP_S + fairness.MEASURED_S) + 2
+        pace = Pace(1, seconds, fairness.PAUSE_MS)
+        with self._daemon("fairness", {"ring_bytes": fairness.RING_BYTES}) as daemon:
             self._results.fairness = fairness.measure(
                 daemon, lambda topic: self._load(daemon, topic, pace, LARGE)
             )

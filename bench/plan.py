@@ -32,7 +32,7 @@ DELIVERIES = {
     "delivery/idle": 16,
     "delivery/saturated": 50,
     "delivery/flood": 32,
-    "delivery/fairness": 18,
+    "delivery/fairness": 22,
     "delivery/memory": 20,
     "delivery/routed": 40,
     "delivery/wakeups": 30,

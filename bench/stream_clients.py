@@ -108,7 +108,7 @@ class StreamClients:
         """Throws away what arrives until then; ``read_bytes`` counts."""
         while (left_ns := until_ns - monotonic_ns()) > 0:
             if not self.discard_ready():
-                select.select([self], [], [], left_ns / 1e9)
+                self._poll.poll(left_ns / 1e9)
 
     def discard_ready(self) -> int:
         """Throws away what has arrived, without copying it; returns its size."""
@@ -121,5 +121,5 @@ class StreamClients:
         return self.read_bytes - before_bytes
 
     def fileno(self) -> int:
-        """For ``select``: readable when any watcher is."""
+        """To wait for several: readable when any watcher is."""
         return self._poll.fileno()

@@ -26,7 +26,7 @@ from shards.clock import monotonic_ns, wall_ms
 from tests.chaos import history, plan, routers
 from tests.chaos.checker import check
 from tests.chaos.clients import Client, Numbers, Producer, Reader, Rereader, read_whole
-from tests.chaos.history import Capped, Did, History, Place
+from tests.chaos.history import Capped, Did, History, Lossy, Place
 from tests.chaos.keeper import HANG_S as KEEPER_HANG_S
 from tests.chaos.keeper import Keeper
 from tests.chaos.known import COLD
@@ -40,7 +40,8 @@ SPEC = (
 )
 CAPPED: Place = ("short", 0)
 CAP_RECORDS = 50
-PLACES: list[Place] = [("orders", 0), *CLICKS, CAPPED, ("news", 0)]
+LOSSY = "news"
+PLACES: list[Place] = [("orders", 0), *CLICKS, CAPPED, (LOSSY, 0)]
 ALL_PLACES = [*PLACES, *routers.COPIES]
 SETTINGS: dict[str, object] = {"gc_grace_ms": 0, "retention_interval_ms": 500}
 FIRST_RECORDS = 200  # of each partition before the first compaction
@@ -227,10 +228,12 @@ def _live(options: Options, world: World, written: History) -> Report:
         wanted: dict[str, object] = {"partitions": count}
         if topic == CAPPED[0]:
             wanted["cap_records"] = CAP_RECORDS
+        wanted["lossy"] = topic == LOSSY
         answer = world.daemon.json("PUT", f"/v0/topics/{topic}", wanted)
         assert answer.status == 201, answer.body
         topic_ids[topic] = answer.json["topic_id"]
     written.add(Capped(CAPPED, CAP_RECORDS))
+    written.add(Lossy(LOSSY))
     numbers = Numbers()
     producers = [
         Producer(number, world.port, written, numbers, PLACES, keyed=bool(number % 2),
