@@ -180,6 +180,32 @@ def test_after_a_clean_stop_nothing_is_unlisted_and_all_offsets_are_the_same(
         assert again["deduped"] and again["first_seq"] == before["orders", 0][-1]["seq"]
 
 
+@pytest.mark.slow
+def test_cursors_are_recovered_as_far_as_their_records(tmp_path: Path) -> None:
+    """Made, moved, set and moved again, mostly after the last entry; then everything is gone."""
+    options = {"store": f"file://{tmp_path}/store"}
+    with running(tmp_path / "data", shards=2, **options) as daemon:
+
+        def step(n: int, expected: int) -> int:
+            advance = {"cursor": "c", "expected": expected, "next": expected + 10}
+            return daemon.produce("orders", n, advance=advance).status
+
+        assert daemon.json("PUT", "/v0/cursors/c").status == 201
+        assert [step(n, 10 * n) for n in range(3)] == [200] * 3
+        told = {"positions": [{"seq": 5}]}
+        assert daemon.json("PUT", "/v0/cursors/c", told).status == 200
+        assert [step(3, 30), step(4, 5), step(5, 15)] == [412, 200, 200]
+        daemon.kill_everything()
+    shutil.rmtree(tmp_path / "data")
+    report = recovered(tmp_path / "data", options, take_over=True)
+    assert report.records_may_be_doubled == 0
+    with running(tmp_path / "data", **options) as daemon:
+        cursor = daemon.get("/v0/cursors/c").json
+        assert cursor["positions"] == [{"partition": 0, "seq": 25}]
+        records, _ = read_behind(daemon, "orders", 0)
+        assert [record["data"] for record in records] == [0, 1, 2, 4, 5]
+
+
 def test_an_old_copy_of_the_ledger_is_refused_and_recover_is_named(
     data: Path, options: dict[str, Any]
 ) -> None:

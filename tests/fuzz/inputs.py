@@ -95,7 +95,11 @@ _NAMES = (
     "partitions", "cap_records", "cap_bytes", "ttl_ms", "discard", "columns", "priority", "topics",
     "from", "to", "plan", "records", "data", "key", "ts", "meta", "topic_id", "unknown", "",
 )  # fmt: skip
-_MEMBERS = ("partition", "expected_seq", "idempotency_key", "ack_timeout_ms", "dedupe", "unknown")
+_MEMBERS = (
+    "partition", "expected_seq", "idempotency_key", "ack_timeout_ms", "dedupe", "advance",
+    "unknown",
+)  # fmt: skip
+_CURSORS = ("c", "d", "d", "router/r")
 _TEXTS = (
     "x", "..", "a/b", "%", "%zz", "%ed%a0%80", "%00", "%2f", "é", "x" * 255, "x" * 256, "a b",
     "a+b", "\\", "'", ";", "~", "-", "0", "CON", "a\r\nb", "\x7f",
@@ -187,6 +191,8 @@ class _Maker:
             self.spice(document["records"], 0.1)
             if rng.random() < 0.2:
                 document[rng.choice(_MEMBERS)] = self.odd()
+            if rng.random() < 0.1:
+                document["advance"] = self.advance()
             exact = document.keys() == {"records"} and all(
                 each.keys() == {"data"} for each in document["records"]
             )
@@ -195,6 +201,8 @@ class _Maker:
             document = {"records": [{"data": text} for text in texts]}
             self.spice(document["records"], 0.1)
             exact = all(each.keys() == {"data"} for each in document["records"])
+            if rng.random() < 0.1:
+                document["advance"], exact = self.advance(), False
             body, content_type = _packed(document), "application/msgpack"
         elif kind == "bytes":
             texts, exact = texts[:1], True
@@ -219,6 +227,17 @@ class _Maker:
         sent = self.framed("POST", target, fields, body)
         return sent._replace(topic=topic, marks=len(texts), exact=exact and not query)
 
+    def advance(self) -> dict[str, Any]:
+        """Of a cursor that may exist; now and then with something odd in it."""
+        rng = self.rng
+        expected = rng.choice((0, 0, 1, 2, 5))
+        found: dict[str, Any] = {
+            "cursor": rng.choice(_CURSORS), "expected": expected, "next": expected + 1
+        }  # fmt: skip
+        if rng.random() < 0.3:
+            found[rng.choice(("cursor", "partition", "expected", "next", "odd"))] = self.odd()
+        return found
+
     def mark(self, record: int) -> str:
         return mark_of(self.number, len(self.requests), record)
 
@@ -242,6 +261,8 @@ class _Maker:
             ("POST", f"/v0/topics/{scratch}/trim", {"before_seq": self.odd()}),
             ("PUT", f"/v0/topics/{scratch}", {"partitions": rng.choice((1, 2, self.odd()))}),
             ("PUT", f"/v0/topics/{scratch}", {"columns": {self.text(): self.odd()}}),
+            ("PUT", f"/v0/cursors/{rng.choice(_CURSORS)}", {"positions": [{"seq": self.odd()}]}),
+            ("PUT", f"/v0/cursors/{rng.choice((*_CURSORS, self.text()))}", {}),
             ("POST", "/v0/plans", {"topics": [topic, scratch]}),
             ("POST", "/v0/plans", {"topics": [topic], "from": {topic: {"0": self.odd()}}}),
         )
@@ -262,6 +283,8 @@ class _Maker:
             (
                 ("GET", "/livez"), ("GET", "/readyz"), ("GET", "/v0/status"), ("GET", "/metrics"),
                 ("GET", "/openapi.json"), ("GET", "/v0/topics"), ("GET", f"/v0/topics/{scratch}"),
+                ("GET", "/v0/cursors"), ("GET", f"/v0/cursors/{rng.choice(_CURSORS)}"),
+                ("DELETE", f"/v0/cursors/{rng.choice((*_CURSORS, self.text()))}"),
                 ("DELETE", f"/v0/topics/{scratch}"), ("PUT", f"/v0/plans/{self.text()}"),
                 ("DELETE", f"/v0/plans/{self.text()}"), ("GET", "/" + self.text()),
                 ("PUT", f"/v0/topics/{scratch}"), ("GET", f"/v0/{self.text()}/{self.text()}"),
