@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from daemon.config import Config
 from daemon.http.limits import http_limits
-from delivery import filters, lake_reader
+from daemon.intake import commit_feed
+from delivery import filters, followed, lake_reader, tail_reader
 from delivery.l0_reader import CACHE_BYTES_MAX
 from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
 from delivery.watch import hub, tail_encoder
+from shards import ring
 from shards.layout import Layout
 from uploader.ownership.image import PART_BYTES
 
-# Interpreter, libraries and small caches (heads, names, followed partitions): a new shard has
-# 60 MB, a busy one was measured at 90.
+# Interpreter, libraries and small caches (heads, names): a new shard has 60 MB, a busy one was
+# measured at 90.
 PROCESS_BYTES = 128 << 20
 # A connection (1.7 KB) and a watcher of 64 partitions (8.3 KB; of one, 1.7 KB), as measured.
 STREAM_BYTES = 12 << 10
@@ -53,6 +55,14 @@ def bounds(config: Config) -> dict[str, int]:
         "uploads": shards * uploads,
         "reads": shards * reads,
         "lake": shards * lake_reads,
+        # What finds the newest records in the rings.
+        "tails": shards
+        * (
+            followed.BYTES_MAX
+            + tail_reader.BYTES_MAX
+            + ring.CHAIN_BYTES_MAX
+            + commit_feed.RECENT_BYTES_MAX
+        ),
         # A page of a catch-up is there decoded and encoded, or is one record of the largest size.
         "watch": shards
         * (

@@ -31,10 +31,12 @@ from ledger.types import Commit, OffsetRun, PartitionHead, SourceRange
 
 Key = tuple[int, int]  # topic id, partition
 
-FOLLOWED_MAX = 50_000  # about 300 bytes each without their extents: 15 MB
+FOLLOWED_MAX = 50_000
 PINNED_MAX = 40_000  # leaves room for 10,000 readers that poll
 TAIL_MAX = 512  # the length of the commit log; rings rarely hold more commits
-EXTENTS_MAX = 32_768  # about 500 bytes each with their runs: 16 MB
+EXTENTS_MAX = 32_768
+# A followed partition takes about 450 bytes, an extent with its run about 550.
+BYTES_MAX = 450 * FOLLOWED_MAX + 550 * EXTENTS_MAX
 # With this many heads per followed partition, looking them up is cheaper than passing over all.
 HEADS_PER_KEY = 16
 
@@ -67,7 +69,7 @@ class _Followed:
         self.head_seq = 0
         self.loaded = False
         self.pins = 0
-        self.tail: deque[TailExtent] = deque(maxlen=TAIL_MAX)
+        self.tail: list[TailExtent] = []  # a deque would take 600 bytes more
 
 
 class FollowedPartitions:
@@ -178,7 +180,7 @@ class FollowedPartitions:
         assert len(self._extents) <= EXTENTS_MAX, f"{len(self._extents)} extents"
         kept = {id(extent) for _, extent in self._extents}
         for key, entry in self._followed.items():
-            tail = list(entry.tail)
+            tail = entry.tail
             assert len(tail) <= TAIL_MAX, f"{key} has a tail of {len(tail)}"
             assert not tail or tail[-1].last_offset == entry.head_seq, f"{key} ends before its head"
             for before, after in pairwise(tail):
@@ -221,6 +223,8 @@ class FollowedPartitions:
         tail = entry.tail
         if tail and extent.first_offset != tail[-1].last_offset + 1:
             tail.clear()
+        if len(tail) >= TAIL_MAX:
+            del tail[0]
         tail.append(extent)
         entry.head_seq = head_seq
         self._extents.append((entry, extent))
@@ -228,7 +232,7 @@ class FollowedPartitions:
             other, oldest = self._extents.popleft()
             # Unless it was dropped already: the oldest of all is the first of its tail.
             if other.tail and other.tail[0] is oldest:
-                other.tail.popleft()
+                del other.tail[0]
 
 
 class _Shared:

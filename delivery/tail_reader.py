@@ -24,7 +24,8 @@ from uploader.l0 import records
 from uploader.l0.records import Record
 from uploader.lru import LruCache
 
-LINKS_MAX = 65_536  # of all chains and walks that are kept, about 200 bytes each: 13 MB
+LINKS_MAX = 32_768  # of all chains that are kept, and of all walks; of 4 MiB in 200 B: 20,000
+BYTES_MAX = 2 * LINKS_MAX * 200
 KEPT_MAX = 1_024
 LONG_CHAIN = 64  # a shorter one is followed again
 COPIED_TOGETHER = 32  # batches, of up to a quarter of the ring in theory and 32 KiB in practice

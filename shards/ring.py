@@ -65,7 +65,8 @@ _UNPACK_LINK = frame.CHAIN_LINK.unpack_from
 _LINK_BYTES = PART_BYTES + BATCH_BYTES
 _new = tuple.__new__  # a NamedTuple's constructor costs twice as much, for every request
 
-CHAINED_MAX = 32_768  # twice as many are kept at most, at 200 bytes each: 13 MB
+CHAINED_MAX = 32_768  # twice as many are kept at most
+CHAIN_BYTES_MAX = 2 * CHAINED_MAX * 200
 
 
 class RingFull(Exception):
@@ -190,7 +191,11 @@ class RingWriter:
             # The usual request, in one step; the loop below writes the same bytes head by head.
             topic_id, partition, count, payload, first_ms, last_ms, codec = parts[0]
             size = len(payload)
-            previous = self._chain((topic_id, partition), position + HEADER_BYTES)
+            key = (topic_id, partition)
+            previous = self._last.get(key)
+            if previous is None:
+                previous = self._last_before(key)
+            self._last[key] = position + HEADER_BYTES
             body = _BODY_PACK(request_id, arrival_ns, 1, 0, 0)
             _PACK_SINGLE(
                 data, offset, length, crc32c(body, (position + length) & 0xFFFFFFFF), request_id,
@@ -223,7 +228,11 @@ class RingWriter:
         for topic_id, partition, count, payload, first_ms, last_ms, codec in parts:
             size = len(payload)
             start = at_byte - frame_byte
-            previous = self._chain((topic_id, partition), position + start)
+            key = (topic_id, partition)
+            previous = self._last.get(key)
+            if previous is None:
+                previous = self._last_before(key)
+            self._last[key] = position + start
             _PACK_PART(
                 data, at_byte, topic_id, partition, BATCH_BYTES + size, first_ms, last_ms,
                 previous, start, 0,
@@ -234,16 +243,13 @@ class RingWriter:
             data[at_byte : at_byte + size] = payload
             at_byte += size
 
-    def _chain(self, key: tuple[int, int], position: int) -> int:
-        """Notes the newest part of a partition; returns the one before, 0 if it is not known."""
-        last = self._last
-        previous = last.get(key)
-        if previous is None:
-            previous = self._older.get(key, 0)
-            if len(last) >= CHAINED_MAX:
-                self._older = last
-                last = self._last = {}
-        last[key] = position
+    def _last_before(self, key: tuple[int, int]) -> int:
+        """The last part of a partition that the newer generation does not have, 0 if it is not
+        known; makes room for its next one."""
+        previous = self._older.get(key, 0)
+        if len(self._last) >= CHAINED_MAX:
+            self._older = self._last
+            self._last = {}
         return previous
 
     def _write_header(

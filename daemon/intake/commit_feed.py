@@ -31,7 +31,8 @@ log = logging.getLogger("headgate.shard")
 
 CANNOT_FOLLOW = "this process ends: it cannot follow the commits after"
 RECENT_COMMITS = 64
-RECENT_RUNS = 8_192  # with their heads about 3 MB; one larger commit is kept alone
+RECENT_RUNS = 8_192  # one larger commit is kept alone
+RECENT_BYTES_MAX = 400 * RECENT_RUNS
 
 
 class CommitFeed:
