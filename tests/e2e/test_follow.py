@@ -1,0 +1,88 @@
+"""``read --follow`` and ``watch`` while shards and the daemon are killed: each record once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from commands.client.http import Client
+from tests.e2e.daemon import ROOT, Daemon, running
+from tests.e2e.processes import shard_pids
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+RECORDS = 120
+PATIENCE_MS = 120_000
+
+
+def started(daemon: Daemon, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "cli", *arguments, "-n", str(RECORDS), "--wait", "120"],
+        env=os.environ | {"HEADGATE_URL": daemon.url, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def produce(client: Client, topic: str, number: int) -> None:
+    body = {
+        "records": [{"data": number}], "partition": number % 3, "idempotency_key": f"n{number}",
+    }  # fmt: skip
+    path = f"/v0/topics/{topic}"
+    client.call("POST", path, json.dumps(body).encode(), patience_ms=PATIENCE_MS)
+
+
+def lines_of(process: subprocess.Popen[bytes]) -> list[bytes]:
+    out, said = process.communicate(timeout=500)
+    assert process.returncode == 0, said.decode()
+    return out.splitlines()
+
+
+def check(numbers: Sequence[int]) -> None:
+    assert sorted(numbers) == list(range(RECORDS)), "each record is printed once"
+    for partition in range(3):
+        of_partition = [number for number in numbers if number % 3 == partition]
+        assert of_partition == sorted(of_partition), "a partition's records keep their order"
+
+
+def test_followers_print_each_record_once_whatever_is_killed(data: Path) -> None:
+    followers: list[subprocess.Popen[bytes]] = []
+    try:
+        with running(data, shards=2) as daemon, Client(daemon.url) as client:
+            for topic in ("one", "other"):
+                assert daemon.json("PUT", f"/v0/topics/{topic}", {"partitions": 3}).status == 201
+            followers.append(started(daemon, "read", "one", "--follow"))
+            followers.append(
+                started(daemon, "watch", "one", "other", "--from-seq", "0", "-o", "json")
+            )
+            followers.append(started(daemon, "watch", "other", "--from-seq", "0", "-o", "json"))
+            for number in range(RECORDS // 2):
+                produce(client, "one", number)
+                if number % 15 == 7:
+                    os.kill(shard_pids(daemon)[number % 2], signal.SIGKILL)
+            port = daemon.port
+            daemon.kill_everything()
+        with running(data, shards=1, listen=f"127.0.0.1:{port}") as daemon:
+            with Client(daemon.url) as client:
+                for number in range(RECORDS // 2, RECORDS):
+                    produce(client, "one", number)
+                for number in range(RECORDS):
+                    produce(client, "other", number)
+            read, both, other = followers
+            check([int(line) for line in lines_of(read)])
+            records = [json.loads(line) for line in lines_of(both)]
+            seqs = [
+                (each["topic"], each["partition"], each["seq"]) for each in records if "seq" in each
+            ]
+            assert len(seqs) == len(set(seqs)) == RECORDS
+            check([each["data"] for each in map(json.loads, lines_of(other)) if "seq" in each])
+    finally:
+        for process in followers:
+            process.kill()
+            process.wait()
