@@ -10,6 +10,7 @@ from daemon.http.limits import http_limits
 from daemon.intake import commit_feed
 from delivery import filters, followed, lake_reader, tail_reader
 from delivery.l0_reader import CACHE_BYTES_MAX
+from delivery.routers import runtime as routers
 from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
 from delivery.watch import hub, tail_encoder
@@ -74,6 +75,13 @@ def bounds(config: Config) -> dict[str, int]:
         * (
             scheduler.ENTRIES_MAX * scheduler.ENTRY_BYTES
             + settings.TOPICS_MAX * settings.TOPIC_BYTES
+        ),
+        # As of a catch-up: pages that are being read, and one from the rings.
+        "routers": shards
+        * (
+            routers.LANES_MAX * routers.LANE_BYTES
+            + (routers.PAGES_AT_ONCE + 1)
+            * max(8 * routers.PAGE_BYTES_MAX, 3 * config.record_bytes_max)
         ),
         "streams": shards * (limits.streams_max * STREAM_BYTES + limits.stream_unsent_bytes_max),
         # One part is read while the one before it is freed.

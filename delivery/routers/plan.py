@@ -21,6 +21,10 @@ A router is *held* while its destination takes nothing, and looks again after a 
 *stopped* when its source or destination is gone, and *paused* by request; frames on their way are
 settled in any case.
 
+A lane is *due* while there may be something to do for it: each of its events makes it due, and it
+stops being due once it was looked at in vain. So a decision costs nothing for partitions in which
+nothing happens.
+
 Invariants, per lane: position <= chain <= read_to; frames on their way lie between position and
 chain, in order; a lane that loads has none on its way, nor has one that flushes.
 """
@@ -87,9 +91,17 @@ class _Frame(NamedTuple):
 
 
 class Lane:
-    """One partition of the source."""
+    """One partition of the source. ``due`` has the partitions that are due, in order."""
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "_due", "_flushing", "_in_flight", "_passed", "busy", "chain", "needs_bytes", "partition",
+        "position", "read_to", "state",
+    )  # fmt: skip
+
+    def __init__(self, partition: int, due: dict[int, None]) -> None:
+        self.partition = partition
+        self._due = due
+        due[partition] = None
         self.state = LaneState.LOADING
         self.position = 0  # of the cursor, as far as is known
         self.chain = 0  # where the next frame continues
@@ -105,6 +117,10 @@ class Lane:
         """Frames whose fate is not known."""
         return len(self._in_flight)
 
+    def wake(self) -> None:
+        """The source has new records, or something else has changed."""
+        self._due[self.partition] = None
+
     def loaded(self, position: int) -> None:
         """The cursor's position, as the ledger has it."""
         assert self.state is LaneState.LOADING and not self._in_flight
@@ -113,20 +129,22 @@ class Lane:
         self.position = self.chain = self.read_to = position
         self._passed = NOTHING
         self._flushing = None
+        self.wake()
 
     def passed(self, reached: int, filtered: int, skipped: int) -> None:
         """A page was read up to ``reached`` and has no record to copy."""
         self.busy = False
+        self.wake()
         if self.state is LaneState.READY:
             self.read_to = reached
             self._passed = self._passed.plus(Counts(0, filtered, skipped))
 
-    def frame(self, partition: int, reached: int) -> Step | None:
+    def frame(self, reached: int) -> Step | None:
         """The advance of the frame of a page that was read up to ``reached``; None: drop it."""
         if self.state is not LaneState.READY or self._flushing is not None:
-            self.busy = False
+            self.unread()
             return None
-        return Step(partition, self.chain, reached)
+        return Step(self.partition, self.chain, reached)
 
     def appended(self, ticket: int, step: Step, counts: Counts) -> None:
         """The frame is in the ring; ``ticket`` names it in ``resolved``."""
@@ -135,11 +153,13 @@ class Lane:
         self._in_flight[ticket] = _Frame(step.expected, step.next, self._passed.plus(counts))
         self._passed = NOTHING
         self.chain = self.read_to = step.next
+        self.wake()
 
     def unread(self, needs_bytes: int = 0) -> None:
         """The page was not taken: it is read again once there is room for ``needs_bytes``."""
         self.busy = False
         self.needs_bytes = needs_bytes
+        self.wake()
 
     def resolved(self, ticket: int, *, stored: bool) -> Counts:
         """A frame was committed, stored or void; returns what it counts for."""
@@ -149,9 +169,10 @@ class Lane:
         else:
             self.state = LaneState.SETTLING
         self._settle()
+        self.wake()
         return frame.counts if stored else NOTHING
 
-    def flush(self, partition: int) -> Step | None:
+    def flush(self) -> Step | None:
         """The move over what no frame will carry; ``flushed`` must follow."""
         if (
             self.state is not LaneState.READY
@@ -161,13 +182,14 @@ class Lane:
         ):
             return None
         self._flushing = self.read_to
-        return Step(partition, self.chain, self.read_to)
+        return Step(self.partition, self.chain, self.read_to)
 
     def flushed(self, *, moved: bool) -> Counts:
         """The outcome of a flush. Without it, the cursor is looked at again."""
         if self._flushing is None:
             return NOTHING
         reached, self._flushing = self._flushing, None
+        self.wake()
         if not moved:
             self.state = LaneState.SETTLING
             self._settle()
@@ -188,14 +210,18 @@ class Lane:
         """Whether the cursor must be read."""
         return self.state is LaneState.LOADING and not self.busy
 
-    def wants_page(self, head: int, room_bytes: int) -> bool:
+    @property
+    def wants_flush(self) -> bool:
+        """Whether there is a stretch that only the next frame or a flush carries."""
+        return self.state is LaneState.READY and self.read_to > self.chain
+
+    def wants_page(self, head: int) -> bool:
         """Whether a page should be read; ``head`` is the source's last offset."""
         return (
             self.state is LaneState.READY
             and not self.busy
             and self._flushing is None
             and self.read_to < head
-            and room_bytes >= max(1, self.needs_bytes)
         )
 
     def check_invariants(self) -> None:
@@ -214,22 +240,17 @@ class RouterPlan:
     """All lanes of one router."""
 
     def __init__(self, partitions: int, *, paused: bool = False) -> None:
-        self.lanes = [Lane() for _ in range(partitions)]
+        self._due: dict[int, None] = {}
+        self.lanes = [Lane(partition, self._due) for partition in range(partitions)]
         self.paused = paused
         self.stopped = ""  # why it cannot go on
         self.held = ""  # why it waits
         self.held_until_ns = 0
         self.counts = NOTHING
-        self._turn = 0
-
-    @property
-    def in_flight(self) -> int:
-        """Frames on their way."""
-        return sum(lane.in_flight for lane in self.lanes)
 
     def grow(self, partitions: int) -> None:
         """The source has more partitions; they are copied from their start."""
-        self.lanes += [Lane() for _ in range(partitions - len(self.lanes))]
+        self.lanes += [Lane(n, self._due) for n in range(len(self.lanes), partitions)]
 
     def hold(self, reason: str, now_ns: int) -> None:
         """The destination takes nothing now."""
@@ -248,19 +269,19 @@ class RouterPlan:
         partition of the source, None while that is unknown."""
         if self.paused or self.stopped or now_ns < self.held_until_ns:
             return None
-        lanes = self.lanes
-        count = len(lanes)
-        for step in range(count):
-            partition = (self._turn + step) % count
-            lane = lanes[partition]
-            if lane.wants_load:
-                lane.busy = True
-                return Load(partition)
-            last = head(partition)
-            if last is not None and lane.wants_page(last, room_bytes):
-                lane.busy = True
-                self._turn = partition + 1
-                return Read(partition, lane.read_to)
+        for partition in list(self._due):
+            lane = self.lanes[partition]
+            wants_load = lane.wants_load
+            if not wants_load:
+                last = head(partition)
+                if last is None or not lane.wants_page(last):
+                    del self._due[partition]
+                    continue
+                if room_bytes < max(1, lane.needs_bytes):
+                    continue
+            del self._due[partition]  # its next event puts it at the end
+            lane.busy = True
+            return Load(partition) if wants_load else Read(partition, lane.read_to)
         return None
 
     def is_done(self, head: Callable[[int], int | None]) -> bool:
@@ -274,17 +295,13 @@ class RouterPlan:
         """The fate of a frame."""
         self.counts = self.counts.plus(self.lanes[partition].resolved(ticket, stored=stored))
 
-    def flushes(self) -> list[Step]:
-        """The moves that need no frame; ``flushed`` must follow for each."""
-        steps = (lane.flush(partition) for partition, lane in enumerate(self.lanes))
-        return [step for step in steps if step is not None]
-
     def flushed(self, partition: int, *, moved: bool) -> None:
-        """The outcome of one of ``flushes``."""
+        """The outcome of a lane's ``flush``."""
         self.counts = self.counts.plus(self.lanes[partition].flushed(moved=moved))
 
     def check_invariants(self) -> None:
         """Raises AssertionError if one does not hold."""
         for lane in self.lanes:
             lane.check_invariants()
+            assert not lane.wants_load or lane.partition in self._due
         assert not (self.held and self.stopped)

@@ -9,8 +9,9 @@
 What to do is decided in ``plan.py``. A page is never kept: one that finds no room is read again.
 
 Bounds: a page has at most PAGE_BYTES_MAX and one record, and PAGES_AT_ONCE are read simultaneously
-from the store. The outbox bounds the frames in the ring, and ``followed.py`` the partitions of
-sources that are pinned.
+from the store; LANES_MAX lanes. The outbox bounds the frames in the ring, and ``followed.py`` the
+partitions of sources that are pinned. What does not change costs nothing: only lanes that are due
+are looked at, only rows that may have changed are written.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from delivery.partition_reader import QUARANTINED, PartitionReader, bytes_of
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.frames import parts_of
 from delivery.routers.outbox import DestinationFull, FrameTooLong, Outbox, RingShareUsed
-from delivery.routers.plan import Counts, Load, Read, RouterPlan
+from delivery.routers.plan import Counts, Lane, Load, Read, RouterPlan
 from delivery.routers.schemas import gone_topic
 from ledger import cursors, routers
 from ledger.errors import LedgerError
@@ -49,6 +50,8 @@ PAGE_RECORDS = 500  # that a page from the rings looks at: about a millisecond
 PAGE_COST_BYTES = 4 << 10  # of a page in addition to its bytes, as of a write to a watcher
 STORED_PAGE_RECORDS = 10_000
 PAGES_AT_ONCE = 4
+LANES_MAX = 100_000  # partitions of sources, over all routers of a shard
+LANE_BYTES = 512  # of a lane with its place in two tables; measured: 360
 # What the evictions of a source are called; other gaps never had a record, or may have one again.
 _LOSSES = ("cap", "ttl", "lost")
 _CANNOT_READ = (StoreError, LedgerError, L0Error, LakeFileDamaged, RecordsError)
@@ -83,6 +86,11 @@ class RunningRouter:
         wanted = view.router.filter
         filter_ = Filter(wanted.tag, wanted.node, wanted.key)
         self.passes: Callable[[Record], bool] = filter_.matches if filter_ else _everything
+
+    def wake(self, partition: int) -> None:
+        """A partition of the source has new records."""
+        if partition < len(self.plan.lanes):
+            self.plan.lanes[partition].wake()
 
     def row(self) -> RouterRow:
         """What is told of it."""
@@ -141,6 +149,8 @@ class Routers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tickets = 0
         self._flushing: dict[tuple[int, int], RunningRouter] = {}
+        self._unflushed: dict[Lane, RunningRouter] = {}  # that may have a stretch to be flushed
+        self._touched: set[RunningRouter] = set()  # whose rows may be out of date, or that are held
         self._closed = False
 
     def __len__(self) -> int:
@@ -156,15 +166,18 @@ class Routers:
             self._asking = True
             self._start(self._ask())
         now_ns = self._now_ns()
-        for running in self._running.values():
+        touched, self._touched = self._touched, set()
+        for running in touched:
             plan = running.plan
-            if plan.held and now_ns >= plan.held_until_ns:
-                if plan.is_done(partial(self._head, running)):
-                    plan.release()
-                self._wake(running)
+            if plan.held:
+                self._touched.add(running)
+                if now_ns >= plan.held_until_ns:
+                    if plan.is_done(partial(self._head, running)):
+                        plan.release()
+                    self._wake(running)
+            router = running.view.router
             row = running.row()
-            if row != running.told:
-                router = running.view.router
+            if row != running.told and router.router_id in self._running:
                 self._board.write(router.slot, router.router_id, row)
                 running.told = row
         self._wake_starved()
@@ -172,10 +185,17 @@ class Routers:
     def committed(self, moved: Iterable[Key], published_ns: int) -> None:
         """Commits have moved the heads of these partitions."""
         by_source = self._by_source
-        if by_source:
-            keys = {(topic_id, Kind.ROUTE) for topic_id, _ in moved if topic_id in by_source}
-            if keys:
-                self._dirty(keys, published_ns)
+        if not by_source:
+            return
+        keys: set[EntryKey] = set()
+        for topic_id, partition in moved:
+            there = by_source.get(topic_id)
+            if there is not None:
+                keys.add((topic_id, Kind.ROUTE))
+                for running in there:
+                    running.wake(partition)
+        if keys:
+            self._dirty(keys, published_ns)
 
     def close(self) -> None:
         """Reads nothing more; frames on their way are still settled."""
@@ -213,10 +233,18 @@ class Routers:
             else:
                 running.follow(view)
             self._pin(running)
+            self._touched.add(running)
             self._wake(running)
 
     def _pin(self, running: RunningRouter) -> None:
         topic_id = running.view.source.topic_id
+        lanes = sum(len(each.plan.lanes) for each in self._running.values())
+        if lanes > LANES_MAX:
+            running.plan.stopped = (
+                f"the routers of its shard have sources with {lanes} partitions, the limit is"
+                f" {LANES_MAX}; delete routers, or use more shards"
+            )
+            return
         try:
             for partition in range(len(running.pinned), len(running.plan.lanes)):
                 self._reader.followed.pin((topic_id, partition))
@@ -262,6 +290,7 @@ class Routers:
             if isinstance(decision, Load):
                 self._start(self._load(running, decision.partition))
                 continue
+            self._touched.add(running)
             page = self._from_rings(running, decision)
             if page is None:
                 self._start(self._from_store(running, decision))
@@ -374,9 +403,10 @@ class Routers:
         items, start, reached, skipped, _ = page
         if not items:
             lane.passed(reached, reached - start, skipped)
+            self._unflushed[lane] = running
             plan.release()
             return
-        step = lane.frame(partition, reached)
+        step = lane.frame(reached)
         if step is None:
             return
         if plan.paused or plan.stopped or self._closed:
@@ -426,6 +456,7 @@ class Routers:
 
     def _settled(self, running: RunningRouter, partition: int, ticket: int, stored: bool) -> None:
         running.plan.resolved(partition, ticket, stored=stored)
+        self._touched.add(running)
         self._wake(running)
         self._wake_starved()
 
@@ -433,6 +464,7 @@ class Routers:
         if reason and reason != running.plan.held:
             log.info("router %s waits: %s", running.view.router.name, reason)
         running.plan.hold(reason, self._now_ns())
+        self._touched.add(running)
 
     def _wake(self, running: RunningRouter) -> None:
         self._dirty([(running.view.source.topic_id, Kind.ROUTE)], self._now_ns())
@@ -447,21 +479,28 @@ class Routers:
     def moves(self, limit: int) -> Sequence[CursorMove]:
         """Moves over what no frame carries."""
         found: list[CursorMove] = []
-        for router_id in list(self._running):
-            running = self._running[router_id]
-            if len(found) + len(running.plan.lanes) > limit:
+        for lane, running in list(self._unflushed.items()):
+            if len(found) >= limit:
                 break
-            self._running[router_id] = self._running.pop(router_id)  # the last one next time
+            step = lane.flush()
+            if step is None:
+                if not lane.wants_flush:
+                    del self._unflushed[lane]
+                continue
+            del self._unflushed[lane]
             cursor_id = running.view.router.cursor_id
-            for step in running.plan.flushes():
-                found.append(CursorMove(cursor_id, step.partition, step.expected, step.next))
-                self._flushing[cursor_id, step.partition] = running
+            found.append(CursorMove(cursor_id, step.partition, step.expected, step.next))
+            self._flushing[cursor_id, step.partition] = running
         return found
 
     def flushed(self, move: CursorMove, *, moved: bool) -> None:
         """The outcome of one of ``moves``."""
         running = self._flushing.pop((move.cursor_id, move.partition))
         running.plan.flushed(move.partition, moved=moved)
+        lane = running.plan.lanes[move.partition]
+        if lane.wants_flush:  # a page was passed meanwhile
+            self._unflushed[lane] = running
+        self._touched.add(running)
         self._wake(running)
 
     # Tasks

@@ -113,7 +113,7 @@ def status_of(view: RouterView, row: RouterRow | None) -> RouterStatus:
         phase, reason = RouterPhase.STOPPED, gone
     elif router.paused:
         phase, reason = RouterPhase.PAUSED, ""
-    elif phase in (RouterPhase.PAUSED, RouterPhase.STOPPED) or not view.lag:
+    elif phase is RouterPhase.PAUSED or (phase is RouterPhase.HELD and not view.lag):
         phase, reason = RouterPhase.RUNNING, ""
     return RouterStatus(
         router=router.name,

@@ -94,6 +94,8 @@ class RoutingMachine(RuleBasedStateMachine):
             offset = len(self.source[partition]) + 1
             record = Record(f"[{partition},{offset}]", None, key, tag)
             self.source[partition].append((offset, 1000 + offset, record))
+        for owner in self.owners.values():
+            owner.plan.lanes[partition].wake()
 
     @rule(partition=st.integers(0, SOURCES - 1), count=st.integers(1, 3))
     def evict(self, partition: int, count: int) -> None:
@@ -145,7 +147,7 @@ class RoutingMachine(RuleBasedStateMachine):
         if not items:
             lane.passed(reached, filtered, skipped)
             return
-        step = lane.frame(asked.partition, reached)
+        step = lane.frame(reached)
         if step is None:
             return
         if not fits:
@@ -159,7 +161,10 @@ class RoutingMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 9))
     def flush(self, pick: int) -> None:
         owner = self.owners[self.owner(pick)]
-        for step in owner.plan.flushes():
+        for lane in owner.plan.lanes:
+            step = lane.flush()
+            if step is None:
+                continue
             moved = self.cursor[step.partition] == step.expected
             if moved:
                 self.cursor[step.partition] = step.next
@@ -317,7 +322,7 @@ class RoutingMachine(RuleBasedStateMachine):
                 self.flushed(0)
         self.the_destination_has_exactly_what_the_cursor_passed_in_order()
         assert self.cursor == [len(each) for each in self.source]
-        assert not owner.plan.in_flight
+        assert not any(lane.in_flight for lane in owner.plan.lanes)
 
 
 TestRouting = RoutingMachine.TestCase
@@ -325,23 +330,23 @@ TestRouting.settings = settings(max_examples=examples(150), stateful_step_count=
 
 
 def ready(position: int = 0) -> Lane:
-    lane = Lane()
+    lane = Lane(0, {})
     lane.loaded(position)
     return lane
 
 
 def appended(lane: Lane, ticket: int, reached: int, counts: Counts = NOTHING) -> None:
-    step = lane.frame(0, reached)
+    step = lane.frame(reached)
     assert step is not None
     lane.appended(ticket, step, counts)
 
 
 def test_each_frame_continues_where_the_one_before_it_ends() -> None:
     lane = ready(4)
-    assert lane.frame(0, 9) == Step(0, 4, 9)
+    assert lane.frame(9) == Step(0, 4, 9)
     appended(lane, 1, 9)
     lane.passed(12, 3, 0)
-    assert lane.frame(0, 15) == Step(0, 9, 15)
+    assert lane.frame(15) == Step(0, 9, 15)
     assert lane.position == 4
 
 
@@ -351,7 +356,7 @@ def test_a_void_frame_makes_the_lane_wait_for_the_others_and_load_the_cursor_aga
         appended(lane, ticket, 10 * ticket)
     lane.resolved(1, stored=False)
     assert lane.state is LaneState.SETTLING
-    assert not lane.wants_page(100, 1)
+    assert not lane.wants_page(100)
     lane.resolved(2, stored=False)
     lane.resolved(3, stored=True)
     assert lane.wants_load
@@ -366,7 +371,7 @@ def test_a_page_from_before_the_cursor_moved_is_dropped_before_the_cursor_is_loa
     assert plan.next(lambda _: 9, 1, 0) == Read(0, 3)
     lane.resolved(1, stored=False)
     assert plan.next(lambda _: 9, 1, 0) is None
-    assert lane.frame(0, 6) is None
+    assert lane.frame(6) is None
     assert plan.next(lambda _: 9, 1, 0) == Load(0)
 
 
@@ -374,12 +379,12 @@ def test_a_flush_waits_for_frames_and_a_frame_waits_for_the_flush() -> None:
     lane = ready()
     appended(lane, 1, 5)
     lane.passed(8, 3, 0)
-    assert lane.flush(0) is None
+    assert lane.flush() is None
     lane.resolved(1, stored=True)
-    assert lane.flush(0) == Step(0, 5, 8)
-    assert lane.frame(0, 9) is None
+    assert lane.flush() == Step(0, 5, 8)
+    assert lane.frame(9) is None
     assert lane.flushed(moved=True) == Counts(0, 3, 0)
-    assert lane.frame(0, 9) == Step(0, 8, 9)
+    assert lane.frame(9) == Step(0, 8, 9)
 
 
 def test_records_count_once_their_frame_is_stored_or_the_cursor_has_passed_them() -> None:
@@ -424,14 +429,39 @@ def test_partitions_take_turns() -> None:
 
 
 def test_a_frame_that_found_no_room_is_read_again_only_where_it_fits() -> None:
-    lane = ready()
-    lane.unread(1_000)
-    assert not lane.wants_page(9, 999)
-    assert lane.wants_page(9, 1_000)
+    plan = RouterPlan(1)
+    plan.lanes[0].loaded(0)
+    plan.lanes[0].unread(1_000)
+    assert plan.next(lambda _: 9, 999, 0) is None
+    assert plan.next(lambda _: 9, 1_000, 0) == Read(0, 0)
 
 
 def test_a_partition_that_is_added_is_copied_from_its_start() -> None:
     plan = RouterPlan(1)
     plan.lanes[0].loaded(7)
+    assert plan.next(lambda _: 7, 1, 0) is None
     plan.grow(2)
     assert plan.next(lambda _: 7, 1, 0) == Load(1)
+
+
+def test_partitions_in_which_nothing_happens_are_not_looked_at() -> None:
+    plan = RouterPlan(1_000)
+    for lane in plan.lanes:
+        lane.loaded(0)
+    asked: list[int] = []
+
+    def head(partition: int) -> int:
+        asked.append(partition)
+        return 5 if partition == 7 else 0
+
+    assert plan.next(head, 1, 0) == Read(7, 0)
+    asked.clear()
+    plan.lanes[7].wake()
+    assert plan.next(head, 1, 0) is None
+    plan.lanes[7].passed(3, 3, 0)
+    while plan.next(head, 1, 0) != Read(7, 3):
+        assert len(asked) < 1_000
+    asked.clear()
+    plan.lanes[7].passed(5, 2, 0)
+    assert plan.next(head, 1, 0) is None
+    assert asked == [7]
