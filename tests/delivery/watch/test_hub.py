@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -348,3 +350,29 @@ def test_streams_end_with_a_last_event_when_the_process_does(node: Node) -> None
         assert kinds(late) == ["closing"]
 
     run(node, test)
+
+
+def test_a_client_that_goes_during_its_catch_up_leaves_nothing_for_the_collector(
+    node: Node,
+) -> None:
+    async def test(made: Watching) -> None:
+        commit(node, "1")
+        made.tell()
+        client = made.watch(Client(stuck=True), {0: 0})
+        await made.rest()
+        assert client.untaken
+        own = asyncio.current_task()
+        client.go()
+        client.drained = client.closed_by_peer = None  # as every outlet that is closed
+        await asyncio.wait(asyncio.all_tasks() - {own})
+        for _ in range(hub_module.TICKS_PER_ROUND):
+            made.hub.tick()
+        gone = weakref.ref(client)
+        del client
+        assert gone() is None
+
+    gc.disable()
+    try:
+        run(node, test)
+    finally:
+        gc.enable()
