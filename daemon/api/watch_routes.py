@@ -84,7 +84,8 @@ class WatchRoutes:
         topics: dict[int, Topic] = {}
         places: list[WatchPlace] = []
         for each in asked.topics:
-            topic = (await self._topics.entry(check_topic_name(each.topic))).topic
+            # Past the cache: a wid with the id of a former topic of this name would be useless.
+            topic = (await self._topics.entry_now(check_topic_name(each.topic))).topic
             topics[topic.topic_id] = topic
             places.append(_place(topic.topic_id, each))
         spec = WatchSpec(tuple(places), asked.tag, asked.node, asked.key)
