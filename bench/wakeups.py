@@ -5,21 +5,28 @@ for the answer and for the record at the watcher, pauses for a random time and a
 append is in step with a timer of the daemon, with another append or with a delivery. What counts is
 the time from the commit's publication to the watcher's socket; more than 50 ms is *late*. An append
 that never arrives ends the run with an error.
+
+``python -m bench.wakeups [--appends N]`` runs it alone, with 100,000 appends in 2 to 3 minutes.
 """
 
 from __future__ import annotations
 
+import argparse
 import heapq
+import os
 import random
 import select
 import socket
+import tempfile
+from pathlib import Path
 
 import msgspec
 
 from bench.commit_times import CommitTimes
 from bench.delivery_results import Spread, WakeupsResult
+from bench.figures import number, share_cpus
 from bench.load import Request
-from bench.processes import Daemon, ServerError
+from bench.processes import Daemon, ServerError, pinned, start_daemon
 from bench.stamps import ANCILLARY_BYTES, StampedAsker, connect, stamp_ns, wall_minus_monotonic_ns
 from shards.clock import monotonic_ns
 
@@ -124,3 +131,26 @@ def measure(daemon: Daemon, shards: int, appends: int) -> WakeupsResult:
 
 def _pause_ns(rng: random.Random) -> int:
     return int(rng.expovariate(1 / PAUSE_MEAN_S) * 1e9)
+
+
+def main() -> None:
+    """The real run of the whole row."""
+    parser = argparse.ArgumentParser(prog="python -m bench.wakeups")
+    parser.add_argument("--appends", type=int, default=100_000)
+    appends = parser.parse_args().appends
+    daemon_cpus, client_cpus, _ = share_cpus(sorted(os.sched_getaffinity(0)), 1)
+    with tempfile.TemporaryDirectory(prefix="headgate-wakeups-") as folder, pinned(client_cpus):
+        daemon = start_daemon(Path(folder) / "daemon", daemon_cpus, 1, None)
+        try:
+            found = measure(daemon, 1, appends)
+        finally:
+            daemon.stop()
+    spread = found.commit_to_socket
+    print(
+        f"{found.appends:,} appends at random phases: {found.late} after more than 50 ms; p50"
+        f" {number(spread.p50_ms)}, p99 {number(spread.p99_ms)}, max {number(spread.max_ms)} ms"
+    )
+
+
+if __name__ == "__main__":
+    main()
