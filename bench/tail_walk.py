@@ -84,15 +84,14 @@ class Shards:
         )  # fmt: skip
         self._log = CommitLog(self._segment)
         self._counter = 0
-        self._tail = TailReader(self._segment)
         self._one, self._all = FollowedPartitions(), FollowedPartitions()
+        self._tail_of_one, self._tail_of_all = (TailReader(self._segment) for _ in range(2))
         for key in self._keys:
             self._all.follow(key)
-        self.entry_bytes = 0
 
     def close(self) -> None:
         self._ledger.close()
-        del self._rings, self._writers, self._tail, self._log
+        del self._rings, self._writers, self._tail_of_one, self._tail_of_all, self._log
         self._segment.close()
 
     def turn(self) -> Turn:
@@ -115,17 +114,17 @@ class Shards:
         if len(moved) != len(keys):
             raise AssertionError(f"{len(moved)} of {len(keys)} partitions moved")
         with _timed(spent):
-            self._read(self._one, [one])
+            self._read(self._tail_of_one, self._one, [one])
         with _timed(spent):
-            self._read(self._all, moved)
+            self._read(self._tail_of_all, self._all, moved)
         return Turn(*spent)
 
-    def _read(self, followed: FollowedPartitions, keys: Sequence[Key]) -> None:
+    def _read(self, tail: TailReader, followed: FollowedPartitions, keys: Sequence[Key]) -> None:
         for key in keys:
             head = followed.head(key) or followed._followed[key].head_seq
             (extent,) = followed.tail(key, head)
             count = 0
-            for batch in self._tail.raw_batches(key, extent, extent.first_offset):
+            for batch in tail.raw_batches(key, extent, extent.first_offset):
                 if batch is None:
                     raise AssertionError("the ring has overwritten what was just committed")
                 count += batch[1].record_count
