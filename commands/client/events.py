@@ -14,11 +14,9 @@ refused, because what is not limited fills the memory.
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 EVENT_BYTES_MAX = 64 << 20  # the largest record, in JSON, is far below
-_LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -42,7 +40,8 @@ class EventParser:
         self.last_event_id = last_event_id  # of the last block that ended
         self.retry_ms = retry_ms
         self._id = last_event_id
-        self._rest = bytearray()
+        self._begun: list[bytes] = []  # the pieces of a line that has not ended
+        self._begun_bytes = 0
         self._begins = True
         self._after_cr = False  # the CR before may be half of a CR LF
         self._type = ""
@@ -51,34 +50,37 @@ class EventParser:
 
     def feed(self, data: bytes) -> list[StreamEvent]:
         """The events that are complete with these bytes. Raises EventTooLarge."""
+        events: list[StreamEvent] = []
+        data = self._with_line_feeds(data)
+        begun, line_feed, rest = data.rpartition(b"\n")
+        if line_feed:
+            lines = (b"".join(self._begun) + begun).split(b"\n")
+            self._begun = []
+            self._begun_bytes = 0
+            if self._begins:
+                self._begins = False
+                lines[0] = lines[0].removeprefix(_BOM)
+            for line in lines:
+                if line:
+                    self._take(line)
+                else:
+                    self._end_of_block(events)
+        if rest:
+            self._begun.append(rest)
+            self._begun_bytes += len(rest)
+        if self._bytes + self._begun_bytes > EVENT_BYTES_MAX:
+            raise EventTooLarge(f"an event of the stream has more than {EVENT_BYTES_MAX:,} bytes")
+        return events
+
+    def _with_line_feeds(self, data: bytes) -> bytes:
+        """The bytes with LF for each end of a line."""
         if self._after_cr and data:
             self._after_cr = False
             data = data.removeprefix(b"\n")
-        if not data:
-            return []
-        searched = len(self._rest)
-        self._rest += data
-        if self._begins:
-            if len(self._rest) < len(_BOM) and _BOM.startswith(self._rest):
-                return []
-            self._begins = False
-            searched = 0
-            if self._rest.startswith(_BOM):
-                del self._rest[: len(_BOM)]
-        events: list[StreamEvent] = []
-        start = 0
-        for end in _LINE_END.finditer(self._rest, searched):
-            line = self._rest[start : end.start()]
-            start = end.end()
-            if line:
-                self._take(bytes(line))
-            else:
-                self._end_of_block(events)
-        self._after_cr = start == len(self._rest) and self._rest.endswith(b"\r")
-        del self._rest[:start]
-        if self._bytes + len(self._rest) > EVENT_BYTES_MAX:
-            raise EventTooLarge(f"an event of the stream has more than {EVENT_BYTES_MAX:,} bytes")
-        return events
+        if b"\r" not in data:
+            return data
+        self._after_cr = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _take(self, line: bytes) -> None:
         name, _, value = line.decode(errors="replace").partition(":")

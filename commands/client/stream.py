@@ -197,27 +197,33 @@ class WatchStream:
         return None
 
     def _arrived(self, records: list[WatchRecord]) -> list[Arrived]:
-        found = []
-        for record in records:
-            topic = next(iter(self._topics)) if record.topic is UNSET else record.topic
-            partition = self._sole_partition if record.partition is UNSET else record.partition
-            self._key(topic, partition)
-            found.append(Arrived(topic, partition, record))
+        (only, *_) = self._topics
+        found = [
+            Arrived(
+                only if record.topic is UNSET else record.topic,
+                self._sole_partition if record.partition is UNSET else record.partition,
+                record,
+            )
+            for record in records
+        ]
+        for topic in {each.topic for each in found}:
+            self._topic_id(topic)
         return found
 
-    def _key(self, topic: str, partition: int) -> Key:
+    def _topic_id(self, topic: str) -> int:
         topic_id = self._topics.get(topic)
         if topic_id is None:
             raise UnknownAnswer(
                 f"{self._client.url} sent a record of {topic!r} before a position of it"
             )
-        return topic_id, partition
+        return topic_id
 
     def _handed_out(self, told: Told) -> Iterator[Told]:
         yield told
         if isinstance(told, list):
-            for topic, partition, record in told:
-                self._offsets[self._key(topic, partition)] = record.seq
+            last = {(topic, partition): record.seq for topic, partition, record in told}
+            for (topic, partition), seq in last.items():
+                self._offsets[self._topic_id(topic), partition] = seq
         elif isinstance(told, WatchTombstone) and told.reason != RECREATED:
             key = (told.topic_id, told.partition)
             self._offsets[key] = max(told.gap_to, self._offsets.get(key, 0))
