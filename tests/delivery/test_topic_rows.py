@@ -70,6 +70,16 @@ def test_the_push_that_has_waited_longest_is_shown(segment: Segment) -> None:
     assert reader.of(9).band is None, "in the order of commits there are no bands"
 
 
+def test_a_topic_that_takes_a_row_over_has_no_push_of_the_former_one(segment: Segment) -> None:
+    shards, reader = rows_of(segment)
+    shards[0].watched(1, 1)
+    refresh(shards[0], {1: EntryView(3, 500, False)})
+    shards[0].watched(1, 0)
+    other = next(each for each in count(2) if set_of(each) == set_of(1))
+    shards[0].watched(other, 1)
+    assert reader.of(other) == TopicActivity(1)
+
+
 def test_a_new_process_begins_with_no_rows(segment: Segment) -> None:
     shards, reader = rows_of(segment)
     shards[1].watched(5, 4)

@@ -177,6 +177,13 @@ def test_age_lifts_as_far_as_a_thousand_points_go(priority: int, bands: list[int
     assert found == bands
 
 
+def test_a_negative_priority_that_age_has_lifted_keeps_its_place_in_line() -> None:
+    ready = BandedReadySet()
+    ready.mark(push(1), at(-1), NOW, NOW)
+    ready.mark(push(2), at(0), NOW, NOW + 20 * MS)
+    assert order(ready, NOW + 50 * MS) == [1, 2]
+
+
 def test_a_topic_that_is_written_all_the_time_still_ages() -> None:
     ready = BandedReadySet()
     for tenth in range(76):
@@ -304,4 +311,6 @@ def test_a_burst_that_crosses_simultaneously_is_moved_in_steps_and_loses_nobody(
         ready.finish(turn, 1, False, now_ns)
         if len(found) % 100 == 1:
             ready.check_invariants()
+        if len(found) == 20:
+            assert ready.depths() == [0, 0, 0, 0, 980], "the next takes move the others"
     assert sorted(found) == list(range(1000))
