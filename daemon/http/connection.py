@@ -111,6 +111,7 @@ class Connection(Receiver, asyncio.Protocol):
         self.buffer = b""
         if self.stream is not None:
             self.stream.lost()
+            self.stream = None  # the two would keep each other until the collector runs
 
     def pause_writing(self) -> None:
         self._set_hold(HOLD_ANSWERS)

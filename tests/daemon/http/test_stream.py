@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 
 import pytest
@@ -473,3 +474,20 @@ class TestClosing:
             await shard.server.close()
 
         asyncio.run(run())
+
+    def test_a_connection_that_is_lost_leaves_nothing_for_the_collector(self) -> None:
+        shard = Shard()
+        for ask in get("/stream"), get("/stream") + get("/stream"), get("/echo"), post("/later"):
+            gc.collect()
+            gc.disable()
+            try:
+                connection, transport = shard.connect()
+                connection.data_received(ask)
+                shard.script.outlets.clear()
+                shard.script.later.clear()
+                connection.connection_lost(None)
+                transport.protocol = None  # as a transport that is closed
+                del connection, transport
+                assert gc.collect() == 0
+            finally:
+                gc.enable()
