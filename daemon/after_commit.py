@@ -120,6 +120,7 @@ class AfterCommit:
     def _topic_changed(self, topic: Topic) -> None:
         self.priorities.changed(topic)
         self.hub.topic_changed(topic)
+        self.routers.topic_changed(topic)
 
 
 def _place_of(config: Config) -> Place:

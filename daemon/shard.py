@@ -277,8 +277,9 @@ class Shard:
         """A SIGTERM to the process group reaches the supervisor too, which drains."""
 
     def _router_settings(self) -> int:
-        """A number that changes with routers, and with topics."""
-        return int(self._words[at.G_DELIVERY]) + self.topics.version()
+        """A number that changes with routers."""
+        # Both only grow. A shard may die between a change and the change of the word.
+        return int(self._words[at.G_DELIVERY] + self._words[at.G_DEATHS])
 
     def _orphaned(self) -> None:
         """The supervisor is gone: nothing would restart or drain this process."""

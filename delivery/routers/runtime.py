@@ -110,7 +110,7 @@ def _everything(_: Record) -> bool:
 
 
 class Routers:
-    """The routers of one shard. ``version`` changes with routers and topics; ``learn`` hears which
+    """The routers of one shard. ``version`` changes with routers; ``learn`` hears which
     topics are sources; ``ended`` is called if the process must end."""
 
     def __init__(
@@ -142,6 +142,7 @@ class Routers:
         self._ended = ended
         self._running: dict[int, RunningRouter] = {}
         self._by_source: dict[int, list[RunningRouter]] = {}
+        self._topics: set[int] = set()  # sources and destinations
         self._starved: set[int] = set()  # sources that wait for room in the ring
         self._seen = -1
         self._asking = False
@@ -197,6 +198,11 @@ class Routers:
         if keys:
             self._dirty(keys, published_ns)
 
+    def topic_changed(self, topic: Topic) -> None:
+        """A topic has other settings, or was deleted."""
+        if topic.topic_id in self._topics:
+            self._seen = -1
+
     def close(self) -> None:
         """Reads nothing more; frames on their way are still settled."""
         self._closed = True
@@ -219,6 +225,7 @@ class Routers:
 
     def _take(self, views: Sequence[RouterView]) -> None:
         present = {view.router.router_id: view for view in views}
+        self._topics = {topic.topic_id for view in views for topic in (view.source, view.dest)}
         for router_id in self._running.keys() - present.keys():
             self._forget(self._running.pop(router_id))
         for router_id, view in present.items():
@@ -462,7 +469,7 @@ class Routers:
 
     def _hold(self, running: RunningRouter, reason: str) -> None:
         if reason and reason != running.plan.held:
-            log.info("router %s waits: %s", running.view.router.name, reason)
+            log.info("router %s cannot go on now: %s", running.view.router.name, reason)
         running.plan.hold(reason, self._now_ns())
         self._touched.add(running)
 

@@ -263,6 +263,8 @@ class _Maker:
             ("PUT", f"/v0/topics/{scratch}", {"columns": {self.text(): self.odd()}}),
             ("PUT", f"/v0/cursors/{rng.choice(_CURSORS)}", {"positions": [{"seq": self.odd()}]}),
             ("PUT", f"/v0/cursors/{rng.choice((*_CURSORS, self.text()))}", {}),
+            ("PUT", f"/v0/routers/{self.text()}", {"source": topic, "dest": scratch}),
+            ("PUT", "/v0/routers/r", {"paused": self.odd(), "filter": {"tag": self.odd()}}),
             ("POST", "/v0/plans", {"topics": [topic, scratch]}),
             ("POST", "/v0/plans", {"topics": [topic], "from": {topic: {"0": self.odd()}}}),
         )
@@ -283,6 +285,7 @@ class _Maker:
             (
                 ("GET", "/livez"), ("GET", "/readyz"), ("GET", "/v0/status"), ("GET", "/metrics"),
                 ("GET", "/openapi.json"), ("GET", "/v0/topics"), ("GET", f"/v0/topics/{scratch}"),
+                ("GET", "/v0/routers"), ("DELETE", f"/v0/routers/{rng.choice(('r', self.text()))}"),
                 ("GET", "/v0/cursors"), ("GET", f"/v0/cursors/{rng.choice(_CURSORS)}"),
                 ("DELETE", f"/v0/cursors/{rng.choice((*_CURSORS, self.text()))}"),
                 ("DELETE", f"/v0/topics/{scratch}"), ("PUT", f"/v0/plans/{self.text()}"),
