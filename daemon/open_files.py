@@ -8,6 +8,7 @@ could neither accept nor write to the store.
 from __future__ import annotations
 
 import resource
+import sys
 
 import msgspec
 
@@ -25,7 +26,8 @@ def raise_limit() -> None:
 
 def limit() -> int:
     """How many files this process may open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def needed(limits: HttpLimits) -> int:
