@@ -65,7 +65,9 @@ _UNPACK_LINK = frame.CHAIN_LINK.unpack_from
 _LINK_BYTES = PART_BYTES + BATCH_BYTES
 _new = tuple.__new__  # a NamedTuple's constructor costs twice as much, for every request
 
-CHAINED_MAX = 32_768  # twice as many are kept at most
+# A commit has parts of about 2,000 partitions at most, so no chain breaks within one. Twice as many
+# are kept at most.
+CHAINED_MAX = 16_384
 CHAIN_BYTES_MAX = 2 * CHAINED_MAX * 200
 
 
