@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ledger import epochs, reads, topics
+from ledger import cursors, epochs, reads, topics
 from ledger.checks import invariants, soundness
 from ledger.checks.invariants import InvariantBroken
+from ledger.cursors import Setting
 from ledger.ledger import Ledger
 from ledger.log import recovery
 from ledger.space import marking, retention, unreferenced
@@ -38,6 +39,8 @@ def rich(tmp_path: Path) -> Iterator[Ledger]:
         commit(ledger, 5, Request(t, ((0, 2), (1, 2)), key="k"), Request(t, ((1, 1),), key="k"))
         commit(ledger, 6, Request(t, ((0, 2),)))
         ledger.write(unreferenced.forget, [key_of(lease(2))], "m")
+        ledger.write(cursors.create, "c", "client", 1)
+        ledger.write(cursors.set_positions, "c", "client", [Setting(0, 5)])
         ledger.read(invariants.check)
         assert ledger.read(soundness.problems, 9) == []
         yield ledger
@@ -95,6 +98,14 @@ DAMAGES = [
     (f"UPDATE partitions SET compacted_seq = 13, bytes = bytes - 20{P0}", "L1 holds each"),
     (f"UPDATE lake_files SET dropped_ms = 1; UPDATE partitions SET bytes = 60{P0}", "L1 holds"),
     ("UPDATE lake_ranges SET last_offset = 5, rows = 5 WHERE first_offset = 1", "a file has the"),
+    ("UPDATE cursors SET cursor_id = 2", "ids of cursors and numbers of changes have been given"),
+    ("UPDATE cursors SET changed = 9", "ids of cursors and numbers of changes have been given"),
+    ("UPDATE cursors SET changed = 0", "ids of cursors and numbers of changes have been given"),
+    ("DELETE FROM cursors", "a position is of a living cursor"),
+    ("UPDATE cursors SET deleted_ms = 1", "a position is of a living cursor"),
+    ("UPDATE cursor_positions SET changed = 9", "a position is of a living cursor"),
+    ("UPDATE cursor_positions SET seq = -1", "a position is of a living cursor"),
+    ("UPDATE cursor_positions SET set_change = 3", "a position is of a living cursor"),
 ]  # fmt: skip
 
 
