@@ -217,7 +217,6 @@ class Copier:
         self._machine = machine
         self._rng = machine.rng
         self._on_the_way: set[int] = set()  # positions of copies
-        self._began = False
         self._reload()
 
     def _reload(self) -> None:
@@ -247,9 +246,10 @@ class Copier:
             self._reload()
 
     def skip(self) -> None:
-        """Now and then, a stretch of which nothing is copied. Often a life begins with one, while
-        copies of the former life are still being committed."""
-        often, self._began = 12 if self._began else 2, True
+        """Now and then, a stretch of which nothing is copied; often when it is mistaken about the
+        cursor, since copies of a former life were committed."""
+        at = self._machine.seen_ledger.read(positions)[COPIER][1]
+        often = 12 if at == self._read_to else 2
         if not self._on_the_way and not self._rng.randrange(often):
             move = CursorMove(COPIER, 0, self._read_to, self._read_to + self._rng.randrange(1, 9))
             if self._machine.ledger.write(cursors.flush, [move]):
