@@ -10,6 +10,7 @@ import contextlib
 import json
 import resource
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 from daemon.http.body import ChunkedBody
 from daemon.http.limits import HttpLimits
 from daemon.memory import STREAM_BYTES
-from daemon.open_files import needed
+from daemon.open_files import fitted, needed
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
 from tests.e2e.processes import shard_pids
 from tests.e2e.streams import WatchLine
@@ -221,6 +222,21 @@ def test_a_page_of_an_allowed_origin_may_watch_and_others_may_not(
     assert answer.headers["access-control-allow-methods"] == "GET"
     refused = daemon.ask("GET", "/v0/admin/live_leases", origin=origin)
     assert (refused.status, refused.code) == (403, "not_for_pages")
+
+
+def test_a_daemon_that_may_open_few_files_says_so_and_refuses_streams_before_it_has_none_left(
+    data: Path,
+) -> None:
+    few = ("sh", "-c", 'ulimit -n 700; exec "$@"', "sh", sys.executable, "-m", "cli", "serve")
+    with running(data, shards=1, command=few) as daemon, contextlib.ExitStack() as stack:
+        assert "a process may open 700 files" in daemon.text
+        daemon.produce("t", "first")
+        limit = fitted(HttpLimits(), 700).streams_max
+        for _ in range(limit):
+            received(stack.enter_context(asking(daemon)), b"caught-up")
+        refused = daemon.get(WATCH)
+        assert (refused.status, refused.json["error"]["detail"]) == (503, {"limit": limit})
+        assert daemon.produce("t", "still").status == 200
 
 
 @contextlib.contextmanager
