@@ -141,10 +141,13 @@ def test_a_shard_that_was_killed_while_it_served_is_started_again_immediately(ri
     assert rig.ticks_until_started() == 1
 
 
-@pytest.mark.parametrize(("inside", "ticks"), [(True, 16), (False, 46)])
-def test_a_stuck_shard_is_ended_sooner_inside_a_groups_lock(
-    rig: Rig, inside: bool, ticks: int
+@pytest.mark.parametrize(
+    ("inside", "routers", "ticks"), [(True, 0, 16), (False, 0, 46), (False, 3, 16)]
+)
+def test_a_stuck_shard_is_ended_sooner_inside_a_groups_lock_or_if_it_owns_routers(
+    rig: Rig, inside: bool, routers: int, ticks: int
 ) -> None:
+    rig.store(at.S_OWNS, routers)
     process = rig.runs(SLEEPS)
     group = rig.supervisor.layout.group(0)
     rig.supervisor.segment.words[group + at.P_MARK] = int(inside)  # the mark of shard 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compaction.by_hand import compact, delete_compacted
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.routing import add_router, assert_copied, partitions_of, router, wait_routed
 
@@ -188,3 +189,22 @@ def test_records_that_were_evicted_before_they_were_copied_are_told_of(data: Pat
         assert assert_copied(daemon, "src", "dst") == 20
         wait_until(lambda: router(daemon, "r")["skipped"], "the count")
         assert router(daemon, "r")["skipped"] == 30
+
+
+@pytest.mark.slow
+def test_what_was_compacted_is_copied_from_the_lake(data: Path) -> None:
+    settings = {"object_bytes_target": "64KiB", "ring_bytes": "256KiB", "body_bytes_max": "64KiB",
+                "record_bytes_max": "64KiB"}  # fmt: skip
+    with running(data, settings=settings) as daemon:
+        daemon.json("PUT", "/v0/topics/src", {"partitions": 2})
+        daemon.json("PUT", "/v0/topics/dst", {"partitions": 3})
+        for n in range(40):
+            produce(daemon, "src", records(20 * n, 20))
+        compact(data, "r1", ["src"])
+        assert delete_compacted(data) > 10
+    with running(data, settings=settings) as daemon:
+        add_router(daemon, "r", "src", "dst", **{"from": "earliest"})
+        for n in range(40, 50):
+            produce(daemon, "src", records(20 * n, 20))
+        wait_routed(daemon, "r")
+        assert assert_copied(daemon, "src", "dst") == 1_000
