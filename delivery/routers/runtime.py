@@ -9,9 +9,9 @@
 What to do is decided in ``plan.py``. A page is never kept: one that finds no room is read again.
 
 Bounds: a page has at most PAGE_BYTES_MAX and one record, and PAGES_AT_ONCE are read simultaneously
-from the store; LANES_MAX lanes. The outbox bounds the frames in the ring, and ``followed.py`` the
-partitions of sources that are pinned. What does not change costs nothing: only lanes that are due
-are looked at, only rows that may have changed are written.
+from the store; LANES_MAX lanes, TASKS_MAX tasks. The outbox bounds the frames in the ring, and
+``followed.py`` the partitions of sources that are pinned. What does not change costs nothing: only
+lanes that are due are looked at, only rows that may have changed are written.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ PAGE_RECORDS = 500  # that a page from the rings looks at: about a millisecond
 PAGE_COST_BYTES = 4 << 10  # of a page in addition to its bytes, as of a write to a watcher
 STORED_PAGE_RECORDS = 10_000
 PAGES_AT_ONCE = 4
+TASKS_MAX = 64  # that load a position, or wait to read a page; a start may have work for thousands
 LANES_MAX = 100_000  # partitions of sources, over all routers of a shard
 LANE_BYTES = 512  # of a lane with its place in two tables; measured: 360
 # What the evictions of a source are called; other gaps never had a record, or may have one again.
@@ -143,7 +144,7 @@ class Routers:
         self._running: dict[int, RunningRouter] = {}
         self._by_source: dict[int, list[RunningRouter]] = {}
         self._topics: set[int] = set()  # sources and destinations
-        self._starved: set[int] = set()  # sources that wait for room in the ring
+        self._starved: set[int] = set()  # sources that wait for room in the ring, or for a task
         self._seen = -1
         self._asking = False
         self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
@@ -294,13 +295,18 @@ class Routers:
             decision = running.plan.next(partial(self._head, running), room, self._now_ns())
             if decision is None:
                 break
-            if isinstance(decision, Load):
-                self._start(self._load(running, decision.partition))
-                continue
             self._touched.add(running)
-            page = self._from_rings(running, decision)
+            page = None if isinstance(decision, Load) else self._from_rings(running, decision)
             if page is None:
-                self._start(self._from_store(running, decision))
+                if len(self._tasks) >= TASKS_MAX:
+                    running.plan.lanes[decision.partition].unread()
+                    self._starved.add(running.view.source.topic_id)
+                    break
+                self._start(
+                    self._load(running, decision.partition)
+                    if isinstance(decision, Load)
+                    else self._from_store(running, decision)
+                )
                 continue
             cost += page.read_bytes + PAGE_COST_BYTES
             self._take_page(running, decision.partition, page)

@@ -9,12 +9,15 @@ from contextlib import asynccontextmanager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from delivery.dispatch import Dispatcher
 from delivery.fifo import FifoReadySet
 from delivery.followed import FollowedPartitions
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
 from delivery.ready import Kind, PriorityInputs
+from delivery.routers import runtime
 from delivery.routers.outbox import DestinationFull, RingShareUsed
 from delivery.routers.plan import HOLD_NS
 from delivery.routers.runtime import Routers
@@ -376,5 +379,29 @@ def test_a_deleted_router_copies_nothing_more_and_its_frames_are_void(tmp_path: 
         assert world.copies() == []
         assert not outbox.on_their_way
         world.shards[0][2].followed.check_invariants()
+
+    run(tmp_path, body)
+
+
+def test_a_start_with_many_partitions_begins_few_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(world: World) -> None:
+        monkeypatch.setattr(runtime, "TASKS_MAX", 2)
+        for n in range(6):
+            produce(world, f"{n}a", f"{n}b", partition=n % 3)
+            world.node.commit()
+        world.create()
+        world.add()
+        most = 0
+
+        def done() -> bool:
+            nonlocal most
+            most = max(most, len(world.shards[0][0]._tasks))
+            return world.done()
+
+        await world.until(done)
+        assert len(world.copies()) == 12
+        assert most <= 3  # with the one that asks for settings
 
     run(tmp_path, body)
