@@ -13,6 +13,7 @@ from typing import Self
 from bench.processes import Daemon, ServerError
 from daemon.config import Override, load
 from daemon.memory import layout_of
+from shards import latency
 from shards.commitlog import CommitLog
 from shards.segment import Segment
 
@@ -32,6 +33,7 @@ class CommitTimes:
             raise
         self._log = CommitLog(self._segment)
         self._next = self._log.end + 1
+        self._counts = latency.counts(self._segment, 0)
         self._found: dict[int, deque[tuple[int, int]]] = {}  # by topic: head and time
 
     def __enter__(self) -> Self:
@@ -44,6 +46,14 @@ class CommitTimes:
         trace: TracebackType | None,
     ) -> None:
         self._segment.close()
+
+    def written_within_ms(self, share: float) -> float | None:
+        """The daemon's own histogram since this was made: ``share`` of the writes to watchers were
+        made within this time after the publication, to a factor of two."""
+        now = latency.counts(self._segment, 0)
+        since = [count - before for count, before in zip(now, self._counts, strict=True)]
+        found_us = latency.quantile_us(since, share)
+        return None if found_us is None else found_us / 1e3
 
     def published_ns(self, topic_id: int, seq: int) -> int:
         """When offset ``seq`` of partition 0 was published. Ask only for what has been delivered,

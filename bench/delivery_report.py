@@ -78,7 +78,7 @@ def share_error(fairness: FairnessResult) -> float:
 def _latency(results: DeliveryResults) -> Table:
     heads = ("other load", "watchers", "commit to socket p50", "p99", "max", "seed's p50", "p99",
              "answer to socket p50", "p99", "commit to our read p50", "p99",
-             "acked/s meanwhile", "of alone")  # fmt: skip
+             "daemon's p50 <", "p99 <",             "acked/s meanwhile", "of alone")  # fmt: skip
     rows = []
     for each in results.latencies:
         seed = SEED_MS.get(each.watchers, (None, None)) if each.load != "floor" else (None, None)
@@ -91,6 +91,8 @@ def _latency(results: DeliveryResults) -> Table:
             *(number(value) for value in seed),
             *_p50_p99(each.ack_to_socket),
             *_p50_p99(each.commit_to_read),
+            number(each.daemon_p50_ms),
+            number(each.daemon_p99_ms),
             number(each.acked_per_s),
             f"{ratio:.0%}" if ratio is not None else NONE,
         ))  # fmt: skip

@@ -32,8 +32,10 @@ class LatencyResult(msgspec.Struct, frozen=True):
 
     ``commit_to_socket`` begins at the commit's publication in the commit log; ``ack_to_socket`` at
     the arrival of the producer's answer, so it may be negative; both end when the record is in the
-    watcher's socket. ``commit_to_read`` ends when our client has read it. ``load``: what the same
-    shard did meanwhile, ``floor`` for the null fan-out instead of a daemon.
+    watcher's socket. ``commit_to_read`` ends when our client has read it. ``daemon_p50_ms`` and
+    ``daemon_p99_ms`` are of the daemon's own histogram, from the publication to the write, to a
+    factor of two. ``load``: what the same shard did meanwhile, ``floor`` for the null fan-out
+    instead of a daemon.
     """
 
     load: str
@@ -41,6 +43,8 @@ class LatencyResult(msgspec.Struct, frozen=True):
     commit_to_socket: Spread
     ack_to_socket: Spread
     commit_to_read: Spread
+    daemon_p50_ms: float | None = None
+    daemon_p99_ms: float | None = None
     acked_per_s: float | None = None
 
 

@@ -25,7 +25,7 @@ def spread(p50_ms: float, p99_ms: float) -> Spread:
 
 def latency(load: str, watchers: int, p50_ms: float, acked_per_s: float | None) -> LatencyResult:
     each = spread(p50_ms, 2 * p50_ms)
-    return LatencyResult(load, watchers, each, each, each, acked_per_s)
+    return LatencyResult(load, watchers, each, each, each, 0.512, 2.048, acked_per_s)
 
 
 def verdicts(results: DeliveryResults) -> dict[str, str]:
