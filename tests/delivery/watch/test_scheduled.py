@@ -123,7 +123,7 @@ def run(ready: ReadySet, todo: list[Step]) -> tuple[Log, list[Log]]:
         return log_of(node), told
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(40))
 @given(steps)
 def test_the_log_and_all_streams_are_the_same_with_the_scheduler_and_without(
     todo: list[Step],
