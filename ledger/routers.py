@@ -206,15 +206,25 @@ def views(tx: ReadTx, after_name: str = "", limit: int = ROUTERS_MAX) -> list[Ro
     return [_view(tx, router) for router in page(tx, after_name, limit)]
 
 
-def owned(tx: ReadTx, shard: int, shards: int) -> list[RouterView]:
-    """The live routers that a shard owns. Ids are given one after the other, so the remainder
-    spreads routers evenly."""
+def owned(
+    tx: ReadTx, shard: int, shards: int, after: int = 0, also: Iterable[int] = ()
+) -> tuple[int, list[RouterView]]:
+    """The routers of a shard that changed after a change number, deleted ones included, and those
+    with the ids ``also``; and the number of the last change.
+
+    Ids are given one after the other, so the remainder spreads routers evenly.
+    """
     rows = tx.execute(
-        f"SELECT {_COLUMNS} FROM routers WHERE deleted_ms IS NULL AND router_id % ? = ?"
+        f"SELECT {_COLUMNS} FROM routers WHERE changed > ? AND router_id % ? = ?"
         " ORDER BY router_id",
-        (shards, shard),
+        (after, shards, shard),
     )
-    return [_view(tx, _router(row)) for row in rows.fetchall()]
+    found = {router.router_id: router for router in map(_router, rows.fetchall())}
+    for router_id in also:
+        sql = f"SELECT {_COLUMNS} FROM routers WHERE router_id = ?"
+        if router_id not in found:
+            found[router_id] = _router(tx.execute(sql, (router_id,)).fetchone())
+    return changes.latest(tx), [_view(tx, router) for router in found.values()]
 
 
 def cursor_name(router_name: str) -> str:

@@ -143,7 +143,10 @@ class Routers:
         self._ended = ended
         self._running: dict[int, RunningRouter] = {}
         self._by_source: dict[int, list[RunningRouter]] = {}
-        self._topics: set[int] = set()  # sources and destinations
+        self._of_topic: dict[int, set[int]] = {}  # ids of routers, by source and by destination
+        self._stale: set[int] = set()  # ids of routers of which a topic has changed
+        self._change = 0  # the number of the last change that is known here
+        self._lanes = 0
         self._starved: set[int] = set()  # sources that wait for room in the ring, or for a task
         self._seen = -1
         self._asking = False
@@ -164,7 +167,7 @@ class Routers:
         """To be called regularly: notices changes of settings, and ends pauses."""
         if self._closed:
             return
-        if not self._asking and self._version() != self._seen:
+        if not self._asking and (self._version() != self._seen or self._stale):
             self._asking = True
             self._start(self._ask())
         now_ns = self._now_ns()
@@ -201,8 +204,7 @@ class Routers:
 
     def topic_changed(self, topic: Topic) -> None:
         """A topic has other settings, or was deleted."""
-        if topic.topic_id in self._topics:
-            self._seen = -1
+        self._stale |= self._of_topic.get(topic.topic_id, set())
 
     def close(self) -> None:
         """Reads nothing more; frames on their way are still settled."""
@@ -214,42 +216,51 @@ class Routers:
 
     async def _ask(self) -> None:
         version = self._version()
+        stale, self._stale = self._stale, set()
         try:
-            views = await self._ledger.read(routers.owned, self._shard, self._shards)
+            change, views = await self._ledger.read(
+                routers.owned, self._shard, self._shards, self._change, stale
+            )
         except LedgerError as error:
+            self._stale |= stale
             log.warning("routers cannot be read, and are looked for again: %s", error)
         else:
-            self._seen = version
+            self._seen, self._change = version, change
             self._take(views)
         finally:
             self._asking = False
 
     def _take(self, views: Sequence[RouterView]) -> None:
-        present = {view.router.router_id: view for view in views}
-        self._topics = {topic.topic_id for view in views for topic in (view.source, view.dest)}
-        for router_id in self._running.keys() - present.keys():
-            self._forget(self._running.pop(router_id))
-        for router_id, view in present.items():
-            self._learn_topic(view.source)
+        for view in views:
+            router_id = view.router.router_id
             running = self._running.get(router_id)
+            if view.router.deleted_ms is not None:
+                if running is not None:
+                    self._forget(self._running.pop(router_id))
+                continue
+            self._learn_topic(view.source)
             if running is None:
+                for topic in (view.source, view.dest):
+                    self._of_topic.setdefault(topic.topic_id, set()).add(router_id)
                 running = self._running[router_id] = RunningRouter(view)
                 told = self._board.read(view.router.slot, router_id)
                 if told is not None:  # of this router's former owner
                     running.plan.counts = Counts(told.copied, told.filtered, told.skipped)
                 self._by_source.setdefault(view.source.topic_id, []).append(running)
+                self._lanes += len(running.plan.lanes)
             else:
+                self._lanes -= len(running.plan.lanes)
                 running.follow(view)
+                self._lanes += len(running.plan.lanes)
             self._pin(running)
             self._touched.add(running)
             self._wake(running)
 
     def _pin(self, running: RunningRouter) -> None:
         topic_id = running.view.source.topic_id
-        lanes = sum(len(each.plan.lanes) for each in self._running.values())
-        if lanes > LANES_MAX:
+        if self._lanes > LANES_MAX:
             running.plan.stopped = (
-                f"the routers of its shard have sources with {lanes} partitions, the limit is"
+                f"the routers of its shard have sources with {self._lanes} partitions, the limit is"
                 f" {LANES_MAX}; delete routers, or use more shards"
             )
             return
@@ -262,6 +273,11 @@ class Routers:
 
     def _forget(self, running: RunningRouter) -> None:
         running.plan.stopped = "it was deleted"
+        self._lanes -= len(running.plan.lanes)
+        for topic in (running.view.source, running.view.dest):
+            self._of_topic[topic.topic_id].discard(running.view.router.router_id)
+            if not self._of_topic[topic.topic_id]:
+                del self._of_topic[topic.topic_id]
         for key in running.pinned:
             self._reader.followed.unpin(key)
         running.pinned.clear()

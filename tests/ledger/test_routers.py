@@ -221,11 +221,30 @@ def test_each_router_has_one_owner_and_owners_have_equal_shares(ledger: Ledger) 
     add_topics(ledger, "a", "b")
     made = [add(ledger, f"r{n}", "a", "b").router_id for n in range(9)]
     shares = [
-        [view.router.router_id for view in ledger.read(routers.owned, shard, 4)]
+        [view.router.router_id for view in ledger.read(routers.owned, shard, 4)[1]]
         for shard in range(4)
     ]
     assert sorted(chain(*shares)) == made
     assert {len(share) for share in shares} == {2, 3}
+
+
+def test_an_owner_asks_for_what_changed_and_for_routers_whose_topics_changed(
+    ledger: Ledger,
+) -> None:
+    add_topics(ledger, "a", "b")
+    for n in range(4):
+        add(ledger, f"r{n}", "a", "b")
+    seen, first = ledger.read(routers.owned, 0, 1)
+    assert len(first) == 4
+    assert ledger.read(routers.owned, 0, 1, seen) == (seen, [])
+    ledger.write(routers.alter, "r2", None, None, None, True)
+    ledger.write(routers.delete, "r0", 6)
+    ids = [view.router.router_id for view in first]
+    now, found = ledger.read(routers.owned, 0, 1, seen, {ids[3]})
+    assert now > seen
+    assert {view.router.name: view.router.deleted_ms for view in found} == {
+        "r0": 6, "r2": None, "r3": None,
+    }  # fmt: skip
 
 
 def test_a_view_has_the_positions_and_the_lag(ledger: Ledger, topic: Topic) -> None:

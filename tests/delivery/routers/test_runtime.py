@@ -383,6 +383,29 @@ def test_a_deleted_router_copies_nothing_more_and_its_frames_are_void(tmp_path: 
     run(tmp_path, body)
 
 
+def test_a_change_of_a_topic_reaches_its_routers_only(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.create()
+        world.add()
+        made = world.shards[0][0]
+        await world.until(lambda: len(made))
+        other = world.node.ledger.write(topics.create, "other", TopicConfig(), 1)[0]
+        made.topic_changed(other)
+        assert not made._stale
+        grown = world.node.ledger.write(topics.alter, "t", TopicConfig(partitions=5))
+        made.topic_changed(grown)
+        produce(world, "late", partition=4)
+        world.commit()
+        await world.until(world.done)
+        assert world.copies() == ["late"]
+        gone = world.node.ledger.write(topics.delete, "copies", 9)
+        made.topic_changed(gone)
+        await world.until(lambda: next(iter(made._running.values())).plan.stopped)
+        assert world.status().state == "stopped"
+
+    run(tmp_path, body)
+
+
 def test_a_start_with_many_partitions_begins_few_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
