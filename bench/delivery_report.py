@@ -78,7 +78,7 @@ def share_error(fairness: FairnessResult) -> float:
 def _latency(results: DeliveryResults) -> Table:
     heads = ("other load", "watchers", "commit to socket p50", "p99", "max", "seed's p50", "p99",
              "answer to socket p50", "p99", "commit to our read p50", "p99",
-             "daemon's p50 <", "p99 <",             "acked/s meanwhile", "of alone")  # fmt: skip
+             "daemon's p50 <", "p99 <", "acked/s meanwhile", "of alone")  # fmt: skip
     rows = []
     for each in results.latencies:
         seed = SEED_MS.get(each.watchers, (None, None)) if each.load != "floor" else (None, None)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.run import Options, run
+from tests.chaos.watchers import WANTED
 
 
 @pytest.mark.slow
@@ -17,4 +18,6 @@ def test_kills_and_store_faults_contradict_nothing_that_was_said(tmp_path: Path)
     assert report.kills >= 15
     assert report.acknowledged and report.unknown, "the kills did not meet the load"
     assert report.rows_compacted and report.objects_collected, "nothing was in the lake"
+    assert report.streams > len(WANTED), "no watcher resumed"
+    assert report.records_watched > report.records_kept, "watchers saw little"
     assert report.records_evicted and report.whole_readings, "nothing was evicted, or read whole"
