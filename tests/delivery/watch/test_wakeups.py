@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from daemon.intake import commit_feed
 from daemon.intake.commit_feed import CommitFeed
 from delivery.dispatch import Dispatcher
 from delivery.fifo import FifoReadySet
@@ -236,6 +238,9 @@ class Rig:
 @contextmanager
 def rig_in(folder: Path, ready: ReadySet, seed: int) -> Iterator[Rig]:
     with ExitStack() as stack:
+        # The feed ends a slice by the real clock and goes on in asyncio's loop, which stands still
+        # here: on a busy machine a commit would wait for the next append.
+        stack.enter_context(patch.object(commit_feed, "SLICE_NS", 3600 * 1000 * MS))
         node = stack.enter_context(node_in(folder, ring_bytes=RING_BYTES))
         made = stack.enter_context(watching(node))
         bells = Doorbells.create(1)
