@@ -91,6 +91,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("headgate.shard")
 
 HEARTBEAT_S = 0.1
+ANSWERS_NS = 20_000_000  # in one turn of the loop: about 4,000 answers
 # How long an uploader thread may hold the interpreter; the default is 5 ms (decision 0029).
 SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLD = 50_000  # at the default, 700, a thousand requests in flight are walked often
@@ -407,9 +408,14 @@ class Shard:
 
     @_or_end
     def _answer(self) -> None:
-        """A slice of answers to producers. The loop does all else that is due between two."""
+        """Answers producers in slices, and delivers what was committed meanwhile between two. New
+        requests wait for the turn: answered in small lots, producers would come back in small lots,
+        for a quarter more CPU per request (decision 0029)."""
         self._answers_soon = False
-        self.pending.answer(monotonic_ns, monotonic_ns() + SLICE_NS)
+        until_ns = monotonic_ns() + ANSWERS_NS
+        while self.pending.has_known and (now_ns := monotonic_ns()) < until_ns:
+            self.pending.answer(monotonic_ns, now_ns + SLICE_NS)
+            self._follow_now()
         self._answer_soon()
         if self._words[at.G_DRAINING] and not self.pending.has_known:
             self._drain()
