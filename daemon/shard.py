@@ -92,8 +92,6 @@ log = logging.getLogger("headgate.shard")
 
 HEARTBEAT_S = 0.1
 ANSWERS_NS = 20_000_000  # in one turn of the loop: about 4,000 answers
-# How long an uploader thread may hold the interpreter; the default is 5 ms (decision 0029).
-SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLD = 50_000  # at the default, 700, a thousand requests in flight are walked often
 EXIT_FAULT = 1
 ANSWERS_FLUSH_S = 3.0  # at a stop, for clients to take the last answers
@@ -476,7 +474,6 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         uvloop.run(serve(inheritance))
     except (LedgerError, StoreError) as error:
