@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate
 
+import msgspec
+
 from ledger import commits, epochs, reads, topics
 from ledger.checks import invariants
 from ledger.ledger import Ledger
@@ -191,6 +193,14 @@ class Pipeline:
 
     def turn_until_done(self, *pulled: Pulled) -> None:
         self.turn_until(lambda: all(self.is_done(each.lease) for each in pulled))
+
+    def in_log(self, number: int) -> Commit | None:
+        """A commit of the log, without when it came there: as the ledger has it."""
+        commit = self.log.read(number)
+        if commit is None:
+            return None
+        assert commit.published_ns, "the log knows when a commit came"
+        return msgspec.structs.replace(commit, published_ns=0)
 
     def committed(self) -> list[str]:
         """All records of partition 0 in offset order, as a reader finds them."""

@@ -36,7 +36,7 @@ def test_a_lease_becomes_an_object_a_commit_a_log_entry_and_moved_words(line: Pi
     line.turn_until_done(pulled)
     assert line.committed() == ["a", "b"]
     assert line.crew.word(0, at.S_COMMITTED) == line.crew.word(0, at.S_HEAD)
-    commit = line.log.read(1)
+    commit = line.in_log(1)
     assert commit is not None
     assert commit == line.ledger.read(commits.by_number, 1)
     assert (commit.lease_id, commit.sources) == (pulled.lease.lease_id, pulled.lease.sources)
@@ -364,7 +364,7 @@ def test_an_adopter_tells_the_log_what_the_dead_holder_committed_and_did_not_tel
     line.turn_until_done(pulled)
     # Without waiting for anybody's next commit: producers wait for this one.
     assert line.log.end == 1
-    commit = line.log.read(1)
+    commit = line.in_log(1)
     assert commit is not None
     assert commit.lease_id == pulled.lease.lease_id
 
@@ -414,8 +414,8 @@ def test_the_next_commit_completes_the_log_after_a_killed_process(
     line.start(0, mine)
     line.turn_until_done(mine)
     assert line.log.end == 2
-    assert line.log.read(1) == silent[0]
-    assert line.log.read(2) == line.ledger.read(commits.by_number, 2)
+    assert line.in_log(1) == silent[0]
+    assert line.in_log(2) == line.ledger.read(commits.by_number, 2)
 
 
 def test_others_are_rung_when_the_words_have_moved_and_before_the_lease_is_done(

@@ -142,7 +142,7 @@ def test_the_next_publication_includes_a_commit_during_a_pause(
     line.start(1, next_one)
     wait_done(line, next_one)
     assert line.log.end == 2
-    assert [line.log.read(n) for n in (1, 2)] == [
+    assert [line.in_log(n) for n in (1, 2)] == [
         line.ledger.read(commits.by_number, n) for n in (1, 2)
     ]
 
