@@ -16,12 +16,11 @@ import msgspec
 from msgspec.structs import asdict
 
 from commands.client.http import Client, Refused, decoded
+from commands.client.pages import pages
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, yes_option
 from commands.shell.output import count_text, show, table
 from delivery.routers.schemas import RouterPage, RouterStatus
-
-PAGES_MAX = 100_000  # ends the loop if a daemon answers with a new place every time
 
 
 @click.group()
@@ -159,14 +158,8 @@ def _path(router: str) -> str:
 
 
 def _all(client: Client) -> Iterator[RouterStatus]:
-    after: str | None = None
-    for _ in range(PAGES_MAX):
-        query = None if after is None else {"after": after}
-        page = decoded(client, client.call("GET", "/v0/routers", query=query), RouterPage)
+    for page in pages(client, "/v0/routers", RouterPage, lambda page: page.next_after):
         yield from page.routers
-        after = page.next_after
-        if not after:
-            break
 
 
 def _status(client: Client, router: str) -> RouterStatus:

@@ -8,9 +8,8 @@ from urllib.parse import quote
 import msgspec
 
 from commands.client.http import Client, decoded
+from commands.client.pages import pages
 from daemon.api.schemas import CursorPage, CursorSetting, CursorSettings, CursorState
-
-PAGES_MAX = 100_000  # ends the loop if a daemon always answers with another page
 
 
 def cursor_path(name: str) -> str:
@@ -20,14 +19,8 @@ def cursor_path(name: str) -> str:
 
 def all_cursors(client: Client) -> Iterator[CursorState]:
     """All cursors, in the order of their names."""
-    after: str | None = None
-    for _ in range(PAGES_MAX):
-        query = None if after is None else {"after": after}
-        page = decoded(client, client.call("GET", "/v0/cursors", query=query), CursorPage)
+    for page in pages(client, "/v0/cursors", CursorPage, lambda page: page.next_after):
         yield from page.cursors
-        after = page.next_after
-        if not after:
-            break
 
 
 def cursor_of(client: Client, name: str) -> CursorState:

@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from commands.client.http import Client, decoded, topic_path
+from commands.client.pages import pages
 from daemon.api.schemas import TopicPage, TopicState
-
-PAGES_MAX = 100_000  # ends the loop if a daemon answers with a new cursor every time
 
 
 def all_states(client: Client) -> Iterator[TopicState]:
     """All topics, in the order of their names."""
-    cursor: str | None = None
-    for _ in range(PAGES_MAX):
-        query = None if cursor is None else {"cursor": cursor}
-        page = decoded(client, client.call("GET", "/v0/topics", query=query), TopicPage)
+    for page in pages(client, "/v0/topics", TopicPage, lambda page: page.next_cursor, "cursor"):
         yield from page.topics
-        cursor = page.next_cursor
-        if not cursor:
-            break
 
 
 def state_of(client: Client, topic: str, patience_ms: float = 0) -> TopicState:
