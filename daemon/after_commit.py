@@ -77,9 +77,10 @@ class AfterCommit:
         self.routers: Routers  # set before ``start``
         self._topic_changes = TopicChanges(ledger, topics.version, self._topic_changed)
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begins, in the shard's loop."""
-        self.dispatcher.start(loop, {Kind.PUSH: self._push, Kind.ROUTE: self.routers.serve})
+    def start(self, loop: asyncio.AbstractEventLoop, failed: Callable[[Exception], None]) -> None:
+        """Begins, in the shard's loop; ``failed`` ends the process."""
+        servers = {Kind.PUSH: self._push, Kind.ROUTE: self.routers.serve}
+        self.dispatcher.start(loop, servers, failed)
 
     def take(self, commit: Commit) -> None:
         """Marks what a commit made ready. Nothing here takes long."""

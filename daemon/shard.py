@@ -102,17 +102,22 @@ def _end() -> None:
     os._exit(EXIT_FAULT)
 
 
+def _failed(error: Exception) -> None:
+    """Ends the process because of an error. asyncio would log it and continue, with leases that
+    nobody uploads or commits that nobody follows."""
+    log.critical("this process ends; other shards take its leases over", exc_info=error)
+    _end()
+
+
 def _or_end(step: Callable[[Shard], None]) -> Callable[[Shard], None]:
-    """A callback of the loop whose error ends the process. asyncio would log it and continue, with
-    leases that nobody uploads or commits that nobody follows."""
+    """A callback of the loop whose error ends the process."""
 
     @functools.wraps(step)
     def callback(shard: Shard) -> None:
         try:
             step(shard)
-        except Exception as error:
-            log.critical("this process ends; other shards take its leases over", exc_info=error)
-            _end()
+        except Exception as error:  # noqa: BLE001 - told by _failed
+            _failed(error)
 
     return callback
 
@@ -259,7 +264,7 @@ class Shard:
         self._loop.add_signal_handler(signal.SIGTERM, self._do_nothing)
         self._loop.add_reader(self._alive_fd, self._orphaned)
         self._loop.add_reader(self._bells.fds[self.shard], self._rung)
-        self._after.start(self._loop)
+        self._after.start(self._loop, _failed)
         await self._server.start(
             self.api, "", 0, self._http_limits, sock=self._listener,
             cors_origins=self._cors_origins,

@@ -5,6 +5,9 @@
 
 A busy loop has long turns: then ``serve_now`` runs a slice in the middle of one.
 
+A server must not fail: its entry would never be served again, and nobody would know. If one does,
+``failed`` is told, which ends the process.
+
 The ready set (``ready.py``) says which turn is next, a *server* per kind of work does it. This
 module knows neither topics nor clients. It belongs to the loop; the loop and the clock are
 arguments, so that tests and the simulation can turn both by hand.
@@ -63,14 +66,21 @@ class Dispatcher:
         self._inputs = inputs
         self._now_ns = now_ns
         self._loop: Turns
+        self._failed: Callable[[Exception], None]
         self._scheduled = False
         self._serving = False
         self._timer: Timer | None = None
 
-    def start(self, loop: Turns, servers: Mapping[Kind, Server]) -> None:
+    def start(
+        self,
+        loop: Turns,
+        servers: Mapping[Kind, Server],
+        failed: Callable[[Exception], None],
+    ) -> None:
         """Begins; to be called once, before ``dirty``."""
         self._loop = loop
         self.servers.update(servers)
+        self._failed = failed
 
     def dirty(self, keys: Iterable[EntryKey], published_ns: int) -> None:
         """Marks entries that a commit, published at a time, made ready."""
@@ -107,21 +117,30 @@ class Dispatcher:
             self._slice()
 
     def _slice(self) -> None:
-        ready, servers = self.ready, self.servers
-        now_ns = self._now_ns()
-        end_ns = now_ns + SLICE_NS
         self._serving = True
-        while (turn := ready.take(now_ns)) is not None:
-            served = servers[turn.key[1]](turn)
-            now_ns = self._now_ns()
-            ready.finish(turn, served.cost_bytes, served.more, now_ns)
-            if now_ns >= end_ns:
-                break
+        try:
+            now_ns = self._serve()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            self._failed(error)
+            return
         self._serving = False
-        due_ns = ready.next_due_ns()
+        due_ns = self.ready.next_due_ns()
         if due_ns is None or self._scheduled:
             return
         if due_ns <= now_ns:
             self._wake()
         else:
             self._timer = self._loop.call_later((due_ns - now_ns) / 1e9, self._due)
+
+    def _serve(self) -> int:
+        """Has turns served until nothing is due or the slice is over; returns what time it is."""
+        ready, servers = self.ready, self.servers
+        now_ns = self._now_ns()
+        end_ns = now_ns + SLICE_NS
+        while (turn := ready.take(now_ns)) is not None:
+            served = servers[turn.key[1]](turn)
+            now_ns = self._now_ns()
+            ready.finish(turn, served.cost_bytes, served.more, now_ns)
+            if now_ns >= end_ns:
+                break
+        return now_ns

@@ -133,6 +133,14 @@ class WatchHub:
         it gets before all others."""
         if outlet.closed:
             return
+        topics, whole = list(topics), frozenset(whole)
+        for topic in topics:
+            watched = self._topics.get(topic.topic_id)
+            if watched is not None and topic.topic_id in whole:
+                # Partitions that were added after the client's request was looked at.
+                for partition in range(topic.config.partitions, watched.partitions):
+                    cursors.setdefault((topic.topic_id, partition), 0)
+                    shape = _of_several(shape)
         try:
             self._pin(cursors)
         except TooManyPinned as error:
@@ -144,7 +152,6 @@ class WatchHub:
         outlet.closed_by_peer = partial(self._forget, watcher)
         self._watchers[watcher] = None
         self._round.append(watcher)
-        topics = list(topics)
         for topic in topics:
             watched = self._topics.get(topic.topic_id)
             if watched is None:
@@ -420,9 +427,7 @@ class WatchHub:
                 continue
             watcher.cursors.update(dict.fromkeys(keys, 0))
             watcher.keys[topic.topic_id] += keys
-            watcher.shape = msgspec.structs.replace(
-                watcher.shape, shows_partition=True, with_position=False
-            )
+            watcher.shape = _of_several(watcher.shape)
             if watcher.catch_up is None:
                 self._start_catch_up(watcher)
 
@@ -446,3 +451,8 @@ class WatchHub:
             for key, cursor in watcher.cursors.items():
                 is_waiting = watcher in self._topics[key[0]].waiting
                 assert is_waiting or cursor >= (self._followed.head(key) or 0), key
+
+
+def _of_several(shape: Shape) -> Shape:
+    """The shape of a stream that has got a second partition."""
+    return msgspec.structs.replace(shape, shows_partition=True, with_position=False)

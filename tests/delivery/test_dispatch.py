@@ -54,13 +54,17 @@ class Rig:
         self.turn_ns = turn_ns
         self.left: dict[int, int] = {}
         self.served: list[int] = []
+        self.breaks_at = 0
         self.dispatcher = Dispatcher(FifoReadySet(), lambda _: INPUTS, lambda: self.loop.now_ns)
-        self.dispatcher.start(self.loop, {Kind.PUSH: self.serve})
+        self.failures: list[Exception] = []
+        self.dispatcher.start(self.loop, {Kind.PUSH: self.serve}, self.failures.append)
 
     def serve(self, turn: Turn) -> Served:
         topic_id, _ = turn.key
         self.loop.now_ns += self.turn_ns
         self.served.append(topic_id)
+        if self.breaks_at == topic_id:
+            raise OSError("a bug")
         self.left[topic_id] -= 1
         return Served(turn.budget_bytes, self.left[topic_id] > 0)
 
@@ -146,3 +150,12 @@ def test_a_server_that_appends_in_its_turn_gets_no_turn_within_it() -> None:
     while rig.loop.turn():
         pass
     assert (depths, rig.served) == ([0, 0], [1, 2])
+
+
+def test_a_server_that_fails_is_told_because_its_topic_would_wait_forever() -> None:
+    rig = Rig()
+    rig.breaks_at = 1
+    rig.dirty(t1=1)
+    while rig.loop.turn():
+        pass
+    assert [str(error) for error in rig.failures] == ["a bug"]

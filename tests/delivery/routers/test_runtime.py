@@ -31,7 +31,7 @@ from ledger.types import Advance, Commit, Topic, TopicConfig
 from shards.clock import monotonic_ns
 from shards.frame import FLAG_WAITS, Part, encode_conditions
 from shards.routerboard import RouterBoard
-from tests.delivery.node import Node, l0_reader, node_in, stored_reader
+from tests.delivery.node import Node, l0_reader, node_in, raise_it, stored_reader
 from uploader.l0.records import Record
 from uploader.stores.base import StoreError
 
@@ -103,7 +103,7 @@ class World:
             0, 1, reader, self._ledger, outbox, RouterBoard(self.node.segment), dispatcher.dirty,
             lambda: self.changes, lambda: self.now_ns, lambda _: None, self._end,
         )  # fmt: skip
-        dispatcher.start(asyncio.get_running_loop(), {Kind.ROUTE: made.serve})
+        dispatcher.start(asyncio.get_running_loop(), {Kind.ROUTE: made.serve}, raise_it)
         self.shards.append((made, outbox, reader))
         return outbox
 

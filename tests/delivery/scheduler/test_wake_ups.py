@@ -14,6 +14,7 @@ from delivery.dispatch import Dispatcher, Served
 from delivery.fifo import FifoReadySet
 from delivery.ready import Kind, PriorityInputs, ReadySet, Turn
 from delivery.scheduler.scheduler import BandedReadySet
+from tests.delivery.node import raise_it
 from tests.delivery.test_dispatch import HandLoop
 from tests.long import examples
 
@@ -31,7 +32,8 @@ class Appends:
         self.loop.now_ns = 10**12 + rng.randrange(50 * MS)
         self.ready = ready
         self.dispatcher = Dispatcher(ready, self.inputs, lambda: self.loop.now_ns)
-        self.dispatcher.start(self.loop, {Kind.PUSH: self.serve, Kind.ROUTE: self.serve})
+        servers = {Kind.PUSH: self.serve, Kind.ROUTE: self.serve}
+        self.dispatcher.start(self.loop, servers, raise_it)
         self.waiting: dict[tuple[int, Kind], list[int]] = {}  # when each was appended
         self.longest_ns = 0
         self.delivered = 0

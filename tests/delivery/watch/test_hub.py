@@ -297,6 +297,25 @@ def test_a_partition_that_is_added_is_watched_from_its_start(node: Node) -> None
     run(node, test)
 
 
+def test_a_watcher_that_was_looked_up_before_partitions_were_added_gets_them_too(
+    node: Node,
+) -> None:
+    async def test(made: Watching) -> None:
+        made.watch(Client(), {0: 0, 1: 0, 2: 0})
+        await made.rest()
+        looked_up = node.topic
+        config = msgspec.structs.replace(node.topic.config, partitions=4)
+        made.hub.topic_changed(node.ledger.write(topics.alter, "t", config))
+        node.topic = looked_up
+        late = made.watch(Client(), {0: 0, 1: 0, 2: 0})
+        commit(node, "1", partition=3)
+        made.tell()
+        await made.rest()
+        assert [(e["partition"], e["seq"]) for e in late.events if "seq" in e] == [(3, 1)]
+
+    run(node, test)
+
+
 def test_a_stream_ends_when_its_last_topic_is_deleted(node: Node) -> None:
     async def test(made: Watching) -> None:
         client = made.watch(Client(), {0: 0})

@@ -38,7 +38,7 @@ from shards import layout as at
 from shards.alarms import AlarmBoard
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
-from tests.delivery.node import Node, ledger_thread, node_in
+from tests.delivery.node import Node, ledger_thread, node_in, raise_it
 from tests.delivery.watch.watching import Watching, watching
 from uploader.l0.records import Record
 
@@ -171,7 +171,7 @@ class Rig:
         self._poll.register(bells.fds[0], select.POLLIN)
         self._publish_ns = 0
         self.dispatcher = Dispatcher(ready, lambda _: PriorityInputs(), lambda: self.world.now_ns)
-        self.dispatcher.start(self.world, {Kind.PUSH: made.hub.serve})
+        self.dispatcher.start(self.world, {Kind.PUSH: made.hub.serve}, raise_it)
 
     def take(self, commit: Commit) -> None:
         moved = self.made.partitions.followed.apply(commit)

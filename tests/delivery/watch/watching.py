@@ -22,7 +22,7 @@ from delivery.watch.formats import NDJSON, Format
 from delivery.watch.hub import WatchHub
 from delivery.watch.tail_encoder import Shape
 from ledger.ledger import Ledger
-from tests.delivery.node import Node, l0_reader, stored_reader
+from tests.delivery.node import Node, l0_reader, raise_it, stored_reader
 
 
 def unchunked(data: bytes) -> bytes:
@@ -133,7 +133,7 @@ class Watching:
         self.watchers[topic_id] = watchers
 
     def start(self) -> None:
-        self.dispatcher.start(asyncio.get_running_loop(), {Kind.PUSH: self.hub.serve})
+        self.dispatcher.start(asyncio.get_running_loop(), {Kind.PUSH: self.hub.serve}, raise_it)
 
     def tell(self, most: int = 1000) -> None:
         """The next commits of the log, in order."""
