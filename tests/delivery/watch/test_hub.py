@@ -15,7 +15,7 @@ import pytest
 
 from delivery.filters import Filter
 from delivery.watch import hub as hub_module
-from delivery.watch.formats import MSGPACK
+from delivery.watch.formats import MSGPACK, SSE
 from ledger import topics
 from tests.delivery.node import Node, node_in
 from tests.delivery.test_diff import rec
@@ -110,6 +110,26 @@ def test_watchers_of_the_same_place_share_their_bytes(node: Node) -> None:
         assert len(made.hub._encoder._cache) == 1
         assert [client.seqs for client in clients] == [[1, 2]] * 3
         assert len(made.delivered) == 3
+
+    run(node, test)
+
+
+@pytest.mark.parametrize("coalesced", [False, True])
+def test_records_are_events_of_their_own_unless_pushes_coalesce(
+    node: Node, coalesced: bool
+) -> None:
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 0}, format_=SSE)
+        await made.rest()
+        made.coalesced = coalesced
+        commit(node, "1", "2")
+        commit(node, "3")
+        made.tell()
+        await made.rest()
+        text = unchunked(client.data)
+        singly, together = text.count(b"event: record\n"), text.count(b"event: records\n")
+        assert (singly, together) == ((0, 1) if coalesced else (3, 0))
+        assert [text.count(b'"seq":%d,' % seq) for seq in (1, 2, 3)] == [1, 1, 1]
 
     run(node, test)
 
