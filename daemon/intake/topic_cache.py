@@ -76,7 +76,8 @@ class TopicCache:
 
     def known(self, name: str) -> TopicEntry | None:
         """A live topic, if it is in the cache."""
-        version = self.version()
+        words = self._words
+        version = words[at.G_TOPICS] + words[at.G_DEATHS]  # ``version``, once per request
         if version != self._version:
             self._entries.clear()
             self._version = version
