@@ -99,6 +99,7 @@ class AfterCommit:
 
     def drain(self) -> None:
         """Ends streams, long polls and copies: the process will end."""
+        self._topic_changes.close()
         self.hub.close()
         self.routers.close()
         self.reader.waiters.wake_all()

@@ -31,11 +31,19 @@ class TopicChanges:
         self._seen_word = -1
         self._version = -1
         self._asking: asyncio.Task[None] | None = None
+        self._closed = False
 
     def look(self) -> None:
         """To be called regularly. Cheap while nothing changes."""
-        if self._asking is None and self._word() != self._seen_word:
+        if self._asking is None and self._word() != self._seen_word and not self._closed:
             self._asking = asyncio.get_running_loop().create_task(self._ask())
+
+    def close(self) -> None:
+        """Asks nothing more: the process ends, and so does the ledger's thread."""
+        self._closed = True
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
 
     async def _ask(self) -> None:
         word = self._word()
