@@ -7,7 +7,16 @@ import click
 from commands.client.http import Client, Refused, UnknownAnswer, Unreachable
 from commands.client.reader import ReadResume, Start, TopicReader, parse_resume, since_ms
 from commands.shell.exits import failure
-from commands.shell.options import client_option, parsed_by, topic_argument
+from commands.shell.options import (
+    client_option,
+    from_seq_option,
+    parsed_by,
+    partition_option,
+    reader_wait_option,
+    records_option,
+    since_option,
+    topic_argument,
+)
 from commands.shell.output import print_lines, say
 from shards.clock import wall_ms
 
@@ -17,11 +26,11 @@ TAIL_MAX = 100_000  # a tail is held in memory
 @click.command()
 @topic_argument
 @click.option("--follow", "-f", is_flag=True, help="Wait for new records, until Ctrl-C.")
-@click.option("--since", metavar="TIME", help="From 90s, 15m, 1h, 2d ago, or an ISO 8601 time.")
+@since_option
 @click.option("--tail", type=click.IntRange(1, TAIL_MAX), metavar="N", help="The newest N records.")
-@click.option("--from-seq", type=click.IntRange(0), metavar="N", help="After offset N.")
-@click.option("-n", "--records", type=click.IntRange(1), metavar="N", help="Stop after N records.")
-@click.option("--partition", type=click.IntRange(0, 999), metavar="P", help="Only this partition.")
+@from_seq_option
+@records_option
+@partition_option
 @click.option("--with-meta", is_flag=True, help="Whole records, not only their data.")
 @click.option(
     "--resume",
@@ -29,14 +38,7 @@ TAIL_MAX = 100_000  # a tail is held in memory
     callback=parsed_by(parse_resume),
     help="Continue a run that ended; overrides --since, --tail and --from-seq.",
 )
-@click.option(
-    "--wait",
-    "wait_s",
-    type=click.FloatRange(0, 86_400),
-    metavar="SECONDS",
-    help="How long to wait for a daemon that does not answer or is busy; by default 60 for one that"
-    " has answered before, else 0.",
-)
+@reader_wait_option
 @client_option
 def read(
     topic: str,

@@ -9,7 +9,16 @@ from commands.client.http import Client, Refused, UnknownAnswer, Unreachable, de
 from commands.client.reader import data_line, since_ms, whole_line
 from commands.client.stream import Arrived, Told, WatchStream
 from commands.shell.exits import failure
-from commands.shell.options import client_option, parsed_by, topics_argument
+from commands.shell.options import (
+    client_option,
+    from_seq_option,
+    parsed_by,
+    partition_option,
+    reader_wait_option,
+    records_option,
+    since_option,
+    topics_argument,
+)
 from commands.shell.output import print_lines, say
 from daemon.api.schemas import WatchAnswer, WatchedRequest, WatchRequest
 from delivery.followed import Key
@@ -21,10 +30,10 @@ from shards.clock import wall_ms
 
 @click.command()
 @topics_argument
-@click.option("--since", metavar="TIME", help="From 90s, 15m, 1h, 2d ago, or an ISO 8601 time.")
-@click.option("--from-seq", type=click.IntRange(0), metavar="N", help="After offset N.")
-@click.option("-n", "--records", type=click.IntRange(1), metavar="N", help="Stop after N records.")
-@click.option("--partition", type=click.IntRange(0, 999), metavar="P", help="Only this partition.")
+@since_option
+@from_seq_option
+@records_option
+@partition_option
 @click.option("--tag", metavar="PATTERN", help="Records whose tag matches.")
 @click.option("--node", metavar="PATTERN", help="Records whose node matches.")
 @click.option("--key", metavar="PATTERN", help="Records whose key matches.")
@@ -42,14 +51,7 @@ from shards.clock import wall_ms
     callback=parsed_by(parse_position),
     help="Continue a run that ended; overrides --since and --from-seq.",
 )
-@click.option(
-    "--wait",
-    "wait_s",
-    type=click.FloatRange(0, 86_400),
-    metavar="SECONDS",
-    help="How long to wait for a daemon that does not answer or is busy; by default 60 for one that"
-    " has answered before, else 0.",
-)
+@reader_wait_option
 @client_option
 def watch(
     topics: tuple[str, ...],

@@ -98,6 +98,26 @@ def parsed_by(parse: Callable[[str], T]) -> Callable[..., T | None]:
     return callback
 
 
+since_option = click.option(
+    "--since", metavar="TIME", help="From 90s, 15m, 1h, 2d ago, or an ISO 8601 time."
+)
+from_seq_option = click.option(
+    "--from-seq", type=click.IntRange(0), metavar="N", help="After offset N."
+)
+records_option = click.option(
+    "-n", "--records", type=click.IntRange(1), metavar="N", help="Stop after N records."
+)
+partition_option = click.option(
+    "--partition", type=click.IntRange(0, 999), metavar="P", help="Only this partition."
+)
+reader_wait_option = click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, 86_400),
+    metavar="SECONDS",
+    help="How long to wait for a daemon that does not answer or is busy; by default 60 for one that"
+    " has answered before, else 0.",
+)
 yes_option = click.option("--yes", is_flag=True, help="Do not ask; it asks on a terminal only.")
 
 
