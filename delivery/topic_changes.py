@@ -20,7 +20,8 @@ log = logging.getLogger("headgate.topics")
 
 
 class TopicChanges:
-    """All changes of topics, in order. ``word`` changes with them; ``changed`` gets each."""
+    """All changes of topics since it was made, in order. ``word`` changes with them; ``changed``
+    gets each. To be made before the shard serves, since it waits for the ledger."""
 
     def __init__(
         self, ledger: LedgerThread, word: Callable[[], int], changed: Callable[[Topic], None]
@@ -29,7 +30,8 @@ class TopicChanges:
         self._word = word
         self._changed = changed
         self._seen_word = -1
-        self._version = -1
+        # A topic that is looked up later is as it was then or newer, so no change is missed.
+        self._version = ledger.read_now(topics.catalog_version)
         self._asking: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -48,9 +50,6 @@ class TopicChanges:
     async def _ask(self) -> None:
         word = self._word()
         try:
-            if self._version < 0:
-                # What was known before this process began is known to nobody in it.
-                self._version = await self._ledger.read(topics.catalog_version)
             while True:
                 version, changed = await self._ledger.read(topics.changed_since, self._version)
                 for topic in changed:

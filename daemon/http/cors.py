@@ -15,7 +15,7 @@ from daemon.http.head import Head
 
 CorsHeaders = tuple[tuple[str, str], ...]
 
-# Beside those that pages may always read.
+# In addition to those that pages may always read.
 _EXPOSED = ("Access-Control-Expose-Headers", "Allow, Retry-After")
 _PREFLIGHT_S = 7200  # browsers cap it at two hours or less
 

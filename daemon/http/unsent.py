@@ -38,7 +38,7 @@ class Unsent(Generic[Holder]):
 
     @property
     def stalled(self) -> Holder | None:
-        """Who has taken nothing for the longest time."""
+        """The holder that has taken nothing for the longest time."""
         return next(iter(self._held), None)
 
     def hold(self, holder: Holder, data: bytes) -> None:

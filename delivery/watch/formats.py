@@ -65,7 +65,6 @@ class Format(ABC):
     """How a stream's events become bytes. Any two results may be joined."""
 
     content_type: str
-    forwards: bool = False  # has ``batch``
 
     def opening(self) -> bytes:
         """The first bytes of a stream; may be empty."""
@@ -74,14 +73,6 @@ class Format(ABC):
     @abstractmethod
     def records(self, items: Iterable[Item], origin: Origin, coalesced: bool = False) -> bytes:
         """Records, each an event of its own, or ``coalesced`` in one."""
-
-    def batch(
-        self, origin: Origin, first_seq: int, count: int, skip: int, codec: int, arrival_ms: int,
-        payload: bytes,
-    ) -> bytes:  # fmt: skip
-        """A batch as it is stored (docs/l0-format.md): ``count`` records, whose offsets begin at
-        ``first_seq``. The watcher already has the first ``skip`` of them."""
-        raise NotImplementedError(f"{self.content_type} has no batches")
 
     @abstractmethod
     def event(self, name: str, fields: Struct) -> bytes:
@@ -117,6 +108,18 @@ class Format(ABC):
     def closing(self) -> bytes:
         """The stream ends because the daemon does."""
         return self.event(events.CLOSING, WatchClosing())
+
+
+class ForwardingFormat(Format):
+    """A format that can have batches as they are stored, undecoded."""
+
+    @abstractmethod
+    def batch(
+        self, origin: Origin, first_seq: int, count: int, skip: int, codec: int, arrival_ms: int,
+        payload: bytes,
+    ) -> bytes:  # fmt: skip
+        """A batch as it is stored (docs/l0-format.md): ``count`` records, whose offsets begin at
+        ``first_seq``. The watcher already has the first ``skip`` of them."""
 
 
 class _EventStream(Format):
@@ -167,12 +170,11 @@ class _Lines(Format):
         return b'{"event":"heartbeat"}\n'
 
 
-class _Maps(Format):
+class _Maps(ForwardingFormat):
     """Maps of msgpack, one after the other. ``data`` and ``meta`` are as they are stored: a string
     is JSON text, and bytes are bytes."""
 
     content_type = "application/msgpack"
-    forwards = True
 
     def records(self, items: Iterable[Item], origin: Origin, coalesced: bool = False) -> bytes:
         records = [_record_map(*item) for item in items]

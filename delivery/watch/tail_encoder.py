@@ -16,7 +16,7 @@ from delivery.filters import Filter
 from delivery.followed import FollowedPartitions, Key
 from delivery.partition_reader import bytes_of
 from delivery.tail_reader import TailReader
-from delivery.watch.formats import Format, Item, Origin
+from delivery.watch.formats import Format, ForwardingFormat, Item, Origin
 from delivery.watch.positions import format_position
 from delivery.watch.wire import chunk
 from uploader.lru import LruCache
@@ -71,7 +71,7 @@ class TailEncoder:
         if known is not None:
             return known
         origin = shape.origin(key, topic)
-        if shape.format.forwards and not shape.filter:
+        if isinstance(shape.format, ForwardingFormat) and not shape.filter:
             data, reached = self._forwarded(key, cursor, shape.format, origin)
         else:
             data, reached = self._encoded(key, cursor, shape, origin, coalesced)
@@ -93,7 +93,7 @@ class TailEncoder:
         return shape.format.records(kept, origin, coalesced and len(kept) > 1), items[-1][0]
 
     def _forwarded(
-        self, key: Key, cursor: int, format_: Format, origin: Origin
+        self, key: Key, cursor: int, format_: ForwardingFormat, origin: Origin
     ) -> tuple[bytes, int]:
         """Whole batches as they are stored, undecoded."""
         pieces: list[bytes] = []

@@ -89,8 +89,8 @@ def _with_cursors(tx: WriteTx, draft: CommitDraft) -> CommitDraft:
     for index, condition in enumerate(conditions):
         advance = condition.advance
         if advance is not None and advance.is_ours:
-            nobodys = msgspec.structs.replace(advance, cursor_id=NO_CURSOR)
-            conditions[index] = msgspec.structs.replace(condition, advance=nobodys)
+            unowned = msgspec.structs.replace(advance, cursor_id=NO_CURSOR)
+            conditions[index] = msgspec.structs.replace(condition, advance=unowned)
         elif advance is not None:
             cursors.learn(tx, advance, draft.created_ms)
     return msgspec.structs.replace(draft, conditions=tuple(conditions))
