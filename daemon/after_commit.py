@@ -34,6 +34,7 @@ from delivery.topic_changes import TopicChanges
 from delivery.topic_rows import TopicRows
 from delivery.watch.hub import WatchHub
 from ledger.types import Commit, Topic
+from shards import layout as at
 from shards.clock import monotonic_ns
 from shards.latency import LatencyHistogram
 from shards.segment import Segment
@@ -58,6 +59,9 @@ class AfterCommit:
         recent: Callable[[], Iterable[Commit]],
         rng: random.Random,
     ) -> None:
+        self._words = segment.words
+        self._coalesce_ns = 0
+        self._is_deferring = False
         lake = LakeReader(partial(_place_of, config), threads)
         self.partitions = PartitionReader(
             FollowedPartitions(recent), TailReader(segment), ledger,
@@ -71,7 +75,7 @@ class AfterCommit:
         self.dispatcher = Dispatcher(self._ready, self.priorities.inputs, monotonic_ns)
         self.hub = WatchHub(
             self.partitions, self.dispatcher.dirty, stream_error,
-            self._delivered, lambda: False, monotonic_ns, self._watched,
+            self._delivered, lambda: self._coalesce_ns > 0, monotonic_ns, self._watched,
         )  # fmt: skip
         self._latencies = LatencyHistogram(segment, shard)
         self.routers: Routers  # set before ``start``
@@ -92,10 +96,18 @@ class AfterCommit:
 
     def tick(self) -> None:
         """To be called with each heartbeat."""
+        self._follow_governor()
         self._topic_changes.look()
         self.hub.tick()
         self.routers.look()
         self._rows.refresh(lambda topic_id: self._ready.view((topic_id, Kind.PUSH)))
+
+    def _follow_governor(self) -> None:
+        coalesce_ns = int(self._words[at.G_COALESCE_NS])
+        is_deferring = bool(self._words[at.G_DEFERRING])
+        if (coalesce_ns, is_deferring) != (self._coalesce_ns, self._is_deferring):
+            self._coalesce_ns, self._is_deferring = coalesce_ns, is_deferring
+            self.dispatcher.set_pressure(coalesce_ns, is_deferring)
 
     def drain(self) -> None:
         """Ends streams, long polls and copies: the process will end."""

@@ -26,7 +26,9 @@ from types import FrameType
 from daemon import inherit, logs, memory
 from daemon.alarms import AlarmLog, active
 from daemon.config import Config, ConfigError, load_again, reload
-from daemon.governor import Governor, window_ms
+from daemon.governor.board import store
+from daemon.governor.governor import Governor
+from daemon.governor.readings import Readings
 from daemon.heartbeat import HeartbeatVerdict, Pulse
 from daemon.inherit import Inheritance
 from daemon.intake.gate import Gate, disks_of
@@ -72,7 +74,6 @@ class Child:
         self.pulse = Pulse()
         self.start_failures = 0
         self.wait_ticks = 0
-        self.cpu_ns = 0
 
 
 class Supervisor:
@@ -99,7 +100,8 @@ class Supervisor:
         self._leases = LeaseTable(self._words, self.layout)
         self._orphans = Orphans(self.segment)
         self._groups = GroupTable(self.segment)
-        self._governor = Governor()
+        self._governor = Governor({}, reacts=config.governor == "on")
+        self._readings = Readings(self.segment)
         self._lock_file = lock_file
         self._alarm_log = AlarmLog()
         self._gate = Gate(disks_of(config))
@@ -117,7 +119,6 @@ class Supervisor:
         self._failed = False
         self._killed = False
         self._superseded_ticks = 0
-        self._sampled_ns = monotonic_ns()
 
     def prepare(self, taken: SealedLog) -> None:
         """Begins the incarnation and fills the global words, before any shard runs.
@@ -135,6 +136,7 @@ class Supervisor:
         words[at.G_EPOCH] = epoch
         words[at.G_STARTED_NS] = monotonic_ns()
         words[at.G_WINDOW_NS] = int(self.config.commit_window_min_ms * 1e6)
+        words[at.G_TARGET_BYTES] = self.config.object_bytes_target
         words[at.G_TOPICS] = self._kept.read(topics.catalog_version)
         words[at.G_LOG_LEVEL] = logs.LEVELS.index(self.config.log_level)
         CommitLog(self.segment).start(self._kept.read(commits.latest_number))
@@ -403,24 +405,17 @@ class Supervisor:
 
     def _govern(self) -> None:
         now_ns = monotonic_ns()
-        passed_ns = max(1, now_ns - self._sampled_ns)
-        self._sampled_ns = now_ns
-        busy = ring = 0.0
-        for child in self.children:
-            base = self.layout.shard(child.shard)
-            cpu_ns = self._words[base + at.S_CPU_NS]
-            busy = max(busy, (cpu_ns - child.cpu_ns) / passed_ns)
-            child.cpu_ns = cpu_ns
-            used = self._words[base + at.S_HEAD] - self._words[base + at.S_COMMITTED]
-            ring = max(ring, used / self.config.ring_bytes)
-        level = self._governor.sample(busy, ring)
         config = self.config
-        window = window_ms(level, config.commit_window_min_ms, config.commit_window_max_ms)
-        words = self._words
-        words[at.G_BUSY_PPM] = int(self._governor.inputs.busy * 1e6)
-        words[at.G_RING_PPM] = int(self._governor.inputs.ring * 1e6)
-        words[at.G_PRESSURE_PPM] = int(level * 1e6)
-        words[at.G_WINDOW_NS] = int(window * 1e6)
+        governed = self._governor.sample(
+            self._readings.take(now_ns),
+            config.commit_window_min_ms, config.commit_window_max_ms, now_ns,
+        )  # fmt: skip
+        for edge in governed.edges:
+            log.warning(
+                "pressure %.2f (%s): %s %s: %s", governed.level, governed.causes(),
+                edge.rung.name, "begins" if edge.begins else "ends", edge.rung.effect,
+            )  # fmt: skip
+        store(self._words, governed)
 
     def _kill_all(self) -> None:
         self._killed = True

@@ -17,7 +17,8 @@ global: age offset     supervisor
 global: clock, records supervisor's retention thread
 evicted
 global: window,        supervisor (its governor)
-pressure and inputs
+object target, pressure
+and its sensors
 global: commits,       the holder of the ledger lock
 commits reserved, and
 the commit log
@@ -72,9 +73,12 @@ G_STARTED_NS = G_INCARNATION + 2
 G_DRAINING = 2 * LINE_WORDS
 G_LOG_LEVEL = G_DRAINING + 1
 G_WINDOW_NS = 3 * LINE_WORDS
+G_TARGET_BYTES = G_WINDOW_NS + 1  # the object target in force
+G_COALESCE_NS = G_WINDOW_NS + 2  # how long pushes wait for others
+G_DEFERRING = G_WINDOW_NS + 3
 G_PRESSURE_PPM = 4 * LINE_WORDS
-G_BUSY_PPM = G_PRESSURE_PPM + 1
-G_RING_PPM = G_PRESSURE_PPM + 2
+G_HARD_PPM = G_PRESSURE_PPM + 1  # of hard sensors alone
+G_RUNGS = G_PRESSURE_PPM + 2  # those in force, a bit each (daemon/governor/ladder.py)
 G_COMMITS = 5 * LINE_WORDS
 G_TOPICS = 6 * LINE_WORDS
 G_DELIVERY = G_TOPICS + 2  # the change number when routers were last created, changed or deleted
@@ -92,8 +96,16 @@ G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
 G_RECORDS_EVICTED = G_CLOCK_STOPPED + 2
 G_AGE_OFFSET_MS = G_CLOCK_STOPPED + 3  # age time less the time since the boot (ledger/ages.py)
 G_GATE = 11 * LINE_WORDS  # why new requests are refused (daemon/intake/gate.py); 0: they are not
+# By sensor (daemon/governor/sensors.py): its raw value as the bits of a double, its pressure, and
+# the shard that it is of, plus 1.
+G_SENSORS = 12 * LINE_WORDS
+SENSORS_MAX = 16
+SENSOR_RAW = 0
+SENSOR_PPM = 1
+SENSOR_SHARD = 2
+SENSOR_WORDS = 4
 # The version of topics after the last eviction or trim of any topic with this hash.
-G_EVICTED = 12 * LINE_WORDS
+G_EVICTED = G_SENSORS + SENSORS_MAX * SENSOR_WORDS
 EVICTED_WORDS = 1_024  # a round that evicts from ten topics concerns readers of one topic in 100
 GLOBAL_WORDS = G_EVICTED + EVICTED_WORDS
 
@@ -213,6 +225,11 @@ SHARDS_MAX = 512  # a lease must fit its sources; the largest machines have that
 def evicted(topic_id: int) -> int:
     """Index of the word that tells of evictions and trims of a topic, and of some others."""
     return G_EVICTED + topic_id % EVICTED_WORDS
+
+
+def sensor(index: int) -> int:
+    """Index of the first word of a sensor."""
+    return G_SENSORS + index * SENSOR_WORDS
 
 
 def _lines(words: int) -> int:

@@ -5,12 +5,15 @@ Pure: segment and configuration in, a Struct of ``schemas.py`` out.
 
 from __future__ import annotations
 
+import math
 import sys
 from importlib import metadata
 
-from daemon import alarms, governor, memory
+from daemon import alarms, memory
 from daemon.api import schemas
 from daemon.config import Config
+from daemon.governor import board, ladder
+from daemon.governor.sensors import SENSORS
 from shards import latency
 from shards import layout as at
 from shards.segment import Segment
@@ -72,7 +75,6 @@ class StatusBuilder:
         """The whole status; ages are milliseconds."""
         words = self._words
         active = alarms.active(self._segment, self._config, now_ns)
-        level = words[at.G_PRESSURE_PPM] / 1e6
         return schemas.Status(
             version=self._version,
             uptime_s=(now_ns - words[at.G_STARTED_NS]) // 1_000_000_000,
@@ -83,17 +85,37 @@ class StatusBuilder:
             commits=words[at.G_COMMITS],
             store=schemas.StoreStatus(self._config.store_url, **self._sums(_STORE)),
             window_ms=words[at.G_WINDOW_NS] / 1e6,
-            pressure=schemas.Pressure(
-                level,
-                governor.rung(level),
-                schemas.PressureInputs(words[at.G_BUSY_PPM] / 1e6, words[at.G_RING_PPM] / 1e6),
-            ),
+            pressure=self._pressure(),
             memory_bound_bytes=self._memory_bound_bytes,
             retention=schemas.RetentionStatus(words[at.G_RECORDS_EVICTED], self._clock_jump_ms()),
             delivery=self._delivery(),
             shards=[self._shard(s, now_ns) for s in range(self._layout.shards)],
             groups=[self._group(group, now_ns) for group in self._groups.map.groups()],
             totals=schemas.Totals(**self._sums(_TOTALS)),
+        )
+
+    def _pressure(self) -> schemas.Pressure:
+        words = self._words
+        rungs = ladder.names_of(words[at.G_RUNGS])
+        read = board.readings(words)
+        return schemas.Pressure(
+            level=words[at.G_PRESSURE_PPM] / 1e6,
+            rung=rungs[-1] if rungs else "none",
+            inputs={s.name: p for s, (_, p) in zip(SENSORS, read, strict=True)},
+            hard_level=words[at.G_HARD_PPM] / 1e6,
+            rungs=rungs,
+            sensors=[
+                schemas.SensorStatus(
+                    sensor=sensor.name,
+                    raw=None if math.isnan(reading.raw) else reading.raw,
+                    unit=sensor.unit,
+                    pressure=pressure,
+                    hard=sensor.hard,
+                    shard=reading.shard,
+                    source=sensor.source,
+                )
+                for sensor, (reading, pressure) in zip(SENSORS, read, strict=True)
+            ],
         )
 
     def _delivery(self) -> schemas.DeliveryStatus:

@@ -41,19 +41,27 @@ class StoreStatus(Struct, frozen=True):
     lists: int
 
 
-class PressureInputs(Struct, frozen=True):
-    """What the pressure is made of, each 0 to 1."""
+class SensorStatus(Struct, frozen=True):
+    """What one sensor says."""
 
-    busy: Annotated[float, Meta(description="CPU that the busiest shard uses")]
-    ring: Annotated[float, Meta(description="how full the fullest ring is")]
+    sensor: str
+    raw: Annotated[float | None, Meta(description="what was measured, smoothed; null: broken")]
+    unit: str
+    pressure: Annotated[float, Meta(description="0 to 1")]
+    hard: Annotated[bool, Meta(description="whether it watches something that runs out")]
+    shard: Annotated[int | None, Meta(description="the shard with the highest value")]
+    source: Annotated[str, Meta(description="what is measured")]
 
 
 class Pressure(Struct, frozen=True):
     """How loaded the daemon is."""
 
     level: Annotated[float, Meta(description="0 to 1")]
-    rung: Annotated[str, Meta(description="the reaction in force")]
-    inputs: PressureInputs
+    rung: Annotated[str, Meta(description="the strongest reaction in force, or `none`")]
+    inputs: Annotated[dict[str, float], Meta(description="the pressure of each sensor, 0 to 1")]
+    hard_level: Annotated[float, Meta(description="that of the hard sensors alone")]
+    rungs: Annotated[list[str], Meta(description="all reactions in force, weakest first")]
+    sensors: list[SensorStatus]
 
 
 class RetentionStatus(Struct, frozen=True):

@@ -93,6 +93,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     streams_max: int
     cors_origins: tuple[str, ...]
     scheduler: str
+    governor: str
     log_level: str
     log_format: str
     origins: dict[str, str]
@@ -264,6 +265,10 @@ FIELDS: tuple[Field, ...] = (
     Field("scheduler", one_of("on", "off"), "on", "",
           "`on` serves topics by priority and age; `off` in the order of their commits. Records and"
           " offsets are the same"),
+    Field("governor", one_of("on", "off"), "on", "",
+          "`on` makes the daemon slower under pressure, in steps, before it refuses anything; `off`"
+          " keeps the shortest commit window and delays no push. A full ring or disk refuses"
+          " requests in both cases"),
     Field("log_level", one_of("debug", "info", "warning", "error"), "info", "",
           "the least severe lines that are written", reloadable=True),
     Field("log_format", one_of("text", "json"), "text", "",

@@ -22,7 +22,16 @@ STATUS: dict[str, Any] = {
         "gets": 3, "get_bytes": 2048, "lists": 2,
     },
     "window_ms": 0.5,
-    "pressure": {"level": 0.25, "rung": "coalesce", "inputs": {"ring": 0.25, "busy": 0.125}},
+    "pressure": {
+        "level": 0.25, "rung": "coalesce", "rungs": ["coalesce"], "hard_level": 0.25,
+        "inputs": {"ring": 0.25},
+        "sensors": [
+            {
+                "sensor": "ring", "raw": 0.25, "unit": "share", "pressure": 0.25, "hard": True,
+                "shard": 1, "source": "the fullest ring",
+            }
+        ],
+    },
     "memory_bound_bytes": 512 << 20,
     "retention": {"records_evicted": 4_321, "clock_jump_ms": None},
     "delivery": {"deliveries": 9_876, "p50_ms": 0.512, "p99_ms": 2.048},

@@ -1,7 +1,8 @@
 """Carries out the decisions about groups, on shared memory and under the groups' locks.
 
 There is one ``Puller`` per shard, used by its loop only. It loads and stores shared words and tries
-locks. It never waits, and never touches a disk or the network.
+locks. It never waits, and never touches a disk or the network. The object target in force is a
+shared word.
 
 The holder of a group's lock leaves its mark in the group's slot and removes it last. Whoever finds
 the mark of a predecessor first repairs the members' ``pulled`` words from the leases, since that
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from shards import layout as at
 from shards import locks
@@ -208,6 +211,9 @@ class Puller:
 
     def look(self, now_ns: int) -> Look:
         """Does what the state of the group demands of this shard now."""
+        target = self._words[at.G_TARGET_BYTES]
+        if target != self._policy.object_bytes_target and target:
+            self._policy = replace(self._policy, object_bytes_target=int(target))
         self._leases.free_done(self.shard)
         for _ in range(_TRIES_MAX):
             group = self.table.map.group_of(self.shard)

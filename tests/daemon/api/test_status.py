@@ -11,6 +11,9 @@ import pytest
 from daemon import memory
 from daemon.api.status import StatusBuilder
 from daemon.config import load
+from daemon.governor import board
+from daemon.governor.governor import Governor
+from daemon.governor.sensors import SENSORS, Reading
 from shards import layout as at
 from shards.layout import Layout
 from shards.segment import Segment
@@ -143,13 +146,13 @@ def test_it_is_ready_when_all_shards_are_and_it_is_not_stopping(daemon: Daemon) 
 
 
 def test_pressure_and_window_are_those_in_force(daemon: Daemon) -> None:
-    daemon.words[at.G_PRESSURE_PPM] = 550_000
-    daemon.words[at.G_BUSY_PPM] = 550_000
-    daemon.words[at.G_RING_PPM] = 125_000
-    daemon.words[at.G_WINDOW_NS] = 2_500_000
+    readings = [Reading(0.55 if s.name == "ring" else 0.0, 2) for s in SENSORS]
+    board.store(daemon.words, Governor({}).sample(readings, 0.5, 10, NOW_NS))
     document = daemon.document()
-    assert document["window_ms"] == 2.5
-    assert document["pressure"]["level"] == 0.55
-    assert document["pressure"]["rung"] == "widen"
-    inputs = document["pressure"]["inputs"]
-    assert (inputs["busy"], inputs["ring"]) == (0.55, 0.125)
+    pressure = document["pressure"]
+    assert document["window_ms"] == pytest.approx(0.5 + 9.5 / 4)
+    assert (pressure["level"], pressure["hard_level"]) == (0.55, 0.55)
+    assert (pressure["rung"], pressure["rungs"]) == ("widen", ["coalesce", "widen"])
+    assert pressure["inputs"] == {s.name: 0.55 if s.name == "ring" else 0 for s in SENSORS}
+    ring = next(sensor for sensor in pressure["sensors"] if sensor["sensor"] == "ring")
+    assert (ring["raw"], ring["shard"], ring["hard"], ring["unit"]) == (0.55, 2, True, "share")

@@ -1,0 +1,1 @@
+"""The governor: from sensors to pressure, and from pressure to latency."""

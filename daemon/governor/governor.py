@@ -1,0 +1,93 @@
+"""The governor: takes samples of all sensors, and says what the daemon does about them.
+
+    readings -> pressures (``sensors.py``) -> level (``level.py``) -> ladder (``ladder.py``)
+
+Pure: readings and ``now`` in, a Governed out. The supervisor samples every 100 ms, and stores the
+result in shared words that the shards follow. Nothing here refuses a request: a full ring does
+(daemon/intake/producer.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from daemon.governor.ladder import Edge, Ladder, coalesce_ns, window_ms
+from daemon.governor.level import level_of
+from daemon.governor.sensors import SENSORS, Reading
+
+_RING = next(index for index, sensor in enumerate(SENSORS) if sensor.name == "ring")
+
+
+class Governed(Struct, frozen=True):
+    """What follows from one sample. ``readings`` are smoothed, ``pressures`` are theirs; both are
+    in the order of SENSORS."""
+
+    readings: Sequence[Reading]
+    pressures: Sequence[float]
+    level: float
+    hard: float
+    window_ms: float
+    coalesce_ns: int
+    deferring: bool
+    rungs: int
+    edges: Sequence[Edge]
+
+    def causes(self) -> str:
+        """The sensors that press most, for a log line."""
+        found = sorted(
+            zip(SENSORS, self.readings, self.pressures, strict=True),
+            key=lambda each: each[2], reverse=True,
+        )  # fmt: skip
+        return ", ".join(
+            f"{sensor.name} {pressure:.2f}"
+            + ("" if reading.shard is None else f" of shard {reading.shard}")
+            for sensor, reading, pressure in found[:3]
+            if pressure > 0
+        )
+
+
+class Governor:
+    """Call ``sample`` at a steady pace. With ``reacts`` False it measures and shows, and asks for
+    no latency."""
+
+    def __init__(self, weights: Mapping[str, float], *, reacts: bool = True) -> None:
+        self._weights = weights
+        self._reacts = reacts
+        self._ladder = Ladder()
+        self._smoothed = [0.0] * len(SENSORS)
+
+    def sample(
+        self, readings: Sequence[Reading], window_min_ms: float, window_max_ms: float, now_ns: int
+    ) -> Governed:
+        """Takes one sample, in the order of SENSORS."""
+        smoothed = [self._smooth(index, reading) for index, reading in enumerate(readings)]
+        pressures = [
+            sensor.pressure(reading.raw) for sensor, reading in zip(SENSORS, smoothed, strict=True)
+        ]
+        level = level_of(pressures, self._weights)
+        acts_on = level.value if self._reacts else 0.0
+        edges = self._ladder.step(acts_on, pressures[_RING], now_ns)
+        return Governed(
+            readings=smoothed,
+            pressures=pressures,
+            level=level.value,
+            hard=level.hard,
+            window_ms=window_ms(acts_on, window_min_ms, window_max_ms),
+            coalesce_ns=coalesce_ns(acts_on),
+            deferring="defer" in self._ladder.in_force,
+            rungs=self._ladder.mask,
+            edges=edges,
+        )
+
+    def _smooth(self, index: int, reading: Reading) -> Reading:
+        raw, newest = reading.raw, SENSORS[index].newest
+        if raw != raw or newest == 1.0:
+            return reading
+        before = self._smoothed[index]
+        # An infinite or absurd value would never be forgotten.
+        limit = 2 * SENSORS[index].full
+        value = before + newest * (max(-limit, min(limit, raw)) - before)
+        self._smoothed[index] = value
+        return Reading(value, reading.shard)
