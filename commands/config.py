@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import msgspec
 
 from commands.shell.options import loaded, output_option, serve_options
 from commands.shell.output import print_json, table
@@ -43,15 +44,20 @@ def config_show(origin: bool, as_json: bool, **options: Any) -> None:
     elif as_json:
         print_json(values)
     else:
-        texts = {
-            key: ", ".join(value) if isinstance(value, tuple) else value
-            for key, value in values.items()
-        }
+        texts = {key: _text(value) for key, value in values.items()}
         if origin:
             rows = [(key, text, chosen.origins[key]) for key, text in texts.items()]
             click.echo(table(("key", "value", "origin"), rows))
         else:
             click.echo(table(("key", "value"), list(texts.items())))
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if isinstance(value, dict):
+        return msgspec.json.encode(value).decode()
+    return value
 
 
 @config.command("docs")

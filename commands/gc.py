@@ -60,7 +60,7 @@ def gc(
             _look(config, store, report)
         else:
             _collect(config, store, report, accept_clock=accept_clock)
-    report.usd = report.requests.usd(store.url)
+    report.usd = report.requests.usd(config.store_prices)
     report.seconds = (monotonic_ns() - began_ns) / 1e9
     show(report, as_json, _text)
     context.exit(0 if report.sound else FAILED)

@@ -28,6 +28,7 @@ def lake_settings(config: Config) -> LakeSettings:
         catalog_uri=None if is_default else config.catalog_uri,
         catalog_name=config.catalog_name,
         run_bytes_max=config.compact_run_bytes,
+        prices=config.store_prices,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from compaction.place import Place
+from uploader.stores.prices import FREE, Prices
 
 
 class LakeSettings(Struct, frozen=True):
@@ -22,6 +23,7 @@ class LakeSettings(Struct, frozen=True):
     catalog_uri: str | None = None
     catalog_name: str | None = None
     run_bytes_max: int = 0
+    prices: Prices = FREE
     pid: int | None = None  # of the daemon
 
     @property

@@ -241,6 +241,7 @@ class Run:
         report.objects += outcome.objects
         report.bytes_read += outcome.bytes_read
         report.requests.gets += outcome.requests
+        report.requests.get_bytes += outcome.bytes_read
         report.peak_memory_bytes = max(report.peak_memory_bytes, outcome.memory_peak_bytes)
         report.quarantined += [
             QuarantinedOffsets(topics[topic_id].name, hole.partition, hole.first_offset,
@@ -304,7 +305,9 @@ class Run:
         told.watermarks = {**told.watermarks, **commit.watermarks}
         report.rows += sum(file.rows for file in files)
         report.files += len(files)
-        report.bytes_written += sum(file.size_bytes for file in files)
+        size_bytes = sum(file.size_bytes for file in files)
+        report.bytes_written += size_bytes
+        report.requests.put_bytes += size_bytes
         report.requests.puts += sum(file_puts(file.size_bytes) for file in files)
 
 

@@ -44,7 +44,7 @@ def compact(
         check_extra()
         with writable() as access:
             _compact(access, settings, ready, report, master, chosen, progress)
-    report.usd = report.requests.usd(settings.store_url)
+    report.usd = report.requests.usd(settings.prices)
     report.seconds = (monotonic_ns() - began_ns) / 1e9
     if report.spark_seconds:
         report.mb_per_second = report.bytes_compacted / report.spark_seconds / 1e6

@@ -15,6 +15,7 @@ import threading
 from types import TracebackType
 from typing import Any, cast
 
+import msgspec
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
@@ -47,7 +48,7 @@ def requests_of(place: Place) -> Requests:
     """Requests for metadata of a place by this process so far, as S3 bills them."""
     with _lock:
         counted = _requests.get(place, Requests())
-        return Requests(counted.puts, counted.gets, counted.lists, counted.deletes)
+        return msgspec.structs.replace(counted)
 
 
 def _count(place: Place, *, puts: int = 0, gets: int = 0, deletes: int = 0) -> None:

@@ -49,6 +49,13 @@ s3_region = "eu-central-1"
 ring_bytes = "128MiB"
 object_bytes_target = "8MiB"
 log_format = "json"
+
+store_class = "mine"
+put_budget_usd_per_month = 100
+[prices.mine]
+put_usd_per_1000 = 0.0054
+get_usd_per_1000 = 0.00043
+list_usd_per_1000 = 0.0054
 ```
 """
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from daemon.api.schemas import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
+from daemon.config.price_values import PRICES
 from daemon.config.values import (
     ADDRESS,
     BYTES,
@@ -34,6 +35,7 @@ from daemon.config.values import (
     size_text,
 )
 from ledger.dedupe import DedupeLimits
+from uploader.stores.prices import DEFAULT_PRICES, Prices, default_class
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 RING_FACTOR = 4  # a ring holds 4 objects or 4 bodies; else a pull may wait for a write it blocks
@@ -74,6 +76,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     commit_window_min_ms: float
     commit_window_max_ms: float
     uploads_in_flight_max: int
+    prices: dict[str, Prices]
+    store_class: str
     put_budget_usd_per_month: float | None
     hedge_puts: bool
     lake_url: str
@@ -112,6 +116,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ledger_path(self) -> str:
         return os.path.join(self.data_dir, "ledger", "ledger.db")
+
+    @property
+    def store_prices(self) -> Prices:
+        """What the store charges."""
+        return self.prices[self.store_class]
 
     @property
     def dedupe_limits(self) -> DedupeLimits:
@@ -163,9 +172,12 @@ def _window_max(values: Mapping[str, Any]) -> float:
     return max(usual, float(values["commit_window_min_ms"]))
 
 
-def _no_budget_yet(value: object) -> None:
-    if value is not None:
-        raise ValueError("must be left out, because a budget is not supported yet")
+def _class(values: Mapping[str, Any]) -> str:
+    return default_class(values["store_url"])
+
+
+def _default_prices(_: Mapping[str, Any]) -> dict[str, Prices]:
+    return dict(DEFAULT_PRICES)
 
 
 def _whole_pages(value: object) -> None:
@@ -207,9 +219,19 @@ FIELDS: tuple[Field, ...] = (
     Field("uploads_in_flight_max", COUNT, 4, "uploads",
           "objects that one shard uploads simultaneously; each holds a lease slot",
           check=between(1, 64)),
-    Field("put_budget_usd_per_month", optional(NUMBER), None, "US dollars",
-          "a ceiling for the cost of PUT requests; not supported yet, so a value is refused",
-          check=ValueCheck("must be absent", _no_budget_yet)),
+    Field("prices", PRICES, Derived(", ".join(f"`{name}`" for name in DEFAULT_PRICES),
+                                    _default_prices), "US dollars",
+          "what stores charge, by class: a table for each, with `put_usd_per_1000`,"
+          " `get_usd_per_1000`, `list_usd_per_1000`, and `put_usd_per_gib` and `get_usd_per_gib`"
+          " where bytes cost too; in the environment and with `--set`, the same as JSON. It is"
+          " added to the default classes: Amazon's S3 Standard and S3 Express One Zone in"
+          " us-east-1, and one that costs nothing"),
+    Field("store_class", TEXT, Derived("`standard` on S3, `free` embedded", _class), "",
+          "which of the `prices` the store has; the bill and the budget are computed with it"),
+    Field("put_budget_usd_per_month", optional(NUMBER), None, "US dollars in 30 days",
+          "what the daemon's PUT requests may cost: the window, then the objects grow as far as"
+          " that needs; where it is not enough, the alarm `budget_exceeded` is raised and nobody is"
+          " refused", reloadable=True, check=above_zero(1_000_000_000)),
     Field("hedge_puts", SWITCH, "false", "",
           "S3 only: send a PUT that is slower than the recent 99th percentile again and take the"
           " first success; both are billed, and at most 1 in 50 PUTs is sent twice on average"),

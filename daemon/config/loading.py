@@ -176,6 +176,7 @@ def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> N
             f"hedge_puts must be false for a file:// store, got true ({origins['hedge_puts']}): a"
             " second write to the same disk is not faster"
         )
+    problems += _price_problems(values, origins)
     low, high = values["commit_window_min_ms"], values["commit_window_max_ms"]
     if low > high:
         problems.append(
@@ -184,3 +185,22 @@ def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> N
         )
     if problems:
         raise ConfigError(problems)
+
+
+def _price_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    prices, name = values["prices"], values["store_class"]
+    budget = values["put_budget_usd_per_month"]
+    problem = ""
+    if name not in prices:
+        problem = (
+            f"store_class must be one of prices ({', '.join(sorted(prices))}), got {name!r}"
+            f" ({origins['store_class']}): add [prices.{name}] to the configuration file"
+        )
+    elif budget is not None and not prices[name].put_usd_per_1000:
+        problem = (
+            "put_budget_usd_per_month must be left out where a PUT costs nothing (store_class"
+            f" {name}, {origins['store_class']}), got {budget:g}"
+            f" ({origins['put_budget_usd_per_month']}): set store_class, or put_usd_per_1000 in"
+            f" [prices.{name}]"
+        )
+    return [problem] if problem else []

@@ -21,6 +21,7 @@ from daemon.config import (
 )
 from daemon.config.docs import markdown
 from daemon.config.values import read_size, size_text
+from uploader.stores.prices import DEFAULT_PRICES, FREE, Prices
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -134,7 +135,8 @@ def test_all_problems_are_named_together() -> None:
         ("store_url", "/a/folder"),
         ("s3_endpoint_url", "127.0.0.1:9000"),
         ("s3_endpoint_url", "http://[::1"),
-        ("put_budget_usd_per_month", "100"),
+        ("put_budget_usd_per_month", "0"),
+        ("put_budget_usd_per_month", "-1"),
         ("gc_grace_ms", "-1"),
         ("data_dir", ""),
         ("log_format", "xml"),
@@ -150,9 +152,60 @@ def test_a_value_of_the_wrong_toml_type_is_refused(line: str, tmp_path: Path) ->
     assert line.partition(" ")[0] in refused(file=written(tmp_path, line))
 
 
-def test_a_budget_is_refused_as_not_supported_yet() -> None:
-    assert "not supported yet" in refused(("put_budget_usd_per_month", "25"))
+def test_a_store_has_the_prices_of_its_class() -> None:
+    assert loaded().store_prices == FREE
+    on_s3 = loaded(("store_url", "s3://bucket"))
+    assert on_s3.store_class == "standard" and on_s3.store_prices == DEFAULT_PRICES["standard"]
+    express = loaded(("store_url", "s3://bucket"), ("store_class", "express"))
+    assert express.store_prices.put_usd_per_gib == 0.0032
+
+
+def test_written_prices_are_added_to_the_default_classes(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        "store_class = 'mine'\n[prices.mine]\nput_usd_per_1000 = 1\nget_usd_per_1000 = 0.5\n"
+        "list_usd_per_1000 = 2\n[prices.standard]\nput_usd_per_1000 = 0.0054\n",
+    )
+    config = load(file, {}, [])
+    assert config.store_prices == Prices(1.0, 0.5, 2.0)
+    assert config.prices["standard"] == Prices(0.0054, 0.0004, 0.005)
+    assert config.prices["express"] == DEFAULT_PRICES["express"]
+    environ = {"HEADGATE_PRICES": '{"free": {"put_usd_per_1000": 3}}'}
+    assert load(None, environ, []).store_prices.put_usd_per_1000 == 3
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("[]", "must be a table of store classes"),
+        ("{", "must be a table, or the same as JSON"),
+        ('{"My": {}}', "must have classes of lower-case letters"),
+        ('{"mine": 1}', "must have a table of prices for 'mine'"),
+        ('{"standard": {"put": 1}}', "must not have 'put' for 'standard'; its keys are put_usd"),
+        ('{"standard": {"put_usd_per_1000": -1}}', "standard.put_usd_per_1000, not -1"),
+        ('{"standard": {"put_usd_per_1000": "1"}}', "standard.put_usd_per_1000, not '1'"),
+        ('{"standard": {"put_usd_per_1000": true}}', "standard.put_usd_per_1000, not True"),
+        ('{"mine": {"put_usd_per_1000": 1}}', "must have get_usd_per_1000 and list_usd_per_1000"),
+    ],
+)
+def test_a_price_table_that_cannot_be_used_is_refused_by_name(written: str, said: str) -> None:
+    message = refused(("prices", written))
+    assert message.startswith("prices must ") and said in message
+
+
+def test_a_store_class_without_prices_is_refused_by_name() -> None:
+    assert refused(("store_class", "glacier")) == (
+        "store_class must be one of prices (express, free, standard), got 'glacier' (--set): add"
+        " [prices.glacier] to the configuration file"
+    )
+
+
+def test_a_budget_needs_a_price() -> None:
+    message = refused(("put_budget_usd_per_month", "25"))
+    assert "where a PUT costs nothing (store_class free, default), got 25 (--set)" in message
     assert loaded(("put_budget_usd_per_month", "")).put_budget_usd_per_month is None
+    on_s3 = loaded(("put_budget_usd_per_month", "25"), ("store_url", "s3://bucket"))
+    assert on_s3.put_budget_usd_per_month == 25
 
 
 def test_a_configuration_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -239,7 +292,8 @@ def test_a_default_derived_from_a_kept_key_is_not_reported() -> None:
 
 def test_exactly_the_documented_keys_are_reloadable() -> None:
     assert {field.name for field in FIELDS if field.reloadable} == {
-        "commit_window_min_ms", "commit_window_max_ms", "log_level", "retention_interval_ms",
+        "commit_window_min_ms", "commit_window_max_ms", "log_level",
+        "put_budget_usd_per_month", "retention_interval_ms",
     }  # fmt: skip
 
 
