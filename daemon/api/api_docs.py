@@ -1,9 +1,10 @@
-"""The tables of docs/http-api.md, generated from the routes and the Structs.
+"""The tables of docs/http-api.md and docs/observability/README.md, generated from the code.
 
 ``python -m daemon.api.api_docs docs/http-api.md`` rewrites the tables of a page; a test compares.
 A table is between a comment that names it and ``<!-- end -->``: ``<!-- routes: /v0/topics -->``
 lists the routes whose path begins so, ``<!-- struct: TopicState -->`` the fields of a type and of
-the types inside it that the page has not shown yet.
+the types inside it that the page has not shown yet, ``<!-- metrics: headgate_ -->`` the metrics
+whose name begins so.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import msgspec
 from msgspec import inspect
 
 from daemon.api import schemas, shapes
+from daemon.api.metric_table import METRICS
 from daemon.api.routes import ROUTES, Route
 from delivery.routers import schemas as router_schemas
 
-_BLOCK = re.compile(r"(<!-- (routes|struct): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- (routes|struct|metrics): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def with_tables(page: str) -> str:
@@ -30,7 +32,10 @@ def with_tables(page: str) -> str:
 
     def block(match: re.Match[str]) -> str:
         opening, kind, name, end = match.groups()
-        lines = _routes(name) if kind == "routes" else _struct(_named(name), shown)
+        if kind == "metrics":
+            lines = _metrics(name)
+        else:
+            lines = _routes(name) if kind == "routes" else _struct(_named(name), shown)
         return "\n".join([opening, *lines, "", end])
 
     return _BLOCK.sub(block, page)
@@ -50,6 +55,15 @@ def _routes(prefix: str) -> Iterator[str]:
             yield _route_row(route)
 
 
+def _metrics(prefix: str) -> Iterator[str]:
+    yield "| metric | kind | labels | meaning |"
+    yield "|---|---|---|---|"
+    for metric in METRICS:
+        if metric.name.startswith(prefix):
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.says} |"
+
+
 def _route_row(route: Route) -> str:
     path = route.path.replace("{topic}", "{t}").replace("{plan}", "{p}")
     body = _type(inspect.type_info(route.body)) if route.body is not None else ""
@@ -59,6 +73,7 @@ def _route_row(route: Route) -> str:
         for type_ in (answer if isinstance(answer, tuple) else (answer,))
     )
     answers |= dict.fromkeys(f"a stream of `{kind}`" for kind in route.streams)
+    answers |= dict.fromkeys(f"`{kind}`" for kind in route.texts)
     errors = ", ".join(map(str, route.errors))
     return (
         f"| `{route.method} {path}` | {route.summary} | {body} | {' or '.join(answers)}"

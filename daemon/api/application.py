@@ -20,7 +20,7 @@ from daemon.api.names import check_topic_name
 from daemon.api.refusals import refusal_of
 from daemon.api.routes import Handler, Handlers, Route
 from daemon.api.schemas import ProduceQuery
-from daemon.api.streaming import Streaming
+from daemon.api.streaming import Streaming, Text
 from daemon.api.topic_routes import Created
 from daemon.http.cors import preflight_headers
 from daemon.http.head import Head
@@ -186,6 +186,8 @@ class Api:
             answer = await call(found, request)
             if isinstance(answer, Streaming):
                 request.stream(answer.content_type, answer.start)
+            elif isinstance(answer, Text):
+                request.respond(200, answer.body, content_type=answer.content_type)
             elif isinstance(answer, Created):
                 request.respond(201, msgspec.json.encode(answer.document))
             else:

@@ -1,12 +1,14 @@
-"""Handlers that tell about the daemon: liveness, readiness, status, the OpenAPI document."""
+"""Handlers that tell about the daemon: whether it lives and is ready, status, metrics, OpenAPI."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from daemon.api import metrics
 from daemon.api.errors import ApiError
-from daemon.api.schemas import Live, Ready, Status
+from daemon.api.schemas import Live, MetricsHeaders, Ready, Status
 from daemon.api.status import StatusBuilder
+from daemon.api.streaming import Text
 from shards.clock import monotonic_ns
 
 
@@ -31,6 +33,12 @@ class DaemonRoutes:
     async def status(self) -> Status:
         """What the daemon is doing."""
         return self._status.document(monotonic_ns())
+
+    async def metrics(self, headers: MetricsHeaders) -> Text:
+        """The status as a page for Prometheus."""
+        return await metrics.page(
+            self._status.document(monotonic_ns()), headers.accept, monotonic_ns
+        )
 
     async def openapi(self) -> dict[str, Any]:
         """``/openapi.json``."""

@@ -90,6 +90,12 @@ def _operation(route: Route, schema_of: dict[int, Schema]) -> Schema:
             + "; ".join(f"{kind}: {what}" for kind, what in route.streams.items()),
             "content": {kind: {"schema": {"type": "string"}} for kind in route.streams},
         }
+    if route.texts:
+        responses["200"] = {
+            "description": "By the header Accept: "
+            + "; ".join(f"{kind}: {what}" for kind, what in route.texts.items()),
+            "content": {kind: {"schema": {"type": "string"}} for kind in route.texts},
+        }
     for status in route.errors:
         responses[str(status)] = _answer(_ERRORS[status], schema_of[id(ErrorAnswer)])
     operation: Schema = {"summary": route.summary, "responses": responses}

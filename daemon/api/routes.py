@@ -2,10 +2,9 @@
 
 A new route is one handler and one row. A handler is a coroutine that gets the values of the path's
 parameters, then the query (if the row has a type for it), the headers and the body (likewise). It
-returns the answer's Struct (or ``Created`` of it, for 201; or ``Streaming``, for a stream), and
-raises ApiError to refuse. The application
-(``application.py``) decodes, checks limits and encodes; it also serves the one route without a
-handler, produce.
+returns the answer's Struct (or ``Created`` of it, for 201; ``Streaming``, for a stream; ``Text``),
+and raises ApiError to refuse. The application (``application.py``) decodes, checks limits and
+encodes; it also serves the one route without a handler, produce.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from daemon.api.schemas import (
     DiffAnswer,
     DiffRequest,
     Live,
+    MetricsHeaders,
     Plan,
     PlanEnded,
     PlanRenewed,
@@ -93,7 +93,8 @@ class Route(Struct, frozen=True, kw_only=True):
     """One row. ``answers`` has the type of each good answer by its status (a tuple for
     alternatives), ``errors`` the other statuses (``openapi.py`` says what they mean). ``headers``
     is a Struct of the request's headers that the handler gets, named as they are documented; they
-    are found in any case. ``streams`` says by content type what a stream of it consists of."""
+    are found in any case. ``streams`` says by content type what a stream of it consists of,
+    ``texts`` what a text is."""
 
     method: Literal["GET", "PUT", "POST", "DELETE"]
     path: str
@@ -108,6 +109,7 @@ class Route(Struct, frozen=True, kw_only=True):
     body_bytes_max: int = SMALL_BODY_BYTES
     other_content_types: tuple[str, ...] = ()
     streams: Mapping[str, str] = {}
+    texts: Mapping[str, str] = {}
     # For this version's own commands: not in openapi.json, since it may change with any release.
     is_internal: bool = False
 
@@ -135,6 +137,17 @@ ROUTES = (
         summary="the API as OpenAPI 3.1",
         handler=lambda handlers: handlers.daemon.openapi,
         answers={200: dict[str, Any]},
+    ),
+    Route(
+        method="GET",
+        path="/metrics",
+        summary="metrics of all shards for Prometheus",
+        handler=lambda handlers: handlers.daemon.metrics,
+        headers=MetricsHeaders,
+        texts={
+            "text/plain": "Prometheus' text format (the default)",
+            "application/openmetrics-text": "OpenMetrics",
+        },
     ),
     Route(
         method="GET",

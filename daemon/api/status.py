@@ -28,6 +28,7 @@ _TOTALS = {
     "objects_committed": at.S_OBJECTS_COMMITTED,
     "orphans_adopted": at.S_ORPHANS_ADOPTED,
 }
+_GROUP_TOTALS = {"splits": at.P_SPLITS, "merges": at.P_MERGES}
 _STORE = {
     "puts": at.S_PUTS,
     "put_bytes": at.S_PUT_BYTES,
@@ -91,7 +92,7 @@ class StatusBuilder:
             delivery=self._delivery(),
             shards=[self._shard(s, now_ns) for s in range(self._layout.shards)],
             groups=[self._group(group, now_ns) for group in self._groups.map.groups()],
-            totals=schemas.Totals(**self._sums(_TOTALS)),
+            totals=schemas.Totals(**self._sums(_TOTALS), **self._group_sums(_GROUP_TOTALS)),
         )
 
     def _pressure(self) -> schemas.Pressure:
@@ -139,16 +140,26 @@ class StatusBuilder:
             name: sum(self._shard_word(s, word) for s in shards) for name, word in names.items()
         }
 
+    def _group_sums(self, names: dict[str, int]) -> dict[str, int]:
+        """Over all slots: those of former groups keep their counts."""
+        slots = range(self._layout.shards)
+        return {
+            name: sum(self._groups.word(slot, word) for slot in slots)
+            for name, word in names.items()
+        }
+
     def _shard(self, shard: int, now_ns: int) -> schemas.ShardStatus:
         pid = self._shard_word(shard, at.S_PID)
         head = self._shard_word(shard, at.S_HEAD)
         return schemas.ShardStatus(
             shard=shard,
             pid=pid or None,
+            ready=bool(self._shard_word(shard, at.S_READY)),
             cpu=self._shard_word(shard, at.S_CPU),
             group=self._groups.map.group_of(shard).group,
             restarts=self._shard_word(shard, at.S_RESTARTS),
             heartbeat_age_ms=_age_ms(self._shard_word(shard, at.S_HEARTBEAT_NS), now_ns),
+            cpu_ms=self._shard_word(shard, at.S_CPU_NS) // 1_000_000,
             ring_bytes=self._layout.ring_bytes,
             ring_used_bytes=head - self._shard_word(shard, at.S_COMMITTED),
             connections=self._shard_word(shard, at.S_CONNECTIONS),

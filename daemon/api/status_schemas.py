@@ -19,6 +19,14 @@ class Ready(Struct, frozen=True):
     ready: bool = True
 
 
+class MetricsHeaders(Struct, frozen=True, rename={"accept": "Accept"}):
+    """The header that chooses the format of the metrics."""
+
+    accept: Annotated[
+        str, Meta(description="`text/plain` (the default) or `application/openmetrics-text`")
+    ] = ""
+
+
 class AlarmStatus(Struct, frozen=True):
     """A kind of alarm, over all processes."""
 
@@ -93,10 +101,12 @@ class ShardStatus(Struct, frozen=True):
 
     shard: int
     pid: Annotated[int | None, Meta(description="null while the shard is being restarted")]
+    ready: Annotated[bool, Meta(description="whether it serves")]
     cpu: int
     group: int
     restarts: int
     heartbeat_age_ms: Annotated[int | None, Meta(description="null before the first one")]
+    cpu_ms: Annotated[int, Meta(description="CPU time of its present process")]
     ring_bytes: int
     ring_used_bytes: int
     connections: Annotated[int, Meta(description="without streams")]
@@ -128,6 +138,8 @@ class Totals(Struct, frozen=True):
     rejected: int
     objects_committed: int
     orphans_adopted: int
+    splits: Annotated[int, Meta(description="of groups")]
+    merges: int
 
 
 class Status(Struct, frozen=True):

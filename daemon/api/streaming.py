@@ -1,4 +1,4 @@
-"""What a handler returns to answer with a stream."""
+"""What a handler returns to answer with something else than JSON: a stream, or a text."""
 
 from __future__ import annotations
 
@@ -17,3 +17,10 @@ class Streaming(NamedTuple):
 
     content_type: str
     start: Callable[[Outlet], None]
+
+
+class Text(NamedTuple):
+    """The answer of a handler whose route has ``texts``: 200, with this body."""
+
+    content_type: str
+    body: bytes

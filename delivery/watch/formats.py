@@ -17,7 +17,6 @@ with the encoded WatchRecord.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
@@ -28,6 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from delivery.watch import events
+from delivery.watch.accept import accepted
 from delivery.watch.events import (
     HeadAt,
     WatchCaughtUp,
@@ -44,7 +44,6 @@ Item = tuple[int, int, Record]  # offset, timestamp in ms, record
 
 _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
-_QUALITY = re.compile(r"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)", re.IGNORECASE)
 
 
 class FormatError(Exception):
@@ -226,36 +225,14 @@ FORMATS: tuple[Format, ...] = (SSE, NDJSON, MSGPACK)
 
 
 def format_for(accept: str) -> Format:
-    """The format that an ``Accept`` field asks for: that of the highest quality, then the one that
-    is named most exactly, then the first of FORMATS. An empty field accepts everything.
+    """The format that an ``Accept`` field asks for; the first of FORMATS, if it accepts all.
 
     Raises FormatError (406)."""
-    if not accept.strip():
-        return SSE
-    ranges = [_media_range(text) for text in accept.split(",")]
-    best: tuple[float, int] = (0, 0)
-    chosen: Format | None = None
-    for each in FORMATS:
-        kind = each.content_type.partition("/")[0]
-        exactness = {each.content_type: 3, f"{kind}/*": 2, "*/*": 1}
-        # The most exact range that names a format says how much it is wanted.
-        fitting = [(exactness[name], quality) for name, quality in ranges if name in exactness]
-        exact, quality = max(fitting, default=(0, 0.0))
-        if quality > 0 and (quality, exact) > best:
-            best, chosen = (quality, exact), each
+    offered = {each.content_type: each for each in FORMATS}
+    chosen = accepted(accept, [*offered])
     if chosen is None:
-        offered = ", ".join(each.content_type for each in FORMATS)
-        raise FormatError(f"a stream is sent as {offered}; Accept is {accept[:80]!r}")
-    return chosen
-
-
-def _media_range(text: str) -> tuple[str, float]:
-    name, *parameters = (part.strip() for part in text.split(";"))
-    for parameter in parameters:
-        found = _QUALITY.fullmatch(parameter)
-        if found is not None:
-            return name.lower(), float(found[1])
-    return name.lower(), 1.0
+        raise FormatError(f"a stream is sent as {', '.join(offered)}; Accept is {accept[:80]!r}")
+    return offered[chosen]
 
 
 def _record_texts(items: Iterable[Item], origin: Origin) -> list[str]:

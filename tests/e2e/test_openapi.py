@@ -61,6 +61,15 @@ class Checked:
         """The status of a GET with these headers, which is not 200."""
         return self.take("GET", path, self._daemon.ask("GET", path, None, **headers)).status
 
+    def text(self, path: str) -> None:
+        """Asks for a text in each of its formats."""
+        formats = self.document["paths"][path]["get"]["responses"]["200"]["content"]
+        for accept in formats:
+            answer = self._daemon.ask("GET", path, None, accept=accept)
+            assert answer.status == 200 and answer.body.decode()
+            assert answer.headers["content-type"].partition(";")[0] == accept
+        self.seen.add(("GET", path, 200))
+
     def stream(self, path: str) -> None:
         """Opens a stream in each of its formats, and leaves it."""
         template = template_of(path, self.document)
@@ -177,6 +186,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
 ) -> None:
     api = Checked(daemon, document)
     topic, diff = "/v0/topics/t", "/v0/topics/t/diff"
+    api.text("/metrics")
     for path in ("/livez", "/readyz", "/openapi.json", "/v0/status"):
         assert api.ask("GET", path).status == 200
 

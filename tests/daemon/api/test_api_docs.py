@@ -1,4 +1,4 @@
-"""docs/http-api.md has the tables that the routes and the Structs make, and each of them once."""
+"""Pages of docs/ have the tables that the routes, Structs and metrics make, each of them once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from pathlib import Path
 
 from daemon.api import schemas
 from daemon.api.api_docs import with_tables
+from daemon.api.metric_table import METRICS
 from daemon.api.openapi import DOCUMENT
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "http-api.md").read_text()
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = (DOCS / "http-api.md").read_text()
 
 
 def test_the_tables_of_the_page_are_those_of_the_code() -> None:
     assert with_tables(PAGE) == PAGE, "run: python -m daemon.api.api_docs docs/http-api.md"
+
+
+def test_the_page_of_metrics_lists_all_of_them() -> None:
+    page = (DOCS / "observability" / "README.md").read_text()
+    command = "python -m daemon.api.api_docs docs/observability/README.md"
+    assert with_tables(page) == page, f"run: {command}"
+    listed = re.findall(r"^\| `(headgate_\w+)` \|", page, re.MULTILINE)
+    assert listed == [metric.name for metric in METRICS]
 
 
 def test_every_type_of_the_openapi_document_has_its_table_on_the_page() -> None:

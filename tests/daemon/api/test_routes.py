@@ -11,7 +11,7 @@ import pytest
 
 from daemon.api.openapi import DOCUMENT
 from daemon.api.routes import ROUTES, Handlers, Route
-from daemon.api.streaming import Streaming
+from daemon.api.streaming import Streaming, Text
 from daemon.api.topic_routes import Created
 
 # The classes in place of their objects: their functions are looked at, not called.
@@ -43,8 +43,11 @@ def test_a_handler_takes_the_paths_values_the_query_the_headers_and_the_body(
 def test_a_handler_returns_the_types_that_its_row_promises(route: Route, handler: Any) -> None:
     returned = get_type_hints(handler)["return"]
     types = set(get_args(returned)) if isinstance(returned, UnionType) else {returned}
-    assert types - {Created, Streaming} == set(map(route.answers.get, {200} & {*route.answers}))
+    assert types - {Created, Streaming, Text} == set(
+        map(route.answers.get, {200} & {*route.answers})
+    )
     assert (Streaming in types) == bool(route.streams)
+    assert (Text in types) == bool(route.texts)
     assert (Created in types) == (201 in route.answers)
 
 

@@ -1,0 +1,248 @@
+"""The metrics of the daemon: name, kind, labels, meaning, and where in the status each value is.
+
+Names follow Prometheus' conventions: base units (seconds, bytes), counters end with ``_total``.
+Labels are bounded by the machine and by constants, never by clients: shards, groups, kinds of
+alarms, rungs, operations. Nothing is computed here that ``status.py`` does not compute. The table
+needs no library; ``metrics.py`` writes it in Prometheus' formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+from daemon.alarms import MEANINGS
+from daemon.api.status_schemas import GroupStatus, ShardStatus, Status, StoreStatus
+from daemon.governor.ladder import RUNGS
+
+Sample = tuple[tuple[str, ...], float]  # values of the labels, value
+Kind = Literal["counter", "gauge", "info"]
+
+
+class Metric(NamedTuple):
+    """A metric; ``says`` is a phrase without a full stop, for HELP and the page of metrics."""
+
+    name: str  # as queries have it, so with _total or _info
+    kind: Kind
+    says: str
+    labels: tuple[str, ...]
+    samples: Callable[[Status], Iterable[Sample]]
+
+
+def _one(
+    name: str, kind: Literal["counter", "gauge"], says: str, value: Callable[[Status], float]
+) -> Metric:
+    return Metric(name, kind, says, (), lambda status: [((), value(status))])
+
+
+def _by_shard(
+    name: str, kind: Literal["counter", "gauge"], says: str, value: Callable[[ShardStatus], float]
+) -> Metric:
+    def samples(status: Status) -> Iterable[Sample]:
+        return [((str(shard.shard),), value(shard)) for shard in status.shards]
+
+    return Metric(name, kind, says, ("shard",), samples)
+
+
+def _by_group(name: str, says: str, value: Callable[[GroupStatus], float]) -> Metric:
+    def samples(status: Status) -> Iterable[Sample]:
+        return [((str(group.group),), value(group)) for group in status.groups]
+
+    return Metric(name, "gauge", says, ("group",), samples)
+
+
+def _by_operation(
+    name: str, says: str, values: dict[str, Callable[[StoreStatus], float]]
+) -> Metric:
+    def samples(status: Status) -> Iterable[Sample]:
+        return [((operation,), value(status.store)) for operation, value in values.items()]
+
+    return Metric(name, "counter", says, ("operation",), samples)
+
+
+def _alarms(status: Status) -> Iterable[Sample]:
+    """Each kind always has a value, so that a rule finds a series before the first alarm."""
+    ages = {alarm.alarm: alarm.age_ms for alarm in status.alarms}
+    names = [meaning.name for meaning in MEANINGS.values()]
+    return [((name,), float(name in ages)) for name in names]
+
+
+def _sensors(status: Status) -> Iterable[Sample]:
+    return [((sensor,), pressure) for sensor, pressure in status.pressure.inputs.items()]
+
+
+def _rungs(status: Status) -> Iterable[Sample]:
+    return [((rung.name,), float(rung.name in status.pressure.rungs)) for rung in RUNGS]
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "headgate_build_info",
+        "info",
+        "the version that runs",
+        ("version",),
+        lambda status: [((status.version,), 1)],
+    ),
+    _one("headgate_uptime_seconds", "gauge", "time since the start", lambda s: s.uptime_s),
+    _one("headgate_ready", "gauge", "1 if /readyz answers 200, 0 if not", lambda s: s.ready),
+    _one("headgate_incarnation", "gauge", "the number of this start", lambda s: s.incarnation),
+    Metric(
+        "headgate_alarm_active",
+        "gauge",
+        "1 while the alarm is raised",
+        ("alarm",),
+        _alarms,
+    ),
+    # What producers get.
+    _by_shard(
+        "headgate_acked_requests_total",
+        "counter",
+        "requests that were acknowledged, which are durable",
+        lambda shard: shard.requests_acked,
+    ),
+    _by_shard(
+        "headgate_acked_records_total",
+        "counter",
+        "records that were acknowledged",
+        lambda shard: shard.records_acked,
+    ),
+    _by_shard(
+        "headgate_acked_bytes_total",
+        "counter",
+        "bytes of the bodies that were acknowledged, as they were received",
+        lambda shard: shard.bytes_acked,
+    ),
+    _one(
+        "headgate_refused_requests_total",
+        "counter",
+        "requests to produce that got 429 or 503: nothing of them was stored",
+        lambda s: s.totals.rejected,
+    ),
+    # Shards.
+    _by_shard("headgate_shard_ready", "gauge", "1 if the shard serves", lambda shard: shard.ready),
+    _by_shard(
+        "headgate_shard_restarts_total",
+        "counter",
+        "how often the shard's process was replaced",
+        lambda shard: shard.restarts,
+    ),
+    _by_shard(
+        "headgate_shard_heartbeat_age_seconds",
+        "gauge",
+        "time since the shard's loop turned; 0 before the first turn",
+        lambda shard: (shard.heartbeat_age_ms or 0) / 1e3,
+    ),
+    _by_shard(
+        "headgate_shard_cpu_seconds_total",
+        "counter",
+        "CPU time of the shard's present process",
+        lambda shard: shard.cpu_ms / 1e3,
+    ),
+    _by_shard(
+        "headgate_ring_bytes", "gauge", "size of the shard's ring", lambda shard: shard.ring_bytes
+    ),
+    _by_shard(
+        "headgate_ring_used_bytes",
+        "gauge",
+        "bytes in the ring that are not committed yet",
+        lambda shard: shard.ring_used_bytes,
+    ),
+    _by_shard(
+        "headgate_connections",
+        "gauge",
+        "connections of the shard, without streams",
+        lambda shard: shard.connections,
+    ),
+    _by_shard("headgate_streams", "gauge", "streams of the shard", lambda shard: shard.streams),
+    # Groups and commits.
+    _one("headgate_groups", "gauge", "how many upload groups there are", lambda s: len(s.groups)),
+    _by_group(
+        "headgate_group_backlog_bytes",
+        "bytes that the group has not pulled yet",
+        lambda group: group.backlog_bytes,
+    ),
+    Metric(
+        "headgate_group_changes_total",
+        "counter",
+        "splits and merges of groups",
+        ("change",),
+        lambda s: [(("split",), s.totals.splits), (("merge",), s.totals.merges)],
+    ),
+    _one("headgate_commits_total", "counter", "commits in the ledger", lambda s: s.commits),
+    _one(
+        "headgate_committed_objects_total",
+        "counter",
+        "objects that this daemon committed",
+        lambda s: s.totals.objects_committed,
+    ),
+    _one(
+        "headgate_adopted_leases_total",
+        "counter",
+        "leases that were taken over from a shard that died",
+        lambda s: s.totals.orphans_adopted,
+    ),
+    _one(
+        "headgate_commit_window_seconds",
+        "gauge",
+        "the commit window in force",
+        lambda s: s.window_ms / 1e3,
+    ),
+    # The store.
+    _by_operation(
+        "headgate_store_requests_total",
+        "attempts of requests to the object store",
+        {"put": lambda s: s.puts, "get": lambda s: s.gets, "list": lambda s: s.lists},
+    ),
+    _by_operation(
+        "headgate_store_bytes_total",
+        "bytes that were put or got",
+        {"put": lambda s: s.put_bytes, "get": lambda s: s.get_bytes},
+    ),
+    _one(
+        "headgate_store_put_failures_total",
+        "counter",
+        "attempts to PUT an object that failed; each is repeated",
+        lambda s: s.store.put_failures,
+    ),
+    # The governor.
+    _one("headgate_pressure_ratio", "gauge", "the level of pressure", lambda s: s.pressure.level),
+    _one(
+        "headgate_hard_pressure_ratio",
+        "gauge",
+        "the level of the hard sensors alone",
+        lambda s: s.pressure.hard_level,
+    ),
+    Metric(
+        "headgate_sensor_pressure_ratio",
+        "gauge",
+        "the pressure of each sensor, before its weight",
+        ("sensor",),
+        _sensors,
+    ),
+    Metric(
+        "headgate_rung_active",
+        "gauge",
+        "1 while the rung of the ladder is in force",
+        ("rung",),
+        _rungs,
+    ),
+    # Memory, retention and time.
+    _one(
+        "headgate_memory_bound_bytes",
+        "gauge",
+        "the sum of the limits of all buffers",
+        lambda s: s.memory_bound_bytes,
+    ),
+    _one(
+        "headgate_evicted_records_total",
+        "counter",
+        "records that a cap or the time to live evicted",
+        lambda s: s.retention.records_evicted,
+    ),
+    _one(
+        "headgate_clock_jump_seconds",
+        "gauge",
+        "how far the wall clock jumped, negative: back; 0 while it is trusted",
+        lambda s: (s.retention.clock_jump_ms or 0) / 1e3,
+    ),
+)

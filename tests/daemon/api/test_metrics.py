@@ -1,0 +1,195 @@
+"""The page of metrics: Prometheus' conventions, both formats, and the words that it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+from daemon.alarms import MEANINGS
+from daemon.api import metrics
+from daemon.api.metric_table import METRICS
+from daemon.api.status import StatusBuilder
+from daemon.config import load
+from daemon.governor.ladder import RUNGS
+from daemon.governor.sensors import SENSORS
+from delivery.dispatch import SLICE_NS
+from shards import layout as at
+from shards.alarms import AlarmBoard, AlarmKind
+from shards.layout import Layout
+from shards.segment import Segment
+from uploader.groups.puller import GroupTable
+
+NOW_NS = 100_000_000_000
+SHARDS = 4
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+PROMETHEUS = (  # what Prometheus 3 sends
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+    "application/openmetrics-text;version=0.0.1;q=0.4,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class Daemon:
+    """A segment as a running daemon would have it, and its page."""
+
+    def __init__(self, shards: int = SHARDS) -> None:
+        self.segment = Segment.create(Layout(shards, 4096))
+        self.words = self.segment.words
+        self.groups = GroupTable(self.segment)
+        self.groups.start()
+        self.builder = StatusBuilder(self.segment, load(None, {}, []))
+
+    def store(self, shard: int, word: int, value: int) -> None:
+        self.words[self.segment.layout.shard(shard) + word] = value
+
+    def page(self, accept: str = "", now_ns: Callable[[], int] = lambda: NOW_NS) -> str:
+        status = self.builder.document(NOW_NS)
+        return asyncio.run(metrics.page(status, accept, now_ns)).body.decode()
+
+    def value(self, name: str, **labels: str) -> float:
+        return parsed(self.page())[name, frozenset(labels.items())]
+
+
+def parsed(page: str) -> Samples:
+    parse: Any = parser.text_string_to_metric_families
+    families = parse(page)
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    made = Daemon()
+    yield made
+    made.segment.close()
+
+
+def test_names_follow_prometheus_conventions() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    for metric in METRICS:
+        assert re.fullmatch(r"headgate(_[a-z]+)+", metric.name), metric.name
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert metric.name.endswith("_info") == (metric.kind == "info"), metric.name
+        assert not re.search(r"_(ms|ns|us|minutes|kb|mb|kib|mib|percent)(_|$)", metric.name)
+        assert metric.says and not metric.says.endswith("."), metric.name
+        assert not {"le", "quantile", "job", "instance"} & set(metric.labels), metric.name
+
+
+def test_both_formats_have_the_same_samples_and_parse(daemon: Daemon) -> None:
+    daemon.store(1, at.S_RECORDS_ACKED, 7)
+    parse: Any = openmetrics_parser.text_string_to_metric_families
+    families = parse(daemon.page(OPEN_METRICS))
+    found = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    assert found == parsed(daemon.page())
+    assert {name for name, _ in found} >= {metric.name for metric in METRICS}
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", "text/plain; version=0.0.4; charset=utf-8"),
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/html,application/xml;q=0.9,*/*;q=0.8", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/json", "text/plain; version=0.0.4; charset=utf-8"),
+        (OPEN_METRICS, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        (PROMETHEUS, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        (
+            "text/plain;version=0.0.4;q=0.9,application/openmetrics-text;q=0.1",
+            "text/plain; version=0.0.4; charset=utf-8",
+        ),
+    ],
+)
+def test_accept_chooses_the_format(daemon: Daemon, accept: str, content_type: str) -> None:
+    status = daemon.builder.document(NOW_NS)
+    text = asyncio.run(metrics.page(status, accept, lambda: NOW_NS))
+    assert text.content_type == content_type
+    assert text.body.endswith(b"# EOF\n") == content_type.startswith("application")
+    assert text.body.count(b"# EOF") <= 1
+
+
+def test_values_are_the_shared_words(daemon: Daemon) -> None:
+    daemon.store(2, at.S_RECORDS_ACKED, 11)
+    daemon.store(3, at.S_HEAD, 5_000)
+    daemon.store(3, at.S_COMMITTED, 3_000)
+    daemon.store(3, at.S_HEARTBEAT_NS, NOW_NS - 250_000_000)
+    daemon.store(3, at.S_CPU_NS, 1_500_000_000)
+    daemon.store(0, at.S_PUTS, 5)
+    daemon.store(1, at.S_PUTS, 6)
+    daemon.words[at.G_WINDOW_NS] = 2_500_000
+    daemon.groups.store(3, at.P_SPLITS, 4)  # of a group that is not one any more
+    assert daemon.value("headgate_acked_records_total", shard="2") == 11
+    assert daemon.value("headgate_ring_used_bytes", shard="3") == 2_000
+    assert daemon.value("headgate_shard_heartbeat_age_seconds", shard="3") == 0.25
+    assert daemon.value("headgate_shard_cpu_seconds_total", shard="3") == 1.5
+    assert daemon.value("headgate_store_requests_total", operation="put") == 11
+    assert daemon.value("headgate_commit_window_seconds") == 0.0025
+    assert daemon.value("headgate_group_changes_total", change="split") == 4
+    assert daemon.value("headgate_groups") == 1
+
+
+def test_each_kind_of_alarm_has_a_series_whether_it_is_raised_or_not(daemon: Daemon) -> None:
+    AlarmBoard(daemon.segment, 0).raise_(AlarmKind.FOREIGN_OBJECT, "a key", NOW_NS)
+    for meaning in MEANINGS.values():
+        raised = daemon.value("headgate_alarm_active", alarm=meaning.name)
+        assert raised == (meaning.name == "foreign_object")
+    assert daemon.value("headgate_ready") == 0
+
+
+def test_pressure_is_that_of_the_level_of_each_sensor_and_of_each_rung(daemon: Daemon) -> None:
+    daemon.words[at.G_PRESSURE_PPM] = 550_000
+    daemon.words[at.G_HARD_PPM] = 125_000
+    daemon.words[at.G_RUNGS] = 0b11
+    for index in range(len(SENSORS)):
+        daemon.words[at.sensor(index) + at.SENSOR_PPM] = 10_000 * (index + 1)
+    assert daemon.value("headgate_pressure_ratio") == 0.55
+    assert daemon.value("headgate_hard_pressure_ratio") == 0.125
+    found = [daemon.value("headgate_sensor_pressure_ratio", sensor=s.name) for s in SENSORS]
+    assert found == [(index + 1) / 100 for index in range(len(SENSORS))]
+    rungs = [daemon.value("headgate_rung_active", rung=rung.name) for rung in RUNGS]
+    assert rungs == [1, 1, 0, 0]
+
+
+def test_a_page_of_many_shards_lets_the_loop_do_other_things(daemon: Daemon) -> None:
+    times = iter(range(0, 10**12, SLICE_NS // 4))  # each look at the clock is a quarter of a slice
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def render() -> None:
+        other = asyncio.create_task(turn())
+        status = daemon.builder.document(NOW_NS)
+        await metrics.page(status, "", lambda: next(times))
+        other.cancel()
+
+    asyncio.run(render())
+    assert turns >= len(METRICS) // 5
+
+
+def test_the_number_of_series_is_bounded_by_shards_and_constants() -> None:
+    counts = []
+    for shards in (1, 2, 4):
+        made = Daemon(shards)
+        counts.append(len(parsed(made.page())))
+        made.segment.close()
+    per_shard = sum(metric.labels == ("shard",) for metric in METRICS)
+    assert [count - counts[0] for count in counts] == [0, per_shard, 3 * per_shard]
