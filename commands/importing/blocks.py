@@ -36,7 +36,7 @@ class SubBlock(NamedTuple):
     size: int
 
 
-class Block:
+class SourceBlock:
     """Source records from one read, up to the position ``end``; sub-blocks are taken off it."""
 
     def __init__(self, records: Sequence[SourceRecord], end: int) -> None:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 DEPTH_MAX = 64  # requests in flight; with the smallest batches the byte budget would allow millions
 
 
-class Load(NamedTuple):
+class SubBlockRows(NamedTuple):
     """Rows, each with the position after its source record, and the position where all end."""
 
     next: int
@@ -33,11 +33,11 @@ class Load(NamedTuple):
     rows: Sequence[bytes]
 
 
-class Step(NamedTuple):
+class ImportStep(NamedTuple):
     """One request: the rows of a load, and the move of the cursor."""
 
     expected: int
-    load: Load
+    load: SubBlockRows
 
     @property
     def next(self) -> int:
@@ -61,16 +61,16 @@ class Chain:
         self.not_before = 0.0  # when the daemon takes requests again: monotonic, in seconds
         self.rows_stored = 0
         self.rows_known = 0  # dropped here, because an earlier request had stored them
-        self._waiting: deque[Load] = deque()
-        self._sent: deque[Step] = deque()
-        self._returned: list[Load] = []
+        self._waiting: deque[SubBlockRows] = deque()
+        self._sent: deque[ImportStep] = deque()
+        self._returned: list[SubBlockRows] = []
         self._tail = position
 
-    def add(self, load: Load) -> None:
+    def add(self, load: SubBlockRows) -> None:
         """Queues rows that end after all before them; what is stored already is dropped."""
         self._waiting.extend(self._pending([load]))
 
-    def next_step(self, now: float, clear_below: int | None = None) -> Step | None:
+    def next_step(self, now: float, clear_below: int | None = None) -> ImportStep | None:
         """The step to send now, which counts as sent. None: nothing to send, or not now.
 
         ``clear_below``: the cursor must stay before this position.
@@ -80,12 +80,12 @@ class Chain:
         load = self._waiting[0]
         if now < self.not_before or (clear_below is not None and load.next >= clear_below):
             return None
-        step = Step(self._tail, self._waiting.popleft())
+        step = ImportStep(self._tail, self._waiting.popleft())
         self._tail = step.next
         self._sent.append(step)
         return step
 
-    def stored(self) -> Step:
+    def stored(self) -> ImportStep:
         """The oldest step in flight is stored."""
         step = self._sent.popleft()
         self.rows_stored += len(step.load.rows)
@@ -163,11 +163,11 @@ class Chain:
             self._waiting = deque(self._pending(self._waiting))
         self._tail = self.position
 
-    def _pending(self, loads: Iterable[Load]) -> Iterable[Load]:
+    def _pending(self, loads: Iterable[SubBlockRows]) -> Iterable[SubBlockRows]:
         for load in loads:
             known = bisect_right(load.positions, self.position)
             self.rows_known += known
             if known == 0 and load.rows:
                 yield load
             elif known < len(load.rows):
-                yield Load(load.next, load.positions[known:], load.rows[known:])
+                yield SubBlockRows(load.next, load.positions[known:], load.rows[known:])

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from commands.importing.blocks import Block, SubBlock
-from commands.importing.chain import Chain, Load, Step
+from commands.importing.blocks import SourceBlock, SubBlock
+from commands.importing.chain import Chain, ImportStep, SubBlockRows
 from commands.importing.leases import Leases
 
 # A setting is a transaction, after which all shards read their cursors again: hence not often.
@@ -49,7 +49,7 @@ class Flow:
         self.dealt = at  # the position up to which everything is dealt with
         self._leases = leases
         self._limits = limits
-        self._block: Block | None = None
+        self._block: SourceBlock | None = None
         self._open: deque[_Open] = deque()
         self._has_ended = False
 
@@ -57,7 +57,7 @@ class Flow:
         """Whether the next block may be read."""
         return self._block is None and not self._has_ended
 
-    def offer(self, block: Block) -> None:
+    def offer(self, block: SourceBlock) -> None:
         """A block that begins where the one before ended."""
         if not self.wants_block():
             raise ValueError("a block was offered before the one before was leased")
@@ -86,11 +86,11 @@ class Flow:
             self.main.add(_load(sub_block, dead=False))
         self.release()
 
-    def next_dead(self, now: float) -> Step | None:
+    def next_dead(self, now: float) -> ImportStep | None:
         """The request of dead letters to send now."""
         return self.dead.next_step(now)
 
-    def next_step(self, now: float) -> Step | None:
+    def next_step(self, now: float) -> ImportStep | None:
         """The request of rows to send now; it passes no dead letter that is pending."""
         return self.main.next_step(now, self.dead.pending_from)
 
@@ -140,7 +140,7 @@ class Flow:
             at = each.next
 
 
-def _load(sub_block: SubBlock, *, dead: bool) -> Load:
+def _load(sub_block: SubBlock, *, dead: bool) -> SubBlockRows:
     positions: list[int] = []
     rows: list[bytes] = []
     for record in sub_block.records:
@@ -148,4 +148,4 @@ def _load(sub_block: SubBlock, *, dead: bool) -> Load:
         for row in some:
             positions.append(record.next)
             rows.append(row)
-    return Load(sub_block.next, positions, rows)
+    return SubBlockRows(sub_block.next, positions, rows)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commands.importing.blocks import Block, SourceRecord
-from commands.importing.chain import DEPTH_MAX, Chain, CursorSetBack, Load, Step
+from commands.importing.blocks import SourceBlock, SourceRecord
+from commands.importing.chain import DEPTH_MAX, Chain, CursorSetBack, ImportStep, SubBlockRows
 from commands.importing.flow import Flow, Limits
 from commands.importing.leases import FixedBudget, Leases
 
@@ -45,7 +45,7 @@ class Topic:
         self.position = 0
         self.stored: list[bytes] = []
 
-    def judge(self, step: Step) -> bool:
+    def judge(self, step: ImportStep) -> bool:
         if self.position != step.expected:
             return False
         self.position = step.next
@@ -60,7 +60,7 @@ class World:
         self.records = records
         self.end = records[-1].next if records else 0
         self.rows, self.dead = Topic(), Topic()
-        self.stragglers: list[deque[tuple[Topic, Step]]] = []
+        self.stragglers: list[deque[tuple[Topic, ImportStep]]] = []
         self.block_records = 7
         self.begin(limits, budget)
 
@@ -68,10 +68,10 @@ class World:
         self.leases = Leases(FixedBudget(budget))
         self.flow = Flow(self.rows.position, self.dead.position, self.leases, limits)
         self.read = self.rows.position
-        self.lines: tuple[deque[Step], deque[Step]] = (deque(), deque())
+        self.lines: tuple[deque[ImportStep], deque[ImportStep]] = (deque(), deque())
         self.largest = 0
 
-    def topics(self) -> list[tuple[Chain, Topic, deque[Step]]]:
+    def topics(self) -> list[tuple[Chain, Topic, deque[ImportStep]]]:
         return [
             (self.flow.main, self.rows, self.lines[0]),
             (self.flow.dead, self.dead, self.lines[1]),
@@ -84,7 +84,7 @@ class World:
             some = left[: self.block_records]
             if some:
                 self.read = some[-1].next
-                self.flow.offer(Block(some, self.read))
+                self.flow.offer(SourceBlock(some, self.read))
             else:
                 self.flow.end()
         self.flow.lease()
@@ -296,7 +296,7 @@ def test_a_refused_request_holds_back_those_after_it_until_the_daemon_takes_them
     world.client()
     world.lines[0].popleft()
     world.flow.main.busy(until=5.0)
-    world.flow.main.add(Load(50, [50], [b"late"]))
+    world.flow.main.add(SubBlockRows(50, [50], [b"late"]))
     for _ in range(3):
         assert world.flow.next_step(9.0) is None, "the requests after it have no answer yet"
         assert not world.rows.judge(world.lines[0].popleft())
@@ -308,7 +308,7 @@ def test_a_refused_request_holds_back_those_after_it_until_the_daemon_takes_them
 
 def test_a_cursor_that_another_client_sets_back_ends_the_import() -> None:
     chain = Chain(100)
-    chain.add(Load(110, [110], [b"x"]))
+    chain.add(SubBlockRows(110, [110], [b"x"]))
     assert chain.next_step(0.0) is not None
     with pytest.raises(CursorSetBack, match="is at 50, and was at 100"):
         chain.moved(50)
@@ -316,7 +316,7 @@ def test_a_cursor_that_another_client_sets_back_ends_the_import() -> None:
 
 def test_a_refusal_that_contradicts_itself_ends_the_import() -> None:
     chain = Chain(100)
-    chain.add(Load(110, [110], [b"x"]))
+    chain.add(SubBlockRows(110, [110], [b"x"]))
     assert chain.next_step(0.0) is not None
     with pytest.raises(CursorSetBack):
         chain.moved(100)
@@ -325,7 +325,7 @@ def test_a_refusal_that_contradicts_itself_ends_the_import() -> None:
 def test_the_requests_in_flight_have_a_limit() -> None:
     chain = Chain(0)
     for number in range(DEPTH_MAX + 10):
-        chain.add(Load(number + 1, [number + 1], [b"x"]))
+        chain.add(SubBlockRows(number + 1, [number + 1], [b"x"]))
     sent = 0
     while chain.next_step(0.0) is not None:
         sent += 1
