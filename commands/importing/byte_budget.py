@@ -1,0 +1,203 @@
+"""How many bytes of records may be in flight to a daemon: the control law, and nothing else.
+
+Pure: sizes, latencies and ``now`` in, a number of bytes out. It reads no clock and sends nothing.
+
+Vocabulary: bytes are *in flight* from ``sent`` until ``acked`` or ``dropped``; a refused request
+stays in flight, since it is sent again. A *round* is the time in which a budget's worth of bytes,
+sent after the budget was set, is acknowledged. The *rate* of a round is ``budget / mean latency``
+(Little's law); unlike bytes over time it does not depend on where the bursts of acknowledgements
+fall, which come once per commit. A round counts only if the budget was *used*: a source that is
+slower than the daemon says nothing about the budget.
+
+    hold       rounds at the budget found so far; their mean rate is what a trial is compared with
+    try more   one round at 1.5 x: kept, and tried again, if the rate is 1.1 x or more
+    try less   one round at 0.8 x: kept if the rate is 0.97 x or more
+    refused    0.8 x, not more than once per latency. Then it grows by a step per round, and doubles
+               while it is below what the daemon took before, until no refusal came for CALM_S
+
+Why it does not collapse: latency itself never lowers the budget. A longer latency that is the same
+for every budget (a wider commit window, a slow store) makes the rate proportional to the budget,
+so more is kept and less is not. What is lowered is a budget whose last fifth brought less than 3 %
+of the rate, or one that the daemon refused. docs/decisions/0042-what-may-be-in-flight.md has the
+argument and what it was compared with.
+
+Invariants, which ``check_invariants`` tests:
+
+- ``floor_bytes <= bytes <= ceiling_bytes``
+- ``in_flight`` is never above ``bytes`` by a request that ``fits`` let through, except for a single
+  request that is larger than the whole budget, and after the budget was lowered.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+# The smallest budget is one request of the usual size: something is always under way.
+FLOOR_BYTES = 1 << 20
+# Sixteen objects of the usual size: more than a daemon with four uploads under way can work on.
+CEILING_BYTES = 64 << 20
+MORE, PAYS = 1.5, 1.1
+LESS, KEEPS = 0.8, 0.97
+CUT = 0.8
+STEP_BYTES = 1 << 20  # the same for each client, so that their budgets converge (AIMD)
+CALM_S = 30.0  # a daemon that was full for a moment is tried again after this
+HOLD_ROUNDS = 4
+ROUND_ACKS = 4
+USED = 0.75  # of the budget was in flight, when a round counts
+
+
+class Phase(Enum):
+    """What the current round is for."""
+
+    HOLD = "hold"
+    TRY_MORE = "try more"
+    TRY_LESS = "try less"
+    REFUSED = "refused"
+
+
+class ByteBudget:
+    """One sender's budget. Ask ``fits`` before a request, then tell ``sent`` and how it ended."""
+
+    def __init__(self, floor_bytes: int = FLOOR_BYTES, ceiling_bytes: int = CEILING_BYTES) -> None:
+        if not 0 < floor_bytes <= ceiling_bytes:
+            raise ValueError(
+                "the budget needs 0 < floor_bytes <= ceiling_bytes, got"
+                f" floor_bytes {floor_bytes} and ceiling_bytes {ceiling_bytes}"
+            )
+        self._floor = floor_bytes
+        self._ceiling = ceiling_bytes
+        self._bytes = float(floor_bytes)
+        self.in_flight = 0
+        self.phase = Phase.HOLD
+        self._found = self._bytes  # the budget that a failed trial returns to
+        self._rates: list[float] = []  # of the rounds at it; at most HOLD_ROUNDS
+        self._rounds_left = 1  # of this hold: the first trial comes early
+        self._less_next = False
+        self._largest = 0  # request so far
+        self._peak_before = 0  # the most that was in flight in the round before
+        self._latency_s = 0.0  # of the last round
+        self._regain = 0.0  # what the daemon took before it began to refuse
+        self._refusing = False  # no acknowledgement since the last refusal
+        self._refused_s = 0.0
+        self._cut_after_s = 0.0
+        self._peak = 0  # the most that was in flight in this round
+        self._begin_round(0.0)
+
+    @property
+    def bytes(self) -> int:
+        """What may be in flight now."""
+        return int(self._bytes)
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether a request may be sent now. One that is larger than the budget goes alone."""
+        return self.in_flight == 0 or self.in_flight + size_bytes <= self._bytes
+
+    def sent(self, size_bytes: int) -> None:
+        """A request is on its way."""
+        self.in_flight += size_bytes
+        self._largest = max(self._largest, size_bytes)
+        self._peak = max(self._peak, self.in_flight)
+
+    def dropped(self, size_bytes: int) -> None:
+        """A request was given up."""
+        self.in_flight -= size_bytes
+
+    def acked(self, size_bytes: int, latency_s: float, now_s: float) -> None:
+        """A request was answered ``latency_s`` after (the last time) it was sent."""
+        self.in_flight -= size_bytes
+        self._refusing = False
+        if now_s - latency_s < self._begun_s:
+            return  # sent under another budget
+        self._acks += 1
+        self._acked_bytes += size_bytes
+        self._byte_s += size_bytes * max(latency_s, 1e-6)
+        if self._acks >= ROUND_ACKS and self._acked_bytes >= self._bytes:
+            self._end_round(now_s)
+
+    def refused(self, retry_after_s: float, now_s: float) -> None:
+        """A request was answered 429 or 503; it stays in flight, to be sent again."""
+        self._refused_s = now_s
+        if now_s < self._cut_after_s:
+            return  # of the same burst as the refusal that lowered the budget
+        used = min(self._bytes, max(self._peak, self._peak_before))
+        if not self._refusing:
+            self._regain = used * CUT
+        self._refusing = True
+        self.phase = Phase.REFUSED
+        self._cut_after_s = now_s + max(retry_after_s, self._latency_s)
+        self._set(used * CUT, now_s)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if the budget left its bounds."""
+        assert self._floor <= self.bytes <= self._ceiling, self._bytes
+        assert self._floor <= self._found <= self._ceiling, self._found
+        assert self.in_flight >= 0, self.in_flight
+        assert len(self._rates) <= HOLD_ROUNDS, self._rates
+
+    def _begin_round(self, now_s: float) -> None:
+        self._begun_s = now_s
+        self._acks = 0
+        self._acked_bytes = 0
+        self._byte_s = 0.0
+        self._peak = self.in_flight
+
+    def _set(self, budget: float, now_s: float) -> None:
+        self._bytes = min(float(self._ceiling), max(float(self._floor), budget))
+        if self.phase in (Phase.HOLD, Phase.REFUSED):
+            self._found = self._bytes
+        self._peak_before = self._peak
+        self._begin_round(now_s)
+
+    def _end_round(self, now_s: float) -> None:
+        self._latency_s = self._byte_s / self._acked_bytes
+        in_flight = min(self._bytes, self._peak)
+        rate = in_flight / self._latency_s
+        used = in_flight >= min(USED * self._bytes, self._bytes - self._largest + 1)
+        match self.phase:
+            case Phase.REFUSED:
+                self._grow_again(used, now_s)
+            case Phase.HOLD:
+                if used:
+                    self._rates.append(rate)
+                    self._rounds_left -= 1
+                if self._rounds_left > 0:
+                    self._set(self._found, now_s)
+                else:
+                    self._try(now_s)
+            case Phase.TRY_MORE:
+                if used and rate >= PAYS * self._held_rate():
+                    self._found, self._rates = self._bytes, [rate]
+                    self._less_next = False
+                    self._try(now_s)
+                else:
+                    self._hold(self._found, now_s)
+            case Phase.TRY_LESS:
+                kept = used and rate >= KEEPS * self._held_rate()
+                self._hold(self._bytes if kept else self._found, now_s)
+
+    def _held_rate(self) -> float:
+        return sum(self._rates) / len(self._rates)
+
+    def _hold(self, budget: float, now_s: float) -> None:
+        self.phase = Phase.HOLD
+        self._rates = []
+        self._rounds_left = HOLD_ROUNDS
+        self._set(budget, now_s)
+
+    def _try(self, now_s: float) -> None:
+        less, self._less_next = self._less_next, not self._less_next
+        self.phase = Phase.TRY_LESS if less else Phase.TRY_MORE
+        more = max(MORE * self._found, self._found + self._largest)
+        self._set(LESS * self._found if less else more, now_s)
+        if self._bytes == self._found:  # at the floor, or at the ceiling
+            self._hold(self._found, now_s)
+
+    def _grow_again(self, used: bool, now_s: float) -> None:
+        if now_s - self._refused_s > CALM_S:
+            self._hold(self._bytes, now_s)
+        elif not used:
+            self._set(self._bytes, now_s)
+        elif self._bytes < self._regain:
+            self._set(min(self._regain, 2 * self._bytes), now_s)
+        else:
+            self._set(self._bytes + STEP_BYTES, now_s)
