@@ -2,8 +2,8 @@
 
 Pure: sizes, latencies and ``now`` in, a number of bytes out. It reads no clock and sends nothing.
 
-Vocabulary: bytes are *in flight* from ``sent`` until ``acked`` or ``dropped``; a refused request
-stays in flight, since it is sent again. A *round* is the time in which a budget's worth of bytes,
+Vocabulary: bytes are *in flight* while they are leased (leases.py); those of a refused request
+stay so, since it is sent again. A *round* is the time in which a budget's worth of bytes,
 sent after the budget was set, is acknowledged. The *rate* of a round is ``budget / mean latency``
 (Little's law); unlike bytes over time it does not depend on where the bursts of acknowledgements
 fall, which come once per commit. A round counts only if the budget was *used*: a source that is
@@ -21,11 +21,8 @@ so more is kept and less is not. What is lowered is a budget whose last fifth br
 of the rate, or one that the daemon refused. docs/decisions/0042-what-may-be-in-flight.md has the
 argument and what it was compared with.
 
-Invariants, which ``check_invariants`` tests:
-
-- ``floor_bytes <= bytes <= ceiling_bytes``
-- ``in_flight`` is never above ``bytes`` by a request that ``fits`` let through, except for a single
-  request that is larger than the whole budget, and after the budget was lowered.
+Invariant: ``floor_bytes <= bytes <= ceiling_bytes``, and so is the budget that a failed trial
+returns to.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ class Phase(Enum):
 
 
 class ByteBudget:
-    """One sender's budget. Ask ``fits`` before a request, then tell ``sent`` and how it ended."""
+    """One sender's budget. Tell it what is in flight, and how each request ended."""
 
     def __init__(self, floor_bytes: int = FLOOR_BYTES, ceiling_bytes: int = CEILING_BYTES) -> None:
         if not 0 < floor_bytes <= ceiling_bytes:
@@ -67,19 +64,19 @@ class ByteBudget:
         self._floor = floor_bytes
         self._ceiling = ceiling_bytes
         self._bytes = float(floor_bytes)
-        self.in_flight = 0
+        self._in_flight = 0
         self.phase = Phase.HOLD
         self._found = self._bytes  # the budget that a failed trial returns to
         self._rates: list[float] = []  # of the rounds at it; at most HOLD_ROUNDS
         self._rounds_left = 1  # of this hold: the first trial comes early
         self._less_next = False
-        self._largest = 0  # request so far
+        self._largest = 0  # lease so far
         self._peak_before = 0  # the most that was in flight in the round before
         self._latency_s = 0.0  # of the last round
         self._regain = 0.0  # what the daemon took before it began to refuse
         self._refusing = False  # no acknowledgement since the last refusal
-        self._refused_s = 0.0
-        self._cut_after_s = 0.0
+        self._refused_at = 0.0
+        self._cut_after = 0.0
         self._peak = 0  # the most that was in flight in this round
         self._begin_round(0.0)
 
@@ -88,116 +85,107 @@ class ByteBudget:
         """What may be in flight now."""
         return int(self._bytes)
 
-    def fits(self, size_bytes: int) -> bool:
-        """Whether a request may be sent now. One that is larger than the budget goes alone."""
-        return self.in_flight == 0 or self.in_flight + size_bytes <= self._bytes
+    def in_use(self, leased_bytes: int) -> None:
+        """What is in flight now; to be called whenever that changes."""
+        self._largest = max(self._largest, leased_bytes - self._in_flight)
+        self._in_flight = leased_bytes
+        self._peak = max(self._peak, leased_bytes)
 
-    def sent(self, size_bytes: int) -> None:
-        """A request is on its way."""
-        self.in_flight += size_bytes
-        self._largest = max(self._largest, size_bytes)
-        self._peak = max(self._peak, self.in_flight)
-
-    def dropped(self, size_bytes: int) -> None:
-        """A request was given up."""
-        self.in_flight -= size_bytes
-
-    def acked(self, size_bytes: int, latency_s: float, now_s: float) -> None:
-        """A request was answered ``latency_s`` after (the last time) it was sent."""
-        self.in_flight -= size_bytes
+    def acked(self, count: int, latency_s: float, now: float) -> None:
+        """A request with ``count`` leased bytes was answered, ``latency_s`` after it was sent (the
+        last time)."""
         self._refusing = False
-        if now_s - latency_s < self._begun_s:
+        if now - latency_s < self._begun:
             return  # sent under another budget
         self._acks += 1
-        self._acked_bytes += size_bytes
-        self._byte_s += size_bytes * max(latency_s, 1e-6)
+        self._acked_bytes += count
+        self._byte_s += count * max(latency_s, 1e-6)
         if self._acks >= ROUND_ACKS and self._acked_bytes >= self._bytes:
-            self._end_round(now_s)
+            self._end_round(now)
 
-    def refused(self, retry_after_s: float, now_s: float) -> None:
+    def refused(self, retry_after_s: float, now: float) -> None:
         """A request was answered 429 or 503; it stays in flight, to be sent again."""
-        self._refused_s = now_s
-        if now_s < self._cut_after_s:
+        self._refused_at = now
+        if now < self._cut_after:
             return  # of the same burst as the refusal that lowered the budget
         used = min(self._bytes, max(self._peak, self._peak_before))
         if not self._refusing:
             self._regain = used * CUT
         self._refusing = True
         self.phase = Phase.REFUSED
-        self._cut_after_s = now_s + max(retry_after_s, self._latency_s)
-        self._set(used * CUT, now_s)
+        self._cut_after = now + max(retry_after_s, self._latency_s)
+        self._set(used * CUT, now)
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the budget left its bounds."""
         assert self._floor <= self.bytes <= self._ceiling, self._bytes
         assert self._floor <= self._found <= self._ceiling, self._found
-        assert self.in_flight >= 0, self.in_flight
         assert len(self._rates) <= HOLD_ROUNDS, self._rates
 
-    def _begin_round(self, now_s: float) -> None:
-        self._begun_s = now_s
+    def _begin_round(self, now: float) -> None:
+        self._begun = now
         self._acks = 0
         self._acked_bytes = 0
         self._byte_s = 0.0
-        self._peak = self.in_flight
+        self._peak = self._in_flight
 
-    def _set(self, budget: float, now_s: float) -> None:
+    def _set(self, budget: float, now: float) -> None:
         self._bytes = min(float(self._ceiling), max(float(self._floor), budget))
         if self.phase in (Phase.HOLD, Phase.REFUSED):
             self._found = self._bytes
         self._peak_before = self._peak
-        self._begin_round(now_s)
+        self._begin_round(now)
 
-    def _end_round(self, now_s: float) -> None:
+    def _end_round(self, now: float) -> None:
         self._latency_s = self._byte_s / self._acked_bytes
         in_flight = min(self._bytes, self._peak)
         rate = in_flight / self._latency_s
         used = in_flight >= min(USED * self._bytes, self._bytes - self._largest + 1)
         match self.phase:
             case Phase.REFUSED:
-                self._grow_again(used, now_s)
+                self._grow_again(used, now)
             case Phase.HOLD:
                 if used:
                     self._rates.append(rate)
                     self._rounds_left -= 1
                 if self._rounds_left > 0:
-                    self._set(self._found, now_s)
+                    self._set(self._found, now)
                 else:
-                    self._try(now_s)
+                    self._try(now)
             case Phase.TRY_MORE:
                 if used and rate >= PAYS * self._held_rate():
                     self._found, self._rates = self._bytes, [rate]
                     self._less_next = False
-                    self._try(now_s)
+                    self._try(now)
                 else:
-                    self._hold(self._found, now_s)
+                    self._hold(self._found, now)
             case Phase.TRY_LESS:
                 kept = used and rate >= KEEPS * self._held_rate()
-                self._hold(self._bytes if kept else self._found, now_s)
+                self._hold(self._bytes if kept else self._found, now)
 
     def _held_rate(self) -> float:
         return sum(self._rates) / len(self._rates)
 
-    def _hold(self, budget: float, now_s: float) -> None:
+    def _hold(self, budget: float, now: float) -> None:
         self.phase = Phase.HOLD
         self._rates = []
         self._rounds_left = HOLD_ROUNDS
-        self._set(budget, now_s)
+        self._set(budget, now)
 
-    def _try(self, now_s: float) -> None:
+    def _try(self, now: float) -> None:
         less, self._less_next = self._less_next, not self._less_next
         self.phase = Phase.TRY_LESS if less else Phase.TRY_MORE
         more = max(MORE * self._found, self._found + self._largest)
-        self._set(LESS * self._found if less else more, now_s)
+        self._set(LESS * self._found if less else more, now)
         if self._bytes == self._found:  # at the floor, or at the ceiling
-            self._hold(self._found, now_s)
+            self._hold(self._found, now)
 
-    def _grow_again(self, used: bool, now_s: float) -> None:
-        if now_s - self._refused_s > CALM_S:
-            self._hold(self._bytes, now_s)
+    def _grow_again(self, used: bool, now: float) -> None:
+        if now - self._refused_at > CALM_S:
+            self._hold(self._bytes, now)
         elif not used:
-            self._set(self._bytes, now_s)
+            self._set(self._bytes, now)
         elif self._bytes < self._regain:
-            self._set(min(self._regain, 2 * self._bytes), now_s)
+            self._set(min(self._regain, 2 * self._bytes), now)
         else:
-            self._set(self._bytes + STEP_BYTES, now_s)
+            self._set(self._bytes + STEP_BYTES, now)

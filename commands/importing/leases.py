@@ -27,8 +27,12 @@ class InFlightBudget(Protocol):
         """What may be in flight, at least 1."""
         ...
 
+    def in_use(self, leased_bytes: int) -> None:
+        """This many bytes are leased now."""
+        ...
+
     def acked(self, count: int, latency_s: float, now: float) -> None:
-        """``count`` bytes were stored, this long after they were sent."""
+        """A request with ``count`` leased bytes was stored, this long after it was sent."""
         ...
 
     def refused(self, retry_after_s: float, now: float) -> None:
@@ -47,6 +51,9 @@ class FixedBudget:
     @property
     def bytes(self) -> int:
         return self._bytes
+
+    def in_use(self, leased_bytes: int) -> None:
+        """Changes nothing."""
 
     def acked(self, count: int, latency_s: float, now: float) -> None:
         """Changes nothing."""
@@ -69,6 +76,7 @@ class Leases:
             return False
         self.leased += size
         self.peak = max(self.peak, self.leased)
+        self.budget.in_use(self.leased)
         return True
 
     def give_back(self, size: int) -> None:
@@ -76,3 +84,4 @@ class Leases:
         if not 0 <= size <= self.leased:
             raise ValueError(f"{size} bytes are given back, {self.leased} are leased")
         self.leased -= size
+        self.budget.in_use(self.leased)

@@ -16,24 +16,12 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from msgspec import Struct
 
+from commands.importing.leases import InFlightBudget, Leases
+
 MIB = 1 << 20
-
-
-class Law(Protocol):
-    """What a control law must offer; ``ByteBudget`` does."""
-
-    in_flight: int
-
-    @property
-    def bytes(self) -> int: ...
-    def fits(self, size_bytes: int) -> bool: ...
-    def sent(self, size_bytes: int) -> None: ...
-    def acked(self, size_bytes: int, latency_s: float, now_s: float) -> None: ...
-    def refused(self, retry_after_s: float, now_s: float) -> None: ...
 
 
 class Unthrottled:
@@ -41,18 +29,14 @@ class Unthrottled:
 
     def __init__(self, limit_bytes: int) -> None:
         self.bytes = limit_bytes
-        self.in_flight = 0
 
-    def fits(self, size_bytes: int) -> bool:
-        return self.in_flight + size_bytes <= self.bytes
+    def in_use(self, leased_bytes: int) -> None:
+        return
 
-    def sent(self, size_bytes: int) -> None:
-        self.in_flight += size_bytes
+    def acked(self, count: int, latency_s: float, now: float) -> None:
+        return
 
-    def acked(self, size_bytes: int, latency_s: float, now_s: float) -> None:
-        self.in_flight -= size_bytes
-
-    def refused(self, retry_after_s: float, now_s: float) -> None:
+    def refused(self, retry_after_s: float, now: float) -> None:
         return
 
 
@@ -67,8 +51,7 @@ class IntervalLaw(Unthrottled):
         self._limit = limit_bytes
         self._interval_s = interval_s
 
-    def acked(self, size_bytes: int, latency_s: float, now_s: float) -> None:
-        super().acked(size_bytes, latency_s, now_s)
+    def acked(self, count: int, latency_s: float, now: float) -> None:
         if latency_s > self._interval_s:
             self.bytes = max(self.FLOOR_BYTES, self.bytes // 2)
         else:
@@ -86,12 +69,11 @@ class SmallestLatencyLaw(Unthrottled):
         self._limit = limit_bytes
         self._acks: deque[tuple[float, int, float]] = deque()
 
-    def acked(self, size_bytes: int, latency_s: float, now_s: float) -> None:
-        super().acked(size_bytes, latency_s, now_s)
-        self._acks.append((now_s, size_bytes, latency_s))
-        while self._acks[0][0] < now_s - 10:
+    def acked(self, count: int, latency_s: float, now: float) -> None:
+        self._acks.append((now, count, latency_s))
+        while self._acks[0][0] < now - 10:
             self._acks.popleft()
-        span_s = max(now_s - self._acks[0][0], latency_s)
+        span_s = max(now - self._acks[0][0], latency_s)
         rate = sum(size for _, size, _ in self._acks) / span_s
         smallest_s = min(latency for _, _, latency in self._acks)
         self.bytes = int(min(self._limit, max(self.FLOOR_BYTES, 2 * rate * smallest_s)))
@@ -122,14 +104,17 @@ class Sender:
     """One client. ``pace_bytes_per_s`` limits its source."""
 
     def __init__(
-        self, law: Law, request_bytes: int = MIB, pace_bytes_per_s: float = 0, begin_s: float = 0
+        self,
+        law: InFlightBudget,
+        request_bytes: int = MIB,
+        pace_bytes_per_s: float = 0,
+        begin_s: float = 0,
     ) -> None:
-        self.law = law
+        self.leases = Leases(law)
         self.request_bytes = request_bytes
         self.interval_s = request_bytes / pace_bytes_per_s if pace_bytes_per_s else 0.0
         self.begin_s = begin_s
         self.next_s = begin_s
-        self.peak_bytes = 0
         self.refusals = 0
         self.acked: list[tuple[float, int]] = []
 
@@ -213,9 +198,7 @@ class SimulatedDaemon:
         self._at(self.now_s + self.TICK_S, self._tick)
 
     def _send(self, sender: Sender) -> None:
-        while sender.next_s <= self.now_s and sender.law.fits(sender.request_bytes):
-            sender.law.sent(sender.request_bytes)
-            sender.peak_bytes = max(sender.peak_bytes, sender.law.in_flight)
+        while sender.next_s <= self.now_s and sender.leases.take(sender.request_bytes):
             if sender.interval_s:
                 sender.next_s = max(sender.next_s + sender.interval_s, self.now_s)
                 self._at(sender.next_s, lambda: self._send(sender))
@@ -229,7 +212,7 @@ class SimulatedDaemon:
         if down or self.ring_used + size > self.site.ring_bytes:
             request.sender.refusals += 1
             wait_s = self.site.retry_after_s * (1 + self._random.random() / 2)
-            request.sender.law.refused(self.site.retry_after_s, self.now_s)
+            request.sender.leases.budget.refused(self.site.retry_after_s, self.now_s)
             self._at(self.now_s + wait_s, lambda: self._offer(request))
             return
         self.ring_used += size
@@ -287,7 +270,9 @@ class SimulatedDaemon:
         for request in taken:
             sender = request.sender
             sender.acked.append((self.now_s, sender.request_bytes))
-            sender.law.acked(sender.request_bytes, self.now_s - request.sent_s, self.now_s)
+            latency_s = self.now_s - request.sent_s
+            sender.leases.budget.acked(sender.request_bytes, latency_s, self.now_s)
+            sender.leases.give_back(sender.request_bytes)
         for sender in dict.fromkeys(request.sender for request in taken):
             self._send(sender)
         self._pull()

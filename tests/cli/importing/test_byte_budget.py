@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from commands.importing.byte_budget import CEILING_BYTES, CUT, FLOOR_BYTES, LESS, ByteBudget, Phase
+from commands.importing.byte_budget import CEILING_BYTES, CUT, LESS, ByteBudget
+from commands.importing.leases import InFlightBudget, Leases
 from tests.cli.importing.daemon_model import (
     DIRECTORY,
     MIB,
@@ -18,7 +19,6 @@ from tests.cli.importing.daemon_model import (
     WIDE,
     Conditions,
     IntervalLaw,
-    Law,
     Sender,
     SimulatedDaemon,
     Site,
@@ -27,10 +27,10 @@ from tests.cli.importing.daemon_model import (
 )
 
 
-def goodput(law: Law, site: Site, how: Conditions) -> float:
+def goodput(law: InFlightBudget, site: Site, how: Conditions) -> float:
     sender = Sender(law)
     SimulatedDaemon(site, [sender], 1, how).run(40)
-    assert sender.peak_bytes <= CEILING_BYTES
+    assert sender.leases.peak <= CEILING_BYTES
     return sender.goodput(20, 40)
 
 
@@ -144,15 +144,6 @@ def test_a_refusal_lowers_what_was_used_and_not_what_was_allowed() -> None:
     assert budget.bytes == int(CUT * 8 * MIB)
 
 
-def test_a_request_larger_than_the_budget_goes_alone() -> None:
-    budget = ByteBudget()
-    assert budget.fits(10 * FLOOR_BYTES)
-    budget.sent(10 * FLOOR_BYTES)
-    assert not budget.fits(1)
-    budget.acked(10 * FLOOR_BYTES, 0.1, 1.0)
-    assert budget.fits(FLOOR_BYTES) and budget.in_flight == 0
-
-
 @pytest.mark.parametrize(("floor", "ceiling"), [(0, 1), (-1, 5), (6, 5)])
 def test_bounds_out_of_order_are_refused_with_their_values(floor: int, ceiling: int) -> None:
     with pytest.raises(ValueError, match=f"floor_bytes {floor} and ceiling_bytes {ceiling}"):
@@ -160,24 +151,19 @@ def test_bounds_out_of_order_are_refused_with_their_values(floor: int, ceiling: 
 
 
 def fill(
-    budget: ByteBudget,
-    now_s: float,
-    latency_s: float,
-    *,
-    up_to: int = 1 << 60,
-    answered: bool = True,
+    budget: ByteBudget, now: float, latency_s: float, *, up_to: int = 1 << 60, answered: bool = True
 ) -> float:
     """Sends what fits. Returns the time after the answers, or without them the bytes in flight."""
-    sent = 0
-    while budget.fits(MIB) and sent < up_to:
-        budget.sent(MIB)
-        sent += MIB
+    leases = Leases(budget)
+    while leases.leased < up_to and leases.take(MIB):
+        pass
     if not answered:
-        return sent
-    now_s += latency_s
-    for _ in range(sent // MIB):
-        budget.acked(MIB, latency_s, now_s)
-    return now_s
+        return leases.leased
+    now += latency_s
+    for _ in range(leases.leased // MIB):
+        budget.acked(MIB, latency_s, now)
+        leases.give_back(MIB)
+    return now
 
 
 def grow(budget: ByteBudget, to_bytes: int) -> float:
@@ -218,41 +204,39 @@ class AnyDaemon(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.budget = ByteBudget(1000, 100_000)
-        self.now_s = 0.0
+        self.leases = Leases(self.budget)
+        self.now = 0.0
         self.sent: list[tuple[int, float]] = []
-        self.largest = 0
-        self.allowed = 0  # the largest budget since nothing was in flight
 
     @rule(size=st.integers(1, 5_000))
     def send(self, size: int) -> None:
-        while len(self.sent) < 200 and self.budget.fits(size):
-            self.budget.sent(size)
-            self.sent.append((size, self.now_s))
+        while len(self.sent) < 200 and self.leases.take(size):
+            self.sent.append((size, self.now))
 
     @rule(wait_s=st.floats(0, 5), share=st.floats(0, 1))
     def answer(self, wait_s: float, share: float) -> None:
-        self.now_s += wait_s
+        self.now += wait_s
         for _ in range(int(share * len(self.sent))):
-            size, sent_s = self.sent.pop(0)
-            self.budget.acked(size, self.now_s - sent_s, self.now_s)
+            size, sent = self.sent.pop(0)
+            self.budget.acked(size, self.now - sent, self.now)
+            self.leases.give_back(size)
 
     @rule(retry_after_s=st.floats(0, 60))
     def refuse(self, retry_after_s: float) -> None:
         before = self.budget.bytes
-        self.budget.refused(retry_after_s, self.now_s)
+        self.budget.refused(retry_after_s, self.now)
         assert self.budget.bytes <= before
-        assert self.budget.phase in (Phase.REFUSED, Phase.HOLD) or self.budget.bytes == before
 
     @rule()
-    def drop(self) -> None:
+    def give_up(self) -> None:
         if self.sent:
-            self.budget.dropped(self.sent.pop()[0])
+            self.leases.give_back(self.sent.pop()[0])
 
     @invariant()
     def bounded(self) -> None:
         self.budget.check_invariants()
-        assert self.budget.in_flight == sum(size for size, _ in self.sent)
-        assert self.budget.in_flight <= 100_000  # the ceiling; no request is larger
+        assert self.leases.leased == sum(size for size, _ in self.sent)
+        assert self.leases.peak <= 100_000  # the ceiling; no request is larger
 
 
 TestAnyDaemon = AnyDaemon.TestCase
