@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +16,7 @@ from daemon.config import Override, load
 from daemon.memory import layout_of
 from shards import latency
 from shards.commitlog import CommitLog
+from shards.latency import Stage
 from shards.segment import Segment
 
 KEPT_MAX = 10_000  # commits of a topic that nobody asks for
@@ -33,7 +35,7 @@ class CommitTimes:
             raise
         self._log = CommitLog(self._segment)
         self._next = self._log.end + 1
-        self._counts = latency.counts(self._segment, 0)
+        self._counts = self._written()
         self._found: dict[int, deque[tuple[int, int]]] = {}  # by topic: head and time
 
     def __enter__(self) -> Self:
@@ -50,10 +52,13 @@ class CommitTimes:
     def written_within_ms(self, share: float) -> float | None:
         """The daemon's own histogram since this was made: ``share`` of the writes to watchers were
         made within this time after the publication, to a factor of two."""
-        now = latency.counts(self._segment, 0)
-        since = [count - before for count, before in zip(now, self._counts, strict=True)]
+        pairs = zip(self._written(), self._counts, strict=True)
+        since = [count - before for count, before in pairs]
         found_us = latency.quantile_us(since, share)
         return None if found_us is None else found_us / 1e3
+
+    def _written(self) -> Sequence[int]:
+        return latency.counted(self._segment, Stage.DELIVERED).buckets
 
     def published_ns(self, topic_id: int, seq: int) -> int:
         """When offset ``seq`` of partition 0 was published. Ask only for what has been delivered,

@@ -36,7 +36,7 @@ from delivery.watch.hub import WatchHub
 from ledger.types import Commit, Topic
 from shards import layout as at
 from shards.clock import monotonic_ns
-from shards.latency import LatencyHistogram
+from shards.latency import LatencyHistogram, Stage
 from shards.segment import Segment
 from uploader.stores.base import ObjectStore
 
@@ -77,7 +77,7 @@ class AfterCommit:
             self.partitions, self.dispatcher.dirty, stream_error,
             self._delivered, lambda: self._coalesce_ns > 0, monotonic_ns, self._watched,
         )  # fmt: skip
-        self._latencies = LatencyHistogram(segment, shard)
+        self._latencies = LatencyHistogram(segment, shard, Stage.DELIVERED)
         self.routers: Routers  # set before ``start``
         self._topic_changes = TopicChanges(ledger, topics.version, self._topic_changed)
 

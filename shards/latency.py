@@ -1,48 +1,125 @@
-"""How long records took from their commit to a watcher, counted per shard in shared memory.
+"""How long each stage of a request takes, counted per shard in shared memory.
 
-A histogram of a shard has fixed buckets: bucket 0 counts what took less than 1 us, bucket b what
-took from 2^(b-1) us to less than 2^b us, the last one all that took longer. Only that shard adds to
-it, and it outlives the shard's restarts. Any process may read it while it changes: a reader may see
-one count more or less, never a torn one.
+    received -> ADMITTED -> PUBLISHED -> PULLED -> PUT -> COMMITTED -> ANSWERED
+                                                              \\-> DISPATCHED -> DELIVERED
+
+A stage is the time from the end of the one before it. PULLED begins when the request has arrived,
+DISPATCHED and DELIVERED begin with the commit. ACKNOWLEDGED is the whole way of a request, from its
+arrival to its answer.
+
+A histogram has fixed buckets: bucket 0 counts what took less than 1 us, bucket b what took from
+2^(b-1) us to less than 2^b us, the last one all that took longer. The sum of all times follows.
+
+Requests are samples, one of SAMPLED; of a pull, the first request too. Leases and deliveries are
+all counted. Each stage of a shard has one writer: the shard's loop, or one thread at a time under
+a mutex of its uploads (UPLOADER_STAGES). Histograms outlive the shard's restarts. Any process may
+read one while it changes: it may see one count more or less, never a torn one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum, unique
+from typing import NamedTuple
 
-from shards.layout import LATENCY_BUCKETS
+from shards.layout import H_SUM_NS, LATENCY_BUCKETS, LATENCY_STAGES_MAX, LATENCY_WORDS
 from shards.segment import Segment
 
-LAST = LATENCY_BUCKETS - 1  # from 1,074 s on
+LAST = LATENCY_BUCKETS - 1  # from 537 s on
+SAMPLED = 16  # two looks at the clock and two stores for each request would take 3 % of its CPU
+
+
+@unique
+class Stage(IntEnum):
+    """The stages. A number is a row's place, not a contract; the names are (``latency``)."""
+
+    ADMITTED = 0
+    PUBLISHED = 1
+    PULLED = 2
+    PUT = 3
+    COMMITTED = 4
+    ANSWERED = 5
+    ACKNOWLEDGED = 6
+    DISPATCHED = 7
+    DELIVERED = 8
+
+
+assert len(Stage) <= LATENCY_STAGES_MAX
+
+UPLOADER_STAGES = frozenset((Stage.PUT, Stage.COMMITTED))
+
+# What each stage is, for the table of metrics and the pages.
+MEANINGS: dict[Stage, str] = {
+    Stage.ADMITTED: "from the arrival of the whole body until the topic is known and the"
+    " connection's earlier requests are published (sampled)",
+    Stage.PUBLISHED: "checking the request and writing it into the ring (sampled)",
+    Stage.PULLED: "from the arrival until the request is pulled: the commit window (sampled)",
+    Stage.PUT: "from the pull until the store has the object, with every attempt (each lease)",
+    Stage.COMMITTED: "from the PUT until the commit: earlier uploads, ledger (each lease)",
+    Stage.ANSWERED: "from the commit until the request is answered (sampled)",
+    Stage.ACKNOWLEDGED: "from the arrival of the whole body until the answer (sampled)",
+    Stage.DISPATCHED: "from the commit until its topic has its turn, without deliberate delays"
+    " (sampled)",
+    Stage.DELIVERED: "from the commit until a stream is written to (each write)",
+}
+
+
+class Counted(NamedTuple):
+    """A histogram over all shards: counts by bucket, and the sum of all times."""
+
+    buckets: Sequence[int]
+    sum_ns: int
+
+    @property
+    def total(self) -> int:
+        """How many times were counted."""
+        return sum(self.buckets)
 
 
 class LatencyHistogram:
-    """The histogram of one shard, for its loop."""
+    """A stage's histogram of one shard, for the stage's writer."""
 
-    def __init__(self, segment: Segment, shard: int) -> None:
+    def __init__(self, segment: Segment, shard: int, stage: Stage) -> None:
         self._words = segment.words
-        self._start = segment.layout.latency(shard)
+        self._start = segment.layout.latency(shard, stage)
+        self._sum_at = self._start + H_SUM_NS
 
     def observe(self, after_ns: int) -> None:
-        """Counts a delivery; a negative time counts as none."""
-        bucket = (after_ns // 1_000).bit_length() if after_ns > 0 else 0
-        self._words[self._start + (min(LAST, bucket))] += 1
+        """Counts a time; a negative one counts as none."""
+        words = self._words
+        if after_ns <= 0:
+            words[self._start] += 1
+            return
+        bucket = (after_ns // 1_000).bit_length()
+        words[self._start + (min(LAST, bucket))] += 1
+        words[self._sum_at] += after_ns
 
 
-def counts(segment: Segment, shard: int) -> list[int]:
-    """How many deliveries of a shard each bucket counts."""
-    start = segment.layout.latency(shard)
-    return list(segment.words[start : start + LATENCY_BUCKETS])
+def counted(segment: Segment, stage: Stage) -> Counted:
+    """A stage's histogram over all shards."""
+    words, layout = segment.words, segment.layout
+    total = [0] * LATENCY_WORDS
+    for shard in range(layout.shards):
+        start = layout.latency(shard, stage)
+        row = words[start : start + LATENCY_WORDS].tolist()
+        if any(row):
+            total = [one + other for one, other in zip(total, row, strict=True)]
+    return Counted(total[:LATENCY_BUCKETS], total[H_SUM_NS])
 
 
-def quantile_us(counted: Sequence[int], share: float) -> float | None:
+def bounds_s() -> list[float]:
+    """The upper bound of each bucket but the last, in seconds."""
+    return [(1 << bucket) / 1e6 for bucket in range(LAST)]
+
+
+def quantile_us(buckets: Sequence[int], share: float) -> float | None:
     """A time that ``share`` of what was counted stayed below, to a factor of two: the upper bound
     of its bucket. None if nothing was counted."""
-    total = sum(counted)
+    total = sum(buckets)
     if not total:
         return None
     passed = 0
-    for bucket, count in enumerate(counted):
+    for bucket, count in enumerate(buckets):
         passed += count
         if passed >= share * total:
             return float(1 << bucket)

@@ -31,7 +31,7 @@ shard: committed       the holder of the lease that starts there; for voids, whe
 shard: pulled          the holder of the lock of the shard's group
 shard: heartbeat,      that shard
 counters, cpu, seen
-shard: latencies       that shard
+shard: latencies       that shard; of PUT and COMMITTED, its uploads under their mutex
 shard: lease counter,  that shard
 epoch, owns
 shard: pid, restarts   supervisor
@@ -216,8 +216,11 @@ C_LENGTH = 2
 C_PUBLISHED_NS = 3
 SLOT_WORDS = 1 * LINE_WORDS
 
-# The latency histogram of a shard (shards/latency.py).
-LATENCY_BUCKETS = 4 * LINE_WORDS
+# A latency histogram: one per shard and stage (shards/latency.py). Counts, and the sum of times.
+LATENCY_WORDS = 4 * LINE_WORDS
+H_SUM_NS = LATENCY_WORDS - 1
+LATENCY_BUCKETS = H_SUM_NS
+LATENCY_STAGES_MAX = 12  # 3 KiB a shard
 
 SHARDS_MAX = 512  # a lease must fit its sources; the largest machines have that many threads
 
@@ -292,14 +295,15 @@ class Layout(Struct, frozen=True):
         """Index of the first word of a router's row."""
         return self.alarm(self.shards + 1, 0) + slot * ROUTER_WORDS
 
-    def latency(self, shard: int) -> int:
-        """Index of the first word of a shard's latency histogram."""
-        return self.router(ROUTER_SLOTS) + shard * LATENCY_BUCKETS
+    def latency(self, shard: int, stage: int) -> int:
+        """Index of the first word of a shard's latency histogram of a stage."""
+        first = self.router(ROUTER_SLOTS)
+        return first + (shard * LATENCY_STAGES_MAX + stage) * LATENCY_WORDS
 
     @property
     def recency(self) -> int:
         """Index of the first word of recency."""
-        return self.latency(self.shards)
+        return self.latency(self.shards, 0)
 
     def topic_row(self, shard: int, row: int) -> int:
         """Index of the first word of a topic's row."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from daemon.api import metrics
 from daemon.api.errors import ApiError
+from daemon.api.metric_table import Scrape
 from daemon.api.schemas import Live, MetricsHeaders, Ready, Status
 from daemon.api.status import StatusBuilder
 from daemon.api.streaming import Text
@@ -36,9 +37,9 @@ class DaemonRoutes:
 
     async def metrics(self, headers: MetricsHeaders) -> Text:
         """The status as a page for Prometheus."""
-        return await metrics.page(
-            self._status.document(monotonic_ns()), headers.accept, monotonic_ns
-        )
+        stages = self._status.stages()
+        scrape = Scrape(self._status.document(monotonic_ns(), stages), stages)
+        return await metrics.page(scrape, headers.accept, monotonic_ns)
 
     async def openapi(self) -> dict[str, Any]:
         """``/openapi.json``."""

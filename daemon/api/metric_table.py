@@ -8,15 +8,23 @@ needs no library; ``metrics.py`` writes it in Prometheus' formats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from daemon.alarms import MEANINGS
 from daemon.api.status_schemas import GroupStatus, ShardStatus, Status, StoreStatus
 from daemon.governor.ladder import RUNGS
+from shards.latency import Counted, Stage
 
-Sample = tuple[tuple[str, ...], float]  # values of the labels, value
-Kind = Literal["counter", "gauge", "info"]
+Sample = tuple[tuple[str, ...], float | Counted]  # values of the labels, value
+Kind = Literal["counter", "gauge", "histogram", "info"]
+
+
+class Scrape(NamedTuple):
+    """What the values are of: one moment of the daemon."""
+
+    status: Status
+    stages: Mapping[Stage, Counted]
 
 
 class Metric(NamedTuple):
@@ -26,27 +34,27 @@ class Metric(NamedTuple):
     kind: Kind
     says: str
     labels: tuple[str, ...]
-    samples: Callable[[Status], Iterable[Sample]]
+    samples: Callable[[Scrape], Iterable[Sample]]
 
 
 def _one(
     name: str, kind: Literal["counter", "gauge"], says: str, value: Callable[[Status], float]
 ) -> Metric:
-    return Metric(name, kind, says, (), lambda status: [((), value(status))])
+    return Metric(name, kind, says, (), lambda scrape: [((), value(scrape.status))])
 
 
 def _by_shard(
     name: str, kind: Literal["counter", "gauge"], says: str, value: Callable[[ShardStatus], float]
 ) -> Metric:
-    def samples(status: Status) -> Iterable[Sample]:
-        return [((str(shard.shard),), value(shard)) for shard in status.shards]
+    def samples(scrape: Scrape) -> Iterable[Sample]:
+        return [((str(shard.shard),), value(shard)) for shard in scrape.status.shards]
 
     return Metric(name, kind, says, ("shard",), samples)
 
 
 def _by_group(name: str, says: str, value: Callable[[GroupStatus], float]) -> Metric:
-    def samples(status: Status) -> Iterable[Sample]:
-        return [((str(group.group),), value(group)) for group in status.groups]
+    def samples(scrape: Scrape) -> Iterable[Sample]:
+        return [((str(group.group),), value(group)) for group in scrape.status.groups]
 
     return Metric(name, "gauge", says, ("group",), samples)
 
@@ -54,25 +62,36 @@ def _by_group(name: str, says: str, value: Callable[[GroupStatus], float]) -> Me
 def _by_operation(
     name: str, says: str, values: dict[str, Callable[[StoreStatus], float]]
 ) -> Metric:
-    def samples(status: Status) -> Iterable[Sample]:
-        return [((operation,), value(status.store)) for operation, value in values.items()]
+    def samples(scrape: Scrape) -> Iterable[Sample]:
+        store = scrape.status.store
+        return [((operation,), value(store)) for operation, value in values.items()]
 
     return Metric(name, "counter", says, ("operation",), samples)
 
 
-def _alarms(status: Status) -> Iterable[Sample]:
+def _alarms(scrape: Scrape) -> Iterable[Sample]:
     """Each kind always has a value, so that a rule finds a series before the first alarm."""
-    ages = {alarm.alarm: alarm.age_ms for alarm in status.alarms}
+    raised = {alarm.alarm for alarm in scrape.status.alarms}
     names = [meaning.name for meaning in MEANINGS.values()]
-    return [((name,), float(name in ages)) for name in names]
+    return [((name,), float(name in raised)) for name in names]
 
 
-def _sensors(status: Status) -> Iterable[Sample]:
-    return [((sensor,), pressure) for sensor, pressure in status.pressure.inputs.items()]
+def _sensors(scrape: Scrape) -> Iterable[Sample]:
+    return [((name,), pressure) for name, pressure in scrape.status.pressure.inputs.items()]
 
 
-def _rungs(status: Status) -> Iterable[Sample]:
-    return [((rung.name,), float(rung.name in status.pressure.rungs)) for rung in RUNGS]
+def _rungs(scrape: Scrape) -> Iterable[Sample]:
+    in_force = scrape.status.pressure.rungs
+    return [((rung.name,), float(rung.name in in_force)) for rung in RUNGS]
+
+
+def _changes(scrape: Scrape) -> Iterable[Sample]:
+    totals = scrape.status.totals
+    return [(("split",), totals.splits), (("merge",), totals.merges)]
+
+
+def _stages(scrape: Scrape) -> Iterable[Sample]:
+    return [((stage.name.lower(),), counted) for stage, counted in scrape.stages.items()]
 
 
 METRICS: tuple[Metric, ...] = (
@@ -81,7 +100,7 @@ METRICS: tuple[Metric, ...] = (
         "info",
         "the version that runs",
         ("version",),
-        lambda status: [((status.version,), 1)],
+        lambda scrape: [((scrape.status.version,), 1)],
     ),
     _one("headgate_uptime_seconds", "gauge", "time since the start", lambda s: s.uptime_s),
     _one("headgate_ready", "gauge", "1 if /readyz answers 200, 0 if not", lambda s: s.ready),
@@ -117,6 +136,13 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "requests to produce that got 429 or 503: nothing of them was stored",
         lambda s: s.totals.rejected,
+    ),
+    Metric(
+        "headgate_stage_seconds",
+        "histogram",
+        "how long each stage of a request took",
+        ("stage",),
+        _stages,
     ),
     # Shards.
     _by_shard("headgate_shard_ready", "gauge", "1 if the shard serves", lambda shard: shard.ready),
@@ -166,7 +192,7 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "splits and merges of groups",
         ("change",),
-        lambda s: [(("split",), s.totals.splits), (("merge",), s.totals.merges)],
+        _changes,
     ),
     _one("headgate_commits_total", "counter", "commits in the ledger", lambda s: s.commits),
     _one(

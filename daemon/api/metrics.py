@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from daemon.api.metric_table import METRICS, Metric
-from daemon.api.status_schemas import Status
+from daemon.api.metric_table import METRICS, Metric, Scrape
 from daemon.api.streaming import Text
 from delivery.dispatch import SLICE_NS
 from delivery.watch.accept import accepted
+from shards.latency import Counted, bounds_s
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -25,19 +25,20 @@ CONTENT_TYPES = {
     "text/plain": "text/plain; version=0.0.4; charset=utf-8",
     "application/openmetrics-text": "application/openmetrics-text; version=1.0.0; charset=utf-8",
 }
+_BOUNDS = [f"{bound:.6f}".rstrip("0") for bound in bounds_s()]
 _END = b"# EOF\n"  # of a page of OpenMetrics
 
 
 class StatusCollector:
-    """A status as families of metrics: what the library calls a collector."""
+    """A scrape as families of metrics: what the library calls a collector."""
 
-    def __init__(self, status: Status) -> None:
-        self._status = status
+    def __init__(self, scrape: Scrape) -> None:
+        self._scrape = scrape
 
     def collect(self) -> Iterator[Family]:
         """All families, in the order of the table."""
         for metric in METRICS:
-            yield _family(metric, self._status)
+            yield _family(metric, self._scrape)
 
 
 class _OneFamily:
@@ -50,7 +51,7 @@ class _OneFamily:
         yield self._family
 
 
-async def page(status: Status, accept: str, now_ns: Callable[[], int]) -> Text:
+async def page(scrape: Scrape, accept: str, now_ns: Callable[[], int]) -> Text:
     """The page in the format that ``accept`` asks for; the text format if it asks for none."""
     from prometheus_client import exposition
     from prometheus_client.openmetrics import exposition as openmetrics
@@ -62,7 +63,7 @@ async def page(status: Status, accept: str, now_ns: Callable[[], int]) -> Text:
     )
     parts: list[bytes] = []
     until_ns = now_ns() + SLICE_NS
-    for family in StatusCollector(status).collect():
+    for family in StatusCollector(scrape).collect():
         parts.append(encode(_OneFamily(family)).removesuffix(_END if is_open else b""))
         if now_ns() >= until_ns:
             await asyncio.sleep(0)
@@ -72,11 +73,25 @@ async def page(status: Status, accept: str, now_ns: Callable[[], int]) -> Text:
     return Text(CONTENT_TYPES[chosen], b"".join(parts))
 
 
-def _family(metric: Metric, status: Status) -> Family:
+def _family(metric: Metric, scrape: Scrape) -> Family:
     from prometheus_client.metrics_core import Metric as Family
 
     base = metric.name.removesuffix("_total").removesuffix("_info")
     family = Family(base, metric.says, metric.kind)
-    for values, value in metric.samples(status):
-        family.add_sample(metric.name, dict(zip(metric.labels, values, strict=True)), value)
+    for values, value in metric.samples(scrape):
+        labels = dict(zip(metric.labels, values, strict=True))
+        if isinstance(value, Counted):
+            _add_histogram(family, labels, value)
+        else:
+            family.add_sample(metric.name, labels, value)
     return family
+
+
+def _add_histogram(family: Family, labels: dict[str, str], counted: Counted) -> None:
+    """Buckets are cumulative, and the last one has everything."""
+    passed = 0
+    for bound, count in zip([*_BOUNDS, "+Inf"], counted.buckets, strict=True):
+        passed += count
+        family.add_sample(f"{family.name}_bucket", {**labels, "le": bound}, passed)
+    family.add_sample(f"{family.name}_count", labels, passed)
+    family.add_sample(f"{family.name}_sum", labels, counted.sum_ns / 1e9)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 
 from daemon import alarms, memory
@@ -16,6 +17,7 @@ from daemon.governor import board, ladder
 from daemon.governor.sensors import SENSORS
 from shards import latency
 from shards import layout as at
+from shards.latency import Counted, Stage
 from shards.segment import Segment
 from uploader.groups.buddy import Group
 from uploader.groups.puller import GroupTable
@@ -72,9 +74,12 @@ class StatusBuilder:
             found.append(f"shards that do not serve yet: {', '.join(starting)}")
         return found + [alarm.message for alarm in active if alarm.not_ready]
 
-    def document(self, now_ns: int) -> schemas.Status:
-        """The whole status; ages are milliseconds."""
+    def document(
+        self, now_ns: int, stages: Mapping[Stage, Counted] | None = None
+    ) -> schemas.Status:
+        """The whole status; ages are milliseconds. ``stages``: if they were read already."""
         words = self._words
+        took = {stage.name.lower(): _latency(c) for stage, c in (stages or self.stages()).items()}
         active = alarms.active(self._segment, self._config, now_ns)
         return schemas.Status(
             version=self._version,
@@ -89,7 +94,8 @@ class StatusBuilder:
             pressure=self._pressure(),
             memory_bound_bytes=self._memory_bound_bytes,
             retention=schemas.RetentionStatus(words[at.G_RECORDS_EVICTED], self._clock_jump_ms()),
-            delivery=self._delivery(),
+            delivery=_delivery(took["delivered"]),
+            latency=took,
             shards=[self._shard(s, now_ns) for s in range(self._layout.shards)],
             groups=[self._group(group, now_ns) for group in self._groups.map.groups()],
             totals=schemas.Totals(**self._sums(_TOTALS), **self._group_sums(_GROUP_TOTALS)),
@@ -119,11 +125,9 @@ class StatusBuilder:
             ],
         )
 
-    def _delivery(self) -> schemas.DeliveryStatus:
-        shards = [latency.counts(self._segment, s) for s in range(self._layout.shards)]
-        counted = [sum(bucket) for bucket in zip(*shards, strict=True)]
-        p50_us, p99_us = (latency.quantile_us(counted, share) for share in (0.5, 0.99))
-        return schemas.DeliveryStatus(sum(counted), _ms(p50_us), _ms(p99_us))
+    def stages(self) -> dict[Stage, Counted]:
+        """How long each stage took, over all shards."""
+        return {stage: latency.counted(self._segment, stage) for stage in Stage}
 
     def _clock_jump_ms(self) -> int | None:
         """How far the wall clock jumped, back is negative; None while its time is trusted."""
@@ -181,6 +185,15 @@ class StatusBuilder:
             splits=table.word(group.group, at.P_SPLITS),
             merges=table.word(group.group, at.P_MERGES),
         )
+
+
+def _latency(counted: Counted) -> schemas.LatencyStatus:
+    p50_us, p99_us = (latency.quantile_us(counted.buckets, share) for share in (0.5, 0.99))
+    return schemas.LatencyStatus(counted.total, _ms(p50_us), _ms(p99_us))
+
+
+def _delivery(delivered: schemas.LatencyStatus) -> schemas.DeliveryStatus:
+    return schemas.DeliveryStatus(delivered.count, delivered.p50_ms, delivered.p99_ms)
 
 
 def _ms(us: float | None) -> float | None:

@@ -96,6 +96,14 @@ class DeliveryStatus(Struct, frozen=True):
     p99_ms: Annotated[float | None, Meta(description="99 % took less")]
 
 
+class LatencyStatus(Struct, frozen=True):
+    """How long a stage took, since the daemon started. Null: nothing was counted."""
+
+    count: Annotated[int, Meta(description="times that were counted; of requests, one in 16")]
+    p50_ms: Annotated[float | None, Meta(description="half took less; exact to a factor of 2")]
+    p99_ms: Annotated[float | None, Meta(description="99 % took less")]
+
+
 class ShardStatus(Struct, frozen=True):
     """A shard. Counters are of its processes since the daemon started."""
 
@@ -158,6 +166,13 @@ class Status(Struct, frozen=True):
     memory_bound_bytes: int
     retention: RetentionStatus
     delivery: DeliveryStatus
+    latency: Annotated[
+        dict[str, LatencyStatus],
+        Meta(
+            description="by stage: admitted, published, pulled, put, committed, answered,"
+            " acknowledged (the whole way of a request), dispatched, delivered"
+        ),
+    ]
     shards: list[ShardStatus]
     groups: list[GroupStatus]
     totals: Totals

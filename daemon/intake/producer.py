@@ -37,6 +37,7 @@ from ledger.types import TopicConfig
 from shards import layout as at
 from shards.clock import monotonic_ns, wall_ms
 from shards.frame import CODEC_RECORDS, Part, encode_conditions
+from shards.latency import SAMPLED, LatencyHistogram, Stage
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
 
@@ -98,6 +99,9 @@ class Producer:
         self._closed: Closed | None = None
         # By connection: requests with their topic and their promise, in order.
         self._held_back: dict[object, deque[tuple[Request, str, int]]] = {}
+        self._until_sample = 0  # requests before the next one whose latency is counted
+        self._admitted_after = LatencyHistogram(segment, shard, Stage.ADMITTED)
+        self._published_after = LatencyHistogram(segment, shard, Stage.PUBLISHED)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def admit(self, head: Head, body_bytes: int | None) -> int:
@@ -358,6 +362,13 @@ class Producer:
     def _publish(
         self, request: Request, topic: TopicEntry, tracker: CapTracker | None = None
     ) -> None:
+        began_ns = 0
+        if self._until_sample:
+            self._until_sample -= 1
+        else:
+            self._until_sample = SAMPLED - 1
+            began_ns = monotonic_ns()
+            self._admitted_after.observe(began_ns - request.arrival_ns)
         arrival_ms = wall_ms()
         asked = self._parse(request, arrival_ms, topic.topic.config)
         topic_id = topic.topic_id
@@ -401,6 +412,8 @@ class Producer:
                 ),
             )
         )  # fmt: skip
+        if began_ns:
+            self._published_after.observe(monotonic_ns() - began_ns)
         self._published()
 
 

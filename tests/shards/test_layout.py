@@ -47,8 +47,10 @@ def words(layout: Layout) -> list[tuple[str, int]]:
             row = layout.alarm(process, kind)
             found += [("A_", row + word) for word in range(at.ALARM_WORDS)]
     for shard in range(layout.shards):
-        start = layout.latency(shard)
-        found += [("H_", start + bucket) for bucket in range(at.LATENCY_BUCKETS)]
+        for stage in range(at.LATENCY_STAGES_MAX):
+            start = layout.latency(shard, stage)
+            found += [("H_", start + word) for word in range(at.LATENCY_BUCKETS)]
+            found.append(("H_SUM_NS", start + at.H_SUM_NS))
     found += [("RECENCY", layout.recency), ("RECENCY", layout.recency + at.RECENCY_WORDS - 1)]
     for shard in range(layout.shards):
         for row in (0, at.TOPIC_ROWS - 1):

@@ -23,6 +23,7 @@ from shards.alarms import AlarmBoard, AlarmKind, raised
 from shards.clock import boottime_ns, monotonic_ns, wall_ns
 from shards.commitlog import CommitLog
 from shards.frame import Part, batch_payload, batches, encode_conditions
+from shards.latency import Counted, Stage, counted
 from shards.leases import DONE, Lease
 from shards.locks import SharedLock
 from tests.uploader.crew import MS, WINDOW, Crew, crew
@@ -213,6 +214,9 @@ class Pipeline:
             for head in batches(data):
                 found += [str(each.data) for each in records.decode(batch_payload(data, head))]
         return found
+
+    def counted(self, stage: Stage) -> Counted:
+        return counted(self.crew.segment, stage)
 
     def counter(self, shard: int, word: int) -> int:
         return self.crew.word(shard, word)

@@ -41,6 +41,7 @@ from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import boottime_ms, boottime_ns, monotonic_ns, wall_ns
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
+from shards.latency import SAMPLED, UPLOADER_STAGES, LatencyHistogram, Stage
 from shards.leases import Lease, LeaseTable
 from shards.ring import RequestAt, RingReader
 from shards.segment import Segment
@@ -68,6 +69,7 @@ class _Work(Struct, eq=False):
 
     lease: Lease
     requests: Requests | None  # None: read from the rings again
+    since_ns: int  # when its last stage ended (shards/latency.py)
     built: l0.BuiltObject | None = None
     conditions: Sequence[Condition] = ()
     draft: CommitDraft | None = None
@@ -121,11 +123,18 @@ class Uploads:
         self.hedged = HedgedPut(self._put_once, slots, monotonic_ns) if hedge_puts else None
         self._put_object = self._put_once if self.hedged is None else self.hedged.put
         self._foreign: set[str] = set()  # our keys that hold other bytes; under the mutex
+        self._pulled_after = LatencyHistogram(segment, shard, Stage.PULLED)
+        self._after = {
+            stage: LatencyHistogram(segment, shard, stage) for stage in UPLOADER_STAGES
+        }  # under the mutex
 
     def start(self, lease: Lease, requests: Requests | None = None) -> None:
         """Uploads and commits a lease that this shard holds; ``requests`` None: it was adopted."""
         first = self._recognize if requests is None else self._build
-        self._pool.submit(self._advance, _Work(lease, requests), first)
+        now_ns = monotonic_ns()
+        for _, request in (requests or ())[::SAMPLED]:
+            self._pulled_after.observe(now_ns - request.arrival_ns)
+        self._pool.submit(self._advance, _Work(lease, requests, now_ns), first)
 
     def committed_moved(self) -> None:
         """Continues uploads that wait for their predecessors. Called after each commit."""
@@ -209,6 +218,7 @@ class Uploads:
             self._outage.failed(error, began_ns, monotonic_ns())
             raise
         self._outage.kept(monotonic_ns())
+        self._stage_ends(work, Stage.PUT)
         with self._mutex:
             self._foreign.discard(key)
             foreign = bool(self._foreign)
@@ -241,6 +251,7 @@ class Uploads:
         self._await_ownership()
         with self._ledger_mutex:
             commit = self._ledger.commit(work.draft, self._age_ms(), self._publish)
+        self._stage_ends(work, Stage.COMMITTED)
         self._alarms.clear(AlarmKind.LEDGER_FAILING)
         return self._finish if self._log.end >= commit.number else self._tell
 
@@ -332,6 +343,11 @@ class Uploads:
         for number in range(self._log.end + 1, commit.number):
             self._log.publish(self._ledger.read(commits.by_number, number), monotonic_ns())
         self._log.publish(commit, monotonic_ns())
+
+    def _stage_ends(self, work: _Work, stage: Stage) -> None:
+        began_ns, work.since_ns = work.since_ns, monotonic_ns()
+        with self._mutex:
+            self._after[stage].observe(work.since_ns - began_ns)
 
     def _count(self, word: int, amount: int) -> None:
         index = self._counters_at + word

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,14 +13,16 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from daemon.alarms import MEANINGS
 from daemon.api import metrics
-from daemon.api.metric_table import METRICS
+from daemon.api.metric_table import METRICS, Scrape
 from daemon.api.status import StatusBuilder
+from daemon.api.streaming import Text
 from daemon.config import load
 from daemon.governor.ladder import RUNGS
 from daemon.governor.sensors import SENSORS
 from delivery.dispatch import SLICE_NS
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
+from shards.latency import LatencyHistogram, Stage
 from shards.layout import Layout
 from shards.segment import Segment
 from uploader.groups.puller import GroupTable
@@ -50,9 +52,15 @@ class Daemon:
     def store(self, shard: int, word: int, value: int) -> None:
         self.words[self.segment.layout.shard(shard) + word] = value
 
-    def page(self, accept: str = "", now_ns: Callable[[], int] = lambda: NOW_NS) -> str:
-        status = self.builder.document(NOW_NS)
-        return asyncio.run(metrics.page(status, accept, now_ns)).body.decode()
+    def scrape(self) -> Scrape:
+        stages = self.builder.stages()
+        return Scrape(self.builder.document(NOW_NS, stages), stages)
+
+    def text(self, accept: str = "") -> Text:
+        return asyncio.run(metrics.page(self.scrape(), accept, lambda: NOW_NS))
+
+    def page(self, accept: str = "") -> str:
+        return self.text(accept).body.decode()
 
     def value(self, name: str, **labels: str) -> float:
         return parsed(self.page())[name, frozenset(labels.items())]
@@ -97,7 +105,8 @@ def test_both_formats_have_the_same_samples_and_parse(daemon: Daemon) -> None:
         for sample in family.samples
     }
     assert found == parsed(daemon.page())
-    assert {name for name, _ in found} >= {metric.name for metric in METRICS}
+    names = {name.removesuffix("_bucket") for name, _ in found}
+    assert names >= {metric.name for metric in METRICS}
 
 
 @pytest.mark.parametrize(
@@ -116,8 +125,7 @@ def test_both_formats_have_the_same_samples_and_parse(daemon: Daemon) -> None:
     ],
 )
 def test_accept_chooses_the_format(daemon: Daemon, accept: str, content_type: str) -> None:
-    status = daemon.builder.document(NOW_NS)
-    text = asyncio.run(metrics.page(status, accept, lambda: NOW_NS))
+    text = daemon.text(accept)
     assert text.content_type == content_type
     assert text.body.endswith(b"# EOF\n") == content_type.startswith("application")
     assert text.body.count(b"# EOF") <= 1
@@ -165,6 +173,23 @@ def test_pressure_is_that_of_the_level_of_each_sensor_and_of_each_rung(daemon: D
     assert rungs == [1, 1, 0, 0]
 
 
+def test_a_stage_is_a_histogram_over_all_shards_in_seconds(daemon: Daemon) -> None:
+    for shard, after_ns in ((0, 3_000), (1, 3_000), (2, 5_000_000), (3, 10**15)):
+        LatencyHistogram(daemon.segment, shard, Stage.PUT).observe(after_ns)
+    found = parsed(daemon.page())
+
+    def bucket(le: str) -> float:
+        return found["headgate_stage_seconds_bucket", frozenset({("stage", "put"), ("le", le)})]
+
+    assert [bucket(le) for le in ("0.000002", "0.000004", "0.004096", "0.008192", "+Inf")] == [
+        0, 2, 2, 3, 4,
+    ]  # fmt: skip
+    assert daemon.value("headgate_stage_seconds_count", stage="put") == 4
+    assert daemon.value("headgate_stage_seconds_sum", stage="put") == pytest.approx(1e6 + 0.005006)
+    stages = {dict(labels)["stage"] for name, labels in found if name.endswith("_sum")}
+    assert stages == {stage.name.lower() for stage in Stage}
+
+
 def test_a_page_of_many_shards_lets_the_loop_do_other_things(daemon: Daemon) -> None:
     times = iter(range(0, 10**12, SLICE_NS // 4))  # each look at the clock is a quarter of a slice
     turns = 0
@@ -177,8 +202,7 @@ def test_a_page_of_many_shards_lets_the_loop_do_other_things(daemon: Daemon) -> 
 
     async def render() -> None:
         other = asyncio.create_task(turn())
-        status = daemon.builder.document(NOW_NS)
-        await metrics.page(status, "", lambda: next(times))
+        await metrics.page(daemon.scrape(), "", lambda: next(times))
         other.cancel()
 
     asyncio.run(render())

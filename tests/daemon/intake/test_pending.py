@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from daemon.api.errors import ApiError
 from daemon.http.limits import HttpLimits
@@ -33,6 +34,7 @@ from ledger.types import (
 )
 from shards import layout as at
 from shards.frame import Part, encode_conditions
+from shards.latency import Stage, counted
 from shards.layout import Layout
 from shards.ring import RingReader, RingWriter
 from shards.segment import Segment
@@ -529,3 +531,29 @@ def test_each_request_has_a_deadline_of_its_own_and_runs_are_as_long_as_they_can
     expired = expire(shard, 31 * S, pulled=0)
     assert expired.runs == [(positions[3], shard.position)]
     assert len(shard.pending) == 0
+
+
+def test_one_request_in_sixteen_is_a_sample_of_the_latency_also_over_small_commits(
+    shard: Shard,
+) -> None:
+    for number in range(40):
+        position = shard.waits(topic(7), (0, 1))
+        made = commit(shard, OffsetRun(ME, 7, 0, number + 1, 1),
+                      heads=(PartitionHead(7, 0, number + 1),))  # fmt: skip
+        made = replace(made, sources=(SourceRange(ME, position, shard.position),), published_ns=50)
+        shard.pending.committed(made)
+        shard.pending.answer(lambda: 5_000_050, 10_000_000)
+    answered = counted(shard.segment, Stage.ANSWERED)
+    acknowledged = counted(shard.segment, Stage.ACKNOWLEDGED)
+    assert answered.total == acknowledged.total == 2
+    assert answered.sum_ns == 2 * 5_000_000
+
+
+def test_a_commit_that_was_published_at_an_unknown_time_gives_no_time_of_answers(
+    shard: Shard,
+) -> None:
+    for _ in range(17):
+        shard.waits(topic(7), (0, 1))
+    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 1, 17), heads=(PartitionHead(7, 0, 17),)))
+    assert counted(shard.segment, Stage.ANSWERED).total == 0
+    assert counted(shard.segment, Stage.ACKNOWLEDGED).total == 1

@@ -36,6 +36,7 @@ from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards import layout as at
 from shards.clock import monotonic_ns
+from shards.latency import Stage, counted
 from shards.layout import Layout
 from shards.ring import RingWriter
 from shards.segment import Segment
@@ -143,6 +144,9 @@ class Intake:
             before = self.publications
             self.producer.take(request, "t", body_bytes)
             assert self.publications == before + 1
+
+    def sampled(self, stage: Stage) -> int:
+        return counted(self._segment, stage).total
 
     def commit(self) -> None:
         """What the ring holds becomes durable."""
@@ -274,3 +278,14 @@ def test_a_request_that_waits_for_its_topic_ends_at_its_deadline_though_the_ledg
 
     with topics_in(tmp_path) as topics, closing(Intake(topics)) as intake:
         asyncio.run(go(intake, topics))
+
+
+def test_one_request_in_sixteen_is_a_sample_of_admission_and_publication(
+    topics: TopicCache,
+) -> None:
+    with closing(Intake(topics)) as intake:
+        for _ in range(40):
+            intake.whole("", 10)
+            intake.commit()
+        for stage in (Stage.ADMITTED, Stage.PUBLISHED):
+            assert intake.sampled(stage) == 3  # the first, and one of each 16 after it

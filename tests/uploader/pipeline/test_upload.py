@@ -14,6 +14,7 @@ from ledger.errors import LedgerBusy, LedgerFault, LedgerMemory
 from ledger.types import Commit, CommitDraft
 from shards import layout as at
 from shards.alarms import AlarmKind
+from shards.latency import UPLOADER_STAGES, Stage
 from shards.leases import LIVE, Lease
 from shards.ring import RingReader
 from tests.uploader.upload_world import Pipeline, held_until, key_of, pipeline
@@ -47,6 +48,27 @@ def test_a_lease_becomes_an_object_a_commit_a_log_entry_and_moved_words(line: Pi
     assert counters == [1, 0]
     assert line.counter(0, at.S_PUT_BYTES) == row.size_bytes
     assert line.counter(0, at.S_OBJECTS_COMMITTED) == 1
+
+
+def test_a_lease_is_counted_at_each_stage_and_every_sixteenth_of_its_requests(
+    line: Pipeline,
+) -> None:
+    pulled = line.lease_of(1, *"abcdefghijklmnopqrst")
+    answers = iter([False, False, True])
+
+    def fails_twice(real: Callable[[], str]) -> str:
+        if next(answers):
+            return real()
+        raise StoreError("busy", retryable=True, outcome_unknown=False)
+
+    line.store.around[key_of(pulled)] = fails_twice
+    line.start(1, pulled)
+    line.turn_until_done(pulled)
+    found = {stage: line.counted(stage) for stage in (Stage.PULLED, *UPLOADER_STAGES)}
+    assert {stage: each.total for stage, each in found.items()} == {
+        Stage.PULLED: 2, Stage.PUT: 1, Stage.COMMITTED: 1,
+    }  # fmt: skip
+    assert found[Stage.PUT].sum_ns > 0 and found[Stage.COMMITTED].sum_ns > 0
 
 
 def test_commits_of_a_source_happen_in_pull_order_even_if_a_later_put_finishes_first(
