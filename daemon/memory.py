@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from daemon.config import Config
 from daemon.http.limits import http_limits
-from daemon.intake import commit_feed
+from daemon.intake import admission, commit_feed
 from delivery import filters, followed, lake_reader, tail_reader
 from delivery.l0_reader import CACHE_BYTES_MAX
 from delivery.routers import runtime as routers
@@ -48,11 +48,11 @@ def bounds(config: Config) -> dict[str, int]:
         + lake_reader.FETCHES_AT_ONCE * lake_reader.FETCH_BYTES
     )
     limits = http_limits(config)
-    # Bodies on their way and requests held back are within promises of ring space
-    # (daemon/intake/producer.py).
+    # Bodies on their way and requests held back are within promises of ring space; what was
+    # received of those that wait for one is less (daemon/intake/admission.py).
     return {
         "segment": layout_of(config).size_bytes,
-        "bodies": shards * config.ring_bytes,
+        "bodies": shards * (config.ring_bytes + config.ring_bytes // admission.QUEUED_SHARE),
         "uploads": shards * uploads,
         "reads": shards * reads,
         "lake": shards * lake_reads,

@@ -212,9 +212,10 @@ class Shard:
             self.segment, self.shard, self.topics, cursors, self._ring, self.pending, limits,
             self._published, rng, config.ack_timeout_ms,
         )  # fmt: skip
+        self._admission = self._producer.admission
         self._after.routers = self._routers = Routers(
             self.shard, self.segment.layout.shards, self._after.partitions, ledger,
-            Copies(self.topics, self._ring, self.pending, self._producer, self._published),
+            Copies(self.topics, self._ring, self.pending, self._admission, self._published),
             RouterBoard(self.segment), self._after.dispatcher.dirty, self._router_settings,
             monotonic_ns, self._after.priorities.learn, _end,
             min(PAGE_BYTES_MAX, config.ring_bytes // 64),
@@ -320,6 +321,7 @@ class Shard:
         whose outcome is unknown; at the next heartbeat if another shard holds the group's lock.
         """
         now_ns = monotonic_ns()
+        self._admission.end_overdue(now_ns)
         if not self.pending.is_due(now_ns):
             self._voids.pass_over()
             return
@@ -385,7 +387,7 @@ class Shard:
     @_or_end
     def _rung(self) -> None:
         self._bells.clear(self.shard)
-        self._producer.read_gate()
+        self._admission.read_gate()
         self._admin.rung()
         self._feed.follow()
         self._uploads.committed_moved()

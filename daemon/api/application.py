@@ -28,6 +28,9 @@ from daemon.http.request import Request
 from daemon.intake.producer import Producer
 from delivery.waiters import Waiters
 
+# Parameters of a produce request that count before its body is there.
+_EARLY = frozenset({"create", "disable_backpressure"})
+
 
 class Found(NamedTuple):
     """Where a request goes: the topic to produce to, or a handler with its first arguments; or
@@ -89,7 +92,7 @@ class RouteTable:
                 )
             route, handler, decoder = bound
             if handler is None:
-                read_query({k: v for k, v in head.query.items() if k == "create"}, ProduceQuery)
+                read_query({k: head.query[k] for k in _EARLY & head.query.keys()}, ProduceQuery)
                 return Found(values[0], route, None, (), None)
             if route.query is not None:
                 values = (*values, read_query(head.query, route.query, "field"))
@@ -135,11 +138,11 @@ class Api:
         """Finds the handler. Raises ApiError 404, 405, 400."""
         return self._router.find(head)
 
-    def admit(self, head: Head, body_bytes: int | None) -> object | None:
+    def admit(self, request: Request, body_bytes: int | None) -> object | None:
         """Promises space for a body, before it is taken in."""
-        found: Found = head.route
+        found: Found = request.head.route
         if found.produce is not None:
-            return self._producer.admit(head, body_bytes)
+            return self._producer.admit(request, body_bytes)
         limit = found.route.body_bytes_max
         if body_bytes is None or body_bytes > limit:
             got = "an unknown length" if body_bytes is None else f"{body_bytes} bytes"
@@ -156,7 +159,7 @@ class Api:
     def release(self, token: object) -> None:
         """Gives promised space back."""
         if isinstance(token, int):
-            self._producer.release(token)
+            self._producer.admission.release(token)
 
     def handle(self, request: Request, token: object | None) -> None:
         """Serves a complete request."""
@@ -179,7 +182,7 @@ class Api:
         if name is not None:
             self._producer.take(request, name, body_bytes)
         else:
-            self.handle(request, self.admit(request.head, body_bytes))
+            self.handle(request, self.admit(request, body_bytes))
 
     async def _serve(self, request: Request, found: Found) -> None:
         try:

@@ -297,7 +297,13 @@ class ProduceOptions(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
         ]
         | None
     ) = None
-    disable_backpressure: Annotated[bool, Meta(description="not supported yet")] = False
+    disable_backpressure: Annotated[
+        bool,
+        Meta(
+            description="when the ring is full, wait for space instead of being refused with 429;"
+            " in the query, also for a JSON object"
+        ),
+    ] = False
     ack_timeout_ms: (
         Annotated[
             int,

@@ -8,10 +8,21 @@ with the head, ``take`` replaces admit, handle and release.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from enum import Enum
+from typing import Any, Final, Literal, Protocol
 
 from daemon.http.head import Head
 from daemon.http.request import Request
+
+
+class _Sign(Enum):
+    QUEUED = "queued"
+
+
+QUEUED: Final = _Sign.QUEUED
+"""Instead of a token: the request waits, and its connection reads nothing more. Then ``admitted``
+or ``not_admitted`` of the connection is called, unless the connection is lost."""
+Queued = Literal[_Sign.QUEUED]
 
 
 class Application(Protocol):
@@ -25,8 +36,8 @@ class Application(Protocol):
         """
         ...
 
-    def admit(self, head: Head, body_bytes: int | None) -> object | None:
-        """A token for the space that this request is promised, or None if it needs none.
+    def admit(self, request: Request, body_bytes: int | None) -> object | None:
+        """A token for the space that this request is promised, None if it needs none, or QUEUED.
 
         ``body_bytes`` is the declared length, None if the body is chunked. Raises ApiError
         (429 with ``retry_after_s``, 503, 413) to refuse the request before its body is read.

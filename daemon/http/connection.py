@@ -21,10 +21,12 @@ from daemon.http.receiver import (
     CLOSED,
     DISCARD,
     HEAD,
+    HOLD_ADMISSION,
     HOLD_ANSWERS,
     HOLD_REQUESTS,
     IGNORE,
     STREAM,
+    WAIT,
     Receiver,
     Service,
 )
@@ -150,7 +152,7 @@ class Connection(Receiver, asyncio.Protocol):
 
     def is_last(self) -> bool:
         """Whether no request is known after the one that is being answered."""
-        return not self.queue and not self._more and not self.buffer and self._phase == HEAD
+        return not self.queue and not self.unread_bytes and not self.buffer and self._phase == HEAD
 
     def begin_stream(self, stream: Stream, head: bytes) -> None:
         """Writes the head and opens the stream; the connection does nothing else from now on."""
@@ -181,6 +183,10 @@ class Connection(Receiver, asyncio.Protocol):
 
     # -- holding back --------------------------------------------------------------------------
 
+    def await_admission(self) -> None:
+        """Reads nothing more until the request that was received last is admitted or not."""
+        self._set_hold(HOLD_ADMISSION)
+
     def _set_hold(self, why: int) -> None:
         if not self._hold and self._phase < IGNORE and not self.transport.is_closing():
             self.transport.pause_reading()
@@ -208,7 +214,7 @@ class Connection(Receiver, asyncio.Protocol):
 
     def _input_ended(self) -> None:
         """The client has half-closed: refuses what it left unfinished."""
-        if self._hold and self.buffer:
+        if self._phase == WAIT or (self._hold and self.buffer):
             return  # whole requests may still be in it; they come first
         if self._phase == BODY:
             error = bad_request("the connection was half-closed inside the body")

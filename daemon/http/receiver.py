@@ -4,16 +4,18 @@ Phases:
     HEAD     between requests, or inside a head (``buffer`` holds its beginning)
     BODY     taking in a body that did not come whole with its head
     DISCARD  reading past the small body of a request that was already refused
+    WAIT     a request waits for admission, its body unread
     IGNORE   an answer that ends the connection was given or is under way: input is thrown away
     STREAM   an answer without an end is under way (``stream.py``): input is thrown away
     CLOSED   the connection is lost
 
-    HEAD -> BODY -> HEAD,  HEAD -> DISCARD -> HEAD,  any -> IGNORE -> CLOSED,
-    any -> STREAM -> IGNORE
+    HEAD -> BODY -> HEAD,  HEAD -> DISCARD -> HEAD,  HEAD -> WAIT -> BODY or DISCARD,
+    any -> IGNORE -> CLOSED,  any -> STREAM -> IGNORE
 
 Of the requests in ``queue``, the one whose body is being taken in (``_taking``) is the last.
-``_hold`` says why nothing more is read: too many requests are outstanding, or the client does not
-take its answers.
+``_hold`` says why nothing more is read: too many requests are outstanding, the client does not take
+its answers, or a request waits for admission. The latter may have its body already, if that came
+with its head; what was received after it waits in ``buffer``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from abc import abstractmethod
 from typing import Protocol
 
 from daemon.api.errors import ApiError, too_large
-from daemon.http.application import Application
+from daemon.http.application import QUEUED, Application
 from daemon.http.body import ChunkedBody, SizedBody
 from daemon.http.head import (
     LENGTH_UNKNOWN,
@@ -39,8 +41,8 @@ from daemon.http.request import Request, Sender, Shared
 
 logger = logging.getLogger(__name__)
 
-HEAD, BODY, DISCARD, IGNORE, STREAM, CLOSED = range(6)
-HOLD_REQUESTS, HOLD_ANSWERS = 1, 2
+HEAD, BODY, DISCARD, WAIT, IGNORE, STREAM, CLOSED = range(7)
+HOLD_REQUESTS, HOLD_ANSWERS, HOLD_ADMISSION = 1, 2, 4
 
 
 class Service(Shared, Protocol):
@@ -65,7 +67,6 @@ class Receiver(Sender):
         "_hold",
         "_ignored_bytes",
         "_known_head",
-        "_more",
         "_outstanding_max",
         "_phase",
         "_resumed",
@@ -91,7 +92,6 @@ class Receiver(Sender):
         self._phase = HEAD
         self._hold = 0
         self._feeding = False
-        self._more = False
         self._eof = False
         # Since when it waits for the partial head, the body, or (held) for the client to read.
         self._since_ns = 0
@@ -105,6 +105,10 @@ class Receiver(Sender):
     @abstractmethod
     def _set_hold(self, why: int) -> None:
         """Stops reading."""
+
+    @abstractmethod
+    def _clear_hold(self, why: int) -> None:
+        """Reads on, unless there is another reason not to."""
 
     @abstractmethod
     def _send_continue(self) -> None:
@@ -131,6 +135,9 @@ class Receiver(Sender):
         try:
             while position < size:
                 if self._phase != HEAD:
+                    if self._phase == WAIT:
+                        self.buffer = data[position:]
+                        break
                     position = self._feed_body(data, position)
                     continue
                 if self._hold:
@@ -158,11 +165,11 @@ class Receiver(Sender):
                     position = end
                     continue
                 position = stop
-                self._more = stop < size
+                self.unread_bytes = size - stop
                 self._take(head, data[end:stop])
         finally:
             self._feeding = False
-            self._more = False
+            self.unread_bytes = 0
         if self._eof:
             self._input_ended()
         elif self.server.draining:
@@ -225,6 +232,7 @@ class Receiver(Sender):
             length = None
         request = Request(head, b"", self.last_ns, self)
         self.queue.append(request)
+        self.unread_bytes = len(data) - end
         try:
             if isinstance(head.route, Exception):
                 raise head.route
@@ -236,18 +244,48 @@ class Receiver(Sender):
                 )
                 error.close = True
                 raise error
-            token = self._application.admit(head, length)
+            token = self._application.admit(request, length)
         except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
             self._refuse_before_body(request, error, nothing_sent=end == len(data))
             return
         self._taking = request
+        if token is QUEUED:
+            self._phase = WAIT
+        else:
+            self._take_in(request, token, nothing_sent=end == len(data))
+
+    def _take_in(self, request: Request, token: object | None, *, nothing_sent: bool) -> None:
+        """The body of a request that was admitted comes next."""
+        head = request.head
         self._token = token
         self._since_ns = self.last_ns
         self._phase = BODY
-        self._body = ChunkedBody(limits.body_bytes_max) if length is None else SizedBody(length)
-        if head.expect_continue and end == len(data):
+        self._body = (
+            ChunkedBody(self._body_bytes_max) if head.chunked else SizedBody(head.body_bytes)
+        )
+        if head.expect_continue and nothing_sent:
             self.continue_due = self.attention = True
             self._send_continue()
+
+    def admitted(self, request: Request, token: object) -> None:
+        """A request that waited may come in; ``token`` is what it is promised."""
+        if self._phase == WAIT:
+            self.last_ns = request.arrival_ns
+            self._take_in(request, token, nothing_sent=not self.buffer)
+        else:
+            self._hand_over(request, token)
+        self._clear_hold(HOLD_ADMISSION)
+
+    def not_admitted(self, request: Request, error: ApiError) -> None:
+        """A request that waited is refused."""
+        if self._phase == WAIT:
+            self._taking = None
+            self._phase = HEAD
+            # Whether the client has begun to send the body is not known.
+            self._refuse_before_body(request, error, nothing_sent=True)
+        else:
+            self._fail(request, error)
+        self._clear_hold(HOLD_ADMISSION)
 
     def _refuse_before_body(
         self, request: Request, error: Exception, *, nothing_sent: bool
@@ -294,12 +332,12 @@ class Receiver(Sender):
                 self.end()  # the refusal was sent long ago
             return position
         if body.done:
-            self._body_complete(body.take(), more=position < size)
+            self._body_complete(body.take(), size - position)
         return position
 
-    def _body_complete(self, body: bytes, *, more: bool) -> None:
+    def _body_complete(self, body: bytes, unread_bytes: int) -> None:
         self._phase = HEAD
-        self._more = more
+        self.unread_bytes = unread_bytes
         request, token = self._taking, self._token
         self._body = None
         if request is None:
@@ -308,6 +346,14 @@ class Receiver(Sender):
         self.continue_due = False
         request.body = body
         request.arrival_ns = self.last_ns
+        self._hand_over(request, token)
+        if not request.head.keep_alive and self._phase == HEAD:
+            self._phase = IGNORE
+        if len(self.queue) >= self._outstanding_max:
+            self._set_hold(HOLD_REQUESTS)
+
+    def _hand_over(self, request: Request, token: object | None) -> None:
+        """A request that was admitted has its body."""
         try:
             self._application.handle(request, token)
         except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
@@ -315,10 +361,6 @@ class Receiver(Sender):
         finally:
             if token is not None:
                 self._application.release(token)
-        if not request.head.keep_alive and self._phase == HEAD:
-            self._phase = IGNORE
-        if len(self.queue) >= self._outstanding_max:
-            self._set_hold(HOLD_REQUESTS)
 
     # -- refusing ------------------------------------------------------------------------------
 

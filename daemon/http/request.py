@@ -61,7 +61,9 @@ class Shared(Protocol):
 class Sender:
     """The sending side of a connection: requests without an answer, in the order of arrival."""
 
-    __slots__ = ("answered_ns", "attention", "plain", "queue", "server", "transport")
+    __slots__ = (
+        "answered_ns", "attention", "plain", "queue", "server", "transport", "unread_bytes",
+    )  # fmt: skip
 
     transport: asyncio.Transport
     server: Shared
@@ -74,6 +76,9 @@ class Sender:
         # Something waits for an answer to be written: call ``answer_written`` then.
         self.attention = False
         self.answered_ns = server.now_ns
+        # While a request is handed to the application: what was received after it (or after its
+        # head, if its body is not complete), and is kept if it has to wait.
+        self.unread_bytes = 0
 
     @property
     def streams(self) -> Streams:
@@ -91,6 +96,18 @@ class Sender:
     @abstractmethod
     def is_last(self) -> bool:
         """Whether no request is known after the one that is being answered."""
+
+    @abstractmethod
+    def await_admission(self) -> None:
+        """Reads nothing more until the request that was received last is admitted or not."""
+
+    @abstractmethod
+    def admitted(self, request: Request, token: object) -> None:
+        """A request that waited may come in; ``token`` is what it is promised."""
+
+    @abstractmethod
+    def not_admitted(self, request: Request, error: ApiError) -> None:
+        """A request that waited is refused."""
 
     @abstractmethod
     def begin_stream(self, stream: Stream, head: bytes) -> None:
@@ -164,7 +181,8 @@ class Sender:
 
 
 class Request(msgspec.Struct, eq=False):
-    """A request whose body is complete. ``arrival_ns`` is monotonic (shards/clock.py).
+    """A request. ``arrival_ns`` is when its body was complete, or when it was admitted if that was
+    later; monotonic (shards/clock.py). ``waited_ns``: how long it had to wait for its admission.
 
     It is a msgspec Struct because making one costs a third of what ``__init__`` would.
     """
@@ -177,6 +195,7 @@ class Request(msgspec.Struct, eq=False):
     on_close: Callable[[], None] | None = None
     answered: bool = False
     answer: Answer | Stream | None = None
+    waited_ns: int = 0
 
     def respond(
         self,

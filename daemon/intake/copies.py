@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from daemon.intake.admission import Admission
 from daemon.intake.caps import RELOAD_NS, TopicFull
 from daemon.intake.pending import NEVER, Copy, PendingRequest, PendingRequests
-from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache, TopicEntry
 from delivery.routers.outbox import DestinationFull, FrameTooLong, RingShareUsed
 from ledger.types import Advance, Topic
@@ -36,13 +36,13 @@ class Copies:
         topics: TopicCache,
         ring: RingWriter,
         pending: PendingRequests,
-        producer: Producer,
+        admission: Admission,
         published: Callable[[], None],
     ) -> None:
         self._topics = topics
         self._ring = ring
         self._pending = pending
-        self._producer = producer
+        self._admission = admission
         self._published = published
         self._in_flight_bytes = 0
 
@@ -53,7 +53,7 @@ class Copies:
 
     def room_bytes(self) -> int:
         """Bytes that copies may take now."""
-        free = self._producer.free_bytes
+        free = self._admission.free_bytes
         if free <= 0:
             return 0
         if not self._in_flight_bytes:

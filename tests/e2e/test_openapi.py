@@ -341,6 +341,21 @@ def throttle(daemon: Daemon, api: Checked) -> None:
         assert (answer.status, answer.code) == (429, "throttled")
         assert answer.json["error"]["detail"]["retry_after_ms"] >= 1000
         api.take("POST", "/v0/topics/t", answer)
+        # Who asks for it waits with an unread body until a client goes away.
+        waiting = Wire(daemon.port)
+        wires.append(waiting)
+        body = b'{"records": [{"data": "' + b"x" * 15_000 + b'"}]}'
+        sent = request(
+            "POST", "/v0/topics/t?disable_backpressure=true", body,
+            Content_Type="application/json",
+        )  # fmt: skip
+        waiting.send(sent[:5_000])
+        wait_until(lambda: daemon.status()["shards"][0]["requests_queued"] == 1, "it to wait")
+        waiting.send(sent[5_000:])
+        wires.pop(0).close()
+        answer = waiting.answer()
+        assert answer.status == 200
+        api.take("POST", "/v0/topics/t?disable_backpressure=true", answer)
     finally:
         for wire in wires:
             wire.close()

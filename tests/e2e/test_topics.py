@@ -456,7 +456,6 @@ def test_a_refused_body_creates_no_topic(shared_daemon: Daemon) -> None:
         {"records": []},
         {"records": [{}]},
         {"records": [{"data": 1}], "partition": 7},
-        {"records": [{"data": 1}], "disable_backpressure": True},
     ]
     for document in documents:
         answer = shared_daemon.json("POST", "/v0/topics/left", document)

@@ -13,7 +13,7 @@ from hashlib import blake2b
 # 128 bits: that two of 10^12 bodies within a window have one key has a chance of 1 in 10^14.
 DIGEST_BYTES = 16
 PREFIX = "dedupe=body:"  # reserved: a producer's own keys must not begin with it
-_ABOUT_THE_SENDING = frozenset({"ack_timeout_ms", "create", "dedupe"})
+_ABOUT_THE_SENDING = frozenset({"ack_timeout_ms", "create", "dedupe", "disable_backpressure"})
 
 
 def body_key(content_type: str, query: Mapping[str, str], body: bytes) -> str:

@@ -25,7 +25,7 @@ BYTES = "application/octet-stream"
 CONTENT_TYPES = (JSON, *NDJSON, *MSGPACK, BYTES)
 
 # ``create`` is for whoever looks up the topic.
-_OBJECT_PARAMETERS = frozenset({"create"})
+_OBJECT_PARAMETERS = frozenset({"create", "disable_backpressure"})
 _BATCH_PARAMETERS = frozenset(field.name for field in fields(ProduceOptions)) | {"create", "key"}
 _BYTES_PARAMETERS = frozenset(field.name for field in fields(ProduceQuery))
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from daemon.api.errors import ApiError
+from daemon.http.application import QUEUED
 from daemon.http.head import Head
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
@@ -30,7 +31,8 @@ T = TypeVar("T")
 
 
 class Script:
-    """/echo answers immediately, /later when told to, /fail raises, /full refuses in admit, ..."""
+    """/echo answers immediately, /later when told to, /fail raises, /full refuses in admit,
+    /queue waits for its admission and then answers, ..."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -41,6 +43,7 @@ class Script:
         self.later: list[Request] = []
         self.closed: list[str] = []
         self.outlets: list[Outlet] = []
+        self.queued: list[Request] = []  # requests to /queue, until ``let_in`` or ``turn_away``
 
     def route(self, head: Head) -> str:
         self.routed += 1
@@ -52,15 +55,32 @@ class Script:
             raise ZeroDivisionError("route")
         return head.segments[0] if head.segments else ""
 
+    def let_in(self) -> None:
+        """Admits the first that waits."""
+        request = self.queued.pop(0)
+        request.on_close = None
+        request.connection.admitted(request, self._token())
+
+    def turn_away(self) -> None:
+        """Refuses the first that waits."""
+        request = self.queued.pop(0)
+        request.on_close = None
+        request.connection.not_admitted(
+            request, ApiError(503, "ack_timeout", "too late", retry_after_s=1)
+        )
+
     def take(self, request: Request, body_bytes: int) -> None:
-        token = self.admit(request.head, body_bytes)
+        token = self.admit(request, body_bytes)
+        if token is QUEUED:
+            return
         try:
             self.handle(request, token)
         finally:
             if token is not None:
                 self.release(token)
 
-    def admit(self, head: Head, body_bytes: int | None) -> object | None:
+    def admit(self, request: Request, body_bytes: int | None) -> object | None:
+        head = request.head
         self.admitted.append((head.path, body_bytes))
         if head.route == "full":
             raise ApiError(429, "throttled", "full", retry_after_s=2)
@@ -68,6 +88,16 @@ class Script:
             raise ZeroDivisionError("admit")
         if head.route == "free":
             return None
+        if head.route == "queue":
+            with self.changed:
+                self.queued.append(request)
+                self.changed.notify_all()
+            request.on_close = lambda: self.queued.remove(request)
+            request.connection.await_admission()
+            return QUEUED
+        return self._token()
+
+    def _token(self) -> object:
         token = object()
         with self.changed:
             self.tokens.add(token)

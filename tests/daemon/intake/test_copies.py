@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import cast
 
 import pytest
 
+from daemon.intake.admission import Admission
 from daemon.intake.copies import RING_SHARE, Copies
-from daemon.intake.cursor_cache import CursorCache
-from daemon.intake.formats import BodyLimits
 from daemon.intake.pending import NEVER, Copy, PendingRequest, PendingRequests
-from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
 from delivery.ledger_thread import LedgerThread
 from delivery.routers.outbox import DestinationFull, FrameTooLong, RingShareUsed
@@ -54,12 +51,9 @@ class Outbox:
         self.ring = RingWriter(self.segment, 0)
         self.topics = TopicCache(self.segment, ledger, nullcontext())
         self.pending = PendingRequests(self.segment, 0)
-        self.producer = Producer(
-            self.segment, 0, self.topics, cast(CursorCache, None), self.ring, self.pending,
-            BodyLimits(), lambda: None, random.Random(1), 20_000,
-        )  # fmt: skip
+        self.admission = Admission(self.segment, 0, self.ring, 1 << 20, random.Random(1))
         self.published = 0
-        self.copies = Copies(self.topics, self.ring, self.pending, self.producer, self._published)
+        self.copies = Copies(self.topics, self.ring, self.pending, self.admission, self._published)
         self.fates: list[bool] = []
 
     def _published(self) -> None:
@@ -142,11 +136,11 @@ def test_a_frame_of_one_large_record_goes_alone_and_one_of_several_is_to_be_cut(
 
 def test_what_is_promised_to_bodies_is_never_taken(tmp_path: Path) -> None:
     with outbox_in(tmp_path) as made:
-        made.producer._promised_bytes = RING_BYTES - 500
+        made.admission.promise_again(RING_BYTES - 500)
         assert made.copies.room_bytes() == 500
         with pytest.raises(RingShareUsed):
             made.append(1000)
-        made.producer._promised_bytes = 0
+        made.admission.release(RING_BYTES - 500)
         made.append(1000)
 
 
@@ -154,7 +148,7 @@ def test_what_is_promised_to_bodies_is_never_taken(tmp_path: Path) -> None:
 def test_while_producers_are_refused_there_is_no_room_for_copies(tmp_path: Path, word: int) -> None:
     with outbox_in(tmp_path) as made:
         made.segment.words[word] = 1
-        made.producer.read_gate()
+        made.admission.read_gate()
         assert made.copies.room_bytes() == 0
         with pytest.raises(RingShareUsed):
             made.append()

@@ -1,30 +1,12 @@
-"""When new requests are refused: a failing store, a full disk; and what they are answered."""
+"""When new requests are refused: a failing store, a full disk."""
 
 from __future__ import annotations
 
-import os
-import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
-import pytest
-
-from daemon.api.errors import ApiError
 from daemon.api.schemas import AlarmStatus
 from daemon.config import Override, load
-from daemon.http.head import parse_head
-from daemon.http.limits import HttpLimits
-from daemon.intake.cursor_cache import CursorCache
-from daemon.intake.formats import BodyLimits
 from daemon.intake.gate import SPARE_BYTES, ClosedBy, Disk, DiskSpace, Gate, disks_of, space_of
-from daemon.intake.pending import PendingRequests
-from daemon.intake.producer import Producer
-from daemon.intake.topic_cache import TopicCache
-from shards import layout as at
-from shards.layout import Layout
-from shards.ring import RingWriter
-from shards.segment import Segment
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -100,49 +82,3 @@ def test_the_room_is_that_of_the_file_system_also_where_nothing_is_made_yet(
     here, later = space_of(tmp_path), space_of(tmp_path / "not" / "yet")
     assert here is not None and later is not None
     assert 0 < here.free_bytes <= here.total_bytes == later.total_bytes
-
-
-@pytest.fixture
-def segment() -> Iterator[Segment]:
-    made = Segment.create(Layout(1, 65536))
-    yield made
-    made.close()
-    os.close(made.fd)
-
-
-@pytest.mark.parametrize(
-    ("word", "value", "code", "close"),
-    [
-        (at.G_GATE, ClosedBy.STORE_FAILING, "store_failing", False),
-        (at.G_GATE, ClosedBy.STORE_FAILING | ClosedBy.STORE_DISK, "store_failing", False),
-        (at.G_GATE, ClosedBy.LEDGER_DISK, "disk_full", False),
-        (at.G_GATE, ClosedBy.STORE_DISK, "disk_full", False),
-        (at.G_DRAINING, 1, "shutting_down", True),
-        (at.G_SUPERSEDED, 1, "superseded", True),
-    ],
-)
-def test_a_shut_door_refuses_before_the_body_is_taken_in_and_says_why_and_when_to_come_back(
-    segment: Segment, word: int, value: int, code: str, close: bool
-) -> None:
-    producer = Producer(
-        segment, 0, cast(TopicCache, None), cast(CursorCache, None), RingWriter(segment, 0),
-        PendingRequests(segment, 0), BodyLimits(), lambda: None, random.Random(1), 20_000,
-    )  # fmt: skip
-    head = parse_head(b"POST /v0/topics/t HTTP/1.1\r\nHost: h\r\n\r\n", HttpLimits())
-    producer.release(producer.admit(head, 100))
-    segment.words[word] = value
-    producer.read_gate()
-    waits = set()
-    for _ in range(50):
-        with pytest.raises(ApiError) as refused:
-            producer.admit(head, 100)
-        error = refused.value
-        assert (error.status, error.code, error.close) == (503, code, close)
-        assert "nothing of this request was stored" in error.message
-        assert error.retry_after_s is not None
-        assert error.detail == {"retry_after_ms": 1000 * error.retry_after_s}
-        waits.add(error.retry_after_s)
-    assert len(waits) > 1 and min(waits) >= 1  # they do not come back together
-    segment.words[word] = 0
-    producer.read_gate()
-    producer.release(producer.admit(head, 100))

@@ -12,8 +12,7 @@ import io
 import random
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -22,18 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.api.errors import ApiError
+from daemon.http.application import QUEUED
 from daemon.http.head import Head, parse_head
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
 from daemon.http.server import Server
+from daemon.intake.admission import FRAME_BYTES
 from daemon.intake.cursor_cache import CursorCache
 from daemon.intake.formats import BodyLimits
 from daemon.intake.pending import PendingRequests
-from daemon.intake.producer import FRAME_BYTES, Producer
+from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
-from delivery.ledger_thread import LedgerThread
-from ledger.ledger import Ledger
-from ledger.types import TopicConfig
 from shards import layout as at
 from shards.clock import monotonic_ns
 from shards.latency import Stage, counted
@@ -42,26 +40,12 @@ from shards.ring import RingWriter
 from shards.segment import Segment
 from tests.daemon.http.front import Script
 from tests.daemon.http.memory_transport import connect
+from tests.daemon.intake.serving import topics_in
 from tests.e2e.daemon import HANG_S
 from tests.e2e.load import read_answer
 
 RING_BYTES = 1 << 20
 BODY_BYTES_MAX = 200_000
-
-
-@contextmanager
-def topics_in(directory: Path) -> Iterator[TopicCache]:
-    """Topics over a real ledger, of which ``t`` is known."""
-    segment = Segment.create(Layout(shards=1, ring_bytes=4096))
-    with (
-        closing(Ledger(directory / "ledger.db", nullcontext())) as ledger,
-        ThreadPoolExecutor(1) as thread,
-    ):
-        made = TopicCache(segment, LedgerThread(ledger, thread), nullcontext())
-        asyncio.run(made.create("t", TopicConfig()))
-        asyncio.run(made.entry("t"))
-        yield made
-    segment.close()
 
 
 @pytest.fixture(scope="module")
@@ -109,15 +93,20 @@ class Intake:
         self.connection.queue.append(made)
         return made
 
+    def arriving(self, head: Head) -> Request:
+        """A request whose body is still on its way."""
+        return Request(head, b"", monotonic_ns(), self.connection)
+
     def announce(self, length: int | None, encoding: str, body_bytes: int) -> None:
         """A head comes; its body is still on its way."""
         head = self.head(length, encoding)
         most = BODY_BYTES_MAX if length is None or encoding else length
         if self.free_bytes < FRAME_BYTES + most:
             with refused(429):
-                self.producer.admit(head, length)
+                self.producer.admit(self.arriving(head), length)
             return
-        token = self.producer.admit(head, length)
+        token = self.producer.admit(self.arriving(head), length)
+        assert token is not QUEUED
         self.promises.append((head, body_bytes, FRAME_BYTES + most))
         assert token == FRAME_BYTES + most
 
@@ -130,7 +119,7 @@ class Intake:
     def give_back(self, which: int) -> None:
         """A request that was admitted is over."""
         *_, promised = self.promises.pop(which)
-        self.producer.release(promised)
+        self.producer.admission.release(promised)
 
     def whole(self, encoding: str, body_bytes: int) -> None:
         """A request comes in one piece."""
@@ -232,7 +221,7 @@ def test_requests_that_wait_for_their_topic_keep_their_promises_until_they_are_w
         with refused(429):
             intake.producer.take(request, "new", BODY_BYTES_MAX)
         with refused(429):
-            intake.producer.admit(head, BODY_BYTES_MAX)
+            intake.producer.admit(intake.arriving(head), BODY_BYTES_MAX)
         assert intake.publications == 0
         await asyncio.gather(*intake.producer._tasks)
         if status == 200:
