@@ -49,10 +49,11 @@ def bounds(config: Config) -> dict[str, int]:
     )
     limits = http_limits(config)
     # Bodies on their way and requests held back are within promises of ring space; what was
-    # received of those that wait for one is less (daemon/intake/admission.py).
+    # received of those that wait for one has its own limit (daemon/intake/admission.py).
     return {
         "segment": layout_of(config).size_bytes,
-        "bodies": shards * (config.ring_bytes + config.ring_bytes // admission.QUEUED_SHARE),
+        "bodies": shards * config.ring_bytes,
+        "queued": shards * (config.ring_bytes // admission.QUEUED_SHARE),
         "uploads": shards * uploads,
         "reads": shards * reads,
         "lake": shards * lake_reads,

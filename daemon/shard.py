@@ -304,6 +304,7 @@ class Shard:
         words[base + at.S_SEEN] = self._feed.seen
         words[base + at.S_CONNECTIONS] = self._server.connections
         words[base + at.S_STREAMS] = len(self._server.streams)
+        words[base + at.S_QUEUED] = self._admission.queued
         self.segment.follow_epoch(self.shard)
         self._after.tick()
         words[base + at.S_OWNS] = len(self._routers)

@@ -119,6 +119,7 @@ S_HEARTBEAT_NS = S_HEARTBEAT + 1
 S_CPU_NS = S_HEARTBEAT + 2
 S_READY = S_HEARTBEAT + 3
 S_SEEN = S_HEARTBEAT + 4  # the last commit that the shard has followed, as of its heartbeat
+S_QUEUED = S_HEARTBEAT + 5  # requests that wait for admission, as of its heartbeat
 S_PID = 5 * LINE_WORDS
 S_RESTARTS = S_PID + 1
 S_CPU = S_PID + 2

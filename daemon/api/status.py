@@ -168,6 +168,7 @@ class StatusBuilder:
             ring_used_bytes=head - self._shard_word(shard, at.S_COMMITTED),
             connections=self._shard_word(shard, at.S_CONNECTIONS),
             streams=self._shard_word(shard, at.S_STREAMS),
+            requests_queued=self._shard_word(shard, at.S_QUEUED),
             requests_acked=self._shard_word(shard, at.S_REQUESTS_ACKED),
             records_acked=self._shard_word(shard, at.S_RECORDS_ACKED),
             bytes_acked=self._shard_word(shard, at.S_BYTES_ACKED),

@@ -119,6 +119,10 @@ class ShardStatus(Struct, frozen=True):
     ring_used_bytes: int
     connections: Annotated[int, Meta(description="without streams")]
     streams: int
+    requests_queued: Annotated[
+        int,
+        Meta(description="wait for ring space (`disable_backpressure`) with their bodies unread"),
+    ]
     requests_acked: int
     records_acked: int
     bytes_acked: Annotated[int, Meta(description="of bodies as they were received")]

@@ -120,7 +120,7 @@ def test_status_and_groups_keep_to_their_documented_shapes(daemon: Daemon) -> No
     assert documented <= set(status)
     shard = {
         "shard", "pid", "cpu", "group", "restarts", "heartbeat_age_ms", "ring_bytes",
-        "ring_used_bytes", "requests_acked", "records_acked", "bytes_acked",
+        "ring_used_bytes", "requests_queued", "requests_acked", "records_acked", "bytes_acked",
     }  # fmt: skip
     assert all(shard <= set(each) for each in status["shards"])
     groups = parsed(run(daemon, "groups", "-o", "json"))

@@ -39,8 +39,8 @@ STATUS: dict[str, Any] = {
         {
             "shard": shard, "pid": 100 + shard, "cpu": shard, "group": 0, "restarts": 0,
             "heartbeat_age_ms": 12, "ring_bytes": 64 << 20, "ring_used_bytes": 3 << 20,
-            "connections": 5, "streams": 7, "requests_acked": 1000, "records_acked": 12345,
-            "bytes_acked": 7 << 20,
+            "connections": 5, "streams": 7, "requests_queued": 0,
+            "requests_acked": 1000, "records_acked": 12345, "bytes_acked": 7 << 20,
         }
         for shard in range(2)
     ],

@@ -345,17 +345,14 @@ def throttle(daemon: Daemon, api: Checked) -> None:
         waiting = Wire(daemon.port)
         wires.append(waiting)
         body = b'{"records": [{"data": "' + b"x" * 15_000 + b'"}]}'
-        sent = request(
-            "POST", "/v0/topics/t?disable_backpressure=true", body,
-            Content_Type="application/json",
-        )  # fmt: skip
+        sent = request("POST", "/v0/topics/t?disable_backpressure=true", body)
         waiting.send(sent[:5_000])
         wait_until(lambda: daemon.status()["shards"][0]["requests_queued"] == 1, "it to wait")
         waiting.send(sent[5_000:])
         wires.pop(0).close()
-        answer = waiting.answer()
-        assert answer.status == 200
-        api.take("POST", "/v0/topics/t?disable_backpressure=true", answer)
+        stored = waiting.answer()
+        assert stored is not None and stored.status == 200
+        api.take("POST", "/v0/topics/t?disable_backpressure=true", stored)
     finally:
         for wire in wires:
             wire.close()

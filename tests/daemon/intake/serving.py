@@ -1,4 +1,4 @@
-"""The intake of one shard behind real connections without sockets; a test commits what it took."""
+"""The intake of one shard with real connections over no sockets; a test commits what it took."""
 
 from __future__ import annotations
 
