@@ -2,7 +2,8 @@
 
 Pure. Only a shard's loop raises its heartbeat, ten times a second, so a loop that does not turn is
 noticed whatever its threads do. Ticks of the supervisor are counted, not time, so that a machine
-that was suspended kills no shard (docs/protocol.md 3).
+that was suspended kills no shard (docs/protocol.md 3); and ticks for which the shard starved
+(daemon/starvation.py) are not counted.
 
 moving -> missing (the watchdog is not fed) -> ABORT, for a dump of its stacks -> KILL, since a
 stopped process does not react to anything else.
@@ -11,6 +12,7 @@ stopped process does not react to anything else.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 STALLED_TICKS_HOLDING = 20  # 2 s with a lease or a lock: others wait for it
 STALLED_TICKS = 50  # 5 s with neither: only its own connections wait
@@ -34,22 +36,34 @@ class Pulse:
         self._ready = False
         self._aborted_ticks: int | None = None
         self.stalled_ticks = 0
+        self.starved_ticks = 0  # since the last heartbeat
 
     @property
     def moving(self) -> bool:
         """The shard serves, and its loop has turned within the last second of ticks."""
         return self._ready and self.stalled_ticks < MISSING_TICKS
 
-    def tick(self, heartbeat: int, *, ready: bool, holding: bool) -> HeartbeatVerdict:
+    def tick(
+        self,
+        heartbeat: int,
+        *,
+        ready: bool,
+        holding: bool,
+        starves: Callable[[], bool] = lambda: False,
+    ) -> HeartbeatVerdict:
         """The verdict of one tick; ABORT and KILL are given once each.
 
-        A shard that is starting has no loop yet, and is left alone.
+        A shard that is starting has no loop yet, and is left alone. ``starves`` is asked only when
+        there was no heartbeat.
         """
         self._ready = ready
         if heartbeat != self._heartbeat or not ready:
             self._heartbeat = heartbeat
-            self.stalled_ticks = 0
+            self.stalled_ticks = self.starved_ticks = 0
             self._aborted_ticks = None
+            return HeartbeatVerdict.LEAVE
+        if self._aborted_ticks is None and starves():
+            self.starved_ticks += 1
             return HeartbeatVerdict.LEAVE
         self.stalled_ticks += 1
         limit = STALLED_TICKS_HOLDING if holding else STALLED_TICKS

@@ -34,6 +34,7 @@ from daemon.inherit import Inheritance
 from daemon.intake.gate import Gate, disks_of
 from daemon.notify import Notifier
 from daemon.orphans import Orphans
+from daemon.starvation import Starvation
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.upkeep import UpkeepThread, clocks
@@ -61,6 +62,7 @@ IMAGE_STOP_S = 1.0  # a part that is being sent ends with the process
 START_FAILURES_MAX = 5  # deaths in a row of a shard that was never ready
 SUPERSEDED_TICKS = 5  # for half a second, producers are answered 503
 EXIT_SUPERSEDED = 5
+STARVED_TICKS_TOLD = 15
 BACKOFF_TICKS = 10  # after an exit that was not by a signal
 
 
@@ -72,6 +74,7 @@ class Child:
         self.cpu = cpu
         self.process: subprocess.Popen[bytes] | None = None
         self.pulse = Pulse()
+        self.starvation = Starvation()
         self.start_failures = 0
         self.wait_ticks = 0
 
@@ -250,6 +253,7 @@ class Supervisor:
         base = self.layout.shard(child.shard)
         self._words[base + at.S_READY] = 0
         child.pulse = Pulse()
+        child.starvation.begins()
         child.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "daemon.shard", inherit.encode(inheritance)],
             pass_fds=inheritance.fds,
@@ -390,8 +394,18 @@ class Supervisor:
             return
         base = self.layout.shard(child.shard)
         ready = bool(self._words[base + at.S_READY])
-        heartbeat, pulse = self._words[base + at.S_HEARTBEAT], child.pulse
-        verdict = pulse.tick(heartbeat, ready=ready or writes, holding=holding)
+        heartbeat, pulse, pid = self._words[base + at.S_HEARTBEAT], child.pulse, child.process.pid
+        verdict = pulse.tick(
+            heartbeat, ready=ready or writes, holding=holding,
+            starves=lambda: child.starvation.look(pid, monotonic_ns()),
+        )  # fmt: skip
+        if not pulse.stalled_ticks + pulse.starved_ticks:
+            child.starvation.begins()
+        if pulse.starved_ticks == STARVED_TICKS_TOLD:
+            log.warning(
+                "shard %d waits for the machine: for %d ticks it got no CPU, or no answer from the"
+                " kernel; it is left alone", child.shard, pulse.starved_ticks,
+            )  # fmt: skip
         if verdict is HeartbeatVerdict.ABORT:
             log.error("shard %d has not turned for %d ticks: aborted, with its stacks",
                       child.shard, pulse.stalled_ticks)  # fmt: skip

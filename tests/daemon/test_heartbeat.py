@@ -72,3 +72,25 @@ def test_it_moves_exactly_while_the_last_heartbeat_is_less_than_a_second_of_tick
         heartbeat, age = (heartbeat + 1, 0) if beat else (heartbeat, age + 1)
         pulse.tick(heartbeat, ready=True, holding=False)
         assert pulse.moving == (age < MISSING_TICKS)
+
+
+def test_ticks_for_which_the_shard_starved_are_not_counted() -> None:
+    pulse = Pulse()
+    pulse.tick(7, ready=True, holding=True)
+    for tick in range(100):
+        verdict = pulse.tick(7, ready=True, holding=True, starves=lambda: True)
+        assert (verdict, pulse.starved_ticks) == (HeartbeatVerdict.LEAVE, tick + 1)
+    assert pulse.moving and pulse.stalled_ticks == 0
+    stuck = [pulse.tick(7, ready=True, holding=True) for _ in range(20)]
+    assert (stuck.index(HeartbeatVerdict.ABORT), stuck.index(HeartbeatVerdict.KILL)) == (14, 19)
+    pulse.tick(8, ready=True, holding=True)
+    assert pulse.starved_ticks == 0
+
+
+def test_a_shard_that_was_aborted_is_killed_even_if_it_starves_then() -> None:
+    pulse = Pulse()
+    pulse.tick(7, ready=True, holding=True)
+    for _ in range(15):
+        pulse.tick(7, ready=True, holding=True)
+    later = [pulse.tick(7, ready=True, holding=True, starves=lambda: True) for _ in range(5)]
+    assert later[-1] is HeartbeatVerdict.KILL

@@ -16,6 +16,7 @@ import pytest
 
 from daemon.config import Override, load
 from daemon.listeners import admin_listener, open_listeners
+from daemon.starvation import Starvation
 from daemon.supervisor import BACKOFF_TICKS, Child, Supervisor
 from daemon.upkeep.owner import LOCK_NAME, this_owner
 from ledger import reads, topics
@@ -149,6 +150,8 @@ def test_a_stuck_shard_is_ended_sooner_inside_a_groups_lock_or_if_it_owns_router
 ) -> None:
     rig.store(at.S_OWNS, routers)
     process = rig.runs(SLEEPS)
+    # These ticks take no time, so a process that is still starting would seem to get no CPU.
+    rig.child.starvation = Starvation(Path("/nowhere"))
     group = rig.supervisor.layout.group(0)
     rig.supervisor.segment.words[group + at.P_MARK] = int(inside)  # the mark of shard 0
     assert GroupTable(rig.supervisor.segment).inside() == ({0} if inside else set())
