@@ -40,6 +40,7 @@ from shards.segment import Segment
 from uploader.groups.puller import GroupTable, Puller
 from uploader.groups.turn import Policy
 from uploader.ownership.ownerlog import OwnerLog
+from uploader.stores.counted import CountedPartedStore
 
 SHARDS = (2, 8, 64, 128)
 TARGET = 4 << 20
@@ -172,7 +173,8 @@ def _ticks_ms(shards: int, folder: Path) -> float:
     with contextlib.ExitStack() as stack:
         lock_file = stack.enter_context(contextlib.closing(take_directory(config)))
         lock = SharedLock(lock_file, locks.LEDGER)
-        store = stack.enter_context(contextlib.closing(open_config_store(config)))
+        opened = stack.enter_context(contextlib.closing(open_config_store(config)))
+        store = CountedPartedStore(opened)
         ledgers = [
             stack.enter_context(contextlib.closing(Ledger(Path(config.ledger_path), lock)))
             for _ in range(3)

@@ -7,8 +7,16 @@ import click
 from commands.client.http import Client, decoded
 from commands.shell.exits import DEGRADED
 from commands.shell.options import client_option, output_option
-from commands.shell.output import Cell, bytes_text, count_text, duration_text, show, table
-from daemon.api.schemas import DeliveryStatus, ShardStatus, Status
+from commands.shell.output import (
+    Cell,
+    bytes_text,
+    count_text,
+    duration_text,
+    show,
+    table,
+    usd_text,
+)
+from daemon.api.schemas import BillStatus, DeliveryStatus, ShardStatus, Status
 
 GROUPS_SHOWN_MAX = 8
 SHARD_HEAD = (
@@ -68,6 +76,7 @@ def _text(status: Status) -> str:
             f" {count_text(store.gets)} gets of {bytes_text(store.get_bytes)};"
             f" {count_text(store.lists)} lists"
         ),
+        *_billed(status.bill),
         f"window    {duration_text(status.window_ms)}",
         f"pressure  {pressure.level:.2f}{rung}",
         f"memory    at most {bytes_text(status.memory_bound_bytes)} by its bounds",
@@ -87,6 +96,33 @@ def _text(status: Status) -> str:
         table(SHARD_HEAD, [_shard_row(shard) for shard in status.shards]),
     ]
     return "\n".join(lines)
+
+
+def _billed(bill: BillStatus) -> list[str]:
+    """Nothing while the store is free and nothing limits it."""
+    if not bill.usd and not bill.per_shard.usd and bill.budget is None:
+        return []
+    per_gib = "" if bill.usd_per_gib is None else f", {usd_text(bill.usd_per_gib)} per GiB"
+    lines = [
+        (
+            f"bill      {usd_text(bill.usd)} ({bill.store_class}){per_gib};"
+            f" {usd_text(bill.usd_per_month)} a month now"
+        ),
+        (
+            f"          {count_text(bill.puts)} puts; {count_text(bill.per_shard.puts)}"
+            f" ({usd_text(bill.per_shard.usd)}) if each shard uploaded for itself,"
+            f" {count_text(bill.single_stream.puts)} ({usd_text(bill.single_stream.usd)}) in one"
+            " stream"
+        ),
+    ]
+    budget = bill.budget
+    if budget is not None:
+        lines.append(
+            f"budget    {usd_text(budget.usd_per_month)} a month for puts,"
+            f" {'held' if budget.holds else 'EXCEEDED'}: windows of at least"
+            f" {duration_text(budget.window_ms)}, objects of {bytes_text(budget.target_bytes)}"
+        )
+    return lines
 
 
 def _delivered(delivery: DeliveryStatus) -> list[str]:

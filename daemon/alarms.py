@@ -54,6 +54,8 @@ MEANINGS: dict[AlarmKind, Meaning] = {
     ),
     # the supervisor's image thread; entries go on, a recovery has more of them to read
     AlarmKind.IMAGE_FAILING: Meaning("image_failing", "image of the ledger failing", None),
+    # the supervisor's billing
+    AlarmKind.BUDGET_EXCEEDED: Meaning("budget_exceeded", "PUT budget exceeded", None),
 }
 
 

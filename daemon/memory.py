@@ -6,6 +6,7 @@ It is logged at the start and shown by ``status``. Each part is a limit that som
 from __future__ import annotations
 
 from daemon.config import Config
+from daemon.governor.billing import target_max_bytes
 from daemon.http.limits import http_limits
 from daemon.intake import admission, commit_feed
 from delivery import filters, followed, lake_reader, tail_reader
@@ -37,8 +38,9 @@ def bounds(config: Config) -> dict[str, int]:
     # A pull has at most slots x target bytes, cut into equal objects of less than 1.5 x the target.
     # The loser of a hedge keeps its object while its slot has the next one.
     in_flight = config.uploads_in_flight_max * (1 + config.hedge_puts)
-    uploads = in_flight * 2 * config.object_bytes_target
-    reads = CACHE_BYTES_MAX + READERS_AT_ONCE * (2 * config.object_bytes_target + 2 * BYTES_MAX)
+    target_bytes = target_max_bytes(config)  # a budget may make objects larger
+    uploads = in_flight * 2 * target_bytes
+    reads = CACHE_BYTES_MAX + READERS_AT_ONCE * (2 * target_bytes + 2 * BYTES_MAX)
     # Nothing of this is taken before the first read of compacted records.
     lake_reads = (
         lake_reader.LIBRARY_BYTES

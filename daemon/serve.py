@@ -29,6 +29,7 @@ from shards.locks import LockFile, SharedLock
 from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog
 from uploader.stores import faults, open_store
 from uploader.stores.base import PartedStore, StoreError
+from uploader.stores.counted import CountedPartedStore
 from uploader.stores.disk import settle_directory
 
 log = logging.getLogger("headgate.serve")
@@ -107,9 +108,10 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
     ledger_path = Path(config.ledger_path)
     lock = SharedLock(lock_file, locks.LEDGER)  # waited for: the supervisor's tick never takes it
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(contextlib.closing(open_config_store(config)))
+        opened = stack.enter_context(contextlib.closing(open_config_store(config)))
         if chaos:
-            faults.require_possible(faults.parse(chaos), store)
+            faults.require_possible(faults.parse(chaos), opened)
+        store = CountedPartedStore(opened)
         store.check()
         Ledger(ledger_path, lock).close()
         owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)

@@ -26,6 +26,7 @@ from types import FrameType
 from daemon import inherit, logs, memory
 from daemon.alarms import AlarmLog, active
 from daemon.config import Config, ConfigError, load_again, reload
+from daemon.governor.billing import Billing
 from daemon.governor.board import store
 from daemon.governor.governor import Governor
 from daemon.governor.readings import Readings
@@ -51,7 +52,7 @@ from shards.locks import LockFile
 from shards.segment import Segment
 from uploader.groups.puller import GroupTable
 from uploader.ownership.ownerlog import OwnerLog, SealedLog
-from uploader.stores.base import PartedStore
+from uploader.stores.counted import CountedPartedStore
 
 log = logging.getLogger("headgate.supervisor")
 
@@ -83,7 +84,7 @@ class Supervisor:
     """One run of the daemon."""
 
     def __init__(
-        self, config: Config, lock_file: LockFile, owner_log: OwnerLog, store: PartedStore,
+        self, config: Config, lock_file: LockFile, owner_log: OwnerLog, store: CountedPartedStore,
         told: Ledger, kept: Ledger, copied: Ledger,
     ) -> None:  # fmt: skip
         self.config = config
@@ -105,6 +106,7 @@ class Supervisor:
         self._groups = GroupTable(self.segment)
         self._governor = Governor({}, reacts=config.governor == "on")
         self._readings = Readings(self.segment)
+        self._billing = Billing(self.segment, config, store.requests, self._alarms, monotonic_ns())
         self._lock_file = lock_file
         self._alarm_log = AlarmLog()
         self._gate = Gate(disks_of(config))
@@ -225,6 +227,7 @@ class Supervisor:
         result = reload(self.config, wanted)
         levels = (self.config.log_level, result.config.log_level)
         self.config = result.config
+        self._billing.follow(self.config, monotonic_ns())
         self._words[at.G_LOG_LEVEL] = logs.LEVELS.index(self.config.log_level)
         # Also with a level that is higher now, the reload is logged.
         logs.set_level(min(levels, key=logs.LEVELS.index))
@@ -429,7 +432,8 @@ class Supervisor:
                 "pressure %.2f (%s): %s %s: %s", governed.level, governed.causes(),
                 edge.rung.name, "begins" if edge.begins else "ends", edge.rung.effect,
             )  # fmt: skip
-        store(self._words, governed)
+        window_ms = self._billing.tick(governed.window_ms, now_ns)
+        store(self._words, governed, window_ms)
 
     def _kill_all(self) -> None:
         self._killed = True

@@ -18,7 +18,7 @@ global: clock, records supervisor's retention thread
 evicted
 global: window,        supervisor (its governor)
 object target, pressure
-and its sensors
+and its sensors, bill
 global: commits,       the holder of the ledger lock
 commits reserved, and
 the commit log
@@ -104,8 +104,23 @@ SENSOR_RAW = 0
 SENSOR_PPM = 1
 SENSOR_SHARD = 2
 SENSOR_WORDS = 4
+# The bill (daemon/governor/billing.py), first the supervisor's own requests, of all its threads.
+# Rates and dollars are the bits of doubles.
+G_OWN_PUTS = G_SENSORS + SENSORS_MAX * SENSOR_WORDS
+G_OWN_PUT_BYTES = G_OWN_PUTS + 1
+G_OWN_GETS = G_OWN_PUTS + 2
+G_OWN_GET_BYTES = G_OWN_PUTS + 3
+G_OWN_LISTS = G_OWN_PUTS + 4
+G_PUT_RATE = G_OWN_PUTS + 5
+G_OPTIMUM_PUT_RATE = G_OWN_PUTS + 6
+G_USD_PER_MONTH = G_OWN_PUTS + 7
+G_PER_SHARD_PUTS = G_OWN_PUTS + 8  # what uploading without groups would have put
+G_SINGLE_STREAM_PUTS = G_OWN_PUTS + 9
+G_BUDGET_USD = G_OWN_PUTS + 10  # a month; 0: there is none
+G_BUDGET_WINDOW_NS = G_OWN_PUTS + 11  # the least window that it allows
+G_BUDGET_HOLDS = G_OWN_PUTS + 12
 # The version of topics after the last eviction or trim of any topic with this hash.
-G_EVICTED = G_SENSORS + SENSORS_MAX * SENSOR_WORDS
+G_EVICTED = G_OWN_PUTS + 2 * LINE_WORDS
 EVICTED_WORDS = 1_024  # a round that evicts from ten topics concerns readers of one topic in 100
 GLOBAL_WORDS = G_EVICTED + EVICTED_WORDS
 

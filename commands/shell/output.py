@@ -72,6 +72,15 @@ def count_text(count: float | None) -> str:
     return "-" if count is None else f"{count:,.0f}"
 
 
+def usd_text(dollars: float) -> str:
+    """``$1,234``, ``$12.34``, ``$0.000015``: cents, or two digits of what is less."""
+    if dollars >= 1_000:
+        return f"${dollars:,.0f}"
+    if dollars >= 0.1 or not dollars:
+        return f"${dollars:.2f}"
+    return f"${float(f'{dollars:.1e}'):f}".rstrip("0")
+
+
 def time_text(epoch_ms: int, timespec: str = "seconds") -> str:
     """``2026-01-31 12:00:00+00:00``."""
     moment = datetime.fromtimestamp(epoch_ms / 1000, tz=UTC)

@@ -20,6 +20,8 @@ from msgspec.structs import fields
 from compaction.source.schemas import Plan, PlanRequest
 from daemon.api.status_schemas import (
     AlarmStatus,
+    BillStatus,
+    BudgetStatus,
     DeliveryStatus,
     GroupStatus,
     LatencyStatus,
@@ -31,6 +33,7 @@ from daemon.api.status_schemas import (
     SensorStatus,
     ShardStatus,
     Status,
+    StoreCost,
     StoreStatus,
     Totals,
 )
@@ -69,6 +72,8 @@ from uploader.l0.records import TIMESTAMP_MS_MAX
 __all__ = [
     "AdvanceRequest",
     "AlarmStatus",
+    "BillStatus",
+    "BudgetStatus",
     "BackedUp",
     "COLUMNS_MAX",
     "CursorDeleted",
@@ -108,6 +113,7 @@ __all__ = [
     "SensorStatus",
     "ShardStatus",
     "Status",
+    "StoreCost",
     "StoreStatus",
     "TopicConfig",
     "TopicDeleted",

@@ -12,6 +12,7 @@ from importlib import metadata
 
 from daemon import alarms, memory
 from daemon.api import schemas
+from daemon.api.bill_status import bill_of
 from daemon.config import Config
 from daemon.governor import board, ladder
 from daemon.governor.sensors import SENSORS
@@ -92,6 +93,7 @@ class StatusBuilder:
             store=schemas.StoreStatus(self._config.store_url, **self._sums(_STORE)),
             window_ms=words[at.G_WINDOW_NS] / 1e6,
             pressure=self._pressure(),
+            bill=bill_of(self._segment, self._config),
             memory_bound_bytes=self._memory_bound_bytes,
             retention=schemas.RetentionStatus(words[at.G_RECORDS_EVICTED], self._clock_jump_ms()),
             delivery=_delivery(took["delivered"]),

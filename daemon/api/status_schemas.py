@@ -49,6 +49,49 @@ class StoreStatus(Struct, frozen=True):
     lists: int
 
 
+class StoreCost(Struct, frozen=True):
+    """What another way to upload the same requests would have cost."""
+
+    puts: Annotated[int, Meta(description="an estimate")]
+    usd: Annotated[float, Meta(description="with all other requests as they were")]
+
+
+class BudgetStatus(Struct, frozen=True):
+    """The budget in force (`put_budget_usd_per_month`)."""
+
+    usd_per_month: float
+    window_ms: Annotated[float, Meta(description="the least commit window that it allows now")]
+    target_bytes: Annotated[int, Meta(description="the object target that it asks for now")]
+    holds: Annotated[bool, Meta(description="false: more is spent, and no lever is left")]
+
+
+class BillStatus(Struct, frozen=True):
+    """What the daemon's requests to the store cost since it started, in US dollars. A month has 30
+    days. Requests of commands are not included; they report their own."""
+
+    store_class: Annotated[str, Meta(description="whose `prices` count")]
+    puts: Annotated[
+        int, Meta(description="attempts: objects, the owner's log, images of the ledger, probes")
+    ]
+    gets: int
+    lists: int
+    put_bytes: int
+    get_bytes: int
+    usd: float
+    usd_per_month: Annotated[float, Meta(description="at the pace of the last minute")]
+    usd_per_gib: Annotated[
+        float | None,
+        Meta(description="of acknowledged bodies; null: nothing was acknowledged"),
+    ]
+    put_rate: Annotated[float, Meta(description="PUTs per second in the last minute")]
+    optimum_put_rate: Annotated[
+        float, Meta(description="the same if all shards were one group that is never too slow")
+    ]
+    per_shard: Annotated[StoreCost, Meta(description="if each shard uploaded for itself")]
+    single_stream: Annotated[StoreCost, Meta(description="if one stream uploaded for all")]
+    budget: BudgetStatus | None
+
+
 class SensorStatus(Struct, frozen=True):
     """What one sensor says."""
 
@@ -167,6 +210,7 @@ class Status(Struct, frozen=True):
     store: StoreStatus
     window_ms: Annotated[float, Meta(description="the commit window in force")]
     pressure: Pressure
+    bill: BillStatus
     memory_bound_bytes: int
     retention: RetentionStatus
     delivery: DeliveryStatus

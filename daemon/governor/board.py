@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import struct
-
+from daemon.governor.doubles import bits_of, value_of
 from daemon.governor.governor import Governed
 from daemon.governor.sensors import SENSORS, Reading
 from shards import layout as at
 
-_DOUBLE = struct.Struct("=d")
-_BITS = struct.Struct("=Q")
 
-
-def store(words: memoryview[int], governed: Governed) -> None:
-    """Stores what follows from a sample; the shards read it at their next heartbeat, the window
-    immediately."""
+def store(words: memoryview[int], governed: Governed, window_ms: float) -> None:
+    """Stores what follows from a sample, and the window, which a budget may have widened. The
+    shards read it at their next heartbeat, the window immediately."""
     for index, (reading, pressure) in enumerate(
         zip(governed.readings, governed.pressures, strict=True)
     ):
         row = at.sensor(index)
-        words[row + at.SENSOR_RAW] = _BITS.unpack(_DOUBLE.pack(reading.raw))[0]
+        words[row + at.SENSOR_RAW] = bits_of(reading.raw)
         words[row + at.SENSOR_PPM] = int(pressure * 1e6)
         words[row + at.SENSOR_SHARD] = 0 if reading.shard is None else reading.shard + 1
     words[at.G_PRESSURE_PPM] = int(governed.level * 1e6)
@@ -27,7 +23,7 @@ def store(words: memoryview[int], governed: Governed) -> None:
     words[at.G_RUNGS] = governed.rungs
     words[at.G_COALESCE_NS] = governed.coalesce_ns
     words[at.G_DEFERRING] = governed.deferring
-    words[at.G_WINDOW_NS] = int(governed.window_ms * 1e6)
+    words[at.G_WINDOW_NS] = int(window_ms * 1e6)
 
 
 def readings(words: memoryview[int]) -> list[tuple[Reading, float]]:
@@ -35,7 +31,7 @@ def readings(words: memoryview[int]) -> list[tuple[Reading, float]]:
     found = []
     for index in range(len(SENSORS)):
         row = at.sensor(index)
-        raw: float = _DOUBLE.unpack(_BITS.pack(words[row + at.SENSOR_RAW]))[0]
+        raw = value_of(words[row + at.SENSOR_RAW])
         shard = int(words[row + at.SENSOR_SHARD])
         pressure = words[row + at.SENSOR_PPM] / 1e6
         found.append((Reading(raw, shard - 1 if shard else None), pressure))

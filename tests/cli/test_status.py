@@ -32,14 +32,24 @@ STATUS: dict[str, Any] = {
             }
         ],
     },
+    "bill": {
+        "store_class": "standard", "puts": 1300, "gets": 3, "lists": 2, "put_bytes": 6 << 20,
+        "get_bytes": 2048, "usd": 0.0065112, "usd_per_month": 12.5, "usd_per_gib": 0.476,
+        "put_rate": 0.96, "optimum_put_rate": 0.9,
+        "per_shard": {"puts": 2500, "usd": 0.0125}, "single_stream": {"puts": 1200, "usd": 0.006},
+        "budget": {
+            "usd_per_month": 12.5, "window_ms": 1250.0, "target_bytes": 4 << 20, "holds": True,
+        },
+    },
     "memory_bound_bytes": 512 << 20,
     "retention": {"records_evicted": 4_321, "clock_jump_ms": None},
     "delivery": {"deliveries": 9_876, "p50_ms": 0.512, "p99_ms": 2.048},
+    "latency": {"put": {"count": 75, "p50_ms": 16.4, "p99_ms": 65.5}},
     "shards": [
         {
             "shard": shard, "pid": 100 + shard, "cpu": shard, "group": 0, "restarts": 0,
-            "heartbeat_age_ms": 12, "ring_bytes": 64 << 20, "ring_used_bytes": 3 << 20,
-            "connections": 5, "streams": 7, "requests_queued": 0,
+            "heartbeat_age_ms": 12, "ready": True, "cpu_ms": 5, "ring_bytes": 64 << 20,
+            "ring_used_bytes": 3 << 20, "connections": 5, "streams": 7, "requests_queued": 0,
             "requests_acked": 1000, "records_acked": 12345, "bytes_acked": 7 << 20,
         }
         for shard in range(2)
@@ -53,6 +63,7 @@ STATUS: dict[str, Any] = {
     "totals": {
         "requests_acked": 2000, "records_acked": 24690, "bytes_acked": 14 << 20, "rejected": 4,
         "objects_committed": 1199, "orphans_adopted": 0,
+        "splits": 1, "merges": 2,
     },
 }  # fmt: skip
 
@@ -67,6 +78,9 @@ headgate 0.1.0  ready  up 3 min 20 s
 
 store     file:///srv/headgate/store
           1,200 puts of 5.0 MiB, 1 failed; 3 gets of 2.0 KiB; 2 lists
+bill      $0.0065 (standard), $0.48 per GiB; $12.50 a month now
+          1,300 puts; 2,500 ($0.013) if each shard uploaded for itself, 1,200 ($0.006) in one stream
+budget    $12.50 a month for puts, held: windows of at least 1.2 s, objects of 4.0 MiB
 window    0.5 ms
 pressure  0.25 (coalesce)
 memory    at most 512 MiB by its bounds
@@ -87,6 +101,22 @@ def test_status_is_a_table_for_people() -> None:
         result = run(server, "status")
     assert (result.exit_code, result.stdout, result.stderr) == (0, STATUS_TEXT, "")
     assert server.calls == [Call("GET", "/v0/status", None)]
+
+
+def test_status_of_a_store_that_is_free_has_no_bill() -> None:
+    nothing = {"puts": 9, "usd": 0.0}
+    free = STATUS["bill"] | {
+        "usd": 0.0, "per_shard": nothing, "single_stream": nothing, "budget": None,
+    }  # fmt: skip
+    with says(Answer(200, STATUS | {"bill": free})) as server:
+        text = run(server, "status").stdout
+    assert "bill" not in text and "budget" not in text
+
+
+def test_status_says_when_more_is_spent_than_the_budget() -> None:
+    budget = STATUS["bill"]["budget"] | {"holds": False}
+    with says(Answer(200, STATUS | {"bill": STATUS["bill"] | {"budget": budget}})) as server:
+        assert "a month for puts, EXCEEDED: windows" in run(server, "status").stdout
 
 
 def test_status_as_json_has_the_fields_of_this_version() -> None:

@@ -34,6 +34,7 @@ from tests.ledger.requests import Request
 from tests.shards.peer import started
 from uploader.groups.puller import GroupTable
 from uploader.ownership.ownerlog import OwnerLog
+from uploader.stores.counted import CountedPartedStore
 from uploader.stores.file import FileStore
 
 SLEEPS = "import signal; signal.pause()"
@@ -65,7 +66,8 @@ class Rig:
         Path(self.config.ledger_path).parent.mkdir(parents=True)
         lock_file = stack.enter_context(closing(LockFile(data / LOCK_NAME)))
         self.lock = SharedLock(lock_file, locks.LEDGER)
-        store = stack.enter_context(closing(FileStore(str(data / "store"))))
+        opened = stack.enter_context(closing(FileStore(str(data / "store"))))
+        store = CountedPartedStore(opened)
         self.log = OwnerLog(store, this_owner(str(data)), lambda _: None)
         path = Path(self.config.ledger_path)
         self.ledger = stack.enter_context(closing(Ledger(path, self.lock)))

@@ -147,7 +147,8 @@ def test_it_is_ready_when_all_shards_are_and_it_is_not_stopping(daemon: Daemon) 
 
 def test_pressure_and_window_are_those_in_force(daemon: Daemon) -> None:
     readings = [Reading(0.55 if s.name == "ring" else 0.0, 2) for s in SENSORS]
-    board.store(daemon.words, Governor({}).sample(readings, 0.5, 10, NOW_NS))
+    governed = Governor({}).sample(readings, 0.5, 10, NOW_NS)
+    board.store(daemon.words, governed, governed.window_ms)
     document = daemon.document()
     pressure = document["pressure"]
     assert document["window_ms"] == pytest.approx(0.5 + 9.5 / 4)

@@ -1,0 +1,135 @@
+"""The bill: what the daemon's requests to the store cost, so far and by month, and what they would
+cost without groups.
+
+Counts are exact, of all requests since the daemon started: shards' PUTs and GETs, and the
+supervisor's own (owner's log, images, probes). Rates are means over about a minute. What commands
+such as ``headgate compact`` ask of the store is in their own reports.
+
+Pure: totals and ``now`` in, a Billed out. ``billing.py`` reads the totals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from daemon.governor.counterfactual import LoneUploader
+from uploader.stores.prices import SECONDS_PER_MONTH, Prices
+
+RATE_S = 60.0  # an owner's log alone has one PUT in 5 s: a shorter mean would show its rhythm
+
+
+class Usage(Struct, frozen=True):
+    """Requests since the daemon started."""
+
+    puts: int = 0
+    put_bytes: int = 0
+    gets: int = 0
+    get_bytes: int = 0
+    lists: int = 0
+
+    def usd(self, prices: Prices) -> float:
+        """What they cost."""
+        return prices.usd(self.puts, self.gets, self.lists, self.put_bytes, self.get_bytes)
+
+    def put_class_usd(self, prices: Prices) -> float:
+        """What a budget limits."""
+        return prices.put_class_usd(self.puts, self.lists, self.put_bytes)
+
+    def __add__(self, more: Usage) -> Usage:
+        return Usage(
+            self.puts + more.puts, self.put_bytes + more.put_bytes, self.gets + more.gets,
+            self.get_bytes + more.get_bytes, self.lists + more.lists,
+        )  # fmt: skip
+
+    def __sub__(self, before: Usage) -> Usage:
+        return Usage(
+            self.puts - before.puts, self.put_bytes - before.put_bytes, self.gets - before.gets,
+            self.get_bytes - before.get_bytes, self.lists - before.lists,
+        )  # fmt: skip
+
+
+class _Rate:
+    """The mean per second of something, over about RATE_S."""
+
+    def __init__(self) -> None:
+        self._sum = 0.0  # of what was counted, each less the older it is
+        self._seconds = 0.0  # the same of the time, so that the first minute is not too low
+
+    def add(self, count: float, passed_s: float) -> None:
+        left = math.exp(-passed_s / RATE_S)
+        self._sum = self._sum * left + count
+        self._seconds = self._seconds * left + passed_s
+
+    @property
+    def per_s(self) -> float:
+        return self._sum / self._seconds if self._seconds else 0.0
+
+
+class Billed(Struct, frozen=True):
+    """One sample. ``optimum_put_rate`` is that of a single stream, with the requests that are not
+    uploads; PUTs of the two alternatives are uploads only."""
+
+    put_rate: float
+    optimum_put_rate: float
+    usd_per_month: float
+    put_class_usd_per_month: float
+    per_shard_puts: int
+    single_stream_puts: int
+
+
+class Bill:
+    """Call ``sample`` with each tick."""
+
+    def __init__(self, prices: Prices, shards: int, now_ns: int) -> None:
+        self._prices = prices
+        self._shards = [LoneUploader() for _ in range(shards)]
+        self._single = LoneUploader()
+        self._requests = [0] * shards
+        self._heads = [0] * shards
+        self._usage = Usage()
+        self._own_puts = 0
+        self._now_ns = now_ns
+        self._put_rate, self._optimum, self._usd, self._put_class_usd = (_Rate() for _ in range(4))
+
+    def sample(
+        self, usage: Usage, own_puts: int, requests: Sequence[int], heads: Sequence[int],
+        window_ns: int, target_bytes: int, now_ns: int,
+    ) -> tuple[Usage, Billed]:  # fmt: skip
+        """Takes totals: ``own_puts`` of ``usage`` are not uploads; ``requests`` and ``heads`` are
+        what each shard has published. Returns what is new, and the bill."""
+        new = usage - self._usage
+        passed_s = max(0, now_ns - self._now_ns) / 1e9
+        single_puts = self._single.puts
+        self._imagine(requests, heads, window_ns, target_bytes, now_ns)
+        self._put_rate.add(new.puts, passed_s)
+        fewest = self._single.puts - single_puts + own_puts - self._own_puts
+        self._optimum.add(fewest, passed_s)
+        self._usd.add(new.usd(self._prices), passed_s)
+        self._put_class_usd.add(new.put_class_usd(self._prices), passed_s)
+        self._usage, self._own_puts, self._now_ns = usage, own_puts, now_ns
+        return new, Billed(
+            put_rate=self._put_rate.per_s,
+            optimum_put_rate=self._optimum.per_s,
+            usd_per_month=self._usd.per_s * SECONDS_PER_MONTH,
+            put_class_usd_per_month=self._put_class_usd.per_s * SECONDS_PER_MONTH,
+            per_shard_puts=sum(shard.puts for shard in self._shards),
+            single_stream_puts=self._single.puts,
+        )
+
+    def _imagine(
+        self, requests: Sequence[int], heads: Sequence[int], window_ns: int, target_bytes: int,
+        now_ns: int,
+    ) -> None:  # fmt: skip
+        """Lets the same requests be uploaded by each shard for itself, and by one for all."""
+        all_requests = all_bytes = 0
+        for shard, uploader in enumerate(self._shards):
+            new = requests[shard] - self._requests[shard]
+            size_bytes = heads[shard] - self._heads[shard]
+            all_requests += new
+            all_bytes += size_bytes
+            uploader.step(self._now_ns, now_ns, new, size_bytes, window_ns, target_bytes)
+        self._single.step(self._now_ns, now_ns, all_requests, all_bytes, window_ns, target_bytes)
+        self._requests[:], self._heads[:] = requests, heads
