@@ -77,6 +77,7 @@ from shards.locks import LockFile, SharedLock
 from shards.ring import RingReader, RingWriter
 from shards.routerboard import RouterBoard
 from shards.segment import Segment
+from shards.topiccounts import TopicCounts
 from uploader.groups.adopt import adopt_orphans
 from uploader.groups.puller import Puller
 from uploader.groups.turn import NEVER, Policy
@@ -168,7 +169,12 @@ class Shard:
         )  # fmt: skip
         self._leases = LeaseTable(self._words, self.segment.layout)
         self._ring = RingWriter(self.segment, self.shard)
-        self.pending = PendingRequests(self.segment, self.shard)
+        self._topic_counts = TopicCounts(
+            self.segment, self.shard,
+            partial(self._lock_file.try_lock, locks.TOPIC_SLOTS),
+            partial(self._lock_file.unlock, locks.TOPIC_SLOTS),
+        )  # fmt: skip
+        self.pending = PendingRequests(self.segment, self.shard, self._topic_counts.tally_of)
         committed = int(self._words[self._base + at.S_COMMITTED])
         self.pending.inherit(
             RingReader(self.segment, self.shard).requests(committed, self._ring.head)
@@ -307,6 +313,7 @@ class Shard:
         words[base + at.S_QUEUED] = self._admission.queued
         self.segment.follow_epoch(self.shard)
         self._after.tick()
+        self._topic_counts.store()
         words[base + at.S_OWNS] = len(self._routers)
         level = words[at.G_LOG_LEVEL]
         if level != self._log_level:

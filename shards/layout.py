@@ -43,6 +43,8 @@ alarm: all words       the process of the row (shards/alarms.py)
 router: all words      the shard that owns the router (shards/routerboard.py)
 recency                any shard, any time: see below
 topic row: all words   the shard of the row (delivery/topic_rows.py)
+topic slot: all words  the holder of the lock of the slots, once (shards/topiccounts.py)
+topic counts           the shard
 =====================  =========================================================================
 
 The words of recency are the exception: when a topic was last consumed, by a hash of its id. Each
@@ -238,6 +240,16 @@ H_SUM_NS = LATENCY_WORDS - 1
 LATENCY_BUCKETS = H_SUM_NS
 LATENCY_STAGES_MAX = 12  # 3 KiB a shard
 
+# What topics' producers were acknowledged (shards/topiccounts.py). The names of the slots: 40 KiB.
+TOPIC_SLOTS = 128
+M_LENGTH = 0  # 0: free. Stored last
+M_TEXT = 1
+TOPIC_SLOT_WORDS = 5 * LINE_WORDS
+M_TEXT_BYTES = (TOPIC_SLOT_WORDS - M_TEXT) * WORD_BYTES
+# The counts of a shard, records and bytes: of all other topics, then of each slot. 2 KiB a shard.
+TOPIC_COUNT_WORDS = 2
+TOPIC_COUNTS = 1 + TOPIC_SLOTS
+
 SHARDS_MAX = 512  # a lease must fit its sources; the largest machines have that many threads
 
 
@@ -326,9 +338,18 @@ class Layout(Struct, frozen=True):
         rows = self.recency + RECENCY_WORDS
         return rows + (shard * TOPIC_ROWS + row) * TOPIC_ROW_WORDS
 
+    def topic_slot(self, slot: int) -> int:
+        """Index of the first word of a topic's slot."""
+        return self.topic_row(self.shards, 0) + slot * TOPIC_SLOT_WORDS
+
+    def topic_counts(self, shard: int) -> int:
+        """Index of the first word of a shard's counts of topics."""
+        counts = self.topic_slot(TOPIC_SLOTS)
+        return counts + shard * _lines(TOPIC_COUNTS * TOPIC_COUNT_WORDS)
+
     def commit_slot(self, number: int) -> int:
         """Index of the first word of the slot of commit ``number``."""
-        slots = self.topic_row(self.shards, 0)
+        slots = self.topic_counts(self.shards)
         return slots + (number % self.commit_slots) * SLOT_WORDS
 
     @property

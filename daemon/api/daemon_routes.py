@@ -38,7 +38,8 @@ class DaemonRoutes:
     async def metrics(self, headers: MetricsHeaders) -> Text:
         """The status as a page for Prometheus."""
         stages = self._status.stages()
-        scrape = Scrape(self._status.document(monotonic_ns(), stages), stages)
+        status = self._status.document(monotonic_ns(), stages)
+        scrape = Scrape(status, stages, self._status.topics())
         return await metrics.page(scrape, headers.accept, monotonic_ns)
 
     async def openapi(self) -> dict[str, Any]:

@@ -8,16 +8,20 @@ needs no library; ``metrics.py`` writes it in Prometheus' formats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from daemon.alarms import MEANINGS
 from daemon.api.status_schemas import GroupStatus, ShardStatus, Status, StoreStatus
 from daemon.governor.ladder import RUNGS
 from shards.latency import Counted, Stage
+from shards.topiccounts import TopicCount
 
 Sample = tuple[tuple[str, ...], float | Counted]  # values of the labels, value
 Kind = Literal["counter", "gauge", "histogram", "info"]
+
+
+OTHER_TOPICS = "_other"  # no name of a topic begins so
 
 
 class Scrape(NamedTuple):
@@ -25,6 +29,7 @@ class Scrape(NamedTuple):
 
     status: Status
     stages: Mapping[Stage, Counted]
+    topics: Sequence[TopicCount]
 
 
 class Metric(NamedTuple):
@@ -90,6 +95,13 @@ def _changes(scrape: Scrape) -> Iterable[Sample]:
     return [(("split",), totals.splits), (("merge",), totals.merges)]
 
 
+def _by_topic(name: str, says: str, value: Callable[[TopicCount], int]) -> Metric:
+    def samples(scrape: Scrape) -> Iterable[Sample]:
+        return [((topic.name or OTHER_TOPICS,), value(topic)) for topic in scrape.topics]
+
+    return Metric(name, "counter", says, ("topic",), samples)
+
+
 def _stages(scrape: Scrape) -> Iterable[Sample]:
     return [((stage.name.lower(),), counted) for stage, counted in scrape.stages.items()]
 
@@ -136,6 +148,16 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "requests to produce that got 429 or 503: nothing of them was stored",
         lambda s: s.totals.rejected,
+    ),
+    _by_topic(
+        "headgate_topic_acked_records_total",
+        "records that were acknowledged, of the first 128 topics and of all others together",
+        lambda topic: topic.records,
+    ),
+    _by_topic(
+        "headgate_topic_acked_bytes_total",
+        "bytes of the bodies that were acknowledged, likewise",
+        lambda topic: topic.bytes,
     ),
     Metric(
         "headgate_stage_seconds",

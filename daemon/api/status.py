@@ -16,10 +16,11 @@ from daemon.api.bill_status import bill_of
 from daemon.config import Config
 from daemon.governor import board, ladder
 from daemon.governor.sensors import SENSORS
-from shards import latency
+from shards import latency, topiccounts
 from shards import layout as at
 from shards.latency import Counted, Stage
 from shards.segment import Segment
+from shards.topiccounts import TopicCount
 from uploader.groups.buddy import Group
 from uploader.groups.puller import GroupTable
 
@@ -130,6 +131,10 @@ class StatusBuilder:
     def stages(self) -> dict[Stage, Counted]:
         """How long each stage took, over all shards."""
         return {stage: latency.counted(self._segment, stage) for stage in Stage}
+
+    def topics(self) -> list[TopicCount]:
+        """What topics' producers were acknowledged, over all shards."""
+        return topiccounts.counted(self._segment)
 
     def _clock_jump_ms(self) -> int | None:
         """How far the wall clock jumped, back is negative; None while its time is trusted."""

@@ -36,6 +36,7 @@ from shards.frame import VOID_BYTES_MAX
 from shards.latency import SAMPLED, LatencyHistogram, Stage
 from shards.ring import RequestAt
 from shards.segment import Segment
+from shards.topiccounts import TopicTally
 
 NEVER = 1 << 63
 _encode = msgspec.json.Encoder().encode
@@ -99,7 +100,8 @@ class _Answering(NamedTuple):
 class PendingRequests:
     """The waiting requests of one shard. The ring bounds how many there are."""
 
-    def __init__(self, segment: Segment, shard: int) -> None:
+    def __init__(self, segment: Segment, shard: int, tally_of: Callable[[str], TopicTally]) -> None:
+        self._tally_of = tally_of
         self._shard = shard
         self._words = segment.words
         self._counters = segment.layout.shard(shard)
@@ -212,23 +214,29 @@ class PendingRequests:
                             Produced(topic.name, partition, first, last, count, head_seq, False)
                         )
                     )
-                records += count
             else:
                 if not offsets[topic.topic_id, parts[0][0]]:
                     request.refuse(topic_deleted(topic))
                     continue
                 answer: list[ProducedPart] = []
-                for partition, count in parts:
+                count = 0
+                for partition, added in parts:
                     key = (topic.topic_id, partition)
                     first = offsets[key]
-                    offsets[key] = first + count
+                    offsets[key] = first + added
                     answer.append(
-                        ProducedPart(partition, first, first + count - 1, count, heads[key])
+                        ProducedPart(partition, first, first + added - 1, added, heads[key])
                     )
-                    records += count
+                    count += added
                 request.respond_ok_json(_spread(topic, answer, deduped=False))
             requests += 1
+            records += count
             sizes += size
+            tally = topic.tally
+            if tally is None:
+                topic.tally = tally = self._tally_of(topic.name)
+            tally.records += count
+            tally.bytes += size
         self._since_look = since_look
         if self._abandoned:
             self._abandoned = max(0, self._abandoned - passed + len(waiting))

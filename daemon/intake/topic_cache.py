@@ -31,6 +31,7 @@ from ledger.types import PartitionState, Topic, TopicConfig
 from shards import layout as at
 from shards.clock import boottime_ms, wall_ms
 from shards.segment import Segment
+from shards.topiccounts import TopicTally
 
 NAMES_MAX = 100_000  # about 1 KB each; the cache is cleared when it is full
 T = TypeVar("T")
@@ -39,7 +40,7 @@ T = TypeVar("T")
 class TopicEntry:
     """A live topic."""
 
-    __slots__ = ("name", "next_partition", "partitions", "topic", "topic_id", "tracker")
+    __slots__ = ("name", "next_partition", "partitions", "tally", "topic", "topic_id", "tracker")
 
     def __init__(self, topic: Topic, tracker: CapTracker | None = None) -> None:
         self.topic = topic
@@ -48,6 +49,7 @@ class TopicEntry:
         self.name = topic.name
         self.partitions = topic.config.partitions
         self.next_partition = 0
+        self.tally: TopicTally | None = None  # from the first acknowledgment on
 
     def take_partition(self) -> int:
         """The partition of the next request without keys, round robin."""

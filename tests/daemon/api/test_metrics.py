@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,8 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from daemon.alarms import MEANINGS
 from daemon.api import metrics
-from daemon.api.metric_table import METRICS, Scrape
+from daemon.api.metric_table import METRICS, OTHER_TOPICS, Scrape
+from daemon.api.names import TOPIC_NAME
 from daemon.api.status import StatusBuilder
 from daemon.api.streaming import Text
 from daemon.config import load
@@ -25,6 +27,7 @@ from shards.alarms import AlarmBoard, AlarmKind
 from shards.latency import LatencyHistogram, Stage
 from shards.layout import Layout
 from shards.segment import Segment
+from shards.topiccounts import write_name
 from uploader.groups.puller import GroupTable
 
 NOW_NS = 100_000_000_000
@@ -54,7 +57,7 @@ class Daemon:
 
     def scrape(self) -> Scrape:
         stages = self.builder.stages()
-        return Scrape(self.builder.document(NOW_NS, stages), stages)
+        return Scrape(self.builder.document(NOW_NS, stages), stages, self.builder.topics())
 
     def text(self, accept: str = "") -> Text:
         return asyncio.run(metrics.page(self.scrape(), accept, lambda: NOW_NS))
@@ -171,6 +174,18 @@ def test_pressure_is_that_of_the_level_of_each_sensor_and_of_each_rung(daemon: D
     assert found == [(index + 1) / 100 for index in range(len(SENSORS))]
     rungs = [daemon.value("headgate_rung_active", rung=rung.name) for rung in RUNGS]
     assert rungs == [1, 1, 0, 0]
+
+
+def test_topics_with_a_slot_have_a_series_each_and_all_others_one(daemon: Daemon) -> None:
+    write_name(daemon.segment, 0, "orders:eu")
+    for shard in (0, 3):
+        first = daemon.segment.layout.topic_counts(shard)
+        daemon.words[first : first + 4] = memoryview(array("Q", [1, 10, 2, 20]))
+    assert daemon.value("headgate_topic_acked_records_total", topic="_other") == 2
+    assert daemon.value("headgate_topic_acked_bytes_total", topic="_other") == 20
+    assert daemon.value("headgate_topic_acked_records_total", topic="orders:eu") == 4
+    assert daemon.value("headgate_topic_acked_bytes_total", topic="orders:eu") == 40
+    assert not TOPIC_NAME.fullmatch(OTHER_TOPICS)
 
 
 def test_a_stage_is_a_histogram_over_all_shards_in_seconds(daemon: Daemon) -> None:

@@ -29,6 +29,7 @@ from shards import layout as at
 from shards.layout import Layout
 from shards.ring import RingWriter
 from shards.segment import Segment
+from shards.topiccounts import TopicTally
 from tests.daemon.http.memory_transport import MemoryTransport, connect
 from tests.e2e.daemon import Answer
 from tests.e2e.load import read_answer
@@ -99,7 +100,7 @@ class Intake:
         self.words = self.segment.words
         self._base = self.segment.layout.shard(0)
         self.ring = RingWriter(self.segment, 0)
-        self.pending = PendingRequests(self.segment, 0)
+        self.pending = PendingRequests(self.segment, 0, lambda _: TopicTally())
         self.published: list[int] = []  # the head after each publication
         limits = BodyLimits(body_bytes_max=body_bytes_max, record_bytes_max=body_bytes_max)
         self.producer = Producer(

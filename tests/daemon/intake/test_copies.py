@@ -34,6 +34,7 @@ from shards.frame import Part, decode_conditions
 from shards.layout import Layout
 from shards.ring import RingReader, RingWriter
 from shards.segment import Segment
+from shards.topiccounts import TopicTally
 from tests.daemon.intake.test_pending import ME, S, Shard, commit, one, shard, topic, verdict
 
 __all__ = ["shard"]  # a fixture
@@ -50,7 +51,7 @@ class Outbox:
         self.segment = Segment.create(Layout(1, RING_BYTES))
         self.ring = RingWriter(self.segment, 0)
         self.topics = TopicCache(self.segment, ledger, nullcontext())
-        self.pending = PendingRequests(self.segment, 0)
+        self.pending = PendingRequests(self.segment, 0, lambda _: TopicTally())
         self.admission = Admission(self.segment, 0, self.ring, 1 << 20, random.Random(1))
         self.published = 0
         self.copies = Copies(self.topics, self.ring, self.pending, self.admission, self._published)

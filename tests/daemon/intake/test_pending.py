@@ -38,6 +38,7 @@ from shards.latency import Stage, counted
 from shards.layout import Layout
 from shards.ring import RingReader, RingWriter
 from shards.segment import Segment
+from shards.topiccounts import TopicTally
 from tests.daemon.http.front import Script, post
 from tests.daemon.http.memory_transport import MemoryTransport, connect
 from tests.e2e.load import read_answer
@@ -57,7 +58,8 @@ class Shard:
 
     def __init__(self) -> None:
         self.segment = Segment.create(Layout(shards=2, ring_bytes=4096))
-        self.pending = PendingRequests(self.segment, ME)
+        self.tallies: dict[str, TopicTally] = {}
+        self.pending = PendingRequests(self.segment, ME, self.tally_of)
         self.server = Server()
         self.script = Script()
         self.server.application = self.script
@@ -89,6 +91,9 @@ class Shard:
             )
         )
         return position
+
+    def tally_of(self, name: str) -> TopicTally:
+        return self.tallies.setdefault(name, TopicTally())
 
     def takes(self, commit: Commit) -> None:
         """A commit arrives, and all that is known is answered."""
@@ -557,3 +562,21 @@ def test_a_commit_that_was_published_at_an_unknown_time_gives_no_time_of_answers
     shard.takes(commit(shard, OffsetRun(ME, 7, 0, 1, 17), heads=(PartitionHead(7, 0, 17),)))
     assert counted(shard.segment, Stage.ANSWERED).total == 0
     assert counted(shard.segment, Stage.ACKNOWLEDGED).total == 1
+
+
+def test_a_topics_acknowledged_records_and_bytes_are_counted_and_those_that_are_void_are_not(
+    shard: Shard,
+) -> None:
+    seven, eight = topic(7), topic(8, partitions=2)
+    shard.waits(seven, (0, 3))
+    shard.waits(eight, (0, 1), (1, 4))
+    void = shard.waits(seven, (0, 1))
+    shard.waits(seven, (0, 2))
+    shard.takes(commit(
+        shard, OffsetRun(ME, 7, 0, 1, 6), OffsetRun(ME, 8, 0, 1, 1), OffsetRun(ME, 8, 1, 1, 4),
+        heads=(PartitionHead(7, 0, 5), PartitionHead(8, 0, 1), PartitionHead(8, 1, 4)),
+        verdicts=(Verdict(ME, void, "deduped", (AnswerPart(0, 1, 1),), 5),),
+    ))  # fmt: skip
+    found = {name: (tally.records, tally.bytes) for name, tally in shard.tallies.items()}
+    assert found == {"t7": (5, 20), "t8": (5, 10)}
+    assert shard.word(at.S_RECORDS_ACKED) == 10

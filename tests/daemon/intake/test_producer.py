@@ -38,6 +38,7 @@ from shards.latency import Stage, counted
 from shards.layout import Layout
 from shards.ring import RingWriter
 from shards.segment import Segment
+from shards.topiccounts import TopicTally
 from tests.daemon.http.front import Script
 from tests.daemon.http.memory_transport import connect
 from tests.daemon.intake.serving import topics_in
@@ -67,7 +68,8 @@ class Intake:
         self.publications = 0
         self.producer = Producer(
             self._segment, 0, topics, cast(CursorCache, None), self._ring,
-            PendingRequests(self._segment, 0), limits, self._published, random.Random(1), 20_000,
+            PendingRequests(self._segment, 0, lambda _: TopicTally()), limits, self._published,
+            random.Random(1), 20_000,
         )  # fmt: skip
         server = Server()
         server.application, server.limits = Script(), HttpLimits()
