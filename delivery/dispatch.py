@@ -19,9 +19,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from delivery.ready import EntryKey, Kind, PriorityInputs, ReadySet, Turn
+from shards.smoothed import Smoothed
 
 # Answers to producers, new requests and the heartbeat wait for a slice at most.
 SLICE_NS = 1_000_000
+# The scheduling latency is smoothed over five heartbeats: one long turn of the loop is not a load.
+LATENCY_TAU_S = 0.5
 
 
 class Served(NamedTuple):
@@ -70,6 +73,8 @@ class Dispatcher:
         self._scheduled = False
         self._serving = False
         self._timer: Timer | None = None
+        self._waited_ns = self._waits = 0  # since the latency was last read
+        self._latency_ns = Smoothed(LATENCY_TAU_S)
 
     def start(
         self,
@@ -94,6 +99,13 @@ class Dispatcher:
         """Tells the ready set, and looks at what may go now."""
         self.ready.set_pressure(coalesce_ns, deferring, self._now_ns())
         self._wake()
+
+    def latency_ns(self) -> float:
+        """How long entries wait for their turns, without deliberate delays: an average that
+        follows the turns since the last call, and falls to 0 while there are none."""
+        waited_ns = self._waited_ns / self._waits if self._waits else 0.0
+        self._waited_ns = self._waits = 0
+        return self._latency_ns.add(waited_ns, self._now_ns())
 
     def _wake(self) -> None:
         if self._scheduled:
@@ -138,6 +150,9 @@ class Dispatcher:
         now_ns = self._now_ns()
         end_ns = now_ns + SLICE_NS
         while (turn := ready.take(now_ns)) is not None:
+            if turn.waited_ns is not None:
+                self._waited_ns += turn.waited_ns
+                self._waits += 1
             served = servers[turn.key[1]](turn)
             now_ns = self._now_ns()
             ready.finish(turn, served.cost_bytes, served.more, now_ns)

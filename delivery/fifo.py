@@ -31,7 +31,7 @@ class FifoReadySet:
         if not self._waiting:
             return None
         key, (enqueued_ns, published_ns) = self._waiting.popitem(last=False)
-        return Turn(key, BUDGET_BYTES, published_ns, enqueued_ns)
+        return Turn(key, BUDGET_BYTES, published_ns, enqueued_ns, now_ns - enqueued_ns)
 
     def finish(self, turn: Turn, cost_bytes: int, more: bool, now_ns: int) -> None:
         """The turn is over. With ``more``, the entry waits again, after all others."""

@@ -40,12 +40,16 @@ class PriorityInputs(Struct, frozen=True):
 
 class Turn(NamedTuple):
     """Work to do now, within ``budget_bytes`` of cost. ``published_ns`` is when the oldest commit
-    that the entry is ready for was published, ``enqueued_ns`` since when the entry has waited."""
+    that the entry is ready for was published, ``enqueued_ns`` since when the entry has waited.
+
+    ``waited_ns`` is how long it waited for this turn, without deliberate delays; None if its topic
+    may be deferred, so that its wait says nothing about the load."""
 
     key: EntryKey
     budget_bytes: int
     published_ns: int
     enqueued_ns: int
+    waited_ns: int | None
 
 
 class EntryView(NamedTuple):
@@ -80,7 +84,9 @@ class ReadySet(Protocol):
         """Takes an entry out, if it is there: nobody wants its work any more."""
 
     def oldest_wait_ns(self, now_ns: int) -> int:
-        """How long the oldest entry has waited, without deliberate delays; 0 for none."""
+        """How long the oldest entry has waited, without deliberate delays; 0 for none. Entries
+        that pressure may defer do not count, deferred or not: after a deferral they would look
+        like a new overload, and bring the next deferral."""
 
     def view(self, key: EntryKey) -> EntryView | None:
         """What ``status`` shows of an entry that waits; None for others."""

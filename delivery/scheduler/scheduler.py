@@ -14,6 +14,8 @@ It decides only *when* work is done: never offsets, retention, what can be read 
   whatever their age, and their age stands still. Route entries that become ready meanwhile are one
   band lower.
 * The coalescing delay is deliberate: it counts neither as age nor as waiting.
+* What may be deferred is not part of the sensors, deferred or not. Otherwise the end of a deferral,
+  when all of it is ready, would look like the overload that deferring is for.
 
 **The waiting bound.** Let an entry become ready while K others are in here, and let no turn cost
 more than C bytes, C >= QUANTUM_BYTES. Then turns of at most
@@ -126,7 +128,8 @@ class BandedReadySet:
         else:
             plain.remove(entry, SERVED)
         self._served[entry.key] = (entry, band)
-        return Turn(entry.key, QUANTUM_BYTES, entry.published_ns, entry.enqueued_ns)
+        waited_ns = None if entry.deferrable else now_ns - entry.sensed_ns
+        return Turn(entry.key, QUANTUM_BYTES, entry.published_ns, entry.enqueued_ns, waited_ns)
 
     def finish(self, turn: Turn, cost_bytes: int, more: bool, now_ns: int) -> None:
         """The turn is over. With ``more``, the entry waits again, after all others of its band."""
@@ -184,13 +187,13 @@ class BandedReadySet:
         del self._entries[key]
 
     def oldest_wait_ns(self, now_ns: int) -> int:
-        """How long the oldest entry has waited, without deliberate delays; 0 for none."""
+        """How long the oldest entry that is never deferred has waited, without the coalescing
+        delay; 0 for none."""
         oldest_ns = now_ns
-        for lane in (self._plain,) if self._deferring else (self._plain, self._deferrable):
-            for band in range(BANDS):
-                entry = lane.first(band)
-                if entry is not None and entry.sensed_ns < oldest_ns:
-                    oldest_ns = entry.sensed_ns
+        for band in range(BANDS):
+            entry = self._plain.first(band)
+            if entry is not None and entry.sensed_ns < oldest_ns:
+                oldest_ns = entry.sensed_ns
         return now_ns - oldest_ns
 
     def view(self, key: EntryKey) -> EntryView | None:
@@ -239,7 +242,8 @@ class BandedReadySet:
             return
         moved = ReadyEntry(entry.key, inputs, entry.published_ns)
         moved.sequence, moved.lowered = entry.sequence, entry.lowered
-        moved.enqueued_ns, moved.sensed_ns = entry.enqueued_ns, entry.sensed_ns
+        moved.enqueued_ns = entry.enqueued_ns
+        moved.sensed_ns = now_ns if entry.deferrable else entry.sensed_ns
         lane_ns = self._lane_ns(moved, now_ns)
         moved.since_ns = lane_ns - (self._lane_ns(entry, now_ns) - entry.since_ns)
         self._lane(entry).remove(entry, GONE)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
+
+import pytest
 
 from delivery.dispatch import SLICE_NS, Dispatcher, Served
 from delivery.fifo import FifoReadySet
 from delivery.ready import Kind, PriorityInputs, Turn
+from delivery.scheduler.scheduler import BandedReadySet
 
 INPUTS = PriorityInputs()
+MS = 1_000_000
 
 
 class Handle:
@@ -159,3 +164,31 @@ def test_a_server_that_fails_is_told_because_its_topic_would_wait_forever() -> N
     while rig.loop.turn():
         pass
     assert [str(error) for error in rig.failures] == ["a bug"]
+
+
+def test_the_latency_is_the_average_wait_for_a_turn_and_falls_while_there_are_none() -> None:
+    rig = Rig(turn_ns=MS)
+    rig.dirty(t1=1, t2=1, t3=1)
+    while rig.loop.turn():
+        pass
+    assert rig.dispatcher.latency_ns() == MS, "of 0, 1 and 2 ms"
+    rig.loop.now_ns += 500 * MS
+    assert rig.dispatcher.latency_ns() == pytest.approx(MS / math.e)
+    rig.loop.now_ns += 500 * MS
+    rig.dirty(t1=1)
+    while rig.loop.turn():
+        pass
+    rig.loop.now_ns -= MS
+    assert rig.dispatcher.latency_ns() == pytest.approx(MS / math.e**2)
+
+
+def test_turns_that_may_be_deferred_are_not_part_of_the_latency() -> None:
+    ready = BandedReadySet()
+    loop = HandLoop()
+    dispatcher = Dispatcher(ready, lambda _: PriorityInputs(priority=-1), lambda: loop.now_ns)
+    dispatcher.start(loop, {Kind.PUSH: lambda _: Served(1, False)}, lambda _: None)
+    dispatcher.dirty([(1, Kind.PUSH)], 0)
+    loop.now_ns = 3600 * 1000 * MS
+    while loop.turn():
+        pass
+    assert len(ready) == 0 and dispatcher.latency_ns() == 0

@@ -48,6 +48,7 @@ from shards.segment import Segment
 from uploader import l0
 from uploader.ownership.ownership import Moment, may_commit, sent_of, should_ask
 from uploader.pipeline.assemble import assemble, requests_of
+from uploader.pipeline.health import UploadHealth
 from uploader.pipeline.hedge import HedgedPut
 from uploader.pipeline.outage import Outage
 from uploader.stores.base import ForeignObject, ObjectStore, StoreError
@@ -109,6 +110,7 @@ class Uploads:
         self._alarms = alarms
         self._ended = ended
         self._outage = Outage(alarms)
+        self.health = UploadHealth()
         self._log = CommitLog(segment)
         layout = segment.layout
         self._readers = [RingReader(segment, source) for source in range(layout.shards)]
@@ -249,7 +251,7 @@ class Uploads:
     def _commit(self, work: _Work) -> _Step | None:
         assert work.draft is not None
         self._await_ownership()
-        with self._ledger_mutex:
+        with self._ledger_mutex, self.health.commit(monotonic_ns):
             commit = self._ledger.commit(work.draft, self._age_ms(), self._publish)
         self._stage_ends(work, Stage.COMMITTED)
         self._alarms.clear(AlarmKind.LEDGER_FAILING)
@@ -291,11 +293,18 @@ class Uploads:
         """One attempt, counted."""
         self._count(at.S_PUTS, 1)
         self._count(at.S_PUT_BYTES, len(body))
+        call = self.health.put_begins(len(body), monotonic_ns())
+        failed = True
         try:
-            return self._store.put(key, body, crc32c)
+            locator = self._store.put(key, body, crc32c)
+            failed = False
+            return locator
         except StoreError as error:
-            self._count(at.S_PUT_FAILURES, not isinstance(error, ForeignObject))
+            failed = not isinstance(error, ForeignObject)
+            self._count(at.S_PUT_FAILURES, failed)
             raise
+        finally:
+            self.health.put_ends(call, len(body), monotonic_ns(), failed=failed)
 
     def _ask_for_entry(self) -> None:
         """Has the owner's thread send an entry with our object if ownership is growing old."""

@@ -126,6 +126,8 @@ class Model:
         if (inputs.priority, inputs.auto) == (entry.inputs.priority, entry.inputs.auto):
             return
         waited_ns = self.clock(entry, now_ns) - entry.since_ns
+        if entry.negative:
+            entry.sensed_ns = now_ns
         entry.inputs = inputs
         if entry.enqueued_ns is not None:
             entry.since_ns = self.clock(entry, now_ns) - waited_ns
@@ -143,7 +145,7 @@ class Model:
             if entry.enqueued_ns is not None and not (self.deferring and entry.negative)
         ]
 
-    def take(self, now_ns: int) -> tuple[EntryKey, int, int | None] | None:
+    def take(self, now_ns: int) -> tuple[EntryKey, int, int | None, int | None] | None:
         self.pass_time(now_ns)
         ready = self.may_go()
         if not ready:
@@ -162,7 +164,8 @@ class Model:
         entry = next(each for each in ready if each.band == band)
         self.waiting.remove(entry)
         self.served[entry.key] = (replace(entry), band)
-        return entry.key, entry.published_ns, entry.enqueued_ns
+        waited_ns = None if entry.negative else now_ns - entry.sensed_ns
+        return entry.key, entry.published_ns, entry.enqueued_ns, waited_ns
 
     def finish(self, key: EntryKey, cost_bytes: int, more: bool, now_ns: int) -> None:
         self.pass_time(now_ns)
@@ -200,4 +203,5 @@ class Model:
         return [sum(entry.band == band for entry in ready) for band in range(5)]
 
     def oldest_wait_ns(self, now_ns: int) -> int:
-        return max((now_ns - entry.sensed_ns for entry in self.may_go()), default=0)
+        plain = (e for e in self.may_go() if e.inputs.priority is None or e.inputs.priority >= 0)
+        return max((now_ns - entry.sensed_ns for entry in plain), default=0)

@@ -58,7 +58,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         turn, expected = self.real.take(self.now_ns), self.model.take(self.now_ns)
-        found = None if turn is None else (turn.key, turn.published_ns, turn.enqueued_ns)
+        found = None
+        if turn is not None:
+            found = (turn.key, turn.published_ns, turn.enqueued_ns, turn.waited_ns)
         assert found == expected
         if not self.model.deferring:  # the lane of deferred entries stands still
             assert self.real.depths() == self.model.depths()

@@ -220,6 +220,31 @@ def test_deferral_goes_by_manual_priority_and_age_does_not_undo_it() -> None:
     assert order(ready, hour_ns) == [1, 2]
 
 
+def test_what_pressure_may_defer_is_never_part_of_the_sensors() -> None:
+    """At the end of a deferral all of it is ready: that is not an overload."""
+    ready = BandedReadySet()
+    ready.set_pressure(0, True, NOW)
+    ready.mark(push(1), at(-1), NOW, NOW)
+    hour_ns = NOW + 3600 * SECOND
+    ready.set_pressure(0, False, hour_ns)
+    ready.mark(push(2), at(0), hour_ns - MS, hour_ns)
+    assert ready.oldest_wait_ns(hour_ns) == MS
+    waited = {
+        turn.key[0]: turn.waited_ns for turn in (taken(ready, hour_ns), taken(ready, hour_ns))
+    }
+    assert waited == {1: None, 2: MS}
+
+
+def test_a_raised_priority_does_not_turn_deferral_into_a_wait() -> None:
+    ready = BandedReadySet()
+    ready.set_pressure(0, True, NOW)
+    ready.mark(push(1), at(-5), NOW, NOW)
+    hour_ns = NOW + 3600 * SECOND
+    ready.mark(push(1), at(5), NOW, hour_ns)
+    assert ready.oldest_wait_ns(hour_ns + MS) == MS
+    assert taken(ready, hour_ns + 2 * MS).waited_ns == 2 * MS
+
+
 @pytest.mark.parametrize(("waited_ms", "band"), [(949, 0), (1050, 1)])
 def test_age_stands_still_while_an_entry_is_deferred(waited_ms: int, band: int) -> None:
     ready = BandedReadySet()
@@ -267,6 +292,7 @@ def test_the_coalescing_delay_is_neither_waiting_nor_age() -> None:
     ready.mark(push(2), PLAIN, NOW + 5 * MS, NOW + 5 * MS)
     turn = taken(ready, NOW + 22 * MS)
     assert (turn.published_ns, turn.enqueued_ns) == (NOW - MS, NOW + 20 * MS)
+    assert turn.waited_ns == 3 * MS, "1 until it was marked, 2 after the delay"
     assert ready.next_due_ns() == NOW + 25 * MS
     ready.mark(push(3), PLAIN, NOW + 30 * MS, NOW + 30 * MS)
     assert ready.take(NOW + 30 * MS) is not None
