@@ -56,6 +56,9 @@ MEANINGS: dict[AlarmKind, Meaning] = {
     AlarmKind.IMAGE_FAILING: Meaning("image_failing", "image of the ledger failing", None),
     # the supervisor's billing
     AlarmKind.BUDGET_EXCEEDED: Meaning("budget_exceeded", "PUT budget exceeded", None),
+    # the supervisor's governor, which takes both for full pressure
+    AlarmKind.SENSOR_BROKEN: Meaning("sensor_broken", "sensors without a value", None),
+    AlarmKind.SENSOR_STALE: Meaning("sensor_stale", "sensors without news", None),
 }
 
 

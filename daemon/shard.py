@@ -45,6 +45,7 @@ from daemon.api.topic_activity import TopicActivityView
 from daemon.api.topic_routes import TopicRoutes
 from daemon.api.watch_routes import WatchRoutes
 from daemon.config import Config
+from daemon.governor.shard_sensors import ShardSensors
 from daemon.http.limits import http_limits
 from daemon.http.server import Server
 from daemon.inherit import Inheritance
@@ -209,6 +210,9 @@ class Shard:
             self.segment, self.shard, config, self.topics, ledger, self._store,
             StoreThreads(self._readers, self._count_get, rng), self._feed.recent, rng,
         )  # fmt: skip
+        self._sensors = ShardSensors(
+            self.segment, self.shard, self._after.dispatcher, self._leases, self._uploads.health
+        )
         limits = BodyLimits(
             body_bytes_max=config.body_bytes_max,
             record_bytes_max=config.record_bytes_max,
@@ -315,6 +319,7 @@ class Shard:
         self._after.tick()
         self._topic_counts.store()
         words[base + at.S_OWNS] = len(self._routers)
+        self._sensors.store(monotonic_ns())
         level = words[at.G_LOG_LEVEL]
         if level != self._log_level:
             self._log_level = level

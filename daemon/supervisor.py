@@ -27,9 +27,7 @@ from daemon import inherit, logs, memory
 from daemon.alarms import AlarmLog, active
 from daemon.config import Config, ConfigError, load_again, reload
 from daemon.governor.billing import Billing
-from daemon.governor.board import store
-from daemon.governor.governor import Governor
-from daemon.governor.readings import Readings
+from daemon.governor.tick import GovernorTick
 from daemon.heartbeat import HeartbeatVerdict, Pulse
 from daemon.inherit import Inheritance
 from daemon.intake.gate import Gate, disks_of
@@ -104,8 +102,7 @@ class Supervisor:
         self._leases = LeaseTable(self._words, self.layout)
         self._orphans = Orphans(self.segment)
         self._groups = GroupTable(self.segment)
-        self._governor = Governor({}, reacts=config.governor == "on")
-        self._readings = Readings(self.segment)
+        self._governor = GovernorTick(self.segment, config, self._alarms)
         self._billing = Billing(self.segment, config, store.requests, self._alarms, monotonic_ns())
         self._lock_file = lock_file
         self._alarm_log = AlarmLog()
@@ -325,7 +322,7 @@ class Supervisor:
             else:
                 writes = child.process.pid == writing
                 self._watch(child, holding=writes or child.shard in holding, writes=writes)
-        self._govern()
+        self._governor.tick(self.config, monotonic_ns(), self._billing.tick)
         if not self._said_ready and self._all_ready():
             self._said_ready = True
             log.info("%s", self._serving())
@@ -419,21 +416,6 @@ class Supervisor:
                 "shard %d has not turned for %d ticks: killed", child.shard, pulse.stalled_ticks
             )
             child.process.kill()
-
-    def _govern(self) -> None:
-        now_ns = monotonic_ns()
-        config = self.config
-        governed = self._governor.sample(
-            self._readings.take(now_ns),
-            config.commit_window_min_ms, config.commit_window_max_ms, now_ns,
-        )  # fmt: skip
-        for edge in governed.edges:
-            log.warning(
-                "pressure %.2f (%s): %s %s: %s", governed.level, governed.causes(),
-                edge.rung.name, "begins" if edge.begins else "ends", edge.rung.effect,
-            )  # fmt: skip
-        window_ms = self._billing.tick(governed.window_ms, now_ns)
-        store(self._words, governed, window_ms)
 
     def _kill_all(self) -> None:
         self._killed = True

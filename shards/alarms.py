@@ -40,6 +40,8 @@ class AlarmKind(IntEnum):
     DEDUPE_WINDOW_SHORT = 5
     IMAGE_FAILING = 6
     BUDGET_EXCEEDED = 7
+    SENSOR_BROKEN = 8
+    SENSOR_STALE = 9
 
 
 class Alarm(Struct, frozen=True):

@@ -32,6 +32,7 @@ shard: pulled          the holder of the lock of the shard's group
 shard: heartbeat,      that shard
 counters, cpu, seen
 shard: latencies       that shard; of PUT and COMMITTED, its uploads under their mutex
+shard: what it senses  that shard
 shard: lease counter,  that shard
 epoch, owns
 shard: pid, restarts   supervisor
@@ -161,7 +162,15 @@ S_PUT_FAILURES = S_PUTS + 2
 S_GETS = S_PUTS + 3
 S_GET_BYTES = S_PUTS + 4
 S_LISTS = S_PUTS + 5
-SHARD_WORDS = 10 * LINE_WORDS
+# What the shard senses, as of its heartbeat: doubles (shards/doubles.py, daemon/governor/).
+S_READY_MS = 10 * LINE_WORDS
+S_SCHEDULING_MS = S_READY_MS + 1
+S_STORE_SLOWDOWN = S_READY_MS + 2
+S_COMMIT_MS = S_READY_MS + 3
+S_SLOTS_USED = S_READY_MS + 4
+S_ALLOCATED_BYTES = S_READY_MS + 5
+S_RING_FULL = S_READY_MS + 6  # how many requests found no ring space
+SHARD_WORDS = 11 * LINE_WORDS
 
 # Lines of a group slot. The size has its own line: every shard reads it to find its group.
 P_SIZE = 0 * LINE_WORDS

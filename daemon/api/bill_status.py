@@ -9,8 +9,8 @@ from __future__ import annotations
 from daemon.api.status_schemas import BillStatus, BudgetStatus, StoreCost
 from daemon.config import Config
 from daemon.governor.bill import Usage
-from daemon.governor.doubles import value_of
 from shards import layout as at
+from shards.doubles import double_of
 from shards.segment import Segment
 from uploader.stores.prices import GIB
 
@@ -45,10 +45,10 @@ def bill_of(segment: Segment, config: Config) -> BillStatus:
         put_bytes=used.put_bytes,
         get_bytes=used.get_bytes,
         usd=usd,
-        usd_per_month=value_of(words[at.G_USD_PER_MONTH]),
+        usd_per_month=double_of(words[at.G_USD_PER_MONTH]),
         usd_per_gib=usd * GIB / acked_bytes if acked_bytes else None,
-        put_rate=value_of(words[at.G_PUT_RATE]),
-        optimum_put_rate=value_of(words[at.G_OPTIMUM_PUT_RATE]),
+        put_rate=double_of(words[at.G_PUT_RATE]),
+        optimum_put_rate=double_of(words[at.G_OPTIMUM_PUT_RATE]),
         per_shard=instead(words[at.G_PER_SHARD_PUTS]),
         single_stream=instead(words[at.G_SINGLE_STREAM_PUTS]),
         budget=_budget(segment),
@@ -57,7 +57,7 @@ def bill_of(segment: Segment, config: Config) -> BillStatus:
 
 def _budget(segment: Segment) -> BudgetStatus | None:
     words = segment.words
-    budget_usd = value_of(words[at.G_BUDGET_USD])
+    budget_usd = double_of(words[at.G_BUDGET_USD])
     if not budget_usd:
         return None
     return BudgetStatus(

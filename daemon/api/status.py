@@ -120,6 +120,7 @@ class StatusBuilder:
                     raw=None if math.isnan(reading.raw) else reading.raw,
                     unit=sensor.unit,
                     pressure=pressure,
+                    weight=self._config.pressure_weights.get(sensor.name, 1.0),
                     hard=sensor.hard,
                     shard=reading.shard,
                     source=sensor.source,

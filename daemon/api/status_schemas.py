@@ -99,6 +99,7 @@ class SensorStatus(Struct, frozen=True):
     raw: Annotated[float | None, Meta(description="what was measured, smoothed; null: broken")]
     unit: str
     pressure: Annotated[float, Meta(description="0 to 1")]
+    weight: Annotated[float, Meta(description="how much of the pressure counts; a hard one's is 1")]
     hard: Annotated[bool, Meta(description="whether it watches something that runs out")]
     shard: Annotated[int | None, Meta(description="the shard with the highest value")]
     source: Annotated[str, Meta(description="what is measured")]

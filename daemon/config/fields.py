@@ -34,6 +34,7 @@ from daemon.config.values import (
     optional,
     size_text,
 )
+from daemon.config.weight_values import WEIGHTS
 from ledger.dedupe import DedupeLimits
 from uploader.stores.prices import DEFAULT_PRICES, Prices, default_class
 
@@ -98,6 +99,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...]
     scheduler: str
     governor: str
+    pressure_weights: dict[str, float]
     log_level: str
     log_format: str
     origins: dict[str, str]
@@ -291,6 +293,10 @@ FIELDS: tuple[Field, ...] = (
           "`on` makes the daemon slower under pressure, in steps, before it refuses anything; `off`"
           " keeps the shortest commit window and delays no push. A full ring or disk refuses"
           " requests in both cases"),
+    Field("pressure_weights", WEIGHTS, (), "",
+          "how much each soft sensor counts, 0 to 1; 1 if it is not named. In the environment, text"
+          " like `busy=0.5,store=0`. Hard sensors (ring, memory, disk) always count fully",
+          reloadable=True),
     Field("log_level", one_of("debug", "info", "warning", "error"), "info", "",
           "the least severe lines that are written", reloadable=True),
     Field("log_format", one_of("text", "json"), "text", "",

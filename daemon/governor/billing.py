@@ -9,10 +9,10 @@ from __future__ import annotations
 from daemon.config import Config
 from daemon.governor import put_budget
 from daemon.governor.bill import Bill, Billed, Usage
-from daemon.governor.doubles import bits_of
 from daemon.governor.put_budget import BudgetDecision, BudgetTerms, PutBudget
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
+from shards.doubles import word_of
 from shards.segment import Segment
 from uploader.stores.counted import Requests
 from uploader.stores.prices import GIB
@@ -111,9 +111,9 @@ class Billing:
         words[at.G_OWN_GETS] = own.gets
         words[at.G_OWN_GET_BYTES] = own.get_bytes
         words[at.G_OWN_LISTS] = own.lists
-        words[at.G_PUT_RATE] = bits_of(billed.put_rate)
-        words[at.G_OPTIMUM_PUT_RATE] = bits_of(billed.optimum_put_rate)
-        words[at.G_USD_PER_MONTH] = bits_of(billed.usd_per_month)
+        words[at.G_PUT_RATE] = word_of(billed.put_rate)
+        words[at.G_OPTIMUM_PUT_RATE] = word_of(billed.optimum_put_rate)
+        words[at.G_USD_PER_MONTH] = word_of(billed.usd_per_month)
         words[at.G_PER_SHARD_PUTS] = billed.per_shard_puts
         words[at.G_SINGLE_STREAM_PUTS] = billed.single_stream_puts
 
@@ -121,7 +121,7 @@ class Billing:
         self, decision: BudgetDecision | None, billed: Billed, now_ns: int
     ) -> None:
         words, budget_usd = self._words, self._config.put_budget_usd_per_month or 0.0
-        words[at.G_BUDGET_USD] = bits_of(budget_usd)
+        words[at.G_BUDGET_USD] = word_of(budget_usd)
         words[at.G_BUDGET_WINDOW_NS] = 0 if decision is None else int(decision.window_ms * 1e6)
         words[at.G_BUDGET_HOLDS] = decision is None or decision.holds
         if decision is None or decision.holds:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from daemon.governor.doubles import bits_of, value_of
 from daemon.governor.governor import Governed
 from daemon.governor.sensors import SENSORS, Reading
 from shards import layout as at
+from shards.doubles import double_of, word_of
 
 
 def store(words: memoryview[int], governed: Governed, window_ms: float) -> None:
@@ -15,7 +15,7 @@ def store(words: memoryview[int], governed: Governed, window_ms: float) -> None:
         zip(governed.readings, governed.pressures, strict=True)
     ):
         row = at.sensor(index)
-        words[row + at.SENSOR_RAW] = bits_of(reading.raw)
+        words[row + at.SENSOR_RAW] = word_of(reading.raw)
         words[row + at.SENSOR_PPM] = int(pressure * 1e6)
         words[row + at.SENSOR_SHARD] = 0 if reading.shard is None else reading.shard + 1
     words[at.G_PRESSURE_PPM] = int(governed.level * 1e6)
@@ -31,7 +31,7 @@ def readings(words: memoryview[int]) -> list[tuple[Reading, float]]:
     found = []
     for index in range(len(SENSORS)):
         row = at.sensor(index)
-        raw = value_of(words[row + at.SENSOR_RAW])
+        raw = double_of(words[row + at.SENSOR_RAW])
         shard = int(words[row + at.SENSOR_SHARD])
         pressure = words[row + at.SENSOR_PPM] / 1e6
         found.append((Reading(raw, shard - 1 if shard else None), pressure))

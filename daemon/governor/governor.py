@@ -15,9 +15,8 @@ from msgspec import Struct
 
 from daemon.governor.ladder import Edge, Ladder, coalesce_ns, window_ms
 from daemon.governor.level import level_of
-from daemon.governor.sensors import SENSORS, Reading
-
-_RING = next(index for index, sensor in enumerate(SENSORS) if sensor.name == "ring")
+from daemon.governor.sensors import INDEX, SENSORS, Reading
+from shards.smoothed import Smoothed
 
 
 class Governed(Struct, frozen=True):
@@ -33,6 +32,12 @@ class Governed(Struct, frozen=True):
     deferring: bool
     rungs: int
     edges: Sequence[Edge]
+
+    def line(self, edge: Edge) -> str:
+        """What the log says of an edge: the level, what caused it, and what it does."""
+        verb = "begins" if edge.begins else "ends"
+        causes = self.causes() or "no sensor presses"
+        return f"pressure {self.level:.2f} ({causes}): {edge.rung.name} {verb}: {edge.rung.effect}"
 
     def causes(self) -> str:
         """The sensors that press most, for a log line."""
@@ -53,22 +58,22 @@ class Governor:
     no latency."""
 
     def __init__(self, weights: Mapping[str, float], *, reacts: bool = True) -> None:
-        self._weights = weights
+        self.weights = weights  # of soft sensors; may be replaced between two samples
         self._reacts = reacts
         self._ladder = Ladder()
-        self._smoothed = [0.0] * len(SENSORS)
+        self._smoothed = [Smoothed(sensor.tau_s) if sensor.tau_s else None for sensor in SENSORS]
 
     def sample(
         self, readings: Sequence[Reading], window_min_ms: float, window_max_ms: float, now_ns: int
     ) -> Governed:
         """Takes one sample, in the order of SENSORS."""
-        smoothed = [self._smooth(index, reading) for index, reading in enumerate(readings)]
+        smoothed = [self._smooth(index, each, now_ns) for index, each in enumerate(readings)]
         pressures = [
             sensor.pressure(reading.raw) for sensor, reading in zip(SENSORS, smoothed, strict=True)
         ]
-        level = level_of(pressures, self._weights)
+        level = level_of(pressures, self.weights)
         acts_on = level.value if self._reacts else 0.0
-        edges = self._ladder.step(acts_on, pressures[_RING], now_ns)
+        edges = self._ladder.step(acts_on, pressures[INDEX["ring"]], now_ns)
         return Governed(
             readings=smoothed,
             pressures=pressures,
@@ -81,13 +86,10 @@ class Governor:
             edges=edges,
         )
 
-    def _smooth(self, index: int, reading: Reading) -> Reading:
-        raw, newest = reading.raw, SENSORS[index].newest
-        if raw != raw or newest == 1.0:
+    def _smooth(self, index: int, reading: Reading, now_ns: int) -> Reading:
+        smoothed, raw = self._smoothed[index], reading.raw
+        if smoothed is None or raw != raw:
             return reading
-        before = self._smoothed[index]
         # An infinite or absurd value would never be forgotten.
         limit = 2 * SENSORS[index].full
-        value = before + newest * (max(-limit, min(limit, raw)) - before)
-        self._smoothed[index] = value
-        return Reading(value, reading.shard)
+        return Reading(smoothed.add(max(-limit, min(limit, raw)), now_ns), reading.shard)

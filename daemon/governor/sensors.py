@@ -2,11 +2,13 @@
 
 A *sensor* turns a raw value, in its unit, into a pressure in [0, 1]: 0 up to ``zero``, 1 from
 ``full`` on, linear between. A *hard* sensor watches something that runs out (ring, memory, disk); a
-*soft* one watches work that gets slower. This module measures nothing: the supervisor reads the raw
-values (``readings.py``), ``level.py`` makes one level of them.
+*soft* one watches work that gets slower. No sensor counts time for which the daemon waits
+deliberately: neither the commit window, nor coalescing, nor deferral. Otherwise the reactions to
+pressure would keep it up.
 
-A sensor's place in SENSORS is its slot in shared memory (``shards/layout.py``), at most
-SENSORS_MAX of them.
+This module measures nothing: the supervisor reads the raw values (``readings.py``), ``level.py``
+makes one level of them. A sensor's place in SENSORS is its slot in shared memory
+(``shards/layout.py``), at most SENSORS_MAX of them.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from shards.layout import SENSORS_MAX
 
 
 class Sensor(Struct, frozen=True):
-    """One sensor. ``newest`` is the share of a new sample in the smoothed value; 1: not smoothed.
-    ``source`` says what is measured."""
+    """One sensor. ``tau_s`` is the time constant by which the supervisor smooths it; 0: it does
+    not. ``source`` says what is measured."""
 
     name: str
     unit: str
@@ -28,7 +30,7 @@ class Sensor(Struct, frozen=True):
     zero: float
     full: float
     source: str
-    newest: float = 1.0
+    tau_s: float = 0.0
 
     def pressure(self, raw: float) -> float:
         """In [0, 1]. NaN counts as 1: a broken sensor must not release the brake."""
@@ -48,10 +50,31 @@ def clamp(value: float) -> float:
 
 
 SENSORS: tuple[Sensor, ...] = (
+    # From 1 s on, a watcher that takes everything is as late as one that has lagged.
+    Sensor("ready", "ms", False, 5, 1000, "the longest wait of an entry for its turn"),
+    # An average of 5 ms is the end of what delivery promises; up to 1 ms, most records are
+    # delivered within 5. The shard smooths it.
+    Sensor("scheduling", "ms", False, 1, 5, "how long entries wait for their turns on average"),
     # A shard that uses half of its CPU is not loaded: its answers are as fast as an idle one's. A
     # lasting load is seen within three samples; one hiccup of a noisy machine does little.
-    Sensor("busy", "cpu", False, 0.5, 0.95, "CPU time of the busiest shard", newest=0.5),
-    Sensor("ring", "share", True, 0.0, 1.0, "the fullest ring: records that are not durable yet"),
-)
+    Sensor("busy", "cpu", False, 0.5, 0.95, "CPU time of the busiest shard", tau_s=0.144),
+    # Half of the slots are for the next objects while the first are being sent.
+    Sensor("uploads", "share", False, 0.5, 1, "lease slots in use", tau_s=1.0),
+    # PUTs vary: the slowest of a hundred takes ten times as long as most. The shard smooths it.
+    Sensor("store", "times", False, 3, 10, "how many times longer than usual a PUT takes; a failed"
+           " one counts as 10"),
+    # A transaction and its fsync take 1 ms on a local disk and 10 on a slow one.
+    Sensor("ledger", "ms", False, 10, 100, "how long a commit takes, with its wait for the lock"),
+    # What is being uploaded fills a quarter of a ring in normal operation.
+    Sensor("ring", "share", True, 0.25, 1, "the fullest ring: records that are not durable yet; 1"
+           " if it had no space for a request"),
+    # Programs, caches and buffers that are empty take their part of a small limit.
+    Sensor("memory", "share", True, 0.5, 1, "memory in use, of the control group's limit or else of"
+           " what the machine has left"),
+    # The disk has a reserve of its own, below which requests are refused (daemon/intake/gate.py).
+    Sensor("disk", "share", True, 0.5, 1, "the reserve and what is not stored yet, of a disk's free"
+           " space"),
+)  # fmt: skip
 assert len(SENSORS) <= SENSORS_MAX
 BY_NAME = {sensor.name: sensor for sensor in SENSORS}
+INDEX = {sensor.name: index for index, sensor in enumerate(SENSORS)}

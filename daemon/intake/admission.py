@@ -76,6 +76,7 @@ class Admission:
     ) -> None:
         self._words = segment.words
         self._rejected_at = segment.layout.shard(shard) + at.S_REJECTED
+        self._ring_full_at = segment.layout.shard(shard) + at.S_RING_FULL
         self._ring = ring
         self._body_bytes_max = body_bytes_max
         self._rng = rng
@@ -166,6 +167,7 @@ class Admission:
             )
         queued = QueuedRequest(request, needed_bytes, held_bytes, monotonic_ns(), timeout_ms)
         queue.add(queued)
+        self._words[self._ring_full_at] += 1
         self._reserve()
         request.on_close = partial(self._lost, queued)
         request.connection.await_admission()
@@ -247,6 +249,7 @@ class Admission:
 
     def _throttled(self, why: str) -> ApiError:
         self._count()
+        self._words[self._ring_full_at] += 1
         retry_after_ms = self._rng.randint(*RETRY_AFTER_MS)
         return ApiError(
             429,

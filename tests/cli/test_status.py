@@ -27,8 +27,8 @@ STATUS: dict[str, Any] = {
         "inputs": {"ring": 0.25},
         "sensors": [
             {
-                "sensor": "ring", "raw": 0.25, "unit": "share", "pressure": 0.25, "hard": True,
-                "shard": 1, "source": "the fullest ring",
+                "sensor": "ring", "raw": 0.25, "unit": "share", "pressure": 0.25,
+                "weight": 1.0, "hard": True, "shard": 1, "source": "the fullest ring",
             }
         ],
     },

@@ -293,7 +293,7 @@ def test_a_default_derived_from_a_kept_key_is_not_reported() -> None:
 def test_exactly_the_documented_keys_are_reloadable() -> None:
     assert {field.name for field in FIELDS if field.reloadable} == {
         "commit_window_min_ms", "commit_window_max_ms", "log_level",
-        "put_budget_usd_per_month", "retention_interval_ms",
+        "pressure_weights", "put_budget_usd_per_month", "retention_interval_ms",
     }  # fmt: skip
 
 

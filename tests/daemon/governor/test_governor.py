@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from daemon.governor.governor import Governed, Governor
 from daemon.governor.ladder import RUNGS, Ladder, coalesce_ns, names_of, window_ms
 from daemon.governor.level import Level, level_of
-from daemon.governor.sensors import BY_NAME, SENSORS, Reading, clamp
+from daemon.governor.sensors import BY_NAME, INDEX, SENSORS, Reading, clamp
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -24,6 +24,12 @@ def sample(governor: Governor, now_ns: int = 0, **raw: float) -> Governed:
     """One sample; sensors that are not named read 0."""
     readings = [Reading(raw.get(sensor.name, 0.0)) for sensor in SENSORS]
     return governor.sample(readings, 0.5, 10, now_ns)
+
+
+def raw_of(name: str, pressure: float) -> float:
+    """A raw value that is this much pressure."""
+    sensor = BY_NAME[name]
+    return sensor.zero + pressure * (sensor.full - sensor.zero)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +73,9 @@ def test_the_level_is_in_0_to_1_whatever_is_measured(raw: Sequence[float]) -> No
 @pytest.mark.parametrize("sensor", [sensor.name for sensor in SENSORS])
 def test_each_sensor_alone_drives_the_level_to_1(sensor: str) -> None:
     governor = Governor({})
-    for _ in range(60):
-        governed = sample(governor, 0, **{sensor: BY_NAME[sensor].full})
-    assert governed.level == pytest.approx(1)
+    for step in range(100):
+        governed = sample(governor, step * 100 * MS, **{sensor: BY_NAME[sensor].full})
+    assert governed.level == pytest.approx(1, rel=1e-3)
 
 
 @pytest.mark.parametrize("sensor", [sensor.name for sensor in SENSORS])
@@ -96,9 +102,11 @@ def test_a_shard_that_uses_half_of_its_cpu_presses_nothing() -> None:
 
 def test_the_busy_ratio_is_smoothed_and_the_ring_is_not() -> None:
     governor = Governor({})
-    busy = [sample(governor, busy=0.8).readings[0].raw for _ in range(3)]
-    assert busy == pytest.approx([0.4, 0.6, 0.7])
-    assert sample(governor, ring=0.9).level == 0.9
+    sample(governor, 0)
+    after_ns = [100 * MS, 200 * MS, 300 * MS]
+    busy = [sample(governor, now, busy=0.8).readings[INDEX["busy"]].raw for now in after_ns]
+    assert busy == pytest.approx([0.4, 0.6, 0.7], abs=0.001)
+    assert sample(governor, 400 * MS, ring=raw_of("ring", 0.9)).level == pytest.approx(0.9)
 
 
 def test_a_governor_that_is_off_measures_and_changes_nothing() -> None:
@@ -132,7 +140,7 @@ def test_deferring_needs_a_second_above_0_8_and_ends_after_a_second_below_0_6() 
         ring = 0.85 if step < 20 else 0.65 if step < 30 else 0.55
         if step == 5:
             ring = 0.79  # begins the second again
-        governed = sample(governor, step * 100 * MS, ring=ring)
+        governed = sample(governor, step * 100 * MS, ring=raw_of("ring", ring))
         if any(edge.rung.name == "defer" for edge in governed.edges):
             seen.append((step, governed.deferring))
     assert seen == [(16, True), (40, False)]
@@ -153,5 +161,11 @@ def test_each_edge_of_a_rung_is_reported_once_and_they_alternate(
 
 
 def test_the_causes_name_the_sensors_that_press_most() -> None:
-    readings = [Reading(0.95, 1) if s.name == "ring" else Reading(0.0) for s in SENSORS]
-    assert Governor({}).sample(readings, 0.5, 10, 0).causes() == "ring 0.95 of shard 1"
+    full = Reading(raw_of("ring", 0.95), 1)
+    readings = [full if s.name == "ring" else Reading(0.0) for s in SENSORS]
+    governed = Governor({}).sample(readings, 0.5, 10, 0)
+    assert governed.causes() == "ring 0.95 of shard 1"
+    assert [governed.line(edge) for edge in governed.edges][1] == (
+        "pressure 0.95 (ring 0.95 of shard 1): widen begins: the commit window grows to its"
+        " maximum, so that there are fewer PUTs"
+    )

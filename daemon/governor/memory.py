@@ -1,0 +1,78 @@
+"""The memory sensor: how much of what the daemon may have is used.
+
+Where the kernel limits the daemon (``cgroup.py``), that limit counts. Elsewhere the machine's
+memory does: what the processes of the daemon have allocated, over that and what is still available.
+What other programs use is not held against the daemon, only what they leave.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from daemon.governor.cgroup import CgroupMemory
+
+# Of a machine's memory, what the kernel needs when everything else is taken.
+RESERVED_SHARE = 0.05
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class MachineMemory(NamedTuple):
+    """A machine's memory: all of it, and what programs may still have without swapping."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+def machine_memory() -> MachineMemory:
+    """As the kernel says. Raises OSError."""
+    import psutil  # only the supervisor needs it, and only without a limit
+
+    found = psutil.virtual_memory()
+    return MachineMemory(found.total, found.available)
+
+
+def allocated_bytes(statm: Path = Path("/proc/self/statm")) -> int:
+    """What this process has allocated for itself: neither files nor the shared segment."""
+    _, resident, shared, *_ = statm.read_text().split()
+    return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+class MemorySensor:
+    """Reads the memory sensor. ``allocated`` says what all processes of the daemon have."""
+
+    def __init__(
+        self,
+        segment_bytes: int,
+        allocated: Callable[[], int],
+        cgroup: CgroupMemory,
+        machine: Callable[[], MachineMemory] = machine_memory,
+    ) -> None:
+        self._segment_bytes = segment_bytes
+        self._allocated = allocated
+        self._cgroup = cgroup
+        self._machine = machine
+
+    def limit_bytes(self, now_ns: int) -> int | None:
+        """The smallest limit that the kernel enforces, less its share; None if it has none, or
+        does not say."""
+        try:
+            return min((g.limit_bytes for g in self._cgroup.groups(now_ns)), default=None)
+        except (OSError, ValueError):
+            return None
+
+    def share(self, now_ns: int) -> float:
+        """0 to 1, or more; NaN if it cannot be measured."""
+        try:
+            share = self._cgroup.share(self._segment_bytes, now_ns)
+            return self._of_machine() if share is None else share
+        except (OSError, ValueError, KeyError):
+            return math.nan
+
+    def _of_machine(self) -> float:
+        machine, allocated = self._machine(), self._allocated()
+        left = machine.available_bytes - RESERVED_SHARE * machine.total_bytes
+        return allocated / max(1.0, allocated + max(0.0, left))

@@ -1,0 +1,69 @@
+"""The supervisor's tick of the governor: reads, decides, tells.
+
+    readings -> Governor -> shared words, alarms, log lines
+
+``governor.py`` decides; this module has no rule of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from daemon.config import Config
+from daemon.governor.board import store
+from daemon.governor.cgroup import CgroupMemory
+from daemon.governor.disk import DiskSensor
+from daemon.governor.governor import Governed, Governor
+from daemon.governor.memory import MemorySensor
+from daemon.governor.readings import STALE_AFTER, Readings, Sample
+from daemon.intake.gate import disks_of, space_of
+from shards.alarms import AlarmBoard, AlarmKind
+from shards.segment import Segment
+
+log = logging.getLogger("headgate.governor")
+
+
+class GovernorTick:
+    """Call ``tick`` every 100 ms."""
+
+    def __init__(self, segment: Segment, config: Config, alarms: AlarmBoard) -> None:
+        self._words = segment.words
+        self._alarms = alarms
+        self._governor = Governor(config.pressure_weights, reacts=config.governor == "on")
+        self.memory = MemorySensor(
+            segment.layout.size_bytes, lambda: self._readings.allocated_bytes(), CgroupMemory()
+        )
+        self._readings = Readings(segment, DiskSensor(disks_of(config), space_of), self.memory)
+
+    def tick(
+        self, config: Config, now_ns: int, budgeted: Callable[[float, int], float]
+    ) -> Governed:
+        """Takes a sample, and stores what follows from it. ``budgeted`` says which commit window
+        the PUT budget makes of the governor's, now."""
+        sample = self._readings.take(now_ns)
+        self._governor.weights = config.pressure_weights
+        governed = self._governor.sample(
+            sample.readings, config.commit_window_min_ms, config.commit_window_max_ms, now_ns
+        )
+        self._tell(sample, now_ns)
+        for edge in governed.edges:
+            log.warning("%s", governed.line(edge))
+        store(self._words, governed, budgeted(governed.window_ms, now_ns))
+        return governed
+
+    def _tell(self, sample: Sample, now_ns: int) -> None:
+        """Raises the alarms of sensors, or ends them."""
+        if sample.broken:
+            text = ", ".join(sample.broken)
+            self._alarms.raise_(AlarmKind.SENSOR_BROKEN, text, now_ns)
+        else:
+            self._alarms.clear(AlarmKind.SENSOR_BROKEN)
+        if sample.stale:
+            text = (
+                f"shards {', '.join(map(str, sample.stale))} have not reported for {STALE_AFTER}"
+                " samples; their soft sensors count as full"
+            )
+            self._alarms.raise_(AlarmKind.SENSOR_STALE, text, now_ns)
+        else:
+            self._alarms.clear(AlarmKind.SENSOR_STALE)
