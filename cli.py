@@ -13,6 +13,7 @@ from commands.shell.group import Commands
 COMMANDS = {
     "serve": "Run the daemon until SIGTERM or Ctrl-C.",
     "status": "Show the state of the daemon, its store and its shards.",
+    "top": "Show the state of the daemon, live.",
     "groups": "Draw the upload groups as a tree.",
     "topics": "List, show, create, alter, trim and delete topics.",
     "routers": "List, show, create, delete, pause and resume routers.",

@@ -8,7 +8,8 @@ is drawn as ``changing``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import click
 
@@ -36,35 +37,75 @@ def groups(client: Client, as_json: bool) -> None:
     show(status.groups, as_json, lambda found: draw(found, len(status.shards)))
 
 
+class Member(Protocol):
+    """A group, as far as a tree needs it."""
+
+    @property
+    def group(self) -> int: ...
+    @property
+    def shards(self) -> list[int]: ...
+
+
+GroupLike = TypeVar("GroupLike", bound=Member)
+
+
 def draw(groups: Sequence[GroupStatus], shard_count: int) -> str:
     """The tree over shards 0 to ``shard_count - 1``, one line a node."""
-    size = 1
-    while size < shard_count:
-        size *= 2
-    rows = list(_rows({group.group: group for group in groups}, 0, size, shard_count, "", ""))
+    rows = list(tree_rows(groups, shard_count, _describe))
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"{name.ljust(width)}  {text}".rstrip() for name, text in rows)
 
 
-def _rows(
-    groups: dict[int, GroupStatus], low: int, size: int, shard_count: int, branch: str, below: str
+def tree_rows(
+    groups: Sequence[GroupLike],
+    shard_count: int,
+    describe: Callable[[GroupLike], str],
+    summarize: Callable[[list[GroupLike]], str] = lambda below: "split",
+    levels_max: int = 64,
 ) -> Iterator[tuple[str, str]]:
-    """(node, description) of the run [low, low + size) and what is under it."""
-    members = list(range(low, min(low + size, shard_count)))
-    while size > 1 and low + size // 2 >= shard_count:
-        size //= 2  # the upper half has no shards: the lower half is the same run
-    name = f"shard {low}" if len(members) == 1 else f"shards {low}-{members[-1]}"
-    group = groups.get(low)
-    if group is not None and group.shards == members:
-        yield branch + name, _describe(group)
-        return
-    if not any(low <= start < low + size for start in groups):
-        yield branch + name, "changing"
-        return
-    yield branch + name, "split"
-    half = size // 2
-    yield from _rows(groups, low, half, shard_count, below + "├─ ", below + "│  ")
-    yield from _rows(groups, low + half, half, shard_count, below + "└─ ", below + "   ")
+    """(node, description) of each node down to ``levels_max`` levels below the root. A node that is
+    split is described by ``summarize``, which gets all groups under it."""
+    size = 1
+    while size < shard_count:
+        size *= 2
+    tree = _Tree({group.group: group for group in groups}, shard_count, describe, summarize)
+    yield from tree.rows(0, size, levels_max, "", "")
+
+
+class _Tree(Generic[GroupLike]):
+    def __init__(
+        self,
+        groups: dict[int, GroupLike],
+        shard_count: int,
+        describe: Callable[[GroupLike], str],
+        summarize: Callable[[list[GroupLike]], str],
+    ) -> None:
+        self._groups = groups
+        self._shard_count = shard_count
+        self._describe = describe
+        self._summarize = summarize
+
+    def rows(
+        self, low: int, size: int, levels: int, branch: str, below: str
+    ) -> Iterator[tuple[str, str]]:
+        """(node, description) of the run [low, low + size) and what is under it."""
+        members = list(range(low, min(low + size, self._shard_count)))
+        while size > 1 and low + size // 2 >= self._shard_count:
+            size //= 2  # the upper half has no shards: the lower half is the same run
+        name = f"shard {low}" if len(members) == 1 else f"shards {low}-{members[-1]}"
+        group = self._groups.get(low)
+        if group is not None and group.shards == members:
+            yield branch + name, self._describe(group)
+            return
+        under = [each for start, each in self._groups.items() if low <= start < low + size]
+        if not under:
+            yield branch + name, "changing"
+            return
+        yield branch + name, self._summarize(under)
+        if levels > 0:
+            half = size // 2
+            yield from self.rows(low, half, levels - 1, below + "├─ ", below + "│  ")
+            yield from self.rows(low + half, half, levels - 1, below + "└─ ", below + "   ")
 
 
 def _describe(group: GroupStatus) -> str:

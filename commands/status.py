@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from commands.client.degraded import troubles
 from commands.client.http import Client, decoded
 from commands.shell.exits import DEGRADED
 from commands.shell.options import client_option, output_option
@@ -41,25 +42,10 @@ def status(context: click.Context, client: Client, as_json: bool) -> None:
     """
     found = decoded(client, client.call("GET", "/v0/status"), Status)
     show(found, as_json, _text)
-    troubles = _troubles(found)
-    for trouble in troubles:
+    why = troubles(found)
+    for trouble in why:
         click.echo(f"headgate: degraded: {trouble}", err=True)
-    context.exit(DEGRADED if troubles else 0)
-
-
-def _troubles(status: Status) -> list[str]:
-    """Why the daemon is degraded; empty if it is not."""
-    found = [] if status.ready else ["the daemon is not ready"]
-    found += [alarm.message for alarm in status.alarms]
-    found += [f"shard {shard.shard} has no process" for shard in status.shards if not shard.pid]
-    jump_ms = status.retention.clock_jump_ms
-    if jump_ms is not None:
-        found.append(
-            f"the wall clock jumped {'ahead' if jump_ms > 0 else 'back'} by"
-            f" {duration_text(abs(jump_ms))}: time to live evicts nothing until"
-            " `headgate gc --accept-clock` accepts the new time"
-        )
-    return found
+    context.exit(DEGRADED if why else 0)
 
 
 def _text(status: Status) -> str:

@@ -93,6 +93,7 @@ class StatusBuilder:
             commits=words[at.G_COMMITS],
             store=schemas.StoreStatus(self._config.store_url, **self._sums(_STORE)),
             window_ms=words[at.G_WINDOW_NS] / 1e6,
+            object_bytes_target=words[at.G_TARGET_BYTES],
             pressure=self._pressure(),
             bill=bill_of(self._segment, self._config),
             memory_bound_bytes=self._memory_bound_bytes,

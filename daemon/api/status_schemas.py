@@ -210,6 +210,7 @@ class Status(Struct, frozen=True):
     commits: int
     store: StoreStatus
     window_ms: Annotated[float, Meta(description="the commit window in force")]
+    object_bytes_target: Annotated[int, Meta(description="the object size in force")]
     pressure: Pressure
     bill: BillStatus
     memory_bound_bytes: int

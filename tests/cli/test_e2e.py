@@ -167,3 +167,24 @@ def test_a_follow_outlives_a_restart_and_prints_each_record_once(tmp_path: Path)
             follow.kill()
             follow.wait()
     assert (follow.returncode, rest) == (0, b"3\n4\n"), said
+
+
+def test_top_shows_what_a_real_daemon_does(daemon: Daemon) -> None:
+    assert run(daemon, "produce", "topped", stdin="1\n2\n").exit_code == 0
+    lines = run(daemon, "top", "-n", "2", "--interval", "0.1", "-o", "json").stdout.splitlines()
+    first, second = (json.loads(line) for line in lines)
+    assert first["rates"]["requests"] > 0 and set(second["rates"]["shards"]) == {"0", "1", "2"}
+    assert first["status"]["object_bytes_target"] == 4 << 20
+    result = run(daemon, "top", "-n", "1")
+    assert result.exit_code == 0
+    for name in (
+        "requests/s",
+        "PUT/s",
+        "fill",
+        "pressure",
+        "inputs",
+        "busy",
+        "hard: ring",
+        "group 0",
+    ):
+        assert name in result.stdout, name

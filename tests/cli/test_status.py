@@ -22,6 +22,7 @@ STATUS: dict[str, Any] = {
         "gets": 3, "get_bytes": 2048, "lists": 2,
     },
     "window_ms": 0.5,
+    "object_bytes_target": 4 << 20,
     "pressure": {
         "level": 0.25, "rung": "coalesce", "rungs": ["coalesce"], "hard_level": 0.25,
         "inputs": {"ring": 0.25},

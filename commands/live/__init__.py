@@ -1,0 +1,1 @@
+"""``headgate top``: the status of a daemon, again and again, on one screen."""

@@ -1,0 +1,132 @@
+"""What `top` reads of a status document.
+
+Everything has a default: a daemon that restarts may come back as another version, with fields more
+or less, and `top` goes on. What is missing is shown as ``-`` or not at all.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class SeenAlarm(Struct, frozen=True):
+    """An alarm."""
+
+    message: str = "an alarm"
+
+
+class SeenStore(Struct, frozen=True):
+    """Counters of the store."""
+
+    url: str = ""
+    puts: int = 0
+    put_bytes: int = 0
+
+
+class SeenSensor(Struct, frozen=True):
+    """A sensor of the pressure."""
+
+    sensor: str = ""
+    pressure: float = 0.0
+    hard: bool = False
+
+
+class SeenPressure(Struct, frozen=True):
+    """The pressure. Without ``sensors``, ``inputs`` has their pressure by name."""
+
+    level: float = 0.0
+    hard_level: float | None = None
+    rungs: list[str] = []
+    inputs: dict[str, float] = {}
+    sensors: list[SeenSensor] = []
+
+
+class SeenDelivery(Struct, frozen=True):
+    """Writes to streams."""
+
+    deliveries: int = 0
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+
+
+class SeenStage(Struct, frozen=True):
+    """How long requests take to a stage."""
+
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+
+
+class SeenBill(Struct, frozen=True):
+    """What the store costs."""
+
+    usd_per_month: float | None = None
+    optimum_put_rate: float | None = None
+
+
+class SeenRetention(Struct, frozen=True):
+    """Whether the wall clock is trusted."""
+
+    clock_jump_ms: int | None = None
+
+
+class SeenShard(Struct, frozen=True):
+    """A shard."""
+
+    shard: int
+    pid: int | None = None
+    ready: bool = True
+    cpu: int | None = None
+    restarts: int = 0
+    cpu_ms: int | None = None
+    ring_bytes: int = 0
+    ring_used_bytes: int = 0
+    connections: int = 0
+    streams: int = 0
+    requests_acked: int = 0
+    records_acked: int = 0
+    bytes_acked: int = 0
+
+    @property
+    def ring_share(self) -> float:
+        """How full the ring is, 0 to 1."""
+        return self.ring_used_bytes / self.ring_bytes if self.ring_bytes else 0.0
+
+
+class SeenGroup(Struct, frozen=True):
+    """A group."""
+
+    group: int
+    shards: list[int]
+    turn: int | None = None
+    backlog_bytes: int = 0
+    last_upload_age_ms: int | None = None
+
+
+class SeenTotals(Struct, frozen=True):
+    """Sums over the shards."""
+
+    requests_acked: int = 0
+    records_acked: int = 0
+    bytes_acked: int = 0
+    rejected: int = 0
+
+
+class SeenStatus(Struct, frozen=True):
+    """A status document."""
+
+    version: str
+    uptime_s: int
+    ready: bool
+    incarnation: int = 0
+    window_ms: float | None = None
+    object_bytes_target: int | None = None
+    alarms: list[SeenAlarm] = []
+    store: SeenStore = SeenStore()
+    pressure: SeenPressure = SeenPressure()
+    retention: SeenRetention = SeenRetention()
+    delivery: SeenDelivery = SeenDelivery()
+    latency: dict[str, SeenStage] = {}
+    bill: SeenBill | None = None
+    shards: list[SeenShard] = []
+    groups: list[SeenGroup] = []
+    totals: SeenTotals = SeenTotals()
