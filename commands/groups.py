@@ -68,6 +68,8 @@ def tree_rows(
     size = 1
     while size < shard_count:
         size *= 2
+    if not shard_count:
+        return
     tree = _Tree({group.group: group for group in groups}, shard_count, describe, summarize)
     yield from tree.rows(0, size, levels_max, "", "")
 

@@ -121,21 +121,20 @@ def _flow(view: View) -> list[Line]:
         Span(f"  {rate_text(rates.records)} records/s  {bytes_text(rates.bytes)}/s  "),
         Span(rejected, "red" if rates.rejected else ""),
     ]
-    bill = status.bill
-    puts = [f"{rate_text(rates.puts)} PUT/s"]
-    if bill is not None and bill.optimum_put_rate is not None:
-        puts.append(f"optimum {rate_text(bill.optimum_put_rate)}")
-    puts.append(_fill(rates.object_bytes, status.object_bytes_target))
-    puts.append(f"window {duration_text(status.window_ms)}")
-    if bill is not None and bill.usd_per_month is not None:
-        puts.append(f"{dollars_text(bill.usd_per_month)}/month")
+    puts: Line = [
+        Span(f"{'store':<10}{rate_text(rates.puts)} PUT/s"),
+        *_bill_rate(status),
+        Span(f"  {_fill(rates.object_bytes, status.object_bytes_target)}"),
+        Span(f"  window {duration_text(status.window_ms)}"),
+        *_bill(status),
+    ]
     streams = sum(shard.streams for shard in status.shards)
     connections = sum(shard.connections for shard in status.shards)
     return [
         acked,
         [Span(f"{'latency':<10}{_latency(status)}")],
         *([[Span(f"{'p99 ms':<10}{stages}")]] if (stages := _stages(status)) else []),
-        [Span(f"{'store':<10}{'  '.join(puts)}")],
+        puts,
         [
             Span(
                 f"{'watchers':<10}{streams:,} streams  {rate_text(rates.deliveries)} writes/s"
@@ -143,6 +142,24 @@ def _flow(view: View) -> list[Line]:
             )
         ],
     ]
+
+
+def _bill_rate(status: SeenStatus) -> Line:
+    bill = status.bill
+    if bill is None or bill.optimum_put_rate is None:
+        return []
+    return [Span(f"  optimum {rate_text(bill.optimum_put_rate)}")]
+
+
+def _bill(status: SeenStatus) -> Line:
+    bill = status.bill
+    if bill is None or bill.usd_per_month is None:
+        return []
+    text = f"  {dollars_text(bill.usd_per_month)}"
+    if bill.budget is None:
+        return [Span(f"{text}/month")]
+    text = f"{text} of {dollars_text(bill.budget.usd_per_month)}/mo"
+    return [Span(text, "" if bill.budget.holds else "bold red")]
 
 
 def _fill(object_bytes: float | None, target_bytes: int | None) -> str:
@@ -251,6 +268,8 @@ def _shards(view: View, lines: int | None) -> list[Line]:
     head: Line = [Span(SHARD_HEAD, "bold")]
     if lines is None or len(shards) + 1 <= lines:
         return [head, *(_shard(shard, view.rates) for shard in shards)]
+    if lines < 1:
+        return []
     busy = [_busy(shard, view.rates) for shard in shards]
     strips: list[Line] = [
         [
@@ -266,7 +285,7 @@ def _shards(view: View, lines: int | None) -> list[Line]:
     ]
     shown = lines - len(strips) - 1
     if shown < 1:
-        return strips[: max(0, lines)]
+        return strips[:lines]
     first = sorted(shards, key=lambda shard: _rank(shard, view.rates))[:shown]
     return [*strips, head, *(_shard(shard, view.rates) for shard in first)]
 

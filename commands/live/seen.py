@@ -56,11 +56,19 @@ class SeenStage(Struct, frozen=True):
     p99_ms: float | None = None
 
 
+class SeenBudget(Struct, frozen=True):
+    """What it may cost."""
+
+    usd_per_month: float = 0.0
+    holds: bool = True
+
+
 class SeenBill(Struct, frozen=True):
     """What the store costs."""
 
     usd_per_month: float | None = None
     optimum_put_rate: float | None = None
+    budget: SeenBudget | None = None
 
 
 class SeenRetention(Struct, frozen=True):

@@ -17,6 +17,7 @@ from commands.compact import Needs
 from commands.objects import Verified
 from commands.quarantine import Row
 from commands.shell import exits
+from commands.top import TopLine
 from compaction.run.report import RunReport
 from daemon.upkeep.check import CheckReport
 from daemon.upkeep.collection.report import CollectionReport
@@ -92,7 +93,7 @@ def fields_of(kind: type[Struct]) -> set[str]:
 SHAPES = [
     ("produce", Summary), ("objects", ObjectRow), ("objects", Verified), ("check", CheckReport),
     ("compact", RunReport), ("compact", Needs), ("quarantine", Row), ("quarantine", RetryOutcome),
-    ("quarantine", Hole), ("gc", CollectionReport), ("recover", RecoveryReport),
+    ("quarantine", Hole), ("top", TopLine), ("gc", CollectionReport), ("recover", RecoveryReport),
 ]  # fmt: skip
 
 
