@@ -12,7 +12,7 @@ import msgspec
 from commands.client.degraded import troubles
 from commands.client.http import Client, Refused, UnknownAnswer, Unreachable, decoded
 from commands.live.keys import wait_for_key
-from commands.live.rates import Rates, Sample, between, restarted
+from commands.live.rates import Rates, SeenSample, between, restarted
 from commands.live.screen import Size, View, plain, screen
 from commands.live.seen import SeenStatus
 from commands.shell.exits import DEGRADED, OK, UNREACHABLE
@@ -37,7 +37,7 @@ class Watched:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._newest: Sample | None = None
+        self._newest: SeenSample | None = None
         self._rates: Rates | None = None
         self._restarted_at: float | None = None
         self._answered_at = 0.0
@@ -54,7 +54,7 @@ class Watched:
         except (Refused, UnknownAnswer) as error:
             self._failed(error, str(error))
         else:
-            sample = Sample(monotonic_ns() / 1e9, status)
+            sample = SeenSample(monotonic_ns() / 1e9, status)
             if self._newest is not None and restarted(self._newest.status, status):
                 self._restarted_at = sample.at
             self._rates = between(self._newest, sample)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from commands.live.seen import SeenShard, SeenStatus
 
 
-class Sample(NamedTuple):
+class SeenSample(NamedTuple):
     """A status, and when it came: monotonic, in seconds."""
 
     at: float
@@ -57,7 +57,7 @@ def restarted(old: SeenStatus, new: SeenStatus) -> bool:
     )
 
 
-def between(old: Sample | None, new: Sample) -> Rates:
+def between(old: SeenSample | None, new: SeenSample) -> Rates:
     """The rates from ``old`` to ``new``, or since the start of the daemon."""
     status = new.status
     if old is None or restarted(old.status, status):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commands.live.rates import Sample, between
+from commands.live.rates import SeenSample, between
 from commands.live.screen import Size, View, bar, dollars_text, plain, rate_text, screen, strip
 from tests.cli.live.documents import RECORDED, seen, with_shards
 
@@ -18,7 +18,7 @@ KEYS = "q quit  space pause  every 1.0 s"
 
 def view(document: dict[str, Any], *notes: str) -> View:
     status = seen(document)
-    return View(status, between(None, Sample(0.0, status)), list(notes), KEYS)
+    return View(status, between(None, SeenSample(0.0, status)), list(notes), KEYS)
 
 
 def shown(document: dict[str, Any], size: Size = SSH, *notes: str) -> list[str]:
