@@ -162,6 +162,8 @@ S_PUT_FAILURES = S_PUTS + 2
 S_GETS = S_PUTS + 3
 S_GET_BYTES = S_PUTS + 4
 S_LISTS = S_PUTS + 5
+S_REFUSED = 9 * LINE_WORDS  # by reason (daemon/intake/refused.py): the parts of S_REJECTED
+REFUSED_MAX = LINE_WORDS
 # What the shard senses, as of its heartbeat: doubles (shards/doubles.py, daemon/governor/).
 S_READY_MS = 10 * LINE_WORDS
 S_SCHEDULING_MS = S_READY_MS + 1

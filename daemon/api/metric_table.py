@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from daemon.alarms import MEANINGS
-from daemon.api.status_schemas import GroupStatus, ShardStatus, Status, StoreStatus
+from daemon.api.status_schemas import (
+    BillStatus,
+    BudgetStatus,
+    GroupStatus,
+    ShardStatus,
+    Status,
+    StoreCost,
+)
 from daemon.governor.ladder import RUNGS
 from shards.latency import Counted, Stage
 from shards.topiccounts import TopicCount
@@ -64,14 +71,29 @@ def _by_group(name: str, says: str, value: Callable[[GroupStatus], float]) -> Me
     return Metric(name, "gauge", says, ("group",), samples)
 
 
-def _by_operation(
-    name: str, says: str, values: dict[str, Callable[[StoreStatus], float]]
-) -> Metric:
+def _by_operation(name: str, says: str, values: dict[str, Callable[[BillStatus], float]]) -> Metric:
     def samples(scrape: Scrape) -> Iterable[Sample]:
-        store = scrape.status.store
-        return [((operation,), value(store)) for operation, value in values.items()]
+        bill = scrape.status.bill
+        return [((operation,), value(bill)) for operation, value in values.items()]
 
     return Metric(name, "counter", says, ("operation",), samples)
+
+
+def _alternatives(name: str, says: str, value: Callable[[StoreCost], float]) -> Metric:
+    def samples(scrape: Scrape) -> Iterable[Sample]:
+        bill = scrape.status.bill
+        per_shard, single_stream = value(bill.per_shard), value(bill.single_stream)
+        return [(("per_shard",), per_shard), (("single_stream",), single_stream)]
+
+    return Metric(name, "counter", says, ("uploading",), samples)
+
+
+def _budget(name: str, says: str, value: Callable[[BudgetStatus], float]) -> Metric:
+    def samples(scrape: Scrape) -> Iterable[Sample]:
+        budget = scrape.status.bill.budget
+        return [] if budget is None else [((), value(budget))]
+
+    return Metric(name, "gauge", says, (), samples)
 
 
 def _alarms(scrape: Scrape) -> Iterable[Sample]:
@@ -143,11 +165,18 @@ METRICS: tuple[Metric, ...] = (
         "bytes of the bodies that were acknowledged, as they were received",
         lambda shard: shard.bytes_acked,
     ),
-    _one(
+    Metric(
         "headgate_refused_requests_total",
         "counter",
-        "requests to produce that got 429 or 503: nothing of them was stored",
-        lambda s: s.totals.rejected,
+        "requests to produce that got 429 (`throttled`) or 503: nothing of them was stored",
+        ("code",),
+        lambda s: [((code,), count) for code, count in s.status.totals.rejected_by.items()],
+    ),
+    _by_shard(
+        "headgate_queued_requests",
+        "gauge",
+        "requests that wait for ring space, by `disable_backpressure`",
+        lambda shard: shard.requests_queued,
     ),
     _by_topic(
         "headgate_topic_acked_records_total",
@@ -238,7 +267,7 @@ METRICS: tuple[Metric, ...] = (
     # The store.
     _by_operation(
         "headgate_store_requests_total",
-        "attempts of requests to the object store",
+        "requests to the object store: objects, the owner's log, images, probes, reads",
         {"put": lambda s: s.puts, "get": lambda s: s.gets, "list": lambda s: s.lists},
     ),
     _by_operation(
@@ -251,6 +280,50 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "attempts to PUT an object that failed; each is repeated",
         lambda s: s.store.put_failures,
+    ),
+    # The bill.
+    _one(
+        "headgate_store_cost_usd_total",
+        "counter",
+        "what these requests cost, by the configured prices",
+        lambda s: s.bill.usd,
+    ),
+    _one(
+        "headgate_store_cost_usd_per_month",
+        "gauge",
+        "the same for 30 days at the pace of the last minute",
+        lambda s: s.bill.usd_per_month,
+    ),
+    _alternatives(
+        "headgate_alternative_puts_total",
+        "PUTs that uploading without groups would have made",
+        lambda cost: cost.puts,
+    ),
+    _alternatives(
+        "headgate_alternative_cost_usd_total",
+        "what uploading without groups would have cost",
+        lambda cost: cost.usd,
+    ),
+    _one(
+        "headgate_optimum_puts_per_second",
+        "gauge",
+        "PUTs if all shards were one group that is never too slow",
+        lambda s: s.bill.optimum_put_rate,
+    ),
+    _budget(
+        "headgate_put_budget_usd_per_month",
+        "the budget; no series: there is none",
+        lambda budget: budget.usd_per_month,
+    ),
+    _budget(
+        "headgate_put_budget_holds",
+        "0 if more is spent and no lever is left, 1 otherwise",
+        lambda budget: budget.holds,
+    ),
+    _budget(
+        "headgate_put_budget_window_seconds",
+        "the least commit window that the budget allows",
+        lambda budget: budget.window_ms / 1e3,
     ),
     # The governor.
     _one("headgate_pressure_ratio", "gauge", "the level of pressure", lambda s: s.pressure.level),

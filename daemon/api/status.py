@@ -16,6 +16,7 @@ from daemon.api.bill_status import bill_of
 from daemon.config import Config
 from daemon.governor import board, ladder
 from daemon.governor.sensors import SENSORS
+from daemon.intake.refused import BY_CODE
 from shards import latency, topiccounts
 from shards import layout as at
 from shards.latency import Counted, Stage
@@ -32,6 +33,7 @@ _TOTALS = {
     "objects_committed": at.S_OBJECTS_COMMITTED,
     "orphans_adopted": at.S_ORPHANS_ADOPTED,
 }
+_REFUSED = {code: at.S_REFUSED + reason for code, reason in BY_CODE.items()}
 _GROUP_TOTALS = {"splits": at.P_SPLITS, "merges": at.P_MERGES}
 _STORE = {
     "puts": at.S_PUTS,
@@ -102,7 +104,11 @@ class StatusBuilder:
             latency=took,
             shards=[self._shard(s, now_ns) for s in range(self._layout.shards)],
             groups=[self._group(group, now_ns) for group in self._groups.map.groups()],
-            totals=schemas.Totals(**self._sums(_TOTALS), **self._group_sums(_GROUP_TOTALS)),
+            totals=schemas.Totals(
+                **self._sums(_TOTALS),
+                **self._group_sums(_GROUP_TOTALS),
+                rejected_by=self._sums(_REFUSED),
+            ),
         )
 
     def _pressure(self) -> schemas.Pressure:

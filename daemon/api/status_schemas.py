@@ -192,6 +192,7 @@ class Totals(Struct, frozen=True):
     records_acked: int
     bytes_acked: int
     rejected: int
+    rejected_by: Annotated[dict[str, int], Meta(description="by the code of the answer")]
     objects_committed: int
     orphans_adopted: int
     splits: Annotated[int, Meta(description="of groups")]

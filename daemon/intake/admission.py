@@ -27,6 +27,7 @@ from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.intake.admission_queue import AdmissionQueue, QueuedRequest
 from daemon.intake.gate import ClosedBy
+from daemon.intake.refused import BY_CODE, RefusalReason
 from shards import layout as at
 from shards.clock import monotonic_ns
 from shards.ring import RingWriter
@@ -77,6 +78,7 @@ class Admission:
         self._words = segment.words
         self._rejected_at = segment.layout.shard(shard) + at.S_REJECTED
         self._ring_full_at = segment.layout.shard(shard) + at.S_RING_FULL
+        self._refused_at = segment.layout.shard(shard) + at.S_REFUSED
         self._ring = ring
         self._body_bytes_max = body_bytes_max
         self._rng = rng
@@ -230,7 +232,7 @@ class Admission:
             return self._throttled(
                 "and the request does not wait for space (disable_backpressure=true in the query);"
             )
-        self._count()
+        self._count(BY_CODE[closed.code])
         retry_after_ms = self._rng.randint(
             *(RETRY_AFTER_MS if closed.close else CLOSED_RETRY_AFTER_MS)
         )
@@ -248,7 +250,7 @@ class Admission:
         return self._throttled("to its end;")
 
     def _throttled(self, why: str) -> ApiError:
-        self._count()
+        self._count(RefusalReason.THROTTLED)
         self._words[self._ring_full_at] += 1
         retry_after_ms = self._rng.randint(*RETRY_AFTER_MS)
         return ApiError(
@@ -262,7 +264,7 @@ class Admission:
 
     def overdue(self, timeout_ms: int) -> ApiError:
         """503 for a request that was not stored by its deadline, and never will be."""
-        self._count()
+        self._count(RefusalReason.ACK_TIMEOUT)
         retry_after_ms = self._rng.randint(*CLOSED_RETRY_AFTER_MS)
         return ApiError(
             503,
@@ -273,8 +275,9 @@ class Admission:
             retry_after_s=-(-retry_after_ms // 1000),
         )
 
-    def _count(self) -> None:
+    def _count(self, why: RefusalReason) -> None:
         self._words[self._rejected_at] += 1
+        self._words[self._refused_at + why] += 1
 
     def check_invariants(self) -> None:
         """For tests."""

@@ -63,6 +63,7 @@ STATUS: dict[str, Any] = {
     ],
     "totals": {
         "requests_acked": 2000, "records_acked": 24690, "bytes_acked": 14 << 20, "rejected": 4,
+        "rejected_by": {"throttled": 4},
         "objects_committed": 1199, "orphans_adopted": 0,
         "splits": 1, "merges": 2,
     },

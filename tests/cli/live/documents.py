@@ -56,8 +56,8 @@ RECORDED: dict[str, Any] = {
     ],
     "totals": {
         "requests_acked": 8_000_000, "records_acked": 80_000_000, "bytes_acked": 16_000 * MIB,
-        "rejected": 40, "objects_committed": 10_000, "orphans_adopted": 0, "splits": 1,
-        "merges": 0,
+        "rejected": 40, "rejected_by": {"throttled": 40}, "objects_committed": 10_000,
+        "orphans_adopted": 0, "splits": 1, "merges": 0,
     },
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import struct
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from daemon.api.streaming import Text
 from daemon.config import load
 from daemon.governor.ladder import RUNGS
 from daemon.governor.sensors import SENSORS
+from daemon.intake.refused import RefusalReason
 from delivery.dispatch import SLICE_NS
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
@@ -50,6 +52,7 @@ class Daemon:
         self.words = self.segment.words
         self.groups = GroupTable(self.segment)
         self.groups.start()
+        self.words[at.G_BUDGET_USD] = double(1_500.0)
         self.builder = StatusBuilder(self.segment, load(None, {}, []))
 
     def store(self, shard: int, word: int, value: int) -> None:
@@ -67,6 +70,12 @@ class Daemon:
 
     def value(self, name: str, **labels: str) -> float:
         return parsed(self.page())[name, frozenset(labels.items())]
+
+
+def double(value: float) -> int:
+    """The bits of a double, as they are in a word."""
+    (bits,) = struct.unpack("=Q", struct.pack("=d", value))
+    return int(bits)
 
 
 def parsed(page: str) -> Samples:
@@ -203,6 +212,32 @@ def test_a_stage_is_a_histogram_over_all_shards_in_seconds(daemon: Daemon) -> No
     assert daemon.value("headgate_stage_seconds_sum", stage="put") == pytest.approx(1e6 + 0.005006)
     stages = {dict(labels)["stage"] for name, labels in found if name.endswith("_sum")}
     assert stages == {stage.name.lower() for stage in Stage}
+
+
+def test_the_bill_counts_the_supervisors_requests_too(daemon: Daemon) -> None:
+    daemon.store(0, at.S_PUTS, 1_000_000)
+    daemon.words[at.G_OWN_PUTS] = 1_000_000
+    daemon.words[at.G_PER_SHARD_PUTS] = 9_000_000
+    daemon.words[at.G_USD_PER_MONTH] = double(12.5)
+    bill = daemon.builder.document(NOW_NS).bill
+    assert bill.per_shard.usd > bill.usd or not bill.usd  # the embedded store is free
+    assert daemon.value("headgate_store_requests_total", operation="put") == 2_000_000
+    assert daemon.value("headgate_store_cost_usd_total") == bill.usd
+    assert daemon.value("headgate_store_cost_usd_per_month") == 12.5
+    found = daemon.value("headgate_alternative_puts_total", uploading="per_shard")
+    assert found == 10_000_000
+    assert daemon.value("headgate_put_budget_usd_per_month") == 1_500
+    daemon.words[at.G_BUDGET_USD] = 0
+    assert not any(name.startswith("headgate_put_budget") for name, _ in parsed(daemon.page()))
+
+
+def test_refusals_are_counted_by_their_code(daemon: Daemon) -> None:
+    for shard in range(SHARDS):
+        daemon.store(shard, at.S_REFUSED + RefusalReason.THROTTLED, 2)
+    daemon.store(1, at.S_REFUSED + RefusalReason.DISK_FULL, 5)
+    codes = {reason.name.lower(): 0 for reason in RefusalReason} | {"throttled": 8, "disk_full": 5}
+    found = {code: daemon.value("headgate_refused_requests_total", code=code) for code in codes}
+    assert found == codes
 
 
 def test_a_page_of_many_shards_lets_the_loop_do_other_things(daemon: Daemon) -> None:

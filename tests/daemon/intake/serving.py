@@ -20,6 +20,7 @@ from daemon.intake.cursor_cache import CursorCache
 from daemon.intake.formats import BodyLimits
 from daemon.intake.pending import PendingRequests
 from daemon.intake.producer import Producer
+from daemon.intake.refused import BY_CODE
 from daemon.intake.topic_cache import TopicCache
 from delivery.ledger_thread import LedgerThread
 from delivery.waiters import Waiters
@@ -119,6 +120,14 @@ class Intake:
         client = Client(*connect(self.server))
         self._clients.append(client)
         return client
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many were refused, by code; those codes that were given."""
+        words = self.words[self._base + at.S_REFUSED :]
+        found = {code: int(words[reason]) for code, reason in BY_CODE.items() if words[reason]}
+        assert sum(found.values()) == self.words[self._base + at.S_REJECTED]
+        return found
 
     def flow(self) -> None:
         """All connections read what they may."""

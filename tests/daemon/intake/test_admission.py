@@ -96,6 +96,7 @@ class TestRefused:
             assert "disable_backpressure=true in the query" in answer.json["error"]["message"]
             later.add(detail["retry_after_ms"])
         assert len(later) > 40  # they do not come back together
+        assert intake.refused == {"throttled": 50}
         assert intake.ring.head == head
 
     @pytest.mark.parametrize(
@@ -127,6 +128,7 @@ class TestRefused:
             assert "nothing of this request was stored" in answer.json["error"]["message"]
             later.add(answer.json["error"]["detail"]["retry_after_ms"])
         assert len(later) > 30 and min(later) >= 1_000
+        assert intake.refused == {code: 41}
         # Who waits is told too, and is not kept until the gate opens.
         assert waiting.answers[-1].code == code
         intake.shut(word, 0)
