@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ class Server:
         self.folder = folder
         self.port = port
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "log").open("wb") as log, pinned(cpus):
+        with (folder / "log").open("ab") as log, pinned(cpus):
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -115,6 +115,11 @@ class Server:
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> Any:
         """The JSON answer to a request. Raises ServerError for anything but 2xx."""
+        content = self.ask_bytes(method, path, body)
+        return json.loads(content) if content else None
+
+    def ask_bytes(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """The body of the answer to a request. Raises ServerError for anything but 2xx."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -127,7 +132,7 @@ class Server:
             connection.close()
         if not 200 <= answer.status < 300:
             raise ServerError(f"{method} {path} was answered {answer.status}: {content[:500]!r}")
-        return json.loads(content) if content else None
+        return content
 
     def processes(self) -> list[psutil.Process]:
         """The process and its descendants that are alive."""
@@ -184,6 +189,13 @@ class Daemon(Server):
 
     def stop(self) -> None:
         """Stops it cleanly and removes its folder. Raises ServerError if it does not end well."""
+        try:
+            self.end()
+        finally:
+            shutil.rmtree(self.folder)
+
+    def end(self) -> None:
+        """Stops it cleanly. Raises ServerError if it does not end well."""
         self.process.terminate()
         try:
             code = self.process.wait(timeout=STOP_WITHIN_S)
@@ -193,10 +205,8 @@ class Daemon(Server):
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             complaint = f"did not end within {STOP_WITHIN_S} s of SIGTERM"
-        log = self.log_end()
-        shutil.rmtree(self.folder)
         if complaint:
-            raise ServerError(f"{self.process.args!r} {complaint}; {log}")
+            raise ServerError(f"{self.process.args!r} {complaint}; {self.log_end()}")
 
 
 class Minio:
@@ -250,20 +260,28 @@ def start_daemon(
     shards: int,
     store: Minio | None,
     settings: Mapping[str, object] | None = None,
+    chaos: str = "",
+    within: Callable[[Sequence[str]], list[str]] = list,
 ) -> Daemon:
-    """A daemon with an empty data directory, ready, on the embedded store or on ``store``."""
+    """A daemon on the data directory in ``folder``, ready, on the embedded store or on ``store``.
+
+    ``settings`` have precedence over those of all benchmarks. ``within`` makes the command that
+    is started of that of the daemon.
+    """
     port = minio.free_port()
     command = [sys.executable, "-m", "cli", "serve", "--data", str(folder / "data")]
     command += ["--listen", f"127.0.0.1:{port}", "--shards", str(shards)]
-    command += ["--set", f"object_bytes_target={OBJECT_BYTES_TARGET}"]
-    for name, value in (settings or {}).items():
+    wanted = {"object_bytes_target": OBJECT_BYTES_TARGET} | dict(settings or {})
+    for name, value in wanted.items():
         command += ["--set", f"{name}={value}"]
+    if chaos:
+        command += ["--chaos", chaos]
     environment = plain_environment(store.environment if store else None)
     if store is not None:
         command += ["--store", f"s3://{BUCKET}/{folder.name}"]
         command += ["--set", f"s3_endpoint_url={store.endpoint_url}"]
         command += ["--set", f"s3_region={minio.REGION}"]
-    daemon = Daemon(command, folder, port, cpus, environment)
+    daemon = Daemon(within(command), folder, port, cpus, environment)
     _ready(daemon, "/readyz")
     return daemon
 
