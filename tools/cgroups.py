@@ -5,8 +5,8 @@ needs a writable memory controller: root on most machines. ``MemoryGroup.command
 joins the group and then becomes the given one, so that its children are in the group too. A group
 that goes over its limit is killed by the kernel (exit code 137); ``kills`` counts that.
 
-The kernel charges a group for the page cache of the files that it writes, which it can drop:
-``total_bytes`` is therefore at the limit on any busy daemon. What counts is ``working_bytes``.
+The kernel charges a group for the page cache of the files that it reads and writes, which it can
+drop: ``total_bytes`` is therefore at the limit on any busy daemon. What counts is ``kept_bytes``.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ class CgroupError(Exception):
 
 
 class MemoryUse(NamedTuple):
-    """What a group is charged for. ``inactive_file_bytes`` can be dropped by the kernel at any
-    time; shared memory (the rings) is in ``shmem_bytes``."""
+    """What a group is charged for. Of files that were read twice, the page cache is active; shared
+    memory (the rings) is in ``shmem_bytes``."""
 
     total_bytes: int
     inactive_file_bytes: int
+    active_file_bytes: int
     shmem_bytes: int
 
     @property
-    def working_bytes(self) -> int:
-        """What the kernel cannot drop, and the part of the page cache that is in use."""
-        return self.total_bytes - self.inactive_file_bytes
+    def kept_bytes(self) -> int:
+        """What the kernel cannot drop."""
+        return self.total_bytes - self.inactive_file_bytes - self.active_file_bytes
 
 
 class _Files(NamedTuple):
@@ -87,6 +88,7 @@ class MemoryGroup:
         return MemoryUse(
             int((self.folder / self._files.usage).read_text()),
             found[f"{prefix}inactive_file"],
+            found[f"{prefix}active_file"],
             found[f"{prefix}shmem"],
         )
 
@@ -122,7 +124,7 @@ class MemoryWatch:
         self._group = group
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory watch")
-        self.working_peak_bytes = 0
+        self.kept_peak_bytes = 0
         self.shmem_peak_bytes = 0
 
     def __enter__(self) -> Self:
@@ -143,7 +145,7 @@ class MemoryWatch:
 
     def _sample(self) -> None:
         use = self._group.use()
-        self.working_peak_bytes = max(self.working_peak_bytes, use.working_bytes)
+        self.kept_peak_bytes = max(self.kept_peak_bytes, use.kept_bytes)
         self.shmem_peak_bytes = max(self.shmem_peak_bytes, use.shmem_bytes)
 
 

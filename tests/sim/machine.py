@@ -44,6 +44,7 @@ from tests.sim.deadlines import runs_of
 from tests.sim.ledger_lock import LedgerLock
 from tests.sim.load import Load
 from tests.sim.oracle import Oracle
+from tests.sim.pressure import Pressure
 from tests.sim.recovery import Backup
 from tests.sim.schedule import (
     MS,
@@ -179,6 +180,8 @@ class Shard:
         return self.machine.rung[self.shard] or bool(self.inbox) or self._look_soon
 
     def _take_in(self) -> None:
+        if self._words[at.G_GATE]:
+            self.inbox = 0  # refused
         for _ in range(min(self.inbox, self.machine.rng.randrange(1, 8))):
             self.inbox -= 1
             self._take_one()
@@ -306,7 +309,9 @@ class Machine:
         self.words[at.G_INCARNATION], self.words[at.G_EPOCH] = incarnation, epoch
         self.wall_off_ns = 0  # steps of the wall clock
         tell_sent(self.words, self.moment())
-        self.words[at.G_WINDOW_NS] = int(log_uniform(rng, 1, 100) * MS)
+        self.pressure = Pressure(rng, self.layout, self.policy.object_bytes_target, log)
+        self.words[at.G_WINDOW_NS] = self.pressure.window_ns
+        self.words[at.G_TARGET_BYTES] = self.pressure.target_bytes
         buddies = GroupTable(self.segment).map
         buddies.start()
         for _ in range(rng.randrange(shards)):
@@ -395,6 +400,7 @@ class Machine:
         epoch_due_ns = schedule.now_ns + EPOCH_NS
         while True:
             schedule.sleep(TICK_NS)
+            self.pressure.tick(words)
             if orphans.tick(schedule.now_ns):
                 bells.ring_all(range(self.layout.shards))
             for shard, told_ns in sorted(self.dead.items()):

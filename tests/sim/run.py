@@ -28,6 +28,7 @@ EPISODES = 4  # of one machine
 WORLD_STEPS = 1_500  # of the owners of one prefix, after each machine
 DRAIN_NS = 60 * S  # longer than any retry, stop or wait of ownership, together
 LOG_LINES = 50
+PPM = 1_000_000
 RAM = Path("/dev/shm")
 
 
@@ -67,6 +68,8 @@ class Outcome(Struct):
     flushes: int = 0  # of cursors, without requests
     splits: int = 0
     merges: int = 0
+    moved: int = 0  # ticks that changed window, object target or gate
+    drained: int = 0  # episodes that came to rest under a pressure of 1
     daemons: int = 0  # that started on prefixes that had an owner
     owners: int = 0  # of them, that got it
     virtual_s: float = 0.0
@@ -135,6 +138,8 @@ class Run:
                 outcome.moves += machine.oracle.cursors.moved
                 outcome.moves_refused += machine.oracle.cursors.refused
                 outcome.flushes += machine.oracle.cursors.flushed
+                outcome.moved += machine.pressure.moves
+                outcome.drained += machine.pressure.drains
                 layout = machine.layout
                 for shard in range(layout.shards):
                     base = layout.shard(shard)
@@ -175,6 +180,7 @@ class Run:
         requests_every_ns = log_uniform(rng, 0.1, 50) * MS
         hot = rng.randrange(machine.layout.shards) if rng.randrange(2) else None
         machine.faults = True
+        machine.pressure.begin()
         machine.store.faults = bool(rng.randrange(4))
         schedule.hazards(log_uniform(rng, 100, 3_000))
         machine.ledger_fails_every = rng.choice((None, 3, 20, 200))
@@ -236,6 +242,8 @@ class Run:
             self._step(machine)
             machine.start_if_alone()
         machine.oracle.check_rest()
+        if machine.words[at.G_PRESSURE_PPM] == PPM:
+            machine.pressure.drains += machine.pressure.is_pinned
         machine.held_back = None
         self._log("at rest")
 

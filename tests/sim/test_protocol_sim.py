@@ -25,7 +25,8 @@ from shards.layout import Layout
 from shards.leases import LeaseTable
 from tests.sim import collection, machine
 from tests.sim.run import Failure, simulate
-from uploader.groups.puller import Puller
+from tests.sim.schedule import MS
+from uploader.groups.puller import Look, Puller
 from uploader.ownership import ownerlog, ownership
 from uploader.pipeline import upload
 from uploader.pipeline.voids import Run, Voids
@@ -42,6 +43,7 @@ def test_nothing_is_lost_doubled_or_stuck_whatever_dies_between_two_stores(seed:
     assert outcome.steps >= STEPS
     assert outcome.deaths + outcome.stops and outcome.commits
     assert outcome.owners
+    assert outcome.moved
 
 
 def test_two_runs_with_one_seed_give_the_same_log() -> None:
@@ -108,6 +110,18 @@ def test_stuck_leases_without_an_alarm_are_found() -> None:
         assert "a stuck lease has its alarm" in str(first_failure())
 
 
+def test_uploads_that_wait_for_the_pressure_to_fall_are_found() -> None:
+    """Row D4: what drains the rings is never gated, whatever the level."""
+    real = Puller.look
+
+    def gated(self: Puller, now_ns: int) -> Look:
+        under_pressure = self._words[at.G_PRESSURE_PPM] == 1_000_000
+        return Look([], now_ns + 100 * MS) if under_pressure else real(self, now_ns)
+
+    with patch.object(Puller, "look", gated):
+        assert "not at rest" in str(first_failure())
+
+
 @pytest.mark.slow
 def test_requests_that_are_withdrawn_although_pulled_are_found() -> None:
     real = Voids.take_back
@@ -151,6 +165,7 @@ def test_a_long_run_finds_nothing() -> None:
     assert outcome.steps >= 200_000
     assert outcome.deaths and outcome.stops and outcome.adoptions and outcome.acknowledgements
     assert outcome.ended and outcome.stuck_ticks and outcome.voids
+    assert outcome.moved > outcome.machines and outcome.drained
 
 
 def test_an_image_that_says_it_covers_more_than_it_holds_is_found() -> None:
