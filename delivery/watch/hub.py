@@ -258,18 +258,21 @@ class WatchHub:
         cursors, shape = watcher.cursors, watcher.shape
         data = b""
         is_behind = False
+        reached: list[tuple[Key, int]] = []
         for key in watcher.keys[topic.topic_id]:
             head = self._followed.head(key) or 0
             if cursors[key] >= head:
                 continue
             encoded = self._encoder.encode(key, cursors[key], shape, topic.name, coalesced)
-            if encoded is None:
+            if encoded is None:  # nothing is written, so no cursor has moved
                 self._lagged(watcher)
                 return WRITE_COST_BYTES
-            cursors[key] = encoded.reached
-            watcher.told = False
+            reached.append((key, encoded.reached))
             is_behind = is_behind or encoded.reached < head
             data = data + encoded.data if data else encoded.data
+        if reached:
+            cursors.update(reached)
+            watcher.told = False
         if data:
             self._write_shared(watcher, data)
             self._delivered(topic.topic_id, watcher.written_ns - turn.published_ns)

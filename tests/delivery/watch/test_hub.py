@@ -206,6 +206,26 @@ def test_a_watcher_whose_records_the_ring_has_overwritten_reads_them_from_the_st
     run(node, test)
 
 
+def test_what_one_partition_has_is_not_lost_when_the_ring_has_overwritten_another(
+    node: Node,
+) -> None:
+    async def test(made: Watching) -> None:
+        client = made.watch(Client(), {0: 0, 1: 0})
+        await made.rest()
+        client.stuck = True
+        commit(node, '"first"', partition=1)
+        for number in range(1, 60):  # several laps of a ring of 4 KiB
+            commit(node, f'"{number:0200d}"', partition=2)
+        commit(node, '"last"', partition=0)
+        made.tell()
+        await made.rest()
+        client.take()
+        await made.rest()
+        assert sorted(client.data_seen) == ["first", "last"]
+
+    run(node, test)
+
+
 def test_a_turn_ends_in_the_middle_of_the_watchers_and_the_next_one_goes_on(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
