@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from tests.chaos.run import SPEC, Options, run
+from tests.chaos.run import SPEC, Options, run, under_pressure
 
 SHOWN_MAX = 20
 
@@ -23,9 +23,11 @@ SHOWN_MAX = 20
 @click.option("--shards", default=3, show_default=True)
 @click.option("--spec", default=SPEC, show_default=True, help="The store's faults; '' for none.")
 @click.option("--no-lake", is_flag=True, help="Without compactions and collections.")
+@click.option("--pressure", is_flag=True, help="Small rings, and a store that is slow and busy.")
 @click.option("--no-steps", is_flag=True, help="Only store faults, no kills.")
 def main(
-    seconds: float, seed: int, kills: int, shards: int, spec: str, no_lake: bool, no_steps: bool
+    seconds: float, seed: int, kills: int, shards: int, spec: str, no_lake: bool, pressure: bool,
+    no_steps: bool,
 ) -> None:  # fmt: skip
     """Runs kills and faults under load, then checks all answers and all stored records."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-chaos-"))
@@ -34,6 +36,8 @@ def main(
         folder, seed, seconds, kills, shards, spec, not no_steps, not no_lake,
         say=lambda line: click.echo(line, err=True),
     )  # fmt: skip
+    if pressure:
+        options = under_pressure(options)
     try:
         report = run(options)
     except Exception:
@@ -50,6 +54,11 @@ def main(
         f"lake: {', '.join(f'{what} x{count}' for what, count in sorted(report.commands.items()))};"
         f" {report.rows_compacted} rows compacted, {report.objects_collected} objects collected,"
         f" {report.records_evicted} records evicted, {report.whole_readings} whole readings"
+    )
+    rungs = ", ".join(f"{name} x{count}" for name, count in sorted(report.rungs.items()))
+    click.echo(
+        f"governor: {rungs or 'no reaction'}; windows from {min(report.windows_ms, default=0):.1f}"
+        f" to {max(report.windows_ms, default=0):.1f} ms"
     )
     click.echo(f"watchers: {report.streams} streams, {report.records_watched} records seen")
     if report.contradictions:

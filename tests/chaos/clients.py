@@ -52,11 +52,13 @@ class Request(NamedTuple):
     place: Place
     records: tuple[str, ...]
     key: str | None
+    pad: str = ""
 
     def encode(self) -> bytes:
         topic, partition = self.place
+        more = {"meta": {"pad": self.pad}} if self.pad else {}
         document: dict[str, object] = {
-            "records": [{"data": record, **fields_of(record)} for record in self.records],
+            "records": [{"data": record, **fields_of(record), **more} for record in self.records],
             "partition": partition,
         }
         if self.key is not None:
@@ -94,7 +96,7 @@ class Producer(Client):
 
     def __init__(
         self, number: int, port: Port, history: History, numbers: Numbers,
-        places: Sequence[Place], *, keyed: bool, pause_s: float,
+        places: Sequence[Place], *, keyed: bool, pause_s: float, pad_bytes: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(f"producer {number}")
         self.answered = 0
@@ -109,6 +111,7 @@ class Producer(Client):
         self._places = itertools.cycle([*places[first:], *places[:first]])
         self._keyed = keyed
         self._pause_s = pause_s
+        self._pad = "x" * pad_bytes
         self._made = itertools.count(1)
         self._again: deque[Request] = deque()
         self._outstanding: deque[tuple[Request, int, int]] = deque()  # attempt, sent ns
@@ -161,7 +164,7 @@ class Producer(Client):
         made = next(self._made)
         records = tuple(f"{self._number}.{made}.{i}" for i in range(1 + made % 3))
         key = f"{self._number}-{made}" if self._keyed else None
-        return Request(next(self._places), records, key)
+        return Request(next(self._places), records, key, self._pad)
 
     def _take(self, status: int, document: Any) -> None:
         request, attempt, sent_ns = self._outstanding.popleft()

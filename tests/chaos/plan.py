@@ -21,6 +21,7 @@ class Act(Enum):
     KILL_COMMAND = "kill the compaction or collection at work"
     STOP_COMMAND = "stop the compaction or collection at work for a while"
     RESTART = "stop in good order, start again"
+    RELOAD = "reload a configuration with other commit windows"
 
 
 # Shares of the steps. A shard's death is what the design is about; a restart takes seconds.
@@ -34,6 +35,7 @@ WEIGHTS = {
     Act.KILL_COMMAND: 4,
     Act.STOP_COMMAND: 12,
     Act.RESTART: 3,
+    Act.RELOAD: 6,
 }
 PAUSE_MS = (30, 900)  # from within one commit to several after the last step
 STOP_MS = (50, 3_500)  # up to beyond the 2 s after which a stopped lease holder is killed

@@ -21,9 +21,10 @@ from pathlib import Path
 
 import psutil
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shards.clock import monotonic_ns, wall_ms
-from tests.chaos import history, plan, routers
+from tests.chaos import history, plan, pressure, routers
 from tests.chaos.checker import check
 from tests.chaos.clients import Client, Numbers, Producer, Reader, Rereader, read_whole
 from tests.chaos.history import Capped, Did, History, Lossy, Place
@@ -62,6 +63,8 @@ class Options(Struct, frozen=True):
     lake: bool = True
     producers: int = 6
     pause_s: float = 0.005
+    pad_bytes: int = 0
+    settings: dict[str, object] = {}
     say: Callable[[str], None] = lambda _: None
 
 
@@ -84,14 +87,27 @@ class Report(Struct):
     whole_readings: int = 0
     streams: int = 0
     records_watched: int = 0
+    rungs: Counter[str] = Counter()
+    windows_ms: set[float] = set()
     contradictions: list[str] = []
+
+
+def under_pressure(options: Options) -> Options:
+    """The same run, under pressure."""
+    return replace(
+        options, spec=pressure.SPEC, producers=pressure.PRODUCERS, pause_s=pressure.PAUSE_S,
+        pad_bytes=pressure.PAD_BYTES, settings=pressure.SETTINGS,
+    )  # fmt: skip
 
 
 class World:
     """The daemon and what is done to it."""
 
     def __init__(self, options: Options, written: History) -> None:
-        self.keeper = Keeper(options.folder / "data", SETTINGS) if options.lake else None
+        self._settings = SETTINGS | options.settings
+        self.keeper = Keeper(options.folder / "data", self._settings) if options.lake else None
+        self._config = options.folder / "headgate.toml"
+        self._config.touch()
         self._options = options
         self._written = written
         self._spec = options.spec
@@ -110,7 +126,8 @@ class World:
         chaos = ("--chaos", self._spec) if self._spec else ()
         for _ in range(START_TRIES):
             daemon = Daemon(
-                self._options.folder / "data", shards=self._options.shards, settings=SETTINGS,
+                self._options.folder / "data", shards=self._options.shards,
+                settings=self._settings, config_file=self._config,
                 command=(sys.executable, "-m", "cli", "serve", *chaos),
             )  # fmt: skip
             daemon.start()
@@ -173,6 +190,9 @@ class World:
             self.restart(signal.SIGKILL, group=True)
         elif step.act is Act.RESTART:
             self.restart()
+        elif step.act is Act.RELOAD:
+            pressure.configure(self._config, step.stop_ms)
+            self.daemon.process.send_signal(signal.SIGHUP)
         elif step.act is Act.KILL_COMMAND:
             if self.keeper is not None and self.keeper.harm(signal.SIGKILL):
                 self.kills += 1
@@ -237,7 +257,7 @@ def _live(options: Options, world: World, written: History) -> Report:
     numbers = Numbers()
     producers = [
         Producer(number, world.port, written, numbers, PLACES, keyed=bool(number % 2),
-                 pause_s=options.pause_s)
+                 pause_s=options.pause_s, pad_bytes=options.pad_bytes)
         for number in range(options.producers)
     ]  # fmt: skip
     for routed in routers.ROUTERS.values():
@@ -246,8 +266,9 @@ def _live(options: Options, world: World, written: History) -> Report:
     readers = [Reader(place, world.port, written) for place in ALL_PLACES]
     rereaders = [Rereader(place, world.port, written) for place in ALL_PLACES]
     watchers = [Watcher(wanted, world.port, written, topic_ids, options.seed) for wanted in WANTED]
+    governor = pressure.GovernorWatch(world.port)
     keeper = world.keeper
-    with _running([*producers, *readers, *rereaders, *watchers]):
+    with _running([*producers, *readers, *rereaders, *watchers, governor]):
         if keeper is not None:
             _wait_for_records(world)
             keeper.once()
@@ -259,7 +280,7 @@ def _live(options: Options, world: World, written: History) -> Report:
         _stop(producers)
         routers.wait_until_copied(world.port)
         wait_until_seen(watchers, world.port)
-        _stop([*watchers, *readers, *rereaders])
+        _stop([*watchers, *readers, *rereaders, governor])
     for place in ALL_PLACES:
         for page in read_whole(world.port, place, "hot"):
             written.add(page)
@@ -289,6 +310,8 @@ def _live(options: Options, world: World, written: History) -> Report:
         whole_readings=sum(reader.times for reader in rereaders),
         streams=sum(watcher.connections for watcher in watchers),
         records_watched=sum(watcher.taking.records for watcher in watchers),
+        rungs=governor.rungs,
+        windows_ms=governor.windows_ms,
         contradictions=keeper.contradictions if keeper else [],
     )
 

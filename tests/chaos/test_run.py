@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.run import Options, run
+from tests.chaos.run import Options, run, under_pressure
 from tests.chaos.watchers import WANTED
 
 
@@ -21,3 +21,18 @@ def test_kills_and_store_faults_contradict_nothing_that_was_said(tmp_path: Path)
     assert report.streams > len(WANTED), "no watcher resumed"
     assert report.records_watched > report.records_kept, "watchers saw little"
     assert report.records_evicted and report.whole_readings, "nothing was evicted, or read whole"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kills_under_pressure_contradict_nothing_that_was_said(tmp_path: Path) -> None:
+    """Rows T10 and T12: windows widen and rings are full, and nothing acknowledged is lost."""
+    options = under_pressure(Options(tmp_path, seed=9, seconds=300, kills=15, lake=False))
+    report = run(options)
+    assert report.contradictions == []
+    assert report.kills >= 15
+    assert report.acknowledged and report.unknown, "the kills did not meet the load"
+    assert report.refused[429], "no ring was full"
+    assert set(report.rungs) >= {"coalesce", "widen", "refuse"}
+    assert max(report.windows_ms) > 4 * min(report.windows_ms), "the commit window stayed"
+    assert report.records_watched > report.records_kept, "watchers saw little"
