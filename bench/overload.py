@@ -51,6 +51,7 @@ class OverloadResult(msgspec.Struct, frozen=True):
     wait_ms_max: float
     records_read: int
     contradictions: list[str]
+    trouble: list[str]  # the errors in the daemon's log
 
     @property
     def overload(self) -> float:
@@ -104,6 +105,7 @@ def measure(
         finally:
             daemon.end()
         kills = group.kills
+        log = (data / "log").read_text(errors="replace")
         judge = Judge(told)
         daemon = start_daemon(data, cpus[0], shards, None, wanted, within=group.command)
         try:
@@ -117,6 +119,7 @@ def measure(
         watch.shmem_peak_bytes, kills, sum(shard["restarts"] for shard in status["shards"]),
         told.seconds, told.offered_bytes, told.acked_bytes, len(told.acked), told.statuses,
         len(told.unknown), told.wait_ms_max, judge.records, judge.contradictions,
+        [line for line in log.splitlines() if " ERROR " in line or " CRITICAL " in line],
     )  # fmt: skip
 
 

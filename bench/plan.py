@@ -2,9 +2,9 @@
 
 Names: ``embedded/1/1KiB/ndjson`` is the embedded store, one shard and this body; ``ceiling/SIZE``
 is the null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops, ``scale`` what grows
-with the shards, ``delivery/WHAT`` what comes after the commit, and ``compaction/SHAPE`` the Spark
-job and plain pyarrow. Cases that are compared
-run one after the other, because machines drift.
+with the shards, ``delivery/WHAT`` what comes after the commit, ``governor/WHAT`` what
+pressure does, and ``compaction/SHAPE`` the Spark job and plain pyarrow. Cases that are compared run
+one after the other, because machines drift.
 """
 
 from __future__ import annotations
@@ -37,12 +37,20 @@ DELIVERIES = {
     "delivery/routed": 40,
     "delivery/wakeups": 30,
 }
+# The governor, in the same way.
+GOVERNED = {
+    "governor/loads": 75,
+    "governor/budget": 80,
+    "governor/goodput": 100,
+    "governor/memory": 160,
+    "governor/cost": 100,
+}
 SCALE = "scale"
 SCALE_S = 25
 COMPACTION_S = 75  # for 1 GiB of L0: 15 s to make it, a session, three turns of three
 
 START_STOP_S = 4  # start and end of a daemon, and its share of the start of MinIO
-LIMIT_S = 1200
+LIMIT_S = 1800
 QUICK_LIMIT_S = 90
 
 
@@ -67,8 +75,8 @@ QUICK = Times(ceiling_s=2, light_s=3, half_s=2, saturated_s=4, compared_s=4, tai
 
 
 class Case(NamedTuple):
-    """One case; ``kind`` is embedded, minio, ceiling, s2-lite, put-cost, scale, a delivery or a
-    compaction."""
+    """One case; ``kind`` is embedded, minio, ceiling, s2-lite, put-cost, scale, a delivery, the
+    governor or a compaction."""
 
     kind: str
     size: Size | None = None
@@ -119,6 +127,8 @@ class Case(NamedTuple):
             return COMPACTION_S
         if self.kind in DELIVERIES:
             return DELIVERIES[self.kind]
+        if self.kind in GOVERNED:
+            return GOVERNED[self.kind]
         if self.kind == SCALE:
             return SCALE_S
         if self.kind == "put-cost":
@@ -151,7 +161,7 @@ def full() -> list[Case]:
         for size in SIZES
         for body_format in FORMATS
     ]
-    kinds = [SCALE, *DELIVERIES, *COMPACTIONS]
+    kinds = [SCALE, *DELIVERIES, *GOVERNED, *COMPACTIONS]
     return [*cases, *(Case(kind) for kind in kinds)]
 
 

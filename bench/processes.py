@@ -262,6 +262,7 @@ def start_daemon(
     settings: Mapping[str, object] | None = None,
     chaos: str = "",
     within: Callable[[Sequence[str]], list[str]] = list,
+    path: Path | None = None,
 ) -> Daemon:
     """A daemon on the data directory in ``folder``, ready, on the embedded store or on ``store``.
 
@@ -277,6 +278,8 @@ def start_daemon(
     if chaos:
         command += ["--chaos", chaos]
     environment = plain_environment(store.environment if store else None)
+    if path is not None:
+        environment["PYTHONPATH"] = f"{path}:{environment['PYTHONPATH']}"
     if store is not None:
         command += ["--store", f"s3://{BUCKET}/{folder.name}"]
         command += ["--set", f"s3_endpoint_url={store.endpoint_url}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench import delivery_report
+from bench import delivery_report, governor_report
 from bench.figures import GIB, MIB, NONE, Target, cpu_s_per_gib, mib_per_s, number, ratio
 from bench.plan import EMBEDDED, MINIO, STORES
 from bench.results import (
@@ -57,6 +57,8 @@ def text(results: Results) -> str:
         sections.append(_section("CPU in ms by the number of shards", *_scale(results.scale)))
     for title, (heads, rows) in delivery_report.sections(results.delivery):
         sections.append(_section(title, heads, rows))
+    for title, (heads, rows) in governor_report.sections(results.governor):
+        sections.append(_section(title, heads, rows))
     if results.compactions:
         sections.append(
             _section("Compaction: Spark and plain pyarrow in two processes",
@@ -83,6 +85,7 @@ def targets(results: Results) -> list[Target]:
         *_compaction_targets(results),
         *_scale_targets(results),
         *delivery_report.targets(results.delivery),
+        *governor_report.targets(results.governor),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from bench.delivery_results import DeliveryResults
+from bench.governor_results import GovernorResults
 from bench.load import Load
 from bench.put_cost import PutCost
 
@@ -127,5 +128,6 @@ class Results(msgspec.Struct):
     compactions: list[CompactionResult] = []
     scale: list[ScaleResult] = []
     delivery: DeliveryResults = msgspec.field(default_factory=DeliveryResults)
+    governor: GovernorResults = msgspec.field(default_factory=GovernorResults)
     left_out: list[LeftOut] = []
     case_seconds: dict[str, float] = {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from bench import bodies, plan, put_cost, scale
 from bench.delivery import DeliveryBench
 from bench.figures import pause_ms, share_cpus
+from bench.governor import GovernorBench
 from bench.load import Generator, Load, Pace, Request
 from bench.others import Others
 from bench.plan import Case, Times
@@ -92,6 +93,10 @@ class Runner:
             results = self._results.delivery
             delivery = DeliveryBench(self._generator, self._work, daemon_cpus, cpus, results)
             delivery.run(case.kind)
+        elif case.kind in plan.GOVERNED:
+            daemon_cpus, cpus, _ = share_cpus(self._cpus, 1)
+            governed = self._results.governor
+            GovernorBench(self._generator, self._work, daemon_cpus, cpus, governed).run(case.kind)
         elif case.kind == plan.SCALE:
             self._results.scale = scale.measure(self._work)
         else:

@@ -1,4 +1,4 @@
-"""Samples the status and memory of a daemon during a load, twice a second, in a thread."""
+"""Samples the status of a daemon during a load, and twice a second its memory, in a thread."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ INTERVAL_S = 0.5
 class Sampler:
     """A context manager around a load; the figures are ready at its end."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, interval_s: float = INTERVAL_S) -> None:
         self._daemon = daemon
+        self._interval_s = interval_s
+        self._memory_due_ns = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler")
         self._before: dict[str, Any] = {}
@@ -29,6 +31,8 @@ class Sampler:
         self._side_before_s = 0.0
         self._failure: ServerError | None = None
         self.windows_ms: list[float] = []
+        self.levels: list[float] = []
+        self.rungs: set[str] = set()
         self.memory_peak_bytes = 0
         self.cpu_s = 0.0
         self.side_threads_cpu_s = 0.0
@@ -80,7 +84,7 @@ class Sampler:
         return int(self._after["memory_bound_bytes"])
 
     def _run(self) -> None:
-        while not self._over.wait(INTERVAL_S):
+        while not self._over.wait(self._interval_s):
             try:
                 self._sample()
             except ServerError as error:
@@ -90,6 +94,14 @@ class Sampler:
     def _sample(self) -> dict[str, Any]:
         status: dict[str, Any] = self._daemon.ask("GET", "/v0/status")
         self.windows_ms.append(status["window_ms"])
+        self.levels.append(status["pressure"]["level"])
+        self.rungs.update(status["pressure"]["rungs"])
+        if monotonic_ns() >= self._memory_due_ns:
+            self._sample_memory()
+        return status
+
+    def _sample_memory(self) -> None:
+        self._memory_due_ns = monotonic_ns() + int(INTERVAL_S * 1e9)
         total = 0
         for process in self._daemon.processes():
             try:
@@ -98,4 +110,3 @@ class Sampler:
             except psutil.NoSuchProcess:
                 continue
         self.memory_peak_bytes = max(self.memory_peak_bytes, total)
-        return status

@@ -18,7 +18,7 @@ MIB = 1 << 20
 # Two shards with the default rings and processes of 60 MB each need 300 MiB at rest, once the
 # rings have been around, and 350 when all bodies, uploads and answers are there that may be.
 LIMIT_BYTES = 512 * MIB
-CROWD = Crowd(seconds=120, large=180, small=20, stalled=20)
+CROWD = Crowd(seconds=120, large=150, waiting=30, small=20, stalled=20)
 
 
 def overloaded(folder: Path, crowd: Crowd) -> OverloadResult:
