@@ -19,6 +19,7 @@ COMMANDS = {
     "routers": "List, show, create, delete, pause and resume routers.",
     "cursors": "List, show, create, set and delete cursors.",
     "produce": "Send records to a topic and wait until they are durable.",
+    "import": "Import files and objects into a topic, each record exactly once.",
     "read": "Print the records of a topic as NDJSON.",
     "watch": "Print the records of topics as they are committed, as NDJSON.",
     "objects": "List, print and verify the objects in the store.",

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from commands.client.http import Client, decoded
+from commands.client.http import Client, Refused, decoded
 from commands.client.pages import pages
 from daemon.api.schemas import CursorPage, CursorSetting, CursorSettings, CursorState
 
@@ -23,12 +23,25 @@ def all_cursors(client: Client) -> Iterator[CursorState]:
         yield from page.cursors
 
 
-def cursor_of(client: Client, name: str) -> CursorState:
+def cursor_of(client: Client, name: str, patience_ms: float = 0) -> CursorState:
     """One cursor. Raises Refused with the code ``cursor_unknown`` if it does not exist."""
-    return decoded(client, client.call("GET", cursor_path(name)), CursorState)
+    body = client.call("GET", cursor_path(name), patience_ms=patience_ms)
+    return decoded(client, body, CursorState)
 
 
-def put_cursor(client: Client, name: str, positions: list[CursorSetting]) -> CursorState:
+def put_cursor(
+    client: Client, name: str, positions: list[CursorSetting], patience_ms: float = 0
+) -> CursorState:
     """Creates a cursor if there is none, and sets positions. Raises Refused."""
     body = msgspec.json.encode(CursorSettings(positions))
-    return decoded(client, client.call("PUT", cursor_path(name), body), CursorState)
+    answer = client.call("PUT", cursor_path(name), body, patience_ms=patience_ms)
+    return decoded(client, answer, CursorState)
+
+
+def delete_cursor(client: Client, name: str, patience_ms: float = 0) -> None:
+    """Deletes a cursor, if there is one."""
+    try:
+        client.call("DELETE", cursor_path(name), patience_ms=patience_ms)
+    except Refused as error:
+        if error.code != "cursor_unknown":
+            raise

@@ -208,7 +208,7 @@ class Client:
                 if answer.status < 400:
                     return answer.body
                 refused = self._refused(asked, answer)
-                wait_ms = _wait_ms(refused, answer.retry_after)
+                wait_ms = wait_ms_of(refused, answer.retry_after)
                 if answer.status not in (429, 503):
                     raise refused
                 if patience is None or wait_ms > patience.left_ms():
@@ -371,7 +371,7 @@ def decoded(client: Client, body: bytes | msgspec.Raw, kind: type[Shape]) -> Sha
         raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error
 
 
-def _wait_ms(refused: Refused, retry_after: str | None) -> float:
+def wait_ms_of(refused: Refused, retry_after: str | None) -> float:
     """``detail.retry_after_ms`` if given, since it is finer than the seconds of the header."""
     exact = refused.detail.get("retry_after_ms")
     if isinstance(exact, int | float) and math.isfinite(exact) and exact >= 0:

@@ -75,7 +75,7 @@ class Chain:
 
         ``clear_below``: the cursor must stay before this position.
         """
-        if self._returned or not self._waiting or len(self._sent) >= DEPTH_MAX:
+        if not self.wants_to_send:
             return None
         load = self._waiting[0]
         if now < self.not_before or (clear_below is not None and load.next >= clear_below):
@@ -123,6 +123,11 @@ class Chain:
         if self.in_flight or self.pending_from is not None:
             raise ValueError("a cursor is put forward only while no rows are pending")
         self.position = self._tail = max(self.position, position)
+
+    @property
+    def wants_to_send(self) -> bool:
+        """Whether a step waits for nothing but its time."""
+        return bool(self._waiting) and not self._returned and len(self._sent) < DEPTH_MAX
 
     @property
     def in_flight(self) -> int:

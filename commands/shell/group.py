@@ -7,6 +7,7 @@ completion and every other subcommand go without them.
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
 import sys
 from typing import Any
@@ -18,7 +19,8 @@ from commands.shell.exits import OK, failure
 
 
 class Commands(click.Group):
-    """Finds the command NAME as the attribute NAME of the module ``commands.NAME``."""
+    """Finds the command NAME as the attribute NAME of the module ``commands.NAME``; a NAME that is
+    a keyword of Python has an underscore after it there."""
 
     def __init__(self, *, summaries: dict[str, str], **options: Any) -> None:
         settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -33,7 +35,8 @@ class Commands(click.Group):
         """Imports the command; None if there is no such command."""
         if cmd_name not in self._summaries:
             return super().get_command(ctx, cmd_name)
-        found: click.Command = getattr(importlib.import_module(f"commands.{cmd_name}"), cmd_name)
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        found: click.Command = getattr(importlib.import_module(f"commands.{name}"), name)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -132,8 +132,10 @@ def limited(lines: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def progress(length: int, label: str) -> Iterator[Callable[[int], None]]:
-    """What advances a bar on stderr; without a terminal or a known length nothing is drawn."""
+def progress(length: int, label: str, *, of_bytes: bool = False) -> Iterator[Callable[[int], None]]:
+    """What advances a bar on stderr; without a terminal or a known length nothing is drawn.
+
+    ``of_bytes``: the steps are bytes, and the bar says how many a second."""
     if length <= 0 or not sys.stderr.isatty():
         yield lambda step: None
         return
@@ -144,9 +146,11 @@ def progress(length: int, label: str) -> Iterator[Callable[[int], None]]:
         TaskProgressColumn,
         TextColumn,
         TimeRemainingColumn,
+        TransferSpeedColumn,
     )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
+    speed = (TransferSpeedColumn(),) if of_bytes else ()
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), *speed,
                TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as bar:
         task = bar.add_task(label, total=length)

@@ -35,6 +35,7 @@ from uploader.stores.s3_parts import ObjectInParts, base64_of, discard_unfinishe
 from uploader.stores.verified import verified
 
 if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import ObjectIdentifierTypeDef
 
 CONNECT_TIMEOUT_S = 5.0
@@ -42,6 +43,41 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 20.0
 DELETE_BATCH = 1_000  # a limit of S3
 REGION_WITHOUT_ONE = "us-east-1"  # a signature needs some region; MinIO and others ignore it
+
+
+def client_for(
+    where: Where,
+    endpoint_url: str | None,
+    region: str | None,
+    threads: int,
+    *,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    read_timeout_s: float = READ_TIMEOUT_S,
+) -> S3Client:
+    """A client for ``threads`` simultaneous calls. Raises StoreRefused."""
+    session = boto3.session.Session()
+    config = Config(
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={
+            "payload_signing_enabled": False,
+            "addressing_style": "path" if endpoint_url else "auto",
+        },
+        max_pool_connections=max(threads, 1),
+        retries={"total_max_attempts": 1},
+        connect_timeout=connect_timeout_s,
+        read_timeout=read_timeout_s,
+        tcp_keepalive=True,
+    )
+    try:
+        return session.client(
+            "s3",
+            endpoint_url=endpoint_url,
+            region_name=region or session.region_name or REGION_WITHOUT_ONE,
+            config=config,
+        )
+    except (BotoCoreError, ValueError) as error:
+        raise StoreRefused(f"{where.url} cannot be opened at {where.endpoint}: {error}") from error
 
 
 class S3Store:
@@ -61,34 +97,17 @@ class S3Store:
         self._bucket = bucket
         self._root = f"{prefix}/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
-        session = boto3.session.Session()
-        config = Config(
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={
-                "payload_signing_enabled": False,
-                "addressing_style": "path" if endpoint_url else "auto",
-            },
-            max_pool_connections=max(threads, 1),
-            retries={"total_max_attempts": 1},
-            connect_timeout=connect_timeout_s,
-            read_timeout=read_timeout_s,
-            tcp_keepalive=True,
-        )
         self._where = Where(
             url=self.url, bucket=bucket, endpoint=endpoint_url or "the default endpoint of AWS"
         )
-        try:
-            self._client = session.client(
-                "s3",
-                endpoint_url=endpoint_url,
-                region_name=region or session.region_name or REGION_WITHOUT_ONE,
-                config=config,
-            )
-        except (BotoCoreError, ValueError) as error:
-            raise StoreRefused(
-                f"{self.url} cannot be opened at {self._where.endpoint}: {error}"
-            ) from error
+        self._client = client_for(
+            self._where,
+            endpoint_url,
+            region,
+            threads,
+            connect_timeout_s=connect_timeout_s,
+            read_timeout_s=read_timeout_s,
+        )
 
     def put(self, key: str, body: bytes, crc32c: int) -> str:
         """Keeps the object if the key is free or already holds the same bytes."""

@@ -1,0 +1,112 @@
+"""The sources that the arguments of an import name: files, patterns, stdin, prefixes in S3.
+
+Every argument is looked at before anything is imported. If one names nothing, a directory or a file
+that cannot be read, it is refused by name, and nothing is imported. A file that is named twice, by
+whatever paths, is one source.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from commands.importing.buckets import SCHEME, Buckets
+from commands.importing.problems import SourceMissing, SourceProblem
+from commands.importing.raw import RawSource, open_local
+
+# Each needs a cursor, of which a daemon has 100,000, and about 300 bytes here.
+SOURCES_MAX = 100_000
+
+
+class Found(NamedTuple):
+    """A source that can be opened. ``inode``: device and inode of a file."""
+
+    name: str
+    size: int | None
+    inode: tuple[int, int] | None
+    open: Callable[[], RawSource]
+
+
+class NotFound(Exception):
+    """Arguments that name nothing that can be imported."""
+
+    def __init__(self, problems: Sequence[tuple[str, SourceProblem]]) -> None:
+        super().__init__("\n  ".join(f"{name}: {problem}" for name, problem in problems))
+        self.hint = next((problem.hint for _, problem in problems if problem.hint), "")
+
+
+def find(arguments: Sequence[str], buckets: Buckets, *, by_path: bool) -> list[Found]:
+    """All sources. Raises NotFound."""
+    found: list[Found] = []
+    seen: set[tuple[int, int] | str] = set()
+    problems: list[tuple[str, SourceProblem]] = []
+    for argument in arguments:
+        try:
+            for each in _of(argument, buckets, by_path):
+                key = each.inode or each.name
+                if key in seen:
+                    continue
+                seen.add(key)
+                found.append(each)
+                if len(found) > SOURCES_MAX:
+                    raise SourceProblem(
+                        f"with it there are more than {SOURCES_MAX:,} sources; import them in parts"
+                    )
+        except SourceProblem as error:
+            problems.append((argument, error))
+    if problems:
+        raise NotFound(problems)
+    return found
+
+
+def matching(argument: str) -> list[str]:
+    """The paths that an argument names now: itself, if there is such a file, or what matches it."""
+    if argument == "-" or os.path.lexists(argument) or not glob.has_magic(argument):
+        return [argument]
+    return sorted(glob.glob(argument, recursive=True))
+
+
+def found_file(path: str, by_path: bool) -> Found:
+    """A local source. Raises SourceProblem if it cannot be read."""
+    raw = open_local(path, by_path=by_path) if path != "-" else None
+    if raw is None:
+        return Found("stdin", None, None, lambda: open_local("-"))
+    if not raw.may_grow:
+        return Found(path, None, None, lambda: raw)  # a pipe is opened once
+    raw.close()
+    status = os.stat(path)
+    return Found(
+        path,
+        status.st_size,
+        (status.st_dev, status.st_ino),
+        lambda: open_local(path, by_path=by_path),
+    )
+
+
+def _of(argument: str, buckets: Buckets, by_path: bool) -> Iterator[Found]:
+    if argument.startswith(SCHEME):
+        count = 0
+        for each in buckets.sources(argument):
+            count += 1
+            yield Found(each.name, each.size(), None, lambda each=each: each)  # type: ignore[misc]
+        if not count:
+            raise SourceMissing("names no object")
+        return
+    is_pattern = argument != "-" and not os.path.lexists(argument) and glob.has_magic(argument)
+    paths = matching(argument)
+    if is_pattern:  # folders that match are not meant
+        paths = [path for path in paths if not _is_directory(path)]
+        if not paths:
+            raise SourceMissing("matches no file")
+    for path in paths:
+        yield found_file(path, by_path)
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError:
+        return False

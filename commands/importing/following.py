@@ -1,0 +1,118 @@
+"""Following files that grow and rotate: which files there are now, and which of them are read.
+
+The arguments are looked at again and again, so files that appear later are imported too. A file is
+known by its device and inode:
+
+- Rename and create: the renamed file is read on until it has not grown for ROTATED_QUIET_S, the new
+  one from its start; if the renamed file matches an argument too, it is simply followed.
+- Copy and truncate: a file that became shorter, or begins otherwise, begins again. What was written
+  between the last look at it and the truncation is only in the copy.
+- Deleted: what is written to it before it is closed is read, as after a rename.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from commands.importing.finding import found_file, matching
+from commands.importing.importer import Importer
+from commands.importing.problems import SourceProblem
+from commands.importing.source import SourceImport
+
+LOOK_S = 0.5
+# Each is looked at four times a second, which takes about 50 us.
+FOLLOWED_MAX = 256
+Inode = tuple[int, int]
+
+
+class TooManyFiles(Exception):
+    """More files than can be followed."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"there are {count:,} files, and at most {FOLLOWED_MAX} can be followed")
+
+
+class _Followed(Struct, eq=False):
+    task: asyncio.Task[SourceImport | None]
+    source: SourceImport | None = None
+
+
+class _Here(NamedTuple):
+    inode: Inode
+    path: str
+
+
+class Following:
+    """Imports what ``arguments`` name, until the importer is stopped."""
+
+    def __init__(self, importer: Importer, arguments: Sequence[str], parallel: int) -> None:
+        self._importer = importer
+        self._arguments = arguments
+        self._parallel = parallel
+        self._followed: dict[Inode, _Followed] = {}
+        self._ended: set[Inode] = set()  # and are still there: they do not grow
+
+    async def run(self) -> None:
+        """Follows. Raises TooManyFiles."""
+        with self._importer.threads(self._parallel) as threads:
+            try:
+                while not self._importer.stops:
+                    self._look(threads)
+                    await asyncio.sleep(LOOK_S)
+            finally:
+                self._importer.stop()
+                await asyncio.gather(*(each.task for each in self._followed.values()))
+
+    def _look(self, threads: ThreadPoolExecutor) -> None:
+        here = {each.inode: each.path for each in self._here()}
+        if len(here) > FOLLOWED_MAX:
+            raise TooManyFiles(len(here))
+        self._ended &= here.keys()
+        for inode, followed in list(self._followed.items()):
+            source = followed.source
+            if source is not None:
+                source.is_rotated = inode not in here
+            if followed.task.done():
+                del self._followed[inode]
+                begins_anew = source is not None and source.begins_anew
+                if begins_anew and inode in here:
+                    self._begin(inode, here[inode], threads, restarts=True)
+                elif inode in here:
+                    self._ended.add(inode)
+        for inode, path in here.items():
+            if inode not in self._followed and inode not in self._ended:
+                self._begin(inode, path, threads, restarts=self._importer.plan.restarts)
+
+    def _begin(self, inode: Inode, path: str, threads: ThreadPoolExecutor, restarts: bool) -> None:
+        try:
+            found = found_file(path, by_path=False)
+        except SourceProblem as error:
+            self._importer.refuse(path, error)
+            return
+        plan = self._importer.plan._replace(restarts=restarts)
+
+        def begun(source: SourceImport) -> None:
+            followed.source = source
+
+        run = self._importer.one(found, threads, plan, begun)
+        followed = _Followed(asyncio.get_running_loop().create_task(run))
+        self._followed[inode] = followed
+
+    def _here(self) -> list[_Here]:
+        found = []
+        for argument in self._arguments:
+            for path in matching(argument):
+                try:
+                    status = os.stat(path)
+                except OSError:
+                    continue  # not there now; an unreadable one is refused when it is opened
+                if stat.S_ISREG(status.st_mode):
+                    found.append(_Here((status.st_dev, status.st_ino), path))
+        return found

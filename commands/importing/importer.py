@@ -1,0 +1,149 @@
+"""An import: its sources, several at a time, over one byte budget.
+
+A source that fails does not stop the others; a daemon that refuses, or does not answer, does:
+the others would fare no better. What had been read is stored then, and the rest is not begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from commands.importing.finding import Found
+from commands.importing.leases import Leases
+from commands.importing.marks import SourceCursors
+from commands.importing.problems import SourceProblem
+from commands.importing.sender import Daemon
+from commands.importing.source import Plan, SourceImport, SourceReport, problem_of
+
+REPORTS_MAX = 10_000  # of sources that are named; the totals count all
+
+
+class Totals(Struct):
+    """Sums over all sources."""
+
+    sources: int = 0
+    failed: int = 0
+    stopped: int = 0
+    records: int = 0
+    already_stored: int = 0
+    filtered: int = 0
+    invalid: int = 0
+    dead_letters: int = 0
+    requests: int = 0
+    retries: int = 0
+    read_bytes: int = 0
+
+
+class Importer:
+    """Runs the imports of sources, on the event loop."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        daemon: Daemon,
+        cursors: SourceCursors,
+        parallel: int,
+        went_on: Callable[[int], None],
+    ) -> None:
+        self.totals = Totals()
+        self.reports: list[SourceReport] = []
+        self.plan = plan
+        self.stops = False
+        self._daemon = daemon
+        self._cursors = cursors
+        self._parallel = parallel
+        self._went_on = went_on
+        self._leases = Leases(daemon.budget)
+        self._running: set[SourceImport] = set()
+
+    def stop(self) -> None:
+        """Reads nothing more; what was read is stored."""
+        self.stops = True
+        for each in self._running:
+            each.stop()
+
+    async def run(self, sources: Iterable[Found]) -> None:
+        """Imports the sources."""
+        waiting = iter(sources)
+        with self.threads(self._parallel) as threads:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._parallel):
+                    group.create_task(self._work(waiting, threads))
+
+    @contextmanager
+    def threads(self, sources_max: int) -> Iterator[ThreadPoolExecutor]:
+        """Threads for this many simultaneous sources: each uses at most one."""
+        with ThreadPoolExecutor(sources_max, thread_name_prefix="import") as threads:
+            yield threads
+
+    async def one(
+        self,
+        found: Found,
+        threads: ThreadPoolExecutor,
+        plan: Plan,
+        begun: Callable[[SourceImport], None] = lambda source: None,
+    ) -> SourceImport | None:
+        """Imports one source. None if it cannot be opened."""
+        try:
+            raw = found.open()
+        except SourceProblem as error:
+            self.refuse(found.name, error)
+            return None
+        source = SourceImport(
+            raw,
+            plan,
+            self._daemon,
+            self._cursors,
+            self._leases,
+            threads,
+            self._leases_changed,
+            self._went_on,
+        )
+        self._running.add(source)
+        if self.stops:
+            source.stop()
+        begun(source)
+        try:
+            await source.run()
+        finally:
+            self._running.discard(source)
+        self._count(source.report, source.failure)
+        return source
+
+    def refuse(self, name: str, error: SourceProblem) -> None:
+        """A source that cannot be opened."""
+        self._count(SourceReport(name, "failed", error=problem_of(error)), error)
+
+    async def _work(self, waiting: Iterator[Found], threads: ThreadPoolExecutor) -> None:
+        for found in waiting:
+            if self.stops:
+                self.totals.sources += 1
+                self.totals.stopped += 1
+            else:
+                await self.one(found, threads, self.plan)
+
+    def _count(self, report: SourceReport, failure: Exception | None) -> None:
+        totals = self.totals
+        totals.sources += 1
+        totals.failed += report.state == "failed"
+        totals.stopped += report.state == "stopped"
+        for name in ("records", "already_stored", "filtered", "invalid", "dead_letters",
+                     "requests", "retries", "read_bytes"):  # fmt: skip
+            setattr(totals, name, getattr(totals, name) + getattr(report, name))
+        if len(self.reports) < REPORTS_MAX or report.error is not None:
+            del self.reports[REPORTS_MAX - 1 :]
+            self.reports.append(report)
+        if failure is None:
+            return
+        # A follower would otherwise go on for weeks before anyone hears of it.
+        if self.plan.follows or not isinstance(failure, SourceProblem):
+            self.stop()
+
+    def _leases_changed(self) -> None:
+        for each in self._running:
+            each.wake()

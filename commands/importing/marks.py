@@ -1,0 +1,137 @@
+"""The cursors of a source: what names them, and what of the source they note.
+
+A cursor is named after the topic and the source's identity: device, inode and first line of a file
+(the first KiB of a JSON document, which does not grow), or key and ETag of an object. What a file
+begins with is in the name, because inodes are used again. It is the first line only, because
+a file may have less than a KiB when it is imported first. So the cursor also notes length and
+checksum of the first KiB, in partitions that no request moves.
+
+The position is in partition 0. Dead letters have a cursor of their own, which exists from the
+first of them on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import zlib
+from typing import NamedTuple
+
+from commands.client.cursors import cursor_of, delete_cursor, put_cursor
+from commands.client.http import Client, Refused
+from commands.importing.problems import SourceChanged
+from daemon.api.schemas import CursorSetting, CursorState
+
+POSITION, HEAD_LENGTH, HEAD_CHECKSUM = range(3)
+
+
+class Marks(NamedTuple):
+    """Names of the cursors of a source."""
+
+    cursor: str
+    dead_cursor: str
+
+    @classmethod
+    def of(cls, topic_id: int, identity: str, begin: bytes) -> Marks:
+        """``begin``: what the text begins with, as ``beginning`` gives it."""
+        parts = (str(topic_id).encode(), identity.encode(errors="surrogateescape"), begin)
+        digest = hashlib.sha256(b"".join(b"%d\0%b" % (len(part), part) for part in parts))
+        name = f"import:{digest.hexdigest()[:32]}"
+        return cls(name, f"{name}:dead")
+
+    @classmethod
+    def of_a_run(cls) -> Marks:
+        """Of a source without an identity: nobody finds them again."""
+        name = f"import:{secrets.token_hex(16)}"
+        return cls(name, f"{name}:dead")
+
+
+def beginning(head: bytes, *, is_document: bool) -> bytes:
+    """What of the first KiB is in a cursor's name."""
+    return head if is_document else head.partition(b"\n")[0].rstrip(b"\r")
+
+
+class SourceCursors:
+    """The daemon's cursors of sources. Calls block, and may come from any thread.
+
+    ``wait_ms``: how long a call is repeated while the daemon does not answer. Raises Refused,
+    Unreachable, UnknownAnswer."""
+
+    def __init__(self, client: Client, wait_ms: float) -> None:
+        self._client = client
+        self._wait_ms = wait_ms
+        self._lock = threading.Lock()  # a Client is for one thread
+
+    def take_up(self, marks: Marks, head: bytes | None, *, anew: bool) -> int:
+        """The position of a source, whose cursor is created if it is new.
+
+        ``head``: the first KiB; None: not compared. ``anew``: a source that has changed begins
+        again, instead of being a SourceChanged.
+        """
+        noted = _noted(self._put(marks.cursor, []))
+        if head is None:
+            return noted[POSITION]
+        length = noted[HEAD_LENGTH]
+        if length > len(head) or (length and noted[HEAD_CHECKSUM] != zlib.crc32(head[:length])):
+            if not anew:
+                raise SourceChanged(
+                    "does not begin as it did when it was imported before",
+                    hint="--restart imports it from its start",
+                )
+            self.begin_again(marks, head)
+            return 0
+        if len(head) > length:
+            self._put(marks.cursor, _noting(head))
+        return noted[POSITION]
+
+    def begin_again(self, marks: Marks, head: bytes | None) -> None:
+        """Puts the cursors of a source to its start."""
+        noting = [] if head is None else _noting(head)
+        # The dead letters first: after a kill between the two, none is missing.
+        self.forget(marks.dead_cursor)
+        self._put(marks.cursor, [CursorSetting(0, POSITION), *noting])
+
+    def create(self, cursor: str) -> None:
+        """Creates a cursor if there is none."""
+        self._put(cursor, [])
+
+    def dead_position(self, marks: Marks) -> int | None:
+        """The position of the dead letters; None if they have no cursor yet."""
+        try:
+            with self._lock:
+                state = cursor_of(self._client, marks.dead_cursor, self._wait_ms)
+        except Refused as error:
+            if error.code != "cursor_unknown":
+                raise
+            return None
+        return _noted(state)[POSITION]
+
+    def settle(self, cursor: str, expected: int, position: int) -> int:
+        """Puts a cursor forward, if it is where it is expected; returns where it is then."""
+        try:
+            self._put(cursor, [CursorSetting(position, POSITION, expected)])
+        except Refused as error:
+            if error.code != "cursor_moved":
+                raise
+            return int(error.detail["position"])
+        return position
+
+    def forget(self, cursor: str) -> None:
+        """Deletes a cursor, if there is one."""
+        with self._lock:
+            delete_cursor(self._client, cursor, self._wait_ms)
+
+    def _put(self, cursor: str, positions: list[CursorSetting]) -> CursorState:
+        with self._lock:
+            return put_cursor(self._client, cursor, positions, self._wait_ms)
+
+
+def _noted(state: CursorState) -> dict[int, int]:
+    found = {POSITION: 0, HEAD_LENGTH: 0, HEAD_CHECKSUM: 0}
+    found.update((each.partition, each.seq) for each in state.positions)
+    return found
+
+
+def _noting(head: bytes) -> list[CursorSetting]:
+    return [CursorSetting(len(head), HEAD_LENGTH), CursorSetting(zlib.crc32(head), HEAD_CHECKSUM)]

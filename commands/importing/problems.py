@@ -1,0 +1,45 @@
+"""Why a source cannot be imported to its end: what a report says of it."""
+
+from __future__ import annotations
+
+
+class SourceProblem(Exception):
+    """A source is missing, unreadable, damaged or not what it was. ``code`` is for programs."""
+
+    code = "source"
+
+    def __init__(self, problem: str, *, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+
+
+class SourceMissing(SourceProblem):
+    """Nothing is there, or nothing that can be read."""
+
+    code = "missing"
+
+
+class SourceChanged(SourceProblem):
+    """A source is not the one whose beginning was imported: it is shorter, or begins otherwise."""
+
+    code = "changed"
+
+
+class SourceDamaged(SourceProblem):
+    """Compressed data that cannot be read, or ends too early."""
+
+    code = "damaged"
+
+
+class InvalidRecord(SourceProblem):
+    """A record that the topic cannot take. ``line`` counts from 1; None if it is not known."""
+
+    code = "invalid"
+
+    def __init__(self, problem: str, position: int, line: int | None) -> None:
+        place = f"byte {position:,}" if line is None else f"line {line:,}"
+        super().__init__(
+            f"{place}: {problem}", hint="--invalid drop or --invalid TOPIC let the others pass"
+        )
+        self.line = line

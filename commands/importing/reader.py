@@ -1,0 +1,227 @@
+"""Blocks out of a source's text: NDJSON line by line, or one JSON document.
+
+A position is the end of a record in the text: of its line with the line end, or of an element of
+the array. So it does not depend on the size of batches, nor on the compression.
+
+- The last line counts without a line end too, unless the file is followed: it may still grow.
+- A JSON document is parsed as a whole before anything of it is sent.
+- ``read`` blocks for one read of the source; it runs in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from commands.client.records import DOCUMENT_BYTES_MAX
+from commands.importing.blocks import SourceBlock, SourceRecord
+from commands.importing.problems import SourceChanged, SourceProblem
+from commands.importing.rules import Rules
+from commands.importing.text import Text
+from daemon.api.decoding import UNREADABLE
+
+Form = Literal["auto", "ndjson", "json"]
+# A source without line ends would fill the memory; records have 1 MiB at most by default.
+LINE_BYTES_MAX = 16 << 20
+_BLANK = b" \t\r\n"
+_BOM = b"\xef\xbb\xbf"
+
+
+class Reading(NamedTuple):
+    """What one read brought: a block, or the end, or neither if nothing comes for a while.
+
+    ``problem``: why nothing more can be read; what is in the block is good."""
+
+    block: SourceBlock | None = None
+    has_ended: bool = False
+    problem: SourceProblem | None = None
+
+
+class Reader(Protocol):
+    def read(self, block_bytes: int) -> Reading:
+        """The next block of about this size."""
+        ...
+
+    def grows_no_more(self) -> None:
+        """The next end of the source is its end."""
+        ...
+
+
+class LineReader:
+    """NDJSON from the text's position on. ``line``: the number of the next line, if it is known.
+
+    ``within_line``: the line before was imported without a line end, so it must come first."""
+
+    def __init__(
+        self,
+        text: Text,
+        rules: Rules,
+        *,
+        line: int | None = None,
+        keeps_growing: bool = False,
+        within_line: bool = False,
+    ) -> None:
+        self._text = text
+        self._rules = rules
+        self._line = line
+        self._keeps_growing = keeps_growing
+        self._within_line = within_line
+        self._position = text.position
+        self._rest = b""
+        self._problem: SourceProblem | None = None
+        self._has_ended = False
+
+    def read(self, block_bytes: int) -> Reading:
+        if self._problem is not None:
+            return Reading(problem=self._problem)
+        records: list[SourceRecord] = []
+        begin = self._position
+        try:
+            while self._position - begin < block_bytes and not self._has_ended:
+                data = self._text.read()
+                if data is None:
+                    break
+                if not data:
+                    self._at_end(records)
+                    break
+                self._split(data, records)
+        except SourceProblem as error:
+            self._problem = error
+        if self._position > begin:
+            return Reading(SourceBlock(records, self._position), self._has_ended)
+        return Reading(None, self._has_ended, self._problem)
+
+    def grows_no_more(self) -> None:
+        self._keeps_growing = False
+
+    def _split(self, data: bytes, records: list[SourceRecord]) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for number, line in enumerate(lines):
+            try:
+                self._take(line, len(line) + 1, records)
+            except SourceProblem:
+                self._rest = b"\n".join([*lines[number:], self._rest])
+                raise
+        if len(self._rest) > LINE_BYTES_MAX:
+            raise SourceProblem(
+                f"has a line of more than {LINE_BYTES_MAX:,} bytes at byte {self._position:,}",
+                hint="one JSON document needs --format json",
+            )
+
+    def _at_end(self, records: list[SourceRecord]) -> None:
+        if self._keeps_growing:
+            return
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            self._take(rest, len(rest), records)
+        self._has_ended = True
+
+    def _take(self, line: bytes, size: int, records: list[SourceRecord]) -> None:
+        end = self._position + size
+        if self._within_line:
+            self._within_line = False
+            if line.strip(_BLANK):
+                raise SourceChanged(
+                    f"has a line that was imported without its end, and goes on at byte"
+                    f" {self._position:,} now",
+                    hint="--restart imports it from its start",
+                )
+        text = line.strip(_BLANK) if self._position else line.removeprefix(_BOM).strip(_BLANK)
+        if text:
+            records.append(self._rules.record(text, end, size, self._line, self._text.raw.name))
+        self._position = end
+        if self._line is not None:
+            self._line += 1
+
+
+class DocumentReader:
+    """The elements of one JSON array, or one JSON value, after a position."""
+
+    def __init__(self, text: Text, rules: Rules, at: int) -> None:
+        self._text = text
+        self._rules = rules
+        self._at = at
+        self._elements: list[tuple[int, bytes]] | None = None
+        self._next = 0
+        self._problem: SourceProblem | None = None
+
+    def read(self, block_bytes: int) -> Reading:
+        try:
+            if self._elements is None:
+                self._elements = self._parsed()
+        except SourceProblem as error:
+            return Reading(problem=error)
+        if self._problem is not None:
+            return Reading(problem=self._problem)
+        records: list[SourceRecord] = []
+        size = 0
+        while self._next < len(self._elements) and size < block_bytes:
+            end, element = self._elements[self._next]
+            try:
+                record = self._rules.record(
+                    element, end, len(element), self._next + 1, self._text.raw.name
+                )
+            except SourceProblem as error:
+                self._problem = error
+                break
+            records.append(record)
+            size += len(element)
+            self._next += 1
+        has_ended = self._next == len(self._elements)
+        if records:
+            return Reading(SourceBlock(records, records[-1].next), has_ended)
+        return Reading(None, has_ended, self._problem)
+
+    def grows_no_more(self) -> None:
+        """A document does not grow."""
+
+    def _parsed(self) -> list[tuple[int, bytes]]:
+        pieces = []
+        size = 0
+        while (data := self._text.read()) != b"":
+            if data is not None:
+                pieces.append(data)
+                size += len(data)
+            if size > DOCUMENT_BYTES_MAX:
+                raise SourceProblem(
+                    f"is a JSON document of more than {DOCUMENT_BYTES_MAX:,} bytes",
+                    hint="NDJSON may have any size",
+                )
+        document = b"".join(pieces)
+        if document.startswith(_BOM):
+            document = b"   " + document[len(_BOM) :]  # positions stay
+        try:
+            if is_array(document):
+                values = [bytes(raw) for raw in _elements(document)]
+            else:
+                values = [bytes(_value(document)).strip(_BLANK)]
+        except UNREADABLE as error:
+            raise SourceProblem(
+                f"is not one JSON document: {error}; nothing of it is sent",
+                hint="lines of JSON that begin with an array need --format ndjson",
+            ) from error
+        found: list[tuple[int, bytes]] = []
+        at = document.index(b"[") + 1 if is_array(document) else 0
+        for value in values:
+            # Only blanks and a comma are before the next element.
+            end = document.index(value, at) + len(value)
+            found.append((end, value))
+            at = end
+        self._next = sum(end <= self._at for end, _ in found)
+        if self._at and (not self._next or found[self._next - 1][0] != self._at):
+            raise SourceChanged(
+                f"has no element that ends at byte {self._at:,}, where an earlier import ended",
+                hint="--restart imports it from its start",
+            )
+        return found
+
+
+def is_array(text: bytes) -> bool:
+    """Whether a text begins as a JSON array."""
+    return text.removeprefix(_BOM).lstrip(_BLANK)[:1] == b"["
+
+
+_elements: Callable[[bytes], list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_value: Callable[[bytes], msgspec.Raw] = msgspec.json.Decoder(msgspec.Raw).decode

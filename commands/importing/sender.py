@@ -1,0 +1,177 @@
+"""Sends the steps of one chain over a connection of its own, and tells the chain of the answers.
+
+A lost connection is opened again when there is something to send; how long that may fail is the
+import's patience. Answers are taken in by ``advance``, never within a callback of the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from commands.client.http import (
+    NOTICE_MS,
+    RECONNECT_WAIT_MAX_MS,
+    RECONNECT_WAIT_MS,
+    Refused,
+    UnknownAnswer,
+    Unreachable,
+    topic_path,
+    wait_ms_of,
+)
+from commands.importing.chain import Chain, ImportStep
+from commands.importing.leases import InFlightBudget
+from commands.importing.wire import Address, Wire, WireAnswer
+from daemon.api.schemas import ErrorAnswer
+
+# Longer than any acknowledgment takes: the daemon answers or hangs up after `ack_timeout_ms`.
+SILENT_S = 60.0
+
+
+class Daemon(NamedTuple):
+    """What all senders of an import share. ``wait_s``: how long the daemon may fail; ``say`` is
+    told what is waited for."""
+
+    url: str
+    address: Address
+    budget: InFlightBudget
+    wait_s: float
+    now: Callable[[], float]
+    say: Callable[[str], None]
+
+
+class ChainSender:
+    """The requests of a chain to a topic. ``wake`` is called when ``advance`` has something to do.
+
+    Raises Refused, Unreachable, UnknownAnswer and CursorSetBack: then nothing more is sent."""
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        topic: str,
+        cursor: str,
+        chain: Chain,
+        wake: Callable[[], None],
+        partition: int | None = None,
+    ) -> None:
+        self.chain = chain
+        self.requests = 0
+        self.retries = 0
+        self._daemon = daemon
+        self._path = topic_path(topic) + "?create=false"
+        self._topic = topic
+        self._cursor = cursor
+        chosen = b"" if partition is None else b'"partition":%d,' % partition
+        # A repeat is told by the cursor. A key of the body would take an import after `--restart`
+        # for a repeat of the one before.
+        self._begin = b'{"dedupe":"none",%b"advance":{"cursor":"%b",' % (chosen, cursor.encode())
+        self._wake = wake
+        self._wire: Wire | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._arrived: deque[WireAnswer | str] = deque()
+        self._sizes: deque[int] = deque()
+        self._reconnect_ms = RECONNECT_WAIT_MS
+        self._failing_since: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a step can be sent now; otherwise a connection is opened."""
+        if self._wire is not None:
+            return self._wire.is_writable
+        if self._opening is None and self._daemon.now() >= self.chain.not_before:
+            self._opening = asyncio.get_running_loop().create_task(self._open())
+        return False
+
+    def send(self, step: ImportStep) -> None:
+        """Sends a step that the chain gave out."""
+        assert self._wire is not None
+        rows = b",".join(step.load.rows)
+        move = b'"expected":%d,"next":%d},"records":[' % (step.expected, step.next)
+        self._sizes.append(len(rows))
+        self.requests += 1
+        self._wire.post(self._path, [self._begin + move, rows, b"]}"])
+
+    def advance(self) -> None:
+        """Takes in what has arrived. Raises as the class says."""
+        if self._wire is not None and self._wire.silent_s() > SILENT_S:
+            self._wire.close(f"no answer for {SILENT_S:g} s")
+        while self._arrived:
+            arrived = self._arrived.popleft()
+            if isinstance(arrived, str):
+                self._on_lost(arrived)
+            else:
+                self._on_answer(arrived)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._wire is not None:
+            self._wire.close()
+
+    async def _open(self) -> None:
+        daemon = self._daemon
+        try:
+            self._wire = await Wire.open(daemon.address, daemon.now, self._on_event, self._on_event)
+        except (OSError, TimeoutError) as error:
+            text = "timed out" if isinstance(error, TimeoutError) else error.strerror or str(error)
+            self._arrived.append(text)
+        self._opening = None
+        self._wake()
+
+    def _on_event(self, event: WireAnswer | str) -> None:
+        self._arrived.append(event)
+        self._wake()
+
+    def _on_lost(self, reason: str) -> None:
+        self._wire = None
+        self._sizes.clear()
+        self.chain.lost(self._daemon.now() + self._reconnect_ms / 1000)
+        self._reconnect_ms = min(2 * self._reconnect_ms, RECONNECT_WAIT_MAX_MS)
+        self._failed(Unreachable(self._daemon.url, reason, sent=True), reason)
+
+    def _on_answer(self, answer: WireAnswer) -> None:
+        now = self._daemon.now()
+        size = self._sizes.popleft()
+        self._reconnect_ms = RECONNECT_WAIT_MS
+        if answer.status < 400:
+            self.chain.stored()
+            self._daemon.budget.acked(size, answer.latency_s, now)
+            if self._failing_since is not None:
+                self._failing_since = None
+            return
+        refused = self._refused(answer)
+        if refused.code == "cursor_moved":
+            self.chain.moved(int(refused.detail["position"]))
+        elif answer.status in (429, 503):
+            wait_s = wait_ms_of(refused, answer.retry_after) / 1000
+            self.chain.busy(now + wait_s)
+            self._daemon.budget.refused(wait_s, now)
+            self._failed(refused, f"{refused.message} ({refused.code})")
+        else:
+            raise refused
+
+    def _failed(self, error: Exception, reason: str) -> None:
+        """Raises the error when patience is over."""
+        now = self._daemon.now()
+        self.retries += 1
+        if self._failing_since is None:
+            self._failing_since = now
+        if now - self._failing_since >= NOTICE_MS / 1000:
+            self._daemon.say(reason)
+        if self.chain.not_before - self._failing_since > self._daemon.wait_s:
+            raise error
+
+    def _refused(self, answer: WireAnswer) -> Refused:
+        try:
+            error = msgspec.json.decode(answer.body, type=ErrorAnswer).error
+        except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
+            raise UnknownAnswer(
+                f"{self._daemon.url} answered {answer.status} without an error in Headgate's form:"
+                f" {answer.body[:80]!r}"
+            ) from cause
+        return Refused(answer.status, error.code, error.message, error.detail)

@@ -1,0 +1,372 @@
+"""The import of one source, from its first byte to its last: the shell of ``flow.py``.
+
+Lifecycle: opened (text looked at, cursors taken up, text at the cursor's position) -> read and sent
+-> done, failed or stopped. What blocks (files, objects, calls about cursors) runs in threads; what
+is sent and answered, on the event loop. At most one thread works for a source at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Literal, NamedTuple, TypeVar
+
+from msgspec import Struct
+
+from commands.client.http import Refused, UnknownAnswer, Unreachable
+from commands.importing.chain import CursorSetBack
+from commands.importing.flow import SETTLE_BYTES, Flow, Limits
+from commands.importing.leases import Leases
+from commands.importing.marks import Marks, SourceCursors, beginning
+from commands.importing.problems import InvalidRecord, SourceChanged, SourceProblem
+from commands.importing.raw import HEAD_BYTES, RawSource
+from commands.importing.reader import DocumentReader, Form, LineReader, Reader, Reading, is_array
+from commands.importing.rules import Rules
+from commands.importing.sender import ChainSender, Daemon
+from commands.importing.text import Text
+
+POLL_S = 0.25  # how often a file that may grow is looked at
+# A file that was rotated is read on for as long as it grows, and this long after.
+ROTATED_QUIET_S = 10.0
+# What is read together, in requests: the last one of a block is often a small one.
+BLOCK_REQUESTS = 2
+
+T = TypeVar("T")
+State = Literal["done", "failed", "stopped"]
+
+
+class Target(NamedTuple):
+    """A topic that rows go to."""
+
+    topic: str
+    topic_id: int
+
+
+class Plan(NamedTuple):
+    """What is the same for all sources of an import."""
+
+    target: Target
+    dead_target: Target | None
+    partition: int | None
+    form: Form
+    limits: Limits
+    restarts: bool
+    follows: bool
+    new_rules: Callable[[], Rules]
+
+
+class Problem(Struct, frozen=True):
+    """Why a source was not imported to its end."""
+
+    code: str
+    message: str
+    hint: str = ""
+    line: int | None = None
+
+
+class SourceReport(Struct):
+    """What became of a source in this run."""
+
+    source: str
+    state: State = "stopped"
+    cursor: str | None = None
+    position: int = 0  # of the cursor, in bytes of text
+    records: int = 0  # stored by this run
+    already_stored: int = 0  # of what was read; an earlier request had stored them
+    filtered: int = 0
+    invalid: int = 0
+    dead_letters: int = 0
+    requests: int = 0
+    retries: int = 0
+    read_bytes: int = 0
+    text_bytes: int = 0
+    error: Problem | None = None
+
+
+class SourceImport:
+    """Imports ``raw``; see the head of the module. ``leases_changed`` is called when leases end, so
+    that other sources may go on; ``went_on`` with bytes that were read."""
+
+    def __init__(
+        self,
+        raw: RawSource,
+        plan: Plan,
+        daemon: Daemon,
+        cursors: SourceCursors,
+        leases: Leases,
+        threads: Executor,
+        leases_changed: Callable[[], None],
+        went_on: Callable[[int], None],
+    ) -> None:
+        self.raw = raw
+        self.report = SourceReport(raw.name)
+        self.failure: Exception | None = None
+        self.is_rotated = False  # its path names another file now, or none
+        self.begins_anew = False  # it was truncated while it was followed
+        self._plan = plan
+        self._daemon = daemon
+        self._cursors = cursors
+        self._leases = leases
+        self._threads = threads
+        self._leases_changed = leases_changed
+        self._went_on = went_on
+        self._wake = asyncio.Event()
+        self._stops = False
+        self._rules = plan.new_rules()
+        self._marks: Marks | None = None
+        self._has_dead_cursor = False
+        self._problem: SourceProblem | None = None
+        self._grows = False
+        self._quiet_since: float | None = None
+        self._counted = 0
+        self._passed = 0  # bytes that did not have to be read
+
+    def wake(self) -> None:
+        """Something has happened that the import may be waiting for."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Reads nothing more; what was read is stored."""
+        self._stops = True
+        self.wake()
+
+    async def run(self) -> None:
+        """Imports the source. How it went is in ``report`` and ``failure``."""
+        try:
+            await self._run()
+            if self._problem is not None:
+                raise self._problem
+            self.report.state = "stopped" if self._stops else "done"
+        except (SourceProblem, Refused, Unreachable, UnknownAnswer, CursorSetBack) as error:
+            self.failure = error
+            self.report.state = "failed"
+            self.report.error = problem_of(error)
+        finally:
+            self.report.filtered = self._rules.filtered
+            self.report.invalid = self._rules.invalid
+            self.report.read_bytes = max(0, self.raw.position - self._passed)
+            await self._close()
+
+    async def _run(self) -> None:
+        text = Text(self.raw)
+        while (head := await self._blocking(text.peek)) is None or not self._is_enough(head, text):
+            if self._stops or self.is_rotated:
+                return
+            await self._pause(POLL_S)
+        if not head:
+            return
+        reader, at, dead_at = await self._blocking(self._open, text, head)
+        await self._import(reader, Flow(at, dead_at, self._leases, self._plan.limits))
+
+    def _is_enough(self, head: bytes, text: Text) -> bool:
+        """Whether the beginning is complete, so that it can name the cursor."""
+        grows = self._plan.follows and self.raw.may_grow and text.compression is None
+        return not grows or len(head) == HEAD_BYTES or b"\n" in head
+
+    def _open(self, text: Text, head: bytes) -> tuple[Reader, int, int]:
+        """A reader at the cursor's position, and the positions of both cursors. Blocks."""
+        plan = self._plan
+        is_document = plan.form == "json" or (plan.form == "auto" and is_array(head))
+        self._grows = (
+            plan.follows and self.raw.may_grow and text.compression is None and not is_document
+        )
+        self._marks = marks = (
+            Marks.of_a_run()
+            if self.raw.identity is None
+            else Marks.of(
+                plan.target.topic_id, self.raw.identity, beginning(head, is_document=is_document)
+            )
+        )
+        self.report.cursor = marks.cursor
+        noted = head if self.raw.may_grow else None
+        if plan.restarts:
+            self._cursors.begin_again(marks, noted)
+        at = self._cursors.take_up(marks, noted, anew=self._grows)
+        last = b""
+        if not is_document:
+            try:
+                last = text.skip_to(at)
+            except SourceChanged:
+                if not self._grows:
+                    raise
+                self._cursors.begin_again(marks, noted)
+                at = 0
+        self._passed = at if text.is_seekable and not is_document else 0
+        dead_at = None
+        if plan.dead_target is not None:
+            dead_at = self._cursors.dead_position(marks)
+            self._has_dead_cursor = dead_at is not None
+        if is_document:
+            return DocumentReader(text, self._rules, at), at, dead_at or 0
+        reader = LineReader(
+            text,
+            self._rules,
+            line=None if at else 1,
+            keeps_growing=self._grows,
+            within_line=last not in (b"", b"\n"),
+        )
+        return reader, at, dead_at or 0
+
+    async def _import(self, reader: Reader, flow: Flow) -> None:
+        marks = self._marks
+        assert marks is not None
+        plan = self._plan
+        main = ChainSender(
+            self._daemon, plan.target.topic, marks.cursor, flow.main, self.wake, plan.partition
+        )
+        dead = None
+        if plan.dead_target is not None:
+            dead = ChainSender(
+                self._daemon, plan.dead_target.topic, marks.dead_cursor, flow.dead, self.wake
+            )
+        reading: asyncio.Future[Reading] | None = None
+        try:
+            while not flow.is_done:
+                self._wake.clear()
+                if reading is not None and reading.done():
+                    self._take(flow, reading.result())
+                    reading = None
+                await self._go_on(flow, main, dead)
+                if self._stops:
+                    flow.end()
+                if reading is None and flow.wants_block() and self._may_read(flow, reader):
+                    reading = self._threads_run(reader.read, BLOCK_REQUESTS * plan.limits.bytes)
+                    reading.add_done_callback(lambda _: self.wake())
+                await self._settle(flow)
+                if not flow.is_done:
+                    await self._pause(self._wait_s(flow))
+        finally:
+            if reading is not None:
+                await asyncio.wait([reading])
+            flow.abandon()
+            self._leases_changed()
+            self._tell(flow, main, dead)
+
+    async def _go_on(self, flow: Flow, main: ChainSender, dead: ChainSender | None) -> None:
+        """Takes in answers, leases, and sends what can be sent."""
+        leased = self._leases.leased
+        main.advance()
+        if dead is not None:
+            dead.advance()
+        flow.release()
+        if self._leases.leased < leased:
+            self._leases_changed()
+        flow.lease()
+        if dead is not None and flow.dead.wants_to_send:
+            if not self._has_dead_cursor:
+                assert self._marks is not None
+                await self._blocking(self._cursors.create, self._marks.dead_cursor)
+                self._has_dead_cursor = True
+            while dead.is_ready and (step := flow.next_dead(self._daemon.now())) is not None:
+                dead.send(step)
+        if flow.main.wants_to_send:
+            while main.is_ready and (step := flow.next_step(self._daemon.now())) is not None:
+                main.send(step)
+
+    def _take(self, flow: Flow, reading: Reading) -> None:
+        """What a thread has read."""
+        if reading.block is not None:
+            flow.offer(reading.block)
+            self._quiet_since = None
+        if reading.problem is not None:
+            self._problem = reading.problem
+            self.begins_anew = self._grows and isinstance(reading.problem, SourceChanged)
+            if self.begins_anew:
+                self._problem = None
+        if reading.has_ended or reading.problem is not None:
+            flow.end()
+        self._went_on(self.raw.position - self._counted)
+        self._counted = self.raw.position
+
+    def _may_read(self, flow: Flow, reader: Reader) -> bool:
+        """Whether there may be something to read; not while a followed file stays as it is."""
+        if not self._grows or self.raw.size() != self.raw.position:
+            return True
+        now = self._daemon.now()
+        if self._quiet_since is None:
+            self._quiet_since = now
+            return True  # the last look was before the size was compared
+        if self.is_rotated and now - self._quiet_since > ROTATED_QUIET_S:
+            reader.grows_no_more()
+            return True
+        return False
+
+    async def _settle(self, flow: Flow) -> None:
+        """Puts the cursor forward over what has become no rows."""
+        assert self._marks is not None
+        is_quiet = self._quiet_since is not None and flow.is_idle
+        least = 1 if is_quiet or (flow.is_idle and not flow.wants_block()) else SETTLE_BYTES
+        position = flow.settlement(at_least=least)
+        if position is None:
+            return
+        known = flow.main.position
+        at = await self._blocking(self._cursors.settle, self._marks.cursor, known, position)
+        if at < known:
+            raise CursorSetBack(at, known)
+        flow.main.settled(at)
+
+    def _wait_s(self, flow: Flow) -> float:
+        now = self._daemon.now()
+        held = [c.not_before - now for c in (flow.main, flow.dead) if c.not_before > now]
+        return min([POLL_S, *held])
+
+    def _tell(self, flow: Flow, main: ChainSender, dead: ChainSender | None) -> None:
+        report = self.report
+        report.position = flow.main.position
+        report.records = flow.main.rows_stored
+        report.already_stored = flow.main.rows_known
+        report.dead_letters = flow.dead.rows_stored
+        for sender in (main, dead):
+            if sender is not None:
+                sender.close()
+                report.requests += sender.requests
+                report.retries += sender.retries
+
+    async def _close(self) -> None:
+        try:
+            if self._marks is not None and self.raw.identity is None:
+                await self._blocking(self._forget_run, self._marks)
+        except (Refused, Unreachable, UnknownAnswer):
+            pass  # a cursor is left that nobody uses
+        finally:
+            self.raw.close()
+
+    def _forget_run(self, marks: Marks) -> None:
+        self._cursors.forget(marks.cursor)
+        if self._has_dead_cursor:
+            self._cursors.forget(marks.dead_cursor)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
+
+    async def _blocking(self, call: Callable[..., T], *arguments: object) -> T:
+        return await self._threads_run(call, *arguments)
+
+    def _threads_run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+
+def problem_of(error: Exception) -> Problem:
+    """An error as a report names it."""
+    match error:
+        case InvalidRecord():
+            return Problem(error.code, str(error), error.hint, error.line)
+        case SourceProblem():
+            return Problem(error.code, str(error), error.hint)
+        case Refused():
+            hint = REFUSED_HINTS.get(error.code, "")
+            return Problem(error.code, f"{error.message} ({error.code})", hint)
+        case Unreachable():
+            return Problem("unreachable", str(error))
+        case CursorSetBack():
+            return Problem("cursor_moved", str(error), "run it again when the other has ended")
+    return Problem("unknown_answer", str(error))
+
+
+REFUSED_HINTS = {
+    "too_large": "--record-bytes, --batch and --batch-bytes must be within the daemon's limits",
+    "cursors_full": "each source needs a cursor: delete those of sources that are gone",
+}
