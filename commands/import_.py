@@ -12,17 +12,17 @@ import click
 from commands.client.http import Client, Refused, topic_path
 from commands.client.topics import state_of
 from commands.importing.buckets import SCHEME, Buckets, Endpoint
-from commands.importing.finding import Found, NotFound, find
+from commands.importing.finding import FoundSource, NotFound, find
 from commands.importing.flow import Limits
 from commands.importing.following import Following, TooManyFiles
 from commands.importing.importer import Importer
 from commands.importing.leases import FixedBudget
-from commands.importing.marks import SourceCursors
+from commands.importing.names import SourceCursors
 from commands.importing.reader import Form
-from commands.importing.report import Summary, summary_text
-from commands.importing.rules import DROP, FAIL, Rules, Where, parse_where
-from commands.importing.sender import Daemon
-from commands.importing.source import Plan, Target
+from commands.importing.report import ImportSummary, summary_text
+from commands.importing.rules import DROP, FAIL, Rules, WhereField, parse_where
+from commands.importing.sender import ImportDaemon
+from commands.importing.source import ImportPlan, TopicTarget
 from commands.importing.wire import Address
 from commands.shell.exits import FAILED, UNREACHABLE, CommandFailed
 from commands.shell.options import client_option, output_option, topic_argument
@@ -34,7 +34,7 @@ NOTICE_EVERY_S = 30.0
 
 def _parsed_where(
     _: click.Context, __: click.Parameter, values: tuple[str, ...]
-) -> tuple[Where, ...]:
+) -> tuple[WhereField, ...]:
     try:
         return tuple(parse_where(value) for value in values)
     except ValueError as error:
@@ -83,7 +83,7 @@ def import_(
     sources: tuple[str, ...],
     form: Form,
     key: str | None,
-    where: tuple[Where, ...],
+    where: tuple[WhereField, ...],
     invalid: str,
     partition: int | None,
     follow: bool,
@@ -118,7 +118,7 @@ def import_(
     buckets = Buckets(Endpoint(s3_endpoint, s3_region), parallel)
     try:
         found = [] if follow else find(sources, buckets, by_path=identity == "path")
-        plan = Plan(
+        plan = ImportPlan(
             _target(client, topic, patience_s),
             None if invalid in (DROP, FAIL) else _target(client, invalid, patience_s),
             partition,
@@ -143,7 +143,7 @@ def _is_no_file(source: str) -> bool:
     return source == "-" or source.startswith(SCHEME)
 
 
-def _target(client: Client, topic: str, wait_s: float) -> Target:
+def _target(client: Client, topic: str, wait_s: float) -> TopicTarget:
     """A topic, which is created if there is none. Its id is in the names of cursors, so a topic
     that is created anew gets everything again."""
     try:
@@ -153,21 +153,21 @@ def _target(client: Client, topic: str, wait_s: float) -> Target:
             raise
         client.call("PUT", topic_path(topic), b"{}", patience_ms=wait_s * 1000)
         state = state_of(client, topic, wait_s * 1000)
-    return Target(topic, state.topic_id)
+    return TopicTarget(topic, state.topic_id)
 
 
 def _imported(
     client: Client,
-    plan: Plan,
-    found: list[Found],
+    plan: ImportPlan,
+    found: list[FoundSource],
     followed: tuple[str, ...],
     parallel: int,
     wait_s: float,
-) -> Summary:
+) -> ImportSummary:
     begin_ns = monotonic_ns()
     size = sum(each.size or 0 for each in found)
     with progress(size, "imported", of_bytes=True) as went_on:
-        daemon = Daemon(
+        daemon = ImportDaemon(
             client.url, Address.of(client.url), FixedBudget(), wait_s, _now_s, _Notices(client.url)
         )
         cursors = SourceCursors(client, wait_s * 1000)
@@ -180,7 +180,7 @@ def _imported(
 
         asyncio.run(_until_stopped(importer, work))
     seconds = (monotonic_ns() - begin_ns) / 1e9
-    return Summary.of(plan, importer, seconds)
+    return ImportSummary.of(plan, importer, seconds)
 
 
 async def _until_stopped(importer: Importer, work: Callable[[], Awaitable[None]]) -> None:
@@ -215,7 +215,7 @@ def _now_s() -> float:
     return monotonic_ns() / 1e9
 
 
-def _end(summary: Summary, follow: bool) -> None:
+def _end(summary: ImportSummary, follow: bool) -> None:
     """Raises CommandFailed unless everything was imported."""
     failed = [
         f"{each.source}: {each.error.message}" for each in summary.sources if each.error is not None

@@ -25,7 +25,7 @@ _MAGIC = "*?["
 
 
 class Endpoint(NamedTuple):
-    """Where S3 is; None: as boto3 is configured."""
+    """WhereField S3 is; None: as boto3 is configured."""
 
     url: str | None
     region: str | None

@@ -21,7 +21,7 @@ from commands.importing.raw import RawSource, open_local
 SOURCES_MAX = 100_000
 
 
-class Found(NamedTuple):
+class FoundSource(NamedTuple):
     """A source that can be opened. ``inode``: device and inode of a file."""
 
     name: str
@@ -38,9 +38,9 @@ class NotFound(Exception):
         self.hint = next((problem.hint for _, problem in problems if problem.hint), "")
 
 
-def find(arguments: Sequence[str], buckets: Buckets, *, by_path: bool) -> list[Found]:
+def find(arguments: Sequence[str], buckets: Buckets, *, by_path: bool) -> list[FoundSource]:
     """All sources. Raises NotFound."""
-    found: list[Found] = []
+    found: list[FoundSource] = []
     seen: set[tuple[int, int] | str] = set()
     problems: list[tuple[str, SourceProblem]] = []
     for argument in arguments:
@@ -69,16 +69,16 @@ def matching(argument: str) -> list[str]:
     return sorted(glob.glob(argument, recursive=True))
 
 
-def found_file(path: str, by_path: bool) -> Found:
+def found_file(path: str, by_path: bool) -> FoundSource:
     """A local source. Raises SourceProblem if it cannot be read."""
     raw = open_local(path, by_path=by_path) if path != "-" else None
     if raw is None:
-        return Found("stdin", None, None, lambda: open_local("-"))
+        return FoundSource("stdin", None, None, lambda: open_local("-"))
     if not raw.may_grow:
-        return Found(path, None, None, lambda: raw)  # a pipe is opened once
+        return FoundSource(path, None, None, lambda: raw)  # a pipe is opened once
     raw.close()
     status = os.stat(path)
-    return Found(
+    return FoundSource(
         path,
         status.st_size,
         (status.st_dev, status.st_ino),
@@ -86,12 +86,12 @@ def found_file(path: str, by_path: bool) -> Found:
     )
 
 
-def _of(argument: str, buckets: Buckets, by_path: bool) -> Iterator[Found]:
+def _of(argument: str, buckets: Buckets, by_path: bool) -> Iterator[FoundSource]:
     if argument.startswith(SCHEME):
         count = 0
         for each in buckets.sources(argument):
             count += 1
-            yield Found(each.name, each.size(), None, lambda each=each: each)  # type: ignore[misc]
+            yield FoundSource(each.name, each.size(), None, lambda each=each: each)  # type: ignore[misc]
         if not count:
             raise SourceMissing("names no object")
         return

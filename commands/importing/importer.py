@@ -13,17 +13,17 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from commands.importing.finding import Found
+from commands.importing.finding import FoundSource
 from commands.importing.leases import Leases
-from commands.importing.marks import SourceCursors
+from commands.importing.names import SourceCursors
 from commands.importing.problems import SourceProblem
-from commands.importing.sender import Daemon
-from commands.importing.source import Plan, SourceImport, SourceReport, problem_of
+from commands.importing.sender import ImportDaemon
+from commands.importing.source import ImportPlan, SourceImport, SourceReport, problem_of
 
 REPORTS_MAX = 10_000  # of sources that are named; the totals count all
 
 
-class Totals(Struct):
+class ImportTotals(Struct):
     """Sums over all sources."""
 
     sources: int = 0
@@ -44,13 +44,13 @@ class Importer:
 
     def __init__(
         self,
-        plan: Plan,
-        daemon: Daemon,
+        plan: ImportPlan,
+        daemon: ImportDaemon,
         cursors: SourceCursors,
         parallel: int,
         went_on: Callable[[int], None],
     ) -> None:
-        self.totals = Totals()
+        self.totals = ImportTotals()
         self.reports: list[SourceReport] = []
         self.plan = plan
         self.stops = False
@@ -67,7 +67,7 @@ class Importer:
         for each in self._running:
             each.stop()
 
-    async def run(self, sources: Iterable[Found]) -> None:
+    async def run(self, sources: Iterable[FoundSource]) -> None:
         """Imports the sources."""
         waiting = iter(sources)
         with self.threads(self._parallel) as threads:
@@ -83,9 +83,9 @@ class Importer:
 
     async def one(
         self,
-        found: Found,
+        found: FoundSource,
         threads: ThreadPoolExecutor,
-        plan: Plan,
+        plan: ImportPlan,
         begun: Callable[[SourceImport], None] = lambda source: None,
     ) -> SourceImport | None:
         """Imports one source. None if it cannot be opened."""
@@ -119,7 +119,7 @@ class Importer:
         """A source that cannot be opened."""
         self._count(SourceReport(name, "failed", error=problem_of(error)), error)
 
-    async def _work(self, waiting: Iterator[Found], threads: ThreadPoolExecutor) -> None:
+    async def _work(self, waiting: Iterator[FoundSource], threads: ThreadPoolExecutor) -> None:
         for found in waiting:
             if self.stops:
                 self.totals.sources += 1

@@ -19,7 +19,7 @@ from commands.client.records import DOCUMENT_BYTES_MAX
 from commands.importing.blocks import SourceBlock, SourceRecord
 from commands.importing.problems import SourceChanged, SourceProblem
 from commands.importing.rules import Rules
-from commands.importing.text import Text
+from commands.importing.text import SourceText
 from daemon.api.decoding import UNREADABLE
 
 Form = Literal["auto", "ndjson", "json"]
@@ -29,7 +29,7 @@ _BLANK = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 
 
-class Reading(NamedTuple):
+class SourceRead(NamedTuple):
     """What one read brought: a block, or the end, or neither if nothing comes for a while.
 
     ``problem``: why nothing more can be read; what is in the block is good."""
@@ -40,7 +40,9 @@ class Reading(NamedTuple):
 
 
 class Reader(Protocol):
-    def read(self, block_bytes: int) -> Reading:
+    """Blocks of one source, from front to back."""
+
+    def read(self, block_bytes: int) -> SourceRead:
         """The next block of about this size."""
         ...
 
@@ -56,7 +58,7 @@ class LineReader:
 
     def __init__(
         self,
-        text: Text,
+        text: SourceText,
         rules: Rules,
         *,
         line: int | None = None,
@@ -73,9 +75,9 @@ class LineReader:
         self._problem: SourceProblem | None = None
         self._has_ended = False
 
-    def read(self, block_bytes: int) -> Reading:
+    def read(self, block_bytes: int) -> SourceRead:
         if self._problem is not None:
-            return Reading(problem=self._problem)
+            return SourceRead(problem=self._problem)
         records: list[SourceRecord] = []
         begin = self._position
         try:
@@ -90,8 +92,8 @@ class LineReader:
         except SourceProblem as error:
             self._problem = error
         if self._position > begin:
-            return Reading(SourceBlock(records, self._position), self._has_ended)
-        return Reading(None, self._has_ended, self._problem)
+            return SourceRead(SourceBlock(records, self._position), self._has_ended)
+        return SourceRead(None, self._has_ended, self._problem)
 
     def grows_no_more(self) -> None:
         self._keeps_growing = False
@@ -139,7 +141,7 @@ class LineReader:
 class DocumentReader:
     """The elements of one JSON array, or one JSON value, after a position."""
 
-    def __init__(self, text: Text, rules: Rules, at: int) -> None:
+    def __init__(self, text: SourceText, rules: Rules, at: int) -> None:
         self._text = text
         self._rules = rules
         self._at = at
@@ -147,14 +149,14 @@ class DocumentReader:
         self._next = 0
         self._problem: SourceProblem | None = None
 
-    def read(self, block_bytes: int) -> Reading:
+    def read(self, block_bytes: int) -> SourceRead:
         try:
             if self._elements is None:
                 self._elements = self._parsed()
         except SourceProblem as error:
-            return Reading(problem=error)
+            return SourceRead(problem=error)
         if self._problem is not None:
-            return Reading(problem=self._problem)
+            return SourceRead(problem=self._problem)
         records: list[SourceRecord] = []
         size = 0
         while self._next < len(self._elements) and size < block_bytes:
@@ -171,8 +173,8 @@ class DocumentReader:
             self._next += 1
         has_ended = self._next == len(self._elements)
         if records:
-            return Reading(SourceBlock(records, records[-1].next), has_ended)
-        return Reading(None, has_ended, self._problem)
+            return SourceRead(SourceBlock(records, records[-1].next), has_ended)
+        return SourceRead(None, has_ended, self._problem)
 
     def grows_no_more(self) -> None:
         """A document does not grow."""

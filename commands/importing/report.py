@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from commands.importing.importer import Importer, Totals
-from commands.importing.source import Plan, SourceReport
+from commands.importing.importer import Importer, ImportTotals
+from commands.importing.source import ImportPlan, SourceReport
 from commands.shell.output import bytes_text, count_text, duration_text, limited, table
 
 
-class Summary(Struct):
+class ImportSummary(Struct):
     """An import. ``sources``: at most 10,000 are named; ``totals`` counts all."""
 
     topic: str
     dead_letter_topic: str | None
     seconds: float
-    totals: Totals
+    totals: ImportTotals
     sources: list[SourceReport]
 
     @classmethod
-    def of(cls, plan: Plan, importer: Importer, seconds: float) -> Summary:
+    def of(cls, plan: ImportPlan, importer: Importer, seconds: float) -> ImportSummary:
         """Of an import that has ended."""
         dead = None if plan.dead_target is None else plan.dead_target.topic
         return cls(plan.target.topic, dead, round(seconds, 3), importer.totals, importer.reports)
 
 
-def summary_text(summary: Summary) -> str:
+def summary_text(summary: ImportSummary) -> str:
     """A line for each source, and the sums."""
     totals = summary.totals
     rows = [

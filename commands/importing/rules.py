@@ -27,7 +27,7 @@ _check = msgspec.json.Decoder(msgspec.Raw).decode
 _decode = msgspec.json.Decoder().decode
 
 
-class Where(NamedTuple):
+class WhereField(NamedTuple):
     """A condition: the field's value matches the pattern as a whole."""
 
     field: str
@@ -38,7 +38,7 @@ class Invalid(Exception):
     """Why a text is not a record."""
 
 
-def parse_where(text: str) -> Where:
+def parse_where(text: str) -> WhereField:
     """``FIELD=GLOB``. Raises ValueError."""
     field, equals, pattern = text.partition("=")
     if not equals or not field:
@@ -48,7 +48,7 @@ def parse_where(text: str) -> Where:
             f"the pattern of {field!r} has {len(pattern):,} characters, the limit is"
             f" {PATTERN_CHARACTERS_MAX:,}"
         )
-    return Where(field, compiled(pattern))
+    return WhereField(field, compiled(pattern))
 
 
 class Rules:
@@ -57,7 +57,7 @@ class Rules:
     def __init__(
         self,
         *,
-        where: tuple[Where, ...] = (),
+        where: tuple[WhereField, ...] = (),
         key: str | None = None,
         invalid: str = FAIL,
         record_bytes_max: int = 1 << 20,

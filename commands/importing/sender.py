@@ -32,7 +32,7 @@ from daemon.api.schemas import ErrorAnswer
 SILENT_S = 60.0
 
 
-class Daemon(NamedTuple):
+class ImportDaemon(NamedTuple):
     """What all senders of an import share. ``wait_s``: how long the daemon may fail; ``say`` is
     told what is waited for."""
 
@@ -51,7 +51,7 @@ class ChainSender:
 
     def __init__(
         self,
-        daemon: Daemon,
+        daemon: ImportDaemon,
         topic: str,
         cursor: str,
         chain: Chain,

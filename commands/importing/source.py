@@ -19,13 +19,13 @@ from commands.client.http import Refused, UnknownAnswer, Unreachable
 from commands.importing.chain import CursorSetBack
 from commands.importing.flow import SETTLE_BYTES, Flow, Limits
 from commands.importing.leases import Leases
-from commands.importing.marks import Marks, SourceCursors, beginning
+from commands.importing.names import CursorNames, SourceCursors, beginning
 from commands.importing.problems import InvalidRecord, SourceChanged, SourceProblem
 from commands.importing.raw import HEAD_BYTES, RawSource
-from commands.importing.reader import DocumentReader, Form, LineReader, Reader, Reading, is_array
+from commands.importing.reader import DocumentReader, Form, LineReader, Reader, SourceRead, is_array
 from commands.importing.rules import Rules
-from commands.importing.sender import ChainSender, Daemon
-from commands.importing.text import Text
+from commands.importing.sender import ChainSender, ImportDaemon
+from commands.importing.text import SourceText
 
 POLL_S = 0.25  # how often a file that may grow is looked at
 # A file that was rotated is read on for as long as it grows, and this long after.
@@ -37,18 +37,18 @@ T = TypeVar("T")
 State = Literal["done", "failed", "stopped"]
 
 
-class Target(NamedTuple):
+class TopicTarget(NamedTuple):
     """A topic that rows go to."""
 
     topic: str
     topic_id: int
 
 
-class Plan(NamedTuple):
+class ImportPlan(NamedTuple):
     """What is the same for all sources of an import."""
 
-    target: Target
-    dead_target: Target | None
+    target: TopicTarget
+    dead_target: TopicTarget | None
     partition: int | None
     form: Form
     limits: Limits
@@ -81,7 +81,6 @@ class SourceReport(Struct):
     requests: int = 0
     retries: int = 0
     read_bytes: int = 0
-    text_bytes: int = 0
     error: Problem | None = None
 
 
@@ -92,8 +91,8 @@ class SourceImport:
     def __init__(
         self,
         raw: RawSource,
-        plan: Plan,
-        daemon: Daemon,
+        plan: ImportPlan,
+        daemon: ImportDaemon,
         cursors: SourceCursors,
         leases: Leases,
         threads: Executor,
@@ -115,7 +114,7 @@ class SourceImport:
         self._wake = asyncio.Event()
         self._stops = False
         self._rules = plan.new_rules()
-        self._marks: Marks | None = None
+        self._names: CursorNames | None = None
         self._has_dead_cursor = False
         self._problem: SourceProblem | None = None
         self._grows = False
@@ -150,7 +149,7 @@ class SourceImport:
             await self._close()
 
     async def _run(self) -> None:
-        text = Text(self.raw)
+        text = SourceText(self.raw)
         while (head := await self._blocking(text.peek)) is None or not self._is_enough(head, text):
             if self._stops or self.is_rotated:
                 return
@@ -160,30 +159,30 @@ class SourceImport:
         reader, at, dead_at = await self._blocking(self._open, text, head)
         await self._import(reader, Flow(at, dead_at, self._leases, self._plan.limits))
 
-    def _is_enough(self, head: bytes, text: Text) -> bool:
+    def _is_enough(self, head: bytes, text: SourceText) -> bool:
         """Whether the beginning is complete, so that it can name the cursor."""
         grows = self._plan.follows and self.raw.may_grow and text.compression is None
         return not grows or len(head) == HEAD_BYTES or b"\n" in head
 
-    def _open(self, text: Text, head: bytes) -> tuple[Reader, int, int]:
+    def _open(self, text: SourceText, head: bytes) -> tuple[Reader, int, int]:
         """A reader at the cursor's position, and the positions of both cursors. Blocks."""
         plan = self._plan
         is_document = plan.form == "json" or (plan.form == "auto" and is_array(head))
         self._grows = (
             plan.follows and self.raw.may_grow and text.compression is None and not is_document
         )
-        self._marks = marks = (
-            Marks.of_a_run()
+        self._names = names = (
+            CursorNames.of_a_run()
             if self.raw.identity is None
-            else Marks.of(
+            else CursorNames.of(
                 plan.target.topic_id, self.raw.identity, beginning(head, is_document=is_document)
             )
         )
-        self.report.cursor = marks.cursor
+        self.report.cursor = names.cursor
         noted = head if self.raw.may_grow else None
         if plan.restarts:
-            self._cursors.begin_again(marks, noted)
-        at = self._cursors.take_up(marks, noted, anew=self._grows)
+            self._cursors.begin_again(names, noted)
+        at = self._cursors.take_up(names, noted, anew=self._grows)
         last = b""
         if not is_document:
             try:
@@ -191,12 +190,12 @@ class SourceImport:
             except SourceChanged:
                 if not self._grows:
                     raise
-                self._cursors.begin_again(marks, noted)
+                self._cursors.begin_again(names, noted)
                 at = 0
         self._passed = at if text.is_seekable and not is_document else 0
         dead_at = None
         if plan.dead_target is not None:
-            dead_at = self._cursors.dead_position(marks)
+            dead_at = self._cursors.dead_position(names)
             self._has_dead_cursor = dead_at is not None
         if is_document:
             return DocumentReader(text, self._rules, at), at, dead_at or 0
@@ -210,18 +209,18 @@ class SourceImport:
         return reader, at, dead_at or 0
 
     async def _import(self, reader: Reader, flow: Flow) -> None:
-        marks = self._marks
-        assert marks is not None
+        names = self._names
+        assert names is not None
         plan = self._plan
         main = ChainSender(
-            self._daemon, plan.target.topic, marks.cursor, flow.main, self.wake, plan.partition
+            self._daemon, plan.target.topic, names.cursor, flow.main, self.wake, plan.partition
         )
         dead = None
         if plan.dead_target is not None:
             dead = ChainSender(
-                self._daemon, plan.dead_target.topic, marks.dead_cursor, flow.dead, self.wake
+                self._daemon, plan.dead_target.topic, names.dead_cursor, flow.dead, self.wake
             )
-        reading: asyncio.Future[Reading] | None = None
+        reading: asyncio.Future[SourceRead] | None = None
         try:
             while not flow.is_done:
                 self._wake.clear()
@@ -256,8 +255,8 @@ class SourceImport:
         flow.lease()
         if dead is not None and flow.dead.wants_to_send:
             if not self._has_dead_cursor:
-                assert self._marks is not None
-                await self._blocking(self._cursors.create, self._marks.dead_cursor)
+                assert self._names is not None
+                await self._blocking(self._cursors.create, self._names.dead_cursor)
                 self._has_dead_cursor = True
             while dead.is_ready and (step := flow.next_dead(self._daemon.now())) is not None:
                 dead.send(step)
@@ -265,7 +264,7 @@ class SourceImport:
             while main.is_ready and (step := flow.next_step(self._daemon.now())) is not None:
                 main.send(step)
 
-    def _take(self, flow: Flow, reading: Reading) -> None:
+    def _take(self, flow: Flow, reading: SourceRead) -> None:
         """What a thread has read."""
         if reading.block is not None:
             flow.offer(reading.block)
@@ -295,14 +294,14 @@ class SourceImport:
 
     async def _settle(self, flow: Flow) -> None:
         """Puts the cursor forward over what has become no rows."""
-        assert self._marks is not None
+        assert self._names is not None
         is_quiet = self._quiet_since is not None and flow.is_idle
         least = 1 if is_quiet or (flow.is_idle and not flow.wants_block()) else SETTLE_BYTES
         position = flow.settlement(at_least=least)
         if position is None:
             return
         known = flow.main.position
-        at = await self._blocking(self._cursors.settle, self._marks.cursor, known, position)
+        at = await self._blocking(self._cursors.settle, self._names.cursor, known, position)
         if at < known:
             raise CursorSetBack(at, known)
         flow.main.settled(at)
@@ -326,17 +325,17 @@ class SourceImport:
 
     async def _close(self) -> None:
         try:
-            if self._marks is not None and self.raw.identity is None:
-                await self._blocking(self._forget_run, self._marks)
+            if self._names is not None and self.raw.identity is None:
+                await self._blocking(self._forget_run, self._names)
         except (Refused, Unreachable, UnknownAnswer):
             pass  # a cursor is left that nobody uses
         finally:
             self.raw.close()
 
-    def _forget_run(self, marks: Marks) -> None:
-        self._cursors.forget(marks.cursor)
+    def _forget_run(self, names: CursorNames) -> None:
+        self._cursors.forget(names.cursor)
         if self._has_dead_cursor:
-            self._cursors.forget(marks.dead_cursor)
+            self._cursors.forget(names.dead_cursor)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -25,6 +25,7 @@ SKIP_BYTES = 1 << 20
 _ZSTD_INPUT_BYTES = 2 << 10
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_MAGIC = (_GZIP_MAGIC, _ZSTD_MAGIC)
 
 
 class _Decoder(Protocol):
@@ -79,7 +80,7 @@ class _Zstd:
                 yield text
 
 
-class Text:
+class SourceText:
     """The text of ``raw`` from its start, or from where ``skip_to`` puts it."""
 
     def __init__(self, raw: RawSource) -> None:
@@ -171,7 +172,7 @@ class Text:
                 return None
             if not self._begun:
                 begin = self._begin + data
-                if data and len(begin) < len(_ZSTD_MAGIC):
+                if data and any(m.startswith(begin) and m != begin for m in _MAGIC):
                     self._begin = begin  # a pipe may bring them one at a time
                     continue
                 data = begin

@@ -14,6 +14,7 @@ from msgspec import Struct
 import cli
 from commands.client.sender import Summary
 from commands.compact import Needs
+from commands.importing.report import ImportSummary
 from commands.objects import Verified
 from commands.quarantine import Row
 from commands.shell import exits
@@ -91,9 +92,10 @@ def fields_of(kind: type[Struct]) -> set[str]:
 
 
 SHAPES = [
-    ("produce", Summary), ("objects", ObjectRow), ("objects", Verified), ("check", CheckReport),
-    ("compact", RunReport), ("compact", Needs), ("quarantine", Row), ("quarantine", RetryOutcome),
-    ("quarantine", Hole), ("top", TopLine), ("gc", CollectionReport), ("recover", RecoveryReport),
+    ("produce", Summary), ("import", ImportSummary), ("objects", ObjectRow),
+    ("objects", Verified), ("check", CheckReport), ("compact", RunReport), ("compact", Needs),
+    ("quarantine", Row), ("quarantine", RetryOutcome), ("quarantine", Hole), ("top", TopLine),
+    ("gc", CollectionReport), ("recover", RecoveryReport),
 ]  # fmt: skip
 
 

@@ -26,14 +26,14 @@ from daemon.api.schemas import CursorSetting, CursorState
 POSITION, HEAD_LENGTH, HEAD_CHECKSUM = range(3)
 
 
-class Marks(NamedTuple):
+class CursorNames(NamedTuple):
     """Names of the cursors of a source."""
 
     cursor: str
     dead_cursor: str
 
     @classmethod
-    def of(cls, topic_id: int, identity: str, begin: bytes) -> Marks:
+    def of(cls, topic_id: int, identity: str, begin: bytes) -> CursorNames:
         """``begin``: what the text begins with, as ``beginning`` gives it."""
         parts = (str(topic_id).encode(), identity.encode(errors="surrogateescape"), begin)
         digest = hashlib.sha256(b"".join(b"%d\0%b" % (len(part), part) for part in parts))
@@ -41,7 +41,7 @@ class Marks(NamedTuple):
         return cls(name, f"{name}:dead")
 
     @classmethod
-    def of_a_run(cls) -> Marks:
+    def of_a_run(cls) -> CursorNames:
         """Of a source without an identity: nobody finds them again."""
         name = f"import:{secrets.token_hex(16)}"
         return cls(name, f"{name}:dead")
@@ -63,44 +63,46 @@ class SourceCursors:
         self._wait_ms = wait_ms
         self._lock = threading.Lock()  # a Client is for one thread
 
-    def take_up(self, marks: Marks, head: bytes | None, *, anew: bool) -> int:
+    def take_up(self, names: CursorNames, head: bytes | None, *, anew: bool) -> int:
         """The position of a source, whose cursor is created if it is new.
 
         ``head``: the first KiB; None: not compared. ``anew``: a source that has changed begins
         again, instead of being a SourceChanged.
         """
-        noted = _noted(self._put(marks.cursor, []))
+        noted = _noted(self._put(names.cursor, []))
         if head is None:
             return noted[POSITION]
         length = noted[HEAD_LENGTH]
-        if length > len(head) or (length and noted[HEAD_CHECKSUM] != zlib.crc32(head[:length])):
+        # What was not imported yet may change: so a bad line can be repaired.
+        is_imported = 0 < length <= noted[POSITION]
+        if is_imported and noted[HEAD_CHECKSUM] != zlib.crc32(head[:length]):
             if not anew:
                 raise SourceChanged(
                     "does not begin as it did when it was imported before",
                     hint="--restart imports it from its start",
                 )
-            self.begin_again(marks, head)
+            self.begin_again(names, head)
             return 0
-        if len(head) > length:
-            self._put(marks.cursor, _noting(head))
+        if not is_imported or len(head) > length:
+            self._put(names.cursor, _noting(head))
         return noted[POSITION]
 
-    def begin_again(self, marks: Marks, head: bytes | None) -> None:
+    def begin_again(self, names: CursorNames, head: bytes | None) -> None:
         """Puts the cursors of a source to its start."""
         noting = [] if head is None else _noting(head)
         # The dead letters first: after a kill between the two, none is missing.
-        self.forget(marks.dead_cursor)
-        self._put(marks.cursor, [CursorSetting(0, POSITION), *noting])
+        self.forget(names.dead_cursor)
+        self._put(names.cursor, [CursorSetting(0, POSITION), *noting])
 
     def create(self, cursor: str) -> None:
         """Creates a cursor if there is none."""
         self._put(cursor, [])
 
-    def dead_position(self, marks: Marks) -> int | None:
+    def dead_position(self, names: CursorNames) -> int | None:
         """The position of the dead letters; None if they have no cursor yet."""
         try:
             with self._lock:
-                state = cursor_of(self._client, marks.dead_cursor, self._wait_ms)
+                state = cursor_of(self._client, names.dead_cursor, self._wait_ms)
         except Refused as error:
             if error.code != "cursor_unknown":
                 raise

@@ -1,0 +1,235 @@
+"""Blocks of records: positions at the ends of records, and every problem by its place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commands.importing.blocks import SourceRecord
+from commands.importing.problems import InvalidRecord, SourceChanged, SourceProblem
+from commands.importing.reader import LINE_BYTES_MAX, DocumentReader, LineReader, Reader
+from commands.importing.rules import Rules, parse_where, value_at
+from commands.importing.text import SourceText
+from tests.cli.importing.sources import Pieces, cut
+
+VALUE = st.recursive(
+    st.none() | st.integers(-9, 9) | st.text("ab[]{},\n é", max_size=5),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text("a,]", max_size=2), each),
+    max_leaves=6,
+)
+
+
+def all_of(reader: Reader, block_bytes: int = 20) -> list[SourceRecord]:
+    """All records; raises the problem."""
+    found: list[SourceRecord] = []
+    for _ in range(10_000):
+        reading = reader.read(block_bytes)
+        if reading.block is not None:
+            block = reading.block
+            while not block.is_empty:
+                sub_block = block.first(1 << 30, 1 << 30)
+                found += sub_block.records
+                block.take(sub_block)
+        if reading.problem is not None:
+            raise reading.problem
+        if reading.has_ended:
+            return found
+    raise AssertionError("the reader does not end")
+
+
+def lines(data: bytes, rules: Rules | None = None, at: int = 0, **more: Any) -> LineReader:
+    text = SourceText(Pieces(data))
+    last = text.skip_to(at)
+    return LineReader(text, rules or Rules(), line=None if at else 1,
+                      within_line=last not in (b"", b"\n"), **more)  # fmt: skip
+
+
+def document(data: bytes, at: int = 0, rules: Rules | None = None) -> DocumentReader:
+    return DocumentReader(SourceText(Pieces(data)), rules or Rules(), at)
+
+
+def data_of(records: list[SourceRecord]) -> list[Any]:
+    return [json.loads(row)["data"] for record in records for row in record.rows]
+
+
+@given(
+    st.lists(VALUE, max_size=8),
+    st.lists(st.integers(0, 400), max_size=6),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 60),
+)
+def test_every_position_of_lines_is_where_an_import_can_continue(
+    values: list[Any], places: list[int], ends: bool, packed: bool, block_bytes: int
+) -> None:
+    data = "\n\n".join(json.dumps(value, ensure_ascii=False) for value in values).encode()
+    data += b"\n" if ends and values else b""
+    pieces = cut(gzip.compress(data) if packed else data, places)
+    records = all_of(LineReader(SourceText(Pieces(*pieces)), Rules(), line=1), block_bytes)
+    assert data_of(records) == values
+    for number, record in enumerate(records):
+        if record.next < len(data) or number + 1 == len(records):
+            assert data_of(all_of(lines(data, at=record.next))) == values[number + 1 :]
+
+
+@given(st.lists(VALUE, max_size=8), st.integers(0, 2), st.integers(1, 60))
+def test_every_position_of_an_array_is_where_an_import_can_continue(
+    values: list[Any], indent: int, block_bytes: int
+) -> None:
+    data = b" " + json.dumps(values, indent=indent or None, ensure_ascii=False).encode() + b"\n"
+    records = all_of(document(data), block_bytes)
+    assert data_of(records) == values
+    for number, record in enumerate(records):
+        assert data_of(all_of(document(data, record.next))) == values[number + 1 :]
+
+
+def test_one_value_is_a_document_too() -> None:
+    assert data_of(all_of(document(b'\xef\xbb\xbf{\n "a": [1, 2]\n}\n'))) == [{"a": [1, 2]}]
+
+
+@pytest.mark.parametrize("half", [b"[1, 2", b"[1, 2,", b"", b"[1] [2]", b'[{"a": 1}, {"b"'])
+def test_half_a_document_is_refused_as_a_whole(half: bytes) -> None:
+    reader = document(half)
+    for _ in range(2):
+        reading = reader.read(10)
+        assert reading.block is None and "not one JSON document" in str(reading.problem)
+
+
+def test_an_array_without_an_element_that_ends_at_the_position_is_another() -> None:
+    with pytest.raises(SourceChanged, match="no element that ends at byte 2"):
+        all_of(document(b"[10, 20]", at=2))
+
+
+def test_a_mark_of_utf8_before_the_first_line_is_not_part_of_it() -> None:
+    assert data_of(all_of(lines(b"\xef\xbb\xbf1\r\n2\r\n"))) == [1, 2]
+
+
+def test_what_is_before_a_line_that_is_not_a_record_is_handed_out_first() -> None:
+    reader = lines(b"1\n2\n{\n4\n")
+    reading = reader.read(1_000)
+    assert reading.block is not None and reading.block.end == 4 and not reading.has_ended
+    for _ in range(2):
+        again = reader.read(1_000)
+        assert again.block is None and isinstance(again.problem, InvalidRecord)
+        assert again.problem.line == 3 and "line 3: is not JSON" in str(again.problem)
+
+
+def test_an_element_that_is_not_a_record_is_named_by_its_place() -> None:
+    with pytest.raises(InvalidRecord, match="line 2: has 5 bytes, the limit for a record is 3"):
+        all_of(document(b'[1, "222", 3]', rules=Rules(record_bytes_max=3)))
+
+
+def test_a_line_in_the_middle_of_a_source_is_named_by_its_byte() -> None:
+    with pytest.raises(InvalidRecord, match="byte 4: is not JSON"):
+        all_of(lines(b"1\n2\nx\n", at=4))
+
+
+def test_half_a_line_at_the_end_is_not_a_record_and_is_not_passed() -> None:
+    reader = lines(b'{"a":1}\n{"a":')
+    block = reader.read(1_000).block
+    assert block is not None and block.end == 8
+    assert "line 2: is not JSON" in str(reader.read(1_000).problem)
+
+
+def test_a_last_line_that_was_imported_without_its_end_must_not_have_grown() -> None:
+    assert data_of(all_of(lines(b"1\n2", at=3))) == []
+    assert data_of(all_of(lines(b"1\n2\n3\n", at=3))) == [3]
+    assert data_of(all_of(lines(b"1\n2\r\n3", at=3))) == [3]
+    with pytest.raises(SourceChanged, match="goes on at byte 3"):
+        all_of(lines(b"1\n22\n3\n", at=3))
+
+
+def test_a_file_that_grows_keeps_its_last_line_until_it_ends() -> None:
+    text = SourceText(Pieces(b"1\n2", None, b"2\n3"))
+    reader = LineReader(text, Rules(), keeps_growing=True)
+    first, second = reader.read(1_000), reader.read(1_000)
+    assert first.block is not None and first.block.end == 2
+    assert second.block is not None and second.block.end == 5
+    for _ in range(3):
+        assert reader.read(1_000) == (None, False, None)
+    reader.grows_no_more()
+    last = reader.read(1_000)
+    assert last.block is not None and last.block.end == 6 and last.has_ended
+
+
+def test_a_source_without_line_ends_does_not_fill_the_memory() -> None:
+    pieces = [b"1" * (1 << 20)] * ((LINE_BYTES_MAX >> 20) + 2)
+    with pytest.raises(SourceProblem, match="a line of more than 16,777,216 bytes at byte 0"):
+        all_of(LineReader(SourceText(Pieces(*pieces)), Rules()))
+
+
+def one(text: str, rules: Rules) -> SourceRecord:
+    return rules.record(text.encode(), 100, 60, 7, "f")
+
+
+def test_filters_compare_fields_as_text_and_all_must_match() -> None:
+    record = '{"a":{"b":"error-1","n":5,"t":true,"z":null,"l":[1]},"c.d":"x"}'
+    for where, is_kept in (
+        (["a.b=err*"], True),
+        (["a.b=err"], False),
+        (["a.n=5"], True),
+        (["a.t=true"], True),
+        (["a.z=null"], True),
+        (["a.l=*"], False),
+        (["a.x=*"], False),
+        (["c.d=?"], True),
+        (["a.b=err*", "c.d=y"], False),
+        (["a.b=*=*"], False),
+    ):
+        rules = Rules(where=tuple(parse_where(each) for each in where))
+        assert bool(one(record, rules).rows) is is_kept, where
+        assert rules.filtered == (not is_kept)
+    assert one("[1]", Rules(where=(parse_where("a=*"),))).rows == ()
+
+
+@pytest.mark.parametrize("text", ["a", "=x", "", "a=" + "x" * 1_025])
+def test_what_is_not_a_filter_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"FIELD=GLOB|1,025 characters"):
+        parse_where(text)
+
+
+def test_keys_are_strings_or_integers() -> None:
+    rules = Rules(key="k.v", invalid="drop")
+    for text, key in (('{"k":{"v":"a\\"b"}}', 'a"b'), ('{"k":{"v":12}}', "12")):
+        assert json.loads(one(text, rules).rows[0]) == {"data": json.loads(text), "key": key}
+    for text in ('{"k":{"v":null}}', '{"k":1}', "[]"):
+        assert json.loads(one(text, rules).rows[0]) == {"data": json.loads(text)}
+    for text in ('{"k":{"v":true}}', '{"k":{"v":1.5}}', '{"k":{"v":[]}}'):
+        assert one(text, rules).rows == ()
+    assert rules.invalid == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"{", "is not JSON"),
+        (b"NaN", "is not JSON"),
+        (b'"\xff"', "is not JSON"),
+        (b"[" * 600 + b"]" * 600, "nested deeper than 512"),
+        (b'"' + b"x" * 2_000 + b'"', "has 2,002 bytes, the limit for a record is 1,500"),
+    ],
+)
+def test_what_the_daemon_would_refuse_becomes_a_dead_letter_that_says_why(
+    text: bytes, why: str
+) -> None:
+    rules = Rules(invalid="dead", record_bytes_max=1_500)
+    record = rules.record(text, 100, 60, 7, "file")
+    assert record.rows == () and (record.next, record.size) == (100, 60)
+    letter = json.loads(record.dead[0])["data"]
+    assert why in letter.pop("problem")
+    assert letter == {"source": "file", "position": 40, "line": 7, "bytes": len(text),
+                      "text": text.decode(errors="replace")}  # fmt: skip
+    assert Rules(invalid="drop", record_bytes_max=9).record(text, 9, 9, 1, "f")[2:] in (
+        ((), ()),
+        ((b'{"data":%b}' % text,), ()),
+    )
+
+
+def test_a_field_with_dots_in_its_name_comes_before_a_path() -> None:
+    assert value_at({"a.b": 1, "a": {"b": 2}}, "a.b") == 1
+    assert value_at({"a": {"b": {"c": 3}}}, "a.b.c") == 3
