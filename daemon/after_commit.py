@@ -72,11 +72,16 @@ class AfterCommit:
         self.priorities = TopicPriorities(self.recency)
         self._rows = TopicRows(segment.words, segment.layout, shard)
         self._ready: ReadySet = BandedReadySet() if config.scheduler == "on" else FifoReadySet()
-        self.dispatcher = Dispatcher(self._ready, self.priorities.inputs, monotonic_ns)
+        self.dispatcher = Dispatcher(
+            self._ready, self.priorities.inputs, monotonic_ns,
+            LatencyHistogram(segment, shard, Stage.DISPATCHED).observe,
+        )  # fmt: skip
         self.hub = WatchHub(
             self.partitions, self.dispatcher.dirty, stream_error,
             self._delivered, lambda: self._coalesce_ns > 0, monotonic_ns, self._watched,
         )  # fmt: skip
+        self._words = segment.words
+        self._bands_at = segment.layout.shard(shard) + at.S_BANDS
         self._latencies = LatencyHistogram(segment, shard, Stage.DELIVERED)
         self.routers: Routers  # set before ``start``
         self._topic_changes = TopicChanges(ledger, topics.version, self._topic_changed)
@@ -100,6 +105,9 @@ class AfterCommit:
         self._topic_changes.look()
         self.hub.tick()
         self.routers.look()
+        for band, depth in enumerate(self._ready.depths()):
+            self._words[self._bands_at + band] = depth
+        self._words[self._bands_at + at.BANDS] = self._ready.deferred()
         self._rows.refresh(lambda topic_id: self._ready.view((topic_id, Kind.PUSH)))
 
     def _follow_governor(self) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from delivery.ready import EntryKey, Kind, PriorityInputs, ReadySet, Turn
+from shards.latency import SAMPLED
 from shards.smoothed import Smoothed
 
 # Answers to producers, new requests and the heartbeat wait for a slice at most.
@@ -56,14 +57,17 @@ Server = Callable[[Turn], Served]
 
 class Dispatcher:
     """Takes turns from ``ready`` while there are any. ``inputs`` says what the priority of a
-    topic id follows from."""
+    topic id follows from; ``waited`` is told how long an entry waited for its turn, of one turn in
+    SAMPLED."""
 
     def __init__(
         self,
         ready: ReadySet,
         inputs: Callable[[int], PriorityInputs],
         now_ns: Callable[[], int],
+        waited: Callable[[int], None] = lambda _: None,
     ) -> None:
+        self._waited = waited
         self.ready = ready
         self.servers: dict[Kind, Server] = {}
         self._inputs = inputs
@@ -151,6 +155,8 @@ class Dispatcher:
         end_ns = now_ns + SLICE_NS
         while (turn := ready.take(now_ns)) is not None:
             if turn.waited_ns is not None:
+                if not self._waits % SAMPLED:
+                    self._waited(turn.waited_ns)
                 self._waited_ns += turn.waited_ns
                 self._waits += 1
             served = servers[turn.key[1]](turn)

@@ -55,6 +55,14 @@ class FifoReadySet:
             return now_ns - enqueued_ns
         return 0
 
+    def depths(self) -> list[int]:
+        """All that wait."""
+        return [len(self._waiting)]
+
+    def deferred(self) -> int:
+        """Nothing is."""
+        return 0
+
     def view(self, key: EntryKey) -> EntryView | None:
         """What ``status`` shows of an entry that waits; None for others."""
         waits = self._waiting.get(key)

@@ -88,5 +88,12 @@ class ReadySet(Protocol):
         that pressure may defer do not count, deferred or not: after a deferral they would look
         like a new overload, and bring the next deferral."""
 
+    def depths(self) -> list[int]:
+        """How many entries are ready in each band, deferred ones too; without bands, all in
+        the lowest."""
+
+    def deferred(self) -> int:
+        """How many entries are deferred."""
+
     def view(self, key: EntryKey) -> EntryView | None:
         """What ``status`` shows of an entry that waits; None for others."""

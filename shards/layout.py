@@ -122,8 +122,10 @@ G_SINGLE_STREAM_PUTS = G_OWN_PUTS + 9
 G_BUDGET_USD = G_OWN_PUTS + 10  # a month; 0: there is none
 G_BUDGET_WINDOW_NS = G_OWN_PUTS + 11  # the least window that it allows
 G_BUDGET_HOLDS = G_OWN_PUTS + 12
+G_RUNGS_ENTERED = G_OWN_PUTS + 2 * LINE_WORDS  # how often each rung came into force
+RUNGS_MAX = LINE_WORDS
 # The version of topics after the last eviction or trim of any topic with this hash.
-G_EVICTED = G_OWN_PUTS + 2 * LINE_WORDS
+G_EVICTED = G_RUNGS_ENTERED + RUNGS_MAX
 EVICTED_WORDS = 1_024  # a round that evicts from ten topics concerns readers of one topic in 100
 GLOBAL_WORDS = G_EVICTED + EVICTED_WORDS
 
@@ -172,7 +174,10 @@ S_COMMIT_MS = S_READY_MS + 3
 S_SLOTS_USED = S_READY_MS + 4
 S_ALLOCATED_BYTES = S_READY_MS + 5
 S_RING_FULL = S_READY_MS + 6  # how many requests found no ring space
-SHARD_WORDS = 11 * LINE_WORDS
+S_BANDS = 11 * LINE_WORDS  # as of its heartbeat: entries that are ready, by band
+BANDS = 5
+S_DEFERRED = S_BANDS + BANDS  # those of them that are deferred
+SHARD_WORDS = 12 * LINE_WORDS
 
 # Lines of a group slot. The size has its own line: every shard reads it to find its group.
 P_SIZE = 0 * LINE_WORDS

@@ -347,6 +347,27 @@ METRICS: tuple[Metric, ...] = (
         ("rung",),
         _rungs,
     ),
+    Metric(
+        "headgate_rung_entered_total",
+        "counter",
+        "how often the rung came into force",
+        ("rung",),
+        lambda s: [((rung,), count) for rung, count in s.status.pressure.entered.items()],
+    ),
+    # The scheduler.
+    Metric(
+        "headgate_ready_entries",
+        "gauge",
+        "topics that wait for their turn, by band; 0 is the lowest",
+        ("band",),
+        lambda s: [((str(band),), n) for band, n in enumerate(s.status.scheduler.ready)],
+    ),
+    _one(
+        "headgate_deferred_entries",
+        "gauge",
+        "those of them that pressure puts off",
+        lambda s: s.scheduler.deferred,
+    ),
     # Memory, retention and time.
     _one(
         "headgate_memory_bound_bytes",

@@ -100,6 +100,7 @@ class StatusBuilder:
             bill=bill_of(self._segment, self._config),
             memory_bound_bytes=self._memory_bound_bytes,
             retention=schemas.RetentionStatus(words[at.G_RECORDS_EVICTED], self._clock_jump_ms()),
+            scheduler=self._scheduler(),
             delivery=_delivery(took["delivered"]),
             latency=took,
             shards=[self._shard(s, now_ns) for s in range(self._layout.shards)],
@@ -134,7 +135,16 @@ class StatusBuilder:
                 )
                 for sensor, (reading, pressure) in zip(SENSORS, read, strict=True)
             ],
+            entered={
+                rung.name: words[at.G_RUNGS_ENTERED + index]
+                for index, rung in enumerate(ladder.RUNGS)
+            },
         )
+
+    def _scheduler(self) -> schemas.SchedulerStatus:
+        bands = self._sums({str(band): at.S_BANDS + band for band in range(at.BANDS)})
+        deferred = self._sums({"deferred": at.S_DEFERRED})
+        return schemas.SchedulerStatus([*bands.values()], deferred["deferred"])
 
     def stages(self) -> dict[Stage, Counted]:
         """How long each stage took, over all shards."""

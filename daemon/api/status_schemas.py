@@ -114,6 +114,15 @@ class Pressure(Struct, frozen=True):
     hard_level: Annotated[float, Meta(description="that of the hard sensors alone")]
     rungs: Annotated[list[str], Meta(description="all reactions in force, weakest first")]
     sensors: list[SensorStatus]
+    entered: Annotated[dict[str, int], Meta(description="how often each came into force")]
+
+
+class SchedulerStatus(Struct, frozen=True):
+    """Topics that wait for their turn, over all shards: a topic counts once for its watchers and
+    once for its routers."""
+
+    ready: Annotated[list[int], Meta(description="by band, the lowest first")]
+    deferred: Annotated[int, Meta(description="those of them that pressure puts off")]
 
 
 class RetentionStatus(Struct, frozen=True):
@@ -216,6 +225,7 @@ class Status(Struct, frozen=True):
     bill: BillStatus
     memory_bound_bytes: int
     retention: RetentionStatus
+    scheduler: SchedulerStatus
     delivery: DeliveryStatus
     latency: Annotated[
         dict[str, LatencyStatus],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daemon.governor.governor import Governed
+from daemon.governor.ladder import RUNGS
 from daemon.governor.sensors import SENSORS, Reading
 from shards import layout as at
 from shards.doubles import double_of, word_of
@@ -18,6 +19,9 @@ def store(words: memoryview[int], governed: Governed, window_ms: float) -> None:
         words[row + at.SENSOR_RAW] = word_of(reading.raw)
         words[row + at.SENSOR_PPM] = int(pressure * 1e6)
         words[row + at.SENSOR_SHARD] = 0 if reading.shard is None else reading.shard + 1
+    for edge in governed.edges:
+        if edge.begins:
+            words[at.G_RUNGS_ENTERED + RUNGS.index(edge.rung)] += 1
     words[at.G_PRESSURE_PPM] = int(governed.level * 1e6)
     words[at.G_HARD_PPM] = int(governed.hard * 1e6)
     words[at.G_RUNGS] = governed.rungs

@@ -17,6 +17,7 @@ from typing import Literal
 from msgspec import Struct
 
 from daemon.governor.sensors import clamp
+from shards.layout import RUNGS_MAX
 
 COALESCE_ABOVE = 0.2
 WIDEN_ABOVE = 0.4
@@ -59,6 +60,9 @@ RUNGS: tuple[Rung, ...] = (
         "429 with Retry-After; nothing of the request is stored",
     ),
 )  # fmt: skip
+
+
+assert len(RUNGS) <= RUNGS_MAX
 
 
 class Edge(Struct, frozen=True):

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-BANDS = 5
+from shards import layout as at
+
+BANDS = at.BANDS
 TOP = BANDS - 1
 EDGES = (0, 250, 500, 750)  # EDGES[b] is the lowest priority of band b + 1
 WEIGHTS = (1, 1, 2, 4, 8)

@@ -32,6 +32,7 @@ STATUS: dict[str, Any] = {
                 "weight": 1.0, "hard": True, "shard": 1, "source": "the fullest ring",
             }
         ],
+        "entered": {"coalesce": 1},
     },
     "bill": {
         "store_class": "standard", "puts": 1300, "gets": 3, "lists": 2, "put_bytes": 6 << 20,
@@ -44,6 +45,7 @@ STATUS: dict[str, Any] = {
     },
     "memory_bound_bytes": 512 << 20,
     "retention": {"records_evicted": 4_321, "clock_jump_ms": None},
+    "scheduler": {"ready": [0, 0, 3, 0, 1], "deferred": 0},
     "delivery": {"deliveries": 9_876, "p50_ms": 0.512, "p99_ms": 2.048},
     "latency": {"put": {"count": 75, "p50_ms": 16.4, "p99_ms": 65.5}},
     "shards": [

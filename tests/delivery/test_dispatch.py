@@ -192,3 +192,26 @@ def test_turns_that_may_be_deferred_are_not_part_of_the_latency() -> None:
     while loop.turn():
         pass
     assert len(ready) == 0 and dispatcher.latency_ns() == 0
+
+
+def test_one_turn_in_sixteen_tells_how_long_it_waited_and_none_that_may_be_deferred() -> None:
+    loop = HandLoop()
+    told: list[int] = []
+    priority = 0
+    dispatcher = Dispatcher(
+        BandedReadySet(), lambda _: PriorityInputs(priority=priority), lambda: loop.now_ns,
+        told.append,
+    )  # fmt: skip
+    dispatcher.start(loop, {Kind.PUSH: lambda _: Served(1, False)}, lambda _: None)
+
+    def serve(topics: range) -> None:
+        dispatcher.dirty([(topic_id, Kind.PUSH) for topic_id in topics], loop.now_ns)
+        loop.now_ns += 7
+        while loop.turn():
+            pass
+
+    serve(range(40))
+    assert told == [7, 7, 7]
+    priority = -1
+    serve(range(40, 80))
+    assert len(told) == 3

@@ -20,10 +20,13 @@ from daemon.api.names import TOPIC_NAME
 from daemon.api.status import StatusBuilder
 from daemon.api.streaming import Text
 from daemon.config import load
+from daemon.governor import board
+from daemon.governor.governor import Governor
 from daemon.governor.ladder import RUNGS
-from daemon.governor.sensors import SENSORS
+from daemon.governor.sensors import SENSORS, Reading
 from daemon.intake.refused import RefusalReason
 from delivery.dispatch import SLICE_NS
+from delivery.scheduler.bands import BANDS
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.latency import LatencyHistogram, Stage
@@ -183,6 +186,27 @@ def test_pressure_is_that_of_the_level_of_each_sensor_and_of_each_rung(daemon: D
     assert found == [(index + 1) / 100 for index in range(len(SENSORS))]
     rungs = [daemon.value("headgate_rung_active", rung=rung.name) for rung in RUNGS]
     assert rungs == [1, 1, 0, 0]
+
+
+def test_each_time_that_a_rung_comes_into_force_is_counted(daemon: Daemon) -> None:
+    governor = Governor({})
+    readings = [Reading(sensor.full) for sensor in SENSORS]
+    idle = [Reading(sensor.zero) for sensor in SENSORS]
+    for step in range(200):
+        asked = readings if step % 100 < 50 else idle
+        board.store(daemon.words, governor.sample(asked, 0.5, 10, step * 100_000_000), 0.5)
+    found = [daemon.value("headgate_rung_entered_total", rung=rung.name) for rung in RUNGS]
+    assert found == [2, 2, 2, 2]
+
+
+def test_entries_that_wait_are_shown_by_band_over_all_shards(daemon: Daemon) -> None:
+    for shard in (0, 2):
+        for band in range(BANDS):
+            daemon.store(shard, at.S_BANDS + band, band + 1)
+        daemon.store(shard, at.S_DEFERRED, 3)
+    found = [daemon.value("headgate_ready_entries", band=str(band)) for band in range(BANDS)]
+    assert found == [2, 4, 6, 8, 10]
+    assert daemon.value("headgate_deferred_entries") == 6
 
 
 def test_topics_with_a_slot_have_a_series_each_and_all_others_one(daemon: Daemon) -> None:
