@@ -26,6 +26,8 @@ from shards.smoothed import Smoothed
 SLICE_NS = 1_000_000
 # The scheduling latency is smoothed over five heartbeats: one long turn of the loop is not a load.
 LATENCY_TAU_S = 0.5
+# Four times what is promised. An average that had seen seconds would take seconds to forget them.
+LATENCY_NS_MAX = 20_000_000
 
 
 class Served(NamedTuple):
@@ -109,7 +111,7 @@ class Dispatcher:
         follows the turns since the last call, and falls to 0 while there are none."""
         waited_ns = self._waited_ns / self._waits if self._waits else 0.0
         self._waited_ns = self._waits = 0
-        return self._latency_ns.add(waited_ns, self._now_ns())
+        return self._latency_ns.add(min(waited_ns, LATENCY_NS_MAX), self._now_ns())
 
     def _wake(self) -> None:
         if self._scheduled:

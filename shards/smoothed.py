@@ -16,7 +16,7 @@ class Smoothed:
     value not a number, until the next one."""
 
     def __init__(self, tau_s: float) -> None:
-        self._tau_ns = tau_s * 1e9
+        self.tau_s = tau_s  # may be changed at any time
         self._at_ns = -_LONG_NS
         self.value = 0.0
 
@@ -26,6 +26,6 @@ class Smoothed:
             self.value = sample
         else:
             passed_ns = max(0, now_ns - self._at_ns)
-            self.value += (sample - self.value) * -math.expm1(-passed_ns / self._tau_ns)
+            self.value += (sample - self.value) * -math.expm1(-passed_ns / (self.tau_s * 1e9))
         self._at_ns = now_ns
         return self.value

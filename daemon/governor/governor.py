@@ -2,6 +2,10 @@
 
     readings -> pressures (``sensors.py``) -> level (``level.py``) -> ladder (``ladder.py``)
 
+The commit window follows the level slowly (*steadily*): a wider window makes clients that wait for
+their answers send less, and what that does to the sensors shows only after a window. At the pace of
+the samples, the window would swing between its limits, at any load that needs one in between.
+
 Pure: readings and ``now`` in, a Governed out. The supervisor samples every 100 ms, and stores the
 result in shared words that the shards follow. Nothing here refuses a request: a full ring does
 (daemon/intake/producer.py).
@@ -18,15 +22,21 @@ from daemon.governor.level import level_of
 from daemon.governor.sensors import INDEX, SENSORS, Reading
 from shards.smoothed import Smoothed
 
+# The time constant of what the window follows: four times the longest delay with which a window
+# takes effect, and five samples at least. A test runs the loop with clients that wait.
+STEADY_WINDOWS = 4
+STEADY_S_MIN = 0.5
+
 
 class Governed(Struct, frozen=True):
     """What follows from one sample. ``readings`` are smoothed, ``pressures`` are theirs; both are
-    in the order of SENSORS."""
+    in the order of SENSORS. ``steady`` is the level that the window follows."""
 
     readings: Sequence[Reading]
     pressures: Sequence[float]
     level: float
     hard: float
+    steady: float
     window_ms: float
     coalesce_ns: int
     deferring: bool
@@ -61,6 +71,7 @@ class Governor:
         self.weights = weights  # of soft sensors; may be replaced between two samples
         self._reacts = reacts
         self._ladder = Ladder()
+        self._steady = Smoothed(STEADY_S_MIN)
         self._smoothed = [Smoothed(sensor.tau_s) if sensor.tau_s else None for sensor in SENSORS]
 
     def sample(
@@ -73,13 +84,18 @@ class Governor:
         ]
         level = level_of(pressures, self.weights)
         acts_on = level.value if self._reacts else 0.0
-        edges = self._ladder.step(acts_on, pressures[INDEX["ring"]], now_ns)
+        self._steady.tau_s = max(STEADY_S_MIN, STEADY_WINDOWS * window_max_ms / 1000)
+        steady = self._steady.add(acts_on, now_ns)
+        edges = self._ladder.step(
+            {"level": acts_on, "steady": steady, "ring": pressures[INDEX["ring"]]}, now_ns
+        )
         return Governed(
             readings=smoothed,
             pressures=pressures,
             level=level.value,
             hard=level.hard,
-            window_ms=window_ms(acts_on, window_min_ms, window_max_ms),
+            steady=steady,
+            window_ms=window_ms(steady, window_min_ms, window_max_ms),
             coalesce_ns=coalesce_ns(acts_on),
             deferring="defer" in self._ladder.in_force,
             rungs=self._ladder.mask,

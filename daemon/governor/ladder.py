@@ -12,6 +12,7 @@ Pure: the level and ``now`` in, edges out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -25,11 +26,14 @@ COALESCE_NS_MAX = 20_000_000
 _S = 1_000_000_000
 
 
+Input = Literal["level", "steady", "ring"]
+
+
 class Rung(Struct, frozen=True):
-    """One row. ``of`` is the input: the level, or the ring alone."""
+    """One row. ``of`` is the input: the level, the level that the window follows, or the ring."""
 
     name: str
-    of: Literal["level", "ring"]
+    of: Input
     above: float
     release: float
     enter_after_ns: int
@@ -45,7 +49,7 @@ RUNGS: tuple[Rung, ...] = (
         "frames of several records, 5 to 15 ms after the commit",
     ),
     Rung(
-        "widen", "level", WIDEN_ABOVE, 0.35, 0, _S,
+        "widen", "steady", WIDEN_ABOVE, 0.35, 0, _S,
         "the commit window grows to its maximum, so that there are fewer PUTs",
         "slower acknowledgments",
     ),
@@ -96,11 +100,11 @@ class Ladder:
     def __init__(self) -> None:
         self._states = [_State() for _ in RUNGS]
 
-    def step(self, level: float, ring: float, now_ns: int) -> list[Edge]:
+    def step(self, inputs: Mapping[Input, float], now_ns: int) -> list[Edge]:
         """Takes one sample; the edges that it caused, lowest rung first."""
         edges = []
         for rung, state in zip(RUNGS, self._states, strict=True):
-            value = ring if rung.of == "ring" else level
+            value = inputs[rung.of]
             if state.in_force:
                 asks, after_ns = value < rung.release, rung.leave_after_ns
             else:

@@ -56,10 +56,11 @@ SENSORS: tuple[Sensor, ...] = (
     # delivered within 5. The shard smooths it.
     Sensor("scheduling", "ms", False, 1, 5, "how long entries wait for their turns on average"),
     # A shard that uses half of its CPU is not loaded: its answers are as fast as an idle one's. A
-    # lasting load is seen within three samples; one hiccup of a noisy machine does little.
-    Sensor("busy", "cpu", False, 0.5, 0.95, "CPU time of the busiest shard", tau_s=0.144),
-    # Half of the slots are for the next objects while the first are being sent.
-    Sensor("uploads", "share", False, 0.5, 1, "lease slots in use", tau_s=1.0),
+    # lasting load is seen within half a second; one hiccup of a noisy machine does little.
+    Sensor("busy", "cpu", False, 0.5, 0.95, "CPU time of the busiest shard", tau_s=0.5),
+    # Half of the slots are for the next objects while the first are being sent. There are few, so
+    # only their average over many PUTs says anything.
+    Sensor("uploads", "share", False, 0.5, 1, "lease slots in use", tau_s=2.0),
     # PUTs vary: the slowest of a hundred takes ten times as long as most. The shard smooths it.
     Sensor("store", "times", False, 3, 10, "how many times longer than usual a PUT takes; a failed"
            " one counts as 10"),

@@ -111,11 +111,12 @@ class Calls:
                 ((now_ns - began_ns) / unit_ns for began_ns, unit_ns in self._running.values()),
                 default=0.0,
             )
-            smoothed = self._smoothed
+            # An average that had seen an hour would take minutes to forget it.
+            smoothed, most = self._smoothed, 2 * self._failed_units
             if self._count:
-                smoothed.add(self._sum / self._count, now_ns)
+                smoothed.add(min(most, self._sum / self._count), now_ns)
             elif running or now_ns < self._hold_until_ns:
-                smoothed.add(max(smoothed.value, running), now_ns)
+                smoothed.add(min(most, max(smoothed.value, running)), now_ns)
             else:
                 smoothed.add(0.0, now_ns)
             self._sum, self._count = 0.0, 0

@@ -140,6 +140,19 @@ def test_without_uploads_the_last_slow_one_is_forgotten() -> None:
     assert shard.slowdown(10_000) < 0.01
 
 
+def test_an_outage_of_an_hour_is_forgotten_as_fast_as_one_of_seconds() -> None:
+    shard = Shard()
+    shard.learn(30)
+    call = shard.health.put_begins(SMALL, shard.now_ns)
+    assert shard.slowdown(3_600_000) > 100_000
+    shard.health.put_ends(call, SMALL, shard.now_ns, failed=False)
+    shard.slowdown()
+    for _ in range(30):
+        shard.put(30)
+        slowdown = shard.slowdown()
+    assert slowdown < 3
+
+
 def test_commits_are_measured_in_milliseconds_with_their_wait_for_the_lock() -> None:
     health, now_ns = UploadHealth(), START
 
