@@ -1,0 +1,105 @@
+"""A PUT budget and a real daemon, with prices scaled up until a few PUTs cost what months would."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shards.clock import monotonic_ns
+from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.load import check_stored, load
+from uploader.stores.prices import SECONDS_PER_MONTH
+
+PLACES = [("t", 0), ("u", 0)]
+PRICES = {"mine": {"put_usd_per_1000": 1, "get_usd_per_1000": 0.1, "list_usd_per_1000": 1}}
+BASE = """\
+store_class = "mine"
+ack_timeout_ms = 2000
+[prices.mine]
+put_usd_per_1000 = 1
+get_usd_per_1000 = 0.1
+list_usd_per_1000 = 1
+"""
+
+
+def budget_usd(puts_per_s: float) -> float:
+    return puts_per_s * SECONDS_PER_MONTH / 1_000
+
+
+def bill(daemon: Daemon) -> Any:
+    return daemon.status()["bill"]
+
+
+def test_all_requests_of_a_daemon_are_on_its_bill(data: Path) -> None:
+    settings = {"store_class": "mine", "prices": json.dumps(PRICES)}
+    with running(data, shards=1, settings=settings) as daemon:
+        at_start = bill(daemon)
+        # The probe twice, and the first entry of the owner's log.
+        assert at_start["puts"] >= 3 and at_start["lists"] >= 1
+        assert daemon.produce("t", 1).status == 200
+        wait_until(lambda: bill(daemon)["puts"] >= at_start["puts"] + 1, "the upload on the bill")
+        found = wait_until(
+            lambda: (b := bill(daemon))["single_stream"]["puts"] > at_start["puts"] and b,
+            "the upload in the alternatives",
+        )
+        assert found["usd"] == pytest.approx(
+            (found["puts"] + found["lists"]) / 1e3 + found["gets"] / 1e4
+        )
+        assert found["usd_per_gib"] > 0 and found["budget"] is None
+
+
+@pytest.mark.slow
+def test_a_budget_is_held_within_5_percent(data: Path) -> None:
+    wanted = 20.0
+    settings = {
+        "store_class": "mine", "prices": json.dumps(PRICES),
+        "put_budget_usd_per_month": budget_usd(wanted),
+    }  # fmt: skip
+    with (
+        running(data, shards=2, settings=settings) as daemon,
+        load(daemon, PLACES, connections=4, depth=1, pause_s=0.005) as run,
+    ):
+        wait_until(lambda: bill(daemon)["puts"] > 200, "the window to be found")
+        before, began_ns = bill(daemon), monotonic_ns()
+        wait_until(lambda: bill(daemon)["puts"] - before["puts"] >= 600, "600 PUTs")
+        seconds, after = (monotonic_ns() - began_ns) / 1e9, bill(daemon)
+        assert (after["puts"] - before["puts"]) / seconds == pytest.approx(wanted, rel=0.05)
+        assert after["budget"]["holds"] and after["budget"]["window_ms"] > 10
+        assert after["usd_per_month"] == pytest.approx(budget_usd(wanted), rel=0.1)
+        # The budget has one group of the two; each shard for itself would have put twice as much.
+        assert after["per_shard"]["puts"] > 1.5 * after["single_stream"]["puts"]
+        run.stop()
+        assert not run.refused and not run.unknown
+        check_stored(daemon, PLACES, run)
+
+
+@pytest.mark.slow
+def test_what_no_window_can_hold_raises_an_alarm_and_refuses_nobody(
+    data: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text(f"put_budget_usd_per_month = {budget_usd(0.5)}\n{BASE}")
+    with (
+        running(data, shards=1, config_file=file) as daemon,
+        load(daemon, PLACES, connections=4, depth=1) as run,
+    ):
+        (alarm,) = wait_until(lambda: daemon.status()["alarms"], "the alarm")
+        assert alarm["alarm"] == "budget_exceeded" and not alarm["not_ready"]
+        assert f"the budget is ${budget_usd(0.5):,.2f}" in alarm["message"]
+        assert "raise put_budget_usd_per_month" in alarm["message"]
+        found = bill(daemon)["budget"]
+        # A quarter of ack_timeout_ms, so that nobody waits too long for a cheap PUT.
+        assert (found["window_ms"], found["target_bytes"], found["holds"]) == (500, 8 << 20, False)
+        run.wait_more(8)
+
+        file.write_text(f"put_budget_usd_per_month = {budget_usd(5_000)}\n{BASE}")
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: not daemon.status()["alarms"], "the alarm to end")
+        wait_until(lambda: daemon.status()["window_ms"] < 100, "a shorter window")
+        run.stop()
+        assert not run.refused and not run.unknown
+        check_stored(daemon, PLACES, run)
