@@ -82,6 +82,7 @@ from shards.topiccounts import TopicCounts
 from uploader.groups.adopt import adopt_orphans
 from uploader.groups.puller import Puller
 from uploader.groups.turn import NEVER, Policy
+from uploader.groups.urgent import UrgentRequests
 from uploader.pipeline.upload import Uploads
 from uploader.pipeline.voids import Run, Voids
 from uploader.stores import faults, open_store
@@ -193,6 +194,7 @@ class Shard:
             Policy(object_bytes_target=config.object_bytes_target),
         )
         self._voids = Voids(self.segment, self._puller, self._ring)
+        self._urgent = UrgentRequests(self.segment, self.shard)
         self._uploads = Uploads(
             self.segment,
             self.shard,
@@ -220,7 +222,7 @@ class Shard:
         )
         self._producer = Producer(
             self.segment, self.shard, self.topics, cursors, self._ring, self.pending, limits,
-            self._published, rng, config.ack_timeout_ms,
+            self._published, self._short_of_time, rng, config.ack_timeout_ms,
         )  # fmt: skip
         self._admission = self._producer.admission
         self._after.routers = self._routers = Routers(
@@ -360,6 +362,11 @@ class Shard:
         if not self._look_soon:
             self._look_soon = True
             self._loop.call_soon(self._look)
+
+    def _short_of_time(self, arrival_ns: int, timeout_ns: int) -> None:
+        """A request with less time than usual was published, and ``_published`` follows."""
+        if self._urgent.published(arrival_ns, timeout_ns, self._ring.head):
+            self._quiet_until = 0
 
     def _published(self) -> None:
         # With many busy connections one turn of the loop lasts 10 ms and more, and the bell would

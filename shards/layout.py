@@ -149,6 +149,8 @@ S_ENTRY_WANTED_NS = S_LEASE_COUNTER + 2
 S_BACKUP_WANTED_NS = S_LEASE_COUNTER + 3  # until G_BACKED_UP_NS is as late
 S_EPOCH = S_LEASE_COUNTER + 4  # the shard's next leases have this epoch or a later one
 S_OWNS = S_LEASE_COUNTER + 5  # how many routers the shard owns
+S_URGENT_NS = S_LEASE_COUNTER + 6  # when its urgent requests are due (uploader/groups/urgent.py)
+S_URGENT_END = S_LEASE_COUNTER + 7  # until this is pulled
 # Counters of a shard: only it adds to them, and they outlive its restarts.
 S_REQUESTS_ACKED = 7 * LINE_WORDS
 S_RECORDS_ACKED = S_REQUESTS_ACKED + 1

@@ -59,10 +59,12 @@ class Producer:
         answers: PendingRequests,
         limits: BodyLimits,
         published: Callable[[], None],
+        short_of_time: Callable[[int, int], None],
         rng: random.Random,
         ack_timeout_ms: int,
     ) -> None:
         self._ack_timeout_ms = ack_timeout_ms
+        self._timeout_ns = 1_000_000 * ack_timeout_ms
         self.admission = Admission(segment, shard, ring, limits.body_bytes_max, rng)
         self._topics = topics
         self._cursors = cursors
@@ -70,6 +72,7 @@ class Producer:
         self._pending = answers
         self._limits = limits
         self._published = published
+        self._short_of_time = short_of_time
         # By connection: requests with their topic and their promise, in order.
         self._held_back: dict[object, deque[tuple[Request, str, int]]] = {}
         self._until_sample = 0  # requests before the next one whose latency is counted
@@ -339,6 +342,8 @@ class Producer:
                 ),
             )
         )  # fmt: skip
+        if timeout_ns < self._timeout_ns:
+            self._short_of_time(request.arrival_ns, timeout_ns)
         if began_ns:
             self._published_after.observe(monotonic_ns() - began_ns)
         self._published()

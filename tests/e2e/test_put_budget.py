@@ -52,6 +52,16 @@ def test_all_requests_of_a_daemon_are_on_its_bill(data: Path) -> None:
         assert found["usd_per_gib"] > 0 and found["budget"] is None
 
 
+def test_a_request_with_little_time_does_not_wait_for_a_long_window(data: Path) -> None:
+    settings = {"commit_window_min_ms": 5_000, "commit_window_max_ms": 5_000}
+    with running(data, shards=2, settings=settings) as daemon:
+        assert daemon.produce("t", 1).status == 200  # the group was idle
+        # Without a stop at a quarter of their time, each would be withdrawn after it.
+        for number in range(3):
+            answer = daemon.produce("t", number, ack_timeout_ms=2_000)
+            assert answer.status == 200, answer.body
+
+
 @pytest.mark.slow
 def test_a_budget_is_held_within_5_percent(data: Path) -> None:
     wanted = 20.0

@@ -110,11 +110,15 @@ class GroupTable:
         """
         # A holder that died before it stored ``pulled`` leaves it below ``committed``, where the
         # ring may have wrapped since: nothing would be due there, and no pull would repair it.
-        starts = map(max, self._column(at.S_PULLED, members), self._column(at.S_COMMITTED, members))
-        heads = self._column(at.S_HEAD, members)
+        starts = map(max, self.column(at.S_PULLED, members), self.column(at.S_COMMITTED, members))
+        heads = self.column(at.S_HEAD, members)
         return [(start, max(0, head - start)) for start, head in zip(starts, heads, strict=True)]
 
-    def _column(self, word: int, members: range) -> Iterable[int]:
+    def shard_word(self, shard: int, word: int) -> int:
+        """A word of a shard."""
+        return int(self.words[self._shard_at[shard] + word])
+
+    def column(self, word: int, members: range) -> Iterable[int]:
         """One word of each member."""
         first, stop = self.layout.shard(members.start), self.layout.shard(members.stop)
         return self.words[first + word : stop : at.SHARD_WORDS]
@@ -170,10 +174,15 @@ class Puller:
     def _view(self, group: Group, members: range) -> GroupView:
         table = self.table
         backlog = 0
-        oldest_ns = waits_ns = turn.NEVER
-        for member, (start, size_bytes) in zip(members, table.pending(members), strict=True):
+        oldest_ns = waits_ns = urgent_ns = turn.NEVER
+        urgent_ends = table.column(at.S_URGENT_END, members)
+        for member, (start, size_bytes), urgent_end in zip(
+            members, table.pending(members), urgent_ends, strict=True
+        ):
             if size_bytes:
                 backlog += size_bytes
+                if urgent_end > start:
+                    urgent_ns = min(urgent_ns, table.shard_word(member, at.S_URGENT_NS))
                 known = self._oldest[member]
                 if known.start != start or known.arrival_ns == turn.NEVER:
                     known = self._read_oldest(member, start, start + size_bytes)
@@ -192,6 +201,7 @@ class Puller:
             free_slots=len(self._leases.free_slots(self.shard)),
             can_split=table.map.can_split(group),
             oldest_waits_ns=waits_ns,
+            urgent_ns=urgent_ns,
         )
 
     def _read_oldest(self, member: int, start: int, end: int) -> _Oldest:

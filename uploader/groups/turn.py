@@ -11,6 +11,7 @@ Vocabulary:
 - A request that *waits* (a router's copy) makes no group due before it has waited a window, idle or
   not: a PUT for the copy alone would double the PUTs of an idle topic. A request that does not wait
   takes the waiting ones along.
+- An *urgent* request has too little time to wait for a window (``uploader/groups/urgent.py``).
 - *Hysteresis* is how long a group must have been unchanged before it changes again, and how long
   both buddies must have been empty before they merge.
 - A group is *empty* while no pull finds a whole object (``object_bytes_target``) in it and none is
@@ -55,7 +56,7 @@ class GroupView(Struct, frozen=True):
     """A group as one of its members sees it.
 
     ``oldest_arrival_ns`` is of the requests that do not wait, ``oldest_waits_ns`` of those that do;
-    NEVER if none is pending.
+    NEVER if none is pending. ``urgent_ns`` is when the group is due whatever its window.
     """
 
     me: int
@@ -70,6 +71,7 @@ class GroupView(Struct, frozen=True):
     free_slots: int
     can_split: bool
     oldest_waits_ns: int = NEVER
+    urgent_ns: int = NEVER
 
 
 class TurnAction(Enum):
@@ -98,7 +100,7 @@ def due_ns(view: GroupView, policy: Policy) -> int:
         return min(oldest_ns, waits_ns)
     if NEVER > oldest_ns >= view.last_pull_ns + view.window_ns:
         return min(oldest_ns, waits_ns + view.window_ns)
-    return min(oldest_ns, waits_ns) + view.window_ns
+    return min(min(oldest_ns, waits_ns) + view.window_ns, view.urgent_ns)
 
 
 def wants_split(view: GroupView, now_ns: int, policy: Policy) -> bool:

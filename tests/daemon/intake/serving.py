@@ -103,10 +103,12 @@ class Intake:
         self.ring = RingWriter(self.segment, 0)
         self.pending = PendingRequests(self.segment, 0, lambda _: TopicTally())
         self.published: list[int] = []  # the head after each publication
+        self.short: list[tuple[int, int]] = []  # requests with less time than usual
         limits = BodyLimits(body_bytes_max=body_bytes_max, record_bytes_max=body_bytes_max)
         self.producer = Producer(
             self.segment, 0, topics, cast(CursorCache, None), self.ring, self.pending, limits,
-            lambda: self.published.append(self.ring.head), random.Random(1), 20_000,
+            lambda: self.published.append(self.ring.head), lambda *short: self.short.append(short),
+            random.Random(1), 20_000,
         )  # fmt: skip
         self.admission = self.producer.admission
         self.server = Server()

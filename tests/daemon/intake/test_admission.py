@@ -433,6 +433,8 @@ class TestDeadline:
         intake.commit()
         (waiting,) = intake.pending._waiting
         assert 4 * S < waiting.timeout_ns <= 5 * S
+        # Its group is told that it cannot wait as long as the others.
+        assert intake.short == [(waiting.request.arrival_ns, waiting.timeout_ns)]
         # Its arrival is that of its admission: arrivals in the ring are in order.
         assert monotonic_ns() - waiting.request.arrival_ns < 10 * S
         overdue = intake.producer.overdue(waiting)

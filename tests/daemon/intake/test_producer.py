@@ -69,7 +69,7 @@ class Intake:
         self.producer = Producer(
             self._segment, 0, topics, cast(CursorCache, None), self._ring,
             PendingRequests(self._segment, 0, lambda _: TopicTally()), limits, self._published,
-            random.Random(1), 20_000,
+            lambda *_: None, random.Random(1), 20_000,
         )  # fmt: skip
         server = Server()
         server.application, server.limits = Script(), HttpLimits()

@@ -70,6 +70,21 @@ def test_a_group_is_due_by_size_immediately_if_idle_or_a_window_after_its_oldest
 
 
 @pytest.mark.parametrize(
+    ("urgent_ms", "oldest_ms", "due_ms"),
+    [
+        (10_050, 10_000, 10_050),  # before the window is over
+        (10_300, 10_000, 10_200),  # after it
+        (10_050, 9_000, 9_200),
+    ],
+)
+def test_an_urgent_request_makes_its_group_due_before_the_window_is_over(
+    urgent_ms: int, oldest_ms: int, due_ms: int
+) -> None:
+    seen = view(urgent_ns=urgent_ms * MS, oldest_arrival_ns=oldest_ms * MS)
+    assert due_ns(seen, POLICY) == due_ms * MS
+
+
+@pytest.mark.parametrize(
     ("oldest_ms", "waits_ms", "last_pull_ms", "due_ms"),
     [
         (None, 10_000, 9_900, 10_200),
