@@ -48,6 +48,10 @@ MEANINGS: dict[AlarmKind, Meaning] = {
     AlarmKind.LEDGER_FAILING: Meaning("ledger_failing", "ledger failing", _store_down),
     # the supervisor's gate
     AlarmKind.DISK_SHORT: Meaning("disk_short", "disk short of space", _store_down),
+    # the supervisor's gate of producers
+    AlarmKind.MEMORY_SHORT: Meaning(
+        "memory_short", "new requests are refused for want of memory", _store_down
+    ),
     # the supervisor's upkeep thread
     AlarmKind.DEDUPE_WINDOW_SHORT: Meaning(
         "dedupe_window_short", "idempotency keys are forgotten before their window is over", None

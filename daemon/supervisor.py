@@ -27,10 +27,12 @@ from daemon import inherit, logs, memory
 from daemon.alarms import AlarmLog, active
 from daemon.config import Config, ConfigError, load_again, reload
 from daemon.governor.billing import Billing
+from daemon.governor.board import pressure_of
+from daemon.governor.gate import Gate, gate_band
+from daemon.governor.producers_gate import ProducersGate, disks_of
 from daemon.governor.tick import GovernorTick
 from daemon.heartbeat import HeartbeatVerdict, Pulse
 from daemon.inherit import Inheritance
-from daemon.intake.gate import Gate, disks_of
 from daemon.notify import Notifier
 from daemon.orphans import Orphans
 from daemon.starvation import Starvation
@@ -106,7 +108,9 @@ class Supervisor:
         self._billing = Billing(self.segment, config, store.requests, self._alarms, monotonic_ns())
         self._lock_file = lock_file
         self._alarm_log = AlarmLog()
-        self._gate = Gate(disks_of(config))
+        self._gate = ProducersGate(
+            disks_of(config), Gate(gate_band(config), self._memory_short, self._memory_suffices)
+        )
         self._notify = Notifier.take(os.environ, os.getpid())
         self._alive_read, self._alive_write = os.pipe()
         self.listeners: list[socket.socket] = []
@@ -344,7 +348,8 @@ class Supervisor:
         found = active(self.segment, self.config, now_ns)
         for level, line in self._alarm_log.lines(found, now_ns):
             log.log(level, "%s", line)
-        closed_by = self._gate.look(found, self._pending_bytes())
+        memory_share = pressure_of(self._words, "memory")
+        closed_by = self._gate.look(found, self._pending_bytes(), memory_share, now_ns)
         if closed_by == self._words[at.G_GATE]:
             return
         if self._gate.short:
@@ -353,6 +358,19 @@ class Supervisor:
             self._alarms.clear(AlarmKind.DISK_SHORT)
         self._words[at.G_GATE] = closed_by
         self.bells.ring_all(range(self.config.shards))
+
+    def _memory_short(self) -> None:
+        band = gate_band(self.config)
+        share = pressure_of(self._words, "memory")
+        self._alarms.raise_(
+            AlarmKind.MEMORY_SHORT,
+            f"{share:.0%} of what the daemon may have is in use, the limit is"
+            f" {band.pause_above:.0%}; requests are taken in again below {band.resume_below:.0%}",
+            monotonic_ns(),
+        )
+
+    def _memory_suffices(self) -> None:
+        self._alarms.clear(AlarmKind.MEMORY_SHORT)
 
     def _pending_bytes(self) -> int:
         """What was accepted and is not durable yet."""

@@ -98,7 +98,7 @@ G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: ba
 G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
 G_RECORDS_EVICTED = G_CLOCK_STOPPED + 2
 G_AGE_OFFSET_MS = G_CLOCK_STOPPED + 3  # age time less the time since the boot (ledger/ages.py)
-G_GATE = 11 * LINE_WORDS  # why new requests are refused (daemon/intake/gate.py); 0: they are not
+G_GATE = 11 * LINE_WORDS  # why producers are refused (daemon/governor/producers_gate.py), or 0
 # By sensor (daemon/governor/sensors.py): its raw value as the bits of a double, its pressure, and
 # the shard that it is of, plus 1.
 G_SENSORS = 12 * LINE_WORDS

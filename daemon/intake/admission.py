@@ -10,8 +10,9 @@ content together are never more than the ring, which bounds their memory too (da
 
 A request that waits has no promise. Its connection reads nothing more, so its body stays with the
 client, but for what was received with the head. ``admission_queue.py`` says who is next. It waits
-for ring space only, and at most for its ``ack_timeout_ms``: what it waited is taken off the time
-that it then has until its commit. A failing store, a full disk and a stop refuse it immediately.
+for ring space and memory only, and at most for its ``ack_timeout_ms``: what it waited is taken off
+the time that it then has until its commit. A failing store, a full disk and a stop refuse it
+immediately.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from daemon.api.errors import ApiError, too_large
+from daemon.governor.producers_gate import ClosedBy
 from daemon.http.application import QUEUED, Queued
 from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.intake.admission_queue import AdmissionQueue, QueuedRequest
-from daemon.intake.gate import ClosedBy
 from daemon.intake.refused import BY_CODE, RefusalReason
 from shards import layout as at
 from shards.clock import monotonic_ns
@@ -56,11 +57,20 @@ SUPERSEDED: Final = Closed(
     "superseded", "another daemon has taken this store over; send the request there", close=True
 )
 STOPPING: Final = Closed("shutting_down", "the daemon is stopping", close=True)
+MEMORY_SHORT: Final = Closed(
+    "memory_short", "the daemon is short of memory, until what it holds is stored"
+)
 STORE_FAILING: Final = Closed(
     "store_failing", "the store takes nothing now (GET /v0/status says why)"
 )
 DISK_FULL: Final = Closed(
     "disk_full", "the disk of the ledger or of the store is almost full: free some space"
+)
+# The first bit that is set says why.
+CLOSED_BY = (
+    (ClosedBy.STORE_FAILING, STORE_FAILING),
+    (ClosedBy.LEDGER_DISK | ClosedBy.STORE_DISK, DISK_FULL),
+    (ClosedBy.MEMORY, MEMORY_SHORT),
 )
 
 
@@ -137,7 +147,7 @@ class Admission:
         elif words[at.G_DRAINING]:
             self._closed = STOPPING
         elif closed_by:
-            self._closed = STORE_FAILING if closed_by & ClosedBy.STORE_FAILING else DISK_FULL
+            self._closed = next(why for bit, why in CLOSED_BY if closed_by & bit)
         else:
             self._closed = None
         if self._queue:
@@ -153,7 +163,7 @@ class Admission:
 
         Raises ApiError 429 or 503 if it cannot wait, 413 if it would wait in vain.
         """
-        if timeout_ms is None or self._closed is not None:
+        if timeout_ms is None or self._closed not in (None, MEMORY_SHORT):
             raise self.refusal()
         if needed_bytes > self._ring.capacity:
             raise too_large(
@@ -176,15 +186,16 @@ class Admission:
         return QUEUED
 
     def admit_queued(self) -> None:
-        """Lets in who waits and fits, in order; refuses all while the gate is closed."""
+        """Lets in who waits and fits, in order; refuses all for whom waiting is in vain."""
         if self._admitting:
             return  # one that was let in has given its promise back
         self._admitting = True
         try:
-            if self._closed is not None:
+            if self._closed is None:
+                self._admit_some()
+            elif self._closed is not MEMORY_SHORT:
                 for queued in self._queue.take_all():
                     self._refuse(queued, self.refusal())
-            self._admit_some()
         finally:
             self._admitting = False
 

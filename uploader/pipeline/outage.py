@@ -7,7 +7,7 @@ must try again until the store answers or the process ends. Hedged PUTs report t
 whole PUT, not of each attempt.
 
 One object per process, for all its threads. It neither logs nor refuses: ``daemon/alarms.py``
-says what the alarm means and ``daemon/intake/gate.py`` who is refused for it.
+says what the alarm means and ``daemon/governor/producers_gate.py`` who is refused for it.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from contextlib import closing
 
 import pytest
 
+from daemon.governor.producers_gate import ClosedBy
 from daemon.intake import admission as admissions
 from daemon.intake.admission import FRAME_BYTES
-from daemon.intake.gate import ClosedBy
 from daemon.intake.topic_cache import TopicCache
 from shards import layout as at
 from shards.clock import monotonic_ns

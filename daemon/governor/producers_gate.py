@@ -1,13 +1,17 @@
-"""The gate: whether new requests are taken in at all. Decided once per tick, for all shards.
+"""The gate of producers: whether any shard takes new requests in. Decided once per tick.
 
-The supervisor looks at the alarms and at the disks, and stores in one word of the segment why the
-gate is closed (0: it is open). Each shard reads the word when its bell rings, so a request costs
-nothing. Requests that came in before the gate closed are finished, or end at their deadline.
+The supervisor looks at the alarms, the disks and the pressure of memory, and stores in one word of
+the segment why the gate is closed (0: it is open). Each shard reads the word when its bell rings,
+so a request costs nothing. Requests that came in before the gate closed are finished, or end at
+their deadline. No other pressure closes it: a busy daemon is slower, and refuses what no longer
+fits into its rings (daemon/intake/admission.py).
+
+Memory: refused above ``gate_pause_above``, taken again below ``gate_resume_below`` (``gate.py``).
 
 Disk space: what was accepted and is not yet stored must still fit, and SPARE_BYTES more, for what
 comes in before the next tick and for the files of SQLite. A closed gate opens when twice the spare
-is free, so that it does not flap at the limit. ``Gate`` is pure, except that it reads the free
-space through ``space_of``.
+is free, so that it does not flap at the limit. ``ProducersGate`` is pure, except that it reads the
+free space through ``space_of``.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from msgspec import Struct
 from daemon.alarms import MEANINGS
 from daemon.api.schemas import AlarmStatus
 from daemon.config import Config
+from daemon.governor.gate import Gate
 from shards.alarms import AlarmKind
 
 # What comes in during a tick at 600 MB/s; on a small disk a twentieth, as file systems reserve.
@@ -36,6 +41,7 @@ class ClosedBy(IntFlag):
     STORE_FAILING = 1
     LEDGER_DISK = 2
     STORE_DISK = 4
+    MEMORY = 8
 
 
 class DiskSpace(Struct, frozen=True):
@@ -83,21 +89,30 @@ def disks_of(config: Config) -> list[Disk]:
     return disks
 
 
-class Gate:
+class ProducersGate:
     """Whether requests are taken in, and if not, why."""
 
     def __init__(
-        self, disks: Iterable[Disk], space: Callable[[Path], DiskSpace | None] = space_of
+        self,
+        disks: Iterable[Disk],
+        memory: Gate,
+        space: Callable[[Path], DiskSpace | None] = space_of,
     ) -> None:
         self._disks = tuple(disks)
         self._space = space
+        self._memory = memory
         self.closed_by = ClosedBy(0)
         self.short = ""  # which disk is short of space, in words
 
-    def look(self, alarms: Iterable[AlarmStatus], pending_bytes: int) -> ClosedBy:
-        """Why the gate is closed now; ``pending_bytes`` are accepted and not stored."""
+    def look(
+        self, alarms: Iterable[AlarmStatus], pending_bytes: int, memory: float, now_ns: int
+    ) -> ClosedBy:
+        """Why the gate is closed now; ``pending_bytes`` are accepted and not stored, ``memory`` is
+        a pressure."""
         failing = MEANINGS[AlarmKind.STORE_FAILING].name
         closed_by = ClosedBy(0)
+        if not self._memory.look(memory, now_ns, is_drained=not pending_bytes):
+            closed_by |= ClosedBy.MEMORY
         if any(alarm.alarm == failing for alarm in alarms):
             closed_by |= ClosedBy.STORE_FAILING
         short = []

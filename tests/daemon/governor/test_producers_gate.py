@@ -6,7 +6,15 @@ from pathlib import Path
 
 from daemon.api.schemas import AlarmStatus
 from daemon.config import Override, load
-from daemon.intake.gate import SPARE_BYTES, ClosedBy, Disk, DiskSpace, Gate, disks_of, space_of
+from daemon.governor.producers_gate import (
+    SPARE_BYTES,
+    ClosedBy,
+    Disk,
+    DiskSpace,
+    Gate,
+    disks_of,
+    space_of,
+)
 
 MIB = 1 << 20
 GIB = 1 << 30
