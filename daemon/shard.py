@@ -45,6 +45,8 @@ from daemon.api.topic_activity import TopicActivityView
 from daemon.api.topic_routes import TopicRoutes
 from daemon.api.watch_routes import WatchRoutes
 from daemon.config import Config
+from daemon.governor.gate import gate_band
+from daemon.governor.routers_gate import RoutersGate
 from daemon.governor.shard_sensors import ShardSensors
 from daemon.http.limits import http_limits
 from daemon.http.server import Server
@@ -97,6 +99,7 @@ HEARTBEAT_S = 0.1
 ANSWERS_NS = 20_000_000  # in one turn of the loop: about 4,000 answers
 GC_THRESHOLD = 50_000  # at the default, 700, a thousand requests in flight are walked often
 EXIT_FAULT = 1
+ROUTERS_PAUSED = "under pressure: its shard's ring, the memory or a disk is almost full"
 ANSWERS_FLUSH_S = 3.0  # at a stop, for clients to take the last answers
 
 
@@ -225,14 +228,19 @@ class Shard:
             self._published, self._short_of_time, rng, config.ack_timeout_ms,
         )  # fmt: skip
         self._admission = self._producer.admission
+        copies = Copies(self.topics, self._ring, self.pending, self._admission, self._published)
         self._after.routers = self._routers = Routers(
             self.shard, self.segment.layout.shards, self._after.partitions, ledger,
-            Copies(self.topics, self._ring, self.pending, self._admission, self._published),
+            copies,
             RouterBoard(self.segment), self._after.dispatcher.dirty, self._router_settings,
             monotonic_ns, self._after.priorities.learn, _end,
             min(PAGE_BYTES_MAX, config.ring_bytes // 64),
         )  # fmt: skip
         self.cursor_flush.add(self._routers)
+        self._routers_gate = RoutersGate(
+            self.segment, gate_band(config), lambda: self._ring.used_bytes,
+            lambda: copies.in_flight_bytes, self._pause_routers, self._resume_routers,
+        )  # fmt: skip
         self._admin = AdminRoutes(
             self.segment, self.shard, self._bells, self._leases, ledger, config
         )
@@ -318,6 +326,7 @@ class Shard:
         words[base + at.S_STREAMS] = len(self._server.streams)
         words[base + at.S_QUEUED] = self._admission.queued
         self.segment.follow_epoch(self.shard)
+        self._routers_gate.look(monotonic_ns())
         self._after.tick()
         self._topic_counts.store()
         words[base + at.S_OWNS] = len(self._routers)
@@ -328,6 +337,14 @@ class Shard:
             logs.set_level(logs.LEVELS[level])
         self._end_overdue()
         self._loop.call_later(HEARTBEAT_S, self._heartbeat)
+
+    def _pause_routers(self) -> None:
+        log.warning("routers of this shard pause: its ring, the memory or a disk is almost full")
+        self._routers.pause(ROUTERS_PAUSED)
+
+    def _resume_routers(self) -> None:
+        log.info("routers of this shard go on")
+        self._routers.resume()
 
     # Deadlines
 

@@ -348,8 +348,9 @@ class Supervisor:
         found = active(self.segment, self.config, now_ns)
         for level, line in self._alarm_log.lines(found, now_ns):
             log.log(level, "%s", line)
-        memory_share = pressure_of(self._words, "memory")
-        closed_by = self._gate.look(found, self._pending_bytes(), memory_share, now_ns)
+        closed_by = self._gate.look(
+            found, self._pending_bytes(), pressure_of(self._words, "memory"), now_ns
+        )
         if closed_by == self._words[at.G_GATE]:
             return
         if self._gate.short:
@@ -361,11 +362,11 @@ class Supervisor:
 
     def _memory_short(self) -> None:
         band = gate_band(self.config)
-        share = pressure_of(self._words, "memory")
+        pressure = pressure_of(self._words, "memory")
         self._alarms.raise_(
             AlarmKind.MEMORY_SHORT,
-            f"{share:.0%} of what the daemon may have is in use, the limit is"
-            f" {band.pause_above:.0%}; requests are taken in again below {band.resume_below:.0%}",
+            f"its pressure is {pressure:.2f} and must fall below {band.resume_below:g}"
+            " (gate_resume_below)",
             monotonic_ns(),
         )
 

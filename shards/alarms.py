@@ -39,10 +39,10 @@ class AlarmKind(IntEnum):
     DISK_SHORT = 4
     DEDUPE_WINDOW_SHORT = 5
     IMAGE_FAILING = 6
-    MEMORY_SHORT = 7
     BUDGET_EXCEEDED = 7
     SENSOR_BROKEN = 8
     SENSOR_STALE = 9
+    MEMORY_SHORT = 10
 
 
 class Alarm(Struct, frozen=True):

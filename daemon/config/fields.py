@@ -100,6 +100,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: str
     governor: str
     pressure_weights: dict[str, float]
+    gate_pause_above: float
+    gate_resume_below: float
     log_level: str
     log_format: str
     origins: dict[str, str]
@@ -297,6 +299,14 @@ FIELDS: tuple[Field, ...] = (
           "how much each soft sensor counts, 0 to 1; 1 if it is not named. In the environment, text"
           " like `busy=0.5,store=0`. Hard sensors (ring, memory, disk) always count fully",
           reloadable=True),
+    Field("gate_pause_above", NUMBER, 0.80, "",
+          "the pressure of memory above which producers are refused (503 `memory_short`), and of"
+          " ring, memory or disk above which routers pause; 1 for never",
+          check=above_zero(1)),
+    Field("gate_resume_below", NUMBER, 0.65, "",
+          "the pressure below which they go on; below `gate_pause_above`, so that they do not stop"
+          " and go all the time",
+          check=above_zero(1)),
     Field("log_level", one_of("debug", "info", "warning", "error"), "info", "",
           "the least severe lines that are written", reloadable=True),
     Field("log_format", one_of("text", "json"), "text", "",

@@ -183,6 +183,12 @@ def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> N
             f"commit_window_min_ms must be at most commit_window_max_ms ({high:g},"
             f" {origins['commit_window_max_ms']}), got {low:g} ({origins['commit_window_min_ms']})"
         )
+    pause, resume = values["gate_pause_above"], values["gate_resume_below"]
+    if resume >= pause:
+        problems.append(
+            f"gate_resume_below must be below gate_pause_above ({pause:g},"
+            f" {origins['gate_pause_above']}), got {resume:g} ({origins['gate_resume_below']})"
+        )
     if problems:
         raise ConfigError(problems)
 

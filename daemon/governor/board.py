@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from daemon.governor.governor import Governed
 from daemon.governor.ladder import RUNGS
-from daemon.governor.sensors import SENSORS, Reading
+from daemon.governor.sensors import INDEX, SENSORS, Reading
 from shards import layout as at
 from shards.doubles import double_of, word_of
 
@@ -28,6 +28,13 @@ def store(words: memoryview[int], governed: Governed, window_ms: float) -> None:
     words[at.G_COALESCE_NS] = governed.coalesce_ns
     words[at.G_DEFERRING] = governed.deferring
     words[at.G_WINDOW_NS] = int(window_ms * 1e6)
+
+
+def pressure_of(words: memoryview[int], name: str) -> float:
+    """A sensor's pressure in the last sample; NaN if the sensor is broken."""
+    row = at.sensor(INDEX[name])
+    raw = double_of(words[row + at.SENSOR_RAW])
+    return raw if raw != raw else words[row + at.SENSOR_PPM] / 1e6
 
 
 def readings(words: memoryview[int]) -> list[tuple[Reading, float]]:

@@ -1,8 +1,8 @@
 """The disk sensor: how much of a disk's free space is spoken for.
 
 The gate refuses requests when the reserve and what was accepted and is not stored yet would not fit
-any more (``daemon/intake/gate.py``). The sensor is 1 at that point, and 0.5 while there is twice
-that space.
+any more (``producers_gate.py``). The sensor is 1 at that point, and 0.5 while there is twice that
+space.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from daemon.intake.gate import Disk, DiskSpace
+from daemon.governor.producers_gate import Disk, DiskSpace
 
 
 def spoken_for(space: DiskSpace, pending_bytes: int) -> float:

@@ -23,12 +23,14 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from daemon.config import Config
+
 DRAINED_NS = 10_000_000_000
 
 
 class Band(Struct, frozen=True):
     """The thresholds; between them a gate stays as it is. Nothing is above 1, so a gate with
-    ``pause_above`` = 1 never closes. Raises ValueError."""
+    ``pause_above`` = 1 never closes."""
 
     pause_above: float = 0.80
     resume_below: float = 0.65
@@ -36,9 +38,14 @@ class Band(Struct, frozen=True):
     def __post_init__(self) -> None:
         if not 0 < self.resume_below < self.pause_above <= 1:
             raise ValueError(
-                "gate_resume_below must be above 0 and below gate_pause_above, which is at most 1;"
-                f" got {self.resume_below:g} and {self.pause_above:g}"
+                f"a gate cannot pause above {self.pause_above:g} and resume below"
+                f" {self.resume_below:g}: resume must be above 0 and below pause, pause at most 1"
             )
+
+
+def gate_band(config: Config) -> Band:
+    """That of all gates."""
+    return Band(config.gate_pause_above, config.gate_resume_below)
 
 
 class Gate:

@@ -72,7 +72,7 @@ SENSORS: tuple[Sensor, ...] = (
     # Programs, caches and buffers that are empty take their part of a small limit.
     Sensor("memory", "share", True, 0.5, 1, "memory in use, of the control group's limit or else of"
            " what the machine has left"),
-    # The disk has a reserve of its own, below which requests are refused (daemon/intake/gate.py).
+    # The disk has a reserve of its own, below which requests are refused (producers_gate.py).
     Sensor("disk", "share", True, 0.5, 1, "the reserve and what is not stored yet, of a disk's free"
            " space"),
 )  # fmt: skip

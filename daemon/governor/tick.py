@@ -16,8 +16,8 @@ from daemon.governor.cgroup import CgroupMemory
 from daemon.governor.disk import DiskSensor
 from daemon.governor.governor import Governed, Governor
 from daemon.governor.memory import MemorySensor
+from daemon.governor.producers_gate import disks_of, space_of
 from daemon.governor.readings import STALE_AFTER, Readings, Sample
-from daemon.intake.gate import disks_of, space_of
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.segment import Segment
 

@@ -93,16 +93,16 @@ class RunningRouter:
         if partition < len(self.plan.lanes):
             self.plan.lanes[partition].wake()
 
-    def row(self) -> RouterRow:
-        """What is told of it."""
+    def row(self, gated: str) -> RouterRow:
+        """What is told of it; ``gated`` says why no router reads on, if so."""
         plan = self.plan
         phase, reason = RouterPhase.RUNNING, ""
         if plan.stopped:
             phase, reason = RouterPhase.STOPPED, plan.stopped
         elif plan.paused:
             phase = RouterPhase.PAUSED
-        elif plan.held:
-            phase, reason = RouterPhase.HELD, plan.held
+        elif gated or plan.held:
+            phase, reason = RouterPhase.HELD, gated or plan.held
         return RouterRow(phase, *plan.counts, reason)
 
 
@@ -157,6 +157,7 @@ class Routers:
         self._unflushed: dict[Lane, RunningRouter] = {}  # that may have a stretch to be flushed
         self._touched: set[RunningRouter] = set()  # whose rows may be out of date, or that are held
         self._closed = False
+        self._gated = ""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -181,7 +182,7 @@ class Routers:
                         plan.release()
                     self._wake(running)
             router = running.view.router
-            row = running.row()
+            row = running.row(self._gated)
             if row != running.told and router.router_id in self._running:
                 self._board.write(router.slot, router.router_id, row)
                 running.told = row
@@ -205,6 +206,17 @@ class Routers:
     def topic_changed(self, topic: Topic) -> None:
         """A topic has other settings, or was deleted."""
         self._stale |= self._of_topic.get(topic.topic_id, set())
+
+    def pause(self, why: str) -> None:
+        """Reads nothing more until ``resume``; frames on their way are settled. Cursors stay where
+        they are."""
+        self._gated = why
+        self._touched |= set(self._running.values())
+
+    def resume(self) -> None:
+        """Reads on where it was."""
+        self.pause("")
+        self._wake_starved()
 
     def close(self) -> None:
         """Reads nothing more; frames on their way are still settled."""
@@ -305,7 +317,7 @@ class Routers:
         """Carries out what the plan says; returns what it cost."""
         cost = 0
         while cost < budget_bytes:
-            room = self._outbox.room_bytes()
+            room = 0 if self._gated else self._outbox.room_bytes()
             if not room:
                 self._starved.add(running.view.source.topic_id)
             decision = running.plan.next(partial(self._head, running), room, self._now_ns())
@@ -441,6 +453,10 @@ class Routers:
         if plan.paused or plan.stopped or self._closed:
             lane.unread()
             return
+        if self._gated:
+            lane.unread()
+            self._starved.add(view.source.topic_id)
+            return
         if not self._outbox.knows(view.dest):
             lane.unread()
             if not running.learning:
@@ -499,7 +515,7 @@ class Routers:
         self._dirty([(running.view.source.topic_id, Kind.ROUTE)], self._now_ns())
 
     def _wake_starved(self) -> None:
-        if self._starved and self._outbox.room_bytes():
+        if self._starved and not self._gated and self._outbox.room_bytes():
             starved, self._starved = self._starved, set()
             self._dirty([(topic_id, Kind.ROUTE) for topic_id in starved], self._now_ns())
 

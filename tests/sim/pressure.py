@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable
 
 from daemon.governor.ladder import coalesce_ns, window_ms
-from daemon.intake.gate import ClosedBy
+from daemon.governor.producers_gate import ClosedBy
 from shards import layout as at
 from shards.layout import Layout
 from tests.sim.schedule import Words, log_uniform

@@ -102,6 +102,6 @@ def test_a_gate_that_pauses_above_1_never_closes() -> None:
     ("pause_above", "resume_below"),
     [(0.65, 0.8), (0.8, 0.8), (1.01, 0.5), (0.5, 0), (0.5, -1), (math.nan, 0.5), (0.5, math.nan)],
 )
-def test_a_band_that_is_none_is_refused(pause_above: float, resume_below: float) -> None:
-    with pytest.raises(ValueError, match="gate_resume_below must be above 0 and below"):
+def test_thresholds_out_of_order_are_refused(pause_above: float, resume_below: float) -> None:
+    with pytest.raises(ValueError, match="a gate cannot pause above"):
         Band(pause_above, resume_below)

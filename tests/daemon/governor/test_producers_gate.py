@@ -6,12 +6,13 @@ from pathlib import Path
 
 from daemon.api.schemas import AlarmStatus
 from daemon.config import Override, load
+from daemon.governor.gate import Band, Gate
 from daemon.governor.producers_gate import (
     SPARE_BYTES,
     ClosedBy,
     Disk,
     DiskSpace,
-    Gate,
+    ProducersGate,
     disks_of,
     space_of,
 )
@@ -30,48 +31,76 @@ class Disks:
     def __init__(self, total_bytes: int = 100 * GIB) -> None:
         self.total_bytes = total_bytes
         self.free = {LEDGER.path: total_bytes, STORE.path: total_bytes}
-        self.gate = Gate([LEDGER, STORE], lambda path: DiskSpace(self.free[path], total_bytes))
+        self.told: list[str] = []
+        memory = Gate(Band(), lambda: self.told.append("pause"), lambda: self.told.append("resume"))
+        self.gate = ProducersGate(
+            [LEDGER, STORE], memory, lambda path: DiskSpace(self.free[path], total_bytes)
+        )
+
+    def look(
+        self,
+        *alarms: AlarmStatus,
+        pending_bytes: int = 0,
+        memory: float = 0.0,
+        now_ns: int = 0,
+    ) -> ClosedBy:
+        return self.gate.look(alarms, pending_bytes, memory, now_ns)
 
 
-def test_the_door_is_shut_while_the_store_fails_and_for_no_other_alarm() -> None:
-    gate = Disks().gate
-    assert gate.look([OTHER], 0) == 0
-    assert gate.look([OTHER, FAILING], 0) == ClosedBy.STORE_FAILING
-    assert gate.look([OTHER], 0) == 0
+def test_the_gate_is_closed_while_the_store_fails_and_for_no_other_alarm() -> None:
+    disks = Disks()
+    assert disks.look(OTHER) == 0
+    assert disks.look(OTHER, FAILING) == ClosedBy.STORE_FAILING
+    assert disks.look(OTHER) == 0
 
 
-def test_a_disk_without_spare_room_shuts_the_door_and_twice_the_spare_opens_it() -> None:
+def test_a_disk_without_spare_room_closes_the_gate_and_twice_the_spare_opens_it() -> None:
     disks = Disks()
     for disk in (LEDGER, STORE):
         disks.free[disk.path] = SPARE_BYTES
-        assert disks.gate.look([], 0) == 0
+        assert disks.look() == 0
         disks.free[disk.path] = SPARE_BYTES - 1
-        assert disks.gate.look([], 0) == disk.why
+        assert disks.look() == disk.why
         assert f"{disk.name} ({disk.path}) has 65535 KiB free" in disks.gate.short
         disks.free[disk.path] = 2 * SPARE_BYTES - 1
-        assert disks.gate.look([], 0) == disk.why
+        assert disks.look() == disk.why
         disks.free[disk.path] = 2 * SPARE_BYTES
-        assert disks.gate.look([], 0) == 0
+        assert disks.look() == 0
         assert disks.gate.short == ""
 
 
 def test_what_is_accepted_and_not_stored_must_still_fit_where_objects_go() -> None:
     disks = Disks()
     disks.free[LEDGER.path] = disks.free[STORE.path] = SPARE_BYTES + 10 * MIB
-    assert disks.gate.look([], 10 * MIB) == 0
-    assert disks.gate.look([], 10 * MIB + 1) == ClosedBy.STORE_DISK
+    assert disks.look(pending_bytes=10 * MIB) == 0
+    assert disks.look(pending_bytes=10 * MIB + 1) == ClosedBy.STORE_DISK
 
 
 def test_of_a_small_disk_a_twentieth_is_spare() -> None:
     disks = Disks(24 * MIB)
     disks.free[STORE.path] = 24 * MIB // 20
-    assert disks.gate.look([], 0) == 0
+    assert disks.look() == 0
     disks.free[STORE.path] -= 1
-    assert disks.gate.look([], 0) == ClosedBy.STORE_DISK
+    assert disks.look() == ClosedBy.STORE_DISK
 
 
 def test_a_disk_that_cannot_be_asked_refuses_nobody() -> None:
-    assert Gate([LEDGER], lambda _: None).look([], 0) == 0
+    memory = Gate(Band(), lambda: None, lambda: None)
+    assert ProducersGate([LEDGER], memory, lambda _: None).look([], 0, 0.0, 0) == 0
+
+
+def test_memory_closes_the_gate_once_and_opens_it_well_below() -> None:
+    disks = Disks()
+    closed = [disks.look(memory=memory) for memory in (0.8, 0.81, 0.9, 0.66, 0.65, 0.64, 0.8)]
+    assert closed == [0, *[ClosedBy.MEMORY] * 4, 0, 0]
+    assert disks.told == ["pause", "resume"]
+
+
+def test_memory_that_requests_do_not_hold_does_not_refuse_them_for_good() -> None:
+    disks = Disks()
+    assert disks.look(memory=0.9, pending_bytes=1)
+    ticks = [disks.look(memory=0.7, now_ns=tick * 1_000_000_000) for tick in range(11)]
+    assert ticks == [ClosedBy.MEMORY] * 10 + [0]
 
 
 def test_the_ledgers_disk_is_looked_at_and_the_embedded_stores(tmp_path: Path) -> None:

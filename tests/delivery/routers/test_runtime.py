@@ -19,7 +19,7 @@ from delivery.partition_reader import PartitionReader
 from delivery.ready import Kind, PriorityInputs
 from delivery.routers import runtime
 from delivery.routers.outbox import DestinationFull, RingShareUsed
-from delivery.routers.plan import HOLD_NS
+from delivery.routers.plan import HOLD_NS, Lane
 from delivery.routers.runtime import Routers
 from delivery.routers.schemas import RouterStatus, status_of
 from delivery.tail_reader import TailReader
@@ -211,6 +211,57 @@ def test_copies_come_from_the_rings_and_move_the_cursor_in_their_commit(tmp_path
         await world.until(lambda: world.status().copied == 6)
 
     run(tmp_path, body)
+
+
+def test_routers_that_are_paused_leave_their_cursors_and_settle_what_is_on_its_way(
+    tmp_path: Path,
+) -> None:
+    async def body(world: World) -> None:
+        world.create()
+        outbox = world.add()
+        made = world.shards[0][0]
+        await world.until(lambda: len(made))
+        produce(world, "a")
+        world.commit()
+        await world.until(lambda: outbox.appended == 1, commits=False)
+        made.pause("the memory is almost full")
+        for n in range(50):  # from the rings, and, once they are overwritten, from the store
+            produce(world, f"b{n}")
+            world.commit()
+        await world.until(lambda: world.copies() == ["a"])
+        assert outbox.appended == 1 and not outbox.on_their_way
+        await world.until(lambda: world.status().state == "held")
+        status = world.status()
+        assert (status.reason, status.lag) == ("the memory is almost full", 50)
+        made.resume()
+        await world.until(world.done)
+        assert len(world.copies()) == 51
+        await world.until(lambda: world.status().state == "running")
+
+    run(tmp_path, body)
+
+
+def test_a_page_that_was_being_read_is_not_taken_while_routers_are_paused(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        for n in range(5):
+            produce(world, *(f"{n}.{m}" for m in range(4)))
+            world.node.commit()
+        world.create([7, 0, 0])
+        outbox = world.add()
+        made = world.shards[0][0]
+        await world.until(lambda: any(lane.busy for lane in lanes_of(made)), commits=False)
+        made.pause("a disk is almost full")
+        await world.until(lambda: not any(lane.busy for lane in lanes_of(made)), commits=False)
+        assert not outbox.appended
+        made.resume()
+        await world.until(world.done)
+        assert len(world.copies()) == 13
+
+    run(tmp_path, body)
+
+
+def lanes_of(made: Routers) -> list[Lane]:
+    return [lane for running in made._running.values() for lane in running.plan.lanes]
 
 
 def test_what_the_rings_do_not_hold_comes_from_the_store(tmp_path: Path) -> None:

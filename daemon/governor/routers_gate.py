@@ -1,0 +1,50 @@
+"""The gate of a shard's routers: they read nothing new while something runs out.
+
+Its level is the pressure of the shard's own ring, of memory and of the disks. The ring of another
+shard does not count: a shard that one busy client fills must not stop the routers of all. What
+routers have in the ring already is stored as ever, and their cursors stay where they are, so
+nothing is skipped or copied twice.
+
+The shard looks at each heartbeat. This module reads shared words and stores none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from daemon.governor.board import pressure_of
+from daemon.governor.gate import Band, Gate
+from daemon.governor.sensors import BY_NAME, SENSORS
+from shards.segment import Segment
+
+_RING = BY_NAME["ring"]
+_SHARED = tuple(sensor.name for sensor in SENSORS if sensor.hard and sensor is not _RING)
+
+
+class RoutersGate:
+    """``used_bytes`` says what the shard's ring holds that is not durable, ``in_flight_bytes`` what
+    of it is of routers."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        band: Band,
+        used_bytes: Callable[[], int],
+        in_flight_bytes: Callable[[], int],
+        pause: Callable[[], object],
+        resume: Callable[[], object],
+    ) -> None:
+        self._words = segment.words
+        self._ring_bytes = segment.layout.ring_bytes
+        self._used_bytes = used_bytes
+        self._in_flight_bytes = in_flight_bytes
+        self._gate = Gate(band, pause, resume)
+
+    def look(self, now_ns: int) -> bool:
+        """Takes a sample; returns whether the gate is open."""
+        level = _RING.pressure(self._used_bytes() / self._ring_bytes)
+        for name in _SHARED:
+            pressure = pressure_of(self._words, name)
+            if pressure > level:  # one that is broken does not count
+                level = pressure
+        return self._gate.look(level, now_ns, is_drained=not self._in_flight_bytes())

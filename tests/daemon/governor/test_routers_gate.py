@@ -1,0 +1,91 @@
+"""Routers pause while their own ring, memory or a disk runs out; another shard's ring is another
+shard's."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from daemon.governor.gate import DRAINED_NS, Band
+from daemon.governor.routers_gate import RoutersGate
+from daemon.governor.sensors import INDEX
+from shards import layout as at
+from shards.doubles import word_of
+from shards.layout import Layout
+from shards.segment import Segment
+
+RING_BYTES = 65_536
+
+
+class Shard:
+    """A shard with routers; the test says how full its ring is, and what the sensors say."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._words = segment.words
+        self.used_bytes = self.in_flight_bytes = 0
+        self.told: list[str] = []
+        self.now_ns = 0
+        self.gate = RoutersGate(
+            segment, Band(), lambda: self.used_bytes, lambda: self.in_flight_bytes,
+            lambda: self.told.append("pause"), lambda: self.told.append("resume"),
+        )  # fmt: skip
+
+    def sense(self, name: str, pressure: float, raw: float = 0.5) -> None:
+        row = at.sensor(INDEX[name])
+        self._words[row + at.SENSOR_PPM] = int(pressure * 1e6)
+        self._words[row + at.SENSOR_RAW] = word_of(raw)
+
+    def look(self) -> bool:
+        return self.gate.look(self.now_ns)
+
+
+@pytest.fixture
+def shard() -> Iterator[Shard]:
+    segment = Segment.create(Layout(1, RING_BYTES))
+    yield Shard(segment)
+    segment.close()
+    os.close(segment.fd)
+
+
+@pytest.mark.parametrize("name", ["memory", "disk"])
+def test_memory_and_disks_pause_routers_and_let_them_go_on(shard: Shard, name: str) -> None:
+    for pressure, is_open in [(0.8, True), (0.81, False), (0.7, False), (0.64, True)]:
+        shard.sense(name, pressure)
+        assert shard.look() == is_open
+    assert shard.told == ["pause", "resume"]
+
+
+def test_a_ring_that_is_almost_full_pauses_its_own_routers(shard: Shard) -> None:
+    shard.sense("ring", 1.0)  # the fullest one, which is another shard's
+    assert shard.look()
+    shard.used_bytes = RING_BYTES
+    assert not shard.look()
+    shard.used_bytes = RING_BYTES // 2
+    assert shard.look()
+
+
+@pytest.mark.parametrize("name", ["busy", "store", "ready", "ledger"])
+def test_work_that_is_slow_pauses_nobody(shard: Shard, name: str) -> None:
+    shard.sense(name, 1.0)
+    assert shard.look()
+
+
+def test_a_broken_sensor_pauses_nobody(shard: Shard) -> None:
+    shard.sense("memory", 1.0, math.nan)
+    assert shard.look()
+
+
+def test_routers_that_hold_nothing_go_on_below_the_upper_threshold(shard: Shard) -> None:
+    shard.sense("memory", 0.9)
+    shard.in_flight_bytes = 1
+    shard.look()
+    shard.sense("memory", 0.7)
+    shard.now_ns = 2 * DRAINED_NS
+    assert not shard.look()
+    shard.in_flight_bytes = 0
+    assert not shard.look()
+    shard.now_ns += DRAINED_NS
+    assert shard.look()
