@@ -4,7 +4,7 @@
 A table is between a comment that names it and ``<!-- end -->``: ``<!-- routes: /v0/topics -->``
 lists the routes whose path begins so, ``<!-- struct: TopicState -->`` the fields of a type and of
 the types inside it that the page has not shown yet, ``<!-- metrics: headgate_ -->`` the metrics
-whose name begins so.
+whose name begins so, ``<!-- stages: all -->`` the stages of latency.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from daemon.api import schemas, shapes
 from daemon.api.metric_table import METRICS
 from daemon.api.routes import ROUTES, Route
 from delivery.routers import schemas as router_schemas
+from shards.latency import MEANINGS
 
-_BLOCK = re.compile(r"(<!-- (routes|struct|metrics): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(<!-- (routes|struct|metrics|stages): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 
 
 def with_tables(page: str) -> str:
@@ -32,10 +35,10 @@ def with_tables(page: str) -> str:
 
     def block(match: re.Match[str]) -> str:
         opening, kind, name, end = match.groups()
-        if kind == "metrics":
-            lines = _metrics(name)
+        if kind == "struct":
+            lines = _struct(_named(name), shown)
         else:
-            lines = _routes(name) if kind == "routes" else _struct(_named(name), shown)
+            lines = {"routes": _routes, "metrics": _metrics, "stages": _stages}[kind](name)
         return "\n".join([opening, *lines, "", end])
 
     return _BLOCK.sub(block, page)
@@ -62,6 +65,13 @@ def _metrics(prefix: str) -> Iterator[str]:
         if metric.name.startswith(prefix):
             labels = ", ".join(f"`{label}`" for label in metric.labels)
             yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.says} |"
+
+
+def _stages(_: str) -> Iterator[str]:
+    yield "| stage | what it is |"
+    yield "|---|---|"
+    for stage, meaning in MEANINGS.items():
+        yield f"| `{stage.name.lower()}` | {meaning} |"
 
 
 def _route_row(route: Route) -> str:

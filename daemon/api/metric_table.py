@@ -238,6 +238,11 @@ METRICS: tuple[Metric, ...] = (
         "bytes that the group has not pulled yet",
         lambda group: group.backlog_bytes,
     ),
+    _by_group(
+        "headgate_group_upload_age_seconds",
+        "time since the group last uploaded; 0 before the first time",
+        lambda group: (group.last_upload_age_ms or 0) / 1e3,
+    ),
     Metric(
         "headgate_group_changes_total",
         "counter",

@@ -1,0 +1,214 @@
+"""The dashboard and the alert rules name metrics and labels that a daemon has, and only those."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import strictyaml
+from prometheus_client import parser
+
+from daemon.alarms import MEANINGS
+from daemon.api.metric_table import METRICS
+from shards.latency import Stage
+from tests.e2e.daemon import ROOT, Daemon, running, wait_until
+from tests.e2e.streams import WatchLine
+from tests.promql import Selector, named_in
+
+FOLDER = ROOT / "docs" / "observability"
+DASHBOARD: Any = json.loads((FOLDER / "dashboard.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+RULES: Any = strictyaml.load((FOLDER / "alerts.yaml").read_text()).data["groups"][0]["rules"]
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+MONITORING = OPERATIONS.split("\n## Monitoring\n")[1].split("\n## ")[0]
+TARGET_LABELS = {"job", "instance"}  # that Prometheus adds
+SUFFIXES = ("_bucket", "_count", "_sum")  # of a histogram
+
+
+class Scraped(NamedTuple):
+    """A metric of a real answer: its labels, and the values of each."""
+
+    values: dict[str, set[str]]
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scraped]]:
+    """What a daemon answers that has been written to, read, watched and given a budget."""
+    settings = {"put_budget_usd_per_month": 1_000, "store_class": "standard"}
+    with running(tmp_path_factory.mktemp("data"), shards=2, settings=settings) as daemon:
+        yield work(daemon)
+
+
+def work(daemon: Daemon) -> dict[str, Scraped]:
+    assert daemon.produce("t", 0).status == 200
+    with WatchLine(daemon, "/v0/topics/t/watch") as watching:
+        for number in range(1, 81):
+            assert daemon.produce("t", number).status == 200
+        watching.read_until(lambda: len(watching.records) == 80)
+        daemon.read_all("t")
+
+        def is_counted() -> bool:
+            latency = daemon.status()["latency"]
+            topics = scrape(daemon)["headgate_topic_acked_records_total"].values["topic"]
+            return "t" in topics and all(latency[stage.name.lower()]["count"] for stage in Stage)
+
+        wait_until(is_counted, "each stage and the topic to be counted")
+        return scrape(daemon)
+
+
+def scrape(daemon: Daemon) -> dict[str, Scraped]:
+    answer = daemon.get("/metrics")
+    assert answer.status == 200
+    parse: Any = parser.text_string_to_metric_families
+    found: dict[str, Scraped] = {}
+    for family in parse(answer.body.decode()):
+        for sample in family.samples:
+            values = found.setdefault(sample.name, Scraped({})).values
+            for label, value in sample.labels.items():
+                values.setdefault(label, set()).add(value)
+    return found
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Where it is, and the expression with the dashboard's variables filled in."""
+    for panel in PANELS:
+        for target in panel["targets"]:
+            yield panel["title"], filled(target["expr"])
+    for variable in DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            assert variable["definition"] == variable["query"]["query"]
+            yield variable["name"], filled(variable["definition"])
+    for rule in RULES:
+        yield rule["alert"], filled(rule["expr"])
+
+
+def filled(text: str) -> str:
+    return text.replace("$__rate_interval", "5m")
+
+
+def problems(where: str, text: str, scraped: dict[str, Scraped]) -> Iterator[str]:
+    """What an expression names that is not there."""
+    named = named_in(text)
+    known = set(TARGET_LABELS)
+    for selector in named.selectors:
+        if selector.metric in {"up", "job", "instance"}:  # the last two in label_values
+            continue
+        metric = scraped.get(selector.metric)
+        if metric is None:
+            yield f"{where}: no metric {selector.metric}"
+            continue
+        known |= metric.values.keys()
+        yield from _wrong_conditions(where, selector, metric)
+    yield from (f"{where}: no label {label}" for label in named.labels if label not in known)
+
+
+def _wrong_conditions(where: str, selector: Selector, metric: Scraped) -> Iterator[str]:
+    for label, operator, value in selector.matchers:
+        if label in TARGET_LABELS:
+            continue
+        if label not in metric.values:
+            yield f"{where}: {selector.metric} has no label {label}"
+            continue
+        values = value.split("|") if operator in {"=~", "!~"} else [value]
+        yield from (
+            f"{where}: {selector.metric} has no {label} {each}"
+            for each in values
+            if each not in metric.values[label]
+        )
+
+
+def test_every_metric_and_label_that_is_named_exists(scraped: dict[str, Scraped]) -> None:
+    named = [*expressions()]
+    assert len(named) > 80
+    found = [each for where, text in named for each in problems(where, text, scraped)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("headgate_acked_total", "no metric headgate_acked_total"),
+        ('headgate_alarm_active{alarm="store_fails"}', "no alarm store_fails"),
+        ('headgate_ready{shard="0"}', "headgate_ready has no label shard"),
+        ("sum by (client) (headgate_ready)", "no label client"),
+        ('headgate_stage_seconds_sum{stage=~"put|pushed"}', "no stage pushed"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_noticed(
+    scraped: dict[str, Scraped], text: str, says: str
+) -> None:
+    assert [each for each in problems("x", text, scraped) if says in each]
+
+
+def test_what_is_shown_and_what_alerts_uses_every_metric(scraped: dict[str, Scraped]) -> None:
+    used = {selector.metric for _, text in expressions() for selector in named_in(text).selectors}
+    plain = {metric.removesuffix(suffix) for metric in used for suffix in SUFFIXES} | used
+    assert {metric.name for metric in METRICS} - plain == {"headgate_incarnation"}
+    # And a daemon that has done some work has a value of each.
+    have = {name.removesuffix(suffix) for name in scraped for suffix in SUFFIXES} | set(scraped)
+    assert {metric.name for metric in METRICS} <= have
+
+
+def test_labels_in_legends_and_texts_are_labels_of_the_expression(
+    scraped: dict[str, Scraped],
+) -> None:
+    texts = [
+        (target["expr"], re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        for panel in PANELS
+        for target in panel["targets"]
+    ] + [
+        (rule["expr"], re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
+        for rule in RULES
+    ]
+    for text, labels in texts:
+        named = named_in(filled(text))
+        by = set(named.labels)
+        for selector in named.selectors:
+            if not by and selector.metric in scraped:
+                by |= scraped[selector.metric].values.keys()
+        assert set(labels) <= by | (set() if "sum(" in text else TARGET_LABELS), text
+
+
+def test_each_panel_and_query_uses_the_variable_of_the_data_source() -> None:
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    for panel in PANELS:
+        assert panel["datasource"] == source, panel["title"]
+        assert all(target["datasource"] == source for target in panel["targets"])
+        assert all("$instance" in target["expr"] for target in panel["targets"])
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
+    assert rows[:4] == ["Overview", "Producers", "Latency by stage", "Pressure and its effects"]
+    cells = [
+        (panel["gridPos"]["y"] + y, panel["gridPos"]["x"] + x)
+        for panel in DASHBOARD["panels"]
+        for y in range(panel["gridPos"]["h"])
+        for x in range(panel["gridPos"]["w"])
+    ]
+    assert len(set(cells)) == len(cells), "no panel covers another"
+
+
+def test_each_rule_says_what_is_wrong_and_what_to_do() -> None:
+    names = [rule["alert"] for rule in RULES]
+    assert len(set(names)) == len(names)
+    for rule in RULES:
+        assert rule.keys() - {"for"} == {"alert", "expr", "labels", "annotations"}
+        assert re.fullmatch(r"Headgate([A-Z][a-z]+)+", rule["alert"])
+        assert re.fullmatch(r"[1-9][0-9]*[smh]", rule.get("for", "1m"))
+        assert rule["labels"].keys() == {"severity"}
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        notes = rule["annotations"]
+        assert notes.keys() == {"watches", "summary", "description", "action"}
+        assert all(len(text) > 20 for key, text in notes.items() if key != "watches"), rule["alert"]
+        assert notes["description"].endswith(".") and notes["action"].endswith(".")
+
+
+def test_the_rules_are_those_that_the_page_of_operations_asks_for() -> None:
+    rows = set(re.findall(r"^\| `([a-z_.\[\]]+)` \|", MONITORING, re.MULTILINE)) - {"alarms"}
+    watched = {rule["annotations"]["watches"] for rule in RULES}
+    assert watched == rows | {meaning.name for meaning in MEANINGS.values()}
