@@ -40,6 +40,7 @@ STEP_BYTES = 1 << 20  # the same for each client, so that their budgets converge
 CALM_S = 30.0  # a daemon that was full for a moment is tried again after this
 HOLD_ROUNDS = 4
 ROUND_ACKS = 4
+ROUNDING_S = 1e-6  # of a time that is a difference
 USED = 0.75  # of the budget was in flight, when a round counts
 
 
@@ -95,12 +96,12 @@ class ByteBudget:
         """A request with ``count`` leased bytes was answered, ``latency_s`` after it was sent (the
         last time)."""
         self._refusing = False
-        if now - latency_s < self._begun:
+        if now - latency_s < self._begun - ROUNDING_S:
             return  # sent under another budget
         self._acks += 1
         self._acked_bytes += count
         self._byte_s += count * max(latency_s, 1e-6)
-        if self._acks >= ROUND_ACKS and self._acked_bytes >= self._bytes:
+        if self._acks >= ROUND_ACKS and self._acked_bytes > self._bytes - self._largest:
             self._end_round(now)
 
     def refused(self, retry_after_s: float, now: float) -> None:

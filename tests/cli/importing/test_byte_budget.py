@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from commands.importing.byte_budget import CEILING_BYTES, CUT, LESS, ByteBudget
+from commands.importing.byte_budget import (
+    CEILING_BYTES,
+    CUT,
+    FLOOR_BYTES,
+    LESS,
+    STEP_BYTES,
+    ByteBudget,
+    Phase,
+)
 from commands.importing.leases import InFlightBudget, Leases
 from tests.cli.importing.daemon_model import (
     DIRECTORY,
@@ -142,6 +151,69 @@ def test_a_refusal_lowers_what_was_used_and_not_what_was_allowed() -> None:
     assert budget.bytes >= 40 * MIB
     budget.refused(1.0, now_s)
     assert budget.bytes == int(CUT * 8 * MIB)
+
+
+def test_less_that_costs_its_share_of_the_rate_is_not_kept() -> None:
+    budget = ByteBudget()
+    now = grow(budget, CEILING_BYTES)
+    seen = []
+    for _ in range(60):
+        now = fill(budget, now, 0.1)
+        seen.append(budget.bytes)
+    assert set(seen) == {CEILING_BYTES, int(LESS * CEILING_BYTES)}
+    assert all(CEILING_BYTES in pair for pair in pairwise(seen))
+
+
+def test_less_that_costs_nothing_is_kept_and_tried_again() -> None:
+    budget = ByteBudget()
+    now = grow(budget, CEILING_BYTES)
+    for _ in range(200):  # a queue: the latency is the budget over the capacity
+        now = fill(budget, now, int(budget.bytes / MIB) / 100)
+    assert budget.bytes <= 16 * MIB
+
+
+def test_a_source_that_became_slow_leaves_the_budget_as_it_was() -> None:
+    budget = ByteBudget()
+    now = grow(budget, CEILING_BYTES)
+    for _ in range(1_000):
+        now = fill(budget, now, 0.1, up_to=4 * MIB)
+    assert budget.bytes >= int(LESS * CEILING_BYTES)
+
+
+def test_answers_to_what_was_sent_before_the_budget_changed_decide_nothing() -> None:
+    budget = ByteBudget()
+    now = fill(budget, 0.0, 0.1)
+    while budget.phase is not Phase.TRY_MORE:
+        now = fill(budget, now, 0.1)
+    tried = budget.bytes
+    for _ in range(100):
+        budget.acked(MIB, 60.0, now)
+    assert (budget.phase, budget.bytes) == (Phase.TRY_MORE, tried)
+    while budget.bytes == tried:
+        now = fill(budget, now, 0.1)
+    assert budget.bytes > tried
+
+
+def test_after_an_outage_it_doubles_up_to_what_was_taken_before_and_then_goes_by_steps() -> None:
+    budget = ByteBudget(ceiling_bytes=100 * MIB)
+    now = grow(budget, 60 * MIB)
+    before = fill(budget, now, 0.1, answered=False)
+    for _ in range(30):
+        now += 2
+        budget.refused(1.0, now)
+    assert budget.bytes == FLOOR_BYTES
+    rounds = 0
+    while budget.bytes < int(CUT * before):
+        now = fill(budget, now, 0.1)
+        rounds += 1
+    assert rounds <= 40  # most of them at the floor: a round has at least four answers
+    at = budget.bytes
+    for _ in range(5):
+        now = fill(budget, now, 0.1)
+    assert budget.bytes == at + 5 * STEP_BYTES
+    while now < 1_000 and budget.phase is Phase.REFUSED:
+        now = fill(budget, now, 0.1)
+    assert budget.phase is not Phase.REFUSED
 
 
 @pytest.mark.parametrize(("floor", "ceiling"), [(0, 1), (-1, 5), (6, 5)])
