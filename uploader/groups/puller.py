@@ -14,8 +14,8 @@ holds the locks of both groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -25,7 +25,7 @@ from shards.clock import wall_ms
 from shards.doorbell import Doorbells
 from shards.leases import Lease, LeaseTable
 from shards.locks import LockFile
-from shards.ring import RequestAt, RingReader
+from shards.ring import Arrival, RequestAt, RingReader
 from shards.segment import Segment
 from uploader.groups import turn
 from uploader.groups.buddy import BuddyMap, Group
@@ -41,6 +41,20 @@ class Pulled(NamedTuple):
 
     lease: Lease
     requests: tuple[tuple[int, RequestAt], ...]
+
+
+class RequestSource(Protocol):
+    """A member's published requests; in the daemon a reader of its ring."""
+
+    @property
+    def head(self) -> int:
+        """The end of what is published."""
+
+    def arrivals(self, start: int, end: int) -> Iterator[Arrival]:
+        """When the requests in [start, end) arrived, in order."""
+
+    def requests(self, start: int, end: int) -> Iterator[RequestAt]:
+        """The requests in [start, end), in order."""
 
 
 class _Oldest(NamedTuple):
@@ -159,6 +173,7 @@ class Puller:
         bells: Doorbells,
         leases: LeaseTable,
         policy: Policy,
+        readers: Sequence[RequestSource] | None = None,
     ) -> None:
         self.shard = shard
         self.table = GroupTable(segment)
@@ -168,7 +183,9 @@ class Puller:
         self._bells = bells
         self._leases = leases
         self._policy = policy
-        self._readers = [RingReader(segment, s) for s in range(segment.layout.shards)]
+        self._readers: Sequence[RequestSource] = readers or [
+            RingReader(segment, s) for s in range(segment.layout.shards)
+        ]
         self._oldest = [_NOTHING_READ] * segment.layout.shards
 
     def _view(self, group: Group, members: range) -> GroupView:

@@ -1,0 +1,267 @@
+"""A simulated daemon: producers, rings and a store around the shipped pullers.
+
+Producers send without waiting for answers, at random times (a Poisson process per core), so a
+daemon that is too slow fills its rings and refuses. All strategies get the same requests.
+
+Requests that reach a shard within ``resolution_ns`` are published together, as they are when they
+arrive in one turn of its loop. So the number of events has a bound whatever the rate is; the
+latency of each request still counts from its own arrival.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from daemon.simulation.engine import S, VirtualShards
+from daemon.simulation.load import LoadCurve
+from daemon.simulation.meter import Meter, PutBegun
+from shards import layout as at
+from shards.layout import Layout
+from shards.leases import Lease
+from shards.ring import Arrival, RequestAt
+from uploader.groups.puller import Pulled
+from uploader.groups.turn import Policy
+
+_RING_BYTES_MIN = 4096  # the segment's rings hold nothing here
+_P99 = 2.3263478740408408  # standard deviations
+_NORMAL_FROM = 15.0  # above this mean, a Poisson number is drawn as a normal one
+_DRAIN_STEPS_MAX = 100_000
+
+
+class PutTimes(Struct, frozen=True):
+    """How long a PUT takes: a lognormal time, and the bytes at the rate of one connection."""
+
+    p50_ms: float
+    p99_ms: float
+    bytes_per_s: float | None = None
+
+    def draw_ns(self, rng: random.Random, size_bytes: int) -> int:
+        """The time of one PUT."""
+        sigma = math.log(self.p99_ms / self.p50_ms) / _P99
+        base_ns = self.p50_ms * 1e6 * (math.exp(rng.gauss(0.0, sigma)) if sigma else 1.0)
+        return int(base_ns + (size_bytes / self.bytes_per_s * S if self.bytes_per_s else 0.0))
+
+
+def poisson(rng: random.Random, mean: float) -> int:
+    """A Poisson number (Knuth's product of uniform numbers; a normal one for a large mean)."""
+    if mean > _NORMAL_FROM:
+        return max(0, round(rng.gauss(mean, math.sqrt(mean))))
+    limit, count, product = math.exp(-mean), 0, rng.random()
+    while product > limit:
+        count += 1
+        product *= rng.random()
+    return count
+
+
+class _Bundle(NamedTuple):
+    """Requests that were published together."""
+
+    count: int
+    first_ns: int
+    mean_ns: float  # of their arrivals
+
+
+class VirtualRing:
+    """The requests of a shard that are not pulled yet; its words are those of the segment."""
+
+    def __init__(self, words: memoryview, base: int, capacity: int) -> None:
+        self._words = words
+        self._base = base
+        self._capacity = capacity
+        self.head = 0
+        self._requests: deque[RequestAt] = deque()
+        self._bundles: deque[_Bundle] = deque()
+
+    def append(self, size_bytes: int, bundle: _Bundle) -> bool:
+        """Publishes requests; False if there is no space for them."""
+        end = self.head + size_bytes
+        if end > self._words[self._base + at.S_COMMITTED] + self._capacity:
+            return False
+        self._requests.append(RequestAt(self.head, end, bundle.first_ns, b"", ()))
+        self._bundles.append(bundle)
+        self._words[self._base + at.S_RESERVED] = end
+        self._words[self._base + at.S_HEAD] = end
+        self.head = end
+        return True
+
+    def arrivals(self, start: int, end: int) -> Iterator[Arrival]:
+        """When the requests in [start, end) arrived, in order."""
+        for request in self._requests:
+            if start <= request.position < end:
+                yield Arrival(request.end, request.arrival_ns, False)
+
+    def requests(self, start: int, end: int) -> Iterator[RequestAt]:
+        """The requests in [start, end), in order."""
+        for request in self._requests:
+            if start <= request.position < end:
+                yield request
+
+    def take(self, pulled: RequestAt) -> _Bundle:
+        """Removes the oldest request, which is the one that was pulled."""
+        oldest = self._requests.popleft()
+        assert oldest is pulled, f"pulled [{pulled.position}, {pulled.end}) out of order"
+        return self._bundles.popleft()
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether everything that was published is committed."""
+        return bool(self._words[self._base + at.S_COMMITTED] == self.head)
+
+
+class _Stream:
+    """The requests of one core's producers."""
+
+    def __init__(self, shard: int, rng: random.Random) -> None:
+        self.shard = shard
+        self.rng = rng
+        self.passed = 0.0  # how many were expected until the last bundle's end
+
+
+class Machine(Struct, frozen=True):
+    """The daemon that is simulated."""
+
+    cores: int
+    window_ns: int
+    object_bytes_target: int
+    uploads: int
+    ring_bytes: int
+    commit_ns: int
+    put_times: PutTimes
+
+
+class SimulatedDaemon(VirtualShards):
+    """One daemon with its producers and its store.
+
+    ``shards`` is 1 if one shard uploads for all cores: then it has the rings of all.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        shards: int,
+        policy: Policy,
+        curve: LoadCurve,
+        resolution_ns: int,
+        seed: str,
+    ) -> None:
+        layout = Layout(
+            shards, _RING_BYTES_MIN, lease_slots=machine.uploads, commit_slots=4,
+            commit_log_bytes=128, commit_bytes_max=64,
+        )  # fmt: skip
+        capacity = machine.ring_bytes * machine.cores // shards
+        self.rings: list[VirtualRing] = []
+        super().__init__(
+            layout,
+            policy,
+            machine.window_ns,
+            commit_ns=machine.commit_ns,
+            readers=lambda segment: self._make_rings(segment.words, capacity),
+        )
+        self._machine = machine
+        self._curve = curve
+        self._resolution_ns = resolution_ns
+        self._put_rng = random.Random(f"{seed} puts")
+        self._begun_ns = self.now_ns
+        self._bundles_of: dict[tuple[int, int], list[_Bundle]] = {}  # by lease slot
+        self._streams = [
+            _Stream(core % shards, random.Random(f"{seed} core {core}"))
+            for core in range(machine.cores)
+        ]
+        first, stop = layout.group(0) + at.P_SIZE, layout.group(shards)
+        self._sizes_at = slice(first, stop, at.GROUP_WORDS)
+        self._sizes = self._size_words()
+        self.meter = Meter(self.now_ns, 1)
+
+    def _make_rings(self, words: memoryview, capacity: int) -> list[VirtualRing]:
+        for shard in range(self.layout.shards):
+            self.rings.append(VirtualRing(words, self.layout.shard(shard), capacity))
+        return self.rings
+
+    def split_all(self) -> None:
+        """Makes each shard a group of its own."""
+        buddies = self.table.map
+        while whole := [group for group in buddies.groups() if buddies.can_split(group)]:
+            for group in whole:
+                buddies.split(group)
+        self._looked(0)
+
+    def start(self) -> None:
+        """Lets the producers begin."""
+        self._begun_ns = self.now_ns
+        for stream in self._streams:
+            self._next(stream)
+
+    def drain(self) -> None:
+        """Lets time pass until everything that was accepted is committed."""
+        for _ in range(_DRAIN_STEPS_MAX):
+            if all(ring.is_committed for ring in self.rings):
+                return
+            self.run(S)
+        raise AssertionError("requests stay that are never committed")
+
+    # Producers
+
+    def _next(self, stream: _Stream) -> None:
+        """Schedules the next requests of a stream."""
+        curve, share = self._curve, self._machine.cores
+        at_s, size = curve.when((stream.passed + stream.rng.expovariate(1.0)) * share)
+        if at_s == math.inf:
+            return
+        first_ns = self._begun_ns + int(at_s * S)
+        passed = curve.requests_until(at_s) / share
+        more = 0
+        stream.passed = passed
+        if self._resolution_ns:
+            stream.passed = curve.requests_until(at_s + self._resolution_ns / S) / share
+            more = poisson(stream.rng, stream.passed - passed)
+        published_ns = first_ns + (self._resolution_ns if more else 0)
+        mean_ns = first_ns + self._resolution_ns / 2 * more / (more + 1)
+        bundle = _Bundle(1 + more, first_ns, mean_ns)
+        self.at(published_ns, self._arrived, stream, bundle, size * bundle.count)
+
+    def _arrived(self, stream: _Stream, bundle: _Bundle, size_bytes: int) -> None:
+        self.meter.requests += bundle.count
+        if self.rings[stream.shard].append(size_bytes, bundle):
+            self.published(stream.shard)
+        else:
+            self.meter.refused += bundle.count
+        self._next(stream)
+
+    # What happens to them
+
+    def _started(self, pulled: Pulled) -> int:
+        lease = pulled.lease
+        rings = self.rings
+        self._bundles_of[lease.shard, lease.slot] = [
+            rings[shard].take(request) for shard, request in pulled.requests
+        ]
+        size_bytes = sum([source.end - source.start for source in lease.sources])
+        self.meter.put(PutBegun(self.now_ns, size_bytes))
+        self.meter.in_flight.set(self.now_ns, self.in_flight)
+        return self._machine.put_times.draw_ns(self._put_rng, size_bytes)
+
+    def _put_done(self, lease: Lease) -> None:
+        super()._put_done(lease)
+        self.meter.in_flight.set(self.now_ns, self.in_flight)
+
+    def _committed(self, lease: Lease) -> None:
+        since_ns, latencies = self.meter.since_ns, self.meter.latencies
+        for count, first_ns, mean_ns in self._bundles_of.pop((lease.shard, lease.slot)):
+            if first_ns >= since_ns:
+                latencies.add(self.now_ns - mean_ns, count)
+
+    def _looked(self, shard: int) -> None:
+        sizes = self._size_words()
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self.table.map.check_invariants()
+            self.meter.groups.set(self.now_ns, len(self.table.map.groups()))
+
+    def _size_words(self) -> list[int]:
+        return list(self.words[self._sizes_at])
