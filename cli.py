@@ -29,6 +29,7 @@ COMMANDS = {
     "quarantine": "List, retry or give up records that a compaction could not read.",
     "recover": "Rebuild the ledger from the store.",
     "config": "Show the configuration, or print its documentation.",
+    "simulate": "Compute what uploads of a load would cost, by three strategies.",
     "bench": "Measure this machine (needs the source checkout).",
 }
 EPILOG = "Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 degraded."

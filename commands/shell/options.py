@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -98,6 +98,21 @@ def parsed_by(parse: Callable[[str], T]) -> Callable[..., T | None]:
     return callback
 
 
+def within(low: float, high: float) -> click.FloatRange:
+    """A number with limits. Click would let NaN through, which no comparison refuses."""
+    return _Finite(low, high)
+
+
+class _Finite(click.FloatRange):
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if number != number:
+            self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
 since_option = click.option(
     "--since", metavar="TIME", help="From 90s, 15m, 1h, 2d ago, or an ISO 8601 time."
 )
@@ -158,10 +173,12 @@ def loaded(
     store: str | None,
     listen: str | None = None,
     shards: str | None = None,
+    *,
+    own: Sequence[tuple[str, str | None, str]] = (),
 ) -> Config:
     """The configuration that the options of a command ask for; a flag takes precedence over --set.
 
-    Raises ConfigError.
+    ``own`` are a command's own flags for keys: key, value and option. Raises ConfigError.
     """
     from daemon.config import Override, load
 
@@ -176,6 +193,7 @@ def loaded(
         ("data_dir", data, "--data"),
         ("store_url", store, "--store"),
         ("shards", shards, "--shards"),
+        *own,
     )
     overrides += [Override(key, value, flag) for key, value, flag in flags if value is not None]
     return load(config_file, os.environ, overrides)

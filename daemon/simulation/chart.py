@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
+_SVG = "http://www.w3.org/2000/svg"
 _WIDTH = 760
 _LEFT, _RIGHT, _TOP = 84, 24, 76
 _PANEL_HEIGHT, _PANEL_GAP, _BOTTOM = 180, 44, 56
@@ -113,12 +114,12 @@ def draw(title: str, names: Sequence[str], across: Axis, panels: Sequence[Panel]
     right = _WIDTH - _RIGHT
     values = [x for panel in panels for line in panel.lines for x, _ in line.points]
     scale = _Scale(across, values, _LEFT, right)
+    size = f'width="{_WIDTH}" height="{height}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}"'
-        f' width="{_WIDTH}" height="{height}" role="img">',
+        f'<svg xmlns="{_SVG}" viewBox="0 0 {_WIDTH} {height}" {size} role="img">',
         f"<title>{escape(title)}</title>",
         f"<style>{_STYLE}</style>",
-        f'<rect class="paper" width="{_WIDTH}" height="{height}"/>',
+        f'<rect class="paper" {size}/>',
         _text(_LEFT, 24, title, "start", "title"),
         *_legend(names),
     ]
@@ -135,7 +136,8 @@ def draw(title: str, names: Sequence[str], across: Axis, panels: Sequence[Panel]
 def _legend(names: Sequence[str]) -> Iterator[str]:
     place = float(_LEFT)
     for number, name in enumerate(names):
-        yield f'<line class="line s{number}" x1="{place}" y1="44" x2="{place + 34}" y2="44"{_dash(number)}/>'
+        ends = f'x1="{place}" y1="44" x2="{place + 34}" y2="44"'
+        yield f'<line class="line s{number}" {ends}{_dash(number)}/>'
         yield _mark(number, place + 17, 44)
         yield _text(place + 42, 48, name, "start")
         place += 42 + 7.2 * len(name) + 26

@@ -70,7 +70,7 @@ class VirtualLocks(LockFile):
 
 
 class _Stored(NamedTuple):
-    """A lease whose object is in the store, and the sources whose predecessors are not committed."""
+    """A lease whose object is stored, and the sources whose predecessors are not committed."""
 
     lease: Lease
     waits_for: set[int]
@@ -128,9 +128,11 @@ class VirtualShards(ABC):
     def _started(self, pulled: Pulled) -> int:
         """A lease was pulled; returns how long its PUT takes, in nanoseconds."""
 
+    @abstractmethod
     def _looked(self, shard: int) -> None:
         """A shard has looked at its group; the map may have changed."""
 
+    @abstractmethod
     def _committed(self, lease: Lease) -> None:
         """A lease is committed, and its slot is done."""
 

@@ -316,9 +316,7 @@ def _row(values: Sequence[object], request_bytes: int, place: str) -> _Row:
         return _Row(at_s, bytes_per_s, request_bytes)
     found = _finite(size, f"{place}: request_bytes")
     if not 1 <= found <= REQUEST_BYTES_MAX:
-        raise ValueError(
-            f"{place}: request_bytes must be 1 to {REQUEST_BYTES_MAX}, got {size!r}"
-        )
+        raise ValueError(f"{place}: request_bytes must be 1 to {REQUEST_BYTES_MAX}, got {size!r}")
     return _Row(at_s, bytes_per_s, round(found))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 S = 1_000_000_000
+DAY_S = 86_400
 WINDOW_S = 10  # the longest time in which the PUT rate may be twice the optimum
 _STEPS = 64  # buckets per doubling: 1.1 % wide
 _PERCENTILES = (0.5, 0.99, 0.999)
@@ -90,7 +91,9 @@ class Mark(NamedTuple):
 class Meter:
     """Everything that is measured of one daemon."""
 
-    def __init__(self, now_ns: int, groups: int) -> None:
+    def __init__(self, now_ns: int, groups: int, window_ns: int) -> None:
+        self.windows_per_day = Level(now_ns, _windows_per_day(window_ns))
+        self.pressure_ppm = Level(now_ns)
         self.groups = Level(now_ns, groups)
         self.in_flight = Level(now_ns)
         self.latencies = Latencies()
@@ -103,6 +106,8 @@ class Meter:
 
     def begin(self, now_ns: int) -> None:
         """Measures from now on: the time before was for coming to rest."""
+        self.windows_per_day.begin(now_ns)
+        self.pressure_ppm.begin(now_ns)
         self.groups.begin(now_ns)
         self.in_flight.begin(now_ns)
         self.since_ns = now_ns
@@ -110,6 +115,15 @@ class Meter:
         self.put_bytes = self.requests = self.refused = 0
         self.marks.clear()
         self.mark(now_ns)
+
+    def pressure(self, now_ns: int, level: float, window_ns: int) -> None:
+        """A sample of the governor, and the window that it has set."""
+        self.pressure_ppm.set(now_ns, int(level * 1e6))
+        self.windows_per_day.set(now_ns, _windows_per_day(window_ns))
+
+    def window_s(self, now_ns: int) -> float:
+        """The mean window, as far as the rate of PUTs follows from it."""
+        return DAY_S / self.windows_per_day.mean(now_ns)
 
     def put(self, begun: PutBegun) -> None:
         """A PUT was begun."""
@@ -126,8 +140,12 @@ class Meter:
         )  # fmt: skip
 
 
+def _windows_per_day(window_ns: int) -> int:
+    return DAY_S * S // window_ns
+
+
 def over_optimum(puts: int, put_bytes: int, seconds: float, window_s: float, target: int) -> float:
-    """PUTs over what is needed for these bytes: one per window, or one per object if that is more."""
+    """PUTs over what the bytes need: one per window, or one per object if that is more."""
     return puts / seconds / max(1 / window_s, put_bytes / seconds / target)
 
 

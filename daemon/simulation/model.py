@@ -21,6 +21,7 @@ from msgspec import Struct
 from daemon.simulation.engine import S, VirtualShards
 from daemon.simulation.load import LoadCurve
 from daemon.simulation.meter import Meter, PutBegun
+from daemon.simulation.pressure import SAMPLE_NS, VirtualGovernor
 from shards import layout as at
 from shards.layout import Layout
 from shards.leases import Lease
@@ -62,7 +63,7 @@ def poisson(rng: random.Random, mean: float) -> int:
 class _Bundle(NamedTuple):
     """Requests that were published together."""
 
-    count: int
+    requests: int
     first_ns: int
     mean_ns: float  # of their arrivals
 
@@ -109,6 +110,11 @@ class VirtualRing:
         return self._bundles.popleft()
 
     @property
+    def used(self) -> float:
+        """The share that is not committed yet."""
+        return (self.head - int(self._words[self._base + at.S_COMMITTED])) / self._capacity
+
+    @property
     def is_committed(self) -> bool:
         """Whether everything that was published is committed."""
         return bool(self._words[self._base + at.S_COMMITTED] == self.head)
@@ -128,6 +134,8 @@ class Machine(Struct, frozen=True):
 
     cores: int
     window_ns: int
+    window_max_ns: int
+    governor: bool
     object_bytes_target: int
     uploads: int
     ring_bytes: int
@@ -176,7 +184,12 @@ class SimulatedDaemon(VirtualShards):
         first, stop = layout.group(0) + at.P_SIZE, layout.group(shards)
         self._sizes_at = slice(first, stop, at.GROUP_WORDS)
         self._sizes = self._size_words()
-        self.meter = Meter(self.now_ns, 1)
+        self.meter = Meter(self.now_ns, 1, machine.window_ns)
+        measured = {"ring": self._fullest_ring, "uploads": self._slots_in_use}
+        self._governor = VirtualGovernor(
+            self.words, measured, machine.window_ns / 1e6, machine.window_max_ns / 1e6,
+            reacts=machine.governor,
+        )  # fmt: skip
 
     def _make_rings(self, words: memoryview, capacity: int) -> list[VirtualRing]:
         for shard in range(self.layout.shards):
@@ -194,6 +207,7 @@ class SimulatedDaemon(VirtualShards):
     def start(self) -> None:
         """Lets the producers begin."""
         self._begun_ns = self.now_ns
+        self._govern()
         for stream in self._streams:
             self._next(stream)
 
@@ -204,6 +218,19 @@ class SimulatedDaemon(VirtualShards):
                 return
             self.run(S)
         raise AssertionError("requests stay that are never committed")
+
+    # The governor
+
+    def _govern(self) -> None:
+        governed = self._governor.sample(self.now_ns)
+        self.meter.pressure(self.now_ns, governed.level, int(self.words[at.G_WINDOW_NS]))
+        self.at(self.now_ns + SAMPLE_NS, self._govern)
+
+    def _fullest_ring(self) -> float:
+        return max(ring.used for ring in self.rings)
+
+    def _slots_in_use(self) -> float:
+        return self.in_flight / (self.layout.shards * self.layout.lease_slots)
 
     # Producers
 
@@ -223,14 +250,14 @@ class SimulatedDaemon(VirtualShards):
         published_ns = first_ns + (self._resolution_ns if more else 0)
         mean_ns = first_ns + self._resolution_ns / 2 * more / (more + 1)
         bundle = _Bundle(1 + more, first_ns, mean_ns)
-        self.at(published_ns, self._arrived, stream, bundle, size * bundle.count)
+        self.at(published_ns, self._arrived, stream, bundle, size * bundle.requests)
 
     def _arrived(self, stream: _Stream, bundle: _Bundle, size_bytes: int) -> None:
-        self.meter.requests += bundle.count
+        self.meter.requests += bundle.requests
         if self.rings[stream.shard].append(size_bytes, bundle):
             self.published(stream.shard)
         else:
-            self.meter.refused += bundle.count
+            self.meter.refused += bundle.requests
         self._next(stream)
 
     # What happens to them
@@ -252,9 +279,9 @@ class SimulatedDaemon(VirtualShards):
 
     def _committed(self, lease: Lease) -> None:
         since_ns, latencies = self.meter.since_ns, self.meter.latencies
-        for count, first_ns, mean_ns in self._bundles_of.pop((lease.shard, lease.slot)):
+        for requests, first_ns, mean_ns in self._bundles_of.pop((lease.shard, lease.slot)):
             if first_ns >= since_ns:
-                latencies.add(self.now_ns - mean_ns, count)
+                latencies.add(self.now_ns - mean_ns, requests)
 
     def _looked(self, shard: int) -> None:
         sizes = self._size_words()

@@ -19,16 +19,16 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from daemon.simulation.load import LoadCurve, LoadPiece
 from daemon.simulation.meter import Meter, over_optimum, worst_over_optimum
 from daemon.simulation.model import Machine, SimulatedDaemon
 from uploader.groups.turn import Policy
+from uploader.stores.prices import GIB, SECONDS_PER_MONTH, Prices
 
 S = 1_000_000_000
-MONTH_S = 30 * 86_400
 YEAR_MONTHS = 12
-GIB = 1 << 30
 TIMELINE_STEPS = 100
 _NEVER_CHANGES = 1 << 60  # windows
 
@@ -48,19 +48,12 @@ class Strategy(Enum):
     ADAPTIVE = "adaptive"
 
 
-class PutPrices(Struct, frozen=True):
-    """What the store charges for uploads."""
-
-    put_usd_per_1000: float
-    put_usd_per_gib: float
-
-
 class Plan(Struct, frozen=True):
     """What is simulated, except the load."""
 
     machine: Machine
     brokers: int
-    prices: PutPrices
+    prices: Prices
     seed: int
 
 
@@ -99,6 +92,8 @@ class StrategyFigures(Struct, frozen=True):
     usd_per_year: float
     usd_per_gib: float | None
     stored_bytes_per_s: float
+    window_ms: float
+    pressure_peak: float
     fill: float | None
     groups_mean: float
     groups_peak: int
@@ -187,8 +182,7 @@ def simulate(
         end_ns = daemon.now_ns
         figures = _figures(plan, strategy, meter, end_ns, curve if timeline else None)
         daemon.drain()
-        latency = Percentiles(*meter.latencies.percentiles_ms())
-        return _with_latency(figures, latency)
+        return replace(figures, latency_ms=Percentiles(*meter.latencies.percentiles_ms()))
     finally:
         daemon.close()
 
@@ -198,20 +192,15 @@ def _steps(seconds: float) -> Iterator[float]:
         yield seconds / TIMELINE_STEPS
 
 
-def _with_latency(figures: StrategyFigures, latency: Percentiles) -> StrategyFigures:
-    from msgspec.structs import replace
-
-    return replace(figures, latency_ms=latency)
-
-
 def _figures(
     plan: Plan, strategy: Strategy, meter: Meter, end_ns: int, curve: LoadCurve | None
 ) -> StrategyFigures:
     machine, brokers = plan.machine, plan.brokers
     seconds = (end_ns - meter.since_ns) / S
     puts, put_bytes = len(meter.puts), meter.put_bytes
-    window_s, target = machine.window_ns / S, machine.object_bytes_target
-    month = brokers * usd(plan.prices, puts, put_bytes) * MONTH_S / seconds
+    window_s, target = meter.window_s(end_ns), machine.object_bytes_target
+    cost = plan.prices.put_class_usd(puts, 0, put_bytes)
+    month = brokers * cost * SECONDS_PER_MONTH / seconds
     return StrategyFigures(
         strategy=strategy.value,
         puts=brokers * puts,
@@ -220,8 +209,10 @@ def _figures(
         over_optimum_10s=worst_over_optimum(meter.puts, window_s, target),
         usd_per_month=month,
         usd_per_year=YEAR_MONTHS * month,
-        usd_per_gib=usd(plan.prices, puts, put_bytes) * GIB / put_bytes if put_bytes else None,
+        usd_per_gib=cost * GIB / put_bytes if put_bytes else None,
         stored_bytes_per_s=brokers * put_bytes / seconds,
+        window_ms=window_s * 1e3,
+        pressure_peak=meter.pressure_ppm.peak / 1e6,
         fill=put_bytes / puts / target if puts else None,
         groups_mean=meter.groups.mean(end_ns),
         groups_peak=meter.groups.peak,
@@ -231,11 +222,6 @@ def _figures(
         refused=meter.refused / meter.requests if meter.requests else 0.0,
         timeline=[] if curve is None else list(_timeline(plan, meter, curve)),
     )
-
-
-def usd(prices: PutPrices, puts: int, put_bytes: int) -> float:
-    """What uploads cost."""
-    return puts / 1000 * prices.put_usd_per_1000 + put_bytes / GIB * prices.put_usd_per_gib
 
 
 def _timeline(plan: Plan, meter: Meter, curve: LoadCurve) -> Iterator[TimelineStep]:
@@ -248,7 +234,7 @@ def _timeline(plan: Plan, meter: Meter, curve: LoadCurve) -> Iterator[TimelineSt
             at_s=middle_s,
             load_bytes_per_s=curve.at(middle_s)[0],
             put_rate=rate * puts,
-            usd_per_month=rate * usd(plan.prices, puts, put_bytes) * MONTH_S,
+            usd_per_month=rate * plan.prices.put_class_usd(puts, 0, put_bytes) * SECONDS_PER_MONTH,
             groups=(after.groups - before.groups) / passed_ns,
             in_flight=(after.in_flight - before.in_flight) / passed_ns,
         )

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon.simulation.engine import MS, S
 from shards import layout as at
-from tests.sim.node import MS, Load, MapAt, Node, S, changes
+from tests.sim.node import Load, MapAt, Node, changes
 
 pytestmark = pytest.mark.sim
 

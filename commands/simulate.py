@@ -1,0 +1,347 @@
+"""``headgate simulate``: what a load would cost, by the shipped decisions under a virtual clock.
+
+The configuration is that of a daemon: the same keys, from a file, the environment or ``--set``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from commands.shell.exits import CommandFailed
+from commands.shell.options import loaded, output_option, parsed_by, within
+from commands.shell.output import bytes_text, print_json, progress, say, table
+from daemon.config.values import read_size
+
+if TYPE_CHECKING:
+    from daemon.config import Config
+    from daemon.simulation.load import LoadCurve
+    from daemon.simulation.report import LoadFigures, SimulationReport
+    from daemon.simulation.strategies import Plan, StrategyFigures
+
+T = TypeVar("T")
+SECONDS_DEFAULT = 12.0
+CURVE_SECONDS_MAX = 60.0  # a longer curve is played faster, unless --duration says otherwise
+SECONDS_MAX = 86_400.0
+WARM_UP_S = 5.0  # all splits and merges that a new load causes are over
+STORE = "s3://simulated"
+
+
+@click.command()
+@click.option(
+    "--cores",
+    type=click.IntRange(1, 512),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Cores of a broker: each is a shard.",
+)
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, 10_000),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Daemons that share the load; they are alike, and one is simulated.",
+)
+@click.option(
+    "--load",
+    "load_text",
+    default="20MiB/s",
+    show_default=True,
+    metavar="LOAD",
+    help="Of all brokers: 20MiB/s; a range 1MiB/s..4GiB/s; a curve 0=1MiB/s,60=1GiB/s; or a trace,"
+    " a CSV or NDJSON file of time, bytes_per_s and request_bytes.",
+)
+@click.option(
+    "--points",
+    type=click.IntRange(2, 50),
+    default=9,
+    show_default=True,
+    metavar="N",
+    help="How many loads of a range are simulated.",
+)
+@click.option(
+    "--request-bytes",
+    default="1KiB",
+    show_default=True,
+    metavar="SIZE",
+    callback=parsed_by(read_size),
+    help="The size of a request, unless a trace says it.",
+)
+@click.option(
+    "--put-p50-ms",
+    type=within(0.001, 600_000),
+    default=30.0,
+    show_default=True,
+    metavar="MS",
+    help="The median time of a PUT, without its bytes.",
+)
+@click.option(
+    "--put-p99-ms",
+    type=within(0.001, 600_000),
+    metavar="MS",
+    help="Its 99th percentile, of a lognormal distribution; by default 6 times the median.",
+)
+@click.option(
+    "--put-bandwidth",
+    default="85MiB/s",
+    show_default=True,
+    metavar="RATE",
+    help="How fast one PUT sends its bytes; 0 for immediately.",
+)
+@click.option(
+    "--commit-ms",
+    type=within(0, 60_000),
+    default=0.7,
+    show_default=True,
+    metavar="MS",
+    help="How long the ledger takes for a commit; commits of a daemon come one by one.",
+)
+@click.option(
+    "--window-ms",
+    metavar="MS",
+    help="The commit window (key commit_window_min_ms).",
+)
+@click.option(
+    "--object-bytes",
+    metavar="SIZE",
+    help="The size of an object (key object_bytes_target).",
+)
+@click.option(
+    "--duration",
+    "duration_s",
+    type=within(1, SECONDS_MAX),
+    metavar="SECONDS",
+    help="How long to simulate: by default 12, or as long as a curve or trace, 60 at most. It is"
+    " played faster or slower to fit.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="The same seed gives the same figures.",
+)
+@click.option(
+    "--config", "config_file", metavar="FILE", help="A TOML file (docs/configuration.md)."
+)
+@click.option(
+    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set any key; repeatable."
+)
+@click.option(
+    "--chart",
+    "chart_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.svg",
+    help="Also draw parallelism and cost, over the loads of a range or the time of a curve.",
+)
+@output_option
+def simulate(
+    cores: int,
+    brokers: int,
+    load_text: str,
+    points: int,
+    request_bytes: int,
+    put_p50_ms: float,
+    put_p99_ms: float | None,
+    put_bandwidth: str,
+    commit_ms: float,
+    window_ms: str | None,
+    object_bytes: str | None,
+    duration_s: float | None,
+    seed: int,
+    config_file: str | None,
+    settings: tuple[str, ...],
+    chart_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Compute what uploads of a load would cost, by three strategies.
+
+    Per shard, in a single stream, and adaptive as the daemon does.
+
+    \b
+    Examples:
+      headgate simulate --cores 32 --brokers 5 --load 20MiB/s
+      headgate simulate --load 100KiB/s..20GiB/s --chart load.svg
+      headgate simulate --load yesterday.csv --set store_class=express -o json
+    """
+    from daemon.simulation.load import (
+        LoadCurve,
+        Rate,
+        RateRange,
+        constant,
+        read_load,
+        read_rate,
+    )
+    from daemon.simulation.model import Machine, PutTimes
+    from daemon.simulation.report import SimulationReport
+    from daemon.simulation.strategies import Plan
+
+    p99_ms = 6 * put_p50_ms if put_p99_ms is None else put_p99_ms
+    if p99_ms < put_p50_ms:
+        raise click.BadParameter(
+            f"must be at least --put-p50-ms ({put_p50_ms:g}), got {p99_ms:g}",
+            param_hint="--put-p99-ms",
+        )
+    config = _configuration(config_file, settings, window_ms, object_bytes)
+    if not 1 <= request_bytes <= config.ring_bytes // 2:
+        raise click.BadParameter(
+            f"must be 1 to half of ring_bytes ({config.ring_bytes // 2}), got {request_bytes}",
+            param_hint="--request-bytes",
+        )
+    bandwidth = None
+    if put_bandwidth.strip() not in ("0", "0/s"):
+        bandwidth = _parsed(read_rate, put_bandwidth, "--put-bandwidth")
+    load = _parsed(lambda text: read_load(text, request_bytes), load_text, "--load")
+    if chart_file is not None:
+        _check_chart(chart_file, load_text, has_line=not isinstance(load, Rate))
+    machine = Machine(
+        cores=cores,
+        window_ns=int(config.commit_window_min_ms * 1e6),
+        window_max_ns=int(config.commit_window_max_ms * 1e6),
+        governor=config.governor == "on",
+        object_bytes_target=config.object_bytes_target,
+        uploads=config.uploads_in_flight_max,
+        ring_bytes=config.ring_bytes,
+        commit_ns=int(commit_ms * 1e6),
+        put_times=PutTimes(put_p50_ms, p99_ms, bandwidth),
+    )
+    plan = Plan(machine, brokers, config.store_prices, seed)
+    warm_up_s = 0.0 if isinstance(load, LoadCurve) else WARM_UP_S
+    if isinstance(load, LoadCurve):
+        seconds = min(load.duration_s, CURVE_SECONDS_MAX) if duration_s is None else duration_s
+        curves = [load.within(seconds)]
+        if seconds != load.duration_s:
+            say(f"the {load.duration_s:g} s of the load are simulated in {seconds:g} s")
+    else:
+        seconds = SECONDS_DEFAULT if duration_s is None else duration_s
+        rates = load.rates(points) if isinstance(load, RateRange) else [load.bytes_per_s]
+        curves = [constant(rate, request_bytes, warm_up_s + seconds) for rate in rates]
+    loads = _run(plan, curves, warm_up_s, timeline=isinstance(load, LoadCurve))
+    report = SimulationReport(
+        cores=cores,
+        brokers=brokers,
+        commit_window_min_ms=config.commit_window_min_ms,
+        commit_window_max_ms=config.commit_window_max_ms,
+        object_bytes_target=config.object_bytes_target,
+        uploads_in_flight_max=config.uploads_in_flight_max,
+        governor=config.governor,
+        store_class=config.store_class,
+        prices=config.store_prices,
+        put_p50_ms=put_p50_ms,
+        put_p99_ms=p99_ms,
+        put_bytes_per_s=bandwidth,
+        commit_ms=commit_ms,
+        seed=seed,
+        seconds=seconds,
+        warm_up_seconds=warm_up_s,
+        loads=loads,
+    )
+    _show(report, as_json, chart_file)
+
+
+def _configuration(
+    config_file: str | None,
+    settings: tuple[str, ...],
+    window_ms: str | None,
+    object_bytes: str | None,
+) -> Config:
+    """The configuration of a daemon; where nothing says its store, it is on S3."""
+    own = [
+        ("commit_window_min_ms", window_ms, "--window-ms"),
+        ("object_bytes_target", object_bytes, "--object-bytes"),
+    ]
+    config = loaded(config_file, settings, None, None, own=own)
+    if config.origins["store_url"] == "default":
+        config = loaded(config_file, settings, None, STORE, own=own)
+    return config
+
+
+def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
+
+
+def _check_chart(path: Path, load_text: str, *, has_line: bool) -> None:
+    if not has_line:
+        raise click.BadParameter(
+            f"one rate ({load_text}) makes no line: let --load be a range like 100KiB/s..20GiB/s, a"
+            " curve or a trace",
+            param_hint="--chart",
+        )
+    if not path.absolute().parent.is_dir():
+        raise click.BadParameter(f"the folder of {path} does not exist", param_hint="--chart")
+
+
+def _run(
+    plan: Plan, curves: Sequence[LoadCurve], warm_up_s: float, *, timeline: bool
+) -> list[LoadFigures]:
+    """All strategies under each load. Many runs are shared out over the machine's CPUs."""
+    from daemon.simulation.report import LoadFigures
+    from daemon.simulation.strategies import Strategy, of_one, resolution_ns, simulate
+
+    try:
+        resolutions = [resolution_ns(plan.machine, of_one(each, plan.brokers)) for each in curves]
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--load") from error
+    runs = [(plan, strategy, curve, warm_up_s) for curve in curves for strategy in Strategy]
+    found: list[StrategyFigures] = []
+    total_ms = int(sum(curve.duration_s for _, _, curve, _ in runs) * 1000)
+    workers = min(len(runs), len(os.sched_getaffinity(0)))
+    with progress(total_ms, "simulating") as advance:
+
+        def passed(seconds: float) -> None:
+            advance(int(seconds * 1000))
+
+        if len(curves) == 1 or workers == 1:
+            found = [simulate(*run, passed, timeline) for run in runs]
+        else:
+            # A process that is made anew has no threads and locks of this one.
+            with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+                futures = [pool.submit(simulate, *run) for run in runs]
+                try:
+                    for done in as_completed(futures):
+                        done.result()
+                        passed(runs[futures.index(done)][2].duration_s)
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+                found = [future.result() for future in futures]
+    count = len(Strategy)
+    return [
+        LoadFigures(
+            load_bytes_per_s=curve.bytes_per_s,
+            requests_per_s=curve.requests / curve.duration_s,
+            resolution_ms=resolutions[index] / 1e6,
+            strategies=found[count * index : count * (index + 1)],
+        )
+        for index, curve in enumerate(curves)
+    ]
+
+
+def _show(report: SimulationReport, as_json: bool, chart_file: Path | None) -> None:
+    from daemon.simulation.report import HEAD, chart, rows
+
+    if chart_file is not None:
+        try:
+            chart_file.write_text(chart(report, _rate_text))
+        except OSError as error:
+            raise CommandFailed(f"cannot write {chart_file}: {error.strerror}") from error
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(table(HEAD, rows(report, _rate_text)))
+
+
+def _rate_text(bytes_per_s: float) -> str:
+    return f"{bytes_text(bytes_per_s)}/s"
