@@ -21,6 +21,7 @@ from daemon.config.values import read_size
 
 if TYPE_CHECKING:
     from daemon.config import Config
+    from daemon.governor.put_budget import BudgetTerms
     from daemon.simulation.load import LoadCurve
     from daemon.simulation.report import LoadFigures, SimulationReport
     from daemon.simulation.strategies import Plan, StrategyFigures
@@ -29,7 +30,7 @@ T = TypeVar("T")
 SECONDS_DEFAULT = 12.0
 CURVE_SECONDS_MAX = 60.0  # a longer curve is played faster, unless --duration says otherwise
 SECONDS_MAX = 86_400.0
-WARM_UP_S = 5.0  # all splits and merges that a new load causes are over
+WARM_UP_S = 5.0  # most splits and merges that a new load causes are over
 STORE = "s3://simulated"
 
 
@@ -123,6 +124,13 @@ STORE = "s3://simulated"
     " played faster or slower to fit.",
 )
 @click.option(
+    "--warm-up",
+    "warm_up_s",
+    type=within(0, SECONDS_MAX),
+    metavar="SECONDS",
+    help="How long a rate lasts before it is measured: by default 5.",
+)
+@click.option(
     "--seed",
     type=int,
     default=1,
@@ -157,6 +165,7 @@ def simulate(
     window_ms: str | None,
     object_bytes: str | None,
     duration_s: float | None,
+    warm_up_s: float | None,
     seed: int,
     config_file: str | None,
     settings: tuple[str, ...],
@@ -192,11 +201,7 @@ def simulate(
             param_hint="--put-p99-ms",
         )
     config = _configuration(config_file, settings, window_ms, object_bytes)
-    if not 1 <= request_bytes <= config.ring_bytes // 2:
-        raise click.BadParameter(
-            f"must be 1 to half of ring_bytes ({config.ring_bytes // 2}), got {request_bytes}",
-            param_hint="--request-bytes",
-        )
+    _check_requests(request_bytes, config, "--request-bytes")
     bandwidth = None
     if put_bandwidth.strip() not in ("0", "0/s"):
         bandwidth = _parsed(read_rate, put_bandwidth, "--put-bandwidth")
@@ -211,21 +216,31 @@ def simulate(
         object_bytes_target=config.object_bytes_target,
         uploads=config.uploads_in_flight_max,
         ring_bytes=config.ring_bytes,
+        budget=_budget(config, cores),
+        put_usd_per_gib=config.store_prices.put_usd_per_gib,
         commit_ns=int(commit_ms * 1e6),
         put_times=PutTimes(put_p50_ms, p99_ms, bandwidth),
     )
     plan = Plan(machine, brokers, config.store_prices, seed)
-    warm_up_s = 0.0 if isinstance(load, LoadCurve) else WARM_UP_S
+    curve = isinstance(load, LoadCurve)
     if isinstance(load, LoadCurve):
+        if warm_up_s:
+            raise click.BadParameter(
+                "must be left out with a curve or a trace, all of which is measured",
+                param_hint="--warm-up",
+            )
+        _check_requests(max(piece.request_bytes for piece in load.pieces), config, "--load")
+        warm_up_s = 0.0
         seconds = min(load.duration_s, CURVE_SECONDS_MAX) if duration_s is None else duration_s
         curves = [load.within(seconds)]
         if seconds != load.duration_s:
             say(f"the {load.duration_s:g} s of the load are simulated in {seconds:g} s")
     else:
+        warm_up_s = WARM_UP_S if warm_up_s is None else warm_up_s
         seconds = SECONDS_DEFAULT if duration_s is None else duration_s
         rates = load.rates(points) if isinstance(load, RateRange) else [load.bytes_per_s]
         curves = [constant(rate, request_bytes, warm_up_s + seconds) for rate in rates]
-    loads = _run(plan, curves, warm_up_s, timeline=isinstance(load, LoadCurve))
+    loads = _run(plan, curves, warm_up_s, timeline=curve)
     report = SimulationReport(
         cores=cores,
         brokers=brokers,
@@ -234,6 +249,7 @@ def simulate(
         object_bytes_target=config.object_bytes_target,
         uploads_in_flight_max=config.uploads_in_flight_max,
         governor=config.governor,
+        put_budget_usd_per_month=config.put_budget_usd_per_month,
         store_class=config.store_class,
         prices=config.store_prices,
         put_p50_ms=put_p50_ms,
@@ -254,15 +270,40 @@ def _configuration(
     window_ms: str | None,
     object_bytes: str | None,
 ) -> Config:
-    """The configuration of a daemon; where nothing says its store, it is on S3."""
+    """The configuration of a daemon, which is on S3 if nothing is said about it."""
     own = [
         ("commit_window_min_ms", window_ms, "--window-ms"),
         ("object_bytes_target", object_bytes, "--object-bytes"),
     ]
-    config = loaded(config_file, settings, None, None, own=own)
-    if config.origins["store_url"] == "default":
-        config = loaded(config_file, settings, None, STORE, own=own)
-    return config
+    given = [setting.partition("=")[0].strip() for setting in settings]
+    said = config_file is not None or "HEADGATE_STORE_URL" in os.environ or "store_url" in given
+    return loaded(config_file, settings, None, None if said else STORE, own=own)
+
+
+def _check_requests(request_bytes: int, config: Config, option: str) -> None:
+    if not 1 <= request_bytes <= config.ring_bytes // 2:
+        raise click.BadParameter(
+            f"requests must have 1 to {config.ring_bytes // 2} bytes, half of ring_bytes; got"
+            f" {request_bytes}",
+            param_hint=option,
+        )
+
+
+def _budget(config: Config, cores: int) -> BudgetTerms | None:
+    """The budget of one daemon."""
+    from daemon.governor.put_budget import terms
+
+    if config.put_budget_usd_per_month is None:
+        return None
+    return terms(
+        config.put_budget_usd_per_month,
+        config.store_prices,
+        window_min_ms=config.commit_window_min_ms,
+        ack_timeout_ms=config.ack_timeout_ms,
+        target_bytes=config.object_bytes_target,
+        ring_bytes=config.ring_bytes,
+        shards=cores,
+    )
 
 
 def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:
@@ -308,15 +349,17 @@ def _run(
         else:
             # A process that is made anew has no threads and locks of this one.
             with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-                futures = [pool.submit(simulate, *run) for run in runs]
+                # The highest loads take longest, so they begin.
+                futures = [pool.submit(simulate, *run) for run in reversed(runs)]
+                seconds_of = dict(zip(futures, [run[2].duration_s for run in reversed(runs)]))
                 try:
                     for done in as_completed(futures):
                         done.result()
-                        passed(runs[futures.index(done)][2].duration_s)
+                        passed(seconds_of[done])
                 except BaseException:
                     pool.shutdown(cancel_futures=True)
                     raise
-                found = [future.result() for future in futures]
+                found = [future.result() for future in reversed(futures)]
     count = len(Strategy)
     return [
         LoadFigures(

@@ -16,11 +16,11 @@ from xml.sax.saxutils import escape
 
 _SVG = "http://www.w3.org/2000/svg"
 _WIDTH = 760
-_LEFT, _RIGHT, _TOP = 84, 24, 76
+_LEFT, _RIGHT, _TOP = 84, 44, 92
 _PANEL_HEIGHT, _PANEL_GAP, _BOTTOM = 180, 44, 56
 _TICKS_MAX = 7
 _MARKS_MAX = 30  # a line with more points has no marks
-_DASHES = ("", "7 4", "2 3", "9 3 2 3")
+_DASHES = ("7 4", "2 3", "", "9 3 2 3")
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #1f2328; }
 .title { font-size: 15px; font-weight: 600; }
@@ -47,11 +47,13 @@ text { fill: #e6edf3; }
 
 
 class Axis(NamedTuple):
-    """``text`` prints a tick; a logarithmic axis has its ticks at powers of ``base``."""
+    """``text`` prints a tick; a logarithmic axis has its ticks at powers of ``base``, a linear one
+    at round multiples of a power of ``unit``."""
 
     name: str
     text: Callable[[float], str]
     base: int = 0  # 0: linear
+    unit: int = 1
 
 
 class Line(NamedTuple):
@@ -79,7 +81,7 @@ class _Scale:
             self.ticks = _powers(min(positive), max(positive), axis.base)
             self.low, self.high = min(self.ticks[0], *positive), max(self.ticks[-1], *positive)
         else:
-            self.ticks = _even(min(0.0, *values), max(values))
+            self.ticks = _even(min(0.0, *values), max(values), axis.unit)
             self.low, self.high = self.ticks[0], self.ticks[-1]
 
     def place(self, value: float) -> float:
@@ -98,11 +100,14 @@ def _powers(low: float, high: float, base: int) -> list[float]:
     return [float(base) ** exponent for exponent in range(first, last + step, step)]
 
 
-def _even(low: float, high: float) -> list[float]:
+def _even(low: float, high: float, unit: int) -> list[float]:
     """Round numbers at equal distances that enclose the values."""
     span = (high - low) or 1.0
     raw = span / (_TICKS_MAX - 2)
-    power = 10.0 ** math.floor(math.log10(raw))
+    power = 1.0
+    while unit > 1 and power * unit <= raw:
+        power *= unit
+    power *= 10.0 ** math.floor(math.log10(raw / power))
     step = next(each * power for each in (1, 2, 5, 10) if each * power >= raw)
     first, last = math.floor(low / step), math.ceil(high / step)
     return [number * step for number in range(first, max(last, first + 1) + 1)]

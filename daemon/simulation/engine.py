@@ -95,6 +95,7 @@ class VirtualShards(ABC):
         self.segment = Segment.create(layout)
         self.words = self.segment.words
         self.words[at.G_WINDOW_NS] = window_ns
+        self.words[at.G_TARGET_BYTES] = policy.object_bytes_target
         self.words[at.G_INCARNATION] = self.words[at.G_EPOCH] = 1
         self.leases = LeaseTable(self.words, layout)
         self._locks = VirtualLocks() if locks is None else locks

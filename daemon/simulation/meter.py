@@ -57,9 +57,14 @@ class Latencies:
         bucket = math.ceil(math.log2(max(1.0, latency_ns)) * _STEPS)
         self._counts[bucket] = self._counts.get(bucket, 0) + count
 
+    @property
+    def count(self) -> int:
+        """How many requests."""
+        return sum(self._counts.values())
+
     def percentile_ms(self, share: float) -> float | None:
         """The latency that ``share`` of the requests did not exceed; None without requests."""
-        rest = share * sum(self._counts.values())
+        rest = share * self.count
         for bucket in sorted(self._counts):
             rest -= self._counts[bucket]
             if rest <= 0:
@@ -91,8 +96,9 @@ class Mark(NamedTuple):
 class Meter:
     """Everything that is measured of one daemon."""
 
-    def __init__(self, now_ns: int, groups: int, window_ns: int) -> None:
+    def __init__(self, now_ns: int, groups: int, window_ns: int, target_bytes: int) -> None:
         self.windows_per_day = Level(now_ns, _windows_per_day(window_ns))
+        self.target_bytes = Level(now_ns, target_bytes)
         self.pressure_ppm = Level(now_ns)
         self.groups = Level(now_ns, groups)
         self.in_flight = Level(now_ns)
@@ -107,6 +113,7 @@ class Meter:
     def begin(self, now_ns: int) -> None:
         """Measures from now on: the time before was for coming to rest."""
         self.windows_per_day.begin(now_ns)
+        self.target_bytes.begin(now_ns)
         self.pressure_ppm.begin(now_ns)
         self.groups.begin(now_ns)
         self.in_flight.begin(now_ns)
@@ -116,10 +123,11 @@ class Meter:
         self.marks.clear()
         self.mark(now_ns)
 
-    def pressure(self, now_ns: int, level: float, window_ns: int) -> None:
-        """A sample of the governor, and the window that it has set."""
+    def governed(self, now_ns: int, level: float, window_ns: int, target_bytes: int) -> None:
+        """A sample of the governor; window and object target that are in force now."""
         self.pressure_ppm.set(now_ns, int(level * 1e6))
         self.windows_per_day.set(now_ns, _windows_per_day(window_ns))
+        self.target_bytes.set(now_ns, target_bytes)
 
     def window_s(self, now_ns: int) -> float:
         """The mean window, as far as the rate of PUTs follows from it."""
@@ -144,12 +152,14 @@ def _windows_per_day(window_ns: int) -> int:
     return DAY_S * S // window_ns
 
 
-def over_optimum(puts: int, put_bytes: int, seconds: float, window_s: float, target: int) -> float:
+def over_optimum(
+    puts: int, put_bytes: int, seconds: float, window_s: float, target: float
+) -> float:
     """PUTs over what the bytes need: one per window, or one per object if that is more."""
     return puts / seconds / max(1 / window_s, put_bytes / seconds / target)
 
 
-def worst_over_optimum(puts: Iterable[PutBegun], window_s: float, target: int) -> float | None:
+def worst_over_optimum(puts: Iterable[PutBegun], window_s: float, target: float) -> float | None:
     """The most in any ten seconds; None if less than that was measured."""
     found = list(puts)
     times = [put.at_ns for put in found]

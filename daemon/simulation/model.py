@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from daemon.governor.put_budget import BudgetTerms, PutBudget
 from daemon.simulation.engine import S, VirtualShards
 from daemon.simulation.load import LoadCurve
 from daemon.simulation.meter import Meter, PutBegun
@@ -28,6 +29,7 @@ from shards.leases import Lease
 from shards.ring import Arrival, RequestAt
 from uploader.groups.puller import Pulled
 from uploader.groups.turn import Policy
+from uploader.stores.prices import GIB
 
 _RING_BYTES_MIN = 4096  # the segment's rings hold nothing here
 _P99 = 2.3263478740408408  # standard deviations
@@ -139,6 +141,8 @@ class Machine(Struct, frozen=True):
     object_bytes_target: int
     uploads: int
     ring_bytes: int
+    budget: BudgetTerms | None
+    put_usd_per_gib: float
     commit_ns: int
     put_times: PutTimes
 
@@ -184,10 +188,12 @@ class SimulatedDaemon(VirtualShards):
         first, stop = layout.group(0) + at.P_SIZE, layout.group(shards)
         self._sizes_at = slice(first, stop, at.GROUP_WORDS)
         self._sizes = self._size_words()
-        self.meter = Meter(self.now_ns, 1, machine.window_ns)
+        self.meter = Meter(self.now_ns, 1, machine.window_ns, machine.object_bytes_target)
         measured = {"ring": self._fullest_ring, "uploads": self._slots_in_use}
+        self._begun = self._sampled = (0, 0)  # PUTs and their bytes; as of the last sample
         self._governor = VirtualGovernor(
             self.words, measured, machine.window_ns / 1e6, machine.window_max_ns / 1e6,
+            None if machine.budget is None else PutBudget(machine.budget, self.now_ns),
             reacts=machine.governor,
         )  # fmt: skip
 
@@ -222,8 +228,14 @@ class SimulatedDaemon(VirtualShards):
     # The governor
 
     def _govern(self) -> None:
-        governed = self._governor.sample(self.now_ns)
-        self.meter.pressure(self.now_ns, governed.level, int(self.words[at.G_WINDOW_NS]))
+        puts, put_bytes = self._begun
+        before_puts, before_bytes = self._sampled
+        self._sampled = self._begun
+        bytes_usd = (put_bytes - before_bytes) / GIB * self._machine.put_usd_per_gib
+        governed = self._governor.sample(puts - before_puts, bytes_usd, self.now_ns)
+        self.meter.governed(
+            self.now_ns, governed.level, self.words[at.G_WINDOW_NS], self.words[at.G_TARGET_BYTES]
+        )
         self.at(self.now_ns + SAMPLE_NS, self._govern)
 
     def _fullest_ring(self) -> float:
@@ -269,6 +281,7 @@ class SimulatedDaemon(VirtualShards):
             rings[shard].take(request) for shard, request in pulled.requests
         ]
         size_bytes = sum([source.end - source.start for source in lease.sources])
+        self._begun = (self._begun[0] + 1, self._begun[1] + size_bytes)
         self.meter.put(PutBegun(self.now_ns, size_bytes))
         self.meter.in_flight.set(self.now_ns, self.in_flight)
         return self._machine.put_times.draw_ns(self._put_rng, size_bytes)

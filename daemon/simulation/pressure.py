@@ -1,7 +1,7 @@
-"""The governor of a simulated daemon: the shipped one, over the sensors that the model has.
+"""The governor and the PUT budget of a simulated daemon: the shipped ones, over what the model has.
 
-Modeled are the rings and the lease slots. The others read 0: there is no CPU, no memory, no disk,
-and the store is as fast as its distribution says all the time.
+Of the sensors, the rings and the lease slots are modeled. The others read 0: there is no CPU, no
+memory and no disk, and the store is as fast as its distribution says all the time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 
 from daemon.governor import board
 from daemon.governor.governor import Governed, Governor
+from daemon.governor.put_budget import PutBudget
 from daemon.governor.sensors import SENSORS, Reading
+from shards import layout as at
 
 SAMPLE_NS = 100_000_000
 
@@ -24,6 +26,7 @@ class VirtualGovernor:
         measured: Mapping[str, Callable[[], float]],
         window_min_ms: float,
         window_max_ms: float,
+        budget: PutBudget | None,
         *,
         reacts: bool,
     ) -> None:
@@ -31,11 +34,18 @@ class VirtualGovernor:
         self._sensors = [measured.get(sensor.name, lambda: 0.0) for sensor in SENSORS]
         self._window_min_ms = window_min_ms
         self._window_max_ms = window_max_ms
+        self._budget = budget
         self._governor = Governor({}, reacts=reacts)
 
-    def sample(self, now_ns: int) -> Governed:
-        """One sample."""
+    def sample(self, puts: int, bytes_usd: float, now_ns: int) -> Governed:
+        """One sample; ``puts`` were begun since the last, and their bytes cost ``bytes_usd``."""
         readings = [Reading(measure()) for measure in self._sensors]
-        governed = self._governor.sample(readings, self._window_min_ms, self._window_max_ms, now_ns)
+        low_ms, high_ms = self._window_min_ms, self._window_max_ms
+        if self._budget is not None:
+            decision = self._budget.step(puts, bytes_usd, now_ns)
+            low_ms = decision.window_ms
+            high_ms = max(low_ms, high_ms)
+            self._words[at.G_TARGET_BYTES] = decision.target_bytes
+        governed = self._governor.sample(readings, low_ms, high_ms, now_ns)
         board.store(self._words, governed)
         return governed

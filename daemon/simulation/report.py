@@ -33,6 +33,7 @@ class SimulationReport(Struct, frozen=True):
     object_bytes_target: int
     uploads_in_flight_max: int
     governor: str
+    put_budget_usd_per_month: float | None
     store_class: str
     prices: Prices
     put_p50_ms: float
@@ -93,6 +94,10 @@ def _ms(value: float | None) -> str:
 
 def chart(report: SimulationReport, rate_text: Callable[[float], str]) -> str:
     """SVG: groups, PUTs in flight and dollars over the load, or over the time of a curve."""
+
+    def rate(bytes_per_s: float) -> str:
+        return rate_text(bytes_per_s).replace(".0 ", " ")
+
     names = [strategy.value for strategy in Strategy]
     cluster = f"{report.brokers} x {report.cores} cores"
     window = f"window {report.commit_window_min_ms:g} ms"
@@ -102,7 +107,7 @@ def chart(report: SimulationReport, rate_text: Callable[[float], str]) -> str:
     month = Axis("PUT cost, US dollars a month", short_dollars, base=10)
     if len(report.loads) == 1:
         steps = [each.timeline for each in report.loads[0].strategies]
-        load = Axis("load, bytes a second", rate_text)
+        load = Axis("load, bytes a second", rate, unit=1024)
         panels = [
             Panel(load, [Line(0, [(s.at_s, s.load_bytes_per_s) for s in steps[0]])]),
             _panel(groups, [[(s.at_s, s.groups) for s in each] for each in steps]),
@@ -123,7 +128,7 @@ def chart(report: SimulationReport, rate_text: Callable[[float], str]) -> str:
 
     return draw(
         f"Upload strategies over load: {cluster}, {window}", names,
-        Axis("load of all brokers, bytes a second", rate_text, base=4),
+        Axis("load of all brokers, bytes a second", rate, base=4),
         [
             _panel(groups, over_load(lambda each: each.groups_mean)),
             _panel(in_flight, over_load(lambda each: each.in_flight_mean)),

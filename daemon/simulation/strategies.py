@@ -35,7 +35,7 @@ _NEVER_CHANGES = 1 << 60  # windows
 # One event of a bundle takes about 10 us, so a run takes a few seconds. Above that the requests of
 # a longer time are published together, within the limits below; EVENTS_MAX is minutes.
 _BUNDLES_WANTED = 100_000
-_RESOLUTION_NS_MAX = 5_000_000
+_RESOLUTION_NS_MAX = 10_000_000
 EVENTS_MAX = 5_000_000
 _EVENTS_OF_A_PUT = 6
 
@@ -80,7 +80,8 @@ class StrategyFigures(Struct, frozen=True):
     """One strategy under one load; PUTs, rates and dollars are of all daemons.
 
     ``over_optimum`` is the PUT rate over what the bytes need, ``over_optimum_10s`` the most of it
-    in any ten seconds. ``groups`` and ``in_flight`` (PUTs) are of one daemon.
+    in any ten seconds. ``window_ms`` and ``object_bytes_target`` are means of what was in force:
+    pressure and a budget raise them. ``groups`` and ``in_flight`` (PUTs) are of one daemon.
     """
 
     strategy: str
@@ -93,6 +94,7 @@ class StrategyFigures(Struct, frozen=True):
     usd_per_gib: float | None
     stored_bytes_per_s: float
     window_ms: float
+    object_bytes_target: float
     pressure_peak: float
     fill: float | None
     groups_mean: float
@@ -195,10 +197,10 @@ def _steps(seconds: float) -> Iterator[float]:
 def _figures(
     plan: Plan, strategy: Strategy, meter: Meter, end_ns: int, curve: LoadCurve | None
 ) -> StrategyFigures:
-    machine, brokers = plan.machine, plan.brokers
+    brokers = plan.brokers
     seconds = (end_ns - meter.since_ns) / S
     puts, put_bytes = len(meter.puts), meter.put_bytes
-    window_s, target = meter.window_s(end_ns), machine.object_bytes_target
+    window_s, target = meter.window_s(end_ns), meter.target_bytes.mean(end_ns)
     cost = plan.prices.put_class_usd(puts, 0, put_bytes)
     month = brokers * cost * SECONDS_PER_MONTH / seconds
     return StrategyFigures(
@@ -212,6 +214,7 @@ def _figures(
         usd_per_gib=cost * GIB / put_bytes if put_bytes else None,
         stored_bytes_per_s=brokers * put_bytes / seconds,
         window_ms=window_s * 1e3,
+        object_bytes_target=target,
         pressure_peak=meter.pressure_ppm.peak / 1e6,
         fill=put_bytes / puts / target if puts else None,
         groups_mean=meter.groups.mean(end_ns),
