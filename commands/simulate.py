@@ -351,7 +351,9 @@ def _run(
             with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
                 # The highest loads take longest, so they begin.
                 futures = [pool.submit(simulate, *run) for run in reversed(runs)]
-                seconds_of = dict(zip(futures, [run[2].duration_s for run in reversed(runs)]))
+                seconds_of = dict(
+                    zip(futures, [run[2].duration_s for run in reversed(runs)], strict=True)
+                )
                 try:
                     for done in as_completed(futures):
                         done.result()
