@@ -21,7 +21,6 @@ from daemon.config.values import read_size
 
 if TYPE_CHECKING:
     from daemon.config import Config
-    from daemon.governor.put_budget import BudgetTerms
     from daemon.simulation.load import LoadCurve
     from daemon.simulation.report import LoadFigures, SimulationReport
     from daemon.simulation.strategies import Plan, StrategyFigures
@@ -182,6 +181,7 @@ def simulate(
       headgate simulate --load 100KiB/s..20GiB/s --chart load.svg
       headgate simulate --load yesterday.csv --set store_class=express -o json
     """
+    from daemon.governor.billing import budget_terms
     from daemon.simulation.load import (
         LoadCurve,
         Rate,
@@ -200,7 +200,7 @@ def simulate(
             f"must be at least --put-p50-ms ({put_p50_ms:g}), got {p99_ms:g}",
             param_hint="--put-p99-ms",
         )
-    config = _configuration(config_file, settings, window_ms, object_bytes)
+    config = _configuration(config_file, settings, cores, window_ms, object_bytes)
     _check_requests(request_bytes, config, "--request-bytes")
     bandwidth = None
     if put_bandwidth.strip() not in ("0", "0/s"):
@@ -213,10 +213,11 @@ def simulate(
         window_ns=int(config.commit_window_min_ms * 1e6),
         window_max_ns=int(config.commit_window_max_ms * 1e6),
         governor=config.governor == "on",
+        pressure_weights=config.pressure_weights,
         object_bytes_target=config.object_bytes_target,
         uploads=config.uploads_in_flight_max,
         ring_bytes=config.ring_bytes,
-        budget=_budget(config, cores),
+        budget=budget_terms(config, may_grow=True),
         put_usd_per_gib=config.store_prices.put_usd_per_gib,
         commit_ns=int(commit_ms * 1e6),
         put_times=PutTimes(put_p50_ms, p99_ms, bandwidth),
@@ -267,11 +268,13 @@ def simulate(
 def _configuration(
     config_file: str | None,
     settings: tuple[str, ...],
+    cores: int,
     window_ms: str | None,
     object_bytes: str | None,
 ) -> Config:
     """The configuration of a daemon, which is on S3 if nothing is said about it."""
     own = [
+        ("shards", str(cores), "--cores"),
         ("commit_window_min_ms", window_ms, "--window-ms"),
         ("object_bytes_target", object_bytes, "--object-bytes"),
     ]
@@ -287,23 +290,6 @@ def _check_requests(request_bytes: int, config: Config, option: str) -> None:
             f" {request_bytes}",
             param_hint=option,
         )
-
-
-def _budget(config: Config, cores: int) -> BudgetTerms | None:
-    """The budget of one daemon."""
-    from daemon.governor.put_budget import terms
-
-    if config.put_budget_usd_per_month is None:
-        return None
-    return terms(
-        config.put_budget_usd_per_month,
-        config.store_prices,
-        window_min_ms=config.commit_window_min_ms,
-        ack_timeout_ms=config.ack_timeout_ms,
-        target_bytes=config.object_bytes_target,
-        ring_bytes=config.ring_bytes,
-        shards=cores,
-    )
 
 
 def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:

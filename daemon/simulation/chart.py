@@ -19,6 +19,7 @@ _WIDTH = 760
 _LEFT, _RIGHT, _TOP = 84, 44, 92
 _PANEL_HEIGHT, _PANEL_GAP, _BOTTOM = 180, 44, 56
 _TICKS_MAX = 7
+_SPAN_MIN = 1e-9  # values that differ by less are one
 _MARKS_MAX = 30  # a line with more points has no marks
 _DASHES = ("7 4", "2 3", "", "9 3 2 3")
 _STYLE = """
@@ -102,8 +103,7 @@ def _powers(low: float, high: float, base: int) -> list[float]:
 
 def _even(low: float, high: float, unit: int) -> list[float]:
     """Round numbers at equal distances that enclose the values."""
-    span = (high - low) or 1.0
-    raw = span / (_TICKS_MAX - 2)
+    raw = max(high - low, _SPAN_MIN) / (_TICKS_MAX - 2)
     power = 1.0
     while unit > 1 and power * unit <= raw:
         power *= unit

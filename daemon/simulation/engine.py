@@ -109,6 +109,7 @@ class VirtualShards(ABC):
         self.table.start()
         self.in_flight = 0  # PUTs
         self._commit_ns = commit_ns
+        self.commit_took_ns = 0  # the last one, with its wait for the ledger
         self._ledger_free_ns = 0
         self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
@@ -211,6 +212,7 @@ class VirtualShards(ABC):
 
     def _commit_soon(self, lease: Lease) -> None:
         self._ledger_free_ns = max(self.now_ns, self._ledger_free_ns) + self._commit_ns
+        self.commit_took_ns = self._ledger_free_ns - self.now_ns
         self.at(self._ledger_free_ns, self._commit, lease)
 
     def _commit(self, lease: Lease) -> None:

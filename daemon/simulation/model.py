@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -138,6 +138,7 @@ class Machine(Struct, frozen=True):
     window_ns: int
     window_max_ns: int
     governor: bool
+    pressure_weights: Mapping[str, float]
     object_bytes_target: int
     uploads: int
     ring_bytes: int
@@ -189,12 +190,17 @@ class SimulatedDaemon(VirtualShards):
         self._sizes_at = slice(first, stop, at.GROUP_WORDS)
         self._sizes = self._size_words()
         self.meter = Meter(self.now_ns, 1, machine.window_ns, machine.object_bytes_target)
-        measured = {"ring": self._fullest_ring, "uploads": self._slots_in_use}
+        measured = {
+            "ring": self._fullest_ring,
+            "uploads": self._slots_in_use,
+            "ledger": lambda: self.commit_took_ns / 1e6,
+        }
+        self._refused = self._sampled_refused = 0
         self._begun = self._sampled = (0, 0)  # PUTs and their bytes; as of the last sample
         self._governor = VirtualGovernor(
             self.words, measured, machine.window_ns / 1e6, machine.window_max_ns / 1e6,
             None if machine.budget is None else PutBudget(machine.budget, self.now_ns),
-            reacts=machine.governor,
+            machine.pressure_weights, reacts=machine.governor,
         )  # fmt: skip
 
     def _make_rings(self, words: memoryview, capacity: int) -> list[VirtualRing]:
@@ -239,10 +245,14 @@ class SimulatedDaemon(VirtualShards):
         self.at(self.now_ns + SAMPLE_NS, self._govern)
 
     def _fullest_ring(self) -> float:
+        before, self._sampled_refused = self._sampled_refused, self._refused
+        if self._refused != before:
+            return 1.0
         return max(ring.used for ring in self.rings)
 
     def _slots_in_use(self) -> float:
-        return self.in_flight / (self.layout.shards * self.layout.lease_slots)
+        free = min(len(self.leases.free_slots(shard)) for shard in range(self.layout.shards))
+        return 1 - free / self.layout.lease_slots
 
     # Producers
 
@@ -269,6 +279,7 @@ class SimulatedDaemon(VirtualShards):
         if self.rings[stream.shard].append(size_bytes, bundle):
             self.published(stream.shard)
         else:
+            self._refused += bundle.requests
             self.meter.refused += bundle.requests
         self._next(stream)
 

@@ -1,7 +1,7 @@
 """The governor and the PUT budget of a simulated daemon: the shipped ones, over what the model has.
 
-Of the sensors, the rings and the lease slots are modeled. The others read 0: there is no CPU, no
-memory and no disk, and the store is as fast as its distribution says all the time.
+Of the sensors, the rings, the lease slots and the ledger are modeled. The others read 0: nobody
+reads, there is no CPU, no memory and no disk, and the store is as fast as its distribution says.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class VirtualGovernor:
         window_min_ms: float,
         window_max_ms: float,
         budget: PutBudget | None,
+        weights: Mapping[str, float],
         *,
         reacts: bool,
     ) -> None:
@@ -35,17 +36,16 @@ class VirtualGovernor:
         self._window_min_ms = window_min_ms
         self._window_max_ms = window_max_ms
         self._budget = budget
-        self._governor = Governor({}, reacts=reacts)
+        self._governor = Governor(weights, reacts=reacts)
 
     def sample(self, puts: int, bytes_usd: float, now_ns: int) -> Governed:
         """One sample; ``puts`` were begun since the last, and their bytes cost ``bytes_usd``."""
         readings = [Reading(measure()) for measure in self._sensors]
-        low_ms, high_ms = self._window_min_ms, self._window_max_ms
+        governed = self._governor.sample(readings, self._window_min_ms, self._window_max_ms, now_ns)
+        window_ms = governed.window_ms
         if self._budget is not None:
             decision = self._budget.step(puts, bytes_usd, now_ns)
-            low_ms = decision.window_ms
-            high_ms = max(low_ms, high_ms)
             self._words[at.G_TARGET_BYTES] = decision.target_bytes
-        governed = self._governor.sample(readings, low_ms, high_ms, now_ns)
-        board.store(self._words, governed)
+            window_ms = max(window_ms, decision.window_ms)
+        board.store(self._words, governed, window_ms)
         return governed

@@ -118,7 +118,7 @@ def resolution_ns(machine: Machine, curve: LoadCurve) -> int:
         wanted_s - gap_s,
         _RESOLUTION_NS_MAX / S,
         machine.window_ns / 20 / S,
-        machine.object_bytes_target / 16 / peak,
+        machine.object_bytes_target / 8 / peak,
     )
     resolution_s = max(0.0, min(limits))
     bundles = machine.cores * curve.duration_s / (resolution_s + gap_s)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from daemon.governor.counterfactual import LoneUploader
 from daemon.governor.put_budget import BudgetTerms
 from daemon.simulation.load import constant
 from daemon.simulation.model import Machine, PutTimes, poisson
@@ -35,6 +36,7 @@ MACHINE = Machine(
     window_ns=200 * MS,
     window_max_ns=1000 * MS,
     governor=True,
+    pressure_weights={},
     object_bytes_target=4 * MIB,
     uploads=4,
     ring_bytes=64 * MIB,
@@ -189,6 +191,24 @@ def test_latencies_count_from_each_request_though_requests_are_published_togethe
 def test_a_simulation_of_too_many_events_is_refused_with_a_duration_that_works() -> None:
     with pytest.raises(ValueError, match="events, and the limit is 5,000,000; lower --duration"):
         resolution_ns(replace(MACHINE, window_ns=MS // 2), constant(1e9, KIB, 3600))
+
+
+@pytest.mark.parametrize("bytes_per_s", [2 * MIB, 20 * MIB])
+def test_the_bill_says_what_the_simulation_says_other_strategies_would_have_cost(
+    bytes_per_s: float,
+) -> None:
+    machine = replace(MACHINE, cores=4, object_bytes_target=MIB)
+    tick_ns, ticks = S // 10, 80
+    for strategy, uploaders in ((Strategy.PER_SHARD, 4), (Strategy.SINGLE_STREAM, 1)):
+        billed = [LoneUploader() for _ in range(uploaders)]
+        requests = int(bytes_per_s / KIB / uploaders / 10)
+        for tick in range(ticks):
+            for each in billed:
+                each.step(tick * tick_ns, (tick + 1) * tick_ns, requests, requests * KIB,
+                          machine.window_ns, MIB)  # fmt: skip
+        rate = sum(each.puts for each in billed) / (ticks / 10)
+        figures = run(machine, strategy, bytes_per_s, seconds=8, warm_up_s=1)
+        assert rate == pytest.approx(figures.put_rate, rel=0.1), strategy
 
 
 @pytest.mark.parametrize(("p50_ms", "p99_ms"), [(30, 180), (10, 10), (5, 500)])
