@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from daemon.config import Config
     from daemon.simulation.load import LoadCurve
     from daemon.simulation.report import LoadFigures, SimulationReport
-    from daemon.simulation.strategies import Plan, StrategyFigures
+    from daemon.simulation.strategies import Scenario, StrategyFigures
 
 T = TypeVar("T")
 SECONDS_DEFAULT = 12.0
@@ -192,7 +192,7 @@ def simulate(
     )
     from daemon.simulation.model import Machine, PutTimes
     from daemon.simulation.report import SimulationReport
-    from daemon.simulation.strategies import Plan
+    from daemon.simulation.strategies import Scenario
 
     p99_ms = 6 * put_p50_ms if put_p99_ms is None else put_p99_ms
     if p99_ms < put_p50_ms:
@@ -222,7 +222,7 @@ def simulate(
         commit_ns=int(commit_ms * 1e6),
         put_times=PutTimes(put_p50_ms, p99_ms, bandwidth),
     )
-    plan = Plan(machine, brokers, config.store_prices, seed)
+    scenario = Scenario(machine, brokers, config.store_prices, seed)
     curve = isinstance(load, LoadCurve)
     if isinstance(load, LoadCurve):
         if warm_up_s:
@@ -241,7 +241,7 @@ def simulate(
         seconds = SECONDS_DEFAULT if duration_s is None else duration_s
         rates = load.rates(points) if isinstance(load, RateRange) else [load.bytes_per_s]
         curves = [constant(rate, request_bytes, warm_up_s + seconds) for rate in rates]
-    loads = _run(plan, curves, warm_up_s, timeline=curve)
+    loads = _run(scenario, curves, warm_up_s, timeline=curve)
     report = SimulationReport(
         cores=cores,
         brokers=brokers,
@@ -311,17 +311,19 @@ def _check_chart(path: Path, load_text: str, *, has_line: bool) -> None:
 
 
 def _run(
-    plan: Plan, curves: Sequence[LoadCurve], warm_up_s: float, *, timeline: bool
+    scenario: Scenario, curves: Sequence[LoadCurve], warm_up_s: float, *, timeline: bool
 ) -> list[LoadFigures]:
     """All strategies under each load. Many runs are shared out over the machine's CPUs."""
     from daemon.simulation.report import LoadFigures
     from daemon.simulation.strategies import Strategy, of_one, resolution_ns, simulate
 
     try:
-        resolutions = [resolution_ns(plan.machine, of_one(each, plan.brokers)) for each in curves]
+        resolutions = [
+            resolution_ns(scenario.machine, of_one(each, scenario.brokers)) for each in curves
+        ]
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--load") from error
-    runs = [(plan, strategy, curve, warm_up_s) for curve in curves for strategy in Strategy]
+    runs = [(scenario, strategy, curve, warm_up_s) for curve in curves for strategy in Strategy]
     found: list[StrategyFigures] = []
     total_ms = int(sum(curve.duration_s for _, _, curve, _ in runs) * 1000)
     workers = min(len(runs), len(os.sched_getaffinity(0)))

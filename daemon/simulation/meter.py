@@ -14,7 +14,7 @@ _STEPS = 64  # buckets per doubling: 1.1 % wide
 _PERCENTILES = (0.5, 0.99, 0.999)
 
 
-class Level:
+class OverTime:
     """A number that changes at points in time: its integral, mean and peak."""
 
     def __init__(self, at_ns: int, value: int = 0) -> None:
@@ -83,7 +83,7 @@ class PutBegun(NamedTuple):
     size_bytes: int
 
 
-class Mark(NamedTuple):
+class TimelineMark(NamedTuple):
     """The sums at the end of a step of the timeline."""
 
     at_ns: int
@@ -97,18 +97,18 @@ class Meter:
     """Everything that is measured of one daemon."""
 
     def __init__(self, now_ns: int, groups: int, window_ns: int, target_bytes: int) -> None:
-        self.windows_per_day = Level(now_ns, _windows_per_day(window_ns))
-        self.target_bytes = Level(now_ns, target_bytes)
-        self.pressure_ppm = Level(now_ns)
-        self.groups = Level(now_ns, groups)
-        self.in_flight = Level(now_ns)
+        self.windows_per_day = OverTime(now_ns, _windows_per_day(window_ns))
+        self.target_bytes = OverTime(now_ns, target_bytes)
+        self.pressure_ppm = OverTime(now_ns)
+        self.groups = OverTime(now_ns, groups)
+        self.in_flight = OverTime(now_ns)
         self.latencies = Latencies()
         self.since_ns = now_ns
         self.puts: list[PutBegun] = []
         self.put_bytes = 0
         self.requests = 0
         self.refused = 0
-        self.marks: list[Mark] = []
+        self.marks: list[TimelineMark] = []
 
     def begin(self, now_ns: int) -> None:
         """Measures from now on: the time before was for coming to rest."""
@@ -141,7 +141,7 @@ class Meter:
     def mark(self, now_ns: int) -> None:
         """Ends a step of the timeline."""
         self.marks.append(
-            Mark(
+            TimelineMark(
                 now_ns, len(self.puts), self.put_bytes,
                 self.groups.integral(now_ns), self.in_flight.integral(now_ns),
             )

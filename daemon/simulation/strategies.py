@@ -48,7 +48,7 @@ class Strategy(Enum):
     ADAPTIVE = "adaptive"
 
 
-class Plan(Struct, frozen=True):
+class Scenario(Struct, frozen=True):
     """What is simulated, except the load."""
 
     machine: Machine
@@ -144,15 +144,15 @@ def of_one(curve: LoadCurve, brokers: int) -> LoadCurve:
     )
 
 
-def daemon_of(plan: Plan, strategy: Strategy, curve: LoadCurve) -> SimulatedDaemon:
+def daemon_of(scenario: Scenario, strategy: Strategy, curve: LoadCurve) -> SimulatedDaemon:
     """A daemon before its load; ``curve`` is its part of it."""
-    machine = plan.machine
+    machine = scenario.machine
     policy = Policy(object_bytes_target=machine.object_bytes_target)
     if strategy is not Strategy.ADAPTIVE:
         policy = Policy(policy.object_bytes_target, hysteresis_windows=_NEVER_CHANGES)
     shards = 1 if strategy is Strategy.SINGLE_STREAM else machine.cores
     daemon = SimulatedDaemon(
-        machine, shards, policy, curve, resolution_ns(machine, curve), f"seed {plan.seed}"
+        machine, shards, policy, curve, resolution_ns(machine, curve), f"seed {scenario.seed}"
     )
     if strategy is Strategy.PER_SHARD:
         daemon.split_all()
@@ -160,7 +160,7 @@ def daemon_of(plan: Plan, strategy: Strategy, curve: LoadCurve) -> SimulatedDaem
 
 
 def simulate(
-    plan: Plan,
+    scenario: Scenario,
     strategy: Strategy,
     curve: LoadCurve,
     warm_up_s: float,
@@ -168,7 +168,7 @@ def simulate(
     timeline: bool = False,
 ) -> StrategyFigures:
     """Runs one strategy under a load. ``advance`` is told the seconds that have passed."""
-    daemon = daemon_of(plan, strategy, of_one(curve, plan.brokers))
+    daemon = daemon_of(scenario, strategy, of_one(curve, scenario.brokers))
     try:
         daemon.start()
         for step_s in _steps(warm_up_s):
@@ -182,7 +182,7 @@ def simulate(
             meter.mark(daemon.now_ns)
             advance(step_s)
         end_ns = daemon.now_ns
-        figures = _figures(plan, strategy, meter, end_ns, curve if timeline else None)
+        figures = _figures(scenario, strategy, meter, end_ns, curve if timeline else None)
         daemon.drain()
         return replace(figures, latency_ms=Percentiles(*meter.latencies.percentiles_ms()))
     finally:
@@ -195,13 +195,13 @@ def _steps(seconds: float) -> Iterator[float]:
 
 
 def _figures(
-    plan: Plan, strategy: Strategy, meter: Meter, end_ns: int, curve: LoadCurve | None
+    scenario: Scenario, strategy: Strategy, meter: Meter, end_ns: int, curve: LoadCurve | None
 ) -> StrategyFigures:
-    brokers = plan.brokers
+    brokers = scenario.brokers
     seconds = (end_ns - meter.since_ns) / S
     puts, put_bytes = len(meter.puts), meter.put_bytes
     window_s, target = meter.window_s(end_ns), meter.target_bytes.mean(end_ns)
-    cost = plan.prices.put_class_usd(puts, 0, put_bytes)
+    cost = scenario.prices.put_class_usd(puts, 0, put_bytes)
     month = brokers * cost * SECONDS_PER_MONTH / seconds
     return StrategyFigures(
         strategy=strategy.value,
@@ -223,21 +223,22 @@ def _figures(
         in_flight_peak=meter.in_flight.peak,
         latency_ms=Percentiles(None, None, None),
         refused=meter.refused / meter.requests if meter.requests else 0.0,
-        timeline=[] if curve is None else list(_timeline(plan, meter, curve)),
+        timeline=[] if curve is None else list(_timeline(scenario, meter, curve)),
     )
 
 
-def _timeline(plan: Plan, meter: Meter, curve: LoadCurve) -> Iterator[TimelineStep]:
+def _timeline(scenario: Scenario, meter: Meter, curve: LoadCurve) -> Iterator[TimelineStep]:
     for before, after in zip(meter.marks, meter.marks[1:], strict=False):
         passed_ns = after.at_ns - before.at_ns
         puts, put_bytes = after.puts - before.puts, after.put_bytes - before.put_bytes
         middle_s = ((before.at_ns + after.at_ns) / 2 - meter.since_ns) / S
-        rate = plan.brokers * S / passed_ns
+        rate = scenario.brokers * S / passed_ns
+        cost = scenario.prices.put_class_usd(puts, 0, put_bytes)
         yield TimelineStep(
             at_s=middle_s,
             load_bytes_per_s=curve.at(middle_s)[0],
             put_rate=rate * puts,
-            usd_per_month=rate * plan.prices.put_class_usd(puts, 0, put_bytes) * SECONDS_PER_MONTH,
+            usd_per_month=rate * cost * SECONDS_PER_MONTH,
             groups=(after.groups - before.groups) / passed_ns,
             in_flight=(after.in_flight - before.in_flight) / passed_ns,
         )

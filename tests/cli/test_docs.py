@@ -20,6 +20,7 @@ from commands.quarantine import Row
 from commands.shell import exits
 from commands.top import TopLine
 from compaction.run.report import RunReport
+from daemon.simulation.report import SimulationReport
 from daemon.upkeep.check import CheckReport
 from daemon.upkeep.collection.report import CollectionReport
 from daemon.upkeep.quarantine import RetryOutcome
@@ -95,7 +96,7 @@ SHAPES = [
     ("produce", Summary), ("import", ImportSummary), ("objects", ObjectRow),
     ("objects", Verified), ("check", CheckReport), ("compact", RunReport), ("compact", Needs),
     ("quarantine", Row), ("quarantine", RetryOutcome), ("quarantine", Hole), ("top", TopLine),
-    ("gc", CollectionReport), ("recover", RecoveryReport),
+    ("gc", CollectionReport), ("recover", RecoveryReport), ("simulate", SimulationReport),
 ]  # fmt: skip
 
 

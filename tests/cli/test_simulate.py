@@ -36,7 +36,7 @@ def test_a_table_has_a_line_per_strategy() -> None:
     assert lines[2].split()[4] == "$194.40"
 
 
-def test_json_has_the_plan_and_all_figures_and_one_seed_gives_the_same() -> None:
+def test_json_has_the_scenario_and_all_figures_and_one_seed_gives_the_same() -> None:
     arguments = [*SMALL, "--load", "200KiB/s", "--set", "store_class=express", "--seed", "4"]
     found = as_json(*arguments)
     assert found == as_json(*arguments)

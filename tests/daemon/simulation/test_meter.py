@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from daemon.simulation.meter import (
     Latencies,
-    Level,
+    OverTime,
     PutBegun,
     over_optimum,
     worst_over_optimum,
@@ -18,7 +18,7 @@ S = 1_000_000_000
 
 
 def test_a_level_has_its_mean_over_time_and_its_peak() -> None:
-    level = Level(0, 2)
+    level = OverTime(0, 2)
     level.set(10, 6)
     level.set(15, 0)
     assert level.mean(20) == (2 * 10 + 6 * 5) / 20

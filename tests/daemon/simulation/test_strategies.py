@@ -16,7 +16,7 @@ from daemon.governor.put_budget import BudgetTerms
 from daemon.simulation.load import constant
 from daemon.simulation.model import Machine, PutTimes, poisson
 from daemon.simulation.strategies import (
-    Plan,
+    Scenario,
     Strategy,
     StrategyFigures,
     daemon_of,
@@ -56,9 +56,9 @@ def run(
     machine: Machine, strategy: Strategy, bytes_per_s: float, *, seconds: float = 10.0,
     warm_up_s: float = 5.0, request_bytes: int = KIB, brokers: int = 1, seed: int = 1,
 ) -> StrategyFigures:  # fmt: skip
-    plan = Plan(machine, brokers, STANDARD, seed)
+    scenario = Scenario(machine, brokers, STANDARD, seed)
     curve = constant(bytes_per_s, request_bytes, warm_up_s + seconds)
-    return simulate(plan, strategy, curve, warm_up_s)
+    return simulate(scenario, strategy, curve, warm_up_s)
 
 
 def test_the_published_table_of_32_cores_and_5_brokers_is_reproduced() -> None:
@@ -132,8 +132,8 @@ def test_one_seed_gives_one_result_and_another_seed_another() -> None:
 def test_all_strategies_get_the_same_requests() -> None:
     found = []
     for strategy in Strategy:
-        plan = Plan(SMALL, 1, STANDARD, 3)
-        with closing(daemon_of(plan, strategy, constant(2 * MIB, KIB, 2))) as daemon:
+        scenario = Scenario(SMALL, 1, STANDARD, 3)
+        with closing(daemon_of(scenario, strategy, constant(2 * MIB, KIB, 2))) as daemon:
             daemon.start()
             daemon.run(3 * S)
             assert daemon.meter.refused == 0
@@ -162,7 +162,7 @@ def test_every_accepted_request_is_uploaded_once_and_the_map_tiles_the_shards(
         commit_ns=commit_ms * MS, put_times=PutTimes(20, 200, 4 * MIB),
     )  # fmt: skip
     curve = constant(rate, request_bytes, 0.5)
-    with closing(daemon_of(Plan(machine, 1, STANDARD, seed), strategy, curve)) as daemon:
+    with closing(daemon_of(Scenario(machine, 1, STANDARD, seed), strategy, curve)) as daemon:
         daemon.start()
         for _ in range(10):
             daemon.run(50 * MS)
