@@ -12,11 +12,11 @@ import click
 from commands.client.http import Client, Refused, topic_path
 from commands.client.topics import state_of
 from commands.importing.buckets import SCHEME, Buckets, Endpoint
+from commands.importing.byte_budget import ByteBudget
 from commands.importing.finding import FoundSource, NotFound, find
 from commands.importing.flow import Limits
 from commands.importing.following import Following, TooManyFiles
 from commands.importing.importer import Importer
-from commands.importing.leases import FixedBudget
 from commands.importing.names import SourceCursors
 from commands.importing.reader import Form
 from commands.importing.report import ImportSummary, summary_text
@@ -168,7 +168,7 @@ def _imported(
     size = sum(each.size or 0 for each in found)
     with progress(size, "imported", of_bytes=True) as went_on:
         daemon = ImportDaemon(
-            client.url, Address.of(client.url), FixedBudget(), wait_s, _now_s, _Notices(client.url)
+            client.url, Address.of(client.url), ByteBudget(), wait_s, _now_s, _Notices(client.url)
         )
         cursors = SourceCursors(client, wait_s * 1000)
         importer = Importer(plan, daemon, cursors, parallel, went_on)

@@ -26,11 +26,13 @@ DEPTH_MAX = 64  # requests in flight; with the smallest batches the byte budget 
 
 
 class SubBlockRows(NamedTuple):
-    """Rows, each with the position after its source record, and the position where all end."""
+    """Rows, each with the position after its source record, and the position where all end.
+    ``leased``: bytes of the lease that ends with them."""
 
     next: int
     positions: Sequence[int]
     rows: Sequence[bytes]
+    leased: int = 0
 
 
 class ImportStep(NamedTuple):
@@ -175,4 +177,4 @@ class Chain:
             if known == 0 and load.rows:
                 yield load
             elif known < len(load.rows):
-                yield SubBlockRows(load.next, load.positions[known:], load.rows[known:])
+                yield load._replace(positions=load.positions[known:], rows=load.rows[known:])

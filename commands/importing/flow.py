@@ -143,9 +143,10 @@ class Flow:
 def _load(sub_block: SubBlock, *, dead: bool) -> SubBlockRows:
     positions: list[int] = []
     rows: list[bytes] = []
+    ends_lease = not dead or not any(record.rows for record in sub_block.records)
     for record in sub_block.records:
         some = record.dead if dead else record.rows
         for row in some:
             positions.append(record.next)
             rows.append(row)
-    return SubBlockRows(sub_block.next, positions, rows)
+    return SubBlockRows(sub_block.next, positions, rows, sub_block.size if ends_lease else 0)

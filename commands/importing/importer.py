@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from operator import itemgetter
 
 from msgspec import Struct
 
@@ -51,7 +52,8 @@ class Importer:
         went_on: Callable[[int], None],
     ) -> None:
         self.totals = ImportTotals()
-        self.reports: list[SourceReport] = []
+        self._reports: list[tuple[int, SourceReport]] = []
+        self._begun = 0
         self.plan = plan
         self.stops = False
         self._daemon = daemon
@@ -60,6 +62,11 @@ class Importer:
         self._went_on = went_on
         self._leases = Leases(daemon.budget)
         self._running: set[SourceImport] = set()
+
+    @property
+    def reports(self) -> list[SourceReport]:
+        """Of the sources, in the order in which they were begun."""
+        return [report for _, report in sorted(self._reports, key=itemgetter(0))]
 
     def stop(self) -> None:
         """Reads nothing more; what was read is stored."""
@@ -89,6 +96,8 @@ class Importer:
         begun: Callable[[SourceImport], None] = lambda source: None,
     ) -> SourceImport | None:
         """Imports one source. None if it cannot be opened."""
+        self._begun += 1
+        number = self._begun
         try:
             raw = found.open()
         except SourceProblem as error:
@@ -112,12 +121,12 @@ class Importer:
             await source.run()
         finally:
             self._running.discard(source)
-        self._count(source.report, source.failure)
+        self._count(number, source.report, source.failure)
         return source
 
     def refuse(self, name: str, error: SourceProblem) -> None:
         """A source that cannot be opened."""
-        self._count(SourceReport(name, "failed", error=problem_of(error)), error)
+        self._count(self._begun, SourceReport(name, "failed", error=problem_of(error)), error)
 
     async def _work(self, waiting: Iterator[FoundSource], threads: ThreadPoolExecutor) -> None:
         for found in waiting:
@@ -127,7 +136,7 @@ class Importer:
             else:
                 await self.one(found, threads, self.plan)
 
-    def _count(self, report: SourceReport, failure: Exception | None) -> None:
+    def _count(self, number: int, report: SourceReport, failure: Exception | None) -> None:
         totals = self.totals
         totals.sources += 1
         totals.failed += report.state == "failed"
@@ -135,9 +144,9 @@ class Importer:
         for name in ("records", "already_stored", "filtered", "invalid", "dead_letters",
                      "requests", "retries", "read_bytes"):  # fmt: skip
             setattr(totals, name, getattr(totals, name) + getattr(report, name))
-        if len(self.reports) < REPORTS_MAX or report.error is not None:
-            del self.reports[REPORTS_MAX - 1 :]
-            self.reports.append(report)
+        if len(self._reports) < REPORTS_MAX or report.error is not None:
+            del self._reports[REPORTS_MAX - 1 :]
+            self._reports.append((number, report))
         if failure is None:
             return
         # A follower would otherwise go on for weeks before anyone hears of it.

@@ -15,9 +15,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-# Two seconds of a fast daemon's intake (16 MiB/s a source); far below the memory of any machine.
-FIXED_BYTES = 32 << 20
-
 
 class InFlightBudget(Protocol):
     """How many bytes may be in flight now. ``now`` is monotonic, in seconds."""
@@ -38,28 +35,6 @@ class InFlightBudget(Protocol):
     def refused(self, retry_after_s: float, now: float) -> None:
         """The daemon refused a request for now, with this Retry-After."""
         ...
-
-
-class FixedBudget:
-    """A budget that does not change."""
-
-    def __init__(self, count: int = FIXED_BYTES) -> None:
-        if count < 1:
-            raise ValueError(f"a budget has at least 1 byte, got {count}")
-        self._bytes = count
-
-    @property
-    def bytes(self) -> int:
-        return self._bytes
-
-    def in_use(self, leased_bytes: int) -> None:
-        """Changes nothing."""
-
-    def acked(self, count: int, latency_s: float, now: float) -> None:
-        """Changes nothing."""
-
-    def refused(self, retry_after_s: float, now: float) -> None:
-        """Changes nothing."""
 
 
 class Leases:

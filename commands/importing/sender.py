@@ -73,7 +73,6 @@ class ChainSender:
         self._wire: Wire | None = None
         self._opening: asyncio.Task[None] | None = None
         self._arrived: deque[WireAnswer | str] = deque()
-        self._sizes: deque[int] = deque()
         self._reconnect_ms = RECONNECT_WAIT_MS
         self._failing_since: float | None = None
 
@@ -91,7 +90,6 @@ class ChainSender:
         assert self._wire is not None
         rows = b",".join(step.load.rows)
         move = b'"expected":%d,"next":%d},"records":[' % (step.expected, step.next)
-        self._sizes.append(len(rows))
         self.requests += 1
         self._wire.post(self._path, [self._begin + move, rows, b"]}"])
 
@@ -129,18 +127,16 @@ class ChainSender:
 
     def _on_lost(self, reason: str) -> None:
         self._wire = None
-        self._sizes.clear()
         self.chain.lost(self._daemon.now() + self._reconnect_ms / 1000)
         self._reconnect_ms = min(2 * self._reconnect_ms, RECONNECT_WAIT_MAX_MS)
         self._failed(Unreachable(self._daemon.url, reason, sent=True), reason)
 
     def _on_answer(self, answer: WireAnswer) -> None:
         now = self._daemon.now()
-        size = self._sizes.popleft()
         self._reconnect_ms = RECONNECT_WAIT_MS
         if answer.status < 400:
-            self.chain.stored()
-            self._daemon.budget.acked(size, answer.latency_s, now)
+            step = self.chain.stored()
+            self._daemon.budget.acked(step.load.leased, answer.latency_s, now)
             if self._failing_since is not None:
                 self._failing_since = None
             return

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ import zstandard
 from click.testing import CliRunner, Result
 
 import cli
+from commands.importing.buckets import READ_BYTES, Buckets, Endpoint
+from commands.importing.problems import SourceChanged
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.test_cli import command
+from tests.minio import Bucket
 
 TOTALS = {
     "sources", "failed", "stopped", "records", "already_stored", "filtered", "invalid",
@@ -286,3 +290,46 @@ def test_an_address_without_a_daemon_is_3_and_options_that_cannot_be_are_2(tmp_p
         assert run(cli.headgate, ["import", "t", str(path), *options]).exit_code == 2
     for source in ("-", "s3://b/p"):
         assert run(cli.headgate, ["import", "t", source, "--follow"]).exit_code == 2
+
+
+def test_objects_in_s3_are_imported_once_and_a_replaced_one_is_another(
+    daemon: Daemon, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    objects = {f"in/{n}.gz": gzip.compress(ndjson([f"gz {n}"] * 3)) for n in range(3)}
+    objects |= {"in/list.json": b'["a", "b"]', "in/folder/": b"", "out/1": b'"not this"\n'}
+    for key, body in objects.items():
+        bucket.client.put_object(Bucket=bucket.bucket, Key=key, Body=body)
+    options = ["--s3-endpoint", bucket.endpoint_url, "-o", "json"]
+    url = f"s3://{bucket.bucket}"
+
+    done = summary(imported(daemon, "objects", f"{url}/in/", *options))
+    assert [each["source"] for each in done["sources"]] == [
+        f"{url}/in/0.gz", f"{url}/in/1.gz", f"{url}/in/2.gz", f"{url}/in/list.json"
+    ]  # fmt: skip
+    expected = [f"gz {n}" for n in range(3) for _ in range(3)] + ["a", "b"]
+    assert data_of(daemon, "objects") == sorted(expected, key=json.dumps)
+    bucket.client.put_object(Bucket=bucket.bucket, Key="in/2.gz", Body=gzip.compress(b'"other"'))
+    done = summary(imported(daemon, "objects", f"{url}/in/*.gz", *options))
+    assert (done["totals"]["sources"], done["totals"]["records"]) == (3, 1)
+    for source, why in ((f"{url}/none/", "names no object"), ("s3://", "names no bucket"),
+                        ("s3://no-such-bucket-here/", "there is no bucket")):  # fmt: skip
+        ended = imported(daemon, "objects", source, *options)
+        assert ended.exit_code == 1 and f"{source}: " in ended.stderr and why in ended.stderr
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_named(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    put = partial(bucket.client.put_object, Bucket=bucket.bucket, Key="k")
+    put(Body=b"1\n" * (READ_BYTES // 2 + 10))
+    buckets = Buckets(Endpoint(bucket.endpoint_url, None), threads=1)
+    (source,) = buckets.sources(f"s3://{bucket.bucket}/k")
+    assert len(source.read(READ_BYTES) or b"") == READ_BYTES
+    put(Body=b"2\n" * (READ_BYTES // 2 + 10))
+    with pytest.raises(SourceChanged, match="was replaced by another object"):
+        source.read(READ_BYTES)
+    buckets.close()

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from commands.importing.blocks import SourceBlock, SourceRecord
 from commands.importing.chain import DEPTH_MAX, Chain, CursorSetBack, ImportStep, SubBlockRows
 from commands.importing.flow import Flow, Limits
-from commands.importing.leases import FixedBudget, Leases
+from commands.importing.leases import Leases
+from tests.cli.importing.fixed_budget import FixedBudget
 
 KINDS = {"row": (1, 0), "dropped": (0, 0), "dead": (0, 1), "doubled": (2, 0)}
 
@@ -333,15 +334,10 @@ def test_the_requests_in_flight_have_a_limit() -> None:
 
 
 def test_a_budget_that_shrinks_takes_no_lease_back_and_grants_none_above_it() -> None:
-    class Shrinking(FixedBudget):
-        @property
-        def bytes(self) -> int:
-            return now
-
-    now = 100
-    leases = Leases(Shrinking())
+    budget = FixedBudget(100)
+    leases = Leases(budget)
     assert leases.take(60) and leases.take(40)
-    now = 10
+    budget.bytes = 10
     assert not leases.take(1)
     leases.give_back(60)
     assert not leases.take(1)

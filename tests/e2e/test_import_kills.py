@@ -1,0 +1,188 @@
+"""Imports store every record once, whatever is killed and however often they are run again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import zstandard
+
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.processes import shard_pids
+from tests.e2e.stores import on_s3
+from tests.e2e.test_cli import command
+from tests.minio import Bucket
+from tools.minio import free_port
+
+RECORDS = 4_000
+INVALID_EVERY = 97
+PARTITIONS = 3
+
+
+class Sources(NamedTuple):
+    """Files of all kinds with the same number of records, and what of them is to be stored."""
+
+    folder: Path
+    good: Counter[tuple[str, int]]
+    invalid: Counter[tuple[str, str]]
+
+
+def sources_in(folder: Path, pad: int = 0) -> Sources:
+    folder.mkdir()
+    more = {"pad": "x" * pad}
+    good: Counter[tuple[str, int]] = Counter()
+    invalid: Counter[tuple[str, str]] = Counter()
+    for name, pack in (("a.ndjson", bytes), ("b.gz", gzip.compress), ("c.zst", zstandard.compress)):
+        lines = []
+        for n in range(RECORDS):
+            if n % INVALID_EVERY == 5:
+                lines.append(b"{%d" % n)
+                invalid[str(folder / name), f"{{{n}"] += 1
+            lines.append(json.dumps({"f": name, "n": n, "key": f"k{n % 11}"} | more).encode())
+            good[name, n] += 1
+        (folder / name).write_bytes(pack(b"\n".join(lines)))
+    array = [{"f": "d.json", "n": n, "key": f"k{n % 11}"} | more for n in range(RECORDS)]
+    (folder / "d.json").write_text(json.dumps(array, indent=1))
+    good.update(("d.json", n) for n in range(RECORDS))
+    return Sources(folder, good, invalid)
+
+
+def started(daemon: Daemon, sources: Sources, *options: str) -> subprocess.Popen[str]:
+    """An import of all of the sources, with keys and dead letters."""
+    return subprocess.Popen(
+        command("import", "t", f"{sources.folder}/*", "--key", "key", "--invalid", "bad",
+                "--wait", "60", "-o", "json", *options),
+        cwd=ROOT, env={**os.environ, "HEADGATE_URL": daemon.url}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def stored(daemon: Daemon) -> int:
+    heads = daemon.get("/v0/topics/t").json["partitions"]
+    return sum(int(each["head_seq"]) for each in heads)
+
+
+def kill_after(daemon: Daemon, process: subprocess.Popen[str], records: int) -> bool:
+    """Kills an import when it has stored this many more; False if it ended before."""
+    begin = stored(daemon)
+    with process:
+        wait_until(
+            lambda: process.poll() is not None or stored(daemon) >= begin + records, "records"
+        )
+        is_killed = process.poll() is None
+        process.kill()
+        process.communicate()
+    return is_killed
+
+
+def finished(process: subprocess.Popen[str]) -> Any:
+    with process:
+        stdout, stderr = process.communicate(timeout=4 * HANG_S)
+    assert process.returncode == 0, stderr
+    return json.loads(stdout)
+
+
+def check(daemon: Daemon, sources: Sources) -> None:
+    """Each record is stored once, in the order of its file among those of its key; so are the dead
+    letters."""
+    found: Counter[tuple[str, int]] = Counter()
+    for partition in range(PARTITIONS):
+        last: dict[tuple[str, str], int] = {}
+        for record in daemon.read_all("t", partition):
+            data = record["data"]
+            found[data["f"], data["n"]] += 1
+            of_key = (data["f"], data["key"])
+            assert last.get(of_key, -1) < data["n"]
+            last[of_key] = data["n"]
+    assert found == sources.good
+    letters = [record["data"] for record in daemon.read_all("bad")]
+    assert Counter((each["source"], each["text"]) for each in letters) == sources.invalid
+
+
+def set_up(daemon: Daemon) -> None:
+    assert daemon.json("PUT", "/v0/topics/t", {"partitions": PARTITIONS}).status == 201
+
+
+# Keys expire after the shortest window there is, so it is not they that tell a repeat.
+WINDOW: dict[str, Any] = {"dedupe_window_ms": 1_000}
+
+
+@pytest.mark.slow
+def test_an_import_that_is_killed_again_and_again_stores_every_record_once(
+    data: Path, tmp_path: Path
+) -> None:
+    rng = random.Random(12)
+    sources = sources_in(tmp_path / "sources")
+    with running(data, shards=2, settings={**WINDOW, "commit_window_min_ms": 5}) as daemon:
+        set_up(daemon)
+        kills = 0
+        for _ in range(12):
+            options = ["--batch", str(rng.choice([3, 7, 20, 64])),
+                       "--parallel", str(rng.randint(1, 4))]  # fmt: skip
+            kills += kill_after(daemon, started(daemon, sources, *options), rng.randint(0, 700))
+        done = finished(started(daemon, sources))
+        assert kills >= 4 and done["totals"]["failed"] == 0
+        check(daemon, sources)
+        again = finished(started(daemon, sources, "--batch", "3"))
+        assert again["totals"]["records"] == again["totals"]["dead_letters"] == 0
+        check(daemon, sources)
+
+
+@pytest.mark.slow
+def test_an_import_outlives_daemons_and_shards_that_are_killed(
+    data: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    sources = sources_in(tmp_path / "sources")
+    options: dict[str, Any] = {
+        "shards": 2, "listen": f"127.0.0.1:{free_port()}",
+        "settings": {**WINDOW, "commit_window_min_ms": 100, "commit_window_max_ms": 100},
+    }  # fmt: skip
+    process: subprocess.Popen[str] | None = None
+    for turn in range(3):
+        with running(data, **options) as daemon:
+            if process is None:
+                set_up(daemon)
+                process = started(daemon, sources, "--batch", "3")
+                request.addfinalizer(process.kill)
+            begin = stored(daemon)
+            wait_until(lambda: stored(daemon) > begin, "records")  # noqa: B023
+            if turn == 1:
+                os.kill(shard_pids(daemon)[0], signal.SIGKILL)
+                more = stored(daemon)
+                wait_until(lambda: stored(daemon) > more, "more records")  # noqa: B023
+            assert process.poll() is None, "the import must not have ended yet"
+            daemon.kill_everything()
+    with running(data, **options) as daemon:
+        assert process is not None
+        done = finished(process)
+        assert done["totals"]["retries"] > 0
+        check(daemon, sources)
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_an_import_on_s3_that_is_killed_and_refused_stores_every_record_once(
+    data: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    sources = sources_in(tmp_path / "sources", pad=300)
+    small = on_s3(
+        bucket, commit_window_min_ms=50, ring_bytes="256KiB", object_bytes_target="64KiB",
+        body_bytes_max="64KiB", record_bytes_max="32KiB", **WINDOW,
+    )  # fmt: skip
+    with running(data, shards=2, **small) as daemon:
+        set_up(daemon)
+        options = ["--batch-bytes", "20000"]
+        assert kill_after(daemon, started(daemon, sources, *options), 500)
+        assert kill_after(daemon, started(daemon, sources, *options), 2_000)
+        done = finished(started(daemon, sources, *options))
+        assert done["totals"]["failed"] == 0 and done["totals"]["retries"] > 0
+        assert daemon.status()["totals"]["rejected"] > 0
+        check(daemon, sources)
