@@ -105,15 +105,16 @@ class AlarmBoard:
 
 
 def raised(segment: Segment) -> Iterator[Alarm]:
-    """All raised alarms, by process and kind; one load for each row that is not raised."""
-    words = segment.words
-    for process in range(segment.layout.shards + 1):
-        for kind in AlarmKind:
-            row = segment.layout.alarm(process, kind)
-            if words[row + at.A_SINCE_NS]:
-                alarm = _read(segment, row, process, kind)
-                if alarm.since_ns:
-                    yield alarm
+    """All raised alarms, by process and kind. Each tick asks: it reads one column of all rows."""
+    first, stop = segment.layout.alarm(0, 0), segment.layout.alarm(segment.layout.shards + 1, 0)
+    column = segment.words[first + at.A_SINCE_NS : stop : at.ALARM_WORDS].tolist()
+    for index, since_ns in enumerate(column):
+        if since_ns:
+            process, kind = divmod(index, at.ALARM_KINDS_MAX)
+            row = first + index * at.ALARM_WORDS
+            alarm = _read(segment, row, process, AlarmKind(kind))
+            if alarm.since_ns:
+                yield alarm
 
 
 def _read(segment: Segment, row: int, process: int, kind: AlarmKind) -> Alarm:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from enum import IntEnum, unique
 from typing import NamedTuple
 
+from shards import rows
 from shards.layout import H_SUM_NS, LATENCY_BUCKETS, LATENCY_STAGES_MAX, LATENCY_WORDS
 from shards.segment import Segment
 
@@ -97,14 +98,11 @@ class LatencyHistogram:
 
 def counted(segment: Segment, stage: Stage) -> Counted:
     """A stage's histogram over all shards."""
-    words, layout = segment.words, segment.layout
-    total = [0] * LATENCY_WORDS
-    for shard in range(layout.shards):
-        start = layout.latency(shard, stage)
-        row = words[start : start + LATENCY_WORDS].tolist()
-        if any(row):
-            total = [one + other for one, other in zip(total, row, strict=True)]
-    return Counted(total[:LATENCY_BUCKETS], total[H_SUM_NS])
+    layout = segment.layout
+    first, stop = layout.latency(0, stage), layout.latency(layout.shards, 0)
+    starts = range(first, stop, LATENCY_STAGES_MAX * LATENCY_WORDS)
+    *buckets, sum_ns = rows.sum_of(segment, starts, LATENCY_WORDS)
+    return Counted(buckets, sum_ns)
 
 
 def bounds_s() -> list[float]:

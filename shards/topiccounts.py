@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from shards import layout as at
+from shards import rows
 from shards.barrier import fence
 from shards.segment import Segment
 
@@ -165,14 +166,10 @@ def names(segment: Segment) -> list[str]:
 
 def counted(segment: Segment) -> list[TopicCount]:
     """The counts of all shards: each topic with a slot, and the others together, first."""
-    layout, words = segment.layout, segment.words
+    layout = segment.layout
     found = [None, *names(segment)]
-    size = len(found) * at.TOPIC_COUNT_WORDS
-    total = [0] * size
-    for shard in range(layout.shards):
-        first = layout.topic_counts(shard)
-        row = words[first : first + size].tolist()
-        total = [one + other for one, other in zip(total, row, strict=True)]
+    starts = (layout.topic_counts(shard) for shard in range(layout.shards))
+    total = rows.sum_of(segment, starts, len(found) * at.TOPIC_COUNT_WORDS)
     pairs = zip(total[::2], total[1::2], strict=True)
     return [
         TopicCount(name, records, size_bytes)

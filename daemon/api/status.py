@@ -164,9 +164,10 @@ class StatusBuilder:
         return int(self._words[self._layout.shard(shard) + word])
 
     def _sums(self, names: dict[str, int]) -> dict[str, int]:
-        shards = range(self._layout.shards)
+        words, first = self._words, self._layout.shard(0)
+        stop = self._layout.shard(self._layout.shards)
         return {
-            name: sum(self._shard_word(s, word) for s in shards) for name, word in names.items()
+            name: sum(words[first + word : stop : at.SHARD_WORDS]) for name, word in names.items()
         }
 
     def _group_sums(self, names: dict[str, int]) -> dict[str, int]:
