@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from daemon.config import Config
 from daemon.governor.billing import target_max_bytes
+from daemon.governor.cgroup import CgroupMemory
 from daemon.http.limits import http_limits
 from daemon.intake import admission, commit_feed
 from delivery import filters, followed, lake_reader, tail_reader
@@ -91,3 +92,20 @@ def bounds(config: Config) -> dict[str, int]:
         "image": 2 * PART_BYTES,
         "processes": (shards + 1) * PROCESS_BYTES,
     }
+
+
+def above_limit(config: Config, cgroup: CgroupMemory) -> str | None:
+    """What to say if the bounds are above the control group's limit; None if they are not."""
+    try:
+        limits = [group.limit_bytes for group in cgroup.groups(0)]
+    except (OSError, ValueError):
+        return None  # the sensor reports that
+    bound_bytes = sum(bounds(config).values())
+    if not limits or bound_bytes <= min(limits):
+        return None
+    return (
+        f"the bounds of all buffers are {bound_bytes >> 20} MiB together, but the memory limit of"
+        f" the control group leaves {min(limits) >> 20} MiB: under load the daemon refuses requests"
+        " before the limit is reached (sensor memory); lower shards, ring_bytes or streams_max, or"
+        " raise the limit"
+    )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from daemon import logs, memory, open_files
 from daemon.config import Config
+from daemon.governor.cgroup import CgroupMemory
 from daemon.http.limits import http_limits
 from daemon.listeners import ListenError, admin_listener, open_listeners
 from daemon.supervisor import TICK_S, Supervisor
@@ -138,6 +139,9 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         parts = memory.bounds(config)
         shares = ", ".join(f"{name} {size >> 20} MiB" for name, size in parts.items())
         log.info("memory is limited to %d MiB: %s", sum(parts.values()) >> 20, shares)
+        too_much = memory.above_limit(config, CgroupMemory())
+        if too_much:
+            log.warning("%s", too_much)
         open_files.raise_limit()
         if open_files.limit() < open_files.needed(http_limits(config)):
             log.warning(

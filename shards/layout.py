@@ -82,6 +82,8 @@ G_DEFERRING = G_WINDOW_NS + 3
 G_PRESSURE_PPM = 4 * LINE_WORDS
 G_HARD_PPM = G_PRESSURE_PPM + 1  # of hard sensors alone
 G_RUNGS = G_PRESSURE_PPM + 2  # those in force, a bit each (daemon/governor/ladder.py)
+G_STEADY_PPM = G_PRESSURE_PPM + 3  # the level that the window follows
+G_SCALING_PPM = G_PRESSURE_PPM + 4  # how much more CPU would help
 G_COMMITS = 5 * LINE_WORDS
 G_TOPICS = 6 * LINE_WORDS
 G_DELIVERY = G_TOPICS + 2  # the change number when routers were last created, changed or deleted
@@ -99,13 +101,14 @@ G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
 G_RECORDS_EVICTED = G_CLOCK_STOPPED + 2
 G_AGE_OFFSET_MS = G_CLOCK_STOPPED + 3  # age time less the time since the boot (ledger/ages.py)
 G_GATE = 11 * LINE_WORDS  # why producers are refused (daemon/governor/producers_gate.py), or 0
-# By sensor (daemon/governor/sensors.py): its raw value as the bits of a double, its pressure, and
-# the shard that it is of, plus 1.
+# By sensor (daemon/governor/sensors.py): its raw value as the bits of a double, its pressure,
+# the shard that it is of, plus 1, and its weight.
 G_SENSORS = 12 * LINE_WORDS
 SENSORS_MAX = 16
 SENSOR_RAW = 0
 SENSOR_PPM = 1
 SENSOR_SHARD = 2
+SENSOR_WEIGHT_PPM = 3
 SENSOR_WORDS = 4
 # The bill (daemon/governor/billing.py), first the supervisor's own requests, of all its threads.
 # Rates and dollars are the bits of doubles.

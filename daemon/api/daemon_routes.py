@@ -7,7 +7,7 @@ from typing import Any
 from daemon.api import metrics
 from daemon.api.errors import ApiError
 from daemon.api.metric_table import Scrape
-from daemon.api.schemas import Live, MetricsHeaders, Ready, Status
+from daemon.api.schemas import Live, MetricsHeaders, Ready, Scaling, Status
 from daemon.api.status import StatusBuilder
 from daemon.api.streaming import Text
 from shards.clock import monotonic_ns
@@ -34,6 +34,10 @@ class DaemonRoutes:
     async def status(self) -> Status:
         """What the daemon is doing."""
         return self._status.document(monotonic_ns())
+
+    async def scaling(self) -> Scaling:
+        """How much more CPU would help."""
+        return self._status.scaling()
 
     async def metrics(self, headers: MetricsHeaders) -> Text:
         """The status as a page for Prometheus."""

@@ -338,6 +338,12 @@ METRICS: tuple[Metric, ...] = (
         "the level of the hard sensors alone",
         lambda s: s.pressure.hard_level,
     ),
+    _one(
+        "headgate_scaling_ratio",
+        "gauge",
+        "how much more CPU would help, over the last 15 s",
+        lambda s: s.pressure.scaling / 100,
+    ),
     Metric(
         "headgate_sensor_pressure_ratio",
         "gauge",

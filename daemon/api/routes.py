@@ -41,6 +41,7 @@ from daemon.api.schemas import (
     ProduceQuery,
     ProduceRequest,
     Ready,
+    Scaling,
     Status,
     TopicDeleted,
     TopicPage,
@@ -155,6 +156,13 @@ ROUTES = (
         summary="what the daemon is doing",
         handler=lambda handlers: handlers.daemon.status,
         answers={200: Status},
+    ),
+    Route(
+        method="GET",
+        path="/v0/scaling",
+        summary="how much more CPU would help, 0 to 100",
+        handler=lambda handlers: handlers.daemon.scaling,
+        answers={200: Scaling},
     ),
     Route(
         method="GET",

@@ -115,31 +115,42 @@ class StatusBuilder:
     def _pressure(self) -> schemas.Pressure:
         words = self._words
         rungs = ladder.names_of(words[at.G_RUNGS])
-        read = board.readings(words)
+        sensed = board.sensed(words)
         return schemas.Pressure(
             level=words[at.G_PRESSURE_PPM] / 1e6,
             rung=rungs[-1] if rungs else "none",
-            inputs={s.name: p for s, (_, p) in zip(SENSORS, read, strict=True)},
+            inputs={each.sensor.name: each.pressure for each in sensed},
             hard_level=words[at.G_HARD_PPM] / 1e6,
             rungs=rungs,
             sensors=[
                 schemas.SensorStatus(
-                    sensor=sensor.name,
-                    raw=None if math.isnan(reading.raw) else reading.raw,
-                    unit=sensor.unit,
-                    pressure=pressure,
-                    weight=self._config.pressure_weights.get(sensor.name, 1.0),
-                    hard=sensor.hard,
-                    shard=reading.shard,
-                    source=sensor.source,
+                    sensor=each.sensor.name,
+                    raw=each.reading.raw if math.isfinite(each.reading.raw) else None,
+                    unit=each.sensor.unit,
+                    pressure=each.pressure,
+                    weight=each.weight,
+                    hard=each.sensor.hard,
+                    shard=each.reading.shard,
+                    source=each.sensor.source,
                 )
-                for sensor, (reading, pressure) in zip(SENSORS, read, strict=True)
+                for each in sensed
             ],
+            steady_level=words[at.G_STEADY_PPM] / 1e6,
+            coalesce_ms=words[at.G_COALESCE_NS] / 1e6,
+            deferring=bool(words[at.G_DEFERRING]),
+            scaling=round(words[at.G_SCALING_PPM] / 1e4),
             entered={
                 rung.name: words[at.G_RUNGS_ENTERED + index]
                 for index, rung in enumerate(ladder.RUNGS)
             },
         )
+
+    def scaling(self) -> schemas.Scaling:
+        """How much more CPU would help, and what that follows from."""
+        pressure, names = self._pressure(), {each.name for each in SENSORS if each.by_cpu}
+        counted = {name: each for name, each in pressure.inputs.items() if name in names}
+        left_out = {name: each for name, each in pressure.inputs.items() if name not in names}
+        return schemas.Scaling(pressure.scaling, counted, left_out, self._layout.shards)
 
     def _scheduler(self) -> schemas.SchedulerStatus:
         bands = self._sums({str(band): at.S_BANDS + band for band in range(at.BANDS)})

@@ -115,6 +115,21 @@ class Pressure(Struct, frozen=True):
     rungs: Annotated[list[str], Meta(description="all reactions in force, weakest first")]
     sensors: list[SensorStatus]
     entered: Annotated[dict[str, int], Meta(description="how often each came into force")]
+    steady_level: Annotated[float, Meta(description="the level that the commit window follows")]
+    coalesce_ms: Annotated[float, Meta(description="how long pushes wait for others")]
+    deferring: Annotated[bool, Meta(description="whether the least urgent pushes are put off")]
+    scaling: Annotated[int, Meta(description="0 to 100, as `GET /v0/scaling`")]
+
+
+class Scaling(Struct, frozen=True):
+    """How much more CPU would help. A store that is down, or a full disk, does not ask for it."""
+
+    value: Annotated[int, Meta(description="0 to 100, over the last 15 s")]
+    inputs: Annotated[dict[str, float], Meta(description="pressures that count, now, 0 to 1")]
+    left_out: Annotated[
+        dict[str, float], Meta(description="pressures that more CPU would not lower")
+    ]
+    shards: int
 
 
 class SchedulerStatus(Struct, frozen=True):

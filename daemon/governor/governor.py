@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from daemon.governor.ladder import Edge, Ladder, coalesce_ns, window_ms
 from daemon.governor.level import level_of
+from daemon.governor.scaling import SCALING_TAU_S, wanted
 from daemon.governor.sensors import INDEX, SENSORS, Reading
 from shards.smoothed import Smoothed
 
@@ -30,13 +31,16 @@ STEADY_S_MIN = 0.5
 
 class Governed(Struct, frozen=True):
     """What follows from one sample. ``readings`` are smoothed, ``pressures`` are theirs; both are
-    in the order of SENSORS. ``steady`` is the level that the window follows."""
+    in the order of SENSORS. ``steady`` is the level that the window follows, ``scaling``
+    says how much more CPU would help, 0 to 1."""
 
     readings: Sequence[Reading]
     pressures: Sequence[float]
+    weights: Sequence[float]
     level: float
     hard: float
     steady: float
+    scaling: float
     window_ms: float
     coalesce_ns: int
     deferring: bool
@@ -72,6 +76,7 @@ class Governor:
         self._reacts = reacts
         self._ladder = Ladder()
         self._steady = Smoothed(STEADY_S_MIN)
+        self._scaling = Smoothed(SCALING_TAU_S)
         self._smoothed = [Smoothed(sensor.tau_s) if sensor.tau_s else None for sensor in SENSORS]
 
     def sample(
@@ -92,9 +97,11 @@ class Governor:
         return Governed(
             readings=smoothed,
             pressures=pressures,
+            weights=[self.weights.get(sensor.name, 1.0) for sensor in SENSORS],
             level=level.value,
             hard=level.hard,
             steady=steady,
+            scaling=self._scaling.add(wanted(pressures), now_ns),
             window_ms=window_ms(steady, window_min_ms, window_max_ms),
             coalesce_ns=coalesce_ns(acts_on),
             deferring="defer" in self._ladder.in_force,

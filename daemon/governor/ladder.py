@@ -45,23 +45,23 @@ class Rung(Struct, frozen=True):
 RUNGS: tuple[Rung, ...] = (
     Rung(
         "coalesce", "level", COALESCE_ABOVE, 0.15, 0, _S,
-        "pushes wait up to 20 ms, so that several records share a frame",
-        "frames of several records, 5 to 15 ms after the commit",
+        "pushes wait up to 20 ms",
+        "several records share a frame, up to 20 ms later",
     ),
     Rung(
         "widen", "steady", WIDEN_ABOVE, 0.35, 0, _S,
-        "the commit window grows to its maximum, so that there are fewer PUTs",
-        "slower acknowledgments",
+        "wider windows, fewer PUTs",
+        "producers get their answers later, by a window at most",
     ),
     Rung(
         "defer", "level", 0.8, 0.6, _S, _S,
-        "topics with a negative priority get no pushes, and routers are one band lower",
-        "the least urgent pushes pause; their records can be read",
+        "no pushes of negative priority",
+        "pushes of topics with a negative priority pause; `diff` has their records",
     ),
     Rung(
         "refuse", "ring", 0.99, 0.9, 0, _S,
-        "a shard whose ring is full refuses requests before their bodies",
-        "429 with Retry-After; nothing of the request is stored",
+        "429 before the body",
+        "a write gets 429 with `Retry-After`, or waits if it asked to; nothing is stored",
     ),
 )  # fmt: skip
 

@@ -22,7 +22,7 @@ from shards.layout import SENSORS_MAX
 
 class Sensor(Struct, frozen=True):
     """One sensor. ``tau_s`` is the time constant by which the supervisor smooths it; 0: it does
-    not. ``source`` says what is measured."""
+    not. ``by_cpu``: more CPU would lower it (``scaling.py``). ``source`` says what is measured."""
 
     name: str
     unit: str
@@ -31,6 +31,7 @@ class Sensor(Struct, frozen=True):
     full: float
     source: str
     tau_s: float = 0.0
+    by_cpu: bool = False
 
     def pressure(self, raw: float) -> float:
         """In [0, 1]. NaN counts as 1: a broken sensor must not release the brake."""
@@ -50,31 +51,29 @@ def clamp(value: float) -> float:
 
 
 SENSORS: tuple[Sensor, ...] = (
-    # From 1 s on, a watcher that takes everything is as late as one that has lagged.
-    Sensor("ready", "ms", False, 5, 1000, "the longest wait of an entry for its turn"),
+    # The longest. From 1 s on, a watcher that takes everything is as late as one that has lagged.
+    Sensor("ready", "ms", False, 5, 1000, "the longest wait for a turn", by_cpu=True),
     # An average of 5 ms is the end of what delivery promises; up to 1 ms, most records are
     # delivered within 5. The shard smooths it.
-    Sensor("scheduling", "ms", False, 1, 5, "how long entries wait for their turns on average"),
+    Sensor("scheduling", "ms", False, 1, 5, "the average wait for a turn", by_cpu=True),
     # A shard that uses half of its CPU is not loaded: its answers are as fast as an idle one's. A
     # lasting load is seen within half a second; one hiccup of a noisy machine does little.
-    Sensor("busy", "cpu", False, 0.5, 0.95, "CPU time of the busiest shard", tau_s=0.5),
+    Sensor("busy", "share", False, 0.5, 0.95, "CPU of the busiest shard", tau_s=0.5, by_cpu=True),
     # Half of the slots are for the next objects while the first are being sent. There are few, so
     # only their average over many PUTs says anything.
-    Sensor("uploads", "share", False, 0.5, 1, "lease slots in use", tau_s=2.0),
-    # PUTs vary: the slowest of a hundred takes ten times as long as most. The shard smooths it.
-    Sensor("store", "times", False, 3, 10, "how many times longer than usual a PUT takes; a failed"
-           " one counts as 10"),
+    Sensor("uploads", "share", False, 0.5, 1, "upload slots in use", tau_s=2.0),
+    # PUTs vary: the slowest of a hundred takes ten times as long as most, and a failed one counts
+    # as ten times the usual (uploader/pipeline/health.py). The shard smooths it.
+    Sensor("store", "times", False, 3, 10, "PUTs against their usual time"),
     # A transaction and its fsync take 1 ms on a local disk and 10 on a slow one.
-    Sensor("ledger", "ms", False, 10, 100, "how long a commit takes, with its wait for the lock"),
-    # What is being uploaded fills a quarter of a ring in normal operation.
-    Sensor("ring", "share", True, 0.25, 1, "the fullest ring: records that are not durable yet; 1"
-           " if it had no space for a request"),
+    Sensor("ledger", "ms", False, 10, 100, "commits, lock included"),
+    # What is being uploaded fills a quarter of a ring in normal operation. It is 1 if there was no
+    # space for a request.
+    Sensor("ring", "share", True, 0.25, 1, "the fullest ring"),
     # Programs, caches and buffers that are empty take their part of a small limit.
-    Sensor("memory", "share", True, 0.5, 1, "memory in use, of the control group's limit or else of"
-           " what the machine has left"),
-    # The disk has a reserve of its own, below which requests are refused (producers_gate.py).
-    Sensor("disk", "share", True, 0.5, 1, "the reserve and what is not stored yet, of a disk's free"
-           " space"),
+    Sensor("memory", "share", True, 0.5, 1, "of the limit, or of what is left"),
+    # The disk has a reserve, below which requests are refused (producers_gate.py).
+    Sensor("disk", "share", True, 0.5, 1, "what is needed of the free space"),
 )  # fmt: skip
 assert len(SENSORS) <= SENSORS_MAX
 BY_NAME = {sensor.name: sensor for sensor in SENSORS}

@@ -32,7 +32,8 @@ STATUS: dict[str, Any] = {
                 "weight": 1.0, "hard": True, "shard": 1, "source": "the fullest ring",
             }
         ],
-        "entered": {"coalesce": 1},
+        "entered": {"coalesce": 1}, "steady_level": 0.2, "coalesce_ms": 1.25, "deferring": False,
+        "scaling": 12,
     },
     "bill": {
         "store_class": "standard", "puts": 1300, "gets": 3, "lists": 2, "put_bytes": 6 << 20,

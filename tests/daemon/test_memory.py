@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from daemon import memory
 from daemon.config import Config, Override, load
+from daemon.governor.cgroup import CgroupMemory
 from delivery import lake_reader
 from delivery.l0_reader import CACHE_BYTES_MAX
+from tests.daemon.governor.cgroups import FakeMachine
 
 MIB = 1 << 20
 
@@ -55,3 +59,19 @@ def test_the_losers_of_hedged_puts_are_counted() -> None:
     usual = memory.bounds(config(shards=2, store_url="s3://bucket/x"))
     hedged = memory.bounds(config(shards=2, store_url="s3://bucket/x", hedge_puts="true"))
     assert hedged["uploads"] == 2 * usual["uploads"]
+
+
+def test_bounds_above_the_control_groups_limit_are_told_with_what_to_do(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+    machine.v2("/h")
+    machine.group_v2("/h", used_mib=10)
+    made = config(shards=2)
+    assert memory.above_limit(made, CgroupMemory(tmp_path)) is None, "no limit"
+    machine.group_v2("/h", used_mib=10, max_mib=64_000)
+    assert memory.above_limit(made, CgroupMemory(tmp_path)) is None
+    machine.group_v2("/h", used_mib=10, max_mib=1000)
+    said = memory.above_limit(made, CgroupMemory(tmp_path))
+    bound_mib = sum(memory.bounds(made).values()) >> 20
+    assert said is not None
+    assert f"are {bound_mib} MiB together, but the memory limit of the control group" in said
+    assert "leaves 850 MiB" in said and "lower shards, ring_bytes or streams_max" in said

@@ -166,6 +166,5 @@ def test_the_causes_name_the_sensors_that_press_most() -> None:
     governed = Governor({}).sample(readings, 0.5, 10, 0)
     assert governed.causes() == "ring 0.95 of shard 1"
     assert [governed.line(edge) for edge in governed.edges][1] == (
-        "pressure 0.95 (ring 0.95 of shard 1): widen begins: the commit window grows to its"
-        " maximum, so that there are fewer PUTs"
+        "pressure 0.95 (ring 0.95 of shard 1): widen begins: wider windows, fewer PUTs"
     )
