@@ -83,7 +83,7 @@ def _cause(found: Pressure) -> str:
         return "nothing"
     worst = max(found.sensors, key=_counted)
     shard = "" if worst.shard is None else f" of shard {worst.shard}"
-    return f"{worst.sensor}{shard}: {worst.source} ({_value(worst)})"
+    return f"{worst.sensor}{shard} ({_value(worst)})"
 
 
 def _value(sensor: SensorStatus) -> str:

@@ -18,10 +18,8 @@ from daemon.governor.sensors import SENSORS
 def page(text: str) -> str:
     """The page with its tables as they should be."""
     for name, table in (("sensors", _sensors()), ("rungs", _rungs()), ("clients", _clients())):
-        marker = f"<!-- {name} -->\n\n"
-        text = re.sub(
-            re.escape(marker) + r"(\|[^\n]*\n)*\n?", lambda _, t=marker + table: t + "\n", text
-        )
+        before, marker, rest = text.partition(f"<!-- {name} -->\n\n")
+        text = before + marker + table + "\n" + re.sub(r"\A(\|[^\n]*\n)*\n?", "", rest)
     return text
 
 

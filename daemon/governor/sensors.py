@@ -52,10 +52,10 @@ def clamp(value: float) -> float:
 
 SENSORS: tuple[Sensor, ...] = (
     # The longest. From 1 s on, a watcher that takes everything is as late as one that has lagged.
-    Sensor("ready", "ms", False, 5, 1000, "the longest wait for a turn", by_cpu=True),
+    Sensor("ready", "ms", False, 5, 1000, "longest wait for a turn", by_cpu=True),
     # An average of 5 ms is the end of what delivery promises; up to 1 ms, most records are
     # delivered within 5. The shard smooths it.
-    Sensor("scheduling", "ms", False, 1, 5, "the average wait for a turn", by_cpu=True),
+    Sensor("scheduling", "ms", False, 1, 5, "average wait for a turn", by_cpu=True),
     # A shard that uses half of its CPU is not loaded: its answers are as fast as an idle one's. A
     # lasting load is seen within half a second; one hiccup of a noisy machine does little.
     Sensor("busy", "share", False, 0.5, 0.95, "CPU of the busiest shard", tau_s=0.5, by_cpu=True),
@@ -64,16 +64,16 @@ SENSORS: tuple[Sensor, ...] = (
     Sensor("uploads", "share", False, 0.5, 1, "upload slots in use", tau_s=2.0),
     # PUTs vary: the slowest of a hundred takes ten times as long as most, and a failed one counts
     # as ten times the usual (uploader/pipeline/health.py). The shard smooths it.
-    Sensor("store", "times", False, 3, 10, "PUTs against their usual time"),
+    Sensor("store", "times", False, 3, 10, "PUTs against their usual"),
     # A transaction and its fsync take 1 ms on a local disk and 10 on a slow one.
     Sensor("ledger", "ms", False, 10, 100, "commits, lock included"),
     # What is being uploaded fills a quarter of a ring in normal operation. It is 1 if there was no
     # space for a request.
     Sensor("ring", "share", True, 0.25, 1, "the fullest ring"),
     # Programs, caches and buffers that are empty take their part of a small limit.
-    Sensor("memory", "share", True, 0.5, 1, "of the limit, or of what is left"),
+    Sensor("memory", "share", True, 0.5, 1, "of what it may have"),
     # The disk has a reserve, below which requests are refused (producers_gate.py).
-    Sensor("disk", "share", True, 0.5, 1, "what is needed of the free space"),
+    Sensor("disk", "share", True, 0.5, 1, "needed of the free space"),
 )  # fmt: skip
 assert len(SENSORS) <= SENSORS_MAX
 BY_NAME = {sensor.name: sensor for sensor in SENSORS}
