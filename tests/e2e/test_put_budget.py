@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.load import check_stored, load
+from tests.e2e.proxy import Fault, StoreProxy, no_fault, object_puts, store_proxy
+from tests.e2e.stores import on_s3
+from tests.minio import Bucket
 from uploader.stores.prices import SECONDS_PER_MONTH
 
 PLACES = [("t", 0), ("u", 0)]
@@ -34,22 +38,40 @@ def bill(daemon: Daemon) -> Any:
     return daemon.status()["bill"]
 
 
-def test_all_requests_of_a_daemon_are_on_its_bill(data: Path) -> None:
-    settings = {"store_class": "mine", "prices": json.dumps(PRICES)}
-    with running(data, shards=1, settings=settings) as daemon:
-        at_start = bill(daemon)
-        # The probe twice, and the first entry of the owner's log.
-        assert at_start["puts"] >= 3 and at_start["lists"] >= 1
-        assert daemon.produce("t", 1).status == 200
-        wait_until(lambda: bill(daemon)["puts"] >= at_start["puts"] + 1, "the upload on the bill")
-        found = wait_until(
-            lambda: (b := bill(daemon))["single_stream"]["puts"] > at_start["puts"] and b,
-            "the upload in the alternatives",
-        )
-        assert found["usd"] == pytest.approx(
-            (found["puts"] + found["lists"]) / 1e3 + found["gets"] / 1e4
-        )
-        assert found["usd_per_gib"] > 0 and found["budget"] is None
+def test_the_bill_is_what_an_s3_store_was_asked_for(data: Path, bucket: Bucket) -> None:
+    def asked(proxy: StoreProxy) -> tuple[int, int, int]:
+        """PUTs, GETs and LISTs that came to the store; DELETEs and HEADs are left out."""
+        kinds = Counter(
+            "list" if "list-type=" in request.path or "uploads" in request.path
+            else "delete" if "?delete" in request.path
+            else request.method
+            for request, _ in list(proxy.met)
+        )  # fmt: skip
+        return kinds["PUT"] + kinds["POST"], kinds["GET"], kinds["list"]
+
+    def billed(daemon: Daemon) -> tuple[int, int, int]:
+        found = bill(daemon)
+        return found["puts"], found["gets"], found["lists"]
+
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=5)
+        with running(data, shards=2, **options) as daemon:
+            for number in range(5):
+                assert daemon.produce("t", number).status == 200
+            proxy.decide = object_puts(Fault.SLOW_DOWN)
+            with load(daemon, PLACES, connections=1, depth=1, requests_max=1):
+                wait_until(lambda: proxy.count(Fault.SLOW_DOWN) >= 2, "attempts that fail")
+                proxy.decide = no_fault
+            # Five objects, attempts that failed, the probe, and the owner's log.
+            wait_until(lambda: asked(proxy) == billed(daemon), "the bill to be complete")
+            assert asked(proxy)[0] >= 5 + 3 + 2 + 1
+            found = bill(daemon)
+            assert found["store_class"] == "standard" and found["budget"] is None
+            put_class = (found["puts"] + found["lists"]) * 5e-6
+            assert found["usd"] == pytest.approx(put_class + found["gets"] * 4e-7)
+            assert found["usd_per_gib"] > 0
+            # Lone uploaders repeat nothing.
+            assert found["single_stream"]["puts"] < found["puts"]
 
 
 def test_a_request_with_little_time_does_not_wait_for_a_long_window(data: Path) -> None:
