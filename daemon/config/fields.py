@@ -234,8 +234,9 @@ FIELDS: tuple[Field, ...] = (
           "which of the `prices` the store has; the bill and the budget are computed with it"),
     Field("put_budget_usd_per_month", optional(NUMBER), None, "US dollars in 30 days",
           "what the daemon's PUT requests may cost: the window, then the objects grow as far as"
-          " that needs; where it is not enough, the alarm `budget_exceeded` is raised and nobody is"
-          " refused", reloadable=True, check=above_zero(1_000_000_000)),
+          " that needs, also with `governor = off`; where it is not enough, the alarm"
+          " `budget_exceeded` is raised and nobody is refused",
+          reloadable=True, check=above_zero(1_000_000_000)),
     Field("hedge_puts", SWITCH, "false", "",
           "S3 only: send a PUT that is slower than the recent 99th percentile again and take the"
           " first success; both are billed, and at most 1 in 50 PUTs is sent twice on average"),

@@ -14,8 +14,9 @@ from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.doubles import word_of
 from shards.segment import Segment
+from uploader.ownership.ownership import PERIOD_NS
 from uploader.stores.counted import Requests
-from uploader.stores.prices import GIB
+from uploader.stores.prices import GIB, SECONDS_PER_MONTH, Prices
 
 TELL_AGAIN_NS = 60_000_000_000  # the alarm's text follows the spending
 
@@ -131,15 +132,32 @@ class Billing:
         elif not self._told_ns or now_ns - self._told_ns >= TELL_AGAIN_NS:
             self._told_ns = now_ns
             self._alarms.raise_(
-                AlarmKind.BUDGET_EXCEEDED, exceeded_text(billed, budget_usd, decision), now_ns
+                AlarmKind.BUDGET_EXCEEDED,
+                exceeded_text(billed, budget_usd, self._prices, decision),
+                now_ns,
             )
 
 
-def exceeded_text(billed: Billed, budget_usd: float, decision: BudgetDecision) -> str:
+def exceeded_text(
+    billed: Billed, budget_usd: float, prices: Prices, decision: BudgetDecision
+) -> str:
     """What is spent, what may be spent, and what to do; at most 224 bytes (shards/alarms.py)."""
+    spent = (
+        f"PUTs cost {_usd(billed.put_class_usd_per_month)} a month now, the budget is"
+        f" {_usd(budget_usd)}; "
+    )
+    entries_usd = prices.put_class_usd(SECONDS_PER_MONTH * 1e9 / PERIOD_NS, 0, 0)
+    if budget_usd <= entries_usd:
+        return (
+            f"{spent}the owner's log alone needs up to {_usd(entries_usd)}: raise"
+            " put_budget_usd_per_month"
+        )
     return (
-        f"PUTs cost ${billed.put_class_usd_per_month:,.2f} a month now, the budget is"
-        f" ${budget_usd:,.2f}; windows of {decision.window_ms / 1e3:.1f} s and objects of"
+        f"{spent}windows of {decision.window_ms / 1e3:.1f} s and objects of"
         f" {decision.target_bytes / 2**20:.1f} MiB are the limit: raise put_budget_usd_per_month,"
         " ack_timeout_ms or ring_bytes"
     )
+
+
+def _usd(dollars: float) -> str:
+    return f"${dollars:,.2f}" if dollars >= 0.1 else f"${dollars:.2g}"

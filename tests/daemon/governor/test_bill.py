@@ -159,6 +159,16 @@ def test_an_exceeded_budget_raises_an_alarm_that_says_what_to_do(segment: Segmen
     assert billed.alarms() == [] and billed.words[at.G_TARGET_BYTES] == 4 << 20
 
 
+def test_a_budget_below_the_cost_of_the_owners_log_is_told_so(segment: Segment) -> None:
+    billed = Billed(segment, config_of(put_budget_usd_per_month=0.05))
+    billed.tick(100, puts=10)
+    (message,) = billed.alarms()
+    assert message.endswith(
+        "the budget is $0.05; the owner's log alone needs up to $2.59: raise"
+        " put_budget_usd_per_month"
+    )
+
+
 def test_the_alarm_follows_the_spending_once_a_minute(segment: Segment) -> None:
     billed = Billed(segment, config_of(put_budget_usd_per_month=12.96))
     billed.tick(599, puts=10)
