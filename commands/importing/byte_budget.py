@@ -9,6 +9,8 @@ sent after the budget was set, is acknowledged. The *rate* of a round is ``budge
 fall, which come once per commit. A round counts only if the budget was *used*: a source that is
 slower than the daemon says nothing about the budget.
 
+    start      twice as much each round, until two rounds in a row brought less than 1.1 x the best
+               rate so far; then the budget of the best
     hold       rounds at the budget found so far; their mean rate is what a trial is compared with
     try more   one round at 1.5 x: kept, and tried again, if the rate is 1.1 x or more
     try less   one round at 0.8 x: kept if the rate is 0.97 x or more
@@ -33,6 +35,8 @@ from enum import Enum
 FLOOR_BYTES = 1 << 20
 # Sixteen objects of the usual size: more than a daemon with four uploads under way can work on.
 CEILING_BYTES = 64 << 20
+START_BYTES = 4 << 20  # an object of the usual size
+START_MISSES = 2  # one round may be unlucky
 MORE, PAYS = 1.5, 1.1
 LESS, KEEPS = 0.8, 0.97
 CUT = 0.8
@@ -47,6 +51,7 @@ USED = 0.75  # of the budget was in flight, when a round counts
 class Phase(Enum):
     """What the current round is for."""
 
+    START = "start"
     HOLD = "hold"
     TRY_MORE = "try more"
     TRY_LESS = "try less"
@@ -64,12 +69,13 @@ class ByteBudget:
             )
         self._floor = floor_bytes
         self._ceiling = ceiling_bytes
-        self._bytes = float(floor_bytes)
+        self._bytes = float(min(ceiling_bytes, max(floor_bytes, START_BYTES)))
         self._in_flight = 0
-        self.phase = Phase.HOLD
+        self.phase = Phase.START
+        self._misses = 0
         self._found = self._bytes  # the budget that a failed trial returns to
         self._rates: list[float] = []  # of the rounds at it; at most HOLD_ROUNDS
-        self._rounds_left = 1  # of this hold: the first trial comes early
+        self._rounds_left = 0  # of this hold
         self._less_next = False
         self._largest = 0  # lease so far
         self._peak_before = 0  # the most that was in flight in the round before
@@ -143,6 +149,8 @@ class ByteBudget:
         rate = in_flight / self._latency_s
         used = in_flight >= min(USED * self._bytes, self._bytes - self._largest + 1)
         match self.phase:
+            case Phase.START:
+                self._start(rate, used, now)
             case Phase.REFUSED:
                 self._grow_again(used, now)
             case Phase.HOLD:
@@ -163,6 +171,19 @@ class ByteBudget:
             case Phase.TRY_LESS:
                 kept = used and rate >= KEEPS * self._held_rate()
                 self._hold(self._bytes if kept else self._found, now)
+
+    def _start(self, rate: float, used: bool, now: float) -> None:
+        if not used:
+            self._set(self._bytes, now)
+            return
+        if not self._rates or rate >= PAYS * self._rates[0]:
+            self._found, self._rates, self._misses = self._bytes, [rate], 0
+        else:
+            self._misses += 1
+        if self._misses >= START_MISSES or self._bytes >= self._ceiling:
+            self._hold(self._found, now)
+        else:
+            self._set(2 * self._bytes, now)
 
     def _held_rate(self) -> float:
         return sum(self._rates) / len(self._rates)

@@ -153,6 +153,16 @@ def test_a_refusal_lowers_what_was_used_and_not_what_was_allowed() -> None:
     assert budget.bytes == int(CUT * 8 * MIB)
 
 
+def test_it_begins_by_doubling_until_two_rounds_brought_little_and_returns_to_the_best() -> None:
+    budget = ByteBudget()
+    now, seen = 0.0, []
+    while budget.phase is Phase.START:
+        seen.append(budget.bytes // MIB)
+        now = fill(budget, now, max(0.1, queued_s(budget)))  # 10 MiB are enough
+    assert seen == [4, 8, 16, 32, 64] and budget.bytes == 16 * MIB
+    assert budget.phase is Phase.HOLD
+
+
 def test_less_that_costs_its_share_of_the_rate_is_not_kept() -> None:
     budget = ByteBudget()
     now = grow(budget, CEILING_BYTES)
@@ -168,7 +178,7 @@ def test_less_that_costs_nothing_is_kept_and_tried_again() -> None:
     budget = ByteBudget()
     now = grow(budget, CEILING_BYTES)
     for _ in range(200):  # a queue: the latency is the budget over the capacity
-        now = fill(budget, now, int(budget.bytes / MIB) / 100)
+        now = fill(budget, now, queued_s(budget))
     assert budget.bytes <= 16 * MIB
 
 
@@ -182,15 +192,15 @@ def test_a_source_that_became_slow_leaves_the_budget_as_it_was() -> None:
 
 def test_answers_to_what_was_sent_before_the_budget_changed_decide_nothing() -> None:
     budget = ByteBudget()
-    now = fill(budget, 0.0, 0.1)
+    now = 0.0
     while budget.phase is not Phase.TRY_MORE:
-        now = fill(budget, now, 0.1)
+        now = fill(budget, now, 0.1 if budget.phase is Phase.TRY_LESS else queued_s(budget))
     tried = budget.bytes
     for _ in range(100):
         budget.acked(MIB, 60.0, now)
     assert (budget.phase, budget.bytes) == (Phase.TRY_MORE, tried)
     while budget.bytes == tried:
-        now = fill(budget, now, 0.1)
+        now = fill(budget, now, 0.01)
     assert budget.bytes > tried
 
 
@@ -236,6 +246,11 @@ def fill(
         budget.acked(MIB, latency_s, now)
         leases.give_back(MIB)
     return now
+
+
+def queued_s(budget: ByteBudget) -> float:
+    """The latency of a daemon that takes 100 MiB/s, however much is in flight."""
+    return budget.bytes // MIB / 100
 
 
 def grow(budget: ByteBudget, to_bytes: int) -> float:
