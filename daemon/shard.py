@@ -179,7 +179,9 @@ class Shard:
             partial(self._lock_file.try_lock, locks.TOPIC_SLOTS),
             partial(self._lock_file.unlock, locks.TOPIC_SLOTS),
         )  # fmt: skip
-        self.pending = PendingRequests(self.segment, self.shard, self._topic_counts.tally_of)
+        self.pending = PendingRequests(
+            self.segment, self.shard, self._topic_counts.tally_of, config.ack_timeout_ms * 1_000_000
+        )
         committed = int(self._words[self._base + at.S_COMMITTED])
         self.pending.inherit(
             RingReader(self.segment, self.shard).requests(committed, self._ring.head)

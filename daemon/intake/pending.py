@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple, final
 
@@ -43,6 +44,7 @@ _encode = msgspec.json.Encoder().encode
 RUN_BYTES = VOID_BYTES_MAX // 2  # a run ends with the request that exceeds it
 # That are answered between two looks at the clock, in about 80 microseconds. The request after each
 # look is a sample of the latency, which so costs the other ones nothing.
+EARLY_ANSWERED_MAX = 1_000  # in the heap of deadlines, in addition to one for each that waits
 PARTS_A_LOOK = SAMPLED
 
 
@@ -98,9 +100,20 @@ class _Answering(NamedTuple):
 
 
 class PendingRequests:
-    """The waiting requests of one shard. The ring bounds how many there are."""
+    """The waiting requests of one shard. The ring bounds how many there are.
 
-    def __init__(self, segment: Segment, shard: int, tally_of: Callable[[str], TopicTally]) -> None:
+    Most have the usual timeout, so their deadlines are in the order of the ring. Those with less
+    time (their own timeout, or a wait for admission) are also in a heap, by deadline: the requests
+    are walked through only when one of them has really passed its own.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        shard: int,
+        tally_of: Callable[[str], TopicTally],
+        usual_timeout_ns: int = NEVER,
+    ) -> None:
         self._tally_of = tally_of
         self._shard = shard
         self._words = segment.words
@@ -111,7 +124,9 @@ class PendingRequests:
         self._known_end = 0  # requests before it have a commit
         self._answering: _Answering | None = None
         self._abandoned = 0  # how many at the front were abandoned at their deadline
-        self._shortest_ns = NEVER  # no waiting request has a shorter timeout
+        self._usual_ns = usual_timeout_ns
+        # Deadline, position and request; some are answered already.
+        self._early: list[tuple[int, int, PendingRequest]] = []
         self._since_look = 0  # parts that were answered
         self._answered = LatencyHistogram(segment, shard, Stage.ANSWERED)
         self._acknowledged = LatencyHistogram(segment, shard, Stage.ACKNOWLEDGED)
@@ -122,8 +137,13 @@ class PendingRequests:
     def add(self, waiting: PendingRequest) -> None:
         """Takes a request that was just published."""
         self._waiting.append(waiting)
-        if waiting.timeout_ns < self._shortest_ns:
-            self._shortest_ns = waiting.timeout_ns
+        if waiting.timeout_ns < self._usual_ns:
+            early = self._early
+            if len(early) > 2 * len(self._waiting) + EARLY_ANSWERED_MAX:
+                self._early = early = [each for each in early if not self._is_over(each)]
+                heapify(early)
+            due_ns = waiting.request.arrival_ns + waiting.timeout_ns
+            heappush(early, (due_ns, waiting.position, waiting))
 
     def inherit(self, requests: Iterable[RequestAt]) -> None:
         """Takes what a dead predecessor published and is not committed; call it before ``add``."""
@@ -240,8 +260,6 @@ class PendingRequests:
         self._since_look = since_look
         if self._abandoned:
             self._abandoned = max(0, self._abandoned - passed + len(waiting))
-        if not waiting:
-            self._shortest_ns = NEVER
         words, base = self._words, self._counters
         words[base + at.S_REQUESTS_ACKED] += requests
         words[base + at.S_RECORDS_ACKED] += records
@@ -253,18 +271,36 @@ class PendingRequests:
         if isinstance(request, Request):
             if published_ns:
                 self._answered.observe(now_ns - published_ns)
-            self._acknowledged.observe(now_ns - request.arrival_ns)
+            self._acknowledged.observe(now_ns - request.arrival_ns + request.waited_ns)
 
     def is_due(self, now_ns: int) -> bool:
         """Whether a deadline may have passed. Cheap; False is always right."""
+        return self._shortest_due_ns(now_ns) < NEVER
+
+    def _shortest_due_ns(self, now_ns: int) -> int:
+        """No request with a shorter timeout has passed its deadline; NEVER: none has."""
         if len(self._waiting) <= self._abandoned:
-            return False
-        return now_ns - self._waiting[self._abandoned].request.arrival_ns >= self._shortest_ns
+            return NEVER
+        early = self._early
+        while early and self._is_over(early[0]):
+            heappop(early)
+        oldest_ns = now_ns - self._waiting[self._abandoned].request.arrival_ns
+        shortest_ns = self._usual_ns if oldest_ns >= self._usual_ns else NEVER
+        if early and early[0][0] <= now_ns:
+            due = (waiting.timeout_ns for due_ns, _, waiting in early if due_ns <= now_ns)
+            shortest_ns = min(shortest_ns, *due)
+        return shortest_ns
+
+    def _is_over(self, early: tuple[int, int, PendingRequest]) -> bool:
+        """Whether a request has its answer, or its commit is known."""
+        _, position, waiting = early
+        return position < self._known_end or waiting.request.answered
 
     def expired(self, now_ns: int, pulled: int, head: int) -> ExpiredRequests:
         """The requests past their deadline. Arrivals are in order, so it stops at the first that
         cannot be. A run goes from a request that is taken back to the next one that is not."""
         found = ExpiredRequests([], [], [])
+        shortest_ns = self._shortest_due_ns(now_ns)
         start = -1
         for waiting in islice(self._waiting, self._abandoned, None):
             position, request = waiting.position, waiting.request
@@ -282,7 +318,7 @@ class PendingRequests:
             if start >= 0:
                 found.runs.append((start, position))
                 start = -1
-            if waited_ns < self._shortest_ns:
+            if waited_ns < shortest_ns:
                 return found
             if waited_ns >= waiting.timeout_ns and not request.answered:
                 found.unknown.append(waiting)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -18,7 +18,13 @@ from daemon.http.request import Request
 from daemon.http.server import Server
 from daemon.intake import pending as pending_module
 from daemon.intake.caps import CapTracker
-from daemon.intake.pending import ExpiredRequests, PendingRequest, PendingRequests
+from daemon.intake.pending import (
+    EARLY_ANSWERED_MAX,
+    NEVER,
+    ExpiredRequests,
+    PendingRequest,
+    PendingRequests,
+)
 from daemon.intake.topic_cache import TopicEntry
 from ledger.types import (
     AnswerPart,
@@ -42,6 +48,7 @@ from shards.topiccounts import TopicTally
 from tests.daemon.http.front import Script, post
 from tests.daemon.http.memory_transport import MemoryTransport, connect
 from tests.e2e.load import read_answer
+from tests.long import examples
 
 ME, OTHER = 1, 0
 S = 1_000_000_000
@@ -56,10 +63,10 @@ def topic(topic_id: int, partitions: int = 1) -> TopicEntry:
 class Shard:
     """A shard's answers, with producers on one connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, usual_timeout_ns: int = 20 * S) -> None:
         self.segment = Segment.create(Layout(shards=2, ring_bytes=4096))
         self.tallies: dict[str, TopicTally] = {}
-        self.pending = PendingRequests(self.segment, ME, self.tally_of)
+        self.pending = PendingRequests(self.segment, ME, self.tally_of, usual_timeout_ns)
         self.server = Server()
         self.script = Script()
         self.server.application = self.script
@@ -536,6 +543,56 @@ def test_each_request_has_a_deadline_of_its_own_and_runs_are_as_long_as_they_can
     expired = expire(shard, 31 * S, pulled=0)
     assert expired.runs == [(positions[3], shard.position)]
     assert len(shard.pending) == 0
+
+
+@given(
+    st.sampled_from([1, 5, 20, NEVER]),
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("arrives"), st.integers(1, 30)),
+            st.tuples(st.just("passes"), st.integers(1, 6)),
+            st.tuples(st.just("is committed"), st.integers(1, 5)),
+        ),
+        max_size=60,
+    ),
+)
+@settings(max_examples=examples(100))
+def test_a_deadline_is_due_exactly_when_it_has_passed_whatever_the_others_are(
+    usual_s: int, steps: list[tuple[str, int]]
+) -> None:
+    shard = Shard(usual_s * S)
+    now_ns, waiting = S, {}  # deadlines by position
+    for what, number in steps:
+        if what == "arrives":
+            waiting[arrives(shard, now_ns, number * S)] = now_ns + number * S
+        elif what == "passes":
+            now_ns += number * S
+        elif waiting:
+            count = min(number, len(waiting))
+            gone = sorted(waiting)[:count]
+            for position in gone:
+                del waiting[position]
+            runs = OffsetRun(ME, 7, 0, 11, count)
+            end = min(waiting, default=shard.position)
+            shard.takes(commit(shard, runs, heads=(PartitionHead(7, 0, 11),), end=end))
+        due = {position for position, due_ns in waiting.items() if due_ns <= now_ns}
+        assert shard.pending.is_due(now_ns) == bool(due)
+        expired = shard.pending.expired(now_ns, 0, shard.position)
+        assert {each.position for each in expired.void} == due
+        shard.pending.end(expired, lambda _: ApiError(503, "ack_timeout", "too late"))
+        waiting = {position: due_ns for position, due_ns in waiting.items() if due_ns > now_ns}
+        assert len(shard.pending._early) <= 2 * len(shard.pending) + EARLY_ANSWERED_MAX + 1
+
+
+def test_deadlines_of_requests_that_were_answered_do_not_pile_up(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.intake.pending.EARLY_ANSWERED_MAX", 10)
+    for number in range(100):
+        position = arrives(shard, S, 5 * S)
+        run = OffsetRun(ME, 7, 0, 1 + number, 1)
+        shard.takes(commit(shard, run, heads=(PartitionHead(7, 0, 1 + number),), end=position + 1))
+        assert len(shard.pending._early) <= 14
 
 
 def test_one_request_in_sixteen_is_a_sample_of_the_latency_also_over_small_commits(
