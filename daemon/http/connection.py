@@ -26,7 +26,6 @@ from daemon.http.receiver import (
     HOLD_REQUESTS,
     IGNORE,
     STREAM,
-    WAIT,
     Receiver,
     Service,
 )
@@ -214,7 +213,7 @@ class Connection(Receiver, asyncio.Protocol):
 
     def _input_ended(self) -> None:
         """The client has half-closed: refuses what it left unfinished."""
-        if self._phase == WAIT or (self._hold and self.buffer):
+        if self._hold and self.buffer:
             return  # whole requests may still be in it; they come first
         if self._phase == BODY:
             error = bad_request("the connection was half-closed inside the body")

@@ -21,6 +21,7 @@ from daemon.config import (
 )
 from daemon.config.docs import markdown
 from daemon.config.values import read_size, size_text
+from daemon.governor.gate import Band, gate_band
 from uploader.stores.prices import DEFAULT_PRICES, FREE, Prices
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -300,6 +301,24 @@ def test_exactly_the_documented_keys_are_reloadable() -> None:
 def test_the_documentation_is_generated_from_the_table() -> None:
     page = (CHECKOUT / "docs" / "configuration.md").read_text()
     assert page == markdown(), "run: headgate config docs > docs/configuration.md"
+
+
+@pytest.mark.parametrize(
+    ("pause", "resume", "said"),
+    [
+        ("0.5", "0.6", r"gate_resume_below must be below gate_pause_above \(0.5, --set\), got 0.6"),
+        ("0.6", "0.6", r"gate_resume_below must be below gate_pause_above \(0.6, --set\), got 0.6"),
+        ("1.5", "0.6", r"gate_pause_above must be above 0 and at most 1, got '1.5'"),
+        ("0.8", "-1", r"gate_resume_below must be above 0 and at most 1, got '-1'"),
+        ("nan", "0.6", r"gate_pause_above must be a finite number, got 'nan'"),
+    ],
+)
+def test_a_gate_that_would_not_close_and_open_in_turn_is_refused(
+    pause: str, resume: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        loaded(("gate_pause_above", pause), ("gate_resume_below", resume))
+    assert gate_band(loaded()) == Band(0.8, 0.65)
 
 
 @pytest.mark.parametrize(("written", "on"), [("true", True), ("false", False)])

@@ -73,9 +73,11 @@ def test_work_that_is_slow_pauses_nobody(shard: Shard, name: str) -> None:
     assert shard.look()
 
 
-def test_a_broken_sensor_pauses_nobody(shard: Shard) -> None:
+def test_a_broken_sensor_pauses_nobody_and_hides_no_other(shard: Shard) -> None:
     shard.sense("memory", 1.0, math.nan)
     assert shard.look()
+    shard.used_bytes = RING_BYTES
+    assert not shard.look()
 
 
 def test_routers_that_hold_nothing_go_on_below_the_upper_threshold(shard: Shard) -> None:
