@@ -160,14 +160,20 @@ class SourceImport:
         await self._import(reader, Flow(at, dead_at, self._leases, self._plan.limits))
 
     def _is_enough(self, head: bytes, text: SourceText) -> bool:
-        """Whether the beginning is complete, so that it can name the cursor."""
+        """Whether the beginning is complete, so that it can name the cursor. What does not grow
+        line by line must be complete when it is found."""
         grows = self._plan.follows and self.raw.may_grow and text.compression is None
-        return not grows or len(head) == HEAD_BYTES or b"\n" in head
+        is_line = b"\n" in head or len(head) == HEAD_BYTES
+        return not grows or is_line or (head != b"" and self._is_document(head))
+
+    def _is_document(self, head: bytes) -> bool:
+        form = self._plan.form
+        return form == "json" or (form == "auto" and is_array(head))
 
     def _open(self, text: SourceText, head: bytes) -> tuple[Reader, int, int]:
         """A reader at the cursor's position, and the positions of both cursors. Blocks."""
         plan = self._plan
-        is_document = plan.form == "json" or (plan.form == "auto" and is_array(head))
+        is_document = self._is_document(head)
         self._grows = (
             plan.follows and self.raw.may_grow and text.compression is None and not is_document
         )

@@ -64,6 +64,7 @@ class Wire(asyncio.Protocol):
         self._lost: Callable[[str], None] | None = lost
         self._transport: asyncio.Transport | None = None
         self._sent_at: deque[float] = deque()
+        self._answered_at = 0.0
         self._parser = httptools.HttpResponseParser(self)
         self._retry_after: str | None = None
         self._body: list[bytes] = []
@@ -107,8 +108,10 @@ class Wire(asyncio.Protocol):
         self._transport.writelines([head.encode(), *pieces])
 
     def silent_s(self) -> float:
-        """How long the oldest request has waited for its answer."""
-        return self._now() - self._sent_at[0] if self._sent_at else 0.0
+        """How long nothing was answered while something was waited for."""
+        if not self._sent_at:
+            return 0.0
+        return self._now() - max(self._sent_at[0], self._answered_at)
 
     def close(self, reason: str = "closed here") -> None:
         """Ends the connection; what has no answer is lost."""
@@ -160,7 +163,8 @@ class Wire(asyncio.Protocol):
         if not self._sent_at or self._lost is None:
             return
         self._closes = self._closes or not self._parser.should_keep_alive()
-        latency_s = self._now() - self._sent_at.popleft()
+        self._answered_at = self._now()
+        latency_s = self._answered_at - self._sent_at.popleft()
         status = self._parser.get_status_code()
         self._answered(WireAnswer(status, self._retry_after, b"".join(self._body), latency_s))
 

@@ -1,0 +1,186 @@
+"""Files that rotate, with a clock of the test: when a file has ended, and what is found of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from commands.client.http import Client
+from commands.importing.buckets import Buckets, Endpoint
+from commands.importing.finding import NotFound, find
+from commands.importing.flow import Limits
+from commands.importing.following import FOLLOWED_MAX, Following, TooManyFiles
+from commands.importing.importer import Importer
+from commands.importing.leases import Leases
+from commands.importing.names import SourceCursors
+from commands.importing.raw import LocalFile
+from commands.importing.rules import Rules
+from commands.importing.sender import ImportDaemon
+from commands.importing.source import ROTATED_QUIET_S, ImportPlan, SourceImport, TopicTarget
+from commands.importing.wire import Address
+from tests.cli.importing.fixed_budget import FixedBudget
+from tests.cli.importing.test_import import Cursors
+from tests.scripted import scripted
+
+
+def plan(*, follows: bool = True, restarts: bool = False) -> ImportPlan:
+    return ImportPlan(
+        TopicTarget("t", 7), None, None, "auto", Limits(1 << 20, 1_000), restarts, follows, Rules
+    )
+
+
+class Clock:
+    """Monotonic seconds, as a test says."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def until(look: Callable[[], bool]) -> None:
+    for _ in range(12_000):
+        if look():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("waited for a minute")
+
+
+def followed(
+    path: Path, script: Cursors, act: Callable[[SourceImport, Clock], object], **how: bool
+) -> SourceImport:
+    """Follows a file while ``act`` runs, which is a coroutine function, up to its end."""
+    clock = Clock()
+
+    async def work(url: str) -> SourceImport:
+        with ThreadPoolExecutor(1) as threads, Client(url) as client:
+            daemon = ImportDaemon(url, Address.of(url), FixedBudget(1 << 20), 60, clock, print)
+            source = SourceImport(
+                LocalFile(str(path)), plan(**how), daemon, SourceCursors(client, 0),
+                Leases(daemon.budget), threads, lambda: None, lambda count: None,
+            )  # fmt: skip
+            running = asyncio.create_task(source.run())
+            await act(source, clock)  # type: ignore[misc]
+            await running
+            return source
+
+    with scripted(script) as server:
+        return asyncio.run(work(server.url))
+
+
+def test_a_rotated_file_is_read_until_it_was_quiet_and_then_with_its_last_line(
+    tmp_path: Path,
+) -> None:
+    path, script = tmp_path / "log", Cursors()
+    path.write_text("1\n2")
+
+    async def act(source: SourceImport, clock: Clock) -> None:
+        await until(lambda: script.stored == [1])
+        source.is_rotated = True
+        clock.now_s += ROTATED_QUIET_S - 1
+        with path.open("a") as file:
+            file.write("2\n3")
+        await until(lambda: script.stored == [1, 22])
+        assert source.report.state == "stopped"
+        clock.now_s += ROTATED_QUIET_S + 1
+
+    source = followed(path, script, act)
+    assert source.report.state == "done" and script.stored == [1, 22, 3]
+
+
+def test_a_file_waits_for_its_first_line_before_it_has_a_cursor(tmp_path: Path) -> None:
+    path, script = tmp_path / "log", Cursors()
+    path.write_text('{"a":')
+
+    async def act(source: SourceImport, clock: Clock) -> None:
+        await asyncio.sleep(0)
+        assert not script.positions
+        with path.open("a") as file:
+            file.write("1}\n")
+        await until(lambda: script.stored == [{"a": 1}])
+        source.stop()
+
+    assert followed(path, script, act).report.state == "stopped"
+    assert len(script.positions) == 1
+
+
+def test_a_truncated_file_ends_and_says_that_it_begins_anew(tmp_path: Path) -> None:
+    path, script = tmp_path / "log", Cursors()
+    path.write_text("1\n2\n")
+
+    async def act(source: SourceImport, clock: Clock) -> None:
+        await until(lambda: script.stored == [1, 2])
+        path.write_text("")
+
+    source = followed(path, script, act)
+    assert source.begins_anew and source.failure is None
+
+    # The same first line, and longer than before: only who has seen the truncation knows.
+    path.write_text("1\n2\n3\n")
+
+    async def stop(source: SourceImport, clock: Clock) -> None:
+        await until(lambda: len(script.stored) == 5)
+        source.stop()
+
+    followed(path, script, stop, restarts=True)
+    assert script.stored == [1, 2, 1, 2, 3]
+
+
+def test_a_file_that_was_truncated_in_a_downtime_begins_anew(tmp_path: Path) -> None:
+    path, script = tmp_path / "log", Cursors()
+    path.write_text("1\n2\n3\n")
+
+    async def act(source: SourceImport, clock: Clock) -> None:
+        await until(lambda: script.stored == [1, 2, 3])
+        source.stop()
+
+    followed(path, script, act)
+    path.write_text("1\n5\n")
+
+    async def again(source: SourceImport, clock: Clock) -> None:
+        await until(lambda: script.stored == [1, 2, 3, 1, 5])
+        source.stop()
+
+    followed(path, script, again)
+
+
+def test_a_file_that_does_not_grow_is_read_once_to_its_end(tmp_path: Path) -> None:
+    path, script = tmp_path / "list.json", Cursors()
+    path.write_text("[1, 2]")
+
+    async def act(source: SourceImport, clock: Clock) -> None:
+        pass
+
+    assert followed(path, script, act).report.state == "done"
+    assert script.stored == [1, 2]
+
+
+def test_more_files_than_can_be_followed_are_refused(tmp_path: Path) -> None:
+    for n in range(FOLLOWED_MAX + 1):
+        (tmp_path / str(n)).touch()
+    daemon = ImportDaemon("http://h:1", Address.of("http://h:1"), FixedBudget(1), 0, Clock(), print)
+    with Client("http://h:1") as client:
+        importer = Importer(plan(), daemon, SourceCursors(client, 0), 1, lambda count: None)
+        with pytest.raises(TooManyFiles, match="there are 257 files, and at most 256"):
+            asyncio.run(Following(importer, [f"{tmp_path}/*"], 1).run())
+
+
+def test_all_sources_that_cannot_be_are_named_together(tmp_path: Path) -> None:
+    good = tmp_path / "good[1]"  # a file's own name comes before the pattern
+    good.write_text("1\n")
+    (tmp_path / "folder").mkdir()
+    buckets = Buckets(Endpoint(None, None), 1)
+    found = find([str(good), f"{tmp_path}/*", "-"], buckets, by_path=False)
+    assert [(each.name, each.size) for each in found] == [(str(good), 2), ("stdin", None)]
+    with pytest.raises(NotFound) as refused:
+        find([f"{tmp_path}/folder", str(good), f"{tmp_path}/*.gz"], buckets, by_path=False)
+    assert str(refused.value).splitlines() == [
+        f"{tmp_path}/folder: is a directory",
+        f"  {tmp_path}/*.gz: matches no file",
+    ]
+    assert refused.value.hint == f"'{tmp_path}/folder/*' names its files"

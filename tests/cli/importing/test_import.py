@@ -1,0 +1,195 @@
+"""``headgate import`` against answers in the shapes of the HTTP API: refusals and lost answers.
+
+That the daemon answers so is tested with the daemon (tests/e2e/test_import.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from tests.scripted import Answer, Call, Script, refusal, run, scripted, state
+
+
+class Cursors:
+    """A script that does with topics and cursors what the daemon does. ``fault`` may answer a
+    produce request instead, told its number; an answer of status 0 hangs up, after the request was
+    stored or, with a body, before."""
+
+    def __init__(self, fault: Callable[[int, Call], Answer | None] = lambda n, call: None) -> None:
+        self.stored: list[Any] = []
+        self.positions: dict[str, dict[int, int]] = {}
+        self.produced: list[Any] = []
+        self.connections: list[str] = []
+        self._fault = fault
+
+    def __call__(self, call: Call) -> Answer:
+        path, _, query = call.path.partition("?")
+        kind, name = path.removeprefix("/v0/").split("/", 1)
+        if kind == "cursors":
+            return self._cursor(call, name)
+        if call.method != "POST":
+            return Answer(200, state(name))
+        assert query == "create=false" and call.body["dedupe"] == "none"
+        self.produced.append(call.body)
+        answer = self._fault(len(self.produced), call)
+        if answer is not None and (answer.status or answer.body):
+            return answer
+        advance = call.body["advance"]
+        there = self.positions[advance["cursor"]]
+        if there.get(0, 0) != advance["expected"]:
+            return refusal(412, "cursor_moved", position=there.get(0, 0))
+        there[0] = advance["next"]
+        records = [each["data"] for each in call.body["records"]]
+        self.stored += records
+        if answer is not None:
+            return answer
+        head = len(self.stored)
+        return Answer(200, {"topic": name, "partition": 0, "first_seq": head - len(records) + 1,
+                            "last_seq": head, "count": len(records), "head_seq": head,
+                            "deduped": False})  # fmt: skip
+
+    def _cursor(self, call: Call, name: str) -> Answer:
+        if call.method == "DELETE":
+            self.positions.pop(name, None)
+            return Answer(200, {"cursor": name})
+        if call.method == "PUT":
+            there = self.positions.setdefault(name, {})
+            for each in call.body["positions"]:
+                if each.get("expected") is not None and each["expected"] != there.get(0, 0):
+                    return refusal(412, "cursor_moved", position=there.get(0, 0))
+                there[each.get("partition", 0)] = each["seq"]
+        elif name not in self.positions:
+            return refusal(404, "cursor_unknown")
+        positions = [{"partition": p, "seq": s} for p, s in self.positions[name].items()]
+        return Answer(200, {"cursor": name, "cursor_id": 1, "kind": "client",
+                            "positions": positions, "created_ms": 1})  # fmt: skip
+
+
+def imported(script: Script, path: Path, *options: str) -> Result:
+    with scripted(script) as server:
+        return run(server, "import", "t", str(path), "-o", "json", "--wait", "20", *options)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """A file with the numbers 0 to 9."""
+    path = tmp_path / "numbers"
+    path.write_text("".join(f"{n}\n" for n in range(10)))
+    return path
+
+
+def steps(script: Cursors) -> list[tuple[int, int]]:
+    return [(each["advance"]["expected"], each["advance"]["next"]) for each in script.produced]
+
+
+def test_requests_of_a_source_make_a_chain_on_one_connection(lines: Path) -> None:
+    script = Cursors()
+    with scripted(script) as server:
+        done = run(server, "import", "t", str(lines), "--batch", "4", "--partition", "2")
+    assert done.exit_code == 0
+    assert script.stored == list(range(10))
+    assert steps(script) == [(0, 8), (8, 16), (16, 20)]
+    assert [each["partition"] for each in script.produced] == [2, 2, 2]
+    assert server.connections == 2, "one for requests, and one for topics and cursors"
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        refusal(429, "throttled", retry_after_ms=5),
+        refusal(503, "store_failing", retry_after_ms=5),
+        Answer(503, refusal(503, "not_ready").body, {"Retry-After": "0"}),
+    ],
+)
+def test_a_request_that_is_refused_for_now_is_sent_again_and_so_are_those_after_it(
+    busy: Answer, lines: Path
+) -> None:
+    script = Cursors(lambda number, call: busy if number in (2, 4) else None)
+    done = imported(script, lines, "--batch", "2")
+    assert done.exit_code == 0, done.stderr
+    assert script.stored == list(range(10))
+    assert json.loads(done.stdout)["totals"]["retries"] == 2
+    assert steps(script)[:3] == [(0, 4), (4, 8), (8, 12)], "the chain goes on until it is refused"
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_what_was_lost_with_its_connection_is_stored_once(is_stored: bool, lines: Path) -> None:
+    lost = Answer(0) if is_stored else Answer(0, "not stored")
+    script = Cursors(lambda number, call: lost if number == 2 else None)
+    done = imported(script, lines, "--batch", "2")
+    assert done.exit_code == 0, done.stderr
+    assert script.stored == list(range(10))
+    totals = json.loads(done.stdout)["totals"]
+    assert totals["already_stored"] == (2 if is_stored else 0)
+    assert totals["records"] + totals["already_stored"] == 10
+
+
+def test_patience_ends_and_what_the_daemon_said_is_the_message(lines: Path) -> None:
+    script = Cursors(lambda number, call: refusal(429, "throttled", "full", retry_after_ms=60_000))
+    done = imported(script, lines)
+    assert done.exit_code == 1 and f"{lines}: full (throttled)" in done.stderr
+
+
+def test_a_refusal_for_good_ends_all_sources_that_have_not_begun(tmp_path: Path) -> None:
+    for n in range(3):
+        (tmp_path / f"{n}").write_text(f"{n}\n")
+    script = Cursors(lambda number, call: refusal(422, "topic_full", "the topic is full"))
+    with scripted(script) as server:
+        done = run(server, "import", "t", f"{tmp_path}/*", "--parallel", "1", "-o", "json")
+    assert done.exit_code == 1 and "the topic is full (topic_full)" in done.stderr
+    totals = json.loads(done.stdout)["totals"]
+    assert (totals["failed"], totals["stopped"], len(script.produced)) == (1, 2, 1)
+
+
+def test_another_server_is_told_apart_from_a_daemon(lines: Path) -> None:
+    script = Cursors(lambda number, call: Answer(502, b"<html>bad gateway"))
+    done = imported(script, lines)
+    assert done.exit_code == 1 and "without an error in Headgate's form" in done.stderr
+
+
+def test_a_cursor_that_another_client_sets_back_ends_the_import(lines: Path) -> None:
+    def fault(number: int, call: Call) -> Answer | None:
+        return refusal(412, "cursor_moved", position=1) if number == 2 else None
+
+    done = imported(Cursors(fault), lines, "--batch", "2", "--batch-bytes", "4")
+    assert done.exit_code == 1 and "another client has set it" in done.stderr
+
+
+def test_a_missing_topic_is_created_before_its_id_names_cursors(lines: Path) -> None:
+    made: list[str] = []
+    script = Cursors()
+
+    def without(call: Call) -> Answer:
+        if call.path == "/v0/topics/t" and call.method == "GET" and not made:
+            return refusal(404, "unknown_topic")
+        if call.path == "/v0/topics/t" and call.method == "PUT":
+            made.append(call.path)
+            return Answer(201, state("t"))
+        return script(call)
+
+    assert imported(without, lines).exit_code == 0
+    assert made and script.stored == list(range(10))
+
+
+def test_files_with_the_same_content_have_cursors_of_their_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("1\n")
+    (tmp_path / "c").hardlink_to(tmp_path / "a")
+    script = Cursors()
+    assert imported(script, tmp_path / "*").exit_code == 0
+    assert script.stored == [1, 1] and len(script.positions) == 2
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "a").rename(moved)
+    assert imported(script, moved).exit_code == 0
+    assert script.stored == [1, 1]
+    assert imported(script, moved, "--identity", "path").exit_code == 0
+    moved.rename(tmp_path / "old")
+    moved.write_text("1\n2\n")
+    assert imported(script, moved, "--identity", "path").exit_code == 0
+    assert script.stored == [1, 1, 1, 2]
