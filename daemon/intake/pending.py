@@ -198,6 +198,8 @@ class PendingRequests:
         passed = len(waiting)
         requests = records = sizes = 0
         since_look = self._since_look
+        counted: TopicEntry | None = None  # its requests are counted together
+        before = (0, 0)  # records and sizes before the first of them
         while waiting and waiting[0].position < end:
             if since_look >= PARTS_A_LOOK:
                 since_look = 0
@@ -249,14 +251,15 @@ class PendingRequests:
                     )
                     count += added
                 request.respond_ok_json(_spread(topic, answer, deduped=False))
+            if topic is not counted:
+                if counted is not None:
+                    self._count(counted, records - before[0], sizes - before[1])
+                counted, before = topic, (records, sizes)
             requests += 1
             records += count
             sizes += size
-            tally = topic.tally
-            if tally is None:
-                topic.tally = tally = self._tally_of(topic.name)
-            tally.records += count
-            tally.bytes += size
+        if counted is not None:
+            self._count(counted, records - before[0], sizes - before[1])
         self._since_look = since_look
         if self._abandoned:
             self._abandoned = max(0, self._abandoned - passed + len(waiting))
@@ -265,6 +268,14 @@ class PendingRequests:
         words[base + at.S_RECORDS_ACKED] += records
         words[base + at.S_BYTES_ACKED] += sizes
         return not waiting or waiting[0].position >= end
+
+    def _count(self, topic: TopicEntry, records: int, size_bytes: int) -> None:
+        """Counts what a topic's producers were acknowledged."""
+        tally = topic.tally
+        if tally is None:
+            topic.tally = tally = self._tally_of(topic.name)
+        tally.records += records
+        tally.bytes += size_bytes
 
     def _sample(self, request: Request | Copy, published_ns: int, now_ns: int) -> None:
         """Counts how long a request took that is answered now."""

@@ -35,7 +35,7 @@ from ledger.errors import LedgerError
 from ledger.types import TopicConfig
 from shards.clock import monotonic_ns, wall_ms
 from shards.frame import CODEC_RECORDS, Part, encode_conditions
-from shards.latency import SAMPLED, LatencyHistogram, Stage
+from shards.latency import SAMPLED_BITS, LatencyHistogram, Stage
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
 
@@ -75,7 +75,6 @@ class Producer:
         self._short_of_time = short_of_time
         # By connection: requests with their topic and their promise, in order.
         self._held_back: dict[object, deque[tuple[Request, str, int]]] = {}
-        self._until_sample = 0  # requests before the next one whose latency is counted
         self._admitted_after = LatencyHistogram(segment, shard, Stage.ADMITTED)
         self._published_after = LatencyHistogram(segment, shard, Stage.PUBLISHED)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -287,10 +286,7 @@ class Producer:
     ) -> None:
         """Raises ApiError, CursorNotCached, and RingFull for a request that waits for space."""
         began_ns = 0
-        if self._until_sample:
-            self._until_sample -= 1
-        else:
-            self._until_sample = SAMPLED - 1
+        if not request.arrival_ns & SAMPLED_BITS:
             began_ns = monotonic_ns()
             self._admitted_after.observe(began_ns - request.arrival_ns + request.waited_ns)
         arrival_ms = wall_ms()
