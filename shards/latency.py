@@ -3,17 +3,17 @@
     received -> ADMITTED -> PUBLISHED -> PULLED -> PUT -> COMMITTED -> ANSWERED
                                                               \\-> DISPATCHED -> DELIVERED
 
-A stage is the time from the end of the one before it. PULLED begins when the request has arrived,
-DISPATCHED and DELIVERED begin with the commit. ACKNOWLEDGED is the whole way of a request, from its
-arrival to its answer.
+ADMITTED is of requests that had to wait. PUBLISHED and PULLED begin when the request has arrived;
+PUT, COMMITTED and ANSWERED each where the one before ends; DISPATCHED and DELIVERED with the
+commit. ACKNOWLEDGED is the whole way of a request, from its arrival to its answer.
 
 A histogram has fixed buckets: bucket 0 counts what took less than 1 us, bucket b what took from
 2^(b-1) us to less than 2^b us, the last one all that took longer. The sum of all times follows.
 
-Requests are samples, one of SAMPLED; of a pull, the first request too. Leases and deliveries are
-all counted. Each stage of a shard has one writer: the shard's loop, or one thread at a time under
-a mutex of its uploads (UPLOADER_STAGES). Histograms outlive the shard's restarts. Any process may
-read one while it changes: it may see one count more or less, never a torn one.
+Requests are samples, one of SAMPLED; of a pull, the first request too. Waits, leases, commits and
+deliveries are all counted. Each stage of a shard has one writer: the shard's loop, or one thread at
+a time under a mutex of its uploads (UPLOADER_STAGES). Histograms outlive the shard's restarts. Any
+process may read one while it changes: it may see one count more or less, never a torn one.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ UPLOADER_STAGES = frozenset((Stage.PUT, Stage.COMMITTED))
 
 # What each stage is, for the table of metrics and the pages.
 MEANINGS: dict[Stage, str] = {
-    Stage.ADMITTED: "from the arrival of the whole body until the topic is known and the"
-    " connection's earlier requests are published (sampled)",
-    Stage.PUBLISHED: "checking the request and writing it into the ring (sampled)",
+    Stage.ADMITTED: "of requests that waited before they were published: for ring space, for their"
+    " topic or cursor, or for earlier ones of their connection (each)",
+    Stage.PUBLISHED: "from the arrival of the whole body until it is in the ring (sampled)",
     Stage.PULLED: "from the arrival until the request is pulled: the commit window (sampled)",
     Stage.PUT: "from the pull until the store has the object, with every attempt (each lease)",
     Stage.COMMITTED: "from the PUT until the commit: earlier uploads, ledger (each lease)",
-    Stage.ANSWERED: "from the commit until the request is answered (sampled)",
+    Stage.ANSWERED: "from the commit until a shard has answered its requests in it (each commit)",
     Stage.ACKNOWLEDGED: "from the arrival of the whole body until the answer (sampled)",
     Stage.DISPATCHED: "from the commit until its topic has its turn, without deliberate delays"
     " (sampled)",

@@ -31,6 +31,7 @@ from daemon.intake.admission_queue import AdmissionQueue, QueuedRequest
 from daemon.intake.refused import BY_CODE, RefusalReason
 from shards import layout as at
 from shards.clock import monotonic_ns
+from shards.latency import LatencyHistogram, Stage
 from shards.ring import RingWriter
 from shards.segment import Segment
 
@@ -89,6 +90,7 @@ class Admission:
         self._rejected_at = segment.layout.shard(shard) + at.S_REJECTED
         self._ring_full_at = segment.layout.shard(shard) + at.S_RING_FULL
         self._refused_at = segment.layout.shard(shard) + at.S_REFUSED
+        self.admitted_after = LatencyHistogram(segment, shard, Stage.ADMITTED)
         self._ring = ring
         self._body_bytes_max = body_bytes_max
         self._rng = rng
@@ -210,6 +212,7 @@ class Admission:
             now_ns = monotonic_ns()
             request.on_close = None
             request.waited_ns += now_ns - queued.since_ns
+            self.admitted_after.observe(now_ns - queued.since_ns)
             request.arrival_ns = now_ns
             request.connection.admitted(request, queued.needed_bytes)
         asyncio.get_running_loop().call_soon(self.admit_queued)

@@ -128,8 +128,8 @@ class PendingRequests:
         # Deadline, position and request; some are answered already.
         self._early: list[tuple[int, int, PendingRequest]] = []
         self._since_look = 0  # parts that were answered
-        self._answered = LatencyHistogram(segment, shard, Stage.ANSWERED)
-        self._acknowledged = LatencyHistogram(segment, shard, Stage.ACKNOWLEDGED)
+        self._answered_after = LatencyHistogram(segment, shard, Stage.ANSWERED)
+        self._acknowledged_after = LatencyHistogram(segment, shard, Stage.ACKNOWLEDGED)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -170,8 +170,12 @@ class PendingRequests:
                 self._answering = self._begin(*self._known.popleft())
             if not self._answer(self._answering, now_ns, until_ns):
                 return
+            published_ns = self._answering.published_ns
             self._answering = None
-            if now_ns() >= until_ns:
+            done_ns = now_ns()
+            if published_ns:
+                self._answered_after.observe(done_ns - published_ns)
+            if done_ns >= until_ns:
                 return
 
     def _begin(self, source: SourceRange, commit: Commit) -> _Answering:
@@ -193,7 +197,7 @@ class PendingRequests:
 
     def _answer(self, known: _Answering, now_ns: Callable[[], int], until_ns: int) -> bool:
         """Answers requests of one commit; False if the time was over before the last one."""
-        end, offsets, heads, verdicts, published_ns = known
+        end, offsets, heads, verdicts, _ = known
         waiting = self._waiting
         passed = len(waiting)
         requests = records = sizes = 0
@@ -206,7 +210,9 @@ class PendingRequests:
                 looked_ns = now_ns()
                 if looked_ns >= until_ns:
                     break
-                self._sample(waiting[0].request, published_ns, looked_ns)
+                sampled = waiting[0].request
+                if type(sampled) is not Copy:
+                    self._acknowledged_after.observe(looked_ns - sampled.arrival_ns)
             position, request, topic, parts, size, expected_seq, _, advance = waiting.popleft()
             width = len(parts)
             since_look += width
@@ -276,13 +282,6 @@ class PendingRequests:
             topic.tally = tally = self._tally_of(topic.name)
         tally.records += records
         tally.bytes += size_bytes
-
-    def _sample(self, request: Request | Copy, published_ns: int, now_ns: int) -> None:
-        """Counts how long a request took that is answered now."""
-        if isinstance(request, Request):
-            if published_ns:
-                self._answered.observe(now_ns - published_ns)
-            self._acknowledged.observe(now_ns - request.arrival_ns + request.waited_ns)
 
     def is_due(self, now_ns: int) -> bool:
         """Whether a deadline may have passed. Cheap; False is always right."""

@@ -75,7 +75,6 @@ class Producer:
         self._short_of_time = short_of_time
         # By connection: requests with their topic and their promise, in order.
         self._held_back: dict[object, deque[tuple[Request, str, int]]] = {}
-        self._admitted_after = LatencyHistogram(segment, shard, Stage.ADMITTED)
         self._published_after = LatencyHistogram(segment, shard, Stage.PUBLISHED)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -186,6 +185,7 @@ class Producer:
                 left_ms = timeout_ms - waited_ns // 1_000_000
                 async with asyncio.timeout(left_ms / 1000):
                     await self._publish_loaded(request, name)
+                self.admission.admitted_after.observe(monotonic_ns() - request.arrival_ns)
             except TimeoutError:  # before publishing, which is the last step
                 request.refuse(self.admission.overdue(timeout_ms))
             except ApiError as error:
@@ -285,10 +285,6 @@ class Producer:
         self, request: Request, topic: TopicEntry, tracker: CapTracker | None = None
     ) -> None:
         """Raises ApiError, CursorNotCached, and RingFull for a request that waits for space."""
-        began_ns = 0
-        if not request.arrival_ns & SAMPLED_BITS:
-            began_ns = monotonic_ns()
-            self._admitted_after.observe(began_ns - request.arrival_ns + request.waited_ns)
         arrival_ms = wall_ms()
         asked = self._parse(request, arrival_ms, topic.topic.config)
         topic_id = topic.topic_id
@@ -340,8 +336,8 @@ class Producer:
         )  # fmt: skip
         if timeout_ns < self._timeout_ns:
             self._short_of_time(request.arrival_ns, timeout_ns)
-        if began_ns:
-            self._published_after.observe(monotonic_ns() - began_ns)
+        if not request.arrival_ns & SAMPLED_BITS:
+            self._published_after.observe(monotonic_ns() - request.arrival_ns)
         self._published()
 
 
