@@ -43,6 +43,7 @@ CLOSED_RETRY_AFTER_MS = (3_000, 10_000)  # an outage lasts longer than a ring ta
 # one read of the loop for each (250 KiB), and a quarter of a ring for all.
 QUEUED_MAX = 1_024
 QUEUED_SHARE = 4
+ALL_BYTES = 1 << 62  # more than any ring has
 ADMITTED_A_TURN = 64  # of the loop: 10 ms if each has 64 KiB of JSON
 
 
@@ -97,7 +98,9 @@ class Admission:
         self._closed: Closed | None = None
         self._queue = AdmissionQueue(QUEUED_MAX, ring.capacity // QUEUED_SHARE)
         self._promised_bytes = 0
-        self._taken_bytes = 0  # promised, and reserved for the first that waits
+        # Of the ring's free bytes: promised, reserved for the first that waits, or, while the gate
+        # is closed, all. What is free is compared with it once per request.
+        self.taken_bytes = 0
         self._admitting = False
 
     @property
@@ -108,7 +111,7 @@ class Admission:
     @property
     def free_bytes(self) -> int:
         """Ring space for requests that do not wait; 0 or less: there is none."""
-        return 0 if self._closed is not None else self._ring.free_bytes - self._taken_bytes
+        return self._ring.free_bytes - self.taken_bytes
 
     def needed_bytes(self, head: Head, body_bytes: int | None) -> int:
         """What a request must be promised; ``body_bytes`` is None if the length is not known.
@@ -131,12 +134,12 @@ class Admission:
     def promise_again(self, promised_bytes: int) -> None:
         """Adds a second promise for what has one, which the caller is going to release."""
         self._promised_bytes += promised_bytes
-        self._taken_bytes += promised_bytes
+        self.taken_bytes += promised_bytes
 
     def release(self, promised_bytes: int) -> None:
         """Gives promised space back."""
         self._promised_bytes -= promised_bytes
-        self._taken_bytes -= promised_bytes
+        self.taken_bytes -= promised_bytes
         if self._queue:
             self.admit_queued()
 
@@ -152,6 +155,7 @@ class Admission:
             self._closed = next(why for bit, why in CLOSED_BY if closed_by & bit)
         else:
             self._closed = None
+        self._reserve()
         if self._queue:
             self.admit_queued()
 
@@ -235,7 +239,8 @@ class Admission:
         self.admit_queued()
 
     def _reserve(self) -> None:
-        self._taken_bytes = self._promised_bytes + self._queue.reserved_bytes
+        reserved_bytes = self._queue.reserved_bytes if self._closed is None else ALL_BYTES
+        self.taken_bytes = self._promised_bytes + reserved_bytes
 
     # Refusals
 
@@ -297,4 +302,6 @@ class Admission:
         """For tests."""
         self._queue.check_invariants()
         assert self._promised_bytes >= 0
-        assert self._taken_bytes == self._promised_bytes + self._queue.reserved_bytes
+        taken_bytes = self.taken_bytes
+        self._reserve()
+        assert self.taken_bytes == taken_bytes

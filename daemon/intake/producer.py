@@ -94,7 +94,7 @@ class Producer:
             request.head.content_encoding
             or self._held_back
             or body_bytes > self._limits.body_bytes_max
-            or self.admission.free_bytes < FRAME_BYTES + body_bytes
+            or self._ring.free_bytes - self.admission.taken_bytes < FRAME_BYTES + body_bytes
         ):
             self._take_or_queue(request, name, body_bytes)
             return
@@ -289,9 +289,11 @@ class Producer:
         asked = self._parse(request, arrival_ms, topic.topic.config)
         topic_id = topic.topic_id
         timeout_ms = asked.ack_timeout_ms or self._ack_timeout_ms
-        timeout_ns = 1_000_000 * timeout_ms - request.waited_ns
-        if timeout_ns <= 0:  # the body says so, which was not read before
-            raise self.admission.overdue(timeout_ms)
+        timeout_ns = 1_000_000 * timeout_ms
+        if request.waited_ns:
+            timeout_ns -= request.waited_ns
+            if timeout_ns <= 0:  # the body says so, which was not read before
+                raise self.admission.overdue(timeout_ms)
         payloads = bodies.payloads(asked, topic.partitions, topic.take_partition)
         if tracker is not None:
             try:
