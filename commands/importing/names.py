@@ -69,7 +69,10 @@ class SourceCursors:
         ``head``: the first KiB; None: not compared. ``anew``: a source that has changed begins
         again, instead of being a SourceChanged.
         """
-        noted = _noted(self._put(names.cursor, []))
+        noted = self._noted(names.cursor)
+        noting = [] if head is None else _noting(head)
+        if noted is None:
+            return _places(self._put(names.cursor, noting))[POSITION]
         if head is None:
             return noted[POSITION]
         length = noted[HEAD_LENGTH]
@@ -84,7 +87,7 @@ class SourceCursors:
             self.begin_again(names, head)
             return 0
         if not is_imported or len(head) > length:
-            self._put(names.cursor, _noting(head))
+            self._put(names.cursor, noting)
         return noted[POSITION]
 
     def begin_again(self, names: CursorNames, head: bytes | None) -> None:
@@ -100,14 +103,8 @@ class SourceCursors:
 
     def dead_position(self, names: CursorNames) -> int | None:
         """The position of the dead letters; None if they have no cursor yet."""
-        try:
-            with self._lock:
-                state = cursor_of(self._client, names.dead_cursor, self._wait_ms)
-        except Refused as error:
-            if error.code != "cursor_unknown":
-                raise
-            return None
-        return _noted(state)[POSITION]
+        noted = self._noted(names.dead_cursor)
+        return None if noted is None else noted[POSITION]
 
     def settle(self, cursor: str, expected: int, position: int) -> int:
         """Puts a cursor forward, if it is where it is expected; returns where it is then."""
@@ -124,12 +121,21 @@ class SourceCursors:
         with self._lock:
             delete_cursor(self._client, cursor, self._wait_ms)
 
+    def _noted(self, cursor: str) -> dict[int, int] | None:
+        try:
+            with self._lock:
+                return _places(cursor_of(self._client, cursor, self._wait_ms))
+        except Refused as error:
+            if error.code != "cursor_unknown":
+                raise
+            return None
+
     def _put(self, cursor: str, positions: list[CursorSetting]) -> CursorState:
         with self._lock:
             return put_cursor(self._client, cursor, positions, self._wait_ms)
 
 
-def _noted(state: CursorState) -> dict[int, int]:
+def _places(state: CursorState) -> dict[int, int]:
     found = {POSITION: 0, HEAD_LENGTH: 0, HEAD_CHECKSUM: 0}
     found.update((each.partition, each.seq) for each in state.positions)
     return found

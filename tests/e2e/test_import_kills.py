@@ -137,6 +137,20 @@ def test_an_import_that_is_killed_again_and_again_stores_every_record_once(
 
 
 @pytest.mark.slow
+def test_two_imports_of_the_same_sources_store_every_record_once(
+    data: Path, tmp_path: Path
+) -> None:
+    sources = sources_in(tmp_path / "sources")
+    with running(data, shards=2, settings={**WINDOW, "commit_window_min_ms": 5}) as daemon:
+        set_up(daemon)
+        both = [started(daemon, sources, "--batch", batch) for batch in ("11", "16")]
+        done = [finished(each)["totals"] for each in both]
+        check(daemon, sources)
+    assert all(each["failed"] == 0 for each in done)
+    assert sum(each["records"] for each in done) == sources.good.total()
+
+
+@pytest.mark.slow
 def test_an_import_outlives_daemons_and_shards_that_are_killed(
     data: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -65,6 +65,23 @@ def test_python_writes_each_line_of_a_file_once(daemon: Daemon) -> None:
     assert [r["data"] for r in daemon.read_all("python")] == [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
+def test_import_stores_the_files_of_a_folder_once(daemon: Daemon, tmp_path: Path) -> None:
+    lines = SAMPLES.read_bytes()
+    (tmp_path / "a.ndjson").write_bytes(lines)
+    (tmp_path / "b.ndjson.gz").write_bytes(gzip.compress(lines + b"{half\n"))
+    command = f"{sys.executable} -m cli"
+    for _ in range(2):
+        run("sh", str(INGEST / "import.sh"), str(tmp_path), HEADGATE_URL=daemon.url,
+            HEADGATE=command, PYTHONPATH=str(ROOT))  # fmt: skip
+    samples = [json.loads(line) for line in lines.splitlines()]
+    paid = [each for each in samples if each["status"] == "paid"]
+    imported = [record["data"] for record in daemon.read_all("imported")]
+    assert sorted(map(str, imported)) == sorted(map(str, [*samples, *samples]))
+    assert len(daemon.read_all("imported-paid")) == 2 * len(paid) > 0
+    assert [r["data"]["text"] for r in daemon.read_all("imported-invalid")] == ["{half"]
+
+
 class Refusing(BaseHTTPRequestHandler):
     """Answers 503 first, then ends a connection without an answer, then stores."""
 

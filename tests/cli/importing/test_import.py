@@ -134,6 +134,8 @@ def test_patience_ends_and_what_the_daemon_said_is_the_message(lines: Path) -> N
     script = Cursors(lambda number, call: refusal(429, "throttled", "full", retry_after_ms=60_000))
     done = imported(script, lines)
     assert done.exit_code == 1 and f"{lines}: full (throttled)" in done.stderr
+    (position,) = script.positions.values()
+    assert position.get(0, 0) == 0 and script.stored == [], "the source is paused where it is"
 
 
 def test_a_refusal_for_good_ends_all_sources_that_have_not_begun(tmp_path: Path) -> None:
