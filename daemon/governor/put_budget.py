@@ -18,10 +18,12 @@ does an hour in which no lever sufficed leave a debt that the hours after it wou
 A *fold* is the debt by which a lever changes by the factor e. It keeps the loop from oscillating:
 PUTs answer to a window about a window late, and while G groups upload once per window, a window
 passes for G PUTs. An integrator with a delay does not overshoot if the delay is at most 1/e of its
-time constant; the time constant is fold / G windows, hence PUTS_PER_FOLD. Where windows are shorter
-than the tick that steps this, the tick is the delay, hence FOLD_S. Objects that are full before
-their window answer in the same way to the target. The *slack* is what all groups upload if they do
-so in the same moment, which is not a reason to change anything.
+time constant; the time constant is fold / G windows, hence PUTS_PER_FOLD. More groups than upload
+within the budget at the longest window exceed it anyway and are not counted; so the time constant
+is never above PUTS_PER_FOLD of the longest windows. Where windows are shorter than the tick that
+steps this, the tick is the delay, hence FOLD_S. Objects that are full before their window answer in
+the same way to the target. The *slack* is what all groups upload if they do so in the same moment,
+which is not a reason to change anything.
 
 Pure: what was spent and ``now`` in, a decision out. ``headgate simulate`` runs the same code.
 """
@@ -34,7 +36,7 @@ from msgspec import Struct
 
 from uploader.stores.prices import SECONDS_PER_MONTH, Prices
 
-PUTS_PER_FOLD = 8.0  # for each group that there may be; e is the least that has no overshoot
+PUTS_PER_FOLD = 8.0  # for each group; e is the least that has no overshoot
 FOLD_S = 0.6  # e x (a tick of 100 ms, and as much until the next one takes effect)
 # What bytes cost comes in lots of an object, and no lever changes it; the levers see its average.
 BYTES_SMOOTHED_S = 10.0
@@ -67,14 +69,19 @@ class BudgetTerms(Struct, frozen=True):
             raise ValueError(f"groups must be at least 1, got {self.groups}")
 
     @property
+    def held_groups(self) -> float:
+        """How many groups the budget can hold: each uploads once in the longest window at least."""
+        return max(1.0, min(self.groups, self.puts_per_s * self.window_max_ms / 1e3))
+
+    @property
     def fold_puts(self) -> float:
         """The debt by which a lever changes by the factor e."""
-        return max(PUTS_PER_FOLD * self.groups, FOLD_S * self.puts_per_s)
+        return max(PUTS_PER_FOLD * self.held_groups, FOLD_S * self.puts_per_s)
 
     @property
     def slack_puts(self) -> float:
         """The debt up to which nothing changes."""
-        return float(self.groups)
+        return self.held_groups
 
     @property
     def window_debt_puts(self) -> float:

@@ -154,12 +154,12 @@ def test_a_budget_is_exceeded_until_a_fold_of_the_debt_is_paid() -> None:
 
 def test_what_bytes_cost_is_owed_smoothly_and_entirely() -> None:
     budget = PutBudget(terms_of(1e-9), 0)
-    budget.step(0.0, 100 * PUT_USD, 0)
+    budget.step(0.0, 20 * PUT_USD, 0)
     assert budget.debt_puts == 0
     budget.step(0.0, 0.0, int(BYTES_SMOOTHED_S * S))
-    assert budget.debt_puts == pytest.approx(63.2, abs=0.1)
+    assert budget.debt_puts == pytest.approx(12.64, abs=0.01)
     budget.step(0.0, 0.0, int(20 * BYTES_SMOOTHED_S * S))
-    assert budget.debt_puts == pytest.approx(100)
+    assert budget.debt_puts == pytest.approx(20)
 
 
 def test_changed_terms_keep_the_debt_within_their_bound() -> None:
@@ -186,6 +186,13 @@ def test_whatever_is_spent_the_levers_stay_within_their_limits(
         now_ns += passed_ns
         budget.step(puts, bytes_usd, now_ns)
         budget.check_invariants()
+
+
+def test_the_loop_is_as_fast_as_the_groups_that_the_budget_can_hold_allow() -> None:
+    # At most one PUT a second, of groups that upload every 5 s at least: at most five groups.
+    many, five = terms_of(1.0, groups=512), terms_of(1.0, groups=5)
+    assert many.fold_puts == five.fold_puts == 40 and many.debt_max_puts == five.debt_max_puts
+    assert terms_of(1.0, groups=4).fold_puts == 32 and terms_of(0.01, groups=4).fold_puts == 8
 
 
 def test_terms_follow_from_the_configuration() -> None:
