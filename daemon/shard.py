@@ -217,9 +217,6 @@ class Shard:
             self.segment, self.shard, config, self.topics, ledger, self._store,
             StoreThreads(self._readers, self._count_get, rng), self._feed.recent, rng,
         )  # fmt: skip
-        self._sensors = ShardSensors(
-            self.segment, self.shard, self._after.dispatcher, self._leases, self._uploads.health
-        )
         limits = BodyLimits(
             body_bytes_max=config.body_bytes_max,
             record_bytes_max=config.record_bytes_max,
@@ -230,6 +227,10 @@ class Shard:
             self._published, self._short_of_time, rng, config.ack_timeout_ms,
         )  # fmt: skip
         self._admission = self._producer.admission
+        self._sensors = ShardSensors(
+            self.segment, self.shard, self._after.dispatcher, self._leases, self._uploads.health,
+            lambda: self._admission.promised_bytes,
+        )  # fmt: skip
         copies = Copies(self.topics, self._ring, self.pending, self._admission, self._published)
         self._after.routers = self._routers = Routers(
             self.shard, self.segment.layout.shards, self._after.partitions, ledger,

@@ -72,7 +72,7 @@ class Readings:
             "uploads": self._doubles(at.S_SLOTS_USED),
             "store": self._doubles(at.S_STORE_SLOWDOWN),
             "ledger": self._doubles(at.S_COMMIT_MS),
-            "ring": self._ring(used),
+            "ring": self._ring(used, self._doubles(at.S_PROMISED_BYTES)),
         }
         worst = {
             name: _worst(values, ready, set() if BY_NAME[name].hard else late, BY_NAME[name].full)
@@ -120,13 +120,16 @@ class Readings:
             sums[cpu] += used if serves else 0.0
         return [sums[cpu] for cpu in cpus]
 
-    def _ring(self, used: Sequence[int]) -> Sequence[float]:
-        """A ring may have no space although it is not full: promises take space too."""
+    def _ring(self, used: Sequence[int], promised: Sequence[float]) -> Sequence[float]:
+        """What takes space: records that are not durable yet, and promises to bodies on their way.
+        A ring that has too little for a request is full, whatever is free."""
         before, self._refused = self._refused, self._column(at.S_RING_FULL)
         size = self._layout.ring_bytes
         return [
-            1.0 if refused != was else bytes_ / size
-            for bytes_, refused, was in zip(used, self._refused, before, strict=True)
+            1.0 if refused != was else (stored + coming) / size
+            for stored, coming, refused, was in zip(
+                used, promised, self._refused, before, strict=True
+            )
         ]
 
 

@@ -31,6 +31,7 @@ class ShardSensors:
         dispatcher: Dispatcher,
         leases: LeaseTable,
         uploads: UploadHealth,
+        promised_bytes: Callable[[], int],
     ) -> None:
         self._words = segment.words
         self._base = segment.layout.shard(shard)
@@ -41,6 +42,7 @@ class ShardSensors:
             at.S_STORE_SLOWDOWN: uploads.store_slowdown,
             at.S_COMMIT_MS: uploads.commit_ms,
             at.S_SLOTS_USED: lambda _: 1 - len(leases.free_slots(shard)) / slots,
+            at.S_PROMISED_BYTES: lambda _: float(promised_bytes()),
             at.S_ALLOCATED_BYTES: lambda _: float(allocated_bytes()),
         }
         self._failed: set[int] = set()

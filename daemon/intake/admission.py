@@ -104,6 +104,11 @@ class Admission:
         self._admitting = False
 
     @property
+    def promised_bytes(self) -> int:
+        """Ring space that is promised to bodies on their way."""
+        return self._promised_bytes
+
+    @property
     def queued(self) -> int:
         """How many requests wait."""
         return len(self._queue)

@@ -149,6 +149,9 @@ def test_the_ring_is_what_is_not_durable_yet_or_full_if_a_request_found_no_space
     world.store(1, at.S_COMMITTED, 5 * RING)
     world.store(1, at.S_HEAD, 5 * RING + RING // 2)
     assert reading(world.sample(), "ring") == Reading(0.5, 1)
+    world.sense(1, at.S_PROMISED_BYTES, RING / 4)
+    assert reading(world.sample(), "ring") == Reading(0.75, 1), "bodies on their way take space too"
+    world.sense(1, at.S_PROMISED_BYTES, 0)
     world.store(2, at.S_RING_FULL, 1)
     assert reading(world.sample(), "ring") == Reading(1.0, 2)
     assert reading(world.sample(), "ring") == Reading(0.5, 1), "only in the sample after it"

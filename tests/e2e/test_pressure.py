@@ -1,0 +1,213 @@
+"""What a client sees, by pressure level: each row of docs/pressure.md in a real daemon.
+
+The level is exact: bodies that are announced and never sent take ring space, so a part of the
+ring is taken for as long as the test wants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
+
+RING = 16 << 20
+BODY_MAX = 4 << 20
+FRAME = 4096  # what is promised in addition to a body
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    settings = {
+        "ring_bytes": RING,
+        "body_bytes_max": BODY_MAX,
+        "retention_interval_ms": 1000,
+        # The machine of a test may be busy: the ring alone makes the pressure here.
+        "pressure_weights": "ready=0,scheduling=0,busy=0,uploads=0,store=0,ledger=0",
+    }
+    with running(tmp_path_factory.mktemp("pressed"), settings=settings) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def announced(daemon: Daemon, ring_bytes: int) -> Iterator[None]:
+    """Requests whose bodies do not come take this much of the ring."""
+    with contextlib.ExitStack() as stack:
+        left = ring_bytes
+        while left > 0:
+            body_bytes = min(left, BODY_MAX) - FRAME
+            left -= body_bytes + FRAME
+            client = socket.create_connection(("127.0.0.1", daemon.port))
+            stack.enter_context(contextlib.closing(client))
+            client.sendall(
+                f"POST /v0/topics/never HTTP/1.1\r\nHost: x\r\nContent-Length: {body_bytes}\r\n"
+                "Content-Type: application/json\r\n\r\n".encode()
+            )
+        yield
+
+
+def pressure(daemon: Daemon) -> Any:
+    return daemon.status()["pressure"]
+
+
+@contextlib.contextmanager
+def pressed(daemon: Daemon, level: float) -> Iterator[None]:
+    """The daemon at a level; afterwards at none, with all rungs left."""
+    with announced(daemon, round((0.25 + 0.75 * level) * RING)):
+        wait_until(lambda: abs(pressure(daemon)["level"] - level) < 0.01, f"level {level}")
+        yield
+    calm(daemon)
+
+
+def calm(daemon: Daemon) -> None:
+    wait_until(lambda: pressure(daemon)["level"] < 0.05, "the level to be low")
+    wait_until(lambda: not pressure(daemon)["rungs"], "all rungs to be left")
+    wait_until(lambda: pressure(daemon)["coalesce_ms"] == 0, "pushes to go immediately")
+
+
+class Frames:
+    """A stream of server-sent events; each is a frame."""
+
+    def __init__(self, daemon: Daemon, topic: str) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=HANG_S)
+        self._connection.request("GET", f"/v0/topics/{topic}/watch")
+        self._answer = self._connection.getresponse()
+        while self._next()[0] != "caught-up":
+            continue
+
+    def sizes(self, records: int) -> list[int]:
+        """How many records each of the next frames has, until these many have come."""
+        found: list[int] = []
+        while sum(found) < records:
+            event, data = self._next()
+            if event == "record":
+                found.append(1)
+            elif event == "records":
+                found.append(len(json.loads(data)["records"]))
+        return found
+
+    def _next(self) -> tuple[str, str]:
+        fields = {"event": "message", "data": ""}
+        while line := self._answer.readline().decode().rstrip("\n"):
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        return fields["event"], fields["data"]
+
+    def close(self) -> None:
+        self._answer.close()
+        self._connection.close()
+
+
+@contextlib.contextmanager
+def watching(daemon: Daemon, topic: str, **settings: object) -> Iterator[Frames]:
+    daemon.json("PUT", f"/v0/topics/{topic}", settings)
+    with contextlib.closing(Frames(daemon, topic)) as frames:
+        yield frames
+
+
+def test_healthy_each_record_is_a_frame_of_its_own(daemon: Daemon) -> None:
+    calm(daemon)
+    with watching(daemon, "healthy") as frames:
+        assert daemon.produce("healthy", *range(5)).status == 200
+        assert frames.sizes(5) == [1, 1, 1, 1, 1]
+    assert daemon.status()["window_ms"] == 0.5
+
+
+def test_mild_pressure_puts_several_records_into_a_frame(daemon: Daemon) -> None:
+    with pressed(daemon, 0.35), watching(daemon, "mild") as frames:
+
+        def coalesced() -> bool:
+            assert daemon.produce("mild", *range(5)).status == 200
+            return frames.sizes(5) == [5]
+
+        wait_until(coalesced, "the shard to follow at its next heartbeat")
+        assert pressure(daemon)["rungs"] == ["coalesce"]
+        assert daemon.status()["window_ms"] == 0.5, "acknowledgments are as fast as ever"
+
+
+@pytest.mark.slow
+def test_heavy_pressure_slows_acknowledgments_and_pauses_the_least_urgent_pushes(
+    daemon: Daemon,
+) -> None:
+    with (
+        watching(daemon, "urgent", priority=0) as urgent,
+        watching(daemon, "least", priority=-1) as least,
+    ):
+        with pressed(daemon, 0.9):
+            wait_until(lambda: pressure(daemon)["deferring"], "the least urgent to be deferred")
+            wait_until(lambda: daemon.status()["window_ms"] > 7, "the window to widen")
+            assert daemon.produce("least", 1, 2).status == 200
+            assert daemon.produce("urgent", 1, 2).status == 200
+            assert sum(urgent.sizes(2)) == 2
+            assert [r["data"] for r in daemon.read_all("least")] == [1, 2], "it can be read"
+            wait_until(lambda: daemon.status()["scheduler"]["deferred"] == 1, "one push to wait")
+        assert sum(least.sizes(2)) == 2, "and comes when the pressure is gone"
+        assert daemon.status()["window_ms"] == 0.5
+
+
+def test_saturation_refuses_a_write_before_its_body_and_stores_nothing(daemon: Daemon) -> None:
+    stored: list[str] = []
+    daemon.produce("saturated", "before")
+    with announced(daemon, RING):
+
+        def refused() -> Any:
+            answer = daemon.produce("saturated", "refused")
+            if answer.status == 200:
+                stored.append("refused")  # the bodies were not announced yet
+            return answer if answer.status == 429 else None
+
+        answer = wait_until(refused, "a refusal")
+        assert answer.code == "throttled"
+        wait_ms = answer.json["error"]["detail"]["retry_after_ms"]
+        assert 0 < wait_ms <= 1000 * int(answer.headers["retry-after"])
+
+        def shown() -> bool:
+            assert daemon.produce("saturated", "refused").status == 429
+            found = pressure(daemon)
+            return found["level"] == found["hard_level"] == 1 and "refuse" in found["rungs"]
+
+        wait_until(shown, "level 1")
+    calm(daemon)
+    assert daemon.produce("saturated", "after").status == 200
+    assert [r["data"] for r in daemon.read_all("saturated")] == ["before", *stored, "after"]
+    log = [line for line in daemon.log if ": refuse " in line]
+    assert len(log) % 2 == 0 and " begins: 429 before the body" in log[0] and "ring 1.00" in log[0]
+
+
+@pytest.mark.parametrize("level", [0.0, 0.35])
+def test_a_cap_that_passes_a_cursor_leaves_a_tombstone_at_any_pressure(
+    daemon: Daemon, level: float
+) -> None:
+    topic = f"capped-{level}"
+    daemon.json("PUT", f"/v0/topics/{topic}", {"cap_records": 2, "discard": "old"})
+    with pressed(daemon, level) if level else contextlib.nullcontext():
+        for number in range(5):
+            assert daemon.produce(topic, number).status == 200
+        gap = wait_until(
+            lambda: daemon.diff(topic, from_seq=0).get("tombstone"), "the first to be evicted"
+        )
+    assert gap["gap_from"] == 1 and gap["gap_to"] >= 1
+
+
+def test_an_edge_is_one_line_with_the_level_and_its_cause(daemon: Daemon) -> None:
+    before = len(daemon.log)
+    with pressed(daemon, 0.3):
+        wait_until(lambda: pressure(daemon)["rungs"] == ["coalesce"], "the rung")
+    lines = [line for line in daemon.log[before:] if "pressure " in line and "coalesce" in line]
+    assert len(lines) == 2
+    assert "pressure 0.30 (ring 0.30 of shard 0): coalesce begins: pushes wait" in lines[0]
+    assert "coalesce ends" in lines[1]
+
+
+def test_the_scaling_signal_ignores_a_ring_that_waits(daemon: Daemon) -> None:
+    with pressed(daemon, 0.3):
+        answer = daemon.get("/v0/scaling").json
+    assert 0 <= answer["value"] <= 100 and answer["shards"] == 1
+    assert set(answer["inputs"]) == {"ready", "scheduling", "busy"}
+    assert answer["left_out"]["ring"] == pytest.approx(0.3, abs=0.02)
