@@ -10,7 +10,8 @@ commit. ACKNOWLEDGED is the whole way of a request, from its arrival to its answ
 A histogram has fixed buckets: bucket 0 counts what took less than 1 us, bucket b what took from
 2^(b-1) us to less than 2^b us, the last one all that took longer. The sum of all times follows.
 
-Requests are samples, one of SAMPLED; of a pull, the first request too. Waits, leases, commits and
+Requests are samples: one of SAMPLED; of a pull, the first one too; of those that are published, the
+first in each millisecond, since to write one takes as long as any other. Waits, leases, commits and
 deliveries are all counted. Each stage of a shard has one writer: the shard's loop, or one thread at
 a time under a mutex of its uploads (UPLOADER_STAGES). Histograms outlive the shard's restarts. Any
 process may read one while it changes: it may see one count more or less, never a torn one.
@@ -28,9 +29,6 @@ from shards.segment import Segment
 
 LAST = LATENCY_BUCKETS - 1  # from 537 s on
 SAMPLED = 16  # two looks at the clock and eight stores for each request would take 3 % of its CPU
-# Which requests: those that arrived when these bits of the clock were 0. That needs no counter, and
-# a clock that moves by whole microseconds will do.
-SAMPLED_BITS = (SAMPLED - 1) << 10
 
 
 @unique

@@ -35,7 +35,7 @@ from ledger.errors import LedgerError
 from ledger.types import TopicConfig
 from shards.clock import monotonic_ns, wall_ms
 from shards.frame import CODEC_RECORDS, Part, encode_conditions
-from shards.latency import SAMPLED_BITS, LatencyHistogram, Stage
+from shards.latency import LatencyHistogram, Stage
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
 
@@ -75,6 +75,7 @@ class Producer:
         self._short_of_time = short_of_time
         # By connection: requests with their topic and their promise, in order.
         self._held_back: dict[object, deque[tuple[Request, str, int]]] = {}
+        self._sampled_ms = 0  # the first request in each millisecond is a sample
         self._published_after = LatencyHistogram(segment, shard, Stage.PUBLISHED)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -338,7 +339,8 @@ class Producer:
         )  # fmt: skip
         if timeout_ns < self._timeout_ns:
             self._short_of_time(request.arrival_ns, timeout_ns)
-        if not request.arrival_ns & SAMPLED_BITS:
+        if arrival_ms != self._sampled_ms:
+            self._sampled_ms = arrival_ms
             self._published_after.observe(monotonic_ns() - request.arrival_ns)
         self._published()
 

@@ -66,7 +66,6 @@ class Intake:
         self._ring = RingWriter(self._segment, 0)
         limits = BodyLimits(body_bytes_max=BODY_BYTES_MAX)
         self.publications = 0
-        self.arrival_ns: int | None = None  # of requests; None: when they are made
         self.producer = Producer(
             self._segment, 0, topics, cast(CursorCache, None), self._ring,
             PendingRequests(self._segment, 0, lambda _: TopicTally()), limits, self._published,
@@ -92,8 +91,7 @@ class Intake:
         return parse_head("\r\n".join(lines).encode() + b"\r\n\r\n", HttpLimits())
 
     def request(self, head: Head, body: bytes) -> Request:
-        arrival_ns = monotonic_ns() if self.arrival_ns is None else self.arrival_ns
-        made = Request(head, body, arrival_ns, self.connection)
+        made = Request(head, body, monotonic_ns(), self.connection)
         self.connection.queue.append(made)
         return made
 
@@ -273,11 +271,13 @@ def test_a_request_that_waits_for_its_topic_ends_at_its_deadline_though_the_ledg
         asyncio.run(go(intake, topics))
 
 
-def test_one_request_in_sixteen_is_a_sample_of_publication(topics: TopicCache) -> None:
+def test_the_first_request_in_each_millisecond_is_a_sample_of_publication(
+    topics: TopicCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_ms = iter([1, 1, 1, 2, 4, 4, 5])
+    monkeypatch.setattr("daemon.intake.producer.wall_ms", lambda: next(times_ms))
     with closing(Intake(topics)) as intake:
-        for arrival_us in range(64):
-            intake.arrival_ns = arrival_us << 10
+        for _ in range(7):
             intake.whole("", 10)
-            intake.commit()
         assert intake.sampled(Stage.PUBLISHED) == 4
         assert intake.sampled(Stage.ADMITTED) == 0, "none has waited"
