@@ -20,27 +20,12 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from commands.importing.leases import InFlightBudget, Leases
+from tests.cli.importing.fixed_budget import FixedBudget
 
 MIB = 1 << 20
 
 
-class Unthrottled:
-    """As much as fits into the sender's memory."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.bytes = limit_bytes
-
-    def in_use(self, leased_bytes: int) -> None:
-        return
-
-    def acked(self, count: int, latency_s: float, now: float) -> None:
-        return
-
-    def refused(self, retry_after_s: float, now: float) -> None:
-        return
-
-
-class IntervalLaw(Unthrottled):
+class IntervalLaw(FixedBudget):
     """AIMD on processing time over arrival interval: more if a block is processed before the next
     one arrives, half if not. With a backlog the next block has always arrived."""
 
@@ -58,7 +43,7 @@ class IntervalLaw(Unthrottled):
             self.bytes = min(self._limit, self.bytes + MIB)
 
 
-class SmallestLatencyLaw(Unthrottled):
+class SmallestLatencyLaw(FixedBudget):
     """Twice the rate times the smallest latency of the last ten seconds, as congestion control
     for networks computes it. A window that all requests wait for looks like a queue to it."""
 

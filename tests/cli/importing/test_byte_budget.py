@@ -32,8 +32,8 @@ from tests.cli.importing.daemon_model import (
     SimulatedDaemon,
     Site,
     SmallestLatencyLaw,
-    Unthrottled,
 )
+from tests.cli.importing.fixed_budget import FixedBudget
 
 
 def goodput(law: InFlightBudget, site: Site, how: Conditions) -> float:
@@ -67,7 +67,7 @@ SITES = {
 def test_at_saturation_the_budget_costs_at_most_a_tenth_of_the_goodput(name: str) -> None:
     site, how = SITES[name]
     ours = goodput(ByteBudget(), site, how)
-    assert ours >= 0.9 * goodput(Unthrottled(CEILING_BYTES), site, how)
+    assert ours >= 0.9 * goodput(FixedBudget(CEILING_BYTES), site, how)
 
 
 @pytest.mark.parametrize("name", SITES)
@@ -76,14 +76,14 @@ def test_the_law_on_processing_over_interval_is_pinned_to_its_floor(name: str) -
     law = IntervalLaw(CEILING_BYTES, interval_s=0.0005)  # 1 MiB from a disk that reads 2 GB/s
     found = goodput(law, site, how)
     assert law.bytes == IntervalLaw.FLOOR_BYTES
-    assert found < 0.5 * goodput(Unthrottled(CEILING_BYTES), site, how)
+    assert found < 0.5 * goodput(FixedBudget(CEILING_BYTES), site, how)
 
 
 @pytest.mark.parametrize("name", ["s3", "window always at its maximum"])
 def test_a_law_on_the_smallest_latency_takes_the_window_for_a_queue(name: str) -> None:
     site, how = SITES[name]
     found = goodput(SmallestLatencyLaw(CEILING_BYTES), site, how)
-    assert found < 0.1 * goodput(Unthrottled(CEILING_BYTES), site, how)
+    assert found < 0.1 * goodput(FixedBudget(CEILING_BYTES), site, how)
 
 
 def test_what_does_not_pay_is_not_in_flight() -> None:
@@ -99,7 +99,7 @@ def test_it_recovers_when_the_daemon_gets_ten_times_slower_and_faster_again() ->
         return 0.1 if 30 < now_s < 60 else 1.0
 
     spans = ((35, 60), (70, 100))
-    ours, all_in = Sender(ByteBudget()), Sender(Unthrottled(CEILING_BYTES))
+    ours, all_in = Sender(ByteBudget()), Sender(FixedBudget(CEILING_BYTES))
     for sender in (ours, all_in):
         SimulatedDaemon(S3, [sender], 1, Conditions(speed=speed)).run(100)
     for span in spans:
