@@ -5,8 +5,8 @@ of 1 MiB, so that a shard stores 1.5 MiB/s, while producers send as fast as it r
 (overload_clients.py). So all that can fill does: rings, bodies under way, uploads, buffers of
 sockets.
 
-Afterwards everything is read back from a daemon that starts anew in the same group: what was
-acknowledged is there, at its offset; nothing is there twice, and nothing of what was refused.
+Afterwards everything is read back from a daemon without a limit: what was acknowledged is there, at
+its offset; nothing is there twice, and nothing of what was refused.
 """
 
 from __future__ import annotations
@@ -106,14 +106,13 @@ def measure(
             daemon.end()
         kills = group.kills
         log = (data / "log").read_text(errors="replace")
-        judge = Judge(told)
-        daemon = start_daemon(data, cpus[0], shards, None, wanted, within=group.command)
-        try:
-            for partition in range(len(crowd.kinds())):
-                judge.check(partition, _records(daemon, partition))
-        finally:
-            daemon.stop()
-        kills = max(kills, group.kills)
+    judge = Judge(told)
+    daemon = start_daemon(data, cpus[0], shards, None, wanted)
+    try:
+        for partition in range(len(crowd.kinds())):
+            judge.check(partition, _records(daemon, partition))
+    finally:
+        daemon.stop()
     return OverloadResult(
         group.limit_bytes, status["memory_bound_bytes"], watch.kept_peak_bytes,
         watch.shmem_peak_bytes, kills, sum(shard["restarts"] for shard in status["shards"]),

@@ -23,6 +23,9 @@ from uploader.ownership.image import PART_BYTES
 # Interpreter, libraries and small caches (heads, names): a new shard has 60 MB, a busy one was
 # measured at 90.
 PROCESS_BYTES = 128 << 20
+# What a busy process has besides its bodies: of 128 MiB, what is not files (which the kernel can
+# drop) nor room for the unexpected.
+BUSY_BYTES = 40 << 20
 # A connection (1.7 KB) and a watcher of 64 partitions (8.3 KB; of one, 1.7 KB), as measured.
 STREAM_BYTES = 12 << 10
 READERS_AT_ONCE = 4  # threads that read the store, each with an extent and an answer
@@ -33,14 +36,31 @@ def layout_of(config: Config) -> Layout:
     return Layout(config.shards, config.ring_bytes, config.uploads_in_flight_max)
 
 
-def bounds(config: Config) -> dict[str, int]:
-    """What each kind of buffer may take, in bytes, over all processes."""
-    shards = config.shards
+def bodies_bytes(config: Config, limit_bytes: int | None) -> int:
+    """What all bodies on their way may take in each shard, if the kernel kills above a limit.
+
+    They are promised before they come, and 64 MiB come within the tenth of a second between two
+    looks at the memory, so no gate that looks is early enough. A body is there twice while it is
+    joined, decompressed or parsed. One may always be on its way, so 1 is the least.
+    """
+    if limit_bytes is None:
+        return config.ring_bytes
+    taken = layout_of(config).size_bytes + _uploads_bytes(config)
+    taken += (config.shards + 1) * BUSY_BYTES
+    return max(1, min(config.ring_bytes, (limit_bytes - taken) // (2 * config.shards)))
+
+
+def _uploads_bytes(config: Config) -> int:
     # A pull has at most slots x target bytes, cut into equal objects of less than 1.5 x the target.
     # The loser of a hedge keeps its object while its slot has the next one.
     in_flight = config.uploads_in_flight_max * (1 + config.hedge_puts)
+    return config.shards * in_flight * 2 * target_max_bytes(config)
+
+
+def bounds(config: Config) -> dict[str, int]:
+    """What each kind of buffer may take, in bytes, over all processes."""
+    shards = config.shards
     target_bytes = target_max_bytes(config)  # a budget may make objects larger
-    uploads = in_flight * 2 * target_bytes
     reads = CACHE_BYTES_MAX + READERS_AT_ONCE * (2 * target_bytes + 2 * BYTES_MAX)
     # Nothing of this is taken before the first read of compacted records.
     lake_reads = (
@@ -57,7 +77,7 @@ def bounds(config: Config) -> dict[str, int]:
         "segment": layout_of(config).size_bytes,
         "bodies": shards * config.ring_bytes,
         "queued": shards * (config.ring_bytes // admission.QUEUED_SHARE),
-        "uploads": shards * uploads,
+        "uploads": _uploads_bytes(config),
         "reads": shards * reads,
         "lake": shards * lake_reads,
         # What finds the newest records in the rings.

@@ -18,7 +18,10 @@ from daemon.governor.governor import Governed, Governor
 from daemon.governor.memory import MemorySensor
 from daemon.governor.producers_gate import disks_of, space_of
 from daemon.governor.readings import STALE_AFTER, Readings, Sample
+from daemon.memory import bodies_bytes
+from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
+from shards.clock import monotonic_ns
 from shards.segment import Segment
 
 log = logging.getLogger("headgate.governor")
@@ -35,6 +38,7 @@ class GovernorTick:
             segment.layout.size_bytes, lambda: self._readings.allocated_bytes(), CgroupMemory()
         )
         self._readings = Readings(segment, DiskSensor(disks_of(config), space_of), self.memory)
+        self._limit_memory(config, monotonic_ns())
 
     def tick(
         self, config: Config, now_ns: int, budgeted: Callable[[float, int], float]
@@ -47,10 +51,16 @@ class GovernorTick:
             sample.readings, config.commit_window_min_ms, config.commit_window_max_ms, now_ns
         )
         self._tell(sample, now_ns)
+        self._limit_memory(config, now_ns)
         for edge in governed.edges:
             log.warning("%s", governed.line(edge))
         store(self._words, governed, budgeted(governed.window_ms, now_ns))
         return governed
+
+    def _limit_memory(self, config: Config, now_ns: int) -> None:
+        """Says what bodies on their way may take; shards read it when their bells ring."""
+        limit_bytes = self.memory.limit_bytes(now_ns)
+        self._words[at.G_BODIES_BYTES] = bodies_bytes(config, limit_bytes)
 
     def _tell(self, sample: Sample, now_ns: int) -> None:
         """Raises the alarms of sensors, or ends them."""

@@ -7,6 +7,8 @@
 
 Each body on its way and each request that is held back has a promise. Promises and the ring's
 content together are never more than the ring, which bounds their memory too (daemon/memory.py).
+Where the kernel leaves the daemon less memory than that, it also says how much all promises may
+take (G_BODIES_BYTES); the only one on its way may take more.
 
 A request that waits has no promise. Its connection reads nothing more, so its body stays with the
 client, but for what was received with the head. ``admission_queue.py`` says who is next. It waits
@@ -101,6 +103,7 @@ class Admission:
         # Of the ring's free bytes: promised, reserved for the first that waits, or, while the gate
         # is closed, all. What is free is compared with it once per request.
         self.taken_bytes = 0
+        self._bodies_bytes: int = ring.capacity  # what all promises may take
         self._admitting = False
 
     @property
@@ -131,10 +134,14 @@ class Admission:
 
     def promise(self, needed_bytes: int) -> bool:
         """Promises ring space, if it is free; ``release`` gives it back."""
-        if self.free_bytes < needed_bytes:
+        if self.free_bytes < needed_bytes or not self._has_memory(needed_bytes):
             return False
         self.promise_again(needed_bytes)
         return True
+
+    def _has_memory(self, needed_bytes: int) -> bool:
+        promised_bytes = self._promised_bytes
+        return not promised_bytes or promised_bytes + needed_bytes <= self._bodies_bytes
 
     def promise_again(self, promised_bytes: int) -> None:
         """Adds a second promise for what has one, which the caller is going to release."""
@@ -151,6 +158,7 @@ class Admission:
     def read_gate(self) -> None:
         """Notes whether all requests are refused. Call it when the shard's bell was rung."""
         words = self._words
+        self._bodies_bytes = words[at.G_BODIES_BYTES] or self._ring.capacity
         closed_by = ClosedBy(words[at.G_GATE])
         if words[at.G_SUPERSEDED]:
             self._closed = SUPERSEDED
@@ -175,7 +183,7 @@ class Admission:
         Raises ApiError 429 or 503 if it cannot wait, 413 if it would wait in vain.
         """
         if timeout_ms is None or self._closed not in (None, MEMORY_SHORT):
-            raise self.refusal()
+            raise self.refusal(needed_bytes)
         if needed_bytes > self._ring.capacity:
             raise too_large(
                 f"the request needs {needed_bytes} bytes of the ring, which has"
@@ -212,7 +220,10 @@ class Admission:
 
     def _admit_some(self) -> None:
         for _ in range(ADMITTED_A_TURN):
-            queued = self._queue.take(self._ring.free_bytes - self._promised_bytes)
+            room_bytes = self._ring.free_bytes - self._promised_bytes
+            if self._promised_bytes:
+                room_bytes = min(room_bytes, self._bodies_bytes - self._promised_bytes)
+            queued = self._queue.take(room_bytes)
             self._reserve()
             if queued is None:
                 return
@@ -249,9 +260,11 @@ class Admission:
 
     # Refusals
 
-    def refusal(self) -> ApiError:
+    def refusal(self, needed_bytes: int = 0) -> ApiError:
         """Why a request cannot come in now."""
         closed = self._closed
+        if closed is None and needed_bytes and self.free_bytes >= needed_bytes:
+            closed = MEMORY_SHORT
         if closed is None:
             return self._throttled(
                 "and the request does not wait for space (disable_backpressure=true in the query);"

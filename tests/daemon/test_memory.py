@@ -75,3 +75,12 @@ def test_bounds_above_the_control_groups_limit_are_told_with_what_to_do(tmp_path
     assert said is not None
     assert f"are {bound_mib} MiB together, but the memory limit of the control group" in said
     assert "leaves 850 MiB" in said and "lower shards, ring_bytes or streams_max" in said
+
+
+def test_bodies_under_way_have_half_of_what_a_limit_leaves_in_each_shard() -> None:
+    made = config(shards=2, ring_bytes="64MiB", uploads_in_flight_max=1)
+    taken = memory.bounds(made)["segment"] + memory.bounds(made)["uploads"] + 3 * memory.BUSY_BYTES
+    assert memory.bodies_bytes(made, taken + 40 * MIB) == 10 * MIB
+    assert memory.bodies_bytes(made, 64 << 30) == made.ring_bytes, "promises are within the ring"
+    assert memory.bodies_bytes(made, None) == made.ring_bytes
+    assert memory.bodies_bytes(made, taken) == memory.bodies_bytes(made, 1) == 1

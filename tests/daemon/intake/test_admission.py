@@ -384,6 +384,51 @@ class TestBounds:
         assert intake.admission.free_bytes == RING_BYTES
 
 
+class TestMemory:
+    """Bodies under way: they come in between two looks at the memory, faster than a gate closes."""
+
+    @pytest.fixture(autouse=True)
+    def two_bodies(self, intake: Intake) -> None:
+        intake.words[at.G_BODIES_BYTES] = 2 * (FRAME_BYTES + BODY_BYTES_MAX)
+        intake.admission.read_gate()
+
+    def slow(self, intake: Intake, query: str = "") -> Client:
+        client = intake.connect()
+        client.send(head_of(post(BODY_BYTES_MAX, query)))
+        return client
+
+    def test_no_more_are_let_in_than_there_is_memory_for(self, intake: Intake) -> None:
+        first, second = self.slow(intake), self.slow(intake)
+        assert intake.ring.free_bytes > 3 * (FRAME_BYTES + BODY_BYTES_MAX)
+        third = self.slow(intake)
+        assert (first.statuses, second.statuses) == ([], [])
+        [answer] = third.answers
+        assert (answer.status, answer.code) == (503, "memory_short")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert intake.refused == {"memory_short": 1}
+        first.leave()
+        assert self.slow(intake).statuses == []
+
+    def test_one_may_always_come(self, intake: Intake) -> None:
+        intake.words[at.G_BODIES_BYTES] = 1
+        intake.admission.read_gate()
+        client = self.slow(intake)
+        assert self.slow(intake).statuses == [503]
+        client.send(body_of(post(BODY_BYTES_MAX)))
+        intake.commit()
+        assert client.statuses == [200]
+
+    def test_who_waits_is_let_in_when_a_body_is_over(self, intake: Intake) -> None:
+        first, _ = self.slow(intake), self.slow(intake)
+        waiting = self.slow(intake, WAIT)
+        assert intake.admission.queued == 1
+        first.leave()
+        assert intake.admission.queued == 0
+        waiting.send(body_of(post(BODY_BYTES_MAX)))
+        intake.commit()
+        assert waiting.statuses == [200]
+
+
 class TestDeadline:
     @pytest.mark.parametrize("whole", [True, False])
     @pytest.mark.parametrize(("query", "limit_s"), [(WAIT, 20), (WAIT + "&ack_timeout_ms=3000", 3)])
