@@ -45,6 +45,8 @@ from daemon.api.topic_activity import TopicActivityView
 from daemon.api.topic_routes import TopicRoutes
 from daemon.api.watch_routes import WatchRoutes
 from daemon.config import Config
+from daemon.governor.board import pressure_of
+from daemon.governor.freed_memory import FreedMemory, be_killed_first
 from daemon.governor.gate import gate_band
 from daemon.governor.routers_gate import RoutersGate
 from daemon.governor.shard_sensors import ShardSensors
@@ -217,6 +219,7 @@ class Shard:
             self.segment, self.shard, config, self.topics, ledger, self._store,
             StoreThreads(self._readers, self._count_get, rng), self._feed.recent, rng,
         )  # fmt: skip
+        self._freed_memory = FreedMemory(lambda: pressure_of(self._words, "memory"))
         limits = BodyLimits(
             body_bytes_max=config.body_bytes_max,
             record_bytes_max=config.record_bytes_max,
@@ -334,6 +337,7 @@ class Shard:
         self._topic_counts.store()
         words[base + at.S_OWNS] = len(self._routers)
         self._sensors.store(monotonic_ns())
+        self._freed_memory.look(monotonic_ns())
         level = words[at.G_LOG_LEVEL]
         if level != self._log_level:
             self._log_level = level
@@ -515,6 +519,7 @@ def main() -> int:
     faulthandler.enable()  # a loop that is stuck is aborted, and writes where
     inheritance = inherit.decode(sys.argv[1])
     os.sched_setaffinity(0, {inheritance.cpu})
+    be_killed_first()
     config = inheritance.config
     logs.start(config.log_level, config.log_format, f"shard {inheritance.shard}")
     # What exists now stays, and requests make no cycles: the collector has little to find.

@@ -18,7 +18,8 @@ global: clock, records supervisor's retention thread
 evicted
 global: window,        supervisor (its governor)
 object target, pressure
-and its sensors, bill
+and its sensors, bodies,
+bill
 global: commits,       the holder of the ledger lock
 commits reserved, and
 the commit log

@@ -133,6 +133,14 @@ def test_each_shard_is_pinned_to_one_cpu_and_more_shards_than_cpus_share_them(
         assert affinity == [cpus[shard % len(cpus)]] == [state["cpu"]]
 
 
+def test_the_kernel_kills_a_shard_for_memory_before_the_supervisor(crowded: Daemon) -> None:
+    def adjustment(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    supervisor = adjustment(crowded.process.pid)
+    assert all(adjustment(pid) > supervisor for pid in shard_pids(crowded))
+
+
 def test_all_processes_stay_in_the_process_group_of_serve(crowded: Daemon) -> None:
     groups = {os.getpgid(pid) for pid in [crowded.process.pid, *shard_pids(crowded)]}
     assert groups == {crowded.process.pid}
