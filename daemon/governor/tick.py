@@ -71,8 +71,8 @@ class GovernorTick:
             self._alarms.clear(AlarmKind.SENSOR_BROKEN)
         if sample.stale:
             text = (
-                f"shards {', '.join(map(str, sample.stale))} have not reported for {STALE_AFTER}"
-                " samples; their soft sensors count as full"
+                f"no report for {STALE_AFTER} samples from shards"
+                f" {', '.join(map(str, sample.stale))}; their soft sensors count as full"
             )
             self._alarms.raise_(AlarmKind.SENSOR_STALE, text, now_ns)
         else:
