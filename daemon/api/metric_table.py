@@ -299,6 +299,12 @@ METRICS: tuple[Metric, ...] = (
         "the same for 30 days at the pace of the last minute",
         lambda s: s.bill.usd_per_month,
     ),
+    _one(
+        "headgate_store_cost_usd_per_gib",
+        "gauge",
+        "the cost so far for each GiB of bodies that was acknowledged; 0 before the first",
+        lambda s: s.bill.usd_per_gib or 0.0,
+    ),
     _alternatives(
         "headgate_alternative_puts_total",
         "PUTs that uploading without groups would have made",

@@ -248,6 +248,7 @@ def test_the_bill_counts_the_supervisors_requests_too(daemon: Daemon) -> None:
     assert daemon.value("headgate_store_requests_total", operation="put") == 2_000_000
     assert daemon.value("headgate_store_cost_usd_total") == bill.usd
     assert daemon.value("headgate_store_cost_usd_per_month") == 12.5
+    assert daemon.value("headgate_store_cost_usd_per_gib") == (bill.usd_per_gib or 0)
     found = daemon.value("headgate_alternative_puts_total", uploading="per_shard")
     assert found == 10_000_000
     assert daemon.value("headgate_put_budget_usd_per_month") == 1_500
