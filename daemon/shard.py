@@ -346,7 +346,7 @@ class Shard:
         self._loop.call_later(HEARTBEAT_S, self._heartbeat)
 
     def _pause_routers(self) -> None:
-        log.warning("routers of this shard pause: its ring, the memory or a disk is almost full")
+        log.info("routers of this shard pause: its ring, the memory or a disk is almost full")
         self._routers.pause(ROUTERS_PAUSED)
 
     def _resume_routers(self) -> None:

@@ -41,10 +41,11 @@ FRAME_BYTES = 4096  # what admission adds to a body for frame heads and pads
 RETRY_AFTER_MS = (1_000, 3_000)  # a range, so that refused producers do not come back together
 CLOSED_RETRY_AFTER_MS = (3_000, 10_000)  # an outage lasts longer than a ring takes to empty
 
-# How many may wait in a shard: with 64 KiB each they are one ring. What is held of them is at most
-# one read of the loop for each (250 KiB), and a quarter of a ring for all.
+# How many may wait in a shard: with 64 KiB each they are one ring. What was received of them is
+# held: one read of the loop for each, at most 250 KiB and mostly much less, and half of a ring for
+# all. A client that expects 100 Continue has sent nothing.
 QUEUED_MAX = 1_024
-QUEUED_SHARE = 4
+QUEUED_SHARE = 2
 ALL_BYTES = 1 << 62  # more than any ring has
 ADMITTED_A_TURN = 64  # of the loop: 10 ms if each has 64 KiB of JSON
 

@@ -64,8 +64,9 @@ class RouterStatus(Struct, frozen=True):
     state: Annotated[
         State,
         Meta(
-            description="`paused` by request; `held` while the destination takes nothing or records"
-            " of the source are in quarantine; `stopped` if a topic is gone"
+            description="`paused` by request; `held` while the destination takes nothing, records"
+            " of the source are in quarantine, or the ring, memory or a disk is almost full;"
+            " `stopped` if a topic is gone"
         ),
     ]
     reason: Annotated[str, Meta(description="why it is held or stopped; otherwise empty")]
