@@ -118,6 +118,7 @@ class SourceImport:
         self._has_dead_cursor = False
         self._problem: SourceProblem | None = None
         self._grows = False
+        self._is_complete = False  # read to its end
         self._quiet_since: float | None = None
         self._counted = 0
         self._passed = 0  # bytes that did not have to be read
@@ -137,7 +138,7 @@ class SourceImport:
             await self._run()
             if self._problem is not None:
                 raise self._problem
-            self.report.state = "stopped" if self._stops else "done"
+            self.report.state = "done" if self._is_complete or not self._stops else "stopped"
         except (SourceProblem, Refused, Unreachable, UnknownAnswer, CursorSetBack) as error:
             self.failure = error
             self.report.state = "failed"
@@ -280,6 +281,7 @@ class SourceImport:
             self.begins_anew = self._grows and isinstance(reading.problem, SourceChanged)
             if self.begins_anew:
                 self._problem = None
+        self._is_complete = reading.has_ended
         if reading.has_ended or reading.problem is not None:
             flow.end()
         self._went_on(self.raw.position - self._counted)

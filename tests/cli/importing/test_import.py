@@ -6,6 +6,8 @@ That the daemon answers so is tested with the daemon (tests/e2e/test_import.py).
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,24 @@ def test_a_refusal_for_good_ends_all_sources_that_have_not_begun(tmp_path: Path)
     assert done.exit_code == 1 and "the topic is full (topic_full)" in done.stderr
     totals = json.loads(done.stdout)["totals"]
     assert (totals["failed"], totals["stopped"], len(script.produced)) == (1, 2, 1)
+
+
+def test_ctrl_c_stores_what_was_read_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    for n in range(3):
+        (tmp_path / f"{n}").write_text(f"{n}\n")
+
+    def fault(number: int, call: Call) -> Answer | None:
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return None
+
+    script = Cursors(fault)
+    with scripted(script) as server:
+        stopped = run(server, "import", "t", f"{tmp_path}/*", "--parallel", "1")
+        assert stopped.exit_code == 1 and script.stored == [0, 1]
+        assert "stopped: 1 of 3 sources" in stopped.stderr
+        assert run(server, "import", "t", f"{tmp_path}/*").exit_code == 0
+    assert script.stored == [0, 1, 2]
 
 
 def test_another_server_is_told_apart_from_a_daemon(lines: Path) -> None:
