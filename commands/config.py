@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import msgspec
 
 from commands.shell.options import loaded, output_option, serve_options
 from commands.shell.output import print_json, table
@@ -55,8 +54,9 @@ def config_show(origin: bool, as_json: bool, **options: Any) -> None:
 def _text(value: Any) -> Any:
     if isinstance(value, tuple):
         return ", ".join(value)
-    if isinstance(value, dict):
-        return msgspec.json.encode(value).decode()
+    if isinstance(value, dict):  # prices, which as a whole would be wider than the terminal
+        puts = ", ".join(f"{name} {each.put_usd_per_1000:g}" for name, each in value.items())
+        return f"per 1,000 PUTs: {puts}"
     return value
 
 

@@ -35,6 +35,15 @@ def test_config_show_prints_values_and_origins(tmp_path: Path) -> None:
     assert "--set" not in runner.invoke(cli.headgate, command).stdout
 
 
+def test_prices_are_shown_in_few_words_and_as_json_entirely() -> None:
+    options = ["config", "show", "--set", 'prices={"free": {"put_usd_per_1000": 2}}']
+    shown = CliRunner().invoke(cli.headgate, options)
+    assert "prices  " in shown.stdout
+    assert "per 1,000 PUTs: standard 0.005, express 0.00113, free 2\n" in shown.stdout
+    values = json.loads(CliRunner().invoke(cli.headgate, [*options, "-o", "json"]).stdout)
+    assert values["prices"]["express"]["get_usd_per_gib"] == 0.0006
+
+
 def test_a_flag_goes_before_a_set_of_the_same_key() -> None:
     command = ["config", "show", "-o", "json", "--shards", "3", "--set", "shards=4"]
     assert json.loads(CliRunner().invoke(cli.headgate, command).stdout)["shards"] == 3
