@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from daemon.simulation.strategies import Scenario, StrategyFigures
 
 T = TypeVar("T")
-SECONDS_DEFAULT = 12.0
+SECONDS_DEFAULT, SECONDS_MIN, MANY_CORES = 12.0, 3.0, 64
 CURVE_SECONDS_MAX = 60.0  # a longer curve is played faster, unless --duration says otherwise
 SECONDS_MAX = 86_400.0
 WARM_UP_S = 5.0  # most splits and merges that a new load causes are over
@@ -119,8 +119,8 @@ STORE = "s3://simulated"
     "duration_s",
     type=within(1, SECONDS_MAX),
     metavar="SECONDS",
-    help="How long to simulate: by default 12, or as long as a curve or trace, 60 at most. It is"
-    " played faster or slower to fit.",
+    help="How long to simulate: by default 12 (less for more than 64 cores), or as long as a curve"
+    " or trace, 60 at most; these are played faster or slower to fit.",
 )
 @click.option(
     "--warm-up",
@@ -238,7 +238,7 @@ def simulate(
             say(f"the {load.duration_s:g} s of the load are simulated in {seconds:g} s")
     else:
         warm_up_s = WARM_UP_S if warm_up_s is None else warm_up_s
-        seconds = SECONDS_DEFAULT if duration_s is None else duration_s
+        seconds = _seconds(cores) if duration_s is None else duration_s
         rates = load.rates(points) if isinstance(load, RateRange) else [load.bytes_per_s]
         curves = [constant(rate, request_bytes, warm_up_s + seconds) for rate in rates]
     loads = _run(scenario, curves, warm_up_s, timeline=curve)
@@ -263,6 +263,12 @@ def simulate(
         loads=loads,
     )
     _show(report, as_json, chart_file)
+
+
+def _seconds(cores: int) -> float:
+    """How long a rate is measured. A look takes time for each member of a group, so groups of many
+    cores take long; but many cores make many requests, and figures come to rest sooner."""
+    return max(SECONDS_MIN, min(SECONDS_DEFAULT, SECONDS_DEFAULT * MANY_CORES / cores))
 
 
 def _configuration(
@@ -363,7 +369,7 @@ def _run(
 
 
 def _show(report: SimulationReport, as_json: bool, chart_file: Path | None) -> None:
-    from daemon.simulation.report import HEAD, chart, rows
+    from daemon.simulation.report import chart, tables
 
     if chart_file is not None:
         try:
@@ -373,7 +379,8 @@ def _show(report: SimulationReport, as_json: bool, chart_file: Path | None) -> N
     if as_json:
         print_json(report)
     else:
-        click.echo(table(HEAD, rows(report, _rate_text)))
+        found = tables(report, _rate_text)
+        click.echo("\n\n".join(table(each.head, each.lines) for each in found))
 
 
 def _rate_text(bytes_per_s: float) -> str:

@@ -13,10 +13,9 @@ A loop looks at its group when it has published (unless its last look said that 
 its bell has rung and when its timer is due, as daemon/shard.py does. Time moves from event to
 event, so a quiet hour costs nothing.
 
-A commit rings the bell of the shard whose lease slot it frees. The daemon rings all bells, because
-answers and readers wait for commits too. Other shards would find their group as it was: nothing
-that they decide depends on ``committed`` words or on another shard's slots, except a member that
-passes its turn on and looks for one with a free slot, and that one is rung here.
+A commit rings all bells, except of shards that would find nothing new: those that are alone in
+their group and have no upper buddy to merge with (``listeners``). Only their own requests and
+commits make them due, and what they know of these is exact.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ from shards.layout import Layout
 from shards.leases import Lease, LeaseTable
 from shards.locks import LockFile
 from shards.segment import Segment
-from uploader.groups.puller import Pulled, Puller, RequestSource
+from uploader.groups.members import MemberRequests, RequestSource
+from uploader.groups.puller import Pulled, Puller
 from uploader.groups.turn import NEVER, Policy
 
 MS = 1_000_000
@@ -87,7 +87,7 @@ class VirtualShards(ABC):
         *,
         commit_ns: int = 0,
         locks: LockFile | None = None,
-        readers: Callable[[Segment], Sequence[RequestSource]] | None = None,
+        sources: Callable[[Segment], Sequence[RequestSource]] | None = None,
     ) -> None:
         self.now_ns = 100 * S
         self.layout = layout
@@ -99,14 +99,16 @@ class VirtualShards(ABC):
         self.words[at.G_INCARNATION] = self.words[at.G_EPOCH] = 1
         self.leases = LeaseTable(self.words, layout)
         self._locks = VirtualLocks() if locks is None else locks
-        sources = None if readers is None else readers(self.segment)
+        # One for all: each process of a daemon has its own and reads the same.
+        requests = None if sources is None else MemberRequests(sources(self.segment))
         bells = _VirtualBells(self._rung)
         self.pullers = [
-            Puller(self.segment, shard, self._locks, bells, self.leases, policy, sources)
+            Puller(self.segment, shard, self._locks, bells, self.leases, policy, requests)
             for shard in range(layout.shards)
         ]
         self.table = self.pullers[0].table
         self.table.start()
+        self.listeners: Sequence[int] = range(layout.shards)  # of each commit
         self.in_flight = 0  # PUTs
         self._commit_ns = commit_ns
         self.commit_took_ns = 0  # the last one, with its wait for the ledger
@@ -205,6 +207,7 @@ class VirtualShards(ABC):
         if not waits_for:
             self._commit_soon(lease)
             return
+        self._rung(lease.shard)  # as the uploader does
         stored = _Stored(lease, waits_for)
         for source in lease.sources:
             if source.shard in waits_for:
@@ -221,6 +224,8 @@ class VirtualShards(ABC):
             words[bases[source.shard] + at.S_COMMITTED] = source.end
         self.leases.finish(lease)
         self._rung(lease.shard)
+        for shard in self.listeners:
+            self._rung(shard)
         self._committed(lease)
         for source in lease.sources:
             stored = self._waiting.pop((source.shard, source.end), None)

@@ -158,9 +158,9 @@ def read_rate(text: str) -> float:
             raise ValueError
         rate = read_size(number.strip())
     except ValueError:
-        raise ValueError(f"a load must be a rate like 20MiB/s, got {text.strip()!r}") from None
+        raise ValueError(f"a rate must be like 20MiB/s, got {text.strip()!r}") from None
     if not 0 < rate <= RATE_MAX:
-        raise ValueError(f"a load must be above 0 and at most {RATE_MAX >> 40} TiB/s, got {text!r}")
+        raise ValueError(f"a rate must be above 0 and at most {RATE_MAX >> 40} TiB/s, got {text!r}")
     return float(rate)
 
 

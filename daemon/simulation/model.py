@@ -28,7 +28,7 @@ from shards.layout import Layout
 from shards.leases import Lease
 from shards.ring import Arrival, RequestAt
 from uploader.groups.puller import Pulled
-from uploader.groups.turn import Policy
+from uploader.groups.turn import NEVER, Policy
 from uploader.stores.prices import GIB
 
 _RING_BYTES_MIN = 4096  # the segment's rings hold nothing here
@@ -174,10 +174,11 @@ class SimulatedDaemon(VirtualShards):
             policy,
             machine.window_ns,
             commit_ns=machine.commit_ns,
-            readers=lambda segment: self._make_rings(segment.words, capacity),
+            sources=lambda segment: self._make_rings(segment.words, capacity),
         )
         self._machine = machine
         self._curve = curve
+        self._merges = policy.hysteresis_ns(machine.window_ns) < NEVER
         self._resolution_ns = resolution_ns
         self._put_rng = random.Random(f"{seed} puts")
         self._begun_ns = self.now_ns
@@ -312,7 +313,14 @@ class SimulatedDaemon(VirtualShards):
         if sizes != self._sizes:
             self._sizes = sizes
             self.table.map.check_invariants()
-            self.meter.groups.set(self.now_ns, len(self.table.map.groups()))
+            groups = self.table.map.groups()
+            self.meter.groups.set(self.now_ns, len(groups))
+            self.listeners = [
+                shard
+                for group in groups
+                if group.size > 1 or (self._merges and group.group % 2 == 0)
+                for shard in self.table.map.members(group)
+            ]
 
     def _size_words(self) -> list[int]:
         return list(self.words[self._sizes_at])

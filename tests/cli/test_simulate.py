@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from daemon.simulation.strategies import Strategy
 
 SMALL = ["simulate", "--cores", "2", "--duration", "2", "--warm-up", "0"]
 
@@ -28,12 +29,15 @@ def as_json(*arguments: str) -> Any:
 def test_a_table_has_a_line_per_strategy() -> None:
     result = invoke(*SMALL, "--brokers", "3", "--load", "300KiB/s")
     assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    assert lines[0].split()[:4] == ["load", "strategy", "PUT/s", "$/month"]
-    assert [line.split()[2] for line in lines[1:]] == ["per-shard", "single-stream", "adaptive"]
+    costs, uploads = (each.splitlines() for each in result.stdout.split("\n\n"))
+    assert costs[0].split()[:4] == ["load", "strategy", "PUT/s", "$/month"]
+    assert uploads[0].split()[2:5] == ["groups", "in", "flight"]
+    for lines in (costs, uploads):
+        assert [line.split()[2] for line in lines[1:]] == [each.value for each in Strategy]
+        assert max(map(len, lines)) <= 80
     # 15 PUT/s of three brokers cost 3 x $64.80 a month.
-    assert lines[2].split()[3] == "15.0"
-    assert lines[2].split()[4] == "$194.40"
+    assert costs[2].split()[3:5] == ["15.0", "$194.40"]
+    assert uploads[1].split()[3] == "2/2"
 
 
 def test_json_has_the_scenario_and_all_figures_and_one_seed_gives_the_same() -> None:

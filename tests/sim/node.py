@@ -151,8 +151,6 @@ class Node(VirtualShards):
 
     def _committed(self, lease: Lease) -> None:
         self.log.append((self.now_ns, "commit", lease.lease_id))
-        for shard in range(self.layout.shards):
-            self._rung(shard)
         self.check()
 
     # What is seen from outside

@@ -88,7 +88,7 @@ def test_a_trace_without_sizes_has_the_given_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("fast", "a load must be a rate like 20MiB/s, got 'fast'"),
+        ("fast", "a rate must be like 20MiB/s, got 'fast'"),
         ("20MB/s", "got '20MB/s'"),
         ("20MiB", "got '20MiB'"),
         ("-1KiB/s", "got '-1KiB/s'"),

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from daemon.governor.counterfactual import LoneUploader
 from daemon.governor.put_budget import BudgetTerms
 from daemon.simulation.load import constant
-from daemon.simulation.model import Machine, PutTimes, poisson
+from daemon.simulation.model import Machine, PutTimes, SimulatedDaemon, poisson
 from daemon.simulation.strategies import (
     Scenario,
     Strategy,
@@ -24,6 +24,8 @@ from daemon.simulation.strategies import (
     simulate,
 )
 from shards import layout as at
+from shards.leases import Lease
+from uploader.groups.turn import Policy
 from uploader.stores.prices import DEFAULT_PRICES
 
 pytestmark = pytest.mark.sim
@@ -177,6 +179,35 @@ def test_every_accepted_request_is_uploaded_once_and_the_map_tiles_the_shards(
         accepted = daemon.meter.requests - daemon.meter.refused
         assert accepted * request_bytes == daemon.meter.put_bytes
         assert daemon.meter.latencies.count == accepted
+
+
+class RingsAll(SimulatedDaemon):
+    """A commit rings the bells of all shards, as in the daemon."""
+
+    def _committed(self, lease: Lease) -> None:
+        super()._committed(lease)
+        for shard in range(self.layout.shards):
+            self._rung(shard)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ADAPTIVE, Strategy.PER_SHARD])
+@pytest.mark.parametrize("bytes_per_s", [200 * KIB, 4 * MIB, 100 * MIB])
+def test_bells_that_a_commit_does_not_ring_would_change_nothing(
+    bytes_per_s: float, strategy: Strategy
+) -> None:
+    curve = constant(bytes_per_s, 50_000, 2)
+    frozen = 1 << 60 if strategy is Strategy.PER_SHARD else 2
+    puts = []
+    for kind in (SimulatedDaemon, RingsAll):
+        policy = Policy(SMALL.object_bytes_target, frozen)
+        with closing(kind(SMALL, 8, policy, curve, 0, "seed")) as daemon:
+            if strategy is Strategy.PER_SHARD:
+                daemon.split_all()
+            daemon.start()
+            daemon.run(3 * S)
+            puts.append(daemon.meter.puts)
+    assert len(puts[0]) > 5
+    assert puts[0] == puts[1]
 
 
 def test_latencies_count_from_each_request_though_requests_are_published_together() -> None:
