@@ -64,20 +64,20 @@ def short_dollars(value: float) -> str:
     return f"${value:g}"
 
 
-class Rows(NamedTuple):
+class ReportTable(NamedTuple):
     """A table: the names of its columns, and its lines."""
 
     head: Sequence[str]
     lines: list[list[str]]
 
 
-def tables(report: SimulationReport, rate_text: Callable[[float], str]) -> list[Rows]:
+def tables(report: SimulationReport, rate_text: Callable[[float], str]) -> list[ReportTable]:
     """Costs, then parallelism and latency; each fits into 80 columns. A line per load and strategy.
 
     ``1.5/4`` is a mean and a peak.
     """
-    costs = Rows(("load", "strategy", "PUT/s", "$/month", "$/year", "$/GiB", "refused"), [])
-    uploads = Rows(
+    costs = ReportTable(("load", "strategy", "PUT/s", "$/month", "$/year", "$/GiB", "refused"), [])
+    uploads = ReportTable(
         ("load", "strategy", "groups", "in flight", "fill", "p50 ms", "p99 ms", "p99.9 ms"), []
     )
     for load in report.loads:
