@@ -24,14 +24,16 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES: Any = strictyaml.load((FOLDER / "alerts.yaml").read_text()).data["groups"][0]["rules"]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 MONITORING = OPERATIONS.split("\n## Monitoring\n")[1].split("\n## ")[0]
+RECORDS = 81
 TARGET_LABELS = {"job", "instance"}  # that Prometheus adds
 SUFFIXES = ("_bucket", "_count", "_sum")  # of a histogram
 
 
 class Scraped(NamedTuple):
-    """A metric of a real answer: its labels, and the values of each."""
+    """A metric of a real answer: its labels with the values of each, and its own values."""
 
     values: dict[str, set[str]]
+    samples: list[float]
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +47,16 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scra
 def work(daemon: Daemon) -> dict[str, Scraped]:
     assert daemon.produce("t", 0).status == 200
     with WatchLine(daemon, "/v0/topics/t/watch") as watching:
-        for number in range(1, 81):
+        for number in range(1, RECORDS):
             assert daemon.produce("t", number).status == 200
-        watching.read_until(lambda: len(watching.records) == 80)
+        watching.read_until(lambda: len(watching.records) == RECORDS - 1)
         daemon.read_all("t")
 
         def is_counted() -> bool:
             latency = daemon.status()["latency"]
-            topics = scrape(daemon)["headgate_topic_acked_records_total"].values["topic"]
-            return "t" in topics and all(latency[stage.name.lower()]["count"] for stage in Stage)
+            by_topic = scrape(daemon)["headgate_topic_acked_records_total"].samples
+            counts = [latency[stage.name.lower()]["count"] for stage in Stage]
+            return sum(by_topic) == RECORDS and all(counts)
 
         wait_until(is_counted, "each stage and the topic to be counted")
         return scrape(daemon)
@@ -66,9 +69,10 @@ def scrape(daemon: Daemon) -> dict[str, Scraped]:
     found: dict[str, Scraped] = {}
     for family in parse(answer.body.decode()):
         for sample in family.samples:
-            values = found.setdefault(sample.name, Scraped({})).values
+            metric = found.setdefault(sample.name, Scraped({}, []))
+            metric.samples.append(sample.value)
             for label, value in sample.labels.items():
-                values.setdefault(label, set()).add(value)
+                metric.values.setdefault(label, set()).add(value)
     return found
 
 
@@ -118,6 +122,15 @@ def _wrong_conditions(where: str, selector: Selector, metric: Scraped) -> Iterat
             for each in values
             if each not in metric.values[label]
         )
+
+
+def test_whichever_shard_answers_tells_of_all_shards(scraped: dict[str, Scraped]) -> None:
+    records = scraped["headgate_acked_records_total"]
+    assert records.values == {"shard": {"0", "1"}} and sum(records.samples) == RECORDS
+    assert sum(scraped["headgate_topic_acked_records_total"].samples) == RECORDS
+    assert scraped["headgate_topic_acked_records_total"].values["topic"] == {"_other", "t"}
+    assert sum(scraped["headgate_shard_ready"].samples) == 2
+    assert sum(scraped["headgate_stage_seconds_count"].samples) > RECORDS
 
 
 def test_every_metric_and_label_that_is_named_exists(scraped: dict[str, Scraped]) -> None:
