@@ -10,6 +10,7 @@ from commands.shell.options import loaded, output_option, serve_options
 from commands.shell.output import print_json, table
 from daemon.config import KEYS
 from daemon.config.docs import markdown
+from uploader.stores.prices import Prices
 
 
 @click.group()
@@ -54,10 +55,13 @@ def config_show(origin: bool, as_json: bool, **options: Any) -> None:
 def _text(value: Any) -> Any:
     if isinstance(value, tuple):
         return ", ".join(value)
-    if isinstance(value, dict):  # prices, which as a whole would be wider than the terminal
+    if not isinstance(value, dict):
+        return value
+    if any(isinstance(each, Prices) for each in value.values()):
+        # All of them would be wider than a terminal.
         puts = ", ".join(f"{name} {each.put_usd_per_1000:g}" for name, each in value.items())
         return f"per 1,000 PUTs: {puts}"
-    return value
+    return ", ".join(f"{name}={each:g}" for name, each in value.items())
 
 
 @config.command("docs")

@@ -44,6 +44,11 @@ def test_prices_are_shown_in_few_words_and_as_json_entirely() -> None:
     assert values["prices"]["express"]["get_usd_per_gib"] == 0.0006
 
 
+def test_weights_are_shown_as_they_are_written() -> None:
+    options = ["config", "show", "--set", "pressure_weights=busy=0.5,store=0"]
+    assert "busy=0.5, store=0\n" in CliRunner().invoke(cli.headgate, options).stdout
+
+
 def test_a_flag_goes_before_a_set_of_the_same_key() -> None:
     command = ["config", "show", "-o", "json", "--shards", "3", "--set", "shards=4"]
     assert json.loads(CliRunner().invoke(cli.headgate, command).stdout)["shards"] == 3
