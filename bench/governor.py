@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import bodies
+from bench import bodies, imports
 from bench.figures import pause_ms
 from bench.governor_results import (
     BudgetResult,
@@ -58,6 +58,8 @@ BUDGET_PACE = Pace(16, SETTLE_S + BUDGET_S + 4, 5.0)
 TURNS = 4
 TURN_S = 5
 COST_TURNS = 8
+IMPORT_TURNS = 3
+IMPORT_FILE_BYTES = 12_000_000
 SCRAPE_S = 2.5  # Prometheus' default is 15
 UNMETERED = ROOT / "bench" / "unmetered"
 
@@ -84,6 +86,7 @@ class GovernorBench:
             "loads": self._loads,
             "budget": self._budget,
             "goodput": self._goodput,
+            "import": self._import,
             "memory": self._memory,
             "cost": self._cost,
         }
@@ -159,6 +162,14 @@ class GovernorBench:
                     self._compared("governor on over off", size, governed, free, TURNS)
                 )
 
+    def _import(self) -> None:
+        """An import with its byte budget, and with everything in flight."""
+        with self._daemon("import", imports.SLOW_STORE, chaos=imports.SLOW_STORE_CHAOS) as daemon:
+            url = f"http://127.0.0.1:{daemon.port}"
+            self._results.imports = imports.compare(
+                url, self._work / "imported", IMPORT_FILE_BYTES, IMPORT_TURNS, self._client_cpus
+            )
+
     def _memory(self) -> None:
         """Ten times the load, in a cgroup."""
         cpus = (self._daemon_cpus, self._client_cpus)
@@ -216,10 +227,10 @@ class GovernorBench:
 
     @contextlib.contextmanager
     def _daemon(
-        self, name: str, settings: dict[str, object], path: Path | None = None
+        self, name: str, settings: dict[str, object], path: Path | None = None, chaos: str = ""
     ) -> Iterator[Daemon]:
         daemon = start_daemon(
-            self._work / name, self._daemon_cpus, 1, None, settings, path=path
+            self._work / name, self._daemon_cpus, 1, None, settings, chaos, path=path
         )  # fmt: skip
         try:
             daemon.ask("PUT", f"/v0/topics/{TOPIC}", b"{}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bench.figures import MIB, NONE, Target, number
 from bench.governor_results import (
     BudgetResult,
     ComparedResult,
     GovernorResults,
+    ImportResult,
     PressedResult,
     SideResult,
 )
@@ -48,6 +49,9 @@ def targets(results: GovernorResults) -> Iterator[Target]:
     for each in results.goodput:
         yield Target(f"{each.size}, saturated: acknowledged/s governed over not",
                      GOODPUT_RATIO_MIN, rate_ratio(each), unit=" x")  # fmt: skip
+    if results.imports is not None:
+        yield Target("import: its byte budget over everything in flight", GOODPUT_RATIO_MIN,
+                     import_ratio(results.imports), unit=" x")  # fmt: skip
     if results.cost is not None:
         yield Target("cost of metrics and sensors, of acknowledged per CPU s", COST_MAX,
                      1 - cpu_ratio(results.cost), at_least=False)  # fmt: skip
@@ -65,6 +69,11 @@ def targets(results: GovernorResults) -> Iterator[Target]:
 def rate_ratio(compared: ComparedResult) -> float:
     """Acknowledged a second, of the first over the second: the median of the pairs."""
     return statistics.median(one.acked_per_s / two.acked_per_s for one, two in compared.turns)
+
+
+def import_ratio(imports: ImportResult) -> float:
+    """Bytes a second, of the first over the second: the median of the pairs."""
+    return statistics.median(one.bytes_per_s / two.bytes_per_s for one, two in imports.turns)
 
 
 def cpu_ratio(compared: ComparedResult) -> float:
@@ -115,6 +124,8 @@ def _median(sides: Sequence[SideResult], name: str) -> str:
 def _others(results: GovernorResults) -> Iterator[tuple[str, str]]:
     if results.budget is not None:
         yield from _budget(results.budget)
+    if results.imports is not None:
+        yield from _imports(results.imports)
     if results.overload is not None:
         yield from _overload(results.overload)
 
@@ -134,6 +145,19 @@ def _budget(found: BudgetResult) -> Iterator[tuple[str, str]]:
             f" {number(found.window_ms)} ms, {number(found.target_bytes / MIB)} MiB"
         ),
     )
+
+
+def _imports(found: ImportResult) -> Iterator[tuple[str, str]]:
+    rates = (statistics.median(side.bytes_per_s / MIB for side in sides)
+             for sides in zip(*found.turns, strict=True))  # fmt: skip
+    peaks = (max(side.peak_bytes / MIB for side in sides)
+             for sides in zip(*found.turns, strict=True))  # fmt: skip
+    yield "import, MiB/s: with its byte budget, with everything in flight", _numbers(rates)
+    yield "most MiB in flight", _numbers(peaks)
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return ", ".join(map(number, values))
 
 
 def _overload(found: OverloadResult) -> Iterator[tuple[str, str]]:

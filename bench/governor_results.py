@@ -59,11 +59,27 @@ class ComparedResult(msgspec.Struct, frozen=True):
     turns: list[tuple[SideResult, SideResult]]
 
 
+class ImportSide(msgspec.Struct, frozen=True):
+    """One import: its rate, its budget at the end, and the most that was in flight."""
+
+    bytes_per_s: float
+    budget_bytes: int
+    peak_bytes: int
+
+
+class ImportResult(msgspec.Struct, frozen=True):
+    """Turns of imports on one daemon, in pairs: with the byte budget, and with everything in
+    flight."""
+
+    turns: list[tuple[ImportSide, ImportSide]]
+
+
 class GovernorResults(msgspec.Struct):
     """All of them."""
 
     loads: list[PressedResult] = []
     budget: BudgetResult | None = None
     goodput: list[ComparedResult] = []
+    imports: ImportResult | None = None
     overload: OverloadResult | None = None
     cost: ComparedResult | None = None

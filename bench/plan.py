@@ -42,6 +42,7 @@ GOVERNED = {
     "governor/loads": 75,
     "governor/budget": 80,
     "governor/goodput": 100,
+    "governor/import": 75,
     "governor/memory": 160,
     "governor/cost": 100,
 }

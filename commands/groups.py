@@ -8,6 +8,7 @@ is drawn as ``changing``.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -83,6 +84,7 @@ class _Tree(Generic[GroupLike]):
         summarize: Callable[[list[GroupLike]], str],
     ) -> None:
         self._groups = groups
+        self._starts = sorted(groups)
         self._shard_count = shard_count
         self._describe = describe
         self._summarize = summarize
@@ -99,7 +101,8 @@ class _Tree(Generic[GroupLike]):
         if group is not None and group.shards == members:
             yield branch + name, self._describe(group)
             return
-        under = [each for start, each in self._groups.items() if low <= start < low + size]
+        first, last = (bisect_left(self._starts, at) for at in (low, low + size))
+        under = [self._groups[start] for start in self._starts[first:last]]
         if not under:
             yield branch + name, "changing"
             return

@@ -338,7 +338,9 @@ def strip(values: Sequence[float], width: int) -> str:
 
 
 def dollars_text(usd: float) -> str:
-    """``$0.0012``, ``$43.22``, ``$120,000``."""
+    """``$0``, ``$0.0012``, ``$43.22``, ``$120,000``."""
+    if not usd:
+        return "$0"
     return f"${usd:,.4f}" if usd < 0.1 else f"${usd:,.2f}" if usd < 1000 else f"${usd:,.0f}"
 
 

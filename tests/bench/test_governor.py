@@ -9,7 +9,14 @@ import pytest
 
 from bench import governor_report
 from bench.governor import UNMETERED
-from bench.governor_results import BudgetResult, ComparedResult, GovernorResults, SideResult
+from bench.governor_results import (
+    BudgetResult,
+    ComparedResult,
+    GovernorResults,
+    ImportResult,
+    ImportSide,
+    SideResult,
+)
 from bench.overload import Found, Judge
 from bench.overload_clients import Acked, Crowd, Told, body_of
 from bench.processes import ROOT, plain_environment
@@ -35,6 +42,18 @@ def test_a_budget_that_is_missed_by_more_than_5_percent_is_not_met() -> None:
 
     assert verdict(104.9) == verdict(95.1) == "met"
     assert verdict(106.0) == verdict(94.0) == "not met"
+
+
+def test_an_import_with_a_budget_is_compared_with_one_that_sends_all() -> None:
+    def verdict(governed: float) -> str:
+        sides = ImportSide(governed, 4 << 20, 8 << 20), ImportSide(10.0, 256 << 20, 99 << 20)
+        results = GovernorResults(imports=ImportResult([sides]))
+        [target] = governor_report.targets(results)
+        [(_, (_, rows))] = governor_report.sections(results)
+        assert rows[1] == ("most MiB in flight", "8.00, 99.0")
+        return target.verdict
+
+    assert (verdict(9.1), verdict(8.9)) == ("met", "not met")
 
 
 def test_a_daemon_can_be_started_that_measures_nothing() -> None:

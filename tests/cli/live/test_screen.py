@@ -149,7 +149,7 @@ def test_a_rate_has_three_digits(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("usd", "text"), [(0, "$0.0000"), (0.0012, "$0.0012"), (43.215, "$43.22"), (12e4, "$120,000")]
+    ("usd", "text"), [(0, "$0"), (0.0012, "$0.0012"), (43.215, "$43.22"), (12e4, "$120,000")]
 )
 def test_dollars_have_cents_only_where_they_matter(usd: float, text: str) -> None:
     assert dollars_text(usd) == text
