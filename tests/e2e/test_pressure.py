@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,3 +214,21 @@ def test_the_scaling_signal_ignores_a_ring_that_waits(daemon: Daemon) -> None:
     assert 0 <= answer["value"] <= 100 and answer["shards"] == 1
     assert set(answer["inputs"]) == {"ready", "scheduling", "busy"}
     assert answer["left_out"]["ring"] == pytest.approx(0.3, abs=0.02)
+
+
+@pytest.mark.slow
+def test_a_shard_that_is_silent_raises_an_alarm_and_the_ladder_and_refuses_nothing(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path, shards=2) as daemon:
+        pid = daemon.status()["shards"][1]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: "no report for 5 samples from shards 1;" in daemon.text, "the alarm")
+            wait_until(lambda: ": coalesce begins" in daemon.text, "the ladder")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: "sensor_stale is over" in daemon.text, "the end of the alarm")
+        assert "refuse begins" not in daemon.text and " of shard 1)" in daemon.text
+        assert daemon.status()["shards"][1]["pid"] == pid, "it was not killed"
+        assert daemon.produce("after", 1).status == 200
