@@ -70,8 +70,8 @@ def _class_of(size_bytes: int) -> int:
 class Calls:
     """The calls of one kind: how long they take, in units, smoothed.
 
-    Invariant: ``_running`` has the calls that have begun and not ended, at most two for each
-    upload slot (one may be hedged).
+    Invariant: ``_running`` has the calls that have begun and not ended, at most one for each
+    upload slot.
     """
 
     def __init__(self, failed_units: float) -> None:
@@ -133,13 +133,13 @@ class UploadHealth:
         self._commits = Calls(FAILED_MS)
 
     def put_begins(self, size_bytes: int, now_ns: int) -> int:
-        """An attempt begins to put an object; returns its number, for ``put_ends``."""
+        """A PUT begins; returns its number, for ``put_ends``. Two attempts that race are one."""
         with self._usual_mutex:
             unit_ns = self._usual.of(size_bytes)
         return self._puts.begin(unit_ns, now_ns)
 
     def put_ends(self, call: int, size_bytes: int, now_ns: int, *, failed: bool) -> None:
-        """The store has answered the attempt, or ``failed``."""
+        """The store has answered, or the PUT ``failed`` and will be repeated."""
         took_ns = self._puts.end(call, now_ns, failed=failed)
         if not failed:
             with self._usual_mutex:

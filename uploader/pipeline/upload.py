@@ -208,17 +208,24 @@ class Uploads:
         assert built is not None
         key = l0.object_key(lease.lease_id)
         self._ask_for_entry()
-        # The outage follows the outcome of the whole PUT, which is repeated until it succeeds.
-        # A single attempt, the loser of a hedge, may fail when there is nothing left to put.
+        # The outage and the sensor follow the outcome of the whole PUT, which is repeated until it
+        # succeeds. A single attempt, the loser of a hedge, may fail or hang when there is nothing
+        # left to put.
         began_ns = monotonic_ns()
+        call = self.health.put_begins(len(built.body), began_ns)
+        failed = True
         try:
             locator = self._put_object(key, built.body, built.crc32c)
+            failed = False
         except ForeignObject:
+            failed = False
             self._outage.kept(monotonic_ns())  # the store works; this has its own alarm
             raise
         except StoreError as error:
             self._outage.failed(error, began_ns, monotonic_ns())
             raise
+        finally:
+            self.health.put_ends(call, len(built.body), monotonic_ns(), failed=failed)
         self._outage.kept(monotonic_ns())
         self._stage_ends(work, Stage.PUT)
         with self._mutex:
@@ -293,18 +300,11 @@ class Uploads:
         """One attempt, counted."""
         self._count(at.S_PUTS, 1)
         self._count(at.S_PUT_BYTES, len(body))
-        call = self.health.put_begins(len(body), monotonic_ns())
-        failed = True
         try:
-            locator = self._store.put(key, body, crc32c)
-            failed = False
-            return locator
+            return self._store.put(key, body, crc32c)
         except StoreError as error:
-            failed = not isinstance(error, ForeignObject)
-            self._count(at.S_PUT_FAILURES, failed)
+            self._count(at.S_PUT_FAILURES, not isinstance(error, ForeignObject))
             raise
-        finally:
-            self.health.put_ends(call, len(body), monotonic_ns(), failed=failed)
 
     def _ask_for_entry(self) -> None:
         """Has the owner's thread send an entry with our object if ownership is growing old."""

@@ -268,6 +268,9 @@ def test_a_slow_upload_is_hedged_committed_once_and_both_puts_are_counted(line: 
     line.start(0, slow)
     line.turn_until_done(slow)
     assert uploads.hedged.hedges >= 1
+    uploads.health.store_slowdown(monotonic_ns())
+    hour_later_ns = monotonic_ns() + 3_600_000 * MS
+    assert uploads.health.store_slowdown(hour_later_ns) < 1, "a loser is not a slow store"
     after = line.lease_of(0, "after")
     line.start(0, after)
     line.turn_until_done(after)

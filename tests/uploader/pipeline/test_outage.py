@@ -95,7 +95,7 @@ def test_the_reason_of_a_disk_error_is_named_without_paths(tmp_path: Path) -> No
 def test_uploads_that_fail_raise_the_alarm_say_nothing_else_and_end_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    halves = count(100)  # four looks at the clock for each attempt
+    halves = count(100)  # three looks at the clock for each attempt
     monkeypatch.setattr(upload, "monotonic_ns", lambda: next(halves) * S // 2)
     with pipeline(tmp_path) as line:
         pulled = line.lease_of(0, "a")
