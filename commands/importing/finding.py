@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from commands.importing.buckets import SCHEME, Buckets
 from commands.importing.problems import SourceMissing, SourceProblem
-from commands.importing.raw import RawSource, open_local
+from commands.importing.raw import RawSource, open_local, shown
 
 # Each needs a cursor, of which a daemon has 100,000, and about 300 bytes here.
 SOURCES_MAX = 100_000
@@ -56,7 +56,7 @@ def find(arguments: Sequence[str], buckets: Buckets, *, by_path: bool) -> list[F
                         f"with it there are more than {SOURCES_MAX:,} sources; import them in parts"
                     )
         except SourceProblem as error:
-            problems.append((argument, error))
+            problems.append((shown(argument), error))
     if problems:
         raise NotFound(problems)
     return found
@@ -75,11 +75,11 @@ def found_file(path: str, by_path: bool) -> FoundSource:
     if raw is None:
         return FoundSource("stdin", None, None, lambda: open_local("-"))
     if not raw.may_grow:
-        return FoundSource(path, None, None, lambda: raw)  # a pipe is opened once
+        return FoundSource(raw.name, None, None, lambda: raw)  # a pipe is opened once
     raw.close()
     status = os.stat(path)
     return FoundSource(
-        path,
+        raw.name,
         status.st_size,
         (status.st_dev, status.st_ino),
         lambda: open_local(path, by_path=by_path),

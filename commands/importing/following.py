@@ -24,6 +24,7 @@ from msgspec import Struct
 from commands.importing.finding import found_file, matching
 from commands.importing.importer import Importer
 from commands.importing.problems import SourceProblem
+from commands.importing.raw import shown
 from commands.importing.source import SourceImport
 
 LOOK_S = 0.5
@@ -56,6 +57,7 @@ class Following:
         self._importer = importer
         self._arguments = arguments
         self._parallel = parallel
+        self._restarts = importer.plan.restarts
         self._followed: dict[Inode, _Followed] = {}
         self._ended: set[Inode] = set()  # and are still there: they do not grow
 
@@ -88,13 +90,14 @@ class Following:
                     self._ended.add(inode)
         for inode, path in here.items():
             if inode not in self._followed and inode not in self._ended:
-                self._begin(inode, path, threads, restarts=self._importer.plan.restarts)
+                self._begin(inode, path, threads, restarts=self._restarts)
+        self._restarts = False  # of what was there at first
 
     def _begin(self, inode: Inode, path: str, threads: ThreadPoolExecutor, restarts: bool) -> None:
         try:
             found = found_file(path, by_path=False)
         except SourceProblem as error:
-            self._importer.refuse(path, error)
+            self._importer.refuse(shown(path), error)
             return
         plan = self._importer.plan._replace(restarts=restarts)
 

@@ -58,7 +58,7 @@ class LocalFile:
     may_grow: bool = True
 
     def __init__(self, path: str, *, by_path: bool = False) -> None:
-        self.name = path
+        self.name = shown(path)
         self._file = _opened(path)
         status = os.fstat(self._file)
         self.inode = (status.st_dev, status.st_ino)
@@ -144,6 +144,11 @@ class Pipe:
             os.close(self._descriptor)
 
 
+def shown(path: str) -> str:
+    """A path as text: bytes in it that are not UTF-8 are replaced."""
+    return os.fsencode(path).decode(errors="replace")
+
+
 def open_local(path: str, *, by_path: bool = False) -> RawSource:
     """A file or a pipe; ``-`` is stdin. Raises SourceProblem."""
     if path == "-":
@@ -157,7 +162,7 @@ def open_local(path: str, *, by_path: bool = False) -> RawSource:
     if kind == stat.S_IFDIR:
         raise SourceMissing("is a directory", hint=f"'{path.rstrip('/')}/*' names its files")
     if kind in _STREAMS:
-        return Pipe(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return Pipe(shown(path), os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     return LocalFile(path, by_path=by_path)
 
 

@@ -44,6 +44,14 @@ class ImportDaemon(NamedTuple):
     say: Callable[[str], None]
 
 
+class _NotOpened(NamedTuple):
+    reason: str
+
+
+class _Lost(NamedTuple):
+    reason: str
+
+
 class ChainSender:
     """The requests of a chain to a topic. ``wake`` is called when ``advance`` has something to do.
 
@@ -72,7 +80,7 @@ class ChainSender:
         self._wake = wake
         self._wire: Wire | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._arrived: deque[WireAnswer | str] = deque()
+        self._arrived: deque[WireAnswer | _Lost | _NotOpened] = deque()
         self._reconnect_ms = RECONNECT_WAIT_MS
         self._failing_since: float | None = None
 
@@ -98,11 +106,16 @@ class ChainSender:
         if self._wire is not None and self._wire.silent_s() > SILENT_S:
             self._wire.close(f"no answer for {SILENT_S:g} s")
         while self._arrived:
-            arrived = self._arrived.popleft()
-            if isinstance(arrived, str):
-                self._on_lost(arrived)
-            else:
-                self._on_answer(arrived)
+            match self._arrived.popleft():
+                case WireAnswer() as answer:
+                    self._on_answer(answer)
+                case _Lost(reason):
+                    self._wire = None
+                    # Otherwise it was closed because nothing was sent for long.
+                    if self.chain.in_flight:
+                        self._on_lost(reason)
+                case _NotOpened(reason):
+                    self._on_lost(reason)
 
     def close(self) -> None:
         """Ends the connection."""
@@ -114,19 +127,22 @@ class ChainSender:
     async def _open(self) -> None:
         daemon = self._daemon
         try:
-            self._wire = await Wire.open(daemon.address, daemon.now, self._on_event, self._on_event)
+            self._wire = await Wire.open(daemon.address, daemon.now, self._on_event, self._on_end)
         except (OSError, TimeoutError) as error:
             text = "timed out" if isinstance(error, TimeoutError) else error.strerror or str(error)
-            self._arrived.append(text)
+            self._arrived.append(_NotOpened(text))
         self._opening = None
         self._wake()
 
-    def _on_event(self, event: WireAnswer | str) -> None:
-        self._arrived.append(event)
+    def _on_event(self, answer: WireAnswer) -> None:
+        self._arrived.append(answer)
+        self._wake()
+
+    def _on_end(self, reason: str) -> None:
+        self._arrived.append(_Lost(reason))
         self._wake()
 
     def _on_lost(self, reason: str) -> None:
-        self._wire = None
         self.chain.lost(self._daemon.now() + self._reconnect_ms / 1000)
         self._reconnect_ms = min(2 * self._reconnect_ms, RECONNECT_WAIT_MAX_MS)
         self._failed(Unreachable(self._daemon.url, reason, sent=True), reason)

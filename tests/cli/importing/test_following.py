@@ -24,7 +24,9 @@ from commands.importing.source import ROTATED_QUIET_S, ImportPlan, SourceImport,
 from commands.importing.wire import Address
 from tests.cli.importing.fixed_budget import FixedBudget
 from tests.cli.importing.test_import import Cursors
-from tests.scripted import scripted
+from tests.scripted import Answer, scripted
+
+CLOSE = {"Connection": "close"}
 
 
 def plan(*, follows: bool = True, restarts: bool = False) -> ImportPlan:
@@ -107,6 +109,25 @@ def test_a_file_waits_for_its_first_line_before_it_has_a_cursor(tmp_path: Path) 
 
     assert followed(path, script, act).report.state == "stopped"
     assert len(script.positions) == 1
+
+
+def test_a_connection_that_the_daemon_closes_while_nothing_is_sent_is_not_a_failure(
+    tmp_path: Path,
+) -> None:
+    path, script = tmp_path / "log", Cursors(lambda number, call: Answer(200, {}, CLOSE))
+    path.write_text("1\n")
+
+    async def act(source: SourceImport, clock: Clock) -> None:
+        for number in range(2, 5):
+            await until(lambda: len(script.produced) == number - 1)  # noqa: B023
+            clock.now_s += 1_000  # more than its patience, but nothing was asked meanwhile
+            with path.open("a") as file:
+                file.write(f"{number}\n")
+        await until(lambda: len(script.produced) == 4)
+        source.stop()
+
+    source = followed(path, script, act)
+    assert source.failure is None and source.report.retries == 0
 
 
 def test_a_truncated_file_ends_and_says_that_it_begins_anew(tmp_path: Path) -> None:

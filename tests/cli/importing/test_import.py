@@ -215,3 +215,13 @@ def test_files_with_the_same_content_have_cursors_of_their_own(tmp_path: Path) -
     moved.write_text("1\n2\n")
     assert imported(script, moved, "--identity", "path").exit_code == 0
     assert script.stored == [1, 1, 1, 2]
+
+
+def test_a_name_that_is_not_text_is_shown_as_well_as_it_can_be(tmp_path: Path) -> None:
+    path = os.fsdecode(bytes(tmp_path) + b"/\xff")
+    Path(path).write_text("{\n")
+    script = Cursors()
+    done = imported(script, Path(path), "--invalid", "bad")
+    assert done.exit_code == 0, done.output
+    assert script.stored[0]["source"] == f"{tmp_path}/\ufffd"
+    assert json.loads(done.stdout)["sources"][0]["source"] == f"{tmp_path}/\ufffd"
