@@ -53,9 +53,11 @@ class Request(NamedTuple):
     records: tuple[str, ...]
     key: str | None
     pad: str = ""
+    waits: str = ""  # for ring space (disable_backpressure): asked in the "query" or the "body"
 
     def encode(self) -> bytes:
         topic, partition = self.place
+        query = "?disable_backpressure=true" if self.waits == "query" else ""
         more = {"meta": {"pad": self.pad}} if self.pad else {}
         document: dict[str, object] = {
             "records": [{"data": record, **fields_of(record), **more} for record in self.records],
@@ -63,9 +65,11 @@ class Request(NamedTuple):
         }
         if self.key is not None:
             document["idempotency_key"] = self.key
+        if self.waits == "body":
+            document["disable_backpressure"] = True
         body = json.dumps(document).encode()
         head = (
-            f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: chaos\r\n"
+            f"POST /v0/topics/{topic}{query} HTTP/1.1\r\nHost: chaos\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
@@ -97,6 +101,7 @@ class Producer(Client):
     def __init__(
         self, number: int, port: Port, history: History, numbers: Numbers,
         places: Sequence[Place], *, keyed: bool, pause_s: float, pad_bytes: int = 0,
+        waits: str = "",
     ) -> None:  # fmt: skip
         super().__init__(f"producer {number}")
         self.answered = 0
@@ -112,6 +117,7 @@ class Producer(Client):
         self._keyed = keyed
         self._pause_s = pause_s
         self._pad = "x" * pad_bytes
+        self._waits = waits
         self._made = itertools.count(1)
         self._again: deque[Request] = deque()
         self._outstanding: deque[tuple[Request, int, int]] = deque()  # attempt, sent ns
@@ -164,7 +170,7 @@ class Producer(Client):
         made = next(self._made)
         records = tuple(f"{self._number}.{made}.{i}" for i in range(1 + made % 3))
         key = f"{self._number}-{made}" if self._keyed else None
-        return Request(next(self._places), records, key, self._pad)
+        return Request(next(self._places), records, key, self._pad, self._waits)
 
     def _take(self, status: int, document: Any) -> None:
         request, attempt, sent_ns = self._outstanding.popleft()

@@ -2,8 +2,9 @@
 
 Rings are small, bodies padded, the store slow and busy every few seconds, and each shard has one
 upload at a time. So rings fill again and again, the ladder goes up to its last rung and down, and
-the commit window moves between its ends, which reloads of the configuration move too. Some
-producers take no refusal: they wait (``disable_backpressure``).
+the commit window moves between its ends, which reloads of the configuration move too. Two
+producers of three take no refusal for want of space: they wait (``disable_backpressure``). With an
+odd seed there is a PUT budget too, which makes windows long and then objects large.
 """
 
 from __future__ import annotations
@@ -16,8 +17,14 @@ from tests.chaos.clients import Client, Port, ask
 
 SETTINGS: dict[str, object] = {
     "ring_bytes": "256KiB", "object_bytes_target": "32KiB", "body_bytes_max": "64KiB",
-    "record_bytes_max": "64KiB", "uploads_in_flight_max": 1, "ack_timeout_ms": 60_000,
+    "record_bytes_max": "64KiB", "uploads_in_flight_max": 1, "ack_timeout_ms": 20_000,
 }  # fmt: skip
+# Eight PUTs a second, where there would be dozens: windows of up to a quarter of the ack timeout.
+BUDGET: dict[str, object] = {
+    "store_class": "scaled", "put_budget_usd_per_month": 8 * 30 * 86_400 / 1_000,
+    "prices": '{"scaled":{"put_usd_per_1000":1,"get_usd_per_1000":0,"list_usd_per_1000":0}}',
+}  # fmt: skip
+WAITS = ("", "query", "body")  # by the producer's number
 SPEC = "latency=20ms..1500ms@0.5,busy=2s/9s,reset_before=0.02,reset_after=0.02"
 PRODUCERS = 16
 PAUSE_S = 0.0

@@ -64,6 +64,7 @@ class Options(Struct, frozen=True):
     producers: int = 6
     pause_s: float = 0.005
     pad_bytes: int = 0
+    waits: tuple[str, ...] = ("",)
     settings: dict[str, object] = {}
     say: Callable[[str], None] = lambda _: None
 
@@ -96,7 +97,8 @@ def under_pressure(options: Options) -> Options:
     """The same run, under pressure."""
     return replace(
         options, spec=pressure.SPEC, producers=pressure.PRODUCERS, pause_s=pressure.PAUSE_S,
-        pad_bytes=pressure.PAD_BYTES, settings=pressure.SETTINGS,
+        pad_bytes=pressure.PAD_BYTES, waits=pressure.WAITS,
+        settings=pressure.SETTINGS | (pressure.BUDGET if options.seed % 2 else {}),
     )  # fmt: skip
 
 
@@ -257,7 +259,8 @@ def _live(options: Options, world: World, written: History) -> Report:
     numbers = Numbers()
     producers = [
         Producer(number, world.port, written, numbers, PLACES, keyed=bool(number % 2),
-                 pause_s=options.pause_s, pad_bytes=options.pad_bytes)
+                 pause_s=options.pause_s, pad_bytes=options.pad_bytes,
+                 waits=options.waits[number % len(options.waits)])
         for number in range(options.producers)
     ]  # fmt: skip
     for routed in routers.ROUTERS.values():
