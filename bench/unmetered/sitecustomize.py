@@ -7,8 +7,8 @@ request, to its topic's counts in the process's own memory, remain.
 
 from __future__ import annotations
 
+from daemon.governor.tick import GovernorTick
 from daemon.intake import producer
-from daemon.supervisor import Supervisor
 from shards.latency import LatencyHistogram
 from shards.topiccounts import TopicCounts
 
@@ -20,7 +20,7 @@ def _nothing(*_: object) -> None:
 
 
 REPLACED = [
-    (Supervisor, "_govern", _nothing),
+    (GovernorTick, "tick", _nothing),
     (LatencyHistogram, "observe", _nothing),
     (TopicCounts, "store", _nothing),
     (producer, "SAMPLED", NEVER),
