@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -19,6 +20,7 @@ from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.processes import shard_pids
 from tests.e2e.stores import on_s3
 from tests.e2e.test_cli import command
+from tests.e2e.test_recovery import log_entries, recovered
 from tests.minio import Bucket
 from tools.minio import free_port
 
@@ -199,4 +201,34 @@ def test_an_import_on_s3_that_is_killed_and_refused_stores_every_record_once(
         done = finished(started(daemon, sources, *options))
         assert done["totals"]["failed"] == 0 and done["totals"]["retries"] > 0
         assert daemon.status()["totals"]["rejected"] > 0
+        check(daemon, sources)
+
+
+@pytest.mark.slow
+def test_an_import_goes_on_exactly_after_a_recovery_from_the_store_alone(
+    data: Path, tmp_path: Path
+) -> None:
+    sources = sources_in(tmp_path / "sources")
+    options: dict[str, Any] = {
+        "store": f"file://{tmp_path}/store",
+        "settings": {**WINDOW, "commit_window_min_ms": 100, "commit_window_max_ms": 100},
+    }
+    with running(data, shards=2, **options) as daemon:
+        set_up(daemon)
+        process = started(daemon, sources, "--batch", "3")
+        with process:
+            wait_until(lambda: stored(daemon) > 0, "records")
+            entries = len(log_entries(options))
+            wait_until(lambda: len(log_entries(options)) > entries, "an entry with a part of it")
+            listed = stored(daemon)
+            wait_until(lambda: stored(daemon) > listed, "records that are in no entry")
+            assert process.poll() is None, "the import must not have ended yet"
+            daemon.kill_everything()
+            process.kill()
+            process.communicate()
+    shutil.rmtree(data)
+    report = recovered(data, options)
+    assert report.sound and report.objects_taken
+    with running(data, shards=1, **options) as daemon:
+        finished(started(daemon, sources))
         check(daemon, sources)
