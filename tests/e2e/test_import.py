@@ -36,7 +36,7 @@ SOURCE = {
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running(tmp_path_factory.mktemp("import"), shards=2) as started:
+    with running(tmp_path_factory.mktemp("import"), shards=1) as started:
         yield started
 
 

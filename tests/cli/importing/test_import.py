@@ -128,7 +128,8 @@ def test_what_was_lost_with_its_connection_is_stored_once(is_stored: bool, lines
     assert done.exit_code == 0, done.stderr
     assert script.stored == list(range(10))
     totals = json.loads(done.stdout)["totals"]
-    assert totals["already_stored"] == (2 if is_stored else 0)
+    # The answer to the first may be lost too: a connection that is reset drops what is not read.
+    assert totals["already_stored"] in ((2, 4) if is_stored else (0, 2))
     assert totals["records"] + totals["already_stored"] == 10
 
 
