@@ -22,7 +22,7 @@ BAR_WIDTH = 20
 STRIP = " ▁▂▃▄▅▆▇█"
 STRIP_WIDTH = 64
 MEMBERS_MAX = 8  # a longer list of shards is shown as its range
-STAGES = ("admitted", "published", "pulled", "put", "committed")
+STAGES = ("published", "pulled", "put", "committed", "answered")
 SHARD_HEAD = (
     f"{'shard':>5} {'cpu':>4} {'busy':>5}  {'ring':<15} {'requests/s':>10} {'records/s':>10}"
     f" {'bytes/s':>9} {'conns':>5} {'streams':>7}"
@@ -172,9 +172,9 @@ def _fill(object_bytes: float | None, target_bytes: int | None) -> str:
 
 def _latency(status: SeenStatus) -> str:
     found = []
-    answered, delivered = status.latency.get("answered"), status.delivery
-    if answered is not None and answered.p50_ms is not None:
-        found.append(_quantiles("answered", answered.p50_ms, answered.p99_ms))
+    whole, delivered = status.latency.get("acknowledged"), status.delivery
+    if whole is not None and whole.p50_ms is not None:
+        found.append(_quantiles("acknowledged", whole.p50_ms, whole.p99_ms))
     if delivered.p50_ms is not None:
         found.append(_quantiles("streamed", delivered.p50_ms, delivered.p99_ms))
     return "   ".join(found) or "-"
@@ -185,7 +185,7 @@ def _quantiles(name: str, p50_ms: float | None, p99_ms: float | None) -> str:
 
 
 def _stages(status: SeenStatus) -> str:
-    """The 99th percentile up to each stage."""
+    """The 99th percentile of each stage."""
     found = [
         f"{name} {stage.p99_ms:.3g}"
         for name in STAGES

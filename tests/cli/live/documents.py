@@ -37,8 +37,9 @@ RECORDED: dict[str, Any] = {
     "latency": {
         stage: {"count": 100, "p50_ms": ms / 2, "p99_ms": ms}
         for stage, ms in (
-            ("admitted", 0.12), ("published", 0.3), ("pulled", 210.0), ("put", 340.0),
-            ("committed", 350.0), ("answered", 352.0), ("delivered", 361.0),
+            ("admitted", 8.2), ("published", 0.3), ("pulled", 210.0), ("put", 140.0),
+            ("committed", 2.0), ("answered", 0.12), ("acknowledged", 352.0),
+            ("dispatched", 0.5), ("delivered", 2.0),
         )
     },
     "bill": {"usd_per_month": 43.215, "optimum_put_rate": 2.5},

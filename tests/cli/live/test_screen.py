@@ -29,8 +29,8 @@ TWO_SHARDS = """\
 headgate 0.4.0  ready  up 1 h 6 min, rates since the start  s3://lake/headgate
 
 acked     2k requests/s  20k records/s  4.0 MiB/s  0.01 rejected/s
-latency   answered p50 176 ms, p99 352 ms   streamed p50 0.5 ms, p99 2 ms
-p99 ms    admitted 0.12  published 0.3  pulled 210  put 340  committed 350
+latency   acknowledged p50 176 ms, p99 352 ms   streamed p50 0.5 ms, p99 2 ms
+p99 ms    published 0.3  pulled 210  put 140  committed 2  answered 0.12
 store     2.5 PUT/s  optimum 2.5  fill 75%  window 640 ms  $43.22/month
 watchers  10 streams  17.5 writes/s  40 connections
 pressure  0.62 [###########-------]  hard 0.33  rungs: widen, coalesce
