@@ -202,8 +202,9 @@ class PendingRequests:
         passed = len(waiting)
         requests = records = sizes = 0
         since_look = self._since_look
-        counted: TopicEntry | None = None  # its requests are counted together
-        before = (0, 0)  # records and sizes before the first of them
+        counted: TopicEntry | None = None  # its requests are counted together, in ``tally``
+        tally = TopicTally()
+        records_before = sizes_before = 0  # the first of them
         while waiting and waiting[0].position < end:
             if since_look >= PARTS_A_LOOK:
                 since_look = 0
@@ -258,14 +259,15 @@ class PendingRequests:
                     count += added
                 request.respond_ok_json(_spread(topic, answer, deduped=False))
             if topic is not counted:
-                if counted is not None:
-                    self._count(counted, records - before[0], sizes - before[1])
-                counted, before = topic, (records, sizes)
+                tally.records += records - records_before
+                tally.bytes += sizes - sizes_before
+                records_before, sizes_before = records, sizes
+                counted, tally = topic, topic.tally or self._tally(topic)
             requests += 1
             records += count
             sizes += size
-        if counted is not None:
-            self._count(counted, records - before[0], sizes - before[1])
+        tally.records += records - records_before
+        tally.bytes += sizes - sizes_before
         self._since_look = since_look
         if self._abandoned:
             self._abandoned = max(0, self._abandoned - passed + len(waiting))
@@ -275,13 +277,10 @@ class PendingRequests:
         words[base + at.S_BYTES_ACKED] += sizes
         return not waiting or waiting[0].position >= end
 
-    def _count(self, topic: TopicEntry, records: int, size_bytes: int) -> None:
-        """Counts what a topic's producers were acknowledged."""
-        tally = topic.tally
-        if tally is None:
-            topic.tally = tally = self._tally_of(topic.name)
-        tally.records += records
-        tally.bytes += size_bytes
+    def _tally(self, topic: TopicEntry) -> TopicTally:
+        """Where a topic is counted, from its first acknowledgment on."""
+        topic.tally = self._tally_of(topic.name)
+        return topic.tally
 
     def is_due(self, now_ns: int) -> bool:
         """Whether a deadline may have passed. Cheap; False is always right."""
