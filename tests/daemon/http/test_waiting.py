@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from tests.daemon.http.front import Script, chunked, get, post, serving
 from tests.daemon.http.memory_transport import MemoryTransport, connect
+from tests.e2e.load import read_answer
 from tests.long import examples
 
 MS = 1_000_000
@@ -78,7 +81,8 @@ def test_that_requests_wait_changes_no_answer_and_no_order(
     peer.has_left = half_closes
     peer.flow()
     assert not script.tokens and not peer.unsent
-    statuses = [int(part[:3]) for part in bytes(peer.transport.written).split(b"HTTP/1.1 ")[1:]]
+    written = io.BytesIO(bytes(peer.transport.written))
+    statuses = [answer.status for answer in iter(lambda: read_answer(written), None)]
     expected = {"/queue": 503 if turned_away else 200, "/echo": 200, "/full": 429, "/missing": 404}
     paths = [each.split(b" ")[1].decode() for each in requests]
     assert statuses == [expected[path] for path in paths]

@@ -104,8 +104,9 @@ async def play(intake: Intake, steps: list[tuple[object, ...]]) -> None:
         elif what == "commit":
             intake.commit()
         elif what == "deadline":
+            before = set(intake.admission._queue._waiting)
             intake.later(monotonic_ns() + 21 * S)
-            assert not intake.admission.queued
+            assert not before & set(intake.admission._queue._waiting)  # but for pipelined ones
         elif what == "close":
             intake.shut(at.G_GATE, numbers[0])
             assert not intake.admission.queued or numbers[0] == ClosedBy.MEMORY
@@ -113,6 +114,11 @@ async def play(intake: Intake, steps: list[tuple[object, ...]]) -> None:
             intake.shut(at.G_GATE, 0)
         await asyncio.sleep(0)
         intake.check()
+    intake.shut(at.G_GATE, ClosedBy.MEMORY)
+    for _ in range(3):  # those that were held back for a pad find their space
+        await asyncio.sleep(0)
+        intake.commit()
+    assert not intake.ring.used_bytes and not len(intake.pending)  # the way out has no gate
     intake.shut(at.G_GATE, 0)
     for _ in range(2 * len(steps) + 2):
         for index in range(CLIENTS):
