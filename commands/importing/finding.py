@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from commands.importing.buckets import SCHEME, Buckets
 from commands.importing.problems import SourceMissing, SourceProblem
-from commands.importing.raw import RawSource, open_local, shown
+from commands.importing.raw import LocalFile, RawSource, open_local, shown
 
 # Each needs a cursor, of which a daemon has 100,000, and about 300 bytes here.
 SOURCES_MAX = 100_000
@@ -71,19 +71,14 @@ def matching(argument: str) -> list[str]:
 
 def found_file(path: str, by_path: bool) -> FoundSource:
     """A local source. Raises SourceProblem if it cannot be read."""
-    raw = open_local(path, by_path=by_path) if path != "-" else None
-    if raw is None:
+    if path == "-":
         return FoundSource("stdin", None, None, lambda: open_local("-"))
-    if not raw.may_grow:
+    raw = open_local(path, by_path=by_path)
+    if not isinstance(raw, LocalFile):
         return FoundSource(raw.name, None, None, lambda: raw)  # a pipe is opened once
+    size = raw.size()
     raw.close()
-    status = os.stat(path)
-    return FoundSource(
-        raw.name,
-        status.st_size,
-        (status.st_dev, status.st_ino),
-        lambda: open_local(path, by_path=by_path),
-    )
+    return FoundSource(raw.name, size, raw.inode, lambda: open_local(path, by_path=by_path))
 
 
 def _of(argument: str, buckets: Buckets, by_path: bool) -> Iterator[FoundSource]:

@@ -65,15 +65,16 @@ class Following:
         """Follows. Raises TooManyFiles."""
         with self._importer.threads(self._parallel) as threads:
             try:
+                loop = asyncio.get_running_loop()
                 while not self._importer.stops:
-                    self._look(threads)
+                    here = await loop.run_in_executor(threads, self._here)
+                    self._look({each.inode: each.path for each in here}, threads)
                     await asyncio.sleep(LOOK_S)
             finally:
                 self._importer.stop()
                 await asyncio.gather(*(each.task for each in self._followed.values()))
 
-    def _look(self, threads: ThreadPoolExecutor) -> None:
-        here = {each.inode: each.path for each in self._here()}
+    def _look(self, here: dict[Inode, str], threads: ThreadPoolExecutor) -> None:
         if len(here) > FOLLOWED_MAX:
             raise TooManyFiles(len(here))
         self._ended &= here.keys()

@@ -73,14 +73,8 @@ class LocalFile:
     def size(self) -> int | None:
         return self._size()
 
-    def _size(self) -> int:
-        return os.fstat(self._file).st_size
-
     def read(self, count: int) -> bytes | None:
-        try:
-            data = os.pread(self._file, count, self.position)
-        except OSError as error:
-            raise SourceProblem(f"cannot be read: {error.strerror}") from error
+        data = self._bytes_at(self.position, count)
         self.position += len(data)
         return data
 
@@ -88,19 +82,28 @@ class LocalFile:
         self.position = position
 
     def verify(self) -> None:
-        if self._size() < self.position:
+        size = self._size()
+        if size < self.position:
             raise SourceChanged(
-                f"has {self._size():,} bytes, and {self.position:,} were read of it: it was"
-                " truncated or written anew"
+                f"has {size:,} bytes, and {self.position:,} were read of it: it was truncated or"
+                " written anew"
             )
-        if len(self._head) < HEAD_BYTES:
-            head = os.pread(self._file, HEAD_BYTES, 0)
-            unchanged = head.startswith(self._head)
-            self._head = head
-        else:
-            unchanged = os.pread(self._file, HEAD_BYTES, 0) == self._head
-        if not unchanged:
+        head = self._bytes_at(0, HEAD_BYTES)
+        if not head.startswith(self._head):
             raise SourceChanged("was written anew while it was read: its first KiB changed")
+        self._head = head
+
+    def _size(self) -> int:
+        try:
+            return os.fstat(self._file).st_size
+        except OSError as error:
+            raise _unreadable(error) from error
+
+    def _bytes_at(self, position: int, count: int) -> bytes:
+        try:
+            return os.pread(self._file, count, position)
+        except OSError as error:
+            raise _unreadable(error) from error
 
     def close(self) -> None:
         os.close(self._file)
@@ -129,7 +132,7 @@ class Pipe:
         try:
             data = os.read(self._descriptor, count)
         except OSError as error:
-            raise SourceProblem(f"cannot be read: {error.strerror}") from error
+            raise _unreadable(error) from error
         self.position += len(data)
         return data
 
@@ -171,6 +174,10 @@ def _opened(path: str) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise _missing(path, error) from error
+
+
+def _unreadable(error: OSError) -> SourceProblem:
+    return SourceProblem(f"cannot be read: {error.strerror}")
 
 
 def _missing(path: str, error: Exception) -> SourceMissing:

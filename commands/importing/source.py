@@ -237,7 +237,7 @@ class SourceImport:
                 await self._go_on(flow, main, dead)
                 if self._stops:
                     flow.end()
-                if reading is None and flow.wants_block() and self._may_read(flow, reader):
+                if reading is None and flow.wants_block() and self._may_read(reader):
                     reading = self._threads_run(reader.read, BLOCK_REQUESTS * plan.limits.bytes)
                     reading.add_done_callback(lambda _: self.wake())
                 await self._settle(flow)
@@ -287,7 +287,7 @@ class SourceImport:
         self._went_on(self.raw.position - self._counted)
         self._counted = self.raw.position
 
-    def _may_read(self, flow: Flow, reader: Reader) -> bool:
+    def _may_read(self, reader: Reader) -> bool:
         """Whether there may be something to read; not while a followed file stays as it is."""
         if not self._grows or self.raw.size() != self.raw.position:
             return True
