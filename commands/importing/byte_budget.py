@@ -3,18 +3,18 @@
 Pure: sizes, latencies and ``now`` in, a number of bytes out. It reads no clock and sends nothing.
 
 Vocabulary: bytes are *in flight* while they are leased (leases.py); those of a refused request
-stay so, since it is sent again. A *round* is the time in which a budget's worth of bytes,
-sent after the budget was set, is acknowledged. The *rate* of a round is ``budget / mean latency``
-(Little's law); unlike bytes over time it does not depend on where the bursts of acknowledgements
-fall, which come once per commit. A round counts only if the budget was *used*: a source that is
+stay so, since it is sent again. A *lap* is the time in which a budget's worth of bytes,
+sent after the budget was set, is acknowledged. The *rate* of a lap is ``budget / mean latency``
+(Little's law); unlike bytes over time it does not depend on where the bursts of acknowledgments
+fall, which come once per commit. A lap counts only if the budget was *used*: a source that is
 slower than the daemon says nothing about the budget.
 
-    start      twice as much each round, until two rounds in a row brought less than 1.1 x the best
+    start      twice as much each lap, until two laps in a row brought less than 1.1 x the best
                rate so far; then the budget of the best
-    hold       rounds at the budget found so far; their mean rate is what a trial is compared with
-    try more   one round at 1.5 x: kept, and tried again, if the rate is 1.1 x or more
-    try less   one round at 0.8 x: kept if the rate is 0.97 x or more
-    refused    0.8 x, not more than once per latency. Then it grows by a step per round, and doubles
+    hold       laps at the budget found so far; their mean rate is what a trial is compared with
+    try more   one lap at 1.5 x: kept, and tried again, if the rate is 1.1 x or more
+    try less   one lap at 0.8 x: kept if the rate is 0.97 x or more
+    refused    0.8 x, not more than once per latency. Then it grows by a step per lap, and doubles
                while it is below what the daemon took before, until no refusal came for CALM_S
 
 Why it does not collapse: latency itself never lowers the budget. A longer latency that is the same
@@ -36,20 +36,20 @@ FLOOR_BYTES = 1 << 20
 # Sixteen objects of the usual size: more than a daemon with four uploads under way can work on.
 CEILING_BYTES = 64 << 20
 START_BYTES = 4 << 20  # an object of the usual size
-START_MISSES = 2  # one round may be unlucky
+START_MISSES = 2  # one lap may be unlucky
 MORE, PAYS = 1.5, 1.1
 LESS, KEEPS = 0.8, 0.97
 CUT = 0.8
 STEP_BYTES = 1 << 20  # the same for each client, so that their budgets converge (AIMD)
 CALM_S = 30.0  # a daemon that was full for a moment is tried again after this
-HOLD_ROUNDS = 4
-ROUND_ACKS = 4
+HOLD_LAPS = 4
+LAP_ACKS = 4
 ROUNDING_S = 1e-6  # of a time that is a difference
-USED = 0.75  # of the budget was in flight, when a round counts
+USED = 0.75  # of the budget was in flight, when a lap counts
 
 
 class Phase(Enum):
-    """What the current round is for."""
+    """What the current lap is for."""
 
     START = "start"
     HOLD = "hold"
@@ -74,18 +74,18 @@ class ByteBudget:
         self.phase = Phase.START
         self._misses = 0
         self._found = self._bytes  # the budget that a failed trial returns to
-        self._rates: list[float] = []  # of the rounds at it; at most HOLD_ROUNDS
-        self._rounds_left = 0  # of this hold
+        self._rates: list[float] = []  # of the laps at it; at most HOLD_LAPS
+        self._laps_left = 0  # of this hold
         self._less_next = False
         self._largest = 0  # lease so far
-        self._peak_before = 0  # the most that was in flight in the round before
-        self._latency_s = 0.0  # of the last round
+        self._peak_before = 0  # the most that was in flight in the lap before
+        self._latency_s = 0.0  # of the last lap
         self._regain = 0.0  # what the daemon took before it began to refuse
-        self._refusing = False  # no acknowledgement since the last refusal
+        self._refusing = False  # no acknowledgment since the last refusal
         self._refused_at = 0.0
         self._cut_after = 0.0
-        self._peak = 0  # the most that was in flight in this round
-        self._begin_round(0.0)
+        self._peak = 0  # the most that was in flight in this lap
+        self._begin_lap(0.0)
 
     @property
     def bytes(self) -> int:
@@ -107,8 +107,8 @@ class ByteBudget:
         self._acks += 1
         self._acked_bytes += count
         self._byte_s += count * max(latency_s, 1e-6)
-        if self._acks >= ROUND_ACKS and self._acked_bytes > self._bytes - self._largest:
-            self._end_round(now)
+        if self._acks >= LAP_ACKS and self._acked_bytes > self._bytes - self._largest:
+            self._end_lap(now)
 
     def refused(self, retry_after_s: float, now: float) -> None:
         """A request was answered 429 or 503; it stays in flight, to be sent again."""
@@ -127,9 +127,9 @@ class ByteBudget:
         """Raises AssertionError if the budget left its bounds."""
         assert self._floor <= self.bytes <= self._ceiling, self._bytes
         assert self._floor <= self._found <= self._ceiling, self._found
-        assert len(self._rates) <= HOLD_ROUNDS, self._rates
+        assert len(self._rates) <= HOLD_LAPS, self._rates
 
-    def _begin_round(self, now: float) -> None:
+    def _begin_lap(self, now: float) -> None:
         self._begun = now
         self._acks = 0
         self._acked_bytes = 0
@@ -141,9 +141,9 @@ class ByteBudget:
         if self.phase in (Phase.HOLD, Phase.REFUSED):
             self._found = self._bytes
         self._peak_before = self._peak
-        self._begin_round(now)
+        self._begin_lap(now)
 
-    def _end_round(self, now: float) -> None:
+    def _end_lap(self, now: float) -> None:
         self._latency_s = self._byte_s / self._acked_bytes
         in_flight = min(self._bytes, self._peak)
         rate = in_flight / self._latency_s
@@ -156,8 +156,8 @@ class ByteBudget:
             case Phase.HOLD:
                 if used:
                     self._rates.append(rate)
-                    self._rounds_left -= 1
-                if self._rounds_left > 0:
+                    self._laps_left -= 1
+                if self._laps_left > 0:
                     self._set(self._found, now)
                 else:
                     self._try(now)
@@ -191,7 +191,7 @@ class ByteBudget:
     def _hold(self, budget: float, now: float) -> None:
         self.phase = Phase.HOLD
         self._rates = []
-        self._rounds_left = HOLD_ROUNDS
+        self._laps_left = HOLD_LAPS
         self._set(budget, now)
 
     def _try(self, now: float) -> None:

@@ -6,6 +6,7 @@ number of times -> left: the terminal is as before, however the command ends.
 
 from __future__ import annotations
 
+import signal
 import sys
 import termios
 import tty
@@ -39,6 +40,7 @@ class LiveTerminal:
         if self._keys_fd is not None:
             self._before = termios.tcgetattr(self._keys_fd)
             tty.setcbreak(self._keys_fd)
+        self._on_term = signal.signal(signal.SIGTERM, _terminated)
         self._live.start()
         return self
 
@@ -51,6 +53,7 @@ class LiveTerminal:
         self._live.stop()
         if self._keys_fd is not None:
             termios.tcsetattr(self._keys_fd, termios.TCSADRAIN, self._before)
+        signal.signal(signal.SIGTERM, self._on_term)
 
     @property
     def size(self) -> Size:
@@ -71,3 +74,8 @@ class LiveTerminal:
     def key(self, within_s: float) -> str | None:
         """The next key, or None after this time."""
         return wait_for_key(self._keys_fd, within_s)
+
+
+def _terminated(number: int, _: object) -> None:
+    """The terminal is put in order on the way out; the code is what a shell calls it."""
+    raise SystemExit(128 + number)

@@ -163,10 +163,11 @@ def test_on_a_terminal_space_pauses_and_q_quits_and_the_terminal_is_as_before() 
         assert termios.tcgetattr(terminal.slave) == terminal.before
 
 
-def test_ctrl_c_ends_it_with_0_and_the_terminal_is_as_before() -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_and_the_terminal_is_as_before(number: int, code: int) -> None:
     with says(Answer(200, RECORDED)) as server, on_terminal(server) as terminal:
         wait_until(terminal.shows("space pause"), "the first screen")
-        terminal.process.send_signal(signal.SIGINT)
+        terminal.process.send_signal(number)
         wait_until(terminal.shows("\x1b[?1049l"), "the old screen")
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.wait(30) == code
         assert termios.tcgetattr(terminal.slave) == terminal.before

@@ -153,7 +153,7 @@ def test_a_refusal_lowers_what_was_used_and_not_what_was_allowed() -> None:
     assert budget.bytes == int(CUT * 8 * MIB)
 
 
-def test_it_begins_by_doubling_until_two_rounds_brought_little_and_returns_to_the_best() -> None:
+def test_it_begins_by_doubling_until_two_laps_brought_little_and_returns_to_the_best() -> None:
     budget = ByteBudget()
     now, seen = 0.0, []
     while budget.phase is Phase.START:
@@ -212,11 +212,11 @@ def test_after_an_outage_it_doubles_up_to_what_was_taken_before_and_then_goes_by
         now += 2
         budget.refused(1.0, now)
     assert budget.bytes == FLOOR_BYTES
-    rounds = 0
+    laps = 0
     while budget.bytes < int(CUT * before):
         now = fill(budget, now, 0.1)
-        rounds += 1
-    assert rounds <= 40  # most of them at the floor: a round has at least four answers
+        laps += 1
+    assert laps <= 40  # most of them at the floor: a lap has at least four answers
     at = budget.bytes
     for _ in range(5):
         now = fill(budget, now, 0.1)
