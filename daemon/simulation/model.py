@@ -62,7 +62,7 @@ def poisson(rng: random.Random, mean: float) -> int:
     return count
 
 
-class _Bundle(NamedTuple):
+class Bundle(NamedTuple):
     """Requests that were published together."""
 
     requests: int
@@ -79,9 +79,9 @@ class VirtualRing:
         self._capacity = capacity
         self.head = 0
         self._requests: deque[RequestAt] = deque()
-        self._bundles: deque[_Bundle] = deque()
+        self._bundles: deque[Bundle] = deque()
 
-    def append(self, size_bytes: int, bundle: _Bundle) -> bool:
+    def append(self, size_bytes: int, bundle: Bundle) -> bool:
         """Publishes requests; False if there is no space for them."""
         end = self.head + size_bytes
         if end > self._words[self._base + at.S_COMMITTED] + self._capacity:
@@ -105,7 +105,7 @@ class VirtualRing:
             if start <= request.position < end:
                 yield request
 
-    def take(self, pulled: RequestAt) -> _Bundle:
+    def take(self, pulled: RequestAt) -> Bundle:
         """Removes the oldest request, which is the one that was pulled."""
         oldest = self._requests.popleft()
         assert oldest is pulled, f"pulled [{pulled.position}, {pulled.end}) out of order"
@@ -182,7 +182,7 @@ class SimulatedDaemon(VirtualShards):
         self._resolution_ns = resolution_ns
         self._put_rng = random.Random(f"{seed} puts")
         self._begun_ns = self.now_ns
-        self._bundles_of: dict[tuple[int, int], list[_Bundle]] = {}  # by lease slot
+        self._bundles_of: dict[tuple[int, int], list[Bundle]] = {}  # by lease slot
         self._streams = [
             _Stream(core % shards, random.Random(f"{seed} core {core}"))
             for core in range(machine.cores)
@@ -272,10 +272,10 @@ class SimulatedDaemon(VirtualShards):
             more = poisson(stream.rng, stream.passed - passed)
         published_ns = first_ns + (self._resolution_ns if more else 0)
         mean_ns = first_ns + self._resolution_ns / 2 * more / (more + 1)
-        bundle = _Bundle(1 + more, first_ns, mean_ns)
+        bundle = Bundle(1 + more, first_ns, mean_ns)
         self.at(published_ns, self._arrived, stream, bundle, size * bundle.requests)
 
-    def _arrived(self, stream: _Stream, bundle: _Bundle, size_bytes: int) -> None:
+    def _arrived(self, stream: _Stream, bundle: Bundle, size_bytes: int) -> None:
         self.meter.requests += bundle.requests
         if self.rings[stream.shard].append(size_bytes, bundle):
             self.published(stream.shard)

@@ -144,16 +144,19 @@ def of_one(curve: LoadCurve, brokers: int) -> LoadCurve:
     )
 
 
-def daemon_of(scenario: Scenario, strategy: Strategy, curve: LoadCurve) -> SimulatedDaemon:
-    """A daemon before its load; ``curve`` is its part of it."""
+def daemon_of(
+    scenario: Scenario, strategy: Strategy, curve: LoadCurve, together_ns: int | None = None
+) -> SimulatedDaemon:
+    """A daemon before its load; ``curve`` is its part of it. ``together_ns`` is the resolution."""
     machine = scenario.machine
     policy = Policy(object_bytes_target=machine.object_bytes_target)
     if strategy is not Strategy.ADAPTIVE:
         policy = Policy(policy.object_bytes_target, hysteresis_windows=_NEVER_CHANGES)
     shards = 1 if strategy is Strategy.SINGLE_STREAM else machine.cores
-    daemon = SimulatedDaemon(
-        machine, shards, policy, curve, resolution_ns(machine, curve), f"seed {scenario.seed}"
-    )
+    if together_ns is None:
+        together_ns = resolution_ns(machine, curve)
+    seed = f"seed {scenario.seed}"
+    daemon = SimulatedDaemon(machine, shards, policy, curve, together_ns, seed)
     if strategy is Strategy.PER_SHARD:
         daemon.split_all()
     return daemon

@@ -60,6 +60,10 @@ def test_a_range_is_drawn_over_the_load(tmp_path: Path) -> None:
     chart = tmp_path / "load.svg"
     found = as_json(*SMALL, "--load", "20KiB/s..2MiB/s", "--points", "2", "--chart", str(chart))
     assert [load["load_bytes_per_s"] for load in found["loads"]] == [20 << 10, 2 << 20]
+    for load in found["loads"]:
+        rates = {each["strategy"]: each["stored_bytes_per_s"] for each in load["strategies"]}
+        assert list(rates) == [each.value for each in Strategy]
+        assert all(0.3 < rate / load["load_bytes_per_s"] < 3 for rate in rates.values())
     text = ElementTree.parse(chart).getroot()
     names = {each.text for each in text.iter("{http://www.w3.org/2000/svg}text")}
     assert {"per-shard", "single-stream", "adaptive", "load of all brokers, bytes a second",
