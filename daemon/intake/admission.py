@@ -142,7 +142,8 @@ class Admission:
 
     def _has_memory(self, needed_bytes: int) -> bool:
         promised_bytes = self._promised_bytes
-        return not promised_bytes or promised_bytes + needed_bytes <= self._bodies_bytes
+        wanted_bytes = promised_bytes + needed_bytes + self._queue.reserved_bytes
+        return not promised_bytes or wanted_bytes <= self._bodies_bytes
 
     def promise_again(self, promised_bytes: int) -> None:
         """Adds a second promise for what has one, which the caller is going to release."""

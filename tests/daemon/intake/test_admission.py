@@ -310,6 +310,20 @@ class TestOrder:
         intake.commit()
         assert other.statuses == [429] * 3 + [200]
 
+    def test_nor_is_the_memory_that_the_first_needs(self, intake: Intake) -> None:
+        intake.shut(at.G_BODIES_BYTES, 40_000)
+        slow = intake.connect()
+        slow.send(head_of(post(10_000)))
+        first = intake.connect()
+        first.send(head_of(post(30_000, WAIT)))
+        assert intake.admission.queued == 1
+        for _ in range(3):
+            other = intake.connect()
+            other.send(head_of(post(100)))
+            assert [answer.code for answer in other.answers] == ["memory_short"]
+        slow.leave()
+        assert intake.admission.queued == 0
+
     def test_space_that_a_slow_body_gives_back_is_given_to_who_waits(self, intake: Intake) -> None:
         slow = [intake.connect() for _ in range(3)]
         for each in slow:
