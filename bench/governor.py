@@ -25,7 +25,7 @@ from bench.governor_results import (
 from bench.load import Generator, Load, Pace, Request
 from bench.overload import measure
 from bench.overload_clients import Crowd
-from bench.processes import ROOT, Daemon, start_daemon
+from bench.processes import ROOT, Daemon, ServerError, start_daemon
 from bench.sampler import Sampler
 from shards.clock import monotonic_ns
 from tools.cgroups import memory_group
@@ -248,10 +248,14 @@ class GovernorBench:
 def _scraped(daemon: Daemon) -> Iterator[None]:
     """Asks for the metrics again and again meanwhile."""
     over = threading.Event()
+    failures: list[ServerError] = []
 
     def scrape() -> None:
-        while not over.wait(SCRAPE_S):
-            daemon.ask_bytes("GET", "/metrics")
+        try:
+            while not over.wait(SCRAPE_S):
+                daemon.ask_bytes("GET", "/metrics")
+        except ServerError as error:
+            failures.append(error)
 
     thread = threading.Thread(target=scrape, name="scraper")
     thread.start()
@@ -260,3 +264,5 @@ def _scraped(daemon: Daemon) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+    if failures:
+        raise failures[0]

@@ -1,27 +1,29 @@
 """Makes a daemon that measures nothing, to compare with (``governor/cost``).
 
-Python imports a module of this name when it starts, if its folder is in PYTHONPATH. No sample of
-the governor is taken, no latency is counted, no count of a topic is stored. What remains for a
-request: two additions to its topic's counts in the process's own memory, and the question whether
-it is a sample.
+Python imports a module of this name when it starts, if its folder is in PYTHONPATH. No sensor is
+read, no sample of the governor is taken, no latency is counted, no count of a topic is stored. What
+remains is the comparison that finds out whether a request is a sample, and two additions to its
+topic's counts in the process's own memory.
 """
 
 from __future__ import annotations
 
+from daemon.governor.shard_sensors import ShardSensors
 from daemon.governor.tick import GovernorTick
 from shards.latency import LatencyHistogram
 from shards.topiccounts import TopicCounts
 
 
-def _nothing(*_: object) -> None:
+def nothing(*_: object) -> None:
     """Instead of a measurement."""
 
 
-REPLACED = [
-    (GovernorTick, "tick", _nothing),
-    (LatencyHistogram, "observe", _nothing),
-    (TopicCounts, "store", _nothing),
-]
-for owner, name, instead in REPLACED:
-    getattr(owner, name)  # what is not there any more is not measured without being noticed
-    setattr(owner, name, instead)
+REPLACED = (
+    (GovernorTick, "tick"),
+    (ShardSensors, "store"),
+    (LatencyHistogram, "observe"),
+    (TopicCounts, "store"),
+)
+for owner, name in REPLACED:
+    getattr(owner, name)  # what was renamed must not be measured without being noticed
+    setattr(owner, name, nothing)
