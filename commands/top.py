@@ -80,7 +80,7 @@ class Watched:
         if self.problem:
             silent = duration_text((now - self._answered_at) * 1e3)
             notes.insert(0, f"no answer for {silent}: {self.problem}")
-        return View(status, self._rates, notes, keys)
+        return View(status, self._rates, notes, keys, answers=not self.problem)
 
     def line(self) -> TopLine:
         """What programs get."""

@@ -48,12 +48,13 @@ class Size(NamedTuple):
 
 class View(Struct, frozen=True):
     """What is shown: the newest status, and what must be said about it. ``keys`` is the line at the
-    bottom."""
+    bottom; ``answers``: the status is that of now."""
 
     status: SeenStatus
     rates: Rates
     notes: list[str] = []
     keys: str = ""
+    answers: bool = True
 
 
 def screen(view: View, size: Size) -> list[Line]:
@@ -99,7 +100,10 @@ def _body(view: View, lines: int) -> list[Line]:
 
 def _head(view: View) -> list[Line]:
     status, rates = view.status, view.rates
-    state = Span("ready", "green") if status.ready else Span("NOT READY", "bold red")
+    if view.answers:
+        state = Span("ready", "green") if status.ready else Span("NOT READY", "bold red")
+    else:
+        state = Span("NO ANSWER", "bold red")
     over = "since the start" if rates.since_start else f"over {duration_text(rates.span_s * 1e3)}"
     title: Line = [
         Span(f"headgate {status.version}", "bold"), Span("  "), state,

@@ -55,6 +55,7 @@ def test_a_daemon_that_restarts_is_named_and_followed() -> None:
     refreshes = result.stdout.split("\n\nheadgate ")
     assert result.exit_code == 0
     assert "no answer for" in refreshes[1] and "requests/s" in refreshes[1]
+    assert " NO ANSWER " in refreshes[1] and " ready " in refreshes[2]
     assert "the daemon restarted (incarnation 4)" in refreshes[2] and "5 requests/s" in refreshes[2]
 
 
