@@ -54,9 +54,13 @@ class Governed(Struct, frozen=True):
         return f"pressure {self.level:.2f} ({causes}): {edge.rung.name} {verb}: {edge.rung.effect}"
 
     def causes(self) -> str:
-        """The sensors that press most, for a log line."""
+        """The sensors that press most, with their weights, for a log line."""
+        counted = (
+            pressure if sensor.hard else weight * pressure
+            for sensor, pressure, weight in zip(SENSORS, self.pressures, self.weights, strict=True)
+        )
         found = sorted(
-            zip(SENSORS, self.readings, self.pressures, strict=True),
+            zip(SENSORS, self.readings, counted, strict=True),
             key=lambda each: each[2], reverse=True,
         )  # fmt: skip
         return ", ".join(

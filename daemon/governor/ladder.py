@@ -42,14 +42,16 @@ class Rung(Struct, frozen=True):
     client_sees: str
 
 
+# The first two end late, so that a load that comes and goes does not fill the log. Nothing else
+# depends on that, since their effects are continuous.
 RUNGS: tuple[Rung, ...] = (
     Rung(
-        "coalesce", "level", COALESCE_ABOVE, 0.15, 0, _S,
+        "coalesce", "level", COALESCE_ABOVE, 0.15, 0, 5 * _S,
         "pushes wait up to 20 ms",
         "several records share a frame, up to 20 ms later",
     ),
     Rung(
-        "widen", "steady", WIDEN_ABOVE, 0.35, 0, _S,
+        "widen", "steady", WIDEN_ABOVE, 0.35, 0, 5 * _S,
         "wider windows, fewer PUTs",
         "producers get their answers later, by a window at most",
     ),

@@ -61,7 +61,7 @@ def pressure(daemon: Daemon) -> Any:
 
 @contextlib.contextmanager
 def pressed(daemon: Daemon, level: float) -> Iterator[None]:
-    """The daemon at a level; afterwards at none, with all rungs left."""
+    """The daemon at a level; afterwards at none."""
     with announced(daemon, round((0.25 + 0.75 * level) * RING)):
         wait_until(lambda: abs(pressure(daemon)["level"] - level) < 0.01, f"level {level}")
         yield
@@ -70,8 +70,9 @@ def pressed(daemon: Daemon, level: float) -> Iterator[None]:
 
 def calm(daemon: Daemon) -> None:
     wait_until(lambda: pressure(daemon)["level"] < 0.05, "the level to be low")
-    wait_until(lambda: not pressure(daemon)["rungs"], "all rungs to be left")
+    wait_until(lambda: not pressure(daemon)["deferring"], "nothing to be deferred")
     wait_until(lambda: pressure(daemon)["coalesce_ms"] == 0, "pushes to go immediately")
+    wait_until(lambda: daemon.status()["window_ms"] == 0.5, "the shortest window")
 
 
 class Frames:
@@ -130,7 +131,7 @@ def test_mild_pressure_puts_several_records_into_a_frame(daemon: Daemon) -> None
             return frames.sizes(5) == [5]
 
         wait_until(coalesced, "the shard to follow at its next heartbeat")
-        assert pressure(daemon)["rungs"] == ["coalesce"]
+        assert "coalesce" in pressure(daemon)["rungs"]
         assert daemon.status()["window_ms"] == 0.5, "acknowledgments are as fast as ever"
 
 
@@ -180,7 +181,7 @@ def test_saturation_refuses_a_write_before_its_body_and_stores_nothing(daemon: D
     assert daemon.produce("saturated", "after").status == 200
     assert [r["data"] for r in daemon.read_all("saturated")] == ["before", *stored, "after"]
     log = [line for line in daemon.log if ": refuse " in line]
-    assert len(log) % 2 == 0 and " begins: 429 before the body" in log[0] and "ring 1.00" in log[0]
+    assert " begins: 429 before the body" in log[0] and "ring 1.00" in log[0]
 
 
 @pytest.mark.parametrize("level", [0.0, 0.35])
@@ -198,10 +199,14 @@ def test_a_cap_that_passes_a_cursor_leaves_a_tombstone_at_any_pressure(
     assert gap["gap_from"] == 1 and gap["gap_to"] >= 1
 
 
+@pytest.mark.slow
 def test_an_edge_is_one_line_with_the_level_and_its_cause(daemon: Daemon) -> None:
+    calm(daemon)
+    wait_until(lambda: not pressure(daemon)["rungs"], "all rungs to be left")
     before = len(daemon.log)
     with pressed(daemon, 0.3):
         wait_until(lambda: pressure(daemon)["rungs"] == ["coalesce"], "the rung")
+    wait_until(lambda: not pressure(daemon)["rungs"], "the rung to be left")
     lines = [line for line in daemon.log[before:] if "pressure " in line and "coalesce" in line]
     assert len(lines) == 2
     assert "pressure 0.30 (ring 0.30 of shard 0): coalesce begins: pushes wait" in lines[0]

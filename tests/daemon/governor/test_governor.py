@@ -165,6 +165,12 @@ def test_the_causes_name_the_sensors_that_press_most() -> None:
     readings = [full if s.name == "ring" else Reading(0.0) for s in SENSORS]
     governed = Governor({}).sample(readings, 0.5, 10, 0)
     assert governed.causes() == "ring 0.95 of shard 1"
+    stores = [
+        Reading(10.0, 0) if s.name == "store" else r for s, r in zip(SENSORS, readings, strict=True)
+    ]
+    half = Governor({"store": 0.5}).sample(stores, 0.5, 10, 0)
+    assert half.causes() == "ring 0.95 of shard 1, store 0.50 of shard 0"
+    assert Governor({"store": 0}).sample(stores, 0.5, 10, 0).causes() == "ring 0.95 of shard 1"
     assert [governed.line(edge) for edge in governed.edges][1] == (
         "pressure 0.95 (ring 0.95 of shard 1): widen begins: wider windows, fewer PUTs"
     )

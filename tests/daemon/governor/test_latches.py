@@ -18,7 +18,7 @@ def test_coalescing_does_not_count_as_latency_so_the_ladder_comes_down_again() -
     shard = Delivering(priority_of, turn_us=200)
     overload = shard.run(5, 20_000, PLAIN)
     assert "coalesce" in names_of(overload[-1].rungs) and overload[-1].coalesce_ns > 10_000_000
-    after = shard.run(6, 300, PLAIN)
+    after = shard.run(9, 300, PLAIN)
     assert after[-1].level < 0.05 and after[-1].coalesce_ns == 0
     assert names_of(after[-1].rungs) == []
     assert all(governed.level == 0 for governed in after[-10:])

@@ -143,7 +143,7 @@ def test_each_edge_is_one_line_with_level_cause_and_effect(
         supervised.store(1, at.S_READY_MS, word_of(503.0))
         supervised.pass_(30)
         supervised.store(1, at.S_READY_MS, word_of(0.0))
-        supervised.pass_(30)
+        supervised.pass_(70)
     assert caplog.messages == [
         "pressure 0.50 (ready 0.50 of shard 1): coalesce begins: pushes wait up to 20 ms",
         "pressure 0.50 (ready 0.50 of shard 1): widen begins: wider windows, fewer PUTs",
