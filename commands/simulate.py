@@ -6,6 +6,7 @@ The configuration is that of a daemon: the same keys, from a file, the environme
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -342,7 +343,13 @@ def _run(
             found = [simulate(*run, passed, timeline) for run in runs]
         else:
             # A process that is made anew has no threads and locks of this one.
-            with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            # Ctrl-C goes to all processes of a terminal; the others then end without a word.
+            with ProcessPoolExecutor(
+                workers,
+                mp_context=get_context("spawn"),
+                initializer=signal.signal,
+                initargs=(signal.SIGINT, signal.SIG_DFL),
+            ) as pool:
                 # The highest loads take longest, so they begin.
                 futures = [pool.submit(simulate, *run) for run in reversed(runs)]
                 seconds_of = dict(

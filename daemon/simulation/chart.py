@@ -30,6 +30,7 @@ text { font: 12px system-ui, sans-serif; fill: #1f2328; }
 .grid { stroke: #d8dee4; stroke-width: 1; }
 .frame { stroke: #59636e; stroke-width: 1; fill: none; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
+.s2 { stroke-width: 4; }
 .s0 { stroke: #0550ae; } .m0 { fill: #0550ae; }
 .s1 { stroke: #bc4c00; } .m1 { fill: #bc4c00; }
 .s2 { stroke: #1a7f37; } .m2 { fill: #1a7f37; }
@@ -163,7 +164,8 @@ def _panel(panel: Panel, across: _Scale, top: float) -> Iterator[str]:
         f'<rect class="frame" x="{_LEFT}" y="{top}" width="{right - _LEFT}"'
         f' height="{_PANEL_HEIGHT}"/>'
     )
-    for line in panel.lines:
+    # The line without dashes comes first, so that what runs on it is seen.
+    for line in sorted(panel.lines, key=lambda each: bool(_dash(each.number))):
         places = [(across.place(x), scale.place(y)) for x, y in line.points]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         yield f'<polyline class="line s{line.number}" points="{points}"{_dash(line.number)}/>'

@@ -315,15 +315,26 @@ def test_poisson_numbers_have_their_mean_and_variance(mean: float) -> None:
     assert statistics.pvariance(drawn) == pytest.approx(mean, abs=0.05 + mean / 10)
 
 
-def test_a_budget_holds_within_5_percent() -> None:
-    """Eight groups that would each upload in every window: half of that is the budget."""
+@pytest.mark.parametrize(
+    ("bytes_per_s", "request_bytes", "puts_per_s", "window_ms", "target_bytes"),
+    [
+        # Uploads by age: half of one PUT in each window.
+        (20 * KIB, 100, 2.5, 400, 256 * KIB),
+        # Objects that are full before their window: half as many, twice as large.
+        (4 * MIB, 50_000, 8, 2500, 512 * KIB),
+    ],
+)
+def test_a_budget_holds_within_5_percent(
+    bytes_per_s: float, request_bytes: int, puts_per_s: float, window_ms: float, target_bytes: int
+) -> None:
     terms = BudgetTerms(
-        puts_per_s=2.5, put_usd=STANDARD.put_usd_per_1000 / 1000, window_min_ms=200,
-        window_max_ms=2500, target_min_bytes=256 * KIB, target_max_bytes=512 * KIB, groups=8,
+        puts_per_s=puts_per_s, put_usd=STANDARD.put_usd_per_1000 / 1000, window_min_ms=200,
+        window_max_ms=2500, target_min_bytes=256 * KIB, target_max_bytes=MIB, groups=8,
     )  # fmt: skip
     figures = run(
-        replace(SMALL, budget=terms), Strategy.ADAPTIVE, 20 * KIB, request_bytes=100,
-        seconds=120, warm_up_s=60,
+        replace(SMALL, budget=terms), Strategy.ADAPTIVE, bytes_per_s,
+        request_bytes=request_bytes, seconds=120, warm_up_s=60,
     )  # fmt: skip
-    assert figures.put_rate == pytest.approx(2.5, rel=0.05)
-    assert figures.window_ms == pytest.approx(400, rel=0.1)
+    assert figures.put_rate == pytest.approx(puts_per_s, rel=0.05)
+    assert figures.window_ms == pytest.approx(window_ms, rel=0.1)
+    assert figures.object_bytes_target == pytest.approx(target_bytes, rel=0.15)
