@@ -187,7 +187,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     api = Checked(daemon, document)
     topic, diff = "/v0/topics/t", "/v0/topics/t/diff"
     api.text("/metrics")
-    for path in ("/livez", "/readyz", "/openapi.json", "/v0/status"):
+    for path in ("/livez", "/readyz", "/openapi.json", "/v0/status", "/v0/scaling"):
         assert api.ask("GET", path).status == 200
 
     assert api.ask("GET", topic).status == 404
