@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,18 @@ from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
 RING = 16 << 20
 BODY_MAX = 4 << 20
 FRAME = 4096  # what is promised in addition to a body
+SETTINGS: dict[str, object] = {
+    "ring_bytes": RING,
+    "body_bytes_max": BODY_MAX,
+    "retention_interval_ms": 1000,
+    # The machine of a test may be busy: the ring alone makes the pressure here.
+    "pressure_weights": "ready=0,scheduling=0,busy=0,uploads=0,store=0,ledger=0",
+}
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    settings = {
-        "ring_bytes": RING,
-        "body_bytes_max": BODY_MAX,
-        "retention_interval_ms": 1000,
-        # The machine of a test may be busy: the ring alone makes the pressure here.
-        "pressure_weights": "ready=0,scheduling=0,busy=0,uploads=0,store=0,ledger=0",
-    }
-    with running(tmp_path_factory.mktemp("pressed"), settings=settings) as made:
+    with running(tmp_path_factory.mktemp("pressed"), settings=SETTINGS) as made:
         yield made
 
 
@@ -237,3 +238,45 @@ def test_a_shard_that_is_silent_raises_an_alarm_and_the_ladder_and_refuses_nothi
         assert "refuse begins" not in daemon.text and " of shard 1)" in daemon.text
         assert daemon.status()["shards"][1]["pid"] == pid, "it was not killed"
         assert daemon.produce("after", 1).status == 200
+
+
+@pytest.mark.slow
+def test_no_acknowledged_write_is_lost_when_everything_is_killed_while_the_window_moves(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    acked: list[list[int]] = [[] for _ in range(4)]
+    killed = threading.Event()
+
+    def write(writer: int, daemon: Daemon) -> None:
+        number = 0
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            while not killed.is_set():
+                answer = daemon.produce(f"w{writer}", number)
+                if answer.status == 200:
+                    acked[writer].append(number)
+                number += 1
+
+    with running(data, settings=SETTINGS) as daemon:
+        writers = [threading.Thread(target=write, args=(n, daemon)) for n in range(4)]
+        for thread in writers:
+            thread.start()
+        for level in (0.5, 0.9, 0.0, 0.9):
+            with announced(daemon, round((0.25 + 0.75 * level) * RING) if level else 0):
+                written = len(acked[0])
+
+                def moved(level: float = level, written: int = written) -> bool:
+                    steady = pressure(daemon)["steady_level"]
+                    return abs(steady - level) < 0.1 and len(acked[0]) > written
+
+                wait_until(moved, f"level {level}, and writes at it")
+        # The level falls from 0.9 while it is killed.
+        daemon.kill_everything()
+        killed.set()
+        for thread in writers:
+            thread.join(HANG_S)
+    with running(data, settings=SETTINGS) as daemon:
+        for writer, numbers in enumerate(acked):
+            stored = [record["data"] for record in daemon.read_all(f"w{writer}")]
+            assert numbers == stored[: len(numbers)], "all of them, once, in order"
+            assert len(stored) <= len(numbers) + 1, "and at most one whose answer was lost"
