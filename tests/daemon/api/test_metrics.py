@@ -192,8 +192,8 @@ def test_each_time_that_a_rung_comes_into_force_is_counted(daemon: Daemon) -> No
     governor = Governor({})
     readings = [Reading(sensor.full) for sensor in SENSORS]
     idle = [Reading(sensor.zero) for sensor in SENSORS]
-    for step in range(200):
-        asked = readings if step % 100 < 50 else idle
+    for step in range(400):
+        asked = readings if step % 200 < 100 else idle
         board.store(daemon.words, governor.sample(asked, 0.5, 10, step * 100_000_000), 0.5)
     found = [daemon.value("headgate_rung_entered_total", rung=rung.name) for rung in RUNGS]
     assert found == [2, 2, 2, 2]
