@@ -84,7 +84,7 @@ class LatencyHistogram:
     def __init__(self, segment: Segment, shard: int, stage: Stage) -> None:
         start = segment.layout.latency(shard, stage)
         self._row = segment.words[start : start + LATENCY_WORDS]
-        self._counts = self._row.tolist()  # with the sum; nobody else changes the row
+        self._counts = list(self._row)  # with the sum; nobody else changes the row
 
     def observe(self, after_ns: int) -> None:
         """Counts a time; a negative one counts as none."""
