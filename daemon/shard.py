@@ -101,7 +101,6 @@ HEARTBEAT_S = 0.1
 ANSWERS_NS = 20_000_000  # in one turn of the loop: about 4,000 answers
 GC_THRESHOLD = 50_000  # at the default, 700, a thousand requests in flight are walked often
 EXIT_FAULT = 1
-ROUTERS_PAUSED = "under pressure: its shard's ring, the memory or a disk is almost full"
 ANSWERS_FLUSH_S = 3.0  # at a stop, for clients to take the last answers
 
 
@@ -345,9 +344,9 @@ class Shard:
         self._end_overdue()
         self._loop.call_later(HEARTBEAT_S, self._heartbeat)
 
-    def _pause_routers(self) -> None:
-        log.info("routers of this shard pause: its ring, the memory or a disk is almost full")
-        self._routers.pause(ROUTERS_PAUSED)
+    def _pause_routers(self, why: str) -> None:
+        log.info("routers of this shard pause, %s", why)
+        self._routers.pause(why)
 
     def _resume_routers(self) -> None:
         log.info("routers of this shard go on")

@@ -23,7 +23,7 @@ _SHARED = tuple(sensor.name for sensor in SENSORS if sensor.hard and sensor is n
 
 class RoutersGate:
     """``used_bytes`` says what the shard's ring holds that is not durable, ``in_flight_bytes`` what
-    of it is of routers."""
+    of it is of routers. ``pause`` is told why."""
 
     def __init__(
         self,
@@ -31,20 +31,30 @@ class RoutersGate:
         band: Band,
         used_bytes: Callable[[], int],
         in_flight_bytes: Callable[[], int],
-        pause: Callable[[], object],
+        pause: Callable[[str], object],
         resume: Callable[[], object],
     ) -> None:
         self._words = segment.words
         self._ring_bytes = segment.layout.ring_bytes
         self._used_bytes = used_bytes
         self._in_flight_bytes = in_flight_bytes
-        self._gate = Gate(band, pause, resume)
+        self._cause = _RING.name
+        self._level = 0.0
+        self._band = band
+        self._gate = Gate(band, lambda: pause(self._why()), resume)
 
     def look(self, now_ns: int) -> bool:
         """Takes a sample; returns whether the gate is open."""
-        level = _RING.pressure(self._used_bytes() / self._ring_bytes)
+        self._cause, self._level = _RING.name, _RING.pressure(self._used_bytes() / self._ring_bytes)
         for name in _SHARED:
             pressure = pressure_of(self._words, name)
-            if pressure > level:  # one that is broken does not count
-                level = pressure
-        return self._gate.look(level, now_ns, is_drained=not self._in_flight_bytes())
+            if pressure > self._level:  # one that is broken does not count
+                self._cause, self._level = name, pressure
+        return self._gate.look(self._level, now_ns, is_drained=not self._in_flight_bytes())
+
+    def _why(self) -> str:
+        return (
+            f"under pressure: {self._cause} is at {self._level:.2f}, the limit is"
+            f" {self._band.pause_above:g} (gate_pause_above); it goes on below"
+            f" {self._band.resume_below:g}"
+        )

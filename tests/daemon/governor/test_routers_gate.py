@@ -30,7 +30,7 @@ class Shard:
         self.now_ns = 0
         self.gate = RoutersGate(
             segment, Band(), lambda: self.used_bytes, lambda: self.in_flight_bytes,
-            lambda: self.told.append("pause"), lambda: self.told.append("resume"),
+            self.told.append, lambda: self.told.append("resume"),
         )  # fmt: skip
 
     def sense(self, name: str, pressure: float, raw: float = 0.5) -> None:
@@ -55,7 +55,9 @@ def test_memory_and_disks_pause_routers_and_let_them_go_on(shard: Shard, name: s
     for pressure, is_open in [(0.8, True), (0.81, False), (0.7, False), (0.64, True)]:
         shard.sense(name, pressure)
         assert shard.look() == is_open
-    assert shard.told == ["pause", "resume"]
+    pause, resume = shard.told
+    assert resume == "resume"
+    assert pause.startswith(f"under pressure: {name} is at 0.81, the limit is 0.8 (gate_pause_ab")
 
 
 def test_a_ring_that_is_almost_full_pauses_its_own_routers(shard: Shard) -> None:
