@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -9,7 +10,10 @@ import random
 import shutil
 import signal
 import subprocess
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,22 +76,33 @@ def stored(daemon: Daemon) -> int:
     return sum(int(each["head_seq"]) for each in heads)
 
 
+@contextlib.contextmanager
+def killed_at_the_end(process: subprocess.Popen[str]) -> Iterator[None]:
+    """An import that does not outlive the block."""
+    with process:
+        try:
+            yield
+        finally:
+            process.kill()
+            process.communicate()
+
+
 def kill_after(daemon: Daemon, process: subprocess.Popen[str], records: int) -> bool:
     """Kills an import when it has stored this many more; False if it ended before."""
     begin = stored(daemon)
-    with process:
+    with killed_at_the_end(process):
         wait_until(
             lambda: process.poll() is not None or stored(daemon) >= begin + records, "records"
         )
-        is_killed = process.poll() is None
-        process.kill()
-        process.communicate()
-    return is_killed
+        return process.poll() is None
 
 
 def finished(process: subprocess.Popen[str]) -> Any:
     with process:
-        stdout, stderr = process.communicate(timeout=4 * HANG_S)
+        try:
+            stdout, stderr = process.communicate(timeout=4 * HANG_S)
+        finally:
+            process.kill()
     assert process.returncode == 0, stderr
     return json.loads(stdout)
 
@@ -216,7 +231,7 @@ def test_an_import_goes_on_exactly_after_a_recovery_from_the_store_alone(
     with running(data, shards=2, **options) as daemon:
         set_up(daemon)
         process = started(daemon, sources, "--batch", "3")
-        with process:
+        with killed_at_the_end(process):
             wait_until(lambda: stored(daemon) > 0, "records")
             entries = len(log_entries(options))
             wait_until(lambda: len(log_entries(options)) > entries, "an entry with a part of it")
@@ -224,11 +239,65 @@ def test_an_import_goes_on_exactly_after_a_recovery_from_the_store_alone(
             wait_until(lambda: stored(daemon) > listed, "records that are in no entry")
             assert process.poll() is None, "the import must not have ended yet"
             daemon.kill_everything()
-            process.kill()
-            process.communicate()
     shutil.rmtree(data)
     report = recovered(data, options)
     assert report.sound and report.objects_taken
     with running(data, shards=1, **options) as daemon:
         finished(started(daemon, sources))
         check(daemon, sources)
+
+
+class RotatingWriter(threading.Thread):
+    """Writes numbered lines, some of them in two parts, and begins a new file every 500 lines."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.written: Counter[tuple[str, int]] = Counter()
+        self._folder = folder
+        self._stops = threading.Event()
+
+    def run(self) -> None:
+        log = self._folder / "app.log"
+        for number in range(400):
+            with log.open("ab", buffering=0) as file:
+                for n in range(500):
+                    line = b'{"f":"%d","n":%d,"key":"k%d"}\n' % (number, n, n % 11)
+                    file.write(line[:9])
+                    if n % 50 == 0:
+                        self._stops.wait(0.02)
+                    file.write(line[9:])
+                    self.written[str(number), n] += 1
+                    if self._stops.is_set() and n == 250:
+                        return
+            log.rename(log.with_name(f"app.log.{number}"))
+
+    def stop(self) -> None:
+        self._stops.set()
+        self.join()
+
+
+@pytest.mark.slow
+def test_followed_files_that_rotate_are_stored_once_while_the_import_is_killed(
+    data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    writer = RotatingWriter(folder)
+    with running(data, shards=1, settings={"commit_window_min_ms": 5}) as daemon:
+        set_up(daemon)
+        writer.start()
+        try:
+            follow = partial(started, daemon, Sources(folder, Counter(), Counter()), "--follow")
+            for records in (100, 400, 1, 700):
+                assert kill_after(daemon, follow("--batch", "20"), records)
+            process = follow()
+            with killed_at_the_end(process):
+                begin = stored(daemon)
+                wait_until(lambda: stored(daemon) > begin, "records")
+                writer.stop()
+                wait_until(lambda: stored(daemon) >= writer.written.total(), "all lines")
+                process.terminate()
+                assert process.wait(HANG_S) == 0
+        finally:
+            writer.stop()
+        check(daemon, Sources(folder, writer.written, Counter()))
