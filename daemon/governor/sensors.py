@@ -59,9 +59,9 @@ SENSORS: tuple[Sensor, ...] = (
     # A shard that uses half of its CPU is not loaded: its answers are as fast as an idle one's. A
     # lasting load is seen within half a second; one hiccup of a noisy machine does little.
     Sensor("busy", "share", False, 0.5, 0.95, "CPU of the busiest shard", tau_s=0.5, by_cpu=True),
-    # Half of the slots are for the next objects while the first are being sent. There are few, so
-    # only their average over many PUTs says anything.
-    Sensor("uploads", "share", False, 0.5, 1, "upload slots in use", tau_s=2.0),
+    # With three of four in use the store is used well; when all are, requests wait for one. There
+    # are few, so only their average over many PUTs says anything.
+    Sensor("uploads", "share", False, 0.75, 1, "upload slots in use", tau_s=2.0),
     # PUTs vary: the slowest of a hundred takes ten times as long as most, and a failed one counts
     # as ten times the usual (uploader/pipeline/health.py). The shard smooths it.
     Sensor("store", "times", False, 3, 10, "PUTs against their usual"),
