@@ -46,6 +46,10 @@ CLOSED_RETRY_AFTER_MS = (3_000, 10_000)  # an outage lasts longer than a ring ta
 # all. A client that expects 100 Continue has sent nothing.
 QUEUED_MAX = 1_024
 QUEUED_SHARE = 2
+# Requests that do not wait get a byte for each four bytes of those that do. At most an eighth of
+# the ring is kept for them until they come back, which is when Retry-After says.
+CREDIT_SHARE = 4
+CREDIT_RING_SHARE = 8
 ALL_BYTES = 1 << 62  # more than any ring has
 ADMITTED_A_TURN = 64  # of the loop: 10 ms if each has 64 KiB of JSON
 
@@ -104,6 +108,8 @@ class Admission:
         # Of the ring's free bytes: promised, reserved for the first that waits, or, while the gate
         # is closed, all. What is free is compared with it once per request.
         self.taken_bytes = 0
+        # What requests that do not wait may take before the first that waits.
+        self._credit_bytes = 0
         self._bodies_bytes: int = ring.capacity  # what all promises may take
         self._admitting = False
 
@@ -137,6 +143,21 @@ class Admission:
         """Promises ring space, if it is free; ``release`` gives it back."""
         if self.free_bytes < needed_bytes or not self._has_memory(needed_bytes):
             return False
+        self.promise_again(needed_bytes)
+        return True
+
+    def promise_of_credit(self, needed_bytes: int) -> bool:
+        """Promises space to a request that does not wait, while others do: what these have left
+        to those that do not wait."""
+        if (
+            self._closed is not None
+            or needed_bytes > self._credit_bytes
+            or needed_bytes > self._ring.free_bytes - self._promised_bytes
+            or not self._has_memory(needed_bytes)
+        ):
+            return False
+        self._credit_bytes -= needed_bytes
+        self._reserve()
         self.promise_again(needed_bytes)
         return True
 
@@ -223,12 +244,15 @@ class Admission:
     def _admit_some(self) -> None:
         for _ in range(ADMITTED_A_TURN):
             room_bytes = self._ring.free_bytes - self._promised_bytes
+            if room_bytes < self._ring.capacity:
+                room_bytes -= self._credit_bytes
             if self._promised_bytes:
                 room_bytes = min(room_bytes, self._bodies_bytes - self._promised_bytes)
             queued = self._queue.take(room_bytes)
             self._reserve()
             if queued is None:
                 return
+            self._give_credit(queued.needed_bytes // CREDIT_SHARE)
             self.promise_again(queued.needed_bytes)
             request = queued.request
             now_ns = monotonic_ns()
@@ -256,9 +280,18 @@ class Admission:
         self._reserve()
         self.admit_queued()
 
+    def _give_credit(self, count_bytes: int) -> None:
+        limit = self._ring.capacity // CREDIT_RING_SHARE
+        self._credit_bytes = min(limit, self._credit_bytes + count_bytes)
+        self._reserve()
+
     def _reserve(self) -> None:
-        reserved_bytes = self._queue.reserved_bytes if self._closed is None else ALL_BYTES
-        self.taken_bytes = self._promised_bytes + reserved_bytes
+        if not self._queue:
+            self._credit_bytes = 0
+        reserved_bytes = self._queue.reserved_bytes + self._credit_bytes
+        self.taken_bytes = self._promised_bytes + (
+            reserved_bytes if self._closed is None else ALL_BYTES
+        )
 
     # Refusals
 
@@ -322,6 +355,8 @@ class Admission:
         """For tests."""
         self._queue.check_invariants()
         assert self._promised_bytes >= 0
+        assert 0 <= self._credit_bytes <= self._ring.capacity // CREDIT_RING_SHARE
+        assert self._queue or not self._credit_bytes
         taken_bytes = self.taken_bytes
         self._reserve()
         assert self.taken_bytes == taken_bytes

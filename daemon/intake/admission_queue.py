@@ -5,7 +5,7 @@
 
 First in, first out. What the first one needs is *reserved* for it: while it waits, nobody else gets
 that room, so requests that need less cannot keep it waiting. What is free beyond that is given to
-whoever comes.
+whoever comes, and ``admission.py`` keeps a share for those that do not wait.
 
 Rules (``check_invariants``): at most ``count_max`` requests, for which at most ``bytes_max``
 received bytes are held; ``reserved_bytes`` is what the first one needs.

@@ -85,9 +85,10 @@ class Producer:
         needed = admission.needed_bytes(head, body_bytes)
         if admission.promise(needed):
             return needed
-        return admission.enqueue(
-            request, needed, self._queue_ms(head), request.connection.unread_bytes
-        )
+        timeout_ms = self._queue_ms(head)
+        if timeout_ms is None and admission.promise_of_credit(needed):
+            return needed
+        return admission.enqueue(request, needed, timeout_ms, request.connection.unread_bytes)
 
     def take(self, request: Request, name: str, body_bytes: int) -> None:
         """``admit``, ``produce`` and ``release`` for a body that came with its head."""
@@ -111,19 +112,20 @@ class Producer:
     def _take_or_queue(self, request: Request, name: str, body_bytes: int) -> None:
         admission, head = self.admission, request.head
         needed = admission.needed_bytes(head, body_bytes)
-        if admission.promise(needed):
-            try:
-                self.produce(request, name, needed)
-            finally:
-                admission.release(needed)
-            return
-        timeout_ms = self._queue_ms(head)
-        if timeout_ms is None and _IN_BODY in request.body:
-            asked = self._parse(request, wall_ms(), TopicConfig())
-            if asked.disable_backpressure:
-                timeout_ms = asked.ack_timeout_ms or self._ack_timeout_ms
-        held = body_bytes + request.connection.unread_bytes
-        admission.enqueue(request, needed, timeout_ms, held)
+        if not admission.promise(needed):
+            timeout_ms = self._queue_ms(head)
+            if timeout_ms is None and _IN_BODY in request.body:
+                asked = self._parse(request, wall_ms(), TopicConfig())
+                if asked.disable_backpressure:
+                    timeout_ms = asked.ack_timeout_ms or self._ack_timeout_ms
+            if timeout_ms is not None or not admission.promise_of_credit(needed):
+                held_bytes = body_bytes + request.connection.unread_bytes
+                admission.enqueue(request, needed, timeout_ms, held_bytes)
+                return
+        try:
+            self.produce(request, name, needed)
+        finally:
+            admission.release(needed)
 
     def _queue_ms(self, head: Head) -> int | None:
         """How long a request may wait for its admission, as far as its query says; None: it does

@@ -15,6 +15,7 @@ from contextlib import closing
 import pytest
 
 from daemon.governor.producers_gate import ClosedBy
+from daemon.http.request import Request
 from daemon.intake import admission as admissions
 from daemon.intake.admission import FRAME_BYTES
 from daemon.intake.topic_cache import TopicCache
@@ -309,6 +310,30 @@ class TestOrder:
         assert other.statuses == [429] * 3
         intake.commit()
         assert other.statuses == [429] * 3 + [200]
+
+    def test_those_that_wait_leave_a_fifth_to_those_that_do_not(self, intake: Intake) -> None:
+        """Everyone comes again as soon as they are answered; a commit makes room for little."""
+        fill(intake)
+        waiting = [intake.connect() for _ in range(20)]
+        others = [intake.connect() for _ in range(5)]
+        size, published = 4_000, {True: 0, False: 0}
+        for client in waiting:
+            client.send(post(size, WAIT))
+        committed = intake.segment.layout.shard(0) + at.S_COMMITTED
+        for _ in range(400):
+            for client in others:
+                client.send(post(size))
+            intake.words[committed] = min(intake.ring.head, intake.words[committed] + 9_000)
+            intake.admission.read_gate()
+            intake.check()
+            for client in waiting:  # the queue never ends
+                if not client.transport.paused:
+                    client.send(post(size, WAIT))
+        for each in intake.pending._waiting:
+            assert isinstance(each.request, Request)
+            if each.body_bytes == size:
+                published["disable_backpressure" in each.request.head.query] += 1
+        assert published[True] > 3 * published[False] > published[True] / 2
 
     def test_nor_is_the_memory_that_the_first_needs(self, intake: Intake) -> None:
         intake.shut(at.G_BODIES_BYTES, 40_000)
