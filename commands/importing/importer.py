@@ -69,8 +69,9 @@ class Importer:
         return [report for _, report in sorted(self._reports, key=itemgetter(0))]
 
     def stop(self) -> None:
-        """Reads nothing more; what was read is stored."""
+        """Reads nothing more; what was read is stored, if the daemon takes it within seconds."""
         self.stops = True
+        self._cursors.give_up()
         for each in self._running:
             each.stop()
 

@@ -19,7 +19,7 @@ import zlib
 from typing import NamedTuple
 
 from commands.client.cursors import cursor_of, delete_cursor, put_cursor
-from commands.client.http import Client, Refused
+from commands.client.http import Client, Refused, Unreachable
 from commands.importing.problems import SourceChanged
 from daemon.api.schemas import CursorSetting, CursorState
 
@@ -61,7 +61,13 @@ class SourceCursors:
     def __init__(self, client: Client, wait_ms: float) -> None:
         self._client = client
         self._wait_ms = wait_ms
+        self._given_up = threading.Event()
+        client.sleep_ms = self._sleep_ms
         self._lock = threading.Lock()  # a Client is for one thread
+
+    def give_up(self) -> None:
+        """Calls that wait for the daemon end as Unreachable."""
+        self._given_up.set()
 
     def take_up(self, names: CursorNames, head: bytes | None, *, anew: bool) -> int:
         """The position of a source, whose cursor is created if it is new.
@@ -120,6 +126,10 @@ class SourceCursors:
         """Deletes a cursor, if there is one."""
         with self._lock:
             delete_cursor(self._client, cursor, self._wait_ms)
+
+    def _sleep_ms(self, wait_ms: float) -> None:
+        if self._given_up.wait(wait_ms / 1000):
+            raise Unreachable(self._client.url, "stopped while it was waited for")
 
     def _noted(self, cursor: str) -> dict[int, int] | None:
         try:

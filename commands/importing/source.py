@@ -30,6 +30,8 @@ from commands.importing.text import SourceText
 POLL_S = 0.25  # how often a file that may grow is looked at
 # A file that was rotated is read on for as long as it grows, and this long after.
 ROTATED_QUIET_S = 10.0
+# A stopped import waits this long for a daemon that is away or busy.
+STOP_S = 10.0
 # What is read together, in requests: the last one of a block is often a small one.
 BLOCK_REQUESTS = 2
 
@@ -113,6 +115,7 @@ class SourceImport:
         self._went_on = went_on
         self._wake = asyncio.Event()
         self._stops = False
+        self._stopped_at = 0.0
         self._rules = plan.new_rules()
         self._names: CursorNames | None = None
         self._has_dead_cursor = False
@@ -128,8 +131,9 @@ class SourceImport:
         self._wake.set()
 
     def stop(self) -> None:
-        """Reads nothing more; what was read is stored."""
+        """Reads nothing more; what was read is stored, if the daemon takes it within STOP_S."""
         self._stops = True
+        self._stopped_at = self._daemon.now()
         self.wake()
 
     async def run(self) -> None:
@@ -237,6 +241,9 @@ class SourceImport:
                 await self._go_on(flow, main, dead)
                 if self._stops:
                     flow.end()
+                    if self._daemon.now() - self._stopped_at > STOP_S:
+                        self._is_complete = False
+                        break
                 if reading is None and flow.wants_block() and self._may_read(reader):
                     reading = self._threads_run(reader.read, BLOCK_REQUESTS * plan.limits.bytes)
                     reading.add_done_callback(lambda _: self.wake())

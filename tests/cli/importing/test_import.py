@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from commands.importing import source
 from tests.scripted import Answer, Call, Script, refusal, run, scripted, state
 
 
@@ -168,6 +169,29 @@ def test_ctrl_c_stores_what_was_read_and_the_same_command_goes_on(tmp_path: Path
         assert "stopped: 1 of 3 sources" in stopped.stderr
         assert run(server, "import", "t", f"{tmp_path}/*").exit_code == 0
     assert script.stored == [0, 1, 2]
+
+
+def test_ctrl_c_does_not_wait_for_a_daemon_that_is_away(
+    lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "STOP_S", 0.01)
+    busy = refusal(503, "store_failing", retry_after_ms=600_000)
+
+    def interrupted(number: int, call: Call) -> Answer:
+        os.kill(os.getpid(), signal.SIGINT)
+        return busy
+
+    script = Cursors(interrupted)
+    done = imported(script, lines, "--wait", "86400")
+    assert done.exit_code == 1 and "stopped: 1 of 1 sources" in done.stderr
+
+    def away(call: Call) -> Answer:
+        if "cursors" in call.path:
+            return interrupted(0, call)
+        return script(call)
+
+    done = imported(away, lines, "--wait", "86400")
+    assert done.exit_code == 3 and "stopped while it was waited for" in done.stderr
 
 
 def test_another_server_is_told_apart_from_a_daemon(lines: Path) -> None:
