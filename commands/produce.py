@@ -12,7 +12,7 @@ from commands.client.records import Format, batched, records, size_of
 from commands.client.sender import BatchUnanswered, SendResume, Summary, parse_resume, send
 from commands.shell.exits import FAILED, UNREACHABLE, CommandFailed
 from commands.shell.options import client_option, output_option, parsed_by, topic_argument
-from commands.shell.output import bytes_text, count_text, print_json, progress, say
+from commands.shell.output import bytes_text, counted_text, print_json, progress, say
 
 SPANS_SHOWN_MAX = 8
 
@@ -124,9 +124,9 @@ def _text(summary: Summary) -> str:
     ]
     if len(summary.partitions) > SPANS_SHOWN_MAX:
         spans.append("...")
-    retried = f", {summary.retries} retries" if summary.retries else ""
+    retried = f", {counted_text(summary.retries, 'retry', 'retries')}" if summary.retries else ""
     return (
-        f"{count_text(summary.records)} records ({bytes_text(summary.bytes)}) to {summary.topic} in"
-        f" {count_text(summary.requests)} requests{retried}"
+        f"{counted_text(summary.records, 'record')} ({bytes_text(summary.bytes)}) to"
+        f" {summary.topic} in {counted_text(summary.requests, 'request')}{retried}"
         + (f"; {', '.join(spans)}" if spans else "")
     )

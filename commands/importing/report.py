@@ -6,7 +6,14 @@ from msgspec import Struct
 
 from commands.importing.importer import Importer, ImportTotals
 from commands.importing.source import ImportPlan, SourceReport
-from commands.shell.output import bytes_text, count_text, duration_text, limited, table
+from commands.shell.output import (
+    bytes_text,
+    count_text,
+    counted_text,
+    duration_text,
+    limited,
+    table,
+)
 
 
 class ImportSummary(Struct):
@@ -43,13 +50,13 @@ def summary_text(summary: ImportSummary) -> str:
         more.append(f"{count_text(totals.invalid)} invalid")
     if totals.dead_letters:
         more.append(
-            f"{count_text(totals.dead_letters)} dead letters in {summary.dead_letter_topic}"
+            f"{counted_text(totals.dead_letters, 'dead letter')} in {summary.dead_letter_topic}"
         )
     if totals.retries:
-        more.append(f"{count_text(totals.retries)} retries")
+        more.append(counted_text(totals.retries, "retry", "retries"))
     sums = (
-        f"{count_text(totals.records)} records to {summary.topic} from"
-        f" {count_text(totals.sources)} sources in {duration_text(summary.seconds * 1000)}"
+        f"{counted_text(totals.records, 'record')} to {summary.topic} from"
+        f" {counted_text(totals.sources, 'source')} in {duration_text(summary.seconds * 1000)}"
         f" ({bytes_text(rate)}/s)"
     )
     return "\n".join([*limited(lines), "", ", ".join([sums, *more])])

@@ -72,6 +72,11 @@ def count_text(count: float | None) -> str:
     return "-" if count is None else f"{count:,.0f}"
 
 
+def counted_text(count: int, noun: str, plural: str = "") -> str:
+    """``1 record``, ``1,234 records``."""
+    return f"{count_text(count)} {noun if count == 1 else plural or noun + 's'}"
+
+
 def usd_text(dollars: float) -> str:
     """``$1,234``, ``$12.34``, ``$0.000015``: cents, or two digits of what is less."""
     if dollars >= 1_000:

@@ -30,7 +30,8 @@ Input = Literal["level", "steady", "ring"]
 
 
 class Rung(Struct, frozen=True):
-    """One row. ``of`` is the input: the level, the level that the window follows, or the ring."""
+    """One row. ``of`` is the input: the level, the level that the window follows, or the ring.
+    ``warns``: an operator should look, since some clients get less than others, or nothing."""
 
     name: str
     of: Input
@@ -40,6 +41,7 @@ class Rung(Struct, frozen=True):
     leave_after_ns: int
     effect: str
     client_sees: str
+    warns: bool = False
 
 
 # The first two end late, so that a load that comes and goes does not fill the log. Nothing else
@@ -59,11 +61,13 @@ RUNGS: tuple[Rung, ...] = (
         "defer", "level", 0.8, 0.6, _S, _S,
         "no pushes of negative priority",
         "pushes of topics with a negative priority pause; `diff` has their records",
+        warns=True,
     ),
     Rung(
         "refuse", "ring", 0.99, 0.9, 0, _S,
         "429 before the body",
         "a write gets 429 with `Retry-After`, or waits if it asked to; nothing is stored",
+        warns=True,
     ),
 )  # fmt: skip
 

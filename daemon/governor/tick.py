@@ -53,7 +53,7 @@ class GovernorTick:
         self._tell(sample, now_ns)
         self._limit_memory(config, now_ns)
         for edge in governed.edges:
-            log.warning("%s", governed.line(edge))
+            log.log(logging.WARNING if edge.rung.warns else logging.INFO, "%s", governed.line(edge))
         store(self._words, governed, budgeted(governed.window_ms, now_ns))
         return governed
 

@@ -87,7 +87,7 @@ def test_files_of_all_kinds_are_imported_once_and_a_second_run_finds_nothing_new
         file.write(b'"later"\n')
     (tmp_path / "plain.ndjson").rename(tmp_path / "renamed")
     more = imported(daemon, *arguments[:-2])
-    assert "1 records to kinds from 5 sources" in more.stdout
+    assert "1 record to kinds from 5 sources" in more.stdout
     assert data_of(daemon, "kinds") == sorted([*stored, "later"], key=json.dumps)
 
 

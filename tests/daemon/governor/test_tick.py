@@ -139,17 +139,27 @@ def test_a_silent_shard_raises_the_ladder_and_an_alarm_and_refuses_nothing(
 def test_each_edge_is_one_line_with_level_cause_and_effect(
     supervised: Supervised, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "headgate.governor"):
+    with caplog.at_level(logging.INFO, "headgate.governor"):
         supervised.store(1, at.S_READY_MS, word_of(503.0))
         supervised.pass_(30)
         supervised.store(1, at.S_READY_MS, word_of(0.0))
         supervised.pass_(70)
+    assert {record.levelname for record in caplog.records} == {"INFO"}
     assert caplog.messages == [
         "pressure 0.50 (ready 0.50 of shard 1): coalesce begins: pushes wait up to 20 ms",
         "pressure 0.50 (ready 0.50 of shard 1): widen begins: wider windows, fewer PUTs",
         "pressure 0.00 (no sensor presses): coalesce ends: pushes wait up to 20 ms",
         "pressure 0.00 (no sensor presses): widen ends: wider windows, fewer PUTs",
     ]
+
+
+def test_an_operator_is_warned_of_rungs_that_put_some_clients_off(
+    supervised: Supervised, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "headgate.governor"):
+        supervised.store(1, at.S_READY_MS, word_of(1_000.0))
+        supervised.pass_(30)
+    assert [line.split(": ")[1] for line in caplog.messages] == ["defer begins"]
 
 
 def test_weights_of_a_reloaded_configuration_count_from_the_next_sample(
