@@ -47,6 +47,7 @@ PRESSED_S = 4
 PRESSED_SAMPLE_S = 0.1
 IDLE_WINDOWS = 1.3
 PROBE_S = 1
+CALM_WITHIN_S = 60
 
 BUDGET_USD = 100.0
 BUDGET_PUTS_PER_S = 4.0
@@ -97,6 +98,7 @@ class GovernorBench:
         for size, connections, settings in PRESSED:
             with self._daemon(f"loads-{size.name}", settings) as daemon:
                 full = self._pressed(daemon, size, SATURATED, Pace(connections, PRESSED_S))
+                _wait_until_calm(daemon)
                 window_ms = float(daemon.ask("GET", "/v0/status")["window_ms"])
                 pause = max(2.0, IDLE_WINDOWS * window_ms)
                 self._results.loads.append(
@@ -242,6 +244,16 @@ class GovernorBench:
         body = bodies.of(size, bodies.NDJSON)
         request = Request(f"/v0/topics/{TOPIC}", (("Content-Type", body.content_type),), body.data)
         return self._generator.run(daemon.port, request, pace, self._client_cpus)
+
+
+def _wait_until_calm(daemon: Daemon) -> None:
+    """Returns when no reaction to pressure is in force any more. Raises ServerError."""
+    pause = threading.Event()  # only its timeouts are used
+    deadline_ns = monotonic_ns() + CALM_WITHIN_S * 1_000_000_000
+    while rungs := daemon.ask("GET", "/v0/status")["pressure"]["rungs"]:
+        if monotonic_ns() > deadline_ns:
+            raise ServerError(f"{', '.join(rungs)} in force {CALM_WITHIN_S} s after a load")
+        pause.wait(PRESSED_SAMPLE_S)
 
 
 @contextlib.contextmanager
