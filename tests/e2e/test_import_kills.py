@@ -24,6 +24,7 @@ from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.processes import shard_pids
 from tests.e2e.stores import on_s3
 from tests.e2e.test_cli import command
+from tests.e2e.test_kills import wait_restarted
 from tests.e2e.test_recovery import log_entries, recovered
 from tests.minio import Bucket
 from tools.minio import free_port
@@ -168,37 +169,6 @@ def test_two_imports_of_the_same_sources_store_every_record_once(
 
 
 @pytest.mark.slow
-def test_an_import_outlives_daemons_and_shards_that_are_killed(
-    data: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    sources = sources_in(tmp_path / "sources")
-    options: dict[str, Any] = {
-        "shards": 2, "listen": f"127.0.0.1:{free_port()}",
-        "settings": {**WINDOW, "commit_window_min_ms": 100, "commit_window_max_ms": 100},
-    }  # fmt: skip
-    process: subprocess.Popen[str] | None = None
-    for turn in range(3):
-        with running(data, **options) as daemon:
-            if process is None:
-                set_up(daemon)
-                process = started(daemon, sources, "--batch", "3")
-                request.addfinalizer(process.kill)
-            begin = stored(daemon)
-            wait_until(lambda: stored(daemon) > begin, "records")  # noqa: B023
-            if turn == 1:
-                os.kill(shard_pids(daemon)[0], signal.SIGKILL)
-                more = stored(daemon)
-                wait_until(lambda: stored(daemon) > more, "more records")  # noqa: B023
-            assert process.poll() is None, "the import must not have ended yet"
-            daemon.kill_everything()
-    with running(data, **options) as daemon:
-        assert process is not None
-        done = finished(process)
-        assert done["totals"]["retries"] > 0
-        check(daemon, sources)
-
-
-@pytest.mark.slow
 @pytest.mark.s3
 def test_an_import_on_s3_that_is_killed_and_refused_stores_every_record_once(
     data: Path, tmp_path: Path, bucket: Bucket
@@ -216,34 +186,6 @@ def test_an_import_on_s3_that_is_killed_and_refused_stores_every_record_once(
         done = finished(started(daemon, sources, *options))
         assert done["totals"]["failed"] == 0 and done["totals"]["retries"] > 0
         assert daemon.status()["totals"]["rejected"] > 0
-        check(daemon, sources)
-
-
-@pytest.mark.slow
-def test_an_import_goes_on_exactly_after_a_recovery_from_the_store_alone(
-    data: Path, tmp_path: Path
-) -> None:
-    sources = sources_in(tmp_path / "sources")
-    options: dict[str, Any] = {
-        "store": f"file://{tmp_path}/store",
-        "settings": {**WINDOW, "commit_window_min_ms": 100, "commit_window_max_ms": 100},
-    }
-    with running(data, shards=2, **options) as daemon:
-        set_up(daemon)
-        process = started(daemon, sources, "--batch", "3")
-        with killed_at_the_end(process):
-            wait_until(lambda: stored(daemon) > 0, "records")
-            entries = len(log_entries(options))
-            wait_until(lambda: len(log_entries(options)) > entries, "an entry with a part of it")
-            listed = stored(daemon)
-            wait_until(lambda: stored(daemon) > listed, "records that are in no entry")
-            assert process.poll() is None, "the import must not have ended yet"
-            daemon.kill_everything()
-    shutil.rmtree(data)
-    report = recovered(data, options)
-    assert report.sound and report.objects_taken
-    with running(data, shards=1, **options) as daemon:
-        finished(started(daemon, sources))
         check(daemon, sources)
 
 
@@ -301,3 +243,73 @@ def test_followed_files_that_rotate_are_stored_once_while_the_import_is_killed(
         finally:
             writer.stop()
         check(daemon, Sources(folder, writer.written, Counter()))
+
+
+@pytest.mark.slow
+def test_an_import_goes_on_exactly_after_a_recovery_from_the_store_alone(
+    data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    writer = RotatingWriter(folder)  # so that the import never runs out of lines
+    options: dict[str, Any] = {"store": f"file://{tmp_path}/store"}
+    with running(data, shards=2, **options) as daemon:
+        set_up(daemon)
+        writer.start()
+        try:
+            unfinished = Sources(folder, Counter(), Counter())
+            with killed_at_the_end(started(daemon, unfinished, "--follow", "--batch", "7")):
+                wait_until(lambda: stored(daemon) > 0, "records")
+                entries = len(log_entries(options))
+                wait_until(lambda: len(log_entries(options)) > entries, "an entry with some")
+                listed = stored(daemon)
+                wait_until(lambda: stored(daemon) > listed, "records that are in no entry")
+                daemon.kill_everything()
+        finally:
+            writer.stop()
+    shutil.rmtree(data)
+    report = recovered(data, options)
+    assert report.sound and report.objects_taken
+    sources = Sources(folder, writer.written, Counter())
+    with running(data, shards=1, **options) as daemon:
+        finished(started(daemon, sources))
+        check(daemon, sources)
+
+
+@pytest.mark.slow
+def test_an_import_outlives_daemons_and_shards_that_are_killed(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    writer = RotatingWriter(folder)  # so that the import never runs out of lines
+    options: dict[str, Any] = {
+        "shards": 2, "listen": f"127.0.0.1:{free_port()}", "settings": WINDOW,
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        process: subprocess.Popen[str] | None = None
+        for turn in range(4):
+            with running(data, **options) as daemon:
+                if process is None:
+                    set_up(daemon)
+                    process = started(
+                        daemon, Sources(folder, Counter(), Counter()), "--follow", "--batch", "7"
+                    )
+                    stack.enter_context(killed_at_the_end(process))
+                    writer.start()
+                    stack.callback(writer.stop)
+                begin = stored(daemon)
+                wait_until(lambda: stored(daemon) > begin + 50, "records")  # noqa: B023
+                if turn == 1:
+                    os.kill(shard_pids(daemon)[0], signal.SIGKILL)
+                    wait_restarted(daemon, 0, 0)
+                    more = stored(daemon)
+                    wait_until(lambda: stored(daemon) > more + 50, "more")  # noqa: B023
+                if turn < 3:
+                    daemon.kill_everything()
+                    continue
+                writer.stop()
+                wait_until(lambda: stored(daemon) >= writer.written.total(), "all")
+                process.terminate()
+                stdout, stderr = process.communicate(timeout=HANG_S)
+                assert process.returncode == 0, stderr
+                assert json.loads(stdout)["totals"]["retries"] > 0
+                check(daemon, Sources(folder, writer.written, Counter()))
