@@ -8,7 +8,7 @@ from __future__ import annotations
 from daemon.config import Config
 from daemon.governor.billing import target_max_bytes
 from daemon.governor.cgroup import CgroupMemory
-from daemon.http.limits import http_limits
+from daemon.http.limits import HttpLimits, http_limits
 from daemon.intake import admission, commit_feed
 from delivery import filters, followed, lake_reader, tail_reader
 from delivery.l0_reader import CACHE_BYTES_MAX
@@ -28,6 +28,8 @@ PROCESS_BYTES = 128 << 20
 BUSY_BYTES = 40 << 20
 # A connection (1.7 KB) and a watcher of 64 partitions (8.3 KB; of one, 1.7 KB), as measured.
 STREAM_BYTES = 12 << 10
+ANSWERS_BYTES_MAX = HttpLimits().answers_unsent_bytes_max
+ANSWERS_BYTES_MIN = 2 * BYTES_MAX
 READERS_AT_ONCE = 4  # threads that read the store, each with an extent and an answer
 
 
@@ -48,6 +50,12 @@ def bodies_bytes(config: Config, limit_bytes: int | None) -> int:
     taken = layout_of(config).size_bytes + _uploads_bytes(config)
     taken += (config.shards + 1) * BUSY_BYTES
     return max(1, min(config.ring_bytes, (limit_bytes - taken) // (2 * config.shards)))
+
+
+def answers_bytes(shard_bodies_bytes: int) -> int:
+    """What the answers of a shard that its clients have not taken may take: as much as bodies on
+    their way, or a few answers."""
+    return min(ANSWERS_BYTES_MAX, max(ANSWERS_BYTES_MIN, shard_bodies_bytes))
 
 
 def _uploads_bytes(config: Config) -> int:
@@ -106,6 +114,13 @@ def bounds(config: Config) -> dict[str, int]:
             routers.LANES_MAX * routers.LANE_BYTES
             + (routers.PAGES_AT_ONCE + 1)
             * max(8 * routers.PAGE_BYTES_MAX, 3 * config.record_bytes_max)
+        ),
+        # One more answer is there before it is counted, twice while its head is put before it.
+        "answers": shards
+        * (
+            limits.connections_max * limits.write_buffer_high_bytes
+            + limits.answers_unsent_bytes_max
+            + 2 * BYTES_MAX
         ),
         "streams": shards * (limits.streams_max * STREAM_BYTES + limits.stream_unsent_bytes_max),
         # One part is read while the one before it is freed.

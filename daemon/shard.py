@@ -62,7 +62,7 @@ from daemon.intake.formats import BodyLimits
 from daemon.intake.pending import ExpiredRequests, PendingRequests
 from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
-from daemon.memory import READERS_AT_ONCE
+from daemon.memory import READERS_AT_ONCE, answers_bytes
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread
@@ -253,7 +253,12 @@ class Shard:
             topics=TopicRoutes(self.topics, TopicActivityView(self.segment)),
             cursors=CursorRoutes(cursors),
             routers=RouterRoutes(self.segment, self._bells, ledger, ledger_lock),
-            reads=DiffRoutes(self.topics, self._after.reader, self._after.recency),
+            reads=DiffRoutes(
+                self.topics,
+                self._after.reader,
+                self._after.recency,
+                lambda: self._server.unsent.is_half_full,
+            ),
             watch=WatchRoutes(
                 self.topics, self._after.partitions, self._after.hub, self._after.priorities
             ),
@@ -329,6 +334,7 @@ class Shard:
         words[base + at.S_SEEN] = self._feed.seen
         words[base + at.S_CONNECTIONS] = self._server.connections
         words[base + at.S_STREAMS] = len(self._server.streams)
+        self._server.unsent.limit_bytes = answers_bytes(int(words[at.G_BODIES_BYTES]))
         words[base + at.S_QUEUED] = self._admission.queued
         self.segment.follow_epoch(self.shard)
         self._routers_gate.look(monotonic_ns())

@@ -61,7 +61,8 @@ class DiffRequest(Struct, frozen=True, forbid_unknown_fields=True):
             ge=1,
             le=BYTES_MAX,
             description="bytes of data, key, tag, node and meta in the answer; one larger record"
-            " comes alone",
+            " comes alone. It counts as 65536 at most while many answers of the shard are not"
+            " taken by their clients",
         ),
     ] = BYTES_MAX
     tag: Annotated[str, Meta(description="keep records with this tag")] | None = None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from daemon.api.errors import ApiError, invalid
 from daemon.api.schemas import DiffAnswer, DiffRequest
@@ -10,6 +13,10 @@ from daemon.intake.topic_cache import TopicCache
 from delivery.diff import DiffReader, OffsetPastEnd
 from delivery.scheduler.recency import Recency
 from shards.clock import monotonic_ns
+
+# Of an answer while clients do not take theirs: fewer records, and `caught_up` is false. 500 such
+# answers are half of what may wait for clients.
+SHORT_BYTES = 64 << 10
 
 
 def check_diff(asked: DiffRequest) -> None:
@@ -25,12 +32,19 @@ def check_diff(asked: DiffRequest) -> None:
 
 
 class DiffRoutes:
-    """Reads."""
+    """Reads. ``must_be_short`` says whether clients have left too many answers untaken."""
 
-    def __init__(self, topics: TopicCache, reader: DiffReader, recency: Recency) -> None:
+    def __init__(
+        self,
+        topics: TopicCache,
+        reader: DiffReader,
+        recency: Recency,
+        must_be_short: Callable[[], bool],
+    ) -> None:
         self._topics = topics
         self._reader = reader
         self._recency = recency
+        self._must_be_short = must_be_short
 
     async def diff(self, name: str, asked: DiffRequest) -> DiffAnswer:
         """Records after an offset; waits for some if asked to."""
@@ -46,6 +60,8 @@ class DiffRoutes:
                 field="partition",
             )
         self._recency.consumed(entry.topic_id, monotonic_ns())
+        if asked.max_bytes > SHORT_BYTES and self._must_be_short():
+            asked = replace(asked, max_bytes=SHORT_BYTES)
         try:
             return await self._reader.answer(entry.topic_id, asked)
         except OffsetPastEnd as error:

@@ -106,6 +106,7 @@ class Connection(Receiver, asyncio.Protocol):
         self._phase = CLOSED
         if self.stream is not None:
             self.server.streams.discard(self.stream)
+        self.server.unsent.release(self)
         self.server.connection_lost(self)
         self._drop_taking()
         self.drop_queue()
@@ -115,12 +116,14 @@ class Connection(Receiver, asyncio.Protocol):
             self.stream = None  # the two would keep each other until the collector runs
 
     def pause_writing(self) -> None:
+        self.is_full = True
         self._set_hold(HOLD_ANSWERS)
         self._since_ns = monotonic_ns()
         if self.stream is not None:
             self.stream.held()
 
     def resume_writing(self) -> None:
+        self.taken()
         self._clear_hold(HOLD_ANSWERS)
         if self.shut_ns:
             self.shut_ns = monotonic_ns()  # it has all of the last answer only now

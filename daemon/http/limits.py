@@ -36,8 +36,13 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     # What the streams of a shard were given and their clients have not taken; what several were
     # given counts once. 256 of the largest writes of a watch (256 KiB).
     stream_unsent_bytes_max: int = 64 * MIB
-    # Answers that the client has not taken; over the limit nothing more is read from it.
-    write_buffer_high_bytes: int = 256 * KIB
+    # Answers that the client has not taken; over the limit nothing more is read from it, and what
+    # is written then counts for the limit of all answers. 128 answers to producers have 20 KiB.
+    write_buffer_high_bytes: int = 32 * KIB
+    # What all connections but streams were given after that, and what waits for earlier answers.
+    # From half of it on, answers are shorter; over it, connections are closed. The daemon lowers it
+    # where memory is limited.
+    answers_unsent_bytes_max: int = 64 * MIB
     # Longer than the 60 s for which load balancers and agents keep idle connections.
     idle_timeout_ms: int = 75_000
     head_timeout_ms: int = 20_000

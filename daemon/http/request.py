@@ -29,6 +29,7 @@ from daemon.http.response import (
     encode_stream_head,
 )
 from daemon.http.stream import Start, Stream, Streams
+from daemon.http.unsent import Unsent
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Shared(Protocol):
     now_ns: int
     draining: bool
     streams: Streams
+    unsent: Unsent[Sender]
     cors: Cors | None
 
 
@@ -62,7 +64,8 @@ class Sender:
     """The sending side of a connection: requests without an answer, in the order of arrival."""
 
     __slots__ = (
-        "answered_ns", "attention", "plain", "queue", "server", "transport", "unread_bytes",
+        "answered_ns", "attention", "is_full", "plain", "queue", "server", "transport",
+        "unread_bytes",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -76,6 +79,8 @@ class Sender:
         # Something waits for an answer to be written: call ``answer_written`` then.
         self.attention = False
         self.answered_ns = server.now_ns
+        # The transport has more than it should: its client does not take its answers.
+        self.is_full = False
         # While a request is handed to the application: what was received after it (or after its
         # head, if its body is not complete), and is kept if it has to wait.
         self.unread_bytes = 0
@@ -113,9 +118,29 @@ class Sender:
     def begin_stream(self, stream: Stream, head: bytes) -> None:
         """Writes the head and opens the stream; the connection does nothing else from now on."""
 
+    def _hold_unsent(self, data: bytes) -> bool:
+        """Counts what the client has not taken. Returns whether this connection goes on: those
+        whose clients take nothing are closed when they hold too much together."""
+        unsent = self.server.unsent
+        unsent.hold(self, data)
+        for stalled in unsent.shed():
+            stalled.transport.abort()
+        return not self.transport.is_closing()
+
+    def taken(self) -> None:
+        """The client has taken what was written; answers that wait for earlier ones are left."""
+        self.is_full = False
+        unsent = self.server.unsent
+        if self in unsent:
+            unsent.release(self)
+            for request in self.queue:
+                if isinstance(request.answer, tuple):
+                    unsent.hold(self, request.answer[1])
+
     def flush_answers(self) -> None:
         """Writes the answers at the front of the queue."""
         queue = self.queue
+        unsent = self.server.unsent
         cors = self.server.cors
         while queue and queue[0].answer is not None:
             request = queue[0]
@@ -135,17 +160,20 @@ class Sender:
                 answer = answer_of(refusal)
             status, body, content_type, headers, close = answer
             close = close or not head.keep_alive or (self.server.draining and self.is_last())
-            self.transport.write(
-                encode_answer(
-                    status,
-                    body,
-                    content_type,
-                    headers + extra,
-                    head_only=head.method == "HEAD",
-                    close=close,
-                    http_1_0=not head.http_1_1,
-                )
+            data = encode_answer(
+                status,
+                body,
+                content_type,
+                headers + extra,
+                head_only=head.method == "HEAD",
+                close=close,
+                http_1_0=not head.http_1_1,
             )
+            self.transport.write(data)
+            if self in unsent:
+                unsent.took(self, body)
+            if self.is_full and not self._hold_unsent(data):
+                return
             if close:
                 self.end()
                 return
@@ -268,3 +296,5 @@ class Request(msgspec.Struct, eq=False):
         connection = self.connection
         if connection.queue[0] is self:
             connection.flush_answers()
+        elif isinstance(answer, tuple):
+            connection._hold_unsent(answer[1])

@@ -20,7 +20,9 @@ from daemon.http.connection import Connection
 from daemon.http.cors import Cors
 from daemon.http.head import HeadCache
 from daemon.http.limits import HttpLimits
+from daemon.http.request import Sender
 from daemon.http.stream import Streams
+from daemon.http.unsent import Unsent
 from daemon.http.wheel import Wheel
 from shards.clock import monotonic_ns
 
@@ -37,6 +39,11 @@ def streams_of(limits: HttpLimits) -> Streams:
     return Streams(limits.streams_max, limits.stream_unsent_bytes_max)
 
 
+def unsent_of(limits: HttpLimits) -> Unsent[Sender]:
+    """No answer that waits for its client yet."""
+    return Unsent(limits.answers_unsent_bytes_max, "connections")
+
+
 class Server:
     """Serves HTTP/1.1 to one application."""
 
@@ -44,6 +51,7 @@ class Server:
         self.application: Application
         self._limits = HttpLimits()
         self.streams = streams_of(self._limits)
+        self.unsent = unsent_of(self._limits)
         self.heads = HeadCache()
         self.cors: Cors | None = None
         self.draining = False
@@ -65,6 +73,7 @@ class Server:
     def limits(self, limits: HttpLimits) -> None:
         self._limits = limits
         self.streams = streams_of(limits)
+        self.unsent = unsent_of(limits)
 
     @property
     def connections(self) -> int:

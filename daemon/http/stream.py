@@ -166,8 +166,7 @@ class Streams:
     def __init__(self, limit: int, bytes_max: int) -> None:
         self._limit = limit
         self._open: set[Stream] = set()
-        self.unsent: Unsent[Stream] = Unsent(bytes_max)
-        self._dropped = 0
+        self.unsent: Unsent[Stream] = Unsent(bytes_max, "streams")
 
     def __len__(self) -> int:
         return len(self._open)
@@ -199,23 +198,10 @@ class Streams:
         self.unsent.release(stream)
 
     def hold(self, stream: Stream, data: bytes) -> None:
-        """A stream was given data that its client has not taken whole. Who has taken nothing for
-        the longest time pays for what is over the budget."""
-        unsent = self.unsent
-        unsent.hold(stream, data)
-        while unsent.is_over:
-            stalled = unsent.stalled
-            assert stalled is not None  # something is held
-            unsent.release(stalled)
+        """A stream was given data that its client has not taken whole."""
+        self.unsent.hold(stream, data)
+        for stalled in self.unsent.shed():
             stalled.abort()
-            self._dropped += 1
-            if not self._dropped & (self._dropped - 1):  # the log must not grow as fast
-                log.warning(
-                    "closed %d clients of streams that took nothing, because what streams hold"
-                    " for clients is over its limit of %d bytes",
-                    self._dropped,
-                    unsent.limit_bytes,
-                )
 
     def check_invariants(self) -> None:
         """For tests."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import pytest
@@ -113,6 +114,52 @@ class TestOrder:
             assert len(client.answer().body) == 32 << 20
             assert client.answer().status == 200
             assert client.answer().status == 200
+
+    def test_answers_that_nobody_takes_are_limited_and_others_get_theirs(self) -> None:
+        size = 32 << 20
+        with contextlib.ExitStack() as stack:
+            front = stack.enter_context(serving(answers_unsent_bytes_max=3 * size))
+            clients = [stack.enter_context(front.client()) for _ in range(6)]
+            unsent = front.server.unsent
+            sent = []
+            for client in clients:
+                sent.append(client)
+                client.send(get(f"/big?bytes={size}"))
+                front.script.wait(lambda: len(front.script.handled) == len(sent))
+                front.call(unsent.check_invariants)
+                assert front.call(lambda: unsent.bytes) <= 3 * size
+            # The head of an answer counts too, so there is room for two.
+            assert front.call(lambda: len(unsent)) == 2
+            assert len(clients[-1].answer().body) == size
+            with pytest.raises((ConnectionError, EOFError, AssertionError)):
+                clients[0].answer()
+            with front.client() as bystander:
+                bystander.send(get("/echo"))
+                assert bystander.answer().status == 200
+            clients[-1].send(get("/echo"))  # is read when the client has taken the answer
+            assert clients[-1].answer().status == 200
+            assert front.call(lambda: len(unsent)) == 1
+
+    def test_answers_that_wait_for_an_earlier_one_count(self) -> None:
+        with serving(answers_unsent_bytes_max=1_000) as front, front.client() as client:
+            client.send(post("/later/0") + post("/later/1") + post("/later/2"))
+            front.script.wait_for_later(3)
+            unsent = front.server.unsent
+            front.answer(2, b"x" * 600)
+            assert front.call(lambda: unsent.bytes) == 600
+            front.answer(1, b"y" * 600)  # with the first, more than may wait
+            assert front.call(lambda: (unsent.bytes, len(unsent))) == (0, 0)
+            with pytest.raises((ConnectionError, EOFError, AssertionError)):
+                client.answer()
+
+    def test_an_answer_that_had_to_wait_and_is_taken_does_not_count_any_more(self) -> None:
+        with serving() as front, front.client() as client:
+            client.send(post("/later/0") + post("/later/1"))
+            front.script.wait_for_later(2)
+            front.answer(1, b"second")
+            front.answer(0, b"first")
+            assert [client.answer().body for _ in range(2)] == [b"first", b"second"]
+            assert front.call(lambda: front.server.unsent.bytes) == 0
 
     def test_a_second_answer_is_an_error_of_the_application(self) -> None:
         with serving() as front, front.client() as client:

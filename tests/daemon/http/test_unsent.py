@@ -17,7 +17,7 @@ class UnsentMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.unsent: Unsent[int] = Unsent(100)
+        self.unsent: Unsent[int] = Unsent(100, "holders")
         self.model: list[tuple[int, list[bytes]]] = []
         self.objects = [bytes(bytearray(size)) for size in (1, 30, 30, 80)]
 
@@ -41,6 +41,31 @@ class UnsentMachine(RuleBasedStateMachine):
         if place is not None:
             self.model.append(self.model.pop(place))
 
+    @rule(holder=HOLDERS, which=st.integers(0, 3))
+    def took(self, holder: int, which: int) -> None:
+        self.unsent.took(holder, self.objects[which])
+        place = self._place(holder)
+        if place is None:
+            return
+        objects = self.model[place][1]
+        found = [n for n, each in enumerate(objects) if each is self.objects[which]]
+        if found:
+            del objects[found[0]]
+        if not objects:
+            del self.model[place]
+
+    @rule()
+    def shed(self) -> None:
+        shed = self.unsent.shed()
+        assert shed == [holder for holder, _ in self.model[: len(shed)]]
+        assert not self.unsent.is_over
+        last = self.model[len(shed) - 1 : len(shed)]
+        del self.model[: len(shed)]
+        if last:
+            kept = {id(each): len(each) for _, objects in self.model for each in objects}
+            kept.update({id(each): len(each) for each in last[0][1]})
+            assert sum(kept.values()) > 100, "no more than necessary"
+
     @rule(holder=HOLDERS)
     def release(self, holder: int) -> None:
         self.unsent.release(holder)
@@ -54,6 +79,8 @@ class UnsentMachine(RuleBasedStateMachine):
         held = {id(each): len(each) for _, objects in self.model for each in objects}
         assert self.unsent.bytes == sum(held.values())
         assert self.unsent.is_over == (sum(held.values()) > 100)
+        assert self.unsent.is_half_full == (sum(held.values()) > 50)
+        assert all(holder in self.unsent for holder, _ in self.model)
         assert self.unsent.stalled == (self.model[0][0] if self.model else None)
         assert len(self.unsent) == len(self.model)
 
@@ -63,7 +90,7 @@ TestUnsent.settings = settings(max_examples=examples(60), stateful_step_count=30
 
 
 def test_nothing_is_kept_of_what_was_released() -> None:
-    unsent: Unsent[str] = Unsent(10)
+    unsent: Unsent[str] = Unsent(10, "holders")
     data = b"x" * 8
     unsent.hold("a", data)
     unsent.hold("b", data)
