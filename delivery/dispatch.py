@@ -79,6 +79,7 @@ class Dispatcher:
         self._scheduled = False
         self._serving = False
         self._timer: Timer | None = None
+        self._due_ns = 0  # when it is due
         self._waited_ns = self._waits = 0  # since the latency was last read
         self._latency_ns = Smoothed(LATENCY_TAU_S)
 
@@ -131,7 +132,13 @@ class Dispatcher:
         """Runs a slice if one is due, without waiting for the loop to get to it: for a caller in
         a long turn of the loop. The loop's own slice comes all the same. Does nothing for a server
         that calls it in its turn."""
-        if self._scheduled and not self._serving:
+        if self._serving:
+            return
+        if self._scheduled:
+            self._slice()
+        elif self._timer is not None and self._now_ns() >= self._due_ns:
+            self._timer.cancel()
+            self._timer = None
             self._slice()
 
     def _slice(self) -> None:
@@ -148,6 +155,7 @@ class Dispatcher:
         if due_ns <= now_ns:
             self._wake()
         else:
+            self._due_ns = due_ns
             self._timer = self._loop.call_later((due_ns - now_ns) / 1e9, self._due)
 
     def _serve(self) -> int:

@@ -56,9 +56,11 @@ SENSORS: tuple[Sensor, ...] = (
     # An average of 5 ms is the end of what delivery promises; up to 1 ms, most records are
     # delivered within 5. The shard smooths it.
     Sensor("scheduling", "ms", False, 1, 5, "average wait for a turn", by_cpu=True),
-    # A shard that uses half of its CPU is not loaded: its answers are as fast as an idle one's. A
-    # lasting load is seen within half a second; one hiccup of a noisy machine does little.
-    Sensor("busy", "share", False, 0.5, 0.95, "CPU of the busiest shard", tau_s=0.5, by_cpu=True),
+    # Clients that wait for answers send less when windows are wider, so the CPU settles where the
+    # window fits it. It must not settle low: the window begins to grow at a level of 0.4, which is
+    # 90 % of a CPU, so no more than a tenth of what it can do is given up. A lasting load is seen
+    # within half a second; one hiccup of a noisy machine does little.
+    Sensor("busy", "share", False, 0.85, 0.98, "CPU of the busiest shard", tau_s=0.5, by_cpu=True),
     # With three of four in use the store is used well; when all are, requests wait for one. There
     # are few, so only their average over many PUTs says anything.
     Sensor("uploads", "share", False, 0.75, 1, "upload slots in use", tau_s=2.0),

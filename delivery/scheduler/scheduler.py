@@ -207,8 +207,9 @@ class BandedReadySet:
     # How an entry gets in
 
     def _admit(self, entry: ReadyEntry, now_ns: int) -> None:
-        """Holds an entry for the coalescing delay, if there is one."""
-        if self._coalesce_ns:
+        """Holds a push for the coalescing delay, if there is one. Copies of routers share commits
+        anyway, and each delay would be one of the whole pipeline."""
+        if self._coalesce_ns and entry.key[1] is Kind.PUSH:
             entry.band = HELD
             self._held.append((now_ns, entry))
         else:

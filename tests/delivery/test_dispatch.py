@@ -129,6 +129,21 @@ def test_a_caller_in_a_long_turn_of_the_loop_can_have_a_slice_served_immediately
     assert rig.served == [1, 2]
 
 
+def test_a_push_whose_delay_is_over_does_not_wait_for_the_end_of_a_long_turn_of_the_loop() -> None:
+    rig = Rig()
+    rig.dispatcher.ready = BandedReadySet()
+    rig.dispatcher.set_pressure(5_000_000, False)
+    rig.dirty(t1=1)
+    while rig.loop.turn():
+        pass
+    rig.dispatcher.serve_now()
+    assert rig.served == [], "it is held"
+    rig.loop.now_ns += 5_000_000
+    rig.dispatcher.serve_now()
+    assert rig.served == [1]
+    assert not rig.loop.turn(), "the timer is not needed any more"
+
+
 def test_what_is_left_of_a_slice_in_the_middle_of_a_turn_is_served_by_the_loop() -> None:
     rig = Rig(turn_ns=SLICE_NS)
     rig.dirty(t1=3)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.governor.governor import Governed, Governor
-from daemon.governor.ladder import RUNGS, Ladder, coalesce_ns, names_of, window_ms
+from daemon.governor.ladder import RUNGS, WIDEN_ABOVE, Ladder, coalesce_ns, names_of, window_ms
 from daemon.governor.level import Level, level_of
 from daemon.governor.sensors import BY_NAME, INDEX, SENSORS, Reading, clamp
 
@@ -95,9 +95,11 @@ def test_soft_sensors_never_mask_hard_ones(pressures: Sequence[float], weight: f
     assert level == Level(max(level.hard, weight * max(soft)), level.hard)
 
 
-def test_a_shard_that_uses_half_of_its_cpu_presses_nothing() -> None:
-    assert BY_NAME["busy"].pressure(0.5) == 0
-    assert BY_NAME["busy"].pressure(0.95) == 1
+def test_the_cpu_widens_no_window_below_nine_tenths() -> None:
+    """D14: clients that wait for answers keep the CPU at what the window leaves."""
+    assert BY_NAME["busy"].pressure(0.85) == 0
+    assert BY_NAME["busy"].pressure(0.9) < WIDEN_ABOVE
+    assert BY_NAME["busy"].pressure(0.98) == 1
 
 
 def test_the_busy_ratio_is_smoothed_and_the_ring_is_not() -> None:
