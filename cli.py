@@ -14,7 +14,7 @@ COMMANDS = {
     "serve": "Run the daemon until SIGTERM or Ctrl-C.",
     "status": "Show the state of the daemon, its store and its shards.",
     "top": "Show the state of the daemon, live.",
-    "pressure": "Show why the daemon is as loaded as it is, and what it does about it.",
+    "pressure": "Show why the level of pressure is what it is.",
     "groups": "Draw the upload groups as a tree.",
     "topics": "List, show, create, alter, trim and delete topics.",
     "routers": "List, show, create, delete, pause and resume routers.",

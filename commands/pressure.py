@@ -17,7 +17,7 @@ BAR_WIDTH = 8
 @client_option
 @output_option
 def pressure(client: Client, as_json: bool) -> None:
-    """Show why the daemon is as loaded as it is, and what it does about it.
+    """Show why the level of pressure is what it is.
 
     The level is the largest of the hard sensors' pressures and the soft ones' times their weights.
 

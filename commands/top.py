@@ -127,7 +127,7 @@ def top(
     Examples:
       headgate top
       headgate top --interval 5 --url http://10.0.0.5:7440
-      headgate top -n 2 | less
+      headgate top -n 1
     """
     watched = Watched(client)
     watched.ask()

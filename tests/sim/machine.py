@@ -130,12 +130,12 @@ class Shard:
         self._puller = Puller(
             segment, shard, self._lock_file, self._bells, self._leases, machine.policy
         )
-        with patch.object(upload, "ThreadPoolExecutor", self._new_pool):
-            self._uploads = Uploads(
-                segment, shard, self._leases, self._bells, machine.store, machine.ledger,
-                machine.ledger.name_of, random.Random(schedule.rng.random()), alarm_board,
-                self._ended,
-            )  # fmt: skip
+        machine.starting[self.process] = self
+        self._uploads = Uploads(
+            segment, shard, self._leases, self._bells, machine.store, machine.ledger,
+            machine.ledger.name_of, random.Random(schedule.rng.random()), alarm_board,
+            self._ended,
+        )  # fmt: skip
         self._voids = Voids(segment, self._puller, self._ring)
         self._look_at = NEVER
         self._look_soon = False
@@ -161,7 +161,8 @@ class Shard:
             if choices:
                 schedule.rng.choice(choices)()
 
-    def _new_pool(self, threads_max: int, **_: object) -> Pool:
+    def new_pool(self, threads_max: int) -> Pool:
+        """The threads of this life's uploads."""
         self.pool = Pool(self.machine.schedule, self.process, threads_max)
         self.pool.unexpected = self.machine.upload_ended
         return self.pool
@@ -307,6 +308,7 @@ class Machine:
         incarnation, epoch = self.ledger.write(epochs.begin_incarnation, 1)
         self.cleared = 0  # results of commits up to here
         self.words[at.G_INCARNATION], self.words[at.G_EPOCH] = incarnation, epoch
+        self.starting: dict[Process, Shard] = {}  # until they have their threads
         self.wall_off_ns = 0  # steps of the wall clock
         tell_sent(self.words, self.moment())
         self.pressure = Pressure(rng, self.layout, self.policy.object_bytes_target, log)
@@ -540,6 +542,12 @@ def simulated(machine: Machine) -> Iterator[None]:
             task.looked_wall_ns = machine.moment().wall_ns
         return machine.moment().wall_ns
 
+    def new_pool(threads_max: int, **_: object) -> Pool:
+        # Several shards may start at a time: making an Uploads loads words.
+        task = schedule.current
+        assert task is not None
+        return machine.starting.pop(task.process).new_pool(threads_max)
+
     threads = SimpleNamespace(Lock=lambda: Mutex(schedule), Event=lambda: Flag(schedule))
     uploader_log = logging.getLogger("headgate.uploader")
     level = uploader_log.level
@@ -547,6 +555,7 @@ def simulated(machine: Machine) -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, value in (
             (upload, "threading", threads),
+            (upload, "ThreadPoolExecutor", new_pool),
             (upload, "monotonic_ns", lambda: schedule.now_ns),
             (outage, "threading", threads),
             (alarms, "threading", threads),
