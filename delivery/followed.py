@@ -123,9 +123,13 @@ class FollowedPartitions:
             self._unpinned[key] = None
 
     def head_loaded(self, key: Key, head_seq: int) -> None:
-        """Takes the ledger's head of a partition, which was followed before the ledger was read."""
+        """Takes the ledger's head of a partition, which was followed before the ledger was read.
+
+        Only the first one counts: whoever follows the partition since then is at that head, and
+        hears of later ones from ``apply``, which skips what a second one would have brought.
+        """
         entry = self._followed.get(key)
-        if entry is not None:
+        if entry is not None and not entry.loaded:
             if head_seq > entry.head_seq:
                 # The commits in between arrive later and are skipped then. A tail that ends before
                 # the head would end an answer there, so it is dropped.

@@ -55,6 +55,18 @@ def spans(partitions: FollowedPartitions, offset: int, key: Key = KEY) -> list[t
     return [(e.first_offset, e.last_offset) for e in partitions.tail(key, offset)]
 
 
+def test_a_head_that_is_loaded_a_second_time_hides_no_commit_from_who_follows() -> None:
+    partitions, history = FollowedPartitions(), History()
+    partitions.follow(KEY)
+    partitions.head_loaded(KEY, 0)
+    commit = history.commit({KEY: (3,)})
+    # Another reader had asked for the head too, and the ledger was faster than the commit log.
+    partitions.head_loaded(KEY, 3)
+    assert partitions.head(KEY) == 0
+    assert partitions.apply(commit) == [KEY], "or nobody would wake the readers that are at 0"
+    assert partitions.head(KEY) == 3
+
+
 def test_a_partition_without_readers_costs_nothing_and_is_unknown() -> None:
     partitions, history = FollowedPartitions(), History()
     assert partitions.apply(history.commit({KEY: (3,)})) == []
