@@ -148,6 +148,7 @@ def test_nothing_is_deleted_before_an_entry_names_it_and_a_killed_run_is_finishe
         assert daemon.read_all("orders") == records
 
 
+@pytest.mark.slow
 def test_a_run_whose_daemon_ends_says_so_and_deletes_nothing(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:

@@ -54,6 +54,7 @@ def settled(daemon: Daemon) -> bool:
     return bool(backlog < 64 << 10)
 
 
+@pytest.mark.slow
 def test_in_a_storm_producers_see_latency_and_refusals_and_nothing_is_lost(
     data: Path, bucket: Bucket
 ) -> None:

@@ -106,6 +106,7 @@ def test_ready_is_announced_when_readyz_is_200_and_not_before(data: Path, manage
         daemon.kill_everything()
 
 
+@pytest.mark.slow
 def test_the_watchdog_is_fed_while_all_loops_turn_and_not_while_one_is_stuck(
     data: Path, manager: Manager
 ) -> None:

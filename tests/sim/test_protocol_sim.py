@@ -220,6 +220,7 @@ def test_a_floor_that_ignores_live_leases_is_found() -> None:
         assert "below the epoch floor" in str(first_failure(from_seed=4))
 
 
+@pytest.mark.slow
 def test_what_is_deleted_before_an_entry_names_it_is_found() -> None:
     with patch.object(collection.Access, "await_backup", lambda _: None):
         assert "every object is whole and there" in str(first_failure(from_seed=6))
