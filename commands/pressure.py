@@ -48,7 +48,7 @@ def _text(status: Status) -> str:
         for each in sorted(found.sensors, key=_counted, reverse=True)
     ]
     lines = [
-        f"pressure  {found.level:.2f} {_bar(found.level)}  because of {_cause(found)}",
+        f"pressure  {found.level:.2f} {_bar(found.level)}  {_cause(found)}",
         f"steady    {found.steady_level:.2f}  the level that the commit window follows",
         f"window    {duration_text(status.window_ms)}",
         f"coalesce  {duration_text(found.coalesce_ms)}",
@@ -80,10 +80,10 @@ def _counted(sensor: SensorStatus) -> float:
 
 def _cause(found: Pressure) -> str:
     if not found.level:
-        return "nothing"
+        return "no sensor presses"
     worst = max(found.sensors, key=_counted)
     shard = "" if worst.shard is None else f" of shard {worst.shard}"
-    return f"{worst.sensor}{shard} ({_value(worst)})"
+    return f"because of {worst.sensor}{shard} ({_value(worst)})"
 
 
 def _value(sensor: SensorStatus) -> str:

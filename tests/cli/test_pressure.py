@@ -70,7 +70,7 @@ def test_all_sensors_and_rungs_of_a_daemon_fit_on_a_screen() -> None:
 def test_without_pressure_there_is_no_cause() -> None:
     idle = PRESSURE | {"level": 0.0}
     with says(Answer(200, STATUS | {"pressure": idle})) as server:
-        assert "because of nothing" in run(server, "pressure").stdout
+        assert "no sensor presses" in run(server, "pressure").stdout
 
 
 def test_as_json_it_is_the_pressure_of_the_status() -> None:
