@@ -88,6 +88,8 @@ class BandedReadySet:
         """Puts an entry in, unless it is there; returns whether it was not.
 
         Raises RuntimeError at the limit."""
+        if self._held:
+            self._release(now_ns)  # what is due is older than what is marked now
         entry = self._entries.get(key)
         if entry is None:
             if len(self._entries) >= ENTRIES_MAX:
