@@ -23,6 +23,7 @@ class Kind(IntEnum):
 
     PUSH = 0  # records to watchers
     ROUTE = 1  # records to other topics
+    CONSUME = 2  # records to consumers of subscriptions
 
 
 EntryKey = tuple[int, Kind]  # topic id

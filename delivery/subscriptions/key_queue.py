@@ -1,0 +1,81 @@
+"""The messages of one key that are not finished, in order, and what its first one waits for.
+
+A queue exists while its key has such messages. Its first message, the *head*, is the only one that
+may be with a consumer: all others wait for it. A key may occur in several partitions; then the
+queue has a run for each, and one of them is current until it is empty.
+
+States of a queue::
+
+    READY (a consumer may take its head) -> SENT -> READY with the next head, or gone
+                                            SENT -> RESTING (until a time) -> READY
+                                            SENT -> STUCK (until an operator acts) -> READY
+    HELD: no consumer accepts the key       <-> READY
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from delivery.subscriptions.look_ahead import LookAhead
+    from delivery.subscriptions.members import Member
+
+QUEUE_BYTES = 400  # as measured, with its key and its place among the keys
+
+
+class QueueState(Enum):
+    """What the head of a queue waits for."""
+
+    READY = "ready"
+    SENT = "sent"
+    RESTING = "resting"
+    STUCK = "stuck"
+    HELD = "held"
+    GONE = "gone"
+
+
+class KeyQueue:
+    """One key's messages."""
+
+    __slots__ = (
+        "key", "state", "lane", "head", "tail", "others", "owner", "version", "attempts",
+        "since_ns", "why",
+    )  # fmt: skip
+
+    def __init__(self, key: str, lane: LookAhead, offset: int) -> None:
+        self.key = key
+        self.state = QueueState.HELD
+        self.lane = lane
+        self.head = self.tail = offset
+        self.others: list[tuple[LookAhead, int, int]] | None = None  # runs: lane, head, tail
+        self.owner: Member | None = None
+        self.version = -1  # of the members, when the owner was found
+        self.attempts = 0  # failed deliveries of the head
+        self.since_ns = 0
+        self.why = ""
+
+    def append(self, lane: LookAhead, offset: int) -> None:
+        """A further message of the key, in another partition than the current run's."""
+        runs = self.others = self.others or []
+        for index, (other, head, tail) in enumerate(runs):
+            if other is lane:
+                lane.link(tail, offset)
+                runs[index] = (lane, head, offset)
+                return
+        runs.append((lane, offset, offset))
+
+    def advance(self) -> bool:
+        """Finishes the head; returns whether there is another one."""
+        lane, head = self.lane, self.head
+        following = lane.after(head)
+        lane.finish(head)
+        self.attempts = 0
+        self.why = ""
+        if following:
+            self.head = following
+            return True
+        if self.others:
+            self.lane, self.head, self.tail = self.others.pop(0)
+            return True
+        return False

@@ -1,0 +1,64 @@
+"""The consumers of a subscription: who there is, who owns which key, and who has how much.
+
+A *member* is a consumer that is present. Members share the keys by consistent hashing
+(``hash_ring.py``). Each has the queues that wait for it, and the batches that it has.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from delivery.subscriptions.hash_ring import HashRing
+
+if TYPE_CHECKING:
+    from delivery.subscriptions.key_queue import KeyQueue
+
+MEMBERS_MAX = 1_000
+
+
+class Member:
+    """One consumer."""
+
+    __slots__ = ("name", "patterns", "in_flight", "ready", "batches", "heard_ns")
+
+    def __init__(self, name: str, patterns: Sequence[str]) -> None:
+        self.name = name
+        self.patterns = tuple(patterns)
+        self.in_flight = 0
+        self.ready: deque[KeyQueue] = deque()
+        self.batches: set[int] = set()  # epochs
+        self.heard_ns = 0  # when it last answered for a batch
+
+
+class Members:
+    """All members; ``version`` changes with them."""
+
+    def __init__(self) -> None:
+        self._ring = HashRing()
+        self.by_name: dict[str, Member] = {}
+        self.version = 0
+
+    def join(self, name: str, patterns: Sequence[str]) -> Member:
+        """Adds a member. Raises ValueError if there are MEMBERS_MAX, or one of this name."""
+        if len(self.by_name) >= MEMBERS_MAX:
+            raise ValueError(f"a subscription has at most {MEMBERS_MAX} consumers")
+        self._ring.join(name, patterns)
+        member = self.by_name[name] = Member(name, patterns)
+        self.version += 1
+        return member
+
+    def leave(self, name: str) -> Member:
+        """Removes a member."""
+        self._ring.leave(name)
+        self.version += 1
+        return self.by_name.pop(name)
+
+    def owner(self, queue: KeyQueue) -> Member | None:
+        """The member that a queue belongs to; None if none accepts its key."""
+        if queue.version != self.version:
+            name = self._ring.owner(queue.key)
+            queue.owner = None if name is None else self.by_name[name]
+            queue.version = self.version
+        return queue.owner

@@ -1,0 +1,142 @@
+"""What a shard asks of the owner of a subscription.
+
+A consumer's connection may be at any shard; one shard *owns* the subscription and decides. The
+shard that has the connection checks what needs no decision, names the subscription by its id, and
+asks the owner, in this process or through a pipe (``owners.py``). The owner answers with the bytes
+of a JSON document (``schemas.py``), or refuses.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+
+class Refused(Exception):
+    """The owner refuses; the client gets this status, code, message and detail."""
+
+    def __init__(
+        self, status: int, code: str, message: str, detail: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.detail = detail or {}
+
+
+class MessageRef(NamedTuple):
+    """A message, as it was sent in the batch ``epoch``."""
+
+    partition: int
+    seq: int
+    epoch: int
+
+
+class BatchRef(NamedTuple):
+    """A whole batch but some of its messages: (partition, seq)."""
+
+    epoch: int
+    but: tuple[tuple[int, int], ...] = ()
+
+
+class OwnerRequest(Struct, frozen=True, tag=True, array_like=True):
+    """What all requests have in common."""
+
+    subscription_id: int
+
+
+class Consume(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """A stream for a consumer. Asked first, so that it can be refused with a status; then opened
+    with an outlet. ``content_type`` is one of the formats of streams."""
+
+    consumer: str
+    filters: list[str]
+    content_type: str
+
+
+class Poll(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """Up to ``max`` messages for a consumer that has no stream; waits for the first one."""
+
+    consumer: str
+    filters: list[str]
+    max: int
+    wait_ms: int
+
+
+class Acknowledge(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """The consumer has dealt with these."""
+
+    consumer: str
+    messages: list[MessageRef]
+    batches: list[BatchRef]
+
+
+class Nack(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """The consumer could not deal with these; they are sent again, not before ``delay_ms``."""
+
+    consumer: str
+    messages: list[MessageRef]
+    batches: list[BatchRef]
+    delay_ms: int
+    reason: str
+
+
+class Leave(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """The consumer goes, and does not come back: what it has goes to others immediately."""
+
+    consumer: str
+
+
+class Describe(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """The state of the subscription and its consumers."""
+
+
+class DescribeKey(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """Who owns a key, and what its first message waits for."""
+
+    key: str
+
+
+class ListKeys(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """Keys whose first message is blocked, up to ``limit``."""
+
+    limit: int
+
+
+class RetryKey(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """Sends the blocked message of a key again, as if it had never failed. ``place``, (partition,
+    seq), names a message that has no key."""
+
+    key: str | None
+    place: tuple[int, int] | None = None
+
+
+class SkipKey(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """Gives up the blocked message of a key."""
+
+    key: str | None
+    place: tuple[int, int] | None = None
+
+
+class Seek(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """Goes on elsewhere: by partition the offset that is the floor then. What is in flight is
+    forgotten, and acknowledgments of it are refused."""
+
+    floors: dict[int, int]
+
+
+AnyRequest = (
+    Consume
+    | Poll
+    | Acknowledge
+    | Nack
+    | Leave
+    | Describe
+    | DescribeKey
+    | ListKeys
+    | RetryKey
+    | SkipKey
+    | Seek
+)

@@ -1,0 +1,90 @@
+"""Keys belong to consumers as consistent hashing says, and move only where they must."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delivery.subscriptions.hash_ring import NODES, HashRing, hash_of
+
+KEYS = [f"order-{n}" for n in range(2_000)]
+names = st.text(min_size=1, max_size=8)
+
+
+def ring_of(*consumers: str) -> HashRing:
+    ring = HashRing()
+    for consumer in consumers:
+        ring.join(consumer)
+    return ring
+
+
+@pytest.mark.parametrize(("key", "place"), [(b"payment", 0xFCF9E347), (b"", 0xC610FF71)])
+def test_the_hash_is_the_published_one(key: bytes, place: int) -> None:
+    """K1."""
+    assert hash_of(key) == place
+
+
+def test_eight_consumers_have_similar_loads() -> None:
+    """K2."""
+    ring = ring_of(*(f"worker-{n}" for n in range(8)))
+    keys = [f"key-{n}" for n in range(20_000)]
+    owners = [ring.owner(key) for key in keys]
+    most = max(owners.count(f"worker-{n}") for n in range(8))
+    assert most / (len(keys) / 8) <= 1.35
+
+
+@pytest.mark.parametrize("consumers", [1, 2, 5, 20])
+def test_a_join_moves_keys_to_the_joiner_only_and_about_its_share(consumers: int) -> None:
+    """K3."""
+    ring = ring_of(*(f"worker-{n}" for n in range(consumers)))
+    before = {key: ring.owner(key) for key in KEYS}
+    ring.join("new")
+    moved = [key for key in KEYS if ring.owner(key) != before[key]]
+    assert {ring.owner(key) for key in moved} == {"new"}
+    share = len(KEYS) / (consumers + 1)
+    assert 0.5 * share <= len(moved) <= 1.6 * share
+
+
+@given(st.sets(names, min_size=2, max_size=6), st.randoms())
+def test_the_consumers_decide_and_not_their_order(consumers: set[str], rng: object) -> None:
+    ring, other = ring_of(*sorted(consumers)), ring_of(*sorted(consumers, reverse=True))
+    left = min(consumers)
+    other.leave(left)
+    other.join(left)
+    assert [ring.owner(key) for key in KEYS[:50]] == [other.owner(key) for key in KEYS[:50]]
+    other.check_invariants()
+
+
+@given(st.sets(names, min_size=1, max_size=5), st.data())
+def test_a_key_belongs_to_the_ring_of_those_that_accept_it(
+    consumers: set[str], data: st.DataObject
+) -> None:
+    """K16: as if the others were not there."""
+    picky = data.draw(st.sets(st.sampled_from(sorted(consumers))))
+    ring, accepting = HashRing(), HashRing()
+    for consumer in consumers:
+        ring.join(consumer, ["order-1*", "ship?"] if consumer in picky else [])
+        if consumer not in picky:
+            accepting.join(consumer)
+    everyone = ring_of(*consumers)
+    for key in KEYS[:20]:
+        accepts_all = key.startswith("order-1")
+        assert ring.owner(key) == (everyone if accepts_all else accepting).owner(key)
+
+
+def test_a_key_that_nobody_accepts_has_no_owner() -> None:
+    ring = HashRing()
+    assert ring.owner("payment") is None
+    ring.join("a", ["eu-west-?"])
+    assert (ring.owner("eu-west-1"), ring.owner("eu-west-12"), len(ring)) == ("a", None, 1)
+    ring.leave("a")
+    assert ring.owner("eu-west-1") is None and "a" not in ring
+
+
+def test_a_consumer_is_on_the_ring_once() -> None:
+    ring = ring_of("a")
+    with pytest.raises(ValueError, match="'a' is on the ring"):
+        ring.join("a")
+    ring.check_invariants()
+    assert NODES == 100

@@ -1,0 +1,305 @@
+"""The window against a model that keeps lists, over any order of events."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from delivery.subscriptions.key_queue import QueueState
+from delivery.subscriptions.window import Batch, Window, WindowPolicy
+
+S = 1_000_000_000
+NAMES = ("a", "b", "c")
+KEYS = ("k0", "k1", "k2", "k3", None)
+Place = tuple[int, int]
+
+
+class WindowMachine(RuleBasedStateMachine):
+    """Each step is an event of the window; the model knows what was finished, sent and by whom."""
+
+    @initialize(
+        poison=st.sampled_from(["block", "drop", "dead_letter"]),
+        unmatched=st.sampled_from(["hold", "skip"]),
+        in_flight_max=st.integers(1, 6),
+    )
+    def begin(self, poison: str, unmatched: str, in_flight_max: int) -> None:
+        policy = WindowPolicy(
+            in_flight_max=in_flight_max, member_max=4, redeliveries_max=2,
+            poison=poison, unmatched=unmatched,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.window = Window(policy)
+        self.now_ns = 1 * S
+        self.messages: dict[Place, str | None] = {}
+        self.finished: set[Place] = set()
+        self.may_be_dropped: set[Place] = set()
+        self.first_sent: dict[str, list[Place]] = {}
+        self.batches: dict[int, Batch] = {}
+        self.heads = {0: 0, 1: 0}
+        for partition in self.heads:
+            self.window.open(partition, 0)
+
+    # Events
+
+    @rule(partition=st.integers(0, 1), keys=st.lists(st.sampled_from(KEYS), max_size=8))
+    def admit(self, partition: int, keys: list[str | None]) -> None:
+        self.window.admit(partition, keys)
+        for key in keys:
+            self.heads[partition] += 1
+            self.messages[partition, self.heads[partition]] = key
+
+    @rule(name=st.sampled_from(NAMES), picky=st.booleans())
+    def join(self, name: str, picky: bool) -> None:
+        if name not in self.window.members.by_name:
+            self.window.join(name, ["k[01]", "k1"] if picky else [])
+
+    @rule(name=st.sampled_from(NAMES))
+    def leave(self, name: str) -> None:
+        if name in self.window.members.by_name:
+            self.window.leave(name)
+
+    @rule(name=st.sampled_from(NAMES), count=st.integers(1, 5))
+    def take(self, name: str, count: int) -> None:
+        if name not in self.window.members.by_name:
+            return
+        batch = self.window.take(name, count, self.now_ns)
+        if batch is None:
+            return
+        self.batches[batch.epoch] = batch
+        assert 1 <= len(batch.messages) <= count
+        for message in batch.messages:
+            assert message is not None
+            place = (message.lane.partition, message.offset)
+            assert place not in self.finished
+            key = self.messages[place]
+            assert (message.queue is None) == (key is None)
+            if key is not None and place not in self.first_sent.setdefault(key, []):
+                self.first_sent[key].append(place)
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data(), whole=st.booleans(), other=st.booleans())
+    def ack(self, data: st.DataObject, whole: bool, other: bool) -> None:
+        batch = self.batches[data.draw(st.sampled_from(sorted(self.batches)))]
+        left = self.left(batch)
+        name = "c" if other else batch.member.name
+        chosen = left if whole else data.draw(st.lists(st.sampled_from([*left, (0, 999)])))
+        done, refused = self.window.ack(
+            name, batch.epoch, None if whole else chosen, now_ns=self.now_ns
+        )
+        valid = (name == batch.member.name and batch.epoch in self.window.batches) or done
+        if valid:
+            self.finished |= set(chosen) & set(left)
+            assert done == len(set(chosen) & set(left))
+        else:
+            assert done == 0 and refused == (1 if whole else len(chosen))
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data(), delay_s=st.integers(0, 100))
+    def nack(self, data: st.DataObject, delay_s: int) -> None:
+        batch = self.batches[data.draw(st.sampled_from(sorted(self.batches)))]
+        left = self.left(batch)
+        if left:
+            chosen = data.draw(st.lists(st.sampled_from(left), unique=True))
+            before = self.window.dropped
+            self.window.nack(batch.member.name, batch.epoch, chosen, self.now_ns, delay_s * S)
+            if self.window.dropped > before:
+                self.may_be_dropped |= set(chosen)
+
+    @rule(seconds=st.sampled_from([0, 1, 5, 31, 100]))
+    def tick(self, seconds: int) -> None:
+        self.now_ns += seconds * S
+        before = {place for batch in self.batches.values() for place in self.left(batch)}
+        self.window.tick(self.now_ns)
+        self.may_be_dropped |= before
+
+    @precondition(lambda self: self.window.stuck)
+    @rule(data=st.data(), again=st.booleans())
+    def settle_stuck(self, data: st.DataObject, again: bool) -> None:
+        place = data.draw(st.sampled_from(sorted(self.window.stuck)))
+        if again:
+            assert self.window.retry(*place)
+        else:
+            assert self.window.moved(*place)
+            self.finished.add(place)
+        assert not self.window.moved(*place)
+
+    def left(self, batch: Batch) -> list[Place]:
+        """What of a batch is with its member."""
+        if batch.epoch not in self.window.batches:
+            return []
+        return [(m.lane.partition, m.offset) for m in batch.messages if m is not None]
+
+    # What holds after each step
+
+    @invariant()
+    def it_is_sound(self) -> None:
+        if not hasattr(self, "window"):
+            return
+        self.window.check_invariants()
+        skips = self.window.policy.unmatched == "skip"
+        for (partition, offset), key in self.messages.items():
+            is_done = self.window.lanes[partition].is_done(offset)
+            if is_done and (partition, offset) not in self.finished:
+                # Nothing else is finished but what a policy dropped.
+                dropped = self.window.policy.poison == "drop" or (skips and key is not None)
+                assert dropped, f"{partition}:{offset} was never acknowledged"
+                self.finished.add((partition, offset))
+            assert is_done == ((partition, offset) in self.finished)
+
+    @invariant()
+    def keys_are_in_order(self) -> None:
+        if not hasattr(self, "window"):
+            return
+        for key, places in self.first_sent.items():
+            for partition in (0, 1):
+                offsets = [offset for at, offset in places if at == partition]
+                assert offsets == sorted(offsets), f"first deliveries of {key} are out of order"
+
+    def teardown(self) -> None:
+        """In the end everything that is not stuck is delivered."""
+        if not hasattr(self, "window"):
+            return
+        window = self.window
+        for name in list(window.members.by_name):
+            window.leave(name)
+        window.join("last")
+        for _ in range(1_000):
+            self.now_ns += 100 * S
+            window.tick(self.now_ns)
+            for place in list(window.stuck):
+                window.moved(*place)
+            batch = window.take("last", 10, self.now_ns)
+            if batch is not None:
+                window.ack("last", batch.epoch, now_ns=self.now_ns)
+            elif not window.keys:
+                break
+        assert not window.keys and not window.in_flight
+        assert all(lane.floor == lane.end for lane in window.lanes.values()), "nothing was lost"
+
+
+WindowMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWindow = WindowMachine.TestCase
+
+
+def opened(policy: WindowPolicy | None = None) -> Window:
+    """A window with one partition."""
+    window = Window(policy or WindowPolicy())
+    window.open(0, 0)
+    return window
+
+
+def take(window: Window, name: str, count: int = 100, now_ns: int = 0) -> list[int]:
+    """Offsets of a batch."""
+    batch = window.take(name, count, now_ns)
+    return [] if batch is None else [m.offset for m in batch.messages if m is not None]
+
+
+def test_one_message_of_a_key_is_out_at_a_time_and_other_keys_go_on() -> None:
+    window = opened()
+    window.join("a")
+    window.admit(0, ["hot"] * 5 + ["other"])
+    assert take(window, "a") == [1, 6]
+    assert take(window, "a") == []
+    assert window.ack("a", 1, [(0, 1)]) == (1, 0)
+    assert take(window, "a") == [2]
+    assert (window.lanes[0].floor, window.in_flight) == (1, 2)
+
+
+def test_a_member_that_leaves_loses_nothing_and_its_epoch_is_refused() -> None:
+    window = opened()
+    window.join("a")
+    window.admit(0, ["x", "x", "y", None])
+    assert take(window, "a") == [1, 3, 4]
+    window.leave("a")
+    window.join("b")
+    assert window.ack("a", 1) == (0, 1)
+    assert sorted(take(window, "b")) == [1, 3, 4]
+    assert window.ack("b", 2, but=[(0, 3)]) == (2, 0)
+    assert window.lanes[0].floor == 1
+    assert take(window, "b") == [2]
+
+
+@pytest.mark.parametrize(("poison", "floor"), [("block", 0), ("dead_letter", 0), ("drop", 1)])
+def test_after_the_redeliveries_the_policy_decides(poison: str, floor: int) -> None:
+    """K9, K11, K19."""
+    window = opened(WindowPolicy(poison=poison))  # type: ignore[arg-type]
+    window.join("a")
+    window.admit(0, ["x", "x", *(f"k{n}" for n in range(50))])
+    now_ns = 0
+    for delivery in range(6):
+        batch = window.take("a", 1, now_ns)
+        assert batch is not None and batch.messages[0] is not None
+        assert (batch.messages[0].offset, batch.messages[0].attempts) == (1, delivery)
+        window.nack("a", batch.epoch, None, now_ns)
+        now_ns += 60 * S
+        others = window.take("a", 100, now_ns)
+        if others is not None:
+            window.ack("a", others.epoch)
+        window.tick(now_ns)
+    assert window.lanes[0].floor >= floor
+    assert [(letter.offset, letter.attempts) for letter in window.dead_letters] == (
+        [(1, 6)] if poison == "dead_letter" else []
+    )
+    if poison == "drop":
+        assert window.lanes[0].floor == 52 or take(window, "a") == [2]
+    else:
+        assert [stuck.why for stuck in window.stuck.values()] == ["refused by the consumer"]
+        assert window.keys["x"].state is QueueState.STUCK
+        assert window.moved(0, 1) and take(window, "a") == [2]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "asked_s", "rest_s"),
+    [(1, 0, 1), (2, 0, 2), (3, 0, 4), (4, 0, 8), (7, 0, 60), (99, 0, 60), (1, 30, 30), (1, 99, 60)],
+)
+def test_rests_double_to_their_maximum_and_the_longer_wish_counts(
+    attempts: int, asked_s: int, rest_s: int
+) -> None:
+    """K18."""
+    assert WindowPolicy().rest_ns(attempts, asked_s * S) == rest_s * S
+
+
+def test_a_member_that_answers_nothing_is_gone_and_has_not_failed() -> None:
+    window = opened()
+    window.join("half-open")
+    window.join("alive")
+    window.admit(0, ["x"] * 3)
+    owner = window.members.owner(window.keys["x"])
+    assert owner is not None
+    assert take(window, owner.name, now_ns=5 * S) == [1]
+    assert window.tick(34 * S) == []
+    assert window.tick(35 * S) == [owner.name]
+    (left,) = window.members.by_name
+    batch = window.take(left, 1, 35 * S)
+    assert batch is not None and batch.messages[0] is not None
+    assert batch.messages[0].attempts == 0
+
+
+def test_a_million_messages_of_one_key_take_one_place_in_flight() -> None:
+    """K12: in counts."""
+    window = opened(WindowPolicy(in_flight_max=10))
+    window.join("a")
+    window.admit(0, ["hot"] * 100_000)
+    window.admit(0, [f"k{n}" for n in range(9)])
+    assert take(window, "a") == [1, *range(100_001, 100_010)]
+
+
+def test_finished_offsets_survive_as_rows() -> None:
+    window = opened()
+    window.join("a")
+    window.admit(0, [f"k{n}" for n in range(10_000)])
+    batch = window.take("a", 1_000, 0)
+    assert batch is not None
+    window.ack("a", batch.epoch, but=[(0, 3)])
+    lane = window.lanes[0]
+    assert lane.floor == 2 and lane.changed_rows == {0}
+    row = lane.row(0)
+    assert row is not None
+
+    again = Window(WindowPolicy(), batch.epoch)
+    again.open(0, 2).restore(0, row)
+    again.join("a")
+    again.admit(0, [f"k{n}" for n in range(2, 10_000)])
+    assert take(again, "a", 3) == [3, 1_001, 1_002]
+    again.check_invariants()
