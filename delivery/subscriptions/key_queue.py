@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from delivery.subscriptions.look_ahead import LookAhead
-    from delivery.subscriptions.members import Member
+    from delivery.subscriptions.members import Consumer
 
 QUEUE_BYTES = 400  # as measured, with its key and its place among the keys
 
@@ -49,7 +49,7 @@ class KeyQueue:
         self.lane = lane
         self.head = self.tail = offset
         self.others: list[tuple[LookAhead, int, int]] | None = None  # runs: lane, head, tail
-        self.owner: Member | None = None
+        self.owner: Consumer | None = None
         self.version = -1  # of the members, when the owner was found
         self.attempts = 0  # failed deliveries of the head
         self.since_ns = 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MEMBERS_MAX = 1_000
 
 
-class Member:
+class Consumer:
     """One consumer."""
 
     __slots__ = ("name", "patterns", "in_flight", "ready", "batches", "heard_ns")
@@ -37,25 +37,25 @@ class Members:
 
     def __init__(self) -> None:
         self._ring = HashRing()
-        self.by_name: dict[str, Member] = {}
+        self.by_name: dict[str, Consumer] = {}
         self.version = 0
 
-    def join(self, name: str, patterns: Sequence[str]) -> Member:
+    def join(self, name: str, patterns: Sequence[str]) -> Consumer:
         """Adds a member. Raises ValueError if there are MEMBERS_MAX, or one of this name."""
         if len(self.by_name) >= MEMBERS_MAX:
             raise ValueError(f"a subscription has at most {MEMBERS_MAX} consumers")
         self._ring.join(name, patterns)
-        member = self.by_name[name] = Member(name, patterns)
+        member = self.by_name[name] = Consumer(name, patterns)
         self.version += 1
         return member
 
-    def leave(self, name: str) -> Member:
+    def leave(self, name: str) -> Consumer:
         """Removes a member."""
         self._ring.leave(name)
         self.version += 1
         return self.by_name.pop(name)
 
-    def owner(self, queue: KeyQueue) -> Member | None:
+    def owner(self, queue: KeyQueue) -> Consumer | None:
         """The member that a queue belongs to; None if none accepts its key."""
         if queue.version != self.version:
             name = self._ring.owner(queue.key)

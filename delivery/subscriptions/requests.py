@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 
-class Refused(Exception):
+class OwnerRefused(Exception):
     """The owner refuses; the client gets this status, code, message and detail."""
 
     def __init__(

@@ -50,7 +50,7 @@ class BlockedKey(Struct, frozen=True):
     waiting: int | None = None
 
 
-class Gap(Struct, frozen=True):
+class MissedOffsets(Struct, frozen=True):
     """Offsets that are not delivered: retention removed them."""
 
     partition: int
@@ -93,7 +93,7 @@ class SubscriptionState(Struct, frozen=True):
     partitions: list[PartitionProgress]
     consumers: list[ConsumerState]
     blocked: list[BlockedKey]
-    gaps: list[Gap]
+    gaps: list[MissedOffsets]
 
 
 class KeyState(Struct, frozen=True):
@@ -111,7 +111,7 @@ class KeyState(Struct, frozen=True):
     waiting: int = 0
 
 
-class Message(DiffRecord, frozen=True, kw_only=True):
+class ConsumedMessage(DiffRecord, frozen=True, kw_only=True):
     """A message of a poll's answer, and of a stream: a record, in the batch ``epoch``. ``attempt``
     counts its deliveries, from 1."""
 
@@ -125,5 +125,5 @@ class Polled(Struct, frozen=True):
     ``gaps`` are those that nobody was told of yet."""
 
     epoch: int | None
-    messages: list[Message]
-    gaps: list[Gap] = []
+    messages: list[ConsumedMessage]
+    gaps: list[MissedOffsets] = []

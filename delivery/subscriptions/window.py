@@ -32,7 +32,7 @@ from msgspec import Struct
 
 from delivery.subscriptions.key_queue import KeyQueue, QueueState
 from delivery.subscriptions.look_ahead import LookAhead
-from delivery.subscriptions.members import Member, Members
+from delivery.subscriptions.members import Consumer, Members
 
 MOVES_AT_ONCE = 2_000
 _S = 1_000_000_000
@@ -58,7 +58,7 @@ class WindowPolicy(Struct, frozen=True):
         return min(max(min(doubled, self.backoff_max_ns), asked_ns), self.backoff_max_ns)
 
 
-class Message(NamedTuple):
+class SentMessage(NamedTuple):
     """A message in a batch; ``attempts`` deliveries of it failed before. ``queue`` is None for one
     that has no key."""
 
@@ -74,7 +74,12 @@ class Batch:
     __slots__ = ("epoch", "member", "sent_ns", "due_ns", "messages", "open", "_places")
 
     def __init__(
-        self, epoch: int, member: Member, sent_ns: int, due_ns: int, messages: list[Message | None]
+        self,
+        epoch: int,
+        member: Consumer,
+        sent_ns: int,
+        due_ns: int,
+        messages: list[SentMessage | None],
     ) -> None:
         self.epoch = epoch
         self.member = member
@@ -108,12 +113,12 @@ class DeadLetter(NamedTuple):
 class Stuck(NamedTuple):
     """A message that nobody gets until something is done about it."""
 
-    message: Message
+    message: SentMessage
     why: str
     since_ns: int
 
 
-class Window:
+class DeliveryWindow:
     """One subscription's messages and members."""
 
     def __init__(self, policy: WindowPolicy, epoch: int = 0) -> None:
@@ -129,7 +134,7 @@ class Window:
         self._epoch = epoch
         self._held: dict[KeyQueue, None] = {}
         self._moving: deque[KeyQueue] = deque()
-        self._resting: list[tuple[int, int, Message]] = []
+        self._resting: list[tuple[int, int, SentMessage]] = []
         self._rests = 0
         self._timeouts: deque[Batch] = deque()
         self._loose_attempts: dict[tuple[int, int], int] = {}
@@ -242,13 +247,13 @@ class Window:
         left = min(
             count, policy.member_max - member.in_flight, policy.in_flight_max - self.in_flight
         )
-        messages: list[Message | None] = []
+        messages: list[SentMessage | None] = []
         ready = member.ready
         while left > len(messages) and ready:
             queue = ready.popleft()
             if queue.state is QueueState.READY:
                 queue.state = QueueState.SENT
-                messages.append(Message(queue.lane, queue.head, queue, queue.attempts))
+                messages.append(SentMessage(queue.lane, queue.head, queue, queue.attempts))
         if left > len(messages) and not member.patterns:
             self._take_loose(messages, left)
         if not messages:
@@ -263,13 +268,13 @@ class Window:
         self._timeouts.append(batch)
         return batch
 
-    def _take_loose(self, messages: list[Message | None], left: int) -> None:
+    def _take_loose(self, messages: list[SentMessage | None], left: int) -> None:
         attempts = self._loose_attempts
         for lane in self.lanes.values():
             while left > len(messages) and (offset := lane.next_loose()):
                 lane.take(offset)
                 failed = attempts.get((lane.partition, offset), 0) if attempts else 0
-                messages.append(Message(lane, offset, None, failed))
+                messages.append(SentMessage(lane, offset, None, failed))
 
     # Outcomes
 
@@ -325,7 +330,7 @@ class Window:
         known = list(dict.fromkeys(place for place in places if place is not None))
         return known, len(places) - len(known)
 
-    def _take_out(self, batch: Batch, place: int) -> Message:
+    def _take_out(self, batch: Batch, place: int) -> SentMessage:
         """A message is not with the member any more."""
         message = batch.messages[place]
         assert message is not None
@@ -341,7 +346,7 @@ class Window:
     def _close(self, batch: Batch, place: int) -> None:
         self._finish(self._take_out(batch, place))
 
-    def _finish(self, message: Message) -> None:
+    def _finish(self, message: SentMessage) -> None:
         """A message is dealt with; the next one of its key is ready."""
         queue = message.queue
         if queue is None:
@@ -357,14 +362,14 @@ class Window:
         del self.keys[queue.key]
         return False
 
-    def _again(self, message: Message) -> None:
+    def _again(self, message: SentMessage) -> None:
         """A message may be sent again now."""
         if message.queue is None:
             message.lane.give_back(message.offset)
         else:
             self._make_ready(message.queue, first=True)
 
-    def _fail(self, message: Message, now_ns: int, delay_ns: int, why: str) -> None:
+    def _fail(self, message: SentMessage, now_ns: int, delay_ns: int, why: str) -> None:
         attempts, queue = message.attempts + 1, message.queue
         place = (message.lane.partition, message.offset)
         if queue is None:

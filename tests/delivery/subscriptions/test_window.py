@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delivery.subscriptions.key_queue import QueueState
-from delivery.subscriptions.window import Batch, Window, WindowPolicy
+from delivery.subscriptions.window import Batch, DeliveryWindow, WindowPolicy
 
 S = 1_000_000_000
 NAMES = ("a", "b", "c")
@@ -29,7 +29,7 @@ class WindowMachine(RuleBasedStateMachine):
             in_flight_max=in_flight_max, member_max=4, redeliveries_max=2,
             poison=poison, unmatched=unmatched,  # type: ignore[arg-type]
         )  # fmt: skip
-        self.window = Window(policy)
+        self.window = DeliveryWindow(policy)
         self.now_ns = 1 * S
         self.messages: dict[Place, str | None] = {}
         self.finished: set[Place] = set()
@@ -182,14 +182,14 @@ WindowMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=
 TestWindow = WindowMachine.TestCase
 
 
-def opened(policy: WindowPolicy | None = None) -> Window:
+def opened(policy: WindowPolicy | None = None) -> DeliveryWindow:
     """A window with one partition."""
-    window = Window(policy or WindowPolicy())
+    window = DeliveryWindow(policy or WindowPolicy())
     window.open(0, 0)
     return window
 
 
-def take(window: Window, name: str, count: int = 100, now_ns: int = 0) -> list[int]:
+def take(window: DeliveryWindow, name: str, count: int = 100, now_ns: int = 0) -> list[int]:
     """Offsets of a batch."""
     batch = window.take(name, count, now_ns)
     return [] if batch is None else [m.offset for m in batch.messages if m is not None]
@@ -297,7 +297,7 @@ def test_finished_offsets_survive_as_rows() -> None:
     row = lane.row(0)
     assert row is not None
 
-    again = Window(WindowPolicy(), batch.epoch)
+    again = DeliveryWindow(WindowPolicy(), batch.epoch)
     again.open(0, 2).restore(0, row)
     again.join("a")
     again.admit(0, [f"k{n}" for n in range(2, 10_000)])
