@@ -17,6 +17,7 @@ from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
 from delivery.watch import hub, tail_encoder
 from shards import ring
+from shards.journal import JOURNAL_BYTES
 from shards.layout import Layout
 from uploader.ownership.image import PART_BYTES
 
@@ -35,7 +36,9 @@ READERS_AT_ONCE = 4  # threads that read the store, each with an extent and an a
 
 def layout_of(config: Config) -> Layout:
     """The shape of the shared segment for a configuration."""
-    return Layout(config.shards, config.ring_bytes, config.uploads_in_flight_max)
+    return Layout(
+        config.shards, config.ring_bytes, config.uploads_in_flight_max, journal_bytes=JOURNAL_BYTES
+    )
 
 
 def bodies_bytes(config: Config, limit_bytes: int | None) -> int:

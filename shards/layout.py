@@ -37,12 +37,17 @@ shard: what it senses  that shard
 shard: lease counter,  that shard
 epoch, owns
 shard: pid, restarts   supervisor
+shard: journal head,   that shard
+tail, waits, and the
+journal's bytes
 group: all words       the holder of the group's lock (a merge: both locks)
 lease: state           its present holder; the supervisor, after ``waitpid``, for a dead one
 lease: deaths, due     supervisor, before it makes the lease an orphan
 lease: all others      the slot's own shard, while the state is free; the adopter its holder word
 alarm: all words       the process of the row (shards/alarms.py)
 router: all words      the shard that owns the router (shards/routerboard.py)
+subscription: all      the shard that owns the subscription (shards/subscriptionboard.py)
+words
 recency                any shard, any time: see below
 topic row: all words   the shard of the row (delivery/topic_rows.py)
 topic slot: all words  the holder of the lock of the slots, once (shards/topiccounts.py)
@@ -61,6 +66,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from ledger.routers import ROUTERS_MAX
+from ledger.subscriptions import SUBSCRIPTIONS_MAX
 
 WORD_BYTES = 8
 LINE_WORDS = 8
@@ -186,7 +192,10 @@ S_RING_FULL = S_READY_MS + 7  # a count, not a double: how many requests found n
 S_BANDS = 11 * LINE_WORDS  # as of its heartbeat: entries that are ready, by band
 BANDS = 5
 S_DEFERRED = S_BANDS + BANDS  # those of them that are deferred
-SHARD_WORDS = 12 * LINE_WORDS
+S_JOURNAL_HEAD = 12 * LINE_WORDS  # shards/journal.py
+S_JOURNAL_TAIL = S_JOURNAL_HEAD + 1
+S_JOURNAL_WAITS = S_JOURNAL_HEAD + 2  # a count: acknowledgments that waited for space
+SHARD_WORDS = 13 * LINE_WORDS
 
 # Lines of a group slot. The size has its own line: every shard reads it to find its group.
 P_SIZE = 0 * LINE_WORDS
@@ -236,6 +245,19 @@ R_TEXT = 7
 ROUTER_WORDS = 4 * LINE_WORDS
 R_TEXT_BYTES = (ROUTER_WORDS - R_TEXT) * WORD_BYTES
 ROUTER_SLOTS = ROUTERS_MAX  # 256 KiB
+
+# A row of the subscriptions: one per slot (ledger/subscriptions.py). The version is odd while it is
+# written. The numbers are in the order of ``SubscriptionRow``; the texts follow each other: topic
+# and subscription (at most 255 bytes each), and the reason in what is left.
+U_VERSION = 0
+U_SUBSCRIPTION = 1  # 0: free
+U_NUMBERS = 2
+U_NUMBERS_MAX = 27
+U_LENGTHS = U_NUMBERS + U_NUMBERS_MAX  # of the three texts
+U_TEXT = U_LENGTHS + 3
+SUBSCRIPTION_WORDS = 16 * LINE_WORDS
+U_TEXT_BYTES = (SUBSCRIPTION_WORDS - U_TEXT) * WORD_BYTES
+SUBSCRIPTION_SLOTS = SUBSCRIPTIONS_MAX  # 1 MiB
 
 # When topics were last consumed: 512 KiB. Ids are consecutive, so 65,536 topics share no word.
 RECENCY_WORDS = 65_536
@@ -297,7 +319,8 @@ class Layout(Struct, frozen=True):
 
     ``ring_bytes`` is one shard's ring and a multiple of 8. The commit log has ``commit_slots``
     slots and ``commit_log_bytes`` for their entries, of which one may take ``commit_bytes_max`` (a
-    larger commit is read from the ledger instead).
+    larger commit is read from the ledger instead). ``journal_bytes`` is one shard's journal; a
+    daemon gives it more (daemon/memory.py).
     """
 
     shards: int
@@ -306,6 +329,7 @@ class Layout(Struct, frozen=True):
     commit_slots: int = 512
     commit_log_bytes: int = 8 << 20
     commit_bytes_max: int = 256 << 10
+    journal_bytes: int = 64 << 10
 
     def __post_init__(self) -> None:
         if not 1 <= self.shards <= SHARDS_MAX:
@@ -320,6 +344,11 @@ class Layout(Struct, frozen=True):
             raise ValueError("commit_log_bytes must be a multiple of a 64-byte line")
         if not 1 <= self.commit_bytes_max <= self.commit_log_bytes // 2:
             raise ValueError("commit_bytes_max must be at most half of commit_log_bytes")
+        if self.journal_bytes < 4096 or self.journal_bytes % WORD_BYTES:
+            raise ValueError(
+                f"journal_bytes is {self.journal_bytes}; it must be a multiple of 8 and at least"
+                " 4096"
+            )
 
     def shard(self, shard: int) -> int:
         """Index of the first word of a shard's lines."""
@@ -348,9 +377,13 @@ class Layout(Struct, frozen=True):
         """Index of the first word of a router's row."""
         return self.alarm(self.shards + 1, 0) + slot * ROUTER_WORDS
 
+    def subscription(self, slot: int) -> int:
+        """Index of the first word of a subscription's row."""
+        return self.router(ROUTER_SLOTS) + slot * SUBSCRIPTION_WORDS
+
     def latency(self, shard: int, stage: int) -> int:
         """Index of the first word of a shard's latency histogram of a stage."""
-        first = self.router(ROUTER_SLOTS)
+        first = self.subscription(SUBSCRIPTION_SLOTS)
         return first + (shard * LATENCY_STAGES_MAX + stage) * LATENCY_WORDS
 
     @property
@@ -379,7 +412,7 @@ class Layout(Struct, frozen=True):
 
     @property
     def words(self) -> int:
-        """All words; the commit log's bytes and the rings follow."""
+        """All words; the commit log's bytes, the rings and the journals follow."""
         return self.commit_slot(0) + self.commit_slots * SLOT_WORDS
 
     @property
@@ -391,7 +424,11 @@ class Layout(Struct, frozen=True):
         """Byte offset of a shard's ring."""
         return self.commit_log + self.commit_log_bytes + shard * self.ring_bytes
 
+    def journal(self, shard: int) -> int:
+        """Byte offset of a shard's journal."""
+        return self.ring(self.shards) + shard * self.journal_bytes
+
     @property
     def size_bytes(self) -> int:
         """Bytes of the whole segment."""
-        return self.ring(self.shards)
+        return self.journal(self.shards)

@@ -78,6 +78,11 @@ class Segment:
         start = self.layout.ring(shard)
         return self.data[start : start + self.layout.ring_bytes]
 
+    def journal(self, shard: int) -> memoryview:
+        """The bytes of a shard's journal."""
+        start = self.layout.journal(shard)
+        return self.data[start : start + self.layout.journal_bytes]
+
     def next_lease_id(self, shard: int) -> LeaseId:
         """A lease id that was never used; only the loop of ``shard`` itself may call this."""
         epoch = self.follow_epoch(shard)

@@ -23,7 +23,8 @@ def test_the_segment_is_counted_as_large_as_it_is() -> None:
     made = config(shards=3, ring_bytes="64MiB")
     assert memory.bounds(made)["segment"] == memory.layout_of(made).size_bytes
     assert memory.layout_of(made).shards == 3
-    assert memory.bounds(made)["segment"] > 3 * 64 * MIB
+    assert memory.layout_of(made).journal_bytes == 4 * MIB
+    assert memory.bounds(made)["segment"] > 3 * (64 + 4) * MIB
 
 
 def test_every_part_but_the_supervisors_share_grows_with_the_shards() -> None:

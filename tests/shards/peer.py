@@ -26,6 +26,7 @@ from shards import locks
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.frame import Part
+from shards.journal import FinishedJournal, entry_bytes
 from shards.layout import Layout
 from shards.locks import LockFile, SharedLock
 from shards.ring import RingWriter
@@ -198,6 +199,20 @@ def write_log(fd: str, layout: str) -> None:
         log.publish(commit_of(log.end + 1))
 
 
+def write_journal(fd: str, layout: str) -> None:
+    """Appends and "flushes" as fast as it can, forever, and says when it has done two laps."""
+    journal = FinishedJournal(_attached(fd, layout), 0)
+    told, number = False, 0
+    while True:
+        number += 1
+        journal.append(1, 0, 0, [number, number + 1])
+        if journal.is_half_full:
+            journal.empty_up_to(journal.tail + 100 * entry_bytes(2))
+            if not told and journal.head > 2 * journal.capacity:
+                told = True
+                _say("after two laps")
+
+
 TASKS = {
     task.__name__: task
     for task in (
@@ -207,6 +222,7 @@ TASKS = {
         hold,
         read_ledger,
         wait_for_bell,
+        write_journal,
         write_ledger,
         write_log,
         write_ring,

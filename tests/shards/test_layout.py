@@ -22,6 +22,7 @@ layouts = st.builds(
     commit_slots=st.integers(4, 20),
     commit_log_bytes=st.sampled_from([64, 1024, 16_384]),
     commit_bytes_max=st.integers(1, 32),
+    journal_bytes=st.sampled_from([4096, 8200]),
 )
 
 
@@ -46,6 +47,9 @@ def words(layout: Layout) -> list[tuple[str, int]]:
         for kind in range(at.ALARM_KINDS_MAX):
             row = layout.alarm(process, kind)
             found += [("A_", row + word) for word in range(at.ALARM_WORDS)]
+    for subscription_slot in (0, at.SUBSCRIPTION_SLOTS - 1):
+        first = layout.subscription(subscription_slot)
+        found += [("U_", first + word) for word in range(at.SUBSCRIPTION_WORDS)]
     for shard in range(layout.shards):
         for stage in range(at.LATENCY_STAGES_MAX):
             start = layout.latency(shard, stage)
@@ -107,7 +111,10 @@ def test_log_slots_and_rings_are_aligned_and_follow_each_other_to_the_end(layout
     assert rings[0] == layout.commit_log + layout.commit_log_bytes
     assert rings == [rings[0] + shard * layout.ring_bytes for shard in range(layout.shards)]
     assert all(ring % 64 == 0 for ring in rings)
-    assert layout.size_bytes == rings[-1] + layout.ring_bytes
+    journals = [layout.journal(shard) for shard in range(layout.shards)]
+    end = rings[-1] + layout.ring_bytes
+    assert journals == [end + shard * layout.journal_bytes for shard in range(layout.shards)]
+    assert layout.size_bytes == journals[-1] + layout.journal_bytes
 
 
 @pytest.mark.parametrize(
@@ -120,6 +127,8 @@ def test_log_slots_and_rings_are_aligned_and_follow_each_other_to_the_end(layout
         ({"shards": 1, "ring_bytes": 4096, "lease_slots": 0}, "at least 1 lease slot"),
         ({"shards": 1, "ring_bytes": 4096, "commit_log_bytes": 65}, "multiple of a 64-byte line"),
         ({"shards": 1, "ring_bytes": 4096, "commit_log_bytes": 64}, "half of commit_log_bytes"),
+        ({"shards": 1, "ring_bytes": 4096, "journal_bytes": 4095}, "journal_bytes is 4095"),
+        ({"shards": 1, "ring_bytes": 4096, "journal_bytes": 4100}, "multiple of 8 and at least"),
     ],
 )
 def test_an_impossible_layout_is_refused_with_its_value(

@@ -1,0 +1,72 @@
+"""The board of subscriptions: rows that any process reads."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from shards import layout as at
+from shards.layout import Layout
+from shards.subscriptionboard import (
+    NUMBERS,
+    BoardRow,
+    SubscriptionBoard,
+    SubscriptionPhase,
+    SubscriptionRow,
+)
+from tests.shards.conftest import MakeSegment
+
+ROW = SubscriptionRow(
+    "orders", "billing", SubscriptionPhase.HELD, "the store does not answer: 'ä'",
+    *range(2**53, 2**53 + len(NUMBERS)),
+)  # fmt: skip
+
+
+def test_a_row_is_read_as_it_was_written_and_only_by_its_id(make_segment: MakeSegment) -> None:
+    segment = make_segment(Layout(1, 4096))
+    board = SubscriptionBoard(segment)
+    assert board.read(3, 9) is None
+    board.write(3, 9, ROW)
+    assert SubscriptionBoard(segment).read(3, 9) == ROW
+    assert board.read(3, 8) is None
+    assert board.read(4, 9) is None
+    shorter = SubscriptionRow("a", "b")
+    board.write(3, 9, shorter)
+    assert board.read(3, 9) == shorter
+
+
+def test_all_rows_are_read_by_slot_and_freed_ones_are_not(make_segment: MakeSegment) -> None:
+    board = SubscriptionBoard(make_segment(Layout(1, 4096)))
+    assert board.rows() == []
+    last = at.SUBSCRIPTION_SLOTS - 1
+    for slot, subscription_id in ((last, 5), (0, 7), (2, 6)):
+        board.write(slot, subscription_id, structs.replace(ROW, lag=slot))
+    assert [(each.slot, each.subscription_id, each.row.lag) for each in board.rows()] == [
+        (0, 7, 0), (2, 6, 2), (last, 5, last),
+    ]  # fmt: skip
+    board.free(2, 6)
+    board.free(0, 6)  # the former subscription of a slot that has another one now
+    assert board.read(2, 6) is None
+    assert [each.slot for each in board.rows()] == [0, last]
+
+
+def test_names_of_the_largest_size_leave_the_rest_to_the_reason(make_segment: MakeSegment) -> None:
+    board = SubscriptionBoard(make_segment(Layout(1, 4096)))
+    board.write(1, 2, SubscriptionRow("next", "next"))
+    long = SubscriptionRow("t" * 255, "s" * 255, reason="x" * 1000)
+    board.write(0, 1, long)
+    found = board.read(0, 1)
+    assert found is not None
+    assert (found.topic, found.subscription) == (long.topic, long.subscription)
+    assert found.reason == "x" * (at.U_TEXT_BYTES - 510) and len(found.reason) >= 200
+    assert board.rows()[1] == BoardRow(1, 2, SubscriptionRow("next", "next"))
+
+
+def test_a_row_whose_writer_died_in_it_is_read_as_it_is(make_segment: MakeSegment) -> None:
+    segment = make_segment(Layout(1, 4096))
+    board = SubscriptionBoard(segment)
+    board.write(0, 1, SubscriptionRow("t", "s", lag=5))
+    segment.words[segment.layout.subscription(0) + at.U_VERSION] |= 1
+    assert board.read(0, 1) == SubscriptionRow("t", "s", lag=5)
+    board.write(0, 1, SubscriptionRow("t", "s", lag=6))
+    assert segment.words[segment.layout.subscription(0) + at.U_VERSION] % 2 == 0
+    assert board.read(0, 1) == SubscriptionRow("t", "s", lag=6)
