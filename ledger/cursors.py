@@ -85,7 +85,7 @@ def restore(tx: WriteTx, cursor_id: int, name: str, kind: CursorKind, now_ms: in
     present = find(tx, name)
     deleted_ms = None
     if present is not None and present.cursor_id < cursor_id:
-        _delete(tx, present.cursor_id, now_ms)
+        end(tx, present.cursor_id, now_ms)
     elif present is not None:
         deleted_ms = present.created_ms
     tx.execute(
@@ -152,8 +152,17 @@ def delete(tx: WriteTx, name: str, kind: CursorKind, now_ms: int) -> Cursor:
     Raises CursorMissing and CursorOwned.
     """
     cursor = _of_kind(tx, name, kind)
-    _delete(tx, cursor.cursor_id, now_ms)
+    end(tx, cursor.cursor_id, now_ms)
     return cursor
+
+
+def end(tx: WriteTx, cursor_id: int, now_ms: int) -> None:
+    """Deletes a cursor that lives."""
+    tx.execute(
+        "UPDATE cursors SET deleted_ms = ?, changed = ? WHERE cursor_id = ?",
+        (now_ms, changes.following(tx), cursor_id),
+    )
+    tx.execute("DELETE FROM cursor_positions WHERE cursor_id = ?", (cursor_id,))
 
 
 def find(tx: ReadTx, name: str) -> Cursor | None:
@@ -284,11 +293,3 @@ def _of_kind(tx: ReadTx, name: str, kind: CursorKind) -> Cursor:
     if cursor.kind != kind:
         raise CursorOwned(name, cursor.kind)
     return cursor
-
-
-def _delete(tx: WriteTx, cursor_id: int, now_ms: int) -> None:
-    tx.execute(
-        "UPDATE cursors SET deleted_ms = ?, changed = ? WHERE cursor_id = ?",
-        (now_ms, changes.following(tx), cursor_id),
-    )
-    tx.execute("DELETE FROM cursor_positions WHERE cursor_id = ?", (cursor_id,))

@@ -28,6 +28,7 @@ from ledger.types import (
 
 PartitionKey = tuple[int, int]
 CursorKey = tuple[int, int]  # cursor id, partition
+OffsetKey = tuple[int, int, int]  # cursor id, partition, offset
 DedupeKey = tuple[int, str]
 Ranges = list[tuple[int, int]]
 

@@ -7,20 +7,19 @@ source. What a router does is decided in ``delivery/routers/``.
 - Each router has a cursor of the kind ``router``; its position in a partition of the source is the
   last offset that was dealt with. ``from`` is resolved to offsets in the transaction that creates
   the router, so no commit falls between the two.
-- Routers form no cycle: records would go around forever. Paused ones count, because they may be
-  resumed at any time.
+- Routers form no cycle (``copy_paths.py``).
 - ``slot`` is the router's place in the shared segment; no two live routers have the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from ledger import changes, cursors, reads, topics
+from ledger import changes, copy_paths, cursors, reads, topics
 from ledger.errors import (
     RouterBound,
     RouterCycle,
@@ -232,40 +231,9 @@ def cursor_name(router_name: str) -> str:
     return f"router/{router_name}"
 
 
-def edges(tx: ReadTx) -> dict[int, list[int]]:
-    """Where the records of a topic are copied, by topic ids."""
-    found: dict[int, list[int]] = {}
-    sql = "SELECT source_id, dest_id FROM routers WHERE deleted_ms IS NULL ORDER BY router_id"
-    for source_id, dest_id in tx.execute(sql):
-        found.setdefault(source_id, []).append(dest_id)
-    return found
-
-
-def path(edges: Mapping[int, Iterable[int]], start: int, goal: int) -> list[int] | None:
-    """A shortest way along the edges, both ends included; None if there is none."""
-    came_from = {start: start}
-    reached = [start]
-    for at in reached:
-        if at == goal:
-            way = [at]
-            while way[-1] != start:
-                way.append(came_from[way[-1]])
-            return way[::-1]
-        for following in edges.get(at, ()):
-            if following not in came_from:
-                came_from[following] = at
-                reached.append(following)
-    return None
-
-
 def _check_cycle(tx: ReadTx, source: Topic, dest: Topic) -> None:
-    way = path(edges(tx), dest.topic_id, source.topic_id)
-    if way is not None:
-        names = [source.name]
-        for topic_id in way:
-            topic = topics.by_id(tx, topic_id)
-            assert topic is not None  # rows of topics stay
-            names.append(topic.name)
+    names = copy_paths.cycle(tx, source.topic_id, dest.topic_id)
+    if names is not None:
         raise RouterCycle(names)
 
 

@@ -41,6 +41,11 @@ Vocabulary and writers. Every write happens under the ledger lock; any process r
   delivery and never touches ``catalog_version``. ``last_cursor_id``: ids are never used twice.
 - ``routers``: which topics are copied into which (``routers.py``). ``config`` is the filter,
   ``slot`` the router's place in the shared segment. Rows stay.
+- ``subscriptions``: who shares a topic's records, and how (``subscriptions.py``). ``config`` is the
+  settings. Rows stay. ``subscription_epochs``: the number of the last batch that a flush told of.
+  ``finished_rows``: offsets that are finished above the position of a subscription's cursor, a bit
+  for each of 4,096 (``progress.py``). ``partition_growth``: the heads, as JSON, of the partitions
+  before ``first_partition`` when it and those after it were added.
 - ``dedupe``: answers of requests with an idempotency key. ``id`` rises with time and is never used
   twice, so the oldest are at the front; the owner's log knows by it what is new (as by a deletion's
   id). ``answer`` is msgpack of [[[partition, first, last], ...], head].
@@ -309,6 +314,46 @@ MIGRATIONS: tuple[Migration, ...] = (
         "CREATE INDEX routers_changed ON routers (changed)",
         "CREATE UNIQUE INDEX routers_live_name ON routers (name) WHERE deleted_ms IS NULL",
         "CREATE UNIQUE INDEX routers_live_slot ON routers (slot) WHERE deleted_ms IS NULL",
+    ),
+    (
+        """CREATE TABLE subscriptions (
+            subscription_id INTEGER PRIMARY KEY,
+            name TEXT NOT NULL,
+            config TEXT NOT NULL,
+            created_ms BIGINT NOT NULL,
+            deleted_ms BIGINT,
+            topic_id BIGINT NOT NULL,
+            dead_letter_id BIGINT,
+            cursor_id BIGINT NOT NULL,
+            slot INTEGER NOT NULL,
+            changed BIGINT NOT NULL
+        )""",
+        "CREATE INDEX subscriptions_changed ON subscriptions (changed)",
+        """CREATE UNIQUE INDEX subscriptions_live_name ON subscriptions (topic_id, name)
+            WHERE deleted_ms IS NULL""",
+        """CREATE UNIQUE INDEX subscriptions_live_slot ON subscriptions (slot)
+            WHERE deleted_ms IS NULL""",
+        """CREATE TABLE subscription_epochs (
+            subscription_id INTEGER PRIMARY KEY,
+            epoch BIGINT NOT NULL,
+            changed BIGINT NOT NULL
+        )""",
+        "CREATE INDEX subscription_epochs_changed ON subscription_epochs (changed)",
+        """CREATE TABLE finished_rows (
+            cursor_id BIGINT NOT NULL,
+            partition INTEGER NOT NULL,
+            row_number BIGINT NOT NULL,
+            bits BLOB NOT NULL,
+            changed BIGINT NOT NULL,
+            PRIMARY KEY (cursor_id, partition, row_number)
+        ) WITHOUT ROWID""",
+        "CREATE INDEX finished_rows_changed ON finished_rows (changed)",
+        """CREATE TABLE partition_growth (
+            topic_id BIGINT NOT NULL,
+            first_partition INTEGER NOT NULL,
+            heads TEXT NOT NULL,
+            PRIMARY KEY (topic_id, first_partition)
+        ) WITHOUT ROWID""",
     ),
 )
 

@@ -1,19 +1,35 @@
 """Subscriptions: who shares the records of a topic, by which rules, and what is finished.
 
-Lifecycle of a subscription: created -> changed, any number of times -> deleted. Its row stays, its
-cursor goes with it. It is bound to the id of its topic.
+Lifecycle of a subscription: created -> changed or sought, any number of times -> deleted, by itself
+or with its topic. Its row stays, its cursor goes with it. It is bound to the id of its topic, and
+to that of its topic of dead letters.
 
 - Each subscription has a cursor of the kind ``subscription``. Its position in a partition is the
-  *floor*: this offset and all before it are finished.
+  *floor*: this offset and all before it are finished (``progress.py``).
+- Where it begins is resolved to offsets in the transaction that creates it, so no commit falls
+  between the two.
+- Dead letters go where no record comes back from (``copy_paths.py``).
+- ``slot`` is its place in the shared segment; no two live subscriptions have the same.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
-from ledger.types import Offset, PartitionState, Topic
+from ledger import changes, copy_paths, cursors, progress, reads, topics
+from ledger.errors import TopicMissing
+from ledger.subscription_errors import (
+    DeadLetterCycle,
+    SubscriptionMissing,
+    SubscriptionRefused,
+    SubscriptionsFull,
+)
+from ledger.tx import ReadTx, WriteTx
+from ledger.types import INTEGER_MAX, Offset, PartitionState, Topic
 
 SUBSCRIPTIONS_MAX = 1_024  # of a daemon; each has a row of the shared segment
 CONSUMERS_MAX = 1_000  # of a subscription
@@ -21,9 +37,17 @@ CONSUMERS_MAX = 1_000  # of a subscription
 Mode = Literal["key_shared", "shared", "exclusive"]
 Poison = Literal["block", "drop", "dead_letter"]
 Unmatched = Literal["hold", "skip"]
-SubscriptionStart = Literal["earliest", "latest"] | Offset | list[Offset]
-"""Before the first record that can be read, after the last one, or after an offset; a list has the
-offset of each partition."""
+
+
+class AtTime(Struct, frozen=True, forbid_unknown_fields=True):
+    """Before the first record with this timestamp or a later one."""
+
+    ts: Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
+
+
+SubscriptionStart = Literal["earliest", "latest"] | Offset | list[Offset] | AtTime
+"""Before the first record that can be read, after the last one, after an offset, or at a time; a
+list has the offset of each partition."""
 
 Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
 
@@ -45,11 +69,7 @@ class SubscriptionConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Subscription(Struct, frozen=True):
-    """A subscription. Ids are never used twice; a deleted one's row stays.
-
-    ``generation`` grows with each seek: what is flushed for an older one is not written. No batch
-    with an epoch above ``epoch`` has been sent.
-    """
+    """A subscription. Ids are never used twice; a deleted one's row stays."""
 
     subscription_id: int
     name: str
@@ -59,14 +79,303 @@ class Subscription(Struct, frozen=True):
     deleted_ms: int | None
     cursor_id: int
     slot: int
-    generation: int
-    epoch: int
+    dead_letter_id: int | None = None
+
+    @property
+    def generation(self) -> int:
+        """Grows with each seek, which gives it another cursor; nothing of an older one counts."""
+        return self.cursor_id
+
+
+class PartitionGrowth(Struct, frozen=True):
+    """The partitions from ``first_partition`` on were added when those before it had ``heads``.
+
+    A key may have moved to a new partition, so the order of its records goes on there only after
+    what is up to these heads.
+    """
+
+    first_partition: int
+    heads: list[int]
 
 
 class SubscriptionView(Struct, frozen=True):
-    """A subscription with its topic and, by partition, (floor, state) as of one moment."""
+    """A subscription with its topic and, by partition, (floor, state) as of one moment; and what
+    its floors have not passed of the topic's growth, oldest first."""
 
     subscription: Subscription
     topic: Topic
     partitions: list[tuple[int, PartitionState]]
     dead_letter: Topic | None = None
+    growth: list[PartitionGrowth] = []
+
+
+_COLUMNS = (
+    "subscription_id, name, topic_id, config, created_ms, deleted_ms, cursor_id, slot,"
+    " dead_letter_id"
+)
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(SubscriptionConfig)
+
+
+def create(
+    tx: WriteTx,
+    topic_name: str,
+    name: str,
+    config: SubscriptionConfig,
+    start: SubscriptionStart,
+    now_ms: int,
+) -> Subscription:
+    """A new subscription; the topic has none of this name.
+
+    Raises TopicMissing, SubscriptionRefused, DeadLetterCycle, SubscriptionsFull, CursorsFull.
+    """
+    topic = _topic(tx, topic_name)
+    dead_letter_id = _dead_letter(tx, topic, name, config)
+    _check(name, config)
+    slot = _free_slot(tx)
+    floors = floors_at(tx, topic.topic_id, name, start)
+    cursor_name = f"subscription/{topic.topic_id}/{name}"
+    cursor, _ = cursors.create(tx, cursor_name, "subscription", now_ms)
+    cursors.move(
+        tx, {(cursor.cursor_id, partition): floor for partition, floor in floors.items() if floor}
+    )
+    (last,) = tx.execute("SELECT coalesce(max(subscription_id), 0) FROM subscriptions").fetchone()
+    made = Subscription(
+        last + 1, name, topic.topic_id, config, now_ms, None, cursor.cursor_id, slot, dead_letter_id
+    )
+    tx.execute(
+        f"INSERT INTO subscriptions ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            made.subscription_id, name, made.topic_id, _encoder.encode(config).decode(), now_ms,
+            None, made.cursor_id, slot, dead_letter_id, changes.following(tx),
+        ),
+    )  # fmt: skip
+    return made
+
+
+def alter(tx: WriteTx, topic_name: str, name: str, wanted: Mapping[str, Any]) -> Subscription:
+    """Changes the settings that are given, by field, as values of their types.
+
+    A topic of dead letters that is named again is looked up again: it may be another one of the
+    same name. Raises TopicMissing, SubscriptionMissing, SubscriptionRefused, DeadLetterCycle.
+    """
+    topic = _topic(tx, topic_name)
+    present = _live(tx, topic, name)
+    config = msgspec.structs.replace(present.config, **wanted)
+    _check(name, config)
+    dead_letter_id = present.dead_letter_id
+    if "dead_letter_topic" in wanted:
+        dead_letter_id = _dead_letter(tx, topic, name, config)
+    changed = msgspec.structs.replace(present, config=config, dead_letter_id=dead_letter_id)
+    if changed != present:
+        tx.execute(
+            "UPDATE subscriptions SET config = ?, dead_letter_id = ?, changed = ?"
+            " WHERE subscription_id = ?",
+            (
+                _encoder.encode(config).decode(), dead_letter_id, changes.following(tx),
+                present.subscription_id,
+            ),
+        )  # fmt: skip
+    return changed
+
+
+def seek(
+    tx: WriteTx, subscription_id: int, floors: Mapping[int, int], now_ms: int
+) -> Subscription | None:
+    """Goes on after these floors, by partition; the others stay where they are. It has another
+    generation then, and nothing above its floors is finished. None: it does not live."""
+    row = tx.execute(
+        f"SELECT {_COLUMNS} FROM subscriptions WHERE subscription_id = ? AND deleted_ms IS NULL",
+        (subscription_id,),
+    ).fetchone()
+    if row is None:
+        return None
+    present = _subscription(row)
+    at = {each.partition: each.seq for each in cursors.positions(tx, present.cursor_id)}
+    cursor_id = progress.restart(tx, present.cursor_id, at | dict(floors), now_ms)
+    tx.execute(
+        "UPDATE subscriptions SET cursor_id = ?, changed = ? WHERE subscription_id = ?",
+        (cursor_id, changes.following(tx), subscription_id),
+    )
+    return msgspec.structs.replace(present, cursor_id=cursor_id)
+
+
+def delete(tx: WriteTx, topic_name: str, name: str, now_ms: int) -> Subscription:
+    """The deleted subscription. Its dead letters on their way are void, because its cursor is gone.
+
+    Raises TopicMissing, SubscriptionMissing.
+    """
+    present = _live(tx, _topic(tx, topic_name), name)
+    progress.end(tx, present.subscription_id, present.cursor_id, now_ms)
+    return msgspec.structs.replace(present, deleted_ms=now_ms)
+
+
+def find(tx: ReadTx, topic_id: int, name: str) -> Subscription | None:
+    """The live subscription of this name."""
+    row = tx.execute(
+        f"SELECT {_COLUMNS} FROM subscriptions"
+        " WHERE topic_id = ? AND name = ? AND deleted_ms IS NULL",
+        (topic_id, name),
+    ).fetchone()
+    return None if row is None else _subscription(row)
+
+
+def page(
+    tx: ReadTx, topic_id: int, after_name: str = "", limit: int = SUBSCRIPTIONS_MAX
+) -> list[Subscription]:
+    """Live subscriptions of a topic after ``after_name`` by name."""
+    rows = tx.execute(
+        f"SELECT {_COLUMNS} FROM subscriptions"
+        " WHERE topic_id = ? AND name > ? AND deleted_ms IS NULL ORDER BY name LIMIT ?",
+        (topic_id, after_name, limit),
+    )
+    return [_subscription(row) for row in rows.fetchall()]
+
+
+def every(tx: ReadTx) -> list[tuple[str, Subscription]]:
+    """All live subscriptions, each with the name of its topic, by id."""
+    columns = ", ".join(f"s.{column.strip()}" for column in _COLUMNS.split(","))
+    rows = tx.execute(
+        f"SELECT t.name, {columns} FROM subscriptions AS s JOIN topics AS t"
+        " ON t.topic_id = s.topic_id WHERE s.deleted_ms IS NULL ORDER BY s.subscription_id"
+    )
+    return [(row[0], _subscription(row[1:])) for row in rows.fetchall()]
+
+
+def view(tx: ReadTx, topic_id: int, name: str) -> SubscriptionView | None:
+    """The live subscription of this name with its topics and floors."""
+    found = find(tx, topic_id, name)
+    return None if found is None else _view(tx, found)
+
+
+def views(
+    tx: ReadTx, topic_id: int, after_name: str = "", limit: int = SUBSCRIPTIONS_MAX
+) -> list[SubscriptionView]:
+    """Live subscriptions of a topic after ``after_name`` by name, with their topics and floors."""
+    return [_view(tx, each) for each in page(tx, topic_id, after_name, limit)]
+
+
+def owned(
+    tx: ReadTx, shard: int, shards: int, after: int = 0, also: Iterable[int] = ()
+) -> tuple[int, list[SubscriptionView]]:
+    """The subscriptions of a shard that changed after a change number, deleted ones included, and
+    those with the ids ``also`` that ever were; and the number of the last change.
+
+    Ids are given one after the other, so the remainder spreads subscriptions evenly. A flush is not
+    a change.
+    """
+    rows = tx.execute(
+        f"SELECT {_COLUMNS} FROM subscriptions WHERE changed > ? AND subscription_id % ? = ?"
+        " ORDER BY subscription_id",
+        (after, shards, shard),
+    )
+    found = {each.subscription_id: each for each in map(_subscription, rows.fetchall())}
+    sql = f"SELECT {_COLUMNS} FROM subscriptions WHERE subscription_id = ?"
+    for subscription_id in also:
+        row = tx.execute(sql, (subscription_id,)).fetchone()
+        if row is not None:
+            found[subscription_id] = _subscription(row)
+    return changes.latest(tx), [_view(tx, each) for each in found.values()]
+
+
+def floors_at(tx: ReadTx, topic_id: int, name: str, start: SubscriptionStart) -> dict[int, int]:
+    """The floors, by partition, of a subscription that goes on at ``start``.
+
+    Raises SubscriptionRefused for offsets that the topic does not have.
+    """
+    states = reads.partition_states(tx, topic_id)
+    if isinstance(start, AtTime):
+        return {
+            each.partition: reads.offset_at_time(tx, topic_id, each.partition, start.ts) - 1
+            for each in states
+        }
+    if isinstance(start, str):
+        is_latest = start == "latest"
+        return {
+            each.partition: each.head_seq if is_latest else each.earliest_seq - 1 for each in states
+        }
+    return _checked(name, [start] if isinstance(start, int) else start, states)
+
+
+def _checked(name: str, seqs: Sequence[int], states: Sequence[PartitionState]) -> dict[int, int]:
+    if len(seqs) != len(states):
+        raise SubscriptionRefused(
+            name,
+            "start",
+            f"has {len(seqs)} offsets, but its topic has {len(states)} partitions; give a list with"
+            f" the offset of each",
+        )
+    for seq, state in zip(seqs, states, strict=True):
+        if seq > state.head_seq:
+            raise SubscriptionRefused(
+                name,
+                "start",
+                f"is {seq} for partition {state.partition}, whose last offset is {state.head_seq}",
+            )
+    return {state.partition: seq for seq, state in zip(seqs, states, strict=True)}
+
+
+def _check(name: str, config: SubscriptionConfig) -> None:
+    first_ms, last_ms = config.backoff_ms
+    if first_ms > last_ms:
+        raise SubscriptionRefused(
+            name, "backoff_ms", f"is [{first_ms}, {last_ms}]; the first must not be above the last"
+        )
+    if config.poison == "dead_letter" and config.dead_letter_topic is None:
+        raise SubscriptionRefused(
+            name, "dead_letter_topic", 'is null, but the poison policy is "dead_letter"; name one'
+        )
+
+
+def _dead_letter(tx: ReadTx, topic: Topic, name: str, config: SubscriptionConfig) -> int | None:
+    if config.dead_letter_topic is None:
+        return None
+    dest = _topic(tx, config.dead_letter_topic)
+    names = copy_paths.cycle(tx, topic.topic_id, dest.topic_id)
+    if names is not None:
+        raise DeadLetterCycle(name, names)
+    return dest.topic_id
+
+
+def _free_slot(tx: ReadTx) -> int:
+    rows = tx.execute("SELECT slot FROM subscriptions WHERE deleted_ms IS NULL")
+    taken = {row[0] for row in rows}
+    if len(taken) >= SUBSCRIPTIONS_MAX:
+        raise SubscriptionsFull(SUBSCRIPTIONS_MAX)
+    return next(slot for slot in range(SUBSCRIPTIONS_MAX) if slot not in taken)
+
+
+def _view(tx: ReadTx, subscription: Subscription) -> SubscriptionView:
+    topic = topics.by_id(tx, subscription.topic_id)
+    assert topic is not None  # rows of topics stay
+    dead_letter = None
+    if subscription.dead_letter_id is not None:
+        dead_letter = topics.by_id(tx, subscription.dead_letter_id)
+    at = {each.partition: each.seq for each in cursors.positions(tx, subscription.cursor_id)}
+    states = reads.partition_states(tx, subscription.topic_id)
+    growth = [
+        PartitionGrowth(first, heads)
+        for first, heads in topics.growth(tx, subscription.topic_id)
+        if any(at.get(partition, 0) < head for partition, head in enumerate(heads))
+    ]
+    floors = [(at.get(state.partition, 0), state) for state in states]
+    return SubscriptionView(subscription, topic, floors, dead_letter, growth)
+
+
+def _live(tx: ReadTx, topic: Topic, name: str) -> Subscription:
+    found = find(tx, topic.topic_id, name)
+    if found is None:
+        raise SubscriptionMissing(topic.name, name)
+    return found
+
+
+def _topic(tx: ReadTx, name: str) -> Topic:
+    topic = topics.find(tx, name)
+    if topic is None:
+        raise TopicMissing(name)
+    return topic
+
+
+def _subscription(row: Any) -> Subscription:
+    subscription_id, name, topic_id, config, *columns = row
+    return Subscription(subscription_id, name, topic_id, _decoder.decode(config), *columns)

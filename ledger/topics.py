@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ledger import table_names
+from ledger import progress, table_names
 from ledger.errors import ColumnsRefused, PartitionsRefused, TableNameTaken, TopicMissing
 from ledger.tx import ReadTx, WriteTx
 from ledger.types import PARTITIONS_MAX, Topic, TopicConfig
@@ -20,6 +20,7 @@ TIMESTAMP_MIN_MS = -(2**63)
 _COLUMNS = "topic_id, name, config, created_ms, deleted_ms, table_name"
 _config_encoder = msgspec.json.Encoder()
 _config_decoder = msgspec.json.Decoder(TopicConfig)
+_heads_decoder = msgspec.json.Decoder(list[int])
 
 
 def create(tx: WriteTx, name: str, config: TopicConfig, now_ms: int) -> tuple[Topic, bool]:
@@ -70,19 +71,22 @@ def alter(tx: WriteTx, name: str, config: TopicConfig) -> Topic:
         "UPDATE topics SET config = ? WHERE topic_id = ?",
         (_config_encoder.encode(config).decode(), present.topic_id),
     )
+    if config.partitions > present.config.partitions:
+        _note_growth(tx, present.topic_id, present.config.partitions)
     _add_partitions(tx, present.topic_id, present.config.partitions, config.partitions)
     touch(tx, present.topic_id)
     return msgspec.structs.replace(present, config=config)
 
 
 def delete(tx: WriteTx, name: str, now_ms: int) -> Topic:
-    """The deleted topic. Its rows stay; extents that are committed later are void. Raises
-    TopicMissing."""
+    """The deleted topic. Its rows stay; extents that are committed later are void. Its
+    subscriptions are deleted with it. Raises TopicMissing."""
     present = find(tx, name)
     if present is None:
         raise TopicMissing(name)
     tx.execute("UPDATE topics SET deleted_ms = ? WHERE topic_id = ?", (now_ms, present.topic_id))
     tx.execute("UPDATE partitions SET deleted = 1 WHERE topic_id = ?", (present.topic_id,))
+    progress.end_all(tx, present.topic_id, now_ms)
     touch(tx, present.topic_id)
     return msgspec.structs.replace(present, deleted_ms=now_ms)
 
@@ -174,6 +178,28 @@ def _add_partitions(tx: WriteTx, topic_id: int, start: int, stop: int) -> None:
         " VALUES (?, ?, 1, 1, 0, 0, ?, 0)",
         [(topic_id, partition, TIMESTAMP_MIN_MS) for partition in range(start, stop)],
     )
+
+
+def _note_growth(tx: WriteTx, topic_id: int, first: int) -> None:
+    rows = tx.execute(
+        "SELECT next_seq - 1 FROM partitions WHERE topic_id = ? ORDER BY partition", (topic_id,)
+    )
+    heads = msgspec.json.encode([row[0] for row in rows]).decode()
+    tx.execute(
+        "INSERT INTO partition_growth (topic_id, first_partition, heads) VALUES (?, ?, ?)",
+        (topic_id, first, heads),
+    )
+
+
+def growth(tx: ReadTx, topic_id: int) -> list[tuple[int, list[int]]]:
+    """When partitions were added, oldest first: the first of them, and the last offsets that those
+    before it had then."""
+    rows = tx.execute(
+        "SELECT first_partition, heads FROM partition_growth WHERE topic_id = ?"
+        " ORDER BY first_partition",
+        (topic_id,),
+    )
+    return [(first, _heads_decoder.decode(heads)) for first, heads in rows]
 
 
 def catalog_version(tx: ReadTx) -> int:

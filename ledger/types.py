@@ -83,6 +83,9 @@ class Advance(Struct, frozen=True, array_like=True):
     ``is_ours``: Headgate moves it (a router), and can copy again what a recovery does not take. The
     rest is of clients' cursors, for a recovery: the cursor's ``name``, and its last explicit
     setting in this partition that the accepting shard knew, as change number and value.
+
+    Ours with ``next`` equal to ``expected`` *settles* this offset of a subscription: the records
+    are stored if it was not finished, and it is finished with them.
     """
 
     cursor_id: int
@@ -93,6 +96,11 @@ class Advance(Struct, frozen=True, array_like=True):
     name: str = ""
     set_change: int = 0
     set_seq: int = 0
+
+    @property
+    def settles(self) -> bool:
+        """Whether it finishes one offset of a subscription, and moves nothing."""
+        return self.is_ours and self.next == self.expected
 
 
 class Condition(Struct, frozen=True):
@@ -200,7 +208,7 @@ class Commit(Struct, frozen=True):
     published_ns: int = 0
 
 
-CursorKind = Literal["client", "router"]
+CursorKind = Literal["client", "router", "subscription"]
 
 
 class Cursor(Struct, frozen=True):

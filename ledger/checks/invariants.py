@@ -12,12 +12,13 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-from ledger import commits, routers
+from ledger import commits, copy_paths
 from ledger.checks import lake_rules
 from ledger.checks.lake_rules import InvariantBroken, offset_ranges, require, require_none
 from ledger.decide import PartitionKey
 from ledger.errors import ResultCleared
 from ledger.lake.coverage import OffsetRanges
+from ledger.progress import ROW_BYTES, ROW_OFFSETS
 from ledger.space.marking import BOUND
 from ledger.tx import ReadTx
 
@@ -43,6 +44,7 @@ def check(tx: ReadTx) -> None:
     lake_rules.check_lake(tx)
     _check_cursors(tx)
     _check_routers(tx)
+    _check_subscriptions(tx)
     require_none(
         tx,
         "no two live topics have one table",
@@ -78,11 +80,35 @@ def _check_routers(tx: ReadTx) -> None:
         " OR NOT EXISTS (SELECT 1 FROM topics WHERE topic_id = r.source_id)"
         " OR NOT EXISTS (SELECT 1 FROM topics WHERE topic_id = r.dest_id))",
     )
-    edges = routers.edges(tx)
+
+
+def _check_subscriptions(tx: ReadTx) -> None:
+    require_none(
+        tx,
+        "a living subscription has a living topic and a living cursor of its own",
+        "SELECT s.subscription_id FROM subscriptions AS s"
+        " LEFT JOIN cursors AS c ON c.cursor_id = s.cursor_id"
+        " LEFT JOIN topics AS t ON t.topic_id = s.topic_id"
+        " WHERE s.deleted_ms IS NULL AND (c.kind IS NOT 'subscription' OR c.deleted_ms IS NOT NULL"
+        " OR c.name IS NOT 'subscription/' || s.topic_id || '/' || s.name"
+        " OR t.topic_id IS NULL OR t.deleted_ms IS NOT NULL)",
+    )
+    require_none(
+        tx,
+        "what is finished is of a living subscription, of a change that was made, and not passed",
+        "SELECT f.cursor_id, f.partition, row_number FROM finished_rows AS f, state"
+        " LEFT JOIN cursor_positions AS p"
+        " ON p.cursor_id = f.cursor_id AND p.partition = f.partition"
+        " LEFT JOIN subscriptions AS s ON s.cursor_id = f.cursor_id AND s.deleted_ms IS NULL"
+        " WHERE s.subscription_id IS NULL OR f.changed > change_number OR f.changed < 1"
+        f" OR length(bits) <> {ROW_BYTES}"
+        f" OR row_number < (COALESCE(p.seq, 0) + 1) / {ROW_OFFSETS}",
+    )
+    edges = copy_paths.edges(tx)
     for source, dests in edges.items():
         for dest in dests:
-            way = routers.path(edges, dest, source)
-            require(way is None, "routers form no cycle", source, way)
+            way = copy_paths.path(edges, dest, source)
+            require(way is None, "routers and dead letters form no cycle", source, way)
 
 
 def _check_commit_numbers(tx: ReadTx) -> None:

@@ -11,7 +11,7 @@ Changes carry:
 - topics that changed, with their partitions;
 - tables and files of the lake that changed, with the ranges of the files;
 - objects and extents of new commits, with the partitions that they moved;
-- cursors, positions and routers that changed;
+- cursors, positions, routers and subscriptions that changed, and what is finished of these;
 - new dedupe entries and new names for deletion;
 - the small tables as a whole.
 
@@ -32,7 +32,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ledger import commits, notes
+from ledger import commits, notes, progress
 from ledger.lake import lake_files, lake_tables, quarantine
 from ledger.space.deletions import COLLECTED, LAKE
 from ledger.tx import ReadTx, WriteTx
@@ -101,6 +101,14 @@ TABLES: dict[str, tuple[tuple[str, ...], int]] = {
          "cursor_id", "slot", "paused", "changed"),
         1,
     ),
+    "subscriptions": (
+        ("subscription_id", "name", "config", "created_ms", "deleted_ms", "topic_id",
+         "dead_letter_id", "cursor_id", "slot", "changed"),
+        1,
+    ),
+    "subscription_epochs": (("subscription_id", "epoch", "changed"), 1),
+    "finished_rows": (("cursor_id", "partition", "row_number", "bits", "changed"), 3),
+    "partition_growth": (("topic_id", "first_partition", "heads"), 2),
     "read_leases": (("lease", "created_ms", "expires_ms", "what"), 1),
     "deletions": (("id", "key", "locator", "reason"), 1),
     "dedupe": (("id", "topic_id", "key", "created_ms", "answer"), 1),
@@ -111,7 +119,7 @@ _STATE = ("incarnation", "epoch", "epoch_floor", "commit_number", "catalog_versi
 
 
 # Tables with names that only living rows hold, and the time of deletion in the fifth column.
-_NAMED = ("topics", "cursors", "routers")
+_NAMED = ("topics", "cursors", "routers", "subscriptions")
 
 _MOVED_PARTITIONS = (
     "topic_id IN (SELECT topic_id FROM topics WHERE changed > ?)"
@@ -207,6 +215,13 @@ def _changes_since(tx: ReadTx, mark: Mark) -> Changes:
         "cursors": after_change,
         "cursor_positions": after_change,
         "routers": after_change,
+        "subscriptions": after_change,
+        "subscription_epochs": after_change,
+        "finished_rows": after_change,
+        "partition_growth": (
+            "topic_id IN (SELECT topic_id FROM topics WHERE changed > ?)",
+            (mark.catalog_version,),
+        ),
         "deletions": ("id > ?", (mark.deletion_id,)),
         "dedupe": ("id > ?", (mark.dedupe_id,)),
     }
@@ -233,8 +248,11 @@ def apply(tx: WriteTx, changes: Changes) -> None:
     for table, rows in changes.rows.items():
         if table in TABLES and table not in _NAMED:
             _upsert(tx, table, rows)
-    gone = [row[:1] for row in changes.rows.get("cursors", []) if row[4] is not None]
-    tx.executemany("DELETE FROM cursor_positions WHERE cursor_id = ?", gone)
+    progress.remove_passed(
+        tx,
+        ended=[row[0] for row in changes.rows.get("cursors", []) if row[4] is not None],
+        floors=[tuple(row[:3]) for row in changes.rows.get("cursor_positions", [])],
+    )
     quarantine.keep_objects(tx, {row[4] for row in changes.rows.get("quarantine", [])})
     _forget(tx, [(row[1], row[3]) for row in changes.rows.get("deletions", [])])
     state = changes.state

@@ -26,9 +26,9 @@ from msgspec import Struct
 
 from ledger.log.backup import Changes, Mark
 
-# 2: the lake. 3: its quarantine, and tables' names. 4: images outside the log. 5: cursors. A
-# program that does not know them would skip them.
-VERSION = 5
+# 2: the lake. 3: its quarantine, and tables' names. 4: images outside the log. 5: cursors. 6:
+# subscriptions. A program that does not know them would skip them.
+VERSION = 6
 PREFIX = "ledger/"
 
 

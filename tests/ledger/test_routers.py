@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger import changes, cursors, reads, routers, topics
+from ledger import changes, copy_paths, cursors, reads, routers, topics
 from ledger.errors import (
     CursorMissing,
     RouterBound,
@@ -135,7 +135,7 @@ def test_a_path_is_a_shortest_one_and_is_found_if_there_is_one(
         for a, b in pairs:
             if distance.get(a) == step:
                 distance.setdefault(b, step + 1)
-    found = routers.path(edges, start, goal)
+    found = copy_paths.path(edges, start, goal)
     if goal not in distance:
         assert found is None
         return
