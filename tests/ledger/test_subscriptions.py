@@ -307,9 +307,9 @@ def test_the_owners_log_carries_subscriptions_and_only_those_that_changed(
         for each in (first, second, first, second):
             copy.write(backup.apply, each)
         assert copy.read(subscriptions.every) == ledger.read(subscriptions.every)
-        for each in (made, again):
-            assert copy.read(subscriptions.view, topic.topic_id, each.name) == ledger.read(
-                subscriptions.view, topic.topic_id, each.name
+        for living in (made, again):
+            assert copy.read(subscriptions.view, topic.topic_id, living.name) == ledger.read(
+                subscriptions.view, topic.topic_id, living.name
             )
         assert copy.read(cursors.positions, gone.cursor_id) == []
         assert copy.read(topics.growth, topic.topic_id) == [(2, [9, 9])]
