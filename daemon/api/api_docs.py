@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from daemon.api import schemas, shapes
+from daemon.api import schemas, shapes, subscription_schemas
 from daemon.api.metric_table import METRICS
 from daemon.api.routes import ROUTES, Route
 from delivery.routers import schemas as router_schemas
+from delivery.subscriptions import schemas as owner_schemas
 from shards.latency import MEANINGS
 
 _BLOCK = re.compile(
@@ -46,7 +47,8 @@ def with_tables(page: str) -> str:
 
 def _named(name: str) -> type:
     """The type of this name in one of the modules that define some."""
-    found: type = getattr(schemas, name, None) or getattr(router_schemas, name)
+    modules = (schemas, router_schemas, subscription_schemas, owner_schemas)
+    found: type = next(getattr(each, name) for each in modules if hasattr(each, name))
     return found
 
 
@@ -76,6 +78,7 @@ def _stages(_: str) -> Iterator[str]:
 
 def _route_row(route: Route) -> str:
     path = route.path.replace("{topic}", "{t}").replace("{plan}", "{p}")
+    path = path.replace("{subscription}", "{s}")
     body = _type(inspect.type_info(route.body)) if route.body is not None else ""
     answers = dict.fromkeys(
         _type(inspect.type_info(type_))

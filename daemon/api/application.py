@@ -20,7 +20,7 @@ from daemon.api.names import check_topic_name
 from daemon.api.refusals import refusal_of
 from daemon.api.routes import Handler, Handlers, Route
 from daemon.api.schemas import ProduceQuery
-from daemon.api.streaming import Streaming, Text
+from daemon.api.streaming import EncodedJson, Streaming, Text
 from daemon.api.topic_routes import Created
 from daemon.http.cors import preflight_headers
 from daemon.http.head import Head
@@ -75,6 +75,8 @@ class RouteTable:
             if values is None:
                 continue
             bound = methods.get("GET" if head.method == "HEAD" else head.method)
+            if bound is not None and bound.route.takes and head.method == "HEAD":
+                bound = None
             if any(each.route.is_internal for each in methods.values()):
                 if "origin" in head.headers:
                     raise ApiError(
@@ -191,6 +193,8 @@ class Api:
                 request.stream(answer.content_type, answer.start)
             elif isinstance(answer, Text):
                 request.respond(200, answer.body, content_type=answer.content_type)
+            elif isinstance(answer, EncodedJson):
+                request.respond(200, answer.body)
             elif isinstance(answer, Created):
                 request.respond(201, msgspec.json.encode(answer.document))
             else:

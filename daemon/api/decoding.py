@@ -17,6 +17,7 @@ from msgspec import inspect
 
 from daemon.api import shapes
 from daemon.api.errors import ApiError, invalid
+from daemon.http.head import REPEATED
 
 T = TypeVar("T")
 
@@ -48,8 +49,8 @@ def read_body(content_type: str, body: bytes, decoder: msgspec.json.Decoder[T]) 
 
 
 def read_query(query: dict[str, str], type_: type[T], named: str = "parameter") -> T:
-    """A query; parameters that are not fields of ``type_`` are ignored. Raises ApiError 400, whose
-    detail names the parameter as ``named``."""
+    """A query; parameters that are not fields of ``type_`` are ignored, and a list has the values
+    of a repeated one. Raises ApiError 400, whose detail names the parameter as ``named``."""
     kinds = _fields(cast(Hashable, type_))
     values: dict[str, Any] = {}
     for name, text in query.items():
@@ -58,6 +59,8 @@ def read_query(query: dict[str, str], type_: type[T], named: str = "parameter") 
             values[name] = int(text)
         elif kind is inspect.BoolType and text in ("true", "false"):
             values[name] = text == "true"
+        elif kind is inspect.ListType:
+            values[name] = text.split(REPEATED)
         elif kind is not None:
             values[name] = text
     try:

@@ -17,10 +17,11 @@ Schema = dict[str, Any]
 
 _ERRORS: dict[int, str] = {
     400: "the request is wrong; nothing was stored",
-    404: "there is no such topic, router, cursor, plan or path",
+    404: "there is no such topic, subscription, router, cursor, plan or path, or no such blocked"
+    " message",
     406: "not_acceptable: no format of a stream is acceptable to the client",
-    409: "table_name_taken, router_cycle, router_bound, routers_full or cursors_full; nothing was"
-    " changed",
+    409: "table_name_taken, router_cycle, router_bound, routers_full, subscriptions_full,"
+    " cursors_full, consumers_full or stale_epoch; nothing was changed",
     412: "expected_seq does not hold, or a cursor is not where it is expected; nothing was stored",
     413: "a body, record or count is over its limit; nothing was stored",
     415: "the content type or encoding is not supported; nothing was stored",
@@ -85,10 +86,13 @@ def _operation(route: Route, schema_of: dict[int, Schema]) -> Schema:
         for status, answer in route.answers.items()
     }
     if route.streams:
+        also = responses.get("200", {"description": "", "content": {}})
         responses["200"] = {
-            "description": "A stream that goes on until one side closes: "
+            "description": also["description"]
+            + " A stream that goes on until one side closes: "[not also["description"] :]
             + "; ".join(f"{kind}: {what}" for kind, what in route.streams.items()),
-            "content": {kind: {"schema": {"type": "string"}} for kind in route.streams},
+            "content": also["content"]
+            | {kind: {"schema": {"type": "string"}} for kind in route.streams},
         }
     if route.texts:
         responses["200"] = {

@@ -8,6 +8,7 @@ from compaction.parquet.file_bytes import LakeFileDamaged
 from daemon.api.errors import ApiError
 from daemon.intake.producer import ledger_unavailable
 from delivery.followed import TooManyPinned
+from delivery.subscriptions.requests import OwnerRefused
 from delivery.watch.events import WatchError
 from ledger.errors import LedgerError
 from uploader.l0 import L0Error
@@ -21,6 +22,9 @@ def refusal_of(error: Exception) -> ApiError:
     """The refusal that tells of an error. What is not known here is a bug, and is logged."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, OwnerRefused):
+        soon = 1 if error.status in (429, 503) else None
+        return ApiError(error.status, error.code, error.message, error.detail, retry_after_s=soon)
     if isinstance(error, StoreError):
         return ApiError(503, "store_unavailable", str(error), retry_after_s=1)
     if isinstance(error, LedgerError):

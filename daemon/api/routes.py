@@ -2,9 +2,9 @@
 
 A new route is one handler and one row. A handler is a coroutine that gets the values of the path's
 parameters, then the query (if the row has a type for it), the headers and the body (likewise). It
-returns the answer's Struct (or ``Created`` of it, for 201; ``Streaming``, for a stream; ``Text``),
-and raises ApiError to refuse. The application (``application.py``) decodes, checks limits and
-encodes; it also serves the one route without a handler, produce.
+returns the answer's Struct (or ``Created`` of it, for 201; or something of ``streaming.py``, for
+other answers), and raises ApiError to refuse. The application (``application.py``) decodes, checks
+limits and encodes; it also serves the one route without a handler, produce.
 """
 
 from __future__ import annotations
@@ -111,6 +111,8 @@ class Route(Struct, frozen=True, kw_only=True):
     other_content_types: tuple[str, ...] = ()
     streams: Mapping[str, str] = {}
     texts: Mapping[str, str] = {}
+    # A GET that gives the client what nobody else gets then: HEAD, which has no body, is refused.
+    takes: bool = False
     # For this version's own commands: not in openapi.json, since it may change with any release.
     is_internal: bool = False
 

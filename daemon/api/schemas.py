@@ -5,7 +5,8 @@ of docs/http-api.md are generated from them, and the command line decodes answer
 lower floor builds or reads is defined there and listed here: settings and partitions of a topic in
 ``ledger/types.py``, diffs in ``delivery/schemas.py``, plans in ``compaction/source/schemas.py``.
 The daemon's own state is in ``status_schemas.py``. Those of routers are in
-``delivery/routers/schemas.py`` only.
+``delivery/routers/schemas.py`` only, those of subscriptions in ``subscription_schemas.py`` and
+``delivery/subscriptions/schemas.py``.
 
 Fields may be added to an answer; none is renamed. So clients ignore fields that they do not know.
 """

@@ -1,11 +1,13 @@
-"""What a handler returns to answer with something else than JSON: a stream, or a text."""
+"""What a handler returns instead of a Struct: a stream, a text, or JSON that is encoded already."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from delivery.watch.outlet import Outlet
+
+T = TypeVar("T")
 
 
 class Streaming(NamedTuple):
@@ -23,4 +25,10 @@ class Text(NamedTuple):
     """The answer of a handler whose route has ``texts``: 200, with this body."""
 
     content_type: str
+    body: bytes
+
+
+class EncodedJson(NamedTuple, Generic[T]):
+    """The answer of a handler that has the JSON of a ``T`` already: 200, with these bytes."""
+
     body: bytes

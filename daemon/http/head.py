@@ -32,6 +32,10 @@ _ENCODING_NAMES = {"": "", "identity": "", "x-gzip": "gzip"} | {n: n for n in SU
 _SINGLE_FIELDS = frozenset(
     {"host", "content-length", "transfer-encoding", "content-type", "content-encoding", "expect"}
 )
+# Parameters of a query that may be repeated. Their values are joined by REPEATED, which is in no
+# value, because control characters are refused.
+_REPEATABLE = frozenset({"filter"})
+REPEATED = "\n"
 _BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _HEAD_BEGINS = re.compile(rb"(?:\r\n){0,2}\r?(?:[A-Z-]{1,20} |[A-Z-]{0,20}\Z)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -48,7 +52,8 @@ class Head:
     ``route`` was set, which happens before the head goes into the cache.
 
     ``path`` is percent-decoded; ``segments`` are its parts split at ``/`` before decoding, so
-    that an encoded slash stays inside its segment. ``headers`` have lower-case names; repeated
+    that an encoded slash stays inside its segment. ``query`` has decoded values; one that may be
+    repeated has them joined by REPEATED. ``headers`` have lower-case names; repeated
     fields are joined by ``", "``. ``body_bytes`` is the length of the body that follows: 0
     without one, LENGTH_UNKNOWN if it is chunked. ``content_encoding`` is "" or a supported
     name.
@@ -312,9 +317,12 @@ def _split_target(target: bytes) -> tuple[str, tuple[str, ...], dict[str, str]]:
             continue
         raw_name, _, raw_value = pair.replace(b"+", b" ").partition(b"=")
         name = _decode(raw_name, "query")
+        value = _decode(raw_value, "query")
         if name in query:
-            raise bad_request(f"the query parameter {name!r} appears twice", parameter=name)
-        query[name] = _decode(raw_value, "query")
+            if name not in _REPEATABLE:
+                raise bad_request(f"the query parameter {name!r} appears twice", parameter=name)
+            value = query[name] + REPEATED + value
+        query[name] = value
     return path, segments, query
 
 

@@ -2,128 +2,187 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from delivery.schemas import DiffRecord
+from ledger.types import Offset
 
 
 class RefusedMessage(Struct, frozen=True):
     """A message that an acknowledgment named and that it does not finish."""
 
     partition: int
-    seq: int
+    seq: Offset
     epoch: int
-    reason: str  # finished, or epoch: the message was never sent in this batch to this consumer
+    reason: Annotated[
+        str,
+        Meta(
+            description="`finished`, or `epoch`: it was not sent in this batch to this consumer, or"
+            " it was taken back since"
+        ),
+    ]
 
 
 class Acknowledged(Struct, frozen=True):
-    """How many messages were finished (or, after a nack, are to be sent again), and how many were
-    refused; ``refused_messages`` names the first hundred."""
+    """What became of an acknowledgment."""
 
-    accepted: int
-    refused: int
-    refused_messages: list[RefusedMessage] = []
+    accepted: Annotated[
+        int, Meta(description="messages that are finished now, or that are sent again after a nack")
+    ]
+    refused: Annotated[int, Meta(description="messages that it does not change")]
+    refused_messages: Annotated[
+        list[RefusedMessage], Meta(description="the first hundred of them")
+    ] = []
 
 
 class ConsumerState(Struct, frozen=True):
-    """A consumer that is present. ``share`` is its part of all keys, from 0 to 1."""
+    """A consumer that is present."""
 
     consumer: str
-    kind: str  # stream or poll
+    kind: Annotated[str, Meta(description="`stream` or `poll`")]
     filters: list[str]
-    share: float
-    in_flight: int
-    ready: int
-    active: bool
-    connected: bool
+    share: Annotated[float, Meta(description="its part of all keys, from 0 to 1")]
+    in_flight: Annotated[int, Meta(description="messages that it has")]
+    ready: Annotated[int, Meta(description="keys with a message for it")]
+    active: Annotated[bool, Meta(description="false: it stands by (of the mode `exclusive`)")]
+    connected: Annotated[
+        bool, Meta(description="false: its stream has ended, and it may come back")
+    ]
 
 
 class BlockedKey(Struct, frozen=True):
-    """A key whose first message nobody gets. ``key`` is null for a message without one."""
+    """A key whose first message nobody gets."""
 
-    key: str | None
+    key: Annotated[str | None, Meta(description="null for a message without a key")]
     partition: int
-    seq: int
-    attempts: int
-    since_ms: int
+    seq: Offset
+    attempts: Annotated[int, Meta(description="deliveries that failed")]
+    since_ms: Annotated[int, Meta(description="epoch milliseconds")]
     reason: str
-    waiting: int | None = None
+    waiting: Annotated[
+        int | None,
+        Meta(description="messages of the key that wait for it, as far as they are read"),
+    ] = None
+
+
+class BlockedKeys(Struct, frozen=True):
+    """Keys that are blocked, those that are blocked longest first."""
+
+    keys: list[BlockedKey]
 
 
 class MissedOffsets(Struct, frozen=True):
-    """Offsets that are not delivered: retention removed them."""
+    """Offsets that are not delivered."""
 
     partition: int
-    gap_from: int
-    gap_to: int
-    reason: str
+    gap_from: Annotated[Offset, Meta(description="the first missing offset")]
+    gap_to: Annotated[Offset, Meta(description="the last missing offset")]
+    reason: Annotated[str, Meta(description="a reason of a diff's tombstone")]
 
 
 class PartitionProgress(Struct, frozen=True):
-    """A partition of the subscription: all up to ``floor`` is finished."""
+    """How far the subscription has got in a partition."""
 
     partition: int
-    floor: int
-    head_seq: int
-    lag: int
+    floor: Annotated[Offset, Meta(description="this offset and all before it are finished")]
+    head_seq: Annotated[Offset, Meta(description="the last committed offset; 0 for none")]
+    lag: Annotated[int, Meta(description="records that are not finished")]
 
 
-class SubscriptionState(Struct, frozen=True):
-    """A subscription as its owner sees it. ``lag`` counts the records that are not finished,
-    ``drainable_lag`` those of them that more consumers would help with."""
+class SubscriptionCounts(Struct, frozen=True, kw_only=True):
+    """What a subscription is doing, in numbers."""
+
+    lag: Annotated[int, Meta(description="records that are not finished")]
+    drainable_lag: Annotated[
+        int, Meta(description="those of them that more consumers would help with")
+    ]
+    in_flight: Annotated[int, Meta(description="messages that consumers have")]
+    waiting: Annotated[
+        int, Meta(description="messages that are read ahead and that nobody has yet")
+    ]
+    blocked_keys: Annotated[
+        int, Meta(description="keys whose first message waits for `retry` or `skip`")
+    ]
+    oldest_unacknowledged_ms: Annotated[
+        int, Meta(description="how long a consumer has had a message, of all the longest; 0: none")
+    ]
+    delivered: Annotated[int, Meta(description="messages sent, each time anew")]
+    acknowledged: int
+    redelivered: Annotated[int, Meta(description="messages sent again")]
+    refused: Annotated[int, Meta(description="messages that acknowledgments named in vain")]
+    dropped: Annotated[int, Meta(description="messages given up by `poison` or `skip`")]
+    dead_lettered: int
+    evicted: Annotated[
+        int, Meta(description="records that retention removed before they were finished")
+    ]
+    unmatched: Annotated[
+        int, Meta(description="messages that no consumer's filter matched, and that were skipped")
+    ]
+
+
+class SubscriptionState(SubscriptionCounts, frozen=True, kw_only=True):
+    """A subscription as its owner sees it. Counts are since the daemon started."""
 
     subscription: str
     topic: str
-    owner_shard: int
-    lag: int
-    drainable_lag: int
-    in_flight: int
-    waiting: int
-    blocked_keys: int
-    oldest_unacknowledged_ms: int
-    delivered: int
-    acknowledged: int
-    redelivered: int
-    refused: int
-    dropped: int
-    dead_lettered: int
-    evicted: int
-    unmatched: int
-    held: str
+    owner_shard: Annotated[int, Meta(description="the shard that decides")]
+    held: Annotated[str, Meta(description="why nothing is sent now; otherwise empty")]
     partitions: list[PartitionProgress]
     consumers: list[ConsumerState]
-    blocked: list[BlockedKey]
-    gaps: list[MissedOffsets]
+    blocked: Annotated[list[BlockedKey], Meta(description="the first of the blocked keys")]
+    gaps: Annotated[list[MissedOffsets], Meta(description="the last of the gaps")]
 
 
 class KeyState(Struct, frozen=True):
-    """A key: its consumer, and its first message that is not finished. ``state`` is ready, sent,
-    resting, stuck, held, or idle if nothing of it is known."""
+    """A key: its consumer, and its first message that is not finished."""
 
     key: str
-    state: str
-    owner: str | None
+    state: Annotated[
+        str,
+        Meta(
+            description="`ready`, `sent`, `resting` (it waits before it is sent again), `stuck`"
+            " (blocked), `held` (no consumer's filter matches), or `idle`: nothing of it waits"
+        ),
+    ]
+    owner: Annotated[
+        str | None, Meta(description="the consumer that gets its messages; null: none does")
+    ]
     partition: int | None = None
-    seq: int | None = None
-    since_ms: int | None = None
-    attempts: int = 0
-    reason: str = ""
-    waiting: int = 0
+    seq: Annotated[Offset | None, Meta(description="its first message")] = None
+    since_ms: Annotated[int | None, Meta(description="epoch milliseconds; of this state")] = None
+    attempts: Annotated[int, Meta(description="deliveries of the message that failed")] = 0
+    reason: Annotated[str, Meta(description="why it is in this state")] = ""
+    waiting: Annotated[int, Meta(description="messages that wait for the first one")] = 0
+
+
+class ConsumerLeft(Struct, frozen=True):
+    """The consumer is gone."""
+
+    consumer: str
+    returned: Annotated[int, Meta(description="messages that it had and that others get now")]
+
+
+class Sought(Struct, frozen=True):
+    """Where the subscription goes on."""
+
+    partitions: list[PartitionProgress]
 
 
 class ConsumedMessage(DiffRecord, frozen=True, kw_only=True):
-    """A message of a poll's answer, and of a stream: a record, in the batch ``epoch``. ``attempt``
-    counts its deliveries, from 1."""
+    """A message: a record of the topic, as it was sent to a consumer."""
 
     partition: int
-    epoch: int
-    attempt: int
+    epoch: Annotated[int, Meta(description="the number of the batch that it came in")]
+    attempt: Annotated[int, Meta(description="counts its deliveries, from 1")]
 
 
 class Polled(Struct, frozen=True):
-    """The answer to a poll. ``epoch`` is the number of the batch, null if there is no message.
-    ``gaps`` are those that nobody was told of yet."""
+    """A batch of messages."""
 
-    epoch: int | None
+    epoch: Annotated[int | None, Meta(description="its number; null if it has no messages")]
     messages: list[ConsumedMessage]
-    gaps: list[MissedOffsets] = []
+    gaps: Annotated[
+        list[MissedOffsets], Meta(description="offsets that nobody was told of yet")
+    ] = []

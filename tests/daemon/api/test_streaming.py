@@ -6,12 +6,13 @@ import asyncio
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from daemon.api.application import Api
 from daemon.api.errors import invalid
 from daemon.api.openapi import document
 from daemon.api.routes import Route
-from daemon.api.streaming import Streaming
+from daemon.api.streaming import EncodedJson, Streaming
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from delivery.waiters import Waiters
@@ -35,6 +36,9 @@ class Ticks:
         self.asked: list[tuple[str, TickHeaders]] = []
         self.outlets: list[Outlet] = []
         self.let_go = asyncio.Event()
+
+    async def tock(self) -> EncodedJson[dict[str, int]]:
+        return EncodedJson(b'{"tock":1}')
 
     async def ticks(self, name: str, headers: TickHeaders) -> Streaming:
         self.asked.append((name, headers))
@@ -68,6 +72,15 @@ HIDDEN = Route(
     is_internal=True,
 )
 
+TAKES = Route(
+    method="GET",
+    path="/tock",
+    summary="gives a tock away",
+    handler=lambda handlers: handlers.tock,  # type: ignore[attr-defined]
+    answers={200: dict[str, int]},
+    takes=True,
+)
+
 
 class Node:
     """The application on a server in memory."""
@@ -76,7 +89,7 @@ class Node:
         self.handlers = Ticks()
         handlers: Any = self.handlers
         producer: Any = None  # there is no route for producing
-        self.api = Api((ROUTE, HIDDEN), handlers, producer, Waiters(), options=options)
+        self.api = Api((ROUTE, HIDDEN, TAKES), handlers, producer, Waiters(), options=options)
         self.server = Server()
         self.server.application = self.api
         self.server.limits = HttpLimits()
@@ -207,3 +220,28 @@ def test_internal_routes_are_not_for_pages() -> None:
         assert not node.handlers.asked
 
     asyncio.run(run())
+
+
+def test_json_that_a_handler_has_already_is_answered_as_it_is() -> None:
+    async def run() -> None:
+        transport = await Node().ask(get("/tock"))
+        head, _, body = bytes(transport.written).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and b"application/json" in head
+        assert body == b'{"tock":1}'
+
+    asyncio.run(run())
+
+
+def test_head_of_what_gives_something_away_is_refused_and_gives_nothing_away() -> None:
+    async def run() -> None:
+        transport = await Node().ask(get("/tock").replace(b"GET ", b"HEAD ", 1))
+        assert transport.written.startswith(b"HTTP/1.1 405 ")
+        assert b"Allow: GET\r\n" in transport.written
+
+    asyncio.run(run())
+
+
+def test_the_document_shows_a_stream_next_to_the_answer_in_json() -> None:
+    both = replace(ROUTE, answers={200: dict[str, int]})
+    answer = document([both])["paths"]["/ticks/{name}"]["get"]["responses"]["200"]
+    assert set(answer["content"]) == {"application/json", *ROUTE.streams}

@@ -6,6 +6,7 @@ import pytest
 
 from daemon.api.errors import ApiError
 from daemon.http.head import (
+    REPEATED,
     HeadCache,
     check_framing,
     joined_fields,
@@ -183,3 +184,13 @@ def test_the_cache_is_bounded_in_count_bytes_and_the_size_of_an_entry() -> None:
     assert list(cache.entries) == [b"y" * 50]
     cache.add(b"z" * 51, parsed)
     assert list(cache.entries) == [b"y" * 50]
+
+
+def test_a_parameter_that_may_be_repeated_has_all_its_values_in_their_order() -> None:
+    parsed = parse_head(head(start="GET /c?filter=b*&max=1&filter=a%2Cb HTTP/1.1"), LIMITS)
+    assert parsed.query == {"filter": f"b*{REPEATED}a,b", "max": "1"}
+
+
+def test_a_value_that_contains_what_joins_repeated_ones_is_refused() -> None:
+    with pytest.raises(ApiError, match="control character"):
+        parse_head(head(start="GET /c?filter=a%0Ab HTTP/1.1"), LIMITS)

@@ -1,0 +1,260 @@
+"""What clients ask about subscriptions, and what the ledger knows of them.
+
+What owners answer with is in ``delivery/subscriptions/schemas.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, field
+from msgspec.structs import fields
+
+from daemon.api.names import CONSUMER_CHARACTERS_MAX
+from delivery.subscriptions.schemas import (
+    PartitionProgress,
+    SubscriptionCounts,
+    SubscriptionState,
+)
+from ledger.subscriptions import SubscriptionConfig, SubscriptionStart
+from ledger.types import INTEGER_MAX, Offset
+
+FILTERS_MAX = 64  # of a consumer; each is matched with each new key
+POLL_MESSAGES_MAX = 10_000
+POLL_WAIT_MS_MAX = 30_000
+NAMED_MESSAGES_MAX = 10_000  # of an acknowledgment: more come in another one, or as a batch
+NAMED_BATCHES_MAX = 1_000
+KEYS_MAX = 1_000
+NACK_DELAY_MS_MAX = 86_400_000
+REASON_CHARACTERS_MAX = 255
+
+SubscriptionActivity = Literal["running", "paused", "held", "stopped"]
+_Sequence = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
+_Partition = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
+_Name = Annotated[
+    str,
+    Meta(description=f"the consumer's name, 1 to {CONSUMER_CHARACTERS_MAX} printable characters"),
+]
+
+SubscriptionSettings = defstruct(
+    "SubscriptionSettings",
+    [
+        *((each.name, each.type | UnsetType, UNSET) for each in fields(SubscriptionConfig)),
+        (
+            "start",
+            Annotated[
+                SubscriptionStart,
+                Meta(
+                    description="where a new subscription begins: `earliest` (if not given),"
+                    " `latest`, or after an offset (of a topic with several partitions, a list with"
+                    " one for each); without effect on one that exists"
+                ),
+            ]
+            | UnsetType,
+            UNSET,
+        ),
+    ],
+    namespace={"__doc__": "The settings to change; those that are not given stay as they are."},
+    module=__name__,
+    frozen=True,
+    forbid_unknown_fields=True,
+)
+
+
+class SubscriptionSummary(SubscriptionCounts, frozen=True, kw_only=True):
+    """A subscription, as far as it is known without asking its owner: its numbers are a tenth of a
+    second late. Counts are since the daemon started."""
+
+    subscription: str
+    subscription_id: Annotated[int, Meta(description="never used twice; a new one has another")]
+    topic: str
+    topic_id: int
+    config: SubscriptionConfig
+    created_ms: Annotated[int, Meta(description="epoch milliseconds")]
+    state: Annotated[
+        SubscriptionActivity,
+        Meta(
+            description="`paused` by request; `held` while nothing can be sent; `stopped` if it"
+            " cannot go on"
+        ),
+    ]
+    reason: Annotated[str, Meta(description="why it is held or stopped; otherwise empty")]
+    consumers: Annotated[int, Meta(description="how many are present")]
+    partitions: list[PartitionProgress]
+
+
+class SubscriptionStatus(SubscriptionState, frozen=True, kw_only=True):
+    """A subscription: what the ledger knows, and what its owner sees. Counts are since the daemon
+    started."""
+
+    subscription_id: Annotated[int, Meta(description="never used twice; a new one has another")]
+    topic_id: int
+    config: SubscriptionConfig
+    created_ms: Annotated[int, Meta(description="epoch milliseconds")]
+
+
+class SubscriptionsQuery(Struct, frozen=True):
+    """Which subscriptions to list."""
+
+    after: Annotated[str, Meta(description="`next_after` of the previous page")] = ""
+    limit: Annotated[int, Meta(ge=1, le=1_000, description="subscriptions in the page")] = 100
+
+
+class SubscriptionPage(Struct, frozen=True):
+    """Subscriptions of a topic in the order of their names."""
+
+    subscriptions: list[SubscriptionSummary]
+    next_after: Annotated[str | None, Meta(description="asks for the next page; null: no more")]
+
+
+class SubscriptionDeleted(Struct, frozen=True):
+    """The subscription is deleted; its name can be used again."""
+
+    topic: str
+    subscription: str
+    deleted: bool = True
+
+
+class ConsumeQuery(Struct, frozen=True):
+    """Who consumes, and what. With ``max`` the answer is a batch in JSON, without it a stream."""
+
+    consumer: _Name
+    filter: Annotated[
+        list[str],
+        Meta(
+            description="keep messages whose key matches this pattern; several, in repeated"
+            f" parameters or with commas, at most {FILTERS_MAX}: one of them. `\\,` is a comma"
+        ),
+    ] = []
+    max: (
+        Annotated[
+            int,
+            Meta(ge=1, le=POLL_MESSAGES_MAX, description="answer with at most this many messages"),
+        ]
+        | None
+    ) = None
+    wait_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=POLL_WAIT_MS_MAX,
+            description="with `max`: if there is no message, wait this long for the first one",
+        ),
+    ] = 0
+
+
+class ConsumeHeaders(Struct, frozen=True, rename={"accept": "Accept"}):
+    """The headers that a consumer's stream heeds."""
+
+    accept: Annotated[
+        str,
+        Meta(
+            description="`application/x-ndjson` (the default), `text/event-stream` or"
+            " `application/msgpack`; without effect if `max` is given"
+        ),
+    ] = ""
+
+
+class MessagePlace(Struct, frozen=True, forbid_unknown_fields=True):
+    """A message of a batch that is named elsewhere."""
+
+    partition: _Partition
+    seq: _Sequence
+
+
+class NamedMessage(Struct, frozen=True, forbid_unknown_fields=True):
+    """A message, as it was sent."""
+
+    partition: _Partition
+    seq: _Sequence
+    epoch: Annotated[int, Meta(ge=0, le=INTEGER_MAX, description="that it came with")]
+
+
+class _NamedMessages(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What acknowledgments of both kinds say."""
+
+    consumer: _Name
+    messages: Annotated[
+        list[NamedMessage], Meta(max_length=NAMED_MESSAGES_MAX, description="one by one")
+    ] = []
+    batch: (
+        Annotated[
+            int, Meta(ge=0, le=INTEGER_MAX, description="an `epoch`: all messages of this batch")
+        ]
+        | None
+    ) = None
+    batches: Annotated[
+        list[Annotated[int, Meta(ge=0, le=INTEGER_MAX)]],
+        Meta(max_length=NAMED_BATCHES_MAX, description="the same for several batches"),
+    ] = []
+    but: Annotated[
+        list[MessagePlace],
+        Meta(max_length=NAMED_MESSAGES_MAX, description="messages of these batches to leave out"),
+    ] = field(default=[], name="except")
+
+
+class AckRequest(_NamedMessages, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Messages that the consumer has dealt with. They are never sent again."""
+
+
+class NackRequest(_NamedMessages, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Messages that the consumer could not deal with. They are sent again, to this consumer or to
+    another one."""
+
+    delay_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=NACK_DELAY_MS_MAX,
+            description="not before; at least what `backoff_ms` says, and at most its second value",
+        ),
+    ] = 0
+    reason: Annotated[
+        str,
+        Meta(max_length=REASON_CHARACTERS_MAX, description="shown for a key that gets blocked"),
+    ] = ""
+
+
+class LeaveRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A consumer that goes: what it has goes to others immediately."""
+
+    consumer: _Name
+
+
+class KeysQuery(Struct, frozen=True):
+    """How many blocked keys to list."""
+
+    limit: Annotated[int, Meta(ge=1, le=KEYS_MAX, description="keys in the answer")] = 100
+
+
+class BlockedMessageRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A blocked message: that of ``key``, or the one at ``partition`` and ``seq``."""
+
+    key: str | None = None
+    partition: _Partition | None = None
+    seq: _Sequence | None = None
+
+
+class SeekTime(Struct, frozen=True, forbid_unknown_fields=True):
+    """A place in time."""
+
+    ts: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=INTEGER_MAX,
+            description="the first record whose `ts` is not earlier (epoch ms)",
+        ),
+    ]
+
+
+class SeekRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where to go on. What consumers have is forgotten; their acknowledgments are refused."""
+
+    to: Annotated[
+        Literal["earliest", "latest"] | Offset | list[Offset] | SeekTime,
+        Meta(
+            description="before the first record that can be read, after the last one, after an"
+            " offset (of a topic with several partitions, a list with one for each), or at a time"
+        ),
+    ]
