@@ -40,7 +40,7 @@ class KeyQueue:
 
     __slots__ = (
         "key", "state", "lane", "head", "tail", "others", "owner", "version", "attempts",
-        "since_ns", "why",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, key: str, lane: LookAhead, offset: int) -> None:
@@ -52,11 +52,11 @@ class KeyQueue:
         self.owner: Consumer | None = None
         self.version = -1  # of the members, when the owner was found
         self.attempts = 0  # failed deliveries of the head
-        self.since_ns = 0
-        self.why = ""
+        self.waiting = 1  # messages, with the head
 
     def append(self, lane: LookAhead, offset: int) -> None:
         """A further message of the key, in another partition than the current run's."""
+        self.waiting += 1
         runs = self.others = self.others or []
         for index, (other, head, tail) in enumerate(runs):
             if other is lane:
@@ -71,7 +71,7 @@ class KeyQueue:
         following = lane.after(head)
         lane.finish(head)
         self.attempts = 0
-        self.why = ""
+        self.waiting -= 1
         if following:
             self.head = following
             return True

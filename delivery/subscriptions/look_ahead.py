@@ -26,6 +26,7 @@ ROW_OFFSETS = 4_096  # of a row of finished offsets, as it is stored
 _TRIM = 65_536  # finished messages are forgotten in lots: each lot moves what follows
 _NOT_DONE = re.compile(b"[^%c]" % DONE, re.DOTALL)
 _DONE_ONLY = bytes(1 if state == DONE else 0 for state in range(256))
+_LOOSE_DONE = bytes(DONE if state == LOOSE else state for state in range(256))
 _DIGITS = bytes(0x31 if value else 0x30 for value in range(256))
 
 
@@ -36,6 +37,8 @@ class LookAhead:
         self.partition = partition
         self.floor = floor
         self.end = floor
+        self.gone_before = 0  # retention removed what is below
+        self.unfinished = 0
         self._first = floor + 1  # the offset of index 0
         self._states = bytearray()
         self._next = array("I")
@@ -89,11 +92,13 @@ class LookAhead:
             self._forget()
         else:
             self._add(count, DONE)
+            self.unfinished -= count
 
     def _add(self, count: int, state: int) -> None:
         self._states += bytes((state,)) * count
         self._next.frombytes(bytes(self._next.itemsize * count))
         self.end += count
+        self.unfinished += count
 
     # Reading
 
@@ -106,17 +111,49 @@ class LookAhead:
         """Whether an admitted offset is finished."""
         return offset <= self.floor or self._states[offset - self._first] == DONE
 
+    def is_finished(self, offset: int) -> bool:
+        """Whether any offset is known to be finished, also one that was not admitted yet."""
+        return self.is_done(offset) if offset <= self.end else self.was_finished(offset)
+
     def next_loose(self) -> int:
         """The first message without order that nobody has; 0 if there is none."""
         found = self._states.find(LOOSE, self._loose_from)
         self._loose_from = len(self._states) if found < 0 else found
         return 0 if found < 0 else self._first + found
 
+    def loose_count(self) -> int:
+        """How many messages without order nobody has."""
+        return self._states.count(LOOSE, self._loose_from)
+
     # Progress
 
-    def take(self, offset: int) -> None:
-        """Marks a loose message as taken."""
-        self._states[offset - self._first] = TAKEN
+    def take_loose(self, count: int, before: int | None = None) -> list[int]:
+        """Marks up to ``count`` loose messages as taken, those below ``before``; returns them."""
+        states, index, first = self._states, self._loose_from, self._first
+        end = len(states) if before is None else before - first
+        taken: list[int] = []
+        while len(taken) < count:
+            index = states.find(LOOSE, index, end)
+            if index < 0:
+                break
+            states[index] = TAKEN
+            taken.append(first + index)
+        return taken
+
+    def finish_loose(self) -> int:
+        """Finishes the loose messages below ``gone_before``; returns how many."""
+        start, end = self.floor + 1 - self._first, self.gone_before - self._first
+        part = self._states[start:end]
+        count = part.count(LOOSE)
+        if count:
+            self._states[start:end] = part.translate(_LOOSE_DONE)
+            self.unfinished -= count
+            self.changed_rows.update(
+                range((self.floor + 1) // ROW_OFFSETS, self.gone_before // ROW_OFFSETS + 1)
+            )
+            if self._states[start] == DONE:
+                self._raise_floor(start)
+        return count
 
     def give_back(self, offset: int) -> None:
         """Marks a taken message as loose again."""
@@ -128,6 +165,7 @@ class LookAhead:
         """Marks an offset as finished; the floor moves if it was the first one."""
         index = offset - self._first
         self._states[index] = DONE
+        self.unfinished -= 1
         if offset == self.floor + 1:
             self._raise_floor(index)
         else:
@@ -175,5 +213,7 @@ class LookAhead:
         assert not done.strip(bytes((DONE,))), "all up to the floor is finished"
         assert self.floor == self.end or not self.is_done(self.floor + 1), "the floor is exact"
         assert LOOSE not in self._states[: self._loose_from]
+        left = self._states[self.floor + 1 - self._first :]
+        assert self.unfinished == len(left) - left.count(DONE)
         for index, step in enumerate(self._next):
             assert not step or index + step < count

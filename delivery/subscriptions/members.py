@@ -39,6 +39,7 @@ class Members:
         self._ring = HashRing()
         self.by_name: dict[str, Consumer] = {}
         self.version = 0
+        self.without_patterns = 0
 
     def join(self, name: str, patterns: Sequence[str]) -> Consumer:
         """Adds a member. Raises ValueError if there are MEMBERS_MAX, or one of this name."""
@@ -47,13 +48,16 @@ class Members:
         self._ring.join(name, patterns)
         member = self.by_name[name] = Consumer(name, patterns)
         self.version += 1
+        self.without_patterns += not member.patterns
         return member
 
     def leave(self, name: str) -> Consumer:
         """Removes a member."""
         self._ring.leave(name)
         self.version += 1
-        return self.by_name.pop(name)
+        member = self.by_name.pop(name)
+        self.without_patterns -= not member.patterns
+        return member
 
     def owner(self, queue: KeyQueue) -> Consumer | None:
         """The member that a queue belongs to; None if none accepts its key."""

@@ -7,8 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from delivery.subscriptions.batches import Batch
 from delivery.subscriptions.key_queue import QueueState
-from delivery.subscriptions.window import Batch, DeliveryWindow, WindowPolicy
+from delivery.subscriptions.policy import WindowPolicy
+from delivery.subscriptions.window import DeliveryWindow
 
 S = 1_000_000_000
 NAMES = ("a", "b", "c")
@@ -66,6 +68,7 @@ class WindowMachine(RuleBasedStateMachine):
         batch = self.window.take(name, count, self.now_ns)
         if batch is None:
             return
+        self.window.sent(batch.epoch, self.now_ns)
         self.batches[batch.epoch] = batch
         assert 1 <= len(batch.messages) <= count
         for message in batch.messages:
@@ -84,8 +87,8 @@ class WindowMachine(RuleBasedStateMachine):
         left = self.left(batch)
         name = "c" if other else batch.member.name
         chosen = left if whole else data.draw(st.lists(st.sampled_from([*left, (0, 999)])))
-        done, refused = self.window.ack(
-            name, batch.epoch, None if whole else chosen, now_ns=self.now_ns
+        done, refused, _ = self.window.ack(
+            name, batch.epoch, self.now_ns, None if whole else chosen
         )
         valid = (name == batch.member.name and batch.epoch in self.window.batches) or done
         if valid:
@@ -101,9 +104,9 @@ class WindowMachine(RuleBasedStateMachine):
         left = self.left(batch)
         if left:
             chosen = data.draw(st.lists(st.sampled_from(left), unique=True))
-            before = self.window.dropped
-            self.window.nack(batch.member.name, batch.epoch, chosen, self.now_ns, delay_s * S)
-            if self.window.dropped > before:
+            before = self.window.counts.dropped
+            self.window.nack(batch.member.name, batch.epoch, self.now_ns, chosen, (), delay_s * S)
+            if self.window.counts.dropped > before:
                 self.may_be_dropped |= set(chosen)
 
     @rule(seconds=st.sampled_from([0, 1, 5, 31, 100]))
@@ -171,7 +174,7 @@ class WindowMachine(RuleBasedStateMachine):
                 window.moved(*place)
             batch = window.take("last", 10, self.now_ns)
             if batch is not None:
-                window.ack("last", batch.epoch, now_ns=self.now_ns)
+                window.ack("last", batch.epoch, self.now_ns)
             elif not window.keys:
                 break
         assert not window.keys and not window.in_flight
@@ -192,7 +195,10 @@ def opened(policy: WindowPolicy | None = None) -> DeliveryWindow:
 def take(window: DeliveryWindow, name: str, count: int = 100, now_ns: int = 0) -> list[int]:
     """Offsets of a batch."""
     batch = window.take(name, count, now_ns)
-    return [] if batch is None else [m.offset for m in batch.messages if m is not None]
+    if batch is None:
+        return []
+    window.sent(batch.epoch, now_ns)
+    return [m.offset for m in batch.messages if m is not None]
 
 
 def test_one_message_of_a_key_is_out_at_a_time_and_other_keys_go_on() -> None:
@@ -201,7 +207,7 @@ def test_one_message_of_a_key_is_out_at_a_time_and_other_keys_go_on() -> None:
     window.admit(0, ["hot"] * 5 + ["other"])
     assert take(window, "a") == [1, 6]
     assert take(window, "a") == []
-    assert window.ack("a", 1, [(0, 1)]) == (1, 0)
+    assert window.ack("a", 1, 0, [(0, 1)]) == (1, 0, ())
     assert take(window, "a") == [2]
     assert (window.lanes[0].floor, window.in_flight) == (1, 2)
 
@@ -213,9 +219,9 @@ def test_a_member_that_leaves_loses_nothing_and_its_epoch_is_refused() -> None:
     assert take(window, "a") == [1, 3, 4]
     window.leave("a")
     window.join("b")
-    assert window.ack("a", 1) == (0, 1)
+    assert window.ack("a", 1, 0)[:2] == (0, 1)
     assert sorted(take(window, "b")) == [1, 3, 4]
-    assert window.ack("b", 2, but=[(0, 3)]) == (2, 0)
+    assert window.ack("b", 2, 0, but=[(0, 3)]) == (2, 0, ())
     assert window.lanes[0].floor == 1
     assert take(window, "b") == [2]
 
@@ -231,11 +237,11 @@ def test_after_the_redeliveries_the_policy_decides(poison: str, floor: int) -> N
         batch = window.take("a", 1, now_ns)
         assert batch is not None and batch.messages[0] is not None
         assert (batch.messages[0].offset, batch.messages[0].attempts) == (1, delivery)
-        window.nack("a", batch.epoch, None, now_ns)
+        window.nack("a", batch.epoch, now_ns)
         now_ns += 60 * S
         others = window.take("a", 100, now_ns)
         if others is not None:
-            window.ack("a", others.epoch)
+            window.ack("a", others.epoch, now_ns)
         window.tick(now_ns)
     assert window.lanes[0].floor >= floor
     assert [(letter.offset, letter.attempts) for letter in window.dead_letters] == (
@@ -291,7 +297,7 @@ def test_finished_offsets_survive_as_rows() -> None:
     window.admit(0, [f"k{n}" for n in range(10_000)])
     batch = window.take("a", 1_000, 0)
     assert batch is not None
-    window.ack("a", batch.epoch, but=[(0, 3)])
+    window.ack("a", batch.epoch, 0, but=[(0, 3)])
     lane = window.lanes[0]
     assert lane.floor == 2 and lane.changed_rows == {0}
     row = lane.row(0)
@@ -303,3 +309,125 @@ def test_finished_offsets_survive_as_rows() -> None:
     again.admit(0, [f"k{n}" for n in range(2, 10_000)])
     assert take(again, "a", 3) == [3, 1_001, 1_002]
     again.check_invariants()
+
+
+def test_a_batch_has_no_timeout_before_it_was_sent() -> None:
+    window = opened()
+    window.join("a")
+    window.admit(0, ["x"])
+    batch = window.take("a", 1, 0)
+    assert batch is not None and window.next_due_ns() is None
+    assert window.tick(1_000 * S) == [] and window.in_flight == 1
+    window.sent(batch.epoch, 1_000 * S)
+    assert window.next_due_ns() == 1_030 * S
+    assert window.tick(1_029 * S) == []
+    assert window.tick(1_030 * S) == ["a"]
+
+
+def test_what_is_given_back_counts_as_no_failed_delivery_and_keeps_its_order() -> None:
+    window = opened()
+    window.join("a")
+    window.admit(0, ["x", "x", "y", None, "z"])
+    batch = window.take("a", 9, 0)
+    assert batch is not None
+    window.give_back(batch.epoch, [(0, 3)])
+    assert window.in_flight == 3
+    window.give_back(batch.epoch)
+    window.give_back(batch.epoch)
+    assert (window.in_flight, window.batches, window.counts.redelivered) == (0, {}, 0)
+    again = window.take("a", 9, 0)
+    assert again is not None
+    assert [(m.offset, m.attempts) for m in again.messages if m] == [(1, 0), (5, 0), (3, 0), (4, 0)]
+    assert window.ack("a", batch.epoch, 0, [(0, 3)]).refusals == (((0, 3), "epoch"),)
+
+
+def test_a_refused_acknowledgment_tells_what_is_finished_from_what_was_sent_elsewhere() -> None:
+    """K8."""
+    window = opened()
+    window.join("a")
+    window.admit(0, ["x", "y"])
+    assert take(window, "a") == [1, 2]
+    assert window.ack("a", 1, 0, [(0, 1)]) == (1, 0, ())
+    outcome = window.ack("a", 1, 0, [(0, 1), (0, 2), (0, 7), (5, 1)])
+    assert outcome.accepted == 1
+    assert outcome.refusals == (((0, 1), "finished"), ((0, 7), "epoch"), ((5, 1), "epoch"))
+    assert window.ack("a", 1, 0, [(0, 2)]).refusals == (((0, 2), "finished"),)
+    assert window.ack("a", 1, 0).refusals == ((None, "epoch"),)
+
+
+def test_what_a_decision_finished_is_told_once() -> None:
+    window = opened(WindowPolicy(poison="drop", redeliveries_max=0))
+    window.open(1, 10)
+    window.join("a")
+    window.admit(0, ["x", "y", "z"])
+    window.admit(1, [None])
+    assert take(window, "a") == [1, 2, 3, 11]
+    window.ack("a", 1, 0, [(0, 1), (1, 11)])
+    window.nack("a", 1, 0, [(0, 3)])
+    assert window.take_news() == {0: [1, 3], 1: [11]}
+    assert window.take_news() == {}
+
+
+def test_evicted_messages_are_finished_in_lots_and_what_is_out_can_be_acknowledged() -> None:
+    window = opened()
+    window.join("a")
+    window.admit(0, ["out", "hot", None, "out"] + ["hot"] * 10_000 + ["late"])
+    assert take(window, "a", 1) == [1]
+    window.evict(0, 10_004)
+    ticks = 0
+    while window.next_due_ns() == 0:
+        window.tick(0)
+        window.check_invariants()
+        ticks += 1
+    assert 1 < ticks < 10
+    assert window.lanes[0].unfinished == 4  # the one that is out, its follower, and two that stay
+    assert sorted(take(window, "a")) == [10_004, 10_005]
+    window.ack("a", 1, 0)
+    assert (window.lanes[0].floor, window.counts.evicted) == (10_003, 10_002)
+    window.check_invariants()
+
+
+def test_what_was_out_when_it_was_evicted_is_not_sent_again() -> None:
+    window = opened()
+    window.join("a")
+    window.admit(0, ["x", None, "y"])
+    assert take(window, "a") == [1, 3, 2]
+    window.evict(0, 4)
+    window.nack("a", 1, 0, [(0, 1), (0, 2)])
+    window.leave("a")
+    assert (window.lanes[0].floor, window.counts.evicted, window.next_due_ns()) == (3, 3, None)
+
+
+def test_a_policy_changes_what_is_stuck_and_what_is_held() -> None:
+    """K15."""
+    window = opened(WindowPolicy(redeliveries_max=0))
+    window.join("a", ["x*"])
+    window.admit(0, ["x1", "x1", "held", "x2"])
+    assert take(window, "a") == [1, 4]
+    window.nack("a", 1, 0)
+    assert set(window.stuck) == {(0, 1), (0, 4)}
+    window.set_policy(WindowPolicy(redeliveries_max=0, poison="dead_letter"))
+    assert [each.offset for each in window.take_dead_letters()] == [1, 4]
+    assert window.moved(0, 4)
+    window.set_policy(WindowPolicy(redeliveries_max=0, poison="drop", unmatched="skip"))
+    assert set(window.stuck) == {(0, 1)}, "it is being moved"
+    window.tick(0)
+    assert (window.counts.unmatched, window.counts.dropped) == (1, 0)
+    assert window.retry(0, 1) and take(window, "a") == [1]
+    window.nack("a", 2, 0)
+    assert (window.counts.dropped, take(window, "a")) == (1, [2])
+    window.set_policy(WindowPolicy(ack_timeout_ns=S))
+    assert window.next_due_ns() == S, "a new timeout holds for what is out"
+    window.check_invariants()
+
+
+def test_a_consumer_that_comes_back_gets_what_it_had() -> None:
+    """K17."""
+    window = opened()
+    window.join("a")
+    window.join("b")
+    window.admit(0, [f"k{n}" for n in range(20)])
+    had = take(window, "a")
+    window.returned("a")
+    assert take(window, "a") == had
+    assert window.batches[2].messages[0] == (*window.batches[2].messages[0][:3], 0)  # type: ignore[index]

@@ -1,0 +1,508 @@
+"""What a subscription has sent and what came of it: the part that all its modes have in common.
+
+    pick (of the mode) -> take (a batch) -> sent -> ack     -> finished
+                                                 -> nack    -> rests, or is stuck -> again
+                                                 -> time out, the member leaves   -> again
+
+* Nothing is finished but by an acknowledgment, by an operator, by a policy that drops or moves it,
+  or because retention removed it. A member that leaves gives its messages back, and a batch that
+  could not be sent is given back: that counts as no failed delivery.
+* A *batch* is what one ``take`` gave, under a number of its own, the *epoch*. An acknowledgment
+  names the epoch, so one that comes after the message was given to another member changes nothing.
+* A message is *blocked* while it rests after a failed delivery, and while it is stuck: too many
+  failed, and an operator or a dead letter has to take it away.
+
+Which messages a member gets, and what waits for what, is the mode's: ``window.py``, ``shared.py``,
+``exclusive.py``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+from delivery.subscriptions.batches import (
+    REFUSALS_MAX,
+    Batch,
+    Blocked,
+    DeadLetter,
+    Outcome,
+    Place,
+    Refusal,
+    SentMessage,
+    WindowCounts,
+)  # fmt: skip
+from delivery.subscriptions.key_queue import KeyQueue
+from delivery.subscriptions.look_ahead import MESSAGE_BYTES, LookAhead
+from delivery.subscriptions.loose import LooseMessages
+from delivery.subscriptions.members import Consumer, Members
+from delivery.subscriptions.policy import WindowPolicy
+
+SENT_BYTES = 120
+BLOCKED_BYTES = 600
+
+
+class Deliveries(ABC):
+    """One subscription's messages and members, without the order of its mode."""
+
+    def __init__(self, policy: WindowPolicy, epoch: int = 0) -> None:
+        self.policy = policy
+        self.epoch = epoch  # of the last batch
+        self.members = Members()
+        self.lanes: dict[int, LookAhead] = {}
+        self.loose = LooseMessages()
+        self.in_flight = 0
+        self.batches: dict[int, Batch] = {}
+        self.stuck: dict[Place, Blocked] = {}
+        self.resting: dict[Place, Blocked] = {}
+        self.dead_letters: list[DeadLetter] = []
+        self.counts = WindowCounts()
+        self._moving_away: set[Place] = set()  # dead letters that the caller has taken
+        self._rests: list[tuple[int, int, Place]] = []  # a heap; not all of them hold any more
+        self._numbers = 0
+        self._unanswered: OrderedDict[int, Batch] = OrderedDict()  # sent, oldest first
+        self._news: dict[int, list[int]] = {}
+
+    # What there is
+
+    @property
+    def unfinished(self) -> int:
+        """Messages that were admitted and are not finished."""
+        return sum(lane.unfinished for lane in self.lanes.values())
+
+    @property
+    def drainable(self) -> int:
+        """Messages that more consumers could deal with now."""
+        return self.loose.count + self.in_flight
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the messages take."""
+        waiting = sum(len(lane) for lane in self.lanes.values()) * MESSAGE_BYTES
+        blocked = len(self.stuck) + len(self.resting)
+        return waiting + self.in_flight * SENT_BYTES + blocked * BLOCKED_BYTES
+
+    def oldest_sent_ns(self) -> int | None:
+        """When the oldest batch was sent that has an open message."""
+        for batch in self._unanswered.values():
+            return batch.sent_ns
+        return None
+
+    def queue_of(self, key: str) -> KeyQueue | None:
+        """The messages of a key that wait for each other; None if there are none."""
+        return None
+
+    # What a mode decides
+
+    @abstractmethod
+    def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
+        """Up to ``left`` messages for a member; they are with it from now on."""
+
+    @abstractmethod
+    def _finish(self, message: SentMessage) -> None:
+        """A message that was sent or blocked is finished."""
+
+    @abstractmethod
+    def _again(self, message: SentMessage) -> None:
+        """A message that was sent or blocked may be sent now."""
+
+    @abstractmethod
+    def _block(self, message: SentMessage, attempts: int, *, stuck: bool) -> None:
+        """A message that was sent is blocked."""
+
+    @abstractmethod
+    def _members_changed(self, gone: Consumer | None) -> None:
+        """Who owns what has to be found again."""
+
+    # Messages come in
+
+    def open(self, partition: int, floor: int) -> LookAhead:
+        """Begins a partition after ``floor``."""
+        lane = self.lanes[partition] = LookAhead(partition, floor)
+        return lane
+
+    @abstractmethod
+    def admit(self, partition: int, keys: Sequence[str | None]) -> None:
+        """The next messages of a partition, by their keys. The caller looks at ``room`` before."""
+
+    def admit_loose(self, partition: int, count: int) -> None:
+        """The next messages of a partition, none of which has a key."""
+        lane = self.lanes[partition]
+        if not lane.has_finished:
+            self.loose.add(lane, count)
+            return
+        for offset in range(lane.end + 1, lane.end + count + 1):
+            if lane.was_finished(offset):
+                lane.add_done(1)
+            else:
+                self.loose.add(lane, 1)
+
+    def pass_over(self, partition: int, count: int) -> None:
+        """The next offsets of a partition hold nothing: voids, or evicted."""
+        self.lanes[partition].add_done(count)
+
+    def evict(self, partition: int, before: int) -> None:
+        """Retention removed what is below ``before``. It is finished, in lots, and counted; what is
+        with a consumer can still be acknowledged, but not be sent again."""
+        lane = self.lanes[partition]
+        before = min(before, lane.end + 1)
+        if before <= max(lane.gone_before, lane.floor + 1):
+            return
+        lane.gone_before = before
+        self.counts.evicted += self.loose.evict(lane)
+        for blocked in [*self.stuck.values(), *self.resting.values()]:
+            message = blocked.message
+            if message.lane is lane and message.offset < before:
+                self._unblock(message.place)
+                self._evict_one(message)
+
+    def _evict_one(self, message: SentMessage) -> None:
+        self.counts.evicted += 1
+        self._finish(message)
+
+    # Members
+
+    def join(self, name: str, patterns: Sequence[str] = ()) -> None:
+        """A consumer is present; one of this name must not be. Raises ValueError at the limit."""
+        self.members.join(name, patterns)
+        self._members_changed(None)
+
+    def leave(self, name: str) -> None:
+        """A consumer is gone: what it has goes to others, without a failed delivery."""
+        member = self.members.leave(name)
+        self._members_changed(member)
+        self._give_all_back(member)
+
+    def returned(self, name: str) -> None:
+        """A consumer that was away is there again: what it had is sent to it once more, without a
+        failed delivery, in new batches."""
+        self._give_all_back(self.members.by_name[name])
+
+    def _give_all_back(self, member: Consumer) -> None:
+        for epoch in sorted(member.batches, reverse=True):
+            self._withdraw(self.batches[epoch])
+
+    # Messages go out
+
+    def take(self, name: str, count: int, now_ns: int) -> Batch | None:
+        """The next batch of a member; None if there is nothing for it now."""
+        member, policy = self.members.by_name[name], self.policy
+        left = min(
+            count, policy.member_max - member.in_flight, policy.in_flight_max - self.in_flight
+        )
+        messages = self._pick(member, left) if left > 0 else None
+        if not messages:
+            return None
+        self.epoch += 1
+        batch = self.batches[self.epoch] = Batch(self.epoch, member, messages)
+        member.batches.add(batch.epoch)
+        member.in_flight += len(messages)
+        self.in_flight += len(messages)
+        return batch
+
+    def sent(self, epoch: int, now_ns: int) -> None:
+        """A batch was written to its consumer: from now on it has ``ack_timeout_ns``."""
+        batch = self.batches.get(epoch)
+        if batch is not None and batch.sent_ns is None:
+            batch.sent_ns = now_ns
+            self._unanswered[epoch] = batch
+            self.counts.delivered += batch.open
+
+    def give_back(self, epoch: int, messages: Iterable[Place] | None = None) -> None:
+        """A batch, or some of its messages, could not be read or written: they are ready again,
+        without a failed delivery. A batch that is gone is ignored."""
+        batch = self.batches.get(epoch)
+        if batch is None:
+            return
+        if messages is None:
+            self._withdraw(batch)
+            return
+        for index in sorted(self._indexes(batch, messages, ())[0], reverse=True):
+            self._once_more(batch, index)
+
+    def missing(self, epoch: int, messages: Iterable[Place]) -> None:
+        """Messages of a batch turned out to be removed by retention: they are finished."""
+        batch = self.batches.get(epoch)
+        if batch is not None:
+            for index in self._indexes(batch, messages, ())[0]:
+                self._evict_one(self._take_out(batch, index))
+
+    def _withdraw(self, batch: Batch) -> None:
+        for index in range(len(batch.messages) - 1, -1, -1):
+            if batch.messages[index] is not None:
+                self._once_more(batch, index)
+
+    def _once_more(self, batch: Batch, index: int) -> None:
+        message = self._take_out(batch, index)
+        if message.offset < message.lane.gone_before:
+            self._evict_one(message)
+            return
+        self.counts.redelivered += batch.sent_ns is not None
+        self._again(message)
+
+    def _take_out(self, batch: Batch, index: int) -> SentMessage:
+        """A message is not with the member any more."""
+        message = batch.messages[index]
+        assert message is not None
+        batch.messages[index] = None
+        batch.open -= 1
+        batch.member.in_flight -= 1
+        self.in_flight -= 1
+        if not batch.open:
+            self._close(batch)
+        return message
+
+    def _close(self, batch: Batch) -> None:
+        del self.batches[batch.epoch]
+        batch.member.batches.discard(batch.epoch)
+        self._unanswered.pop(batch.epoch, None)
+
+    # Outcomes
+
+    def ack(
+        self, name: str, epoch: int, now_ns: int, messages: Iterable[Place] | None = None,
+        but: Iterable[Place] = (),
+    ) -> Outcome:  # fmt: skip
+        """Finishes messages of a batch, by partition and offset; None: all of it but ``but``.
+        Refuses those that are not this member's in this batch, or not any more."""
+        batch = self._batch(name, epoch, now_ns)
+        if batch is None:
+            return self._refused(None if messages is None else list(messages))
+        indexes, unknown = self._indexes(batch, messages, but)
+        for index in indexes:
+            self._done(self._take_out(batch, index))
+        self.counts.acknowledged += len(indexes)
+        return self._outcome(len(indexes), unknown)
+
+    def nack(
+        self, name: str, epoch: int, now_ns: int, messages: Iterable[Place] | None = None,
+        but: Iterable[Place] = (), delay_ns: int = 0, why: str = "refused by the consumer",
+    ) -> Outcome:  # fmt: skip
+        """Deliveries failed; the rest as ``ack``."""
+        batch = self._batch(name, epoch, now_ns)
+        if batch is None:
+            return self._refused(None if messages is None else list(messages))
+        indexes, unknown = self._indexes(batch, messages, but)
+        self.counts.refused += len(indexes)
+        self._fail_all(batch, sorted(indexes), now_ns, delay_ns, why)
+        return self._outcome(len(indexes), unknown)
+
+    def _batch(self, name: str, epoch: int, now_ns: int) -> Batch | None:
+        batch = self.batches.get(epoch)
+        if batch is None or batch.member.name != name:
+            return None
+        batch.member.heard_ns = now_ns
+        return batch
+
+    def _indexes(
+        self, batch: Batch, named: Iterable[Place] | None, but: Iterable[Place]
+    ) -> tuple[list[int], list[Place]]:
+        """Where messages are in a batch, and those that are not in it."""
+        if named is None:
+            left_out = {batch.index(each) for each in but}
+            return [
+                index for index, message in enumerate(batch.messages)
+                if message is not None and index not in left_out
+            ], []  # fmt: skip
+        found: dict[int, None] = {}
+        unknown = []
+        for each in named:
+            index = batch.index(each)
+            if index is None or index in found:
+                unknown.append(each)
+            else:
+                found[index] = None
+        return list(found), unknown
+
+    def _refused(self, named: list[Place] | None) -> Outcome:
+        return (
+            Outcome(0, 1, (Refusal(None, "epoch"),)) if named is None else self._outcome(0, named)
+        )
+
+    def _outcome(self, accepted: int, unknown: list[Place]) -> Outcome:
+        refusals = tuple(
+            Refusal(place, "finished" if self.is_finished(*place) else "epoch")
+            for place in unknown[:REFUSALS_MAX]
+        )
+        return Outcome(accepted, len(unknown), refusals)
+
+    def is_finished(self, partition: int, offset: int) -> bool:
+        """Whether a message is known to be finished."""
+        lane = self.lanes.get(partition)
+        return lane is not None and lane.is_finished(offset)
+
+    def _done(self, message: SentMessage) -> None:
+        """A message is finished by a decision: its owner makes that durable."""
+        self._news.setdefault(message.lane.partition, []).append(message.offset)
+        self._finish(message)
+
+    def take_news(self) -> dict[int, list[int]]:
+        """The offsets, by partition, that were finished since the last call: by acknowledgments,
+        by operators and by the policy of failures. What retention removed and what no consumer
+        accepts is not among them: who forgets these finds out again."""
+        news, self._news = self._news, {}
+        return news
+
+    # Failures
+
+    def _fail_all(
+        self, batch: Batch, indexes: Iterable[int], now_ns: int, delay_ns: int, why: str
+    ) -> None:
+        for index in indexes:
+            if batch.messages[index] is not None:  # a mode may have withdrawn it meanwhile
+                self._fail(self._take_out(batch, index), now_ns, delay_ns, why)
+
+    def _fail(self, message: SentMessage, now_ns: int, delay_ns: int, why: str) -> None:
+        if message.offset < message.lane.gone_before:
+            self._evict_one(message)
+            return
+        attempts, policy = message.attempts + 1, self.policy
+        if message.queue is None:
+            self.loose.attempts[message.place] = attempts
+        rests = attempts <= policy.redeliveries_max
+        self._numbers += 1
+        due_ns = now_ns + policy.rest_ns(attempts, delay_ns) if rests else None
+        blocked = Blocked(message, attempts, why, now_ns, due_ns, self._numbers)
+        if due_ns is None and policy.poison == "drop":
+            self.counts.dropped += 1
+            self._done(message)
+            return
+        self._block(message, attempts, stuck=due_ns is None)
+        if due_ns is None:
+            self._stick(blocked)
+        else:
+            self.counts.redelivered += 1
+            self.resting[message.place] = blocked
+            heapq.heappush(self._rests, (due_ns, blocked.number, message.place))
+
+    def _stick(self, blocked: Blocked) -> None:
+        place = blocked.message.place
+        self.stuck[place] = blocked
+        if self.policy.poison == "dead_letter":
+            self.dead_letters.append(DeadLetter(*place, blocked.attempts, blocked.why))
+
+    def take_dead_letters(self) -> list[DeadLetter]:
+        """The messages that are to be moved away; each ends with ``moved``, or ``retry``."""
+        letters = [each for each in self.dead_letters if each[:2] in self.stuck]
+        self.dead_letters = []
+        self._moving_away.update((each.partition, each.offset) for each in letters)
+        return letters
+
+    def _unblock(self, place: Place) -> Blocked | None:
+        found = self.stuck.pop(place, None)
+        if found is None:
+            return self.resting.pop(place, None)
+        self._moving_away.discard(place)
+        if self.dead_letters:
+            self.dead_letters = [each for each in self.dead_letters if each[:2] != place]
+        return found
+
+    # Time
+
+    def tick(self, now_ns: int) -> list[str]:
+        """What is due: rests that are over, batches without an answer.
+
+        Returns the members that were taken for gone. One that has answered nothing since a batch
+        was sent, until it timed out, has not failed to deal with its messages: it never saw them.
+        """
+        gone: list[str] = []
+        for batch in self._timed_out(now_ns):
+            assert batch.sent_ns is not None
+            if batch.member.heard_ns < batch.sent_ns:
+                gone.append(batch.member.name)
+                self.leave(batch.member.name)
+            else:
+                everything = range(len(batch.messages))
+                self._fail_all(batch, everything, now_ns, 0, "not acknowledged in time")
+        while self._rests and self._rests[0][0] <= now_ns:
+            _, number, place = heapq.heappop(self._rests)
+            found = self.resting.get(place)
+            if found is not None and found.number == number:
+                del self.resting[place]
+                self._again(found.message)
+        return gone
+
+    def _timed_out(self, now_ns: int) -> Iterator[Batch]:
+        while self._unanswered:
+            batch = next(iter(self._unanswered.values()))
+            assert batch.sent_ns is not None
+            if batch.sent_ns + self.policy.ack_timeout_ns > now_ns:
+                return
+            yield batch  # it is closed then
+
+    def next_due_ns(self) -> int | None:
+        """When ``tick`` has something to do; 0: now."""
+        due = [self._rests[0][0]] if self._rests else []
+        if self._unanswered:
+            sent_ns = next(iter(self._unanswered.values())).sent_ns
+            assert sent_ns is not None
+            due.append(sent_ns + self.policy.ack_timeout_ns)
+        return min(due, default=None)
+
+    # Operators
+
+    def set_policy(self, policy: WindowPolicy) -> None:
+        """Changes the settings. Timeouts and limits hold for what is in flight, too; messages that
+        are stuck are judged again, except dead letters that the caller has taken."""
+        self.policy = policy
+        self.dead_letters = []
+        for place, blocked in list(self.stuck.items()):
+            if place in self._moving_away:
+                continue
+            if blocked.attempts <= policy.redeliveries_max:
+                del self.stuck[place]
+                self._again(blocked.message)
+            elif policy.poison == "drop":
+                del self.stuck[place]
+                self.counts.dropped += 1
+                self._done(blocked.message)
+            else:
+                self._stick(blocked)
+
+    def retry(self, partition: int, offset: int) -> bool:
+        """Sends a blocked message again, as if it had never failed; False if it is not blocked."""
+        found = self._unblock((partition, offset))
+        if found is None:
+            return False
+        if found.message.queue is None:
+            self.loose.attempts.pop((partition, offset), None)
+        else:
+            found.message.queue.attempts = 0
+        self._again(found.message)
+        return True
+
+    def moved(self, partition: int, offset: int) -> bool:
+        """A blocked message was stored as a dead letter, or an operator gives it up; False if it
+        is not blocked."""
+        found = self._unblock((partition, offset))
+        if found is None:
+            return False
+        self._done(found.message)
+        return True
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless all parts agree."""
+        sent: set[Place] = set()
+        for epoch, batch in self.batches.items():
+            assert epoch == batch.epoch <= self.epoch and epoch in batch.member.batches
+            assert self.members.by_name[batch.member.name] is batch.member
+            assert (batch.sent_ns is not None) == (epoch in self._unanswered)
+            left = [message for message in batch.messages if message is not None]
+            assert batch.open == len(left) > 0
+            for message in left:
+                assert message.place not in sent and not message.lane.is_done(message.offset)
+                sent.add(message.place)
+        assert self._unanswered.keys() <= self.batches.keys()
+        assert self.in_flight == len(sent)
+        for member in self.members.by_name.values():
+            assert member.in_flight == sum(self.batches[epoch].open for epoch in member.batches)
+        assert not self.stuck.keys() & self.resting.keys()
+        for place, blocked in [*self.stuck.items(), *self.resting.items()]:
+            assert place not in sent and not self.lanes[place[0]].is_done(place[1])
+            assert (blocked.due_ns is None) == (place in self.stuck)
+        assert self._moving_away <= self.stuck.keys()
+        for lane in self.lanes.values():
+            lane.check_invariants()
+        self.loose.check_invariants(list(self.lanes.values()))
