@@ -64,7 +64,7 @@ class Batch:
         return None if found is None or self.messages[found] is None else found
 
 
-class Refusal(NamedTuple):
+class RefusedPlace(NamedTuple):
     """A message that an acknowledgment names in vain; ``place`` is None for a whole batch.
 
     ``finished``: nothing is left to do, as when an acknowledgment is repeated. ``epoch``: it was
@@ -80,7 +80,7 @@ class Outcome(NamedTuple):
 
     accepted: int
     refused: int = 0
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[RefusedPlace, ...] = ()
 
 
 class DeadLetter(NamedTuple):

@@ -30,7 +30,7 @@ from delivery.subscriptions.batches import (
     DeadLetter,
     Outcome,
     Place,
-    Refusal,
+    RefusedPlace,
     SentMessage,
     WindowCounts,
 )  # fmt: skip
@@ -318,12 +318,14 @@ class Deliveries(ABC):
 
     def _refused(self, named: list[Place] | None) -> Outcome:
         return (
-            Outcome(0, 1, (Refusal(None, "epoch"),)) if named is None else self._outcome(0, named)
+            Outcome(0, 1, (RefusedPlace(None, "epoch"),))
+            if named is None
+            else self._outcome(0, named)
         )
 
     def _outcome(self, accepted: int, unknown: list[Place]) -> Outcome:
         refusals = tuple(
-            Refusal(place, "finished" if self.is_finished(*place) else "epoch")
+            RefusedPlace(place, "finished" if self.is_finished(*place) else "epoch")
             for place in unknown[:REFUSALS_MAX]
         )
         return Outcome(accepted, len(unknown), refusals)
