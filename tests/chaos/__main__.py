@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from tests.chaos.run import SPEC, Options, run, under_pressure
+from tests.chaos.run import only_subscriptions, run, under_pressure
+from tests.chaos.world import SPEC, Options
 
 SHOWN_MAX = 20
 
@@ -24,10 +25,11 @@ SHOWN_MAX = 20
 @click.option("--spec", default=SPEC, show_default=True, help="The store's faults; '' for none.")
 @click.option("--no-lake", is_flag=True, help="Without compactions and collections.")
 @click.option("--pressure", is_flag=True, help="Small rings, and a store that is slow and busy.")
+@click.option("--subscriptions", is_flag=True, help="Subscriptions and little else.")
 @click.option("--no-steps", is_flag=True, help="Only store faults, no kills.")
 def main(
     seconds: float, seed: int, kills: int, shards: int, spec: str, no_lake: bool, pressure: bool,
-    no_steps: bool,
+    subscriptions: bool, no_steps: bool,
 ) -> None:  # fmt: skip
     """Runs kills and faults under load, then checks all answers and all stored records."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-chaos-"))
@@ -38,6 +40,8 @@ def main(
     )  # fmt: skip
     if pressure:
         options = under_pressure(options)
+    if subscriptions:
+        options = only_subscriptions(options)
     try:
         report = run(options)
     except Exception:
@@ -61,6 +65,8 @@ def main(
         f" to {max(report.windows_ms, default=0):.1f} ms"
     )
     click.echo(f"watchers: {report.streams} streams, {report.records_watched} records seen")
+    consumed = ", ".join(f"{count} {what}" for what, count in sorted(report.consumed.items()))
+    click.echo(f"consumers: {consumed or 'none'}")
     if report.contradictions:
         for sentence in report.contradictions[:SHOWN_MAX]:
             click.echo(sentence)

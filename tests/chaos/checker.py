@@ -16,7 +16,8 @@ What the ``cold`` reader found is *kept*. The rules, by the word that a contradi
 - evicted: a partition with a cap loses no more than the cap says.
 - damaged: no reader is told that records are damaged.
 
-`watched.py` has the rules for watchers, `copies.py` those for routers.
+`watched.py` has the rules for watchers, `copies.py` those for routers, `subscribed.py` those for
+subscriptions.
 
 An evicted record counts as kept if a reader saw it; nothing is known of the others.
 
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tests.chaos import copies, watched
+from tests.chaos import copies, subscribed, watched
 from tests.chaos.history import Line, Page, Place, Sent, passes
 from tests.chaos.known import EVICTED, LAGGED, Known
 
@@ -48,6 +49,7 @@ def check(lines: Iterable[Line]) -> list[str]:
             _evicted,
             *watched.RULES,
             *copies.RULES,
+            *subscribed.RULES,
         )
         for sentence in rule(known)
     ]

@@ -17,7 +17,9 @@ from types import TracebackType
 import msgspec
 
 Place = tuple[str, int]  # topic and partition
+Spot = tuple[int, int]  # partition and offset, in the topic of a subscription
 Filters = dict[str, str]  # by field (tag, key, node) a glob of ``*`` and ``?``
+KEYS = 40
 
 
 def fields_of(record: str) -> dict[str, str]:
@@ -27,7 +29,7 @@ def fields_of(record: str) -> dict[str, str]:
     if made % 3:
         fields["tag"] = f"tag-{made % 3}-{index}"
     if producer % 2:
-        fields["key"] = f"key-{made % 7}"
+        fields["key"] = f"key-{made % KEYS}"
     return fields
 
 
@@ -119,6 +121,105 @@ class Capped(msgspec.Struct, frozen=True, tag="capped"):
     records: int
 
 
+class Subscribed(msgspec.Struct, frozen=True, tag="subscribed"):
+    """A subscription begins, at the beginning of its topic. ``failures_max``: after as many failed
+    deliveries a message goes the way of ``poison``. A subscription that is not reliable promises
+    little."""
+
+    subscription: str
+    topic: str
+    mode: str
+    poison: str
+    failures_max: int
+    ack_timeout_ms: int
+    reliable: bool = True
+    dead_letters: str = ""
+
+
+class Consuming(msgspec.Struct, frozen=True, tag="consuming"):
+    """A consumer is about to connect, or to ask for messages. ``era``: how often all processes of
+    the daemon had been killed before."""
+
+    subscription: str
+    consumer: str
+    connection: int
+    era: int
+    filters: tuple[str, ...] = ()
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """A message as a consumer got it. ``attempt`` is what the daemon counts."""
+
+    partition: int
+    seq: int
+    record: str
+    attempt: int = 1
+
+
+class Handed(msgspec.Struct, frozen=True, tag="handed"):
+    """Messages of one batch arrived at ``at_ms``. At ``empty_ms`` the consumer had nothing more to
+    read: they were not written before that, unless the connection was held up somewhere."""
+
+    subscription: str
+    connection: int
+    epoch: int
+    messages: tuple[Message, ...]
+    empty_ms: int
+    at_ms: int
+
+
+class Settling(msgspec.Struct, frozen=True, tag="settling"):
+    """A consumer is about to say that it has dealt with messages of a batch, or that it could not
+    (``failed``). Epoch 0: an operator skips them."""
+
+    subscription: str
+    number: int
+    epoch: int
+    spots: tuple[Spot, ...]
+    era: int
+    failed: bool = False
+
+
+class Settled(msgspec.Struct, frozen=True, tag="settled"):
+    """What a consumer said was accepted for these; not of an answer that leaves it open."""
+
+    subscription: str
+    number: int
+    spots: tuple[Spot, ...]
+    at_ms: int
+
+
+class Parted(msgspec.Struct, frozen=True, tag="parted"):
+    """A connection of a consumer ended, or is about to be closed."""
+
+    subscription: str
+    connection: int
+
+
+class Missed(msgspec.Struct, frozen=True, tag="missed"):
+    """The subscription was told that these cannot be read, and why."""
+
+    subscription: str
+    place: Place
+    gap: tuple[int, int]
+    reason: str
+
+
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    """Consumers may end: the subscription has this lag."""
+
+    subscription: str
+    lag: int
+
+
+class Harmed(msgspec.Struct, frozen=True, tag="harmed"):
+    """Processes of the daemon are about to be killed or stopped, or go on; ``whole``: all of them
+    are killed, and a new era begins."""
+
+    at_ms: int
+    whole: bool = False
+
+
 class Did(msgspec.Struct, frozen=True, tag="did"):
     """What was done to the daemon; for people, not for the checker."""
 
@@ -126,7 +227,11 @@ class Did(msgspec.Struct, frozen=True, tag="did"):
     at_ms: int
 
 
-Line = Sent | Answered | Page | Watching | Routed | Lossy | Capped | Did
+OfSubscription = Consuming | Handed | Settling | Settled | Parted | Missed | Drained
+Line = (
+    Sent | Answered | Page | Watching | Routed | Lossy | Capped | Subscribed | OfSubscription
+    | Harmed | Did
+)  # fmt: skip
 
 
 class History:

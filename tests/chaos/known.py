@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from tests.chaos.handings import Handings
 from tests.chaos.history import (
     Answered,
     Capped,
+    Harmed,
     Line,
     Lossy,
+    OfSubscription,
     Page,
     Place,
     Routed,
     Sent,
+    Subscribed,
     Watching,
 )
 
@@ -37,7 +41,9 @@ class Known:
         self.watchers: dict[str, Watching] = {}
         self.lossy: set[str] = set()
         self.routers: dict[str, list[Routed]] = defaultdict(list)  # by destination
-        for line in lines:
+        self.subscriptions: dict[str, Handings] = {}
+        self.harms: list[Harmed] = []
+        for number, line in enumerate(lines):
             if isinstance(line, Sent):
                 self.sent[line.attempt] = line
             elif isinstance(line, Answered):
@@ -59,6 +65,12 @@ class Known:
                 self.lossy.add(line.topic)
             elif isinstance(line, Routed):
                 self.routers[line.destination].append(line)
+            elif isinstance(line, Subscribed):
+                self.subscriptions[line.subscription] = Handings(line)
+            elif isinstance(line, OfSubscription):
+                self.subscriptions[line.subscription].take(number, line)
+            elif isinstance(line, Harmed):
+                self.harms.append(line)
         for page in self.pages:
             for seq, record in page.records:
                 if seq <= self.evicted[page.place]:
@@ -66,13 +78,18 @@ class Known:
         # By record: everywhere it is kept except as a copy, and the attempts that sent it.
         self.offsets: dict[str, list[tuple[Place, int]]] = defaultdict(list)
         for place, records in self.kept.items():
-            if place[0] in self.routers:
+            if place[0] in self.routers or place[0] in self.dead_letters:
                 continue
             for seq, record in sorted(records.items()):
                 self.offsets[record].append((place, seq))
         self.attempts: dict[tuple[str, ...], list[Sent]] = defaultdict(list)
         for sent in self.sent.values():
             self.attempts[sent.records].append(sent)
+
+    @property
+    def dead_letters(self) -> set[str]:
+        """The topics of dead letters."""
+        return {each.rules.dead_letters for each in self.subscriptions.values()} - {""}
 
     def status(self, sent: Sent) -> int:
         """The status that an attempt was answered with, 0 for none."""

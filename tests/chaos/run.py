@@ -11,62 +11,32 @@ something is found.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shards.clock import monotonic_ns, wall_ms
-from tests.chaos import history, plan, pressure, routers
+from shards.clock import monotonic_ns
+from tests.chaos import history, plan, pressure, routers, subscriptions
 from tests.chaos.checker import check
 from tests.chaos.clients import Client, Numbers, Producer, Reader, Rereader, read_whole
-from tests.chaos.history import Capped, Did, History, Lossy, Place
+from tests.chaos.consumers import Consumer, Operator
+from tests.chaos.history import Capped, History, Lossy, Place
 from tests.chaos.keeper import HANG_S as KEEPER_HANG_S
-from tests.chaos.keeper import Keeper
 from tests.chaos.known import COLD
-from tests.chaos.plan import Act, Step
 from tests.chaos.watchers import CLICKS, WANTED, Watcher, wait_until_seen
-from tests.e2e.daemon import HANG_S, Daemon, wait_until
+from tests.chaos.world import Options, World
+from tests.e2e.daemon import HANG_S, wait_until
 
-SPEC = (
-    "latency=1ms..300ms@0.05,busy=1s/15s,reset_before=0.01,reset_after=0.02,timeout_after=0.002,"
-    "torn=0.01"
-)
 CAPPED: Place = ("short", 0)
 CAP_RECORDS = 50
 LOSSY = "news"
 PLACES: list[Place] = [("orders", 0), *CLICKS, CAPPED, (LOSSY, 0)]
-ALL_PLACES = [*PLACES, *routers.COPIES]
-SETTINGS: dict[str, object] = {"gc_grace_ms": 0, "retention_interval_ms": 500}
+ALL_PLACES = [*PLACES, *routers.COPIES, *subscriptions.BURIED]
 FIRST_RECORDS = 200  # of each partition before the first compaction
-START_TRIES = 60  # a collection without a daemon has the directory until its end
-RETRY_S = 1.0
-
-
-class Options(Struct, frozen=True):
-    """Options of a run. It ends at either limit; ``kills`` 0 means no limit."""
-
-    folder: Path
-    seed: int
-    seconds: float
-    kills: int = 0
-    shards: int = 3
-    spec: str = SPEC
-    steps: bool = True
-    lake: bool = True
-    producers: int = 6
-    pause_s: float = 0.005
-    pad_bytes: int = 0
-    waits: tuple[str, ...] = ("",)
-    settings: dict[str, object] = {}
-    say: Callable[[str], None] = lambda _: None
 
 
 class Report(Struct):
@@ -88,6 +58,7 @@ class Report(Struct):
     whole_readings: int = 0
     streams: int = 0
     records_watched: int = 0
+    consumed: Counter[str] = Counter()
     rungs: Counter[str] = Counter()
     windows_ms: set[float] = set()
     contradictions: list[str] = []
@@ -102,121 +73,9 @@ def under_pressure(options: Options) -> Options:
     )  # fmt: skip
 
 
-class World:
-    """The daemon and what is done to it."""
-
-    def __init__(self, options: Options, written: History) -> None:
-        self._settings = SETTINGS | options.settings
-        self.keeper = Keeper(options.folder / "data", self._settings) if options.lake else None
-        self._config = options.folder / "headgate.toml"
-        self._config.touch()
-        self._options = options
-        self._written = written
-        self._spec = options.spec
-        self._pause = threading.Event()  # only its timeouts are used
-        self.daemon: Daemon | None = None
-        self.acts: Counter[str] = Counter()
-        self.kills = 0
-
-    def port(self) -> int:
-        """Where the daemon listens, 0 while it does not."""
-        daemon = self.daemon
-        return daemon.port if daemon is not None else 0
-
-    def start(self) -> None:
-        """Starts the daemon on the run's data and waits until it serves."""
-        chaos = ("--chaos", self._spec) if self._spec else ()
-        for _ in range(START_TRIES):
-            daemon = Daemon(
-                self._options.folder / "data", shards=self._options.shards,
-                settings=self._settings, config_file=self._config,
-                command=(sys.executable, "-m", "cli", "serve", *chaos),
-            )  # fmt: skip
-            daemon.start()
-            _wait_for_start(daemon)
-            if daemon.port or "is in use by the headgate with pid" not in daemon.text:
-                break
-            daemon.stop()
-            self._pause.wait(RETRY_S)
-        self.daemon = daemon
-        daemon.wait_ready()
-
-    def calm(self) -> None:
-        """Switches faults off from the next start on."""
-        self._spec = ""
-
-    def end(self, number: int = 0, *, group: bool = False) -> None:
-        """Ends the daemon by a signal, in good order with 0, and keeps its log."""
-        daemon, self.daemon = self.daemon, None
-        if daemon is None:
-            return
-        if number:
-            with contextlib.suppress(ProcessLookupError):
-                (os.killpg if group else os.kill)(daemon.process.pid, number)
-            daemon.process.wait(HANG_S)
-        code = daemon.stop()
-        with (self._options.folder / "daemon.log").open("a") as log:
-            log.write(daemon.text)
-        if not number and code != 0:
-            raise AssertionError(f"the daemon stopped with exit code {code}, not 0")
-
-    def restart(self, number: int = 0, *, group: bool = False) -> None:
-        """Stops the daemon and starts it again."""
-        self.end(number, group=group)
-        self.start()
-
-    def shard_pids(self) -> list[int]:
-        """The pids of the shard processes."""
-        assert self.daemon is not None
-        found = psutil.Process(self.daemon.process.pid).children()
-        return sorted(child.pid for child in found)
-
-    def do(self, step: Step, ended: threading.Event) -> None:
-        """Carries out a step. If its target has just died, nothing is done."""
-        assert self.daemon is not None
-        pids = self.shard_pids()
-        supervisor = self.daemon.process.pid
-        self._written.add(Did(f"{step.act.value}: {step.shard}, {step.stop_ms} ms", wall_ms()))
-        self.acts[step.act.value] += 1
-        if step.act is Act.KILL_SHARD:
-            if pids:
-                self._kill(pids[step.shard % len(pids)])
-        elif step.act is Act.KILL_SHARDS:
-            for pid in pids:
-                self._kill(pid)
-        elif step.act is Act.KILL_SUPERVISOR:
-            self.kills += 1
-            self.restart(signal.SIGKILL)
-        elif step.act is Act.KILL_EVERYTHING:
-            self.kills += 1
-            self.restart(signal.SIGKILL, group=True)
-        elif step.act is Act.RESTART:
-            self.restart()
-        elif step.act is Act.RELOAD:
-            pressure.configure(self._config, step.stop_ms)
-            self.daemon.process.send_signal(signal.SIGHUP)
-        elif step.act is Act.KILL_COMMAND:
-            if self.keeper is not None and self.keeper.harm(signal.SIGKILL):
-                self.kills += 1
-        elif step.act is Act.STOP_COMMAND:
-            if self.keeper is not None and self.keeper.harm(signal.SIGSTOP):
-                ended.wait(step.stop_ms / 1000)
-                self.keeper.harm(signal.SIGCONT)
-        else:
-            stopped = supervisor
-            if step.act is Act.STOP_SHARD:
-                if not pids:
-                    return
-                stopped = pids[step.shard % len(pids)]
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(stopped, signal.SIGSTOP)
-                ended.wait(step.stop_ms / 1000)
-                os.kill(stopped, signal.SIGCONT)
-
-    def _kill(self, pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            self.kills += 1
+def only_subscriptions(options: Options) -> Options:
+    """The same run, with subscriptions and little else."""
+    return replace(options, read=False, lake=False, subscribe=True)
 
 
 def run(options: Options) -> Report:
@@ -243,19 +102,7 @@ def run(options: Options) -> Report:
 
 def _live(options: Options, world: World, written: History) -> Report:
     world.start()
-    assert world.daemon is not None
-    partitions = {topic: 1 + max(p for t, p in ALL_PLACES if t == topic) for topic, _ in ALL_PLACES}
-    topic_ids: dict[str, int] = {}
-    for topic, count in partitions.items():
-        wanted: dict[str, object] = {"partitions": count}
-        if topic == CAPPED[0]:
-            wanted["cap_records"] = CAP_RECORDS
-        wanted["lossy"] = topic == LOSSY
-        answer = world.daemon.json("PUT", f"/v0/topics/{topic}", wanted)
-        assert answer.status == 201, answer.body
-        topic_ids[topic] = answer.json["topic_id"]
-    written.add(Capped(CAPPED, CAP_RECORDS))
-    written.add(Lossy(LOSSY))
+    topic_ids = _create_topics(world, written)
     numbers = Numbers()
     producers = [
         Producer(number, world.port, written, numbers, PLACES, keyed=bool(number % 2),
@@ -263,15 +110,11 @@ def _live(options: Options, world: World, written: History) -> Report:
                  waits=options.waits[number % len(options.waits)])
         for number in range(options.producers)
     ]  # fmt: skip
-    for routed in routers.ROUTERS.values():
-        written.add(routed)
-    routers.create(world.daemon)
-    readers = [Reader(place, world.port, written) for place in ALL_PLACES]
-    rereaders = [Rereader(place, world.port, written) for place in ALL_PLACES]
-    watchers = [Watcher(wanted, world.port, written, topic_ids, options.seed) for wanted in WANTED]
+    readers, rereaders, watchers = _readers(options, world, written, topic_ids)
+    consumers = _consumers(options, world, written)
     governor = pressure.GovernorWatch(world.port)
     keeper = world.keeper
-    with _running([*producers, *readers, *rereaders, *watchers, governor]):
+    with _running([*producers, *readers, *rereaders, *watchers, *consumers, governor]):
         if keeper is not None:
             _wait_for_records(world)
             keeper.once()
@@ -281,17 +124,22 @@ def _live(options: Options, world: World, written: History) -> Report:
                 _stop([keeper], KEEPER_HANG_S)
         # Producers with keys go on until the answer; the others read what is outstanding.
         _stop(producers)
-        routers.wait_until_copied(world.port)
-        wait_until_seen(watchers, world.port)
-        _stop([*watchers, *readers, *rereaders, governor])
+        if options.read:
+            routers.wait_until_copied(world.port)
+            wait_until_seen(watchers, world.port)
+        if options.subscribe:
+            subscriptions.wait_until_drained(world.port, written)
+        _stop([*watchers, *readers, *rereaders, *consumers, governor])
     for place in ALL_PLACES:
         for page in read_whole(world.port, place, "hot"):
             written.add(page)
     world.calm()
     world.restart()
+    contradictions = subscriptions.undone(world.port) if options.subscribe else []
     if keeper is not None:
         keeper.once()
         world.restart()  # and no cache has what is in the lake now
+        contradictions += keeper.contradictions
     for place in ALL_PLACES:
         for page in read_whole(world.port, place, COLD):
             written.add(page)
@@ -315,13 +163,52 @@ def _live(options: Options, world: World, written: History) -> Report:
         records_watched=sum(watcher.taking.records for watcher in watchers),
         rungs=governor.rungs,
         windows_ms=governor.windows_ms,
-        contradictions=keeper.contradictions if keeper else [],
+        consumed=subscriptions.told(consumers),
+        contradictions=contradictions,
     )
 
 
-def _wait_for_start(daemon: Daemon) -> None:
-    """Waits until the daemon serves or has ended."""
-    wait_until(lambda: daemon.port or daemon.process.poll() is not None, "the daemon to start")
+def _create_topics(world: World, written: History) -> dict[str, int]:
+    """Creates all topics; returns their ids."""
+    assert world.daemon is not None
+    partitions = {topic: 1 + max(p for t, p in ALL_PLACES if t == topic) for topic, _ in ALL_PLACES}
+    topic_ids: dict[str, int] = {}
+    for topic, count in partitions.items():
+        wanted: dict[str, object] = {"partitions": count}
+        if topic == CAPPED[0]:
+            wanted["cap_records"] = CAP_RECORDS
+        wanted["lossy"] = topic == LOSSY
+        answer = world.daemon.json("PUT", f"/v0/topics/{topic}", wanted)
+        assert answer.status == 201, answer.body
+        topic_ids[topic] = answer.json["topic_id"]
+    written.add(Capped(CAPPED, CAP_RECORDS))
+    written.add(Lossy(LOSSY))
+    return topic_ids
+
+
+def _readers(
+    options: Options, world: World, written: History, topic_ids: dict[str, int]
+) -> tuple[list[Reader], list[Rereader], list[Watcher]]:
+    """Who reads without saying so."""
+    if not options.read:
+        return [], [], []
+    assert world.daemon is not None
+    for routed in routers.ROUTERS.values():
+        written.add(routed)
+    routers.create(world.daemon)
+    return (
+        [Reader(place, world.port, written) for place in ALL_PLACES],
+        [Rereader(place, world.port, written) for place in ALL_PLACES],
+        [Watcher(wanted, world.port, written, topic_ids, options.seed) for wanted in WANTED],
+    )
+
+
+def _consumers(options: Options, world: World, written: History) -> list[Consumer | Operator]:
+    if not options.subscribe:
+        return []
+    assert world.daemon is not None
+    subscriptions.create(world.daemon, written)
+    return subscriptions.consumers(world.port, world.era, written, options.seed)
 
 
 def _wait_for_records(world: World) -> None:

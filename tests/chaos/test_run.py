@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.run import Options, run, under_pressure
+from tests.chaos.run import run, under_pressure
 from tests.chaos.watchers import WANTED
+from tests.chaos.world import Options
 
 
 @pytest.mark.slow

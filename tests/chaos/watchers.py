@@ -58,7 +58,7 @@ WANTED = [
     Wanted("watcher of a partition", (("orders", 0),)),
     Wanted("watcher of a topic", CLICKS),
     Wanted("watcher of tags", CLICKS, {"tag": "tag-1-?", "node": "producer-*"}),
-    Wanted("watcher of keys", (("orders", 0),), {"key": "key-3"}, Form.NDJSON),
+    Wanted("watcher of keys", (("orders", 0),), {"key": "key-3*"}, Form.NDJSON),
     Wanted("watcher of topics", (("orders", 0), *CLICKS, ("short", 0)), form=Form.NDJSON),
     Wanted("watcher of a capped topic", (("short", 0),)),
     Wanted("watcher of batches", CLICKS, form=Form.MSGPACK),
@@ -121,16 +121,16 @@ class Watcher(Client):
 
     def _follow(self) -> None:
         """Takes from one connection until it ends."""
-        with _connected(self._port(), small=self.wanted.slow) as sock:
+        with connected(self._port(), small=self.wanted.slow) as sock:
             head = f"GET {self._path} HTTP/1.1\r\nHost: chaos\r\nAccept: {self.wanted.form.value}"
             if self.taking.last_event_id:
                 head += f"\r\nLast-Event-ID: {self.taking.last_event_id}"
             sock.sendall(f"{head}\r\n\r\n".encode())
-            data = _after_head(self._pieces(sock))
+            data = after_head(self._pieces(sock))
             if data is None:
                 return
             self.connections += 1
-            chunks, parser = ChunkDecoder(), _Parser(self.wanted.form)
+            chunks, parser = ChunkDecoder(), StreamParser(self.wanted.form)
             pieces = self._pieces(sock)
             while not chunks.ended:
                 for name, document in parser.feed(chunks.feed(data)):
@@ -162,7 +162,7 @@ class Watcher(Client):
             self._history.add(page)
 
 
-class _Parser:
+class StreamParser:
     """Events and positions of one stream, as pairs of a name and a document."""
 
     def __init__(self, form: Form) -> None:
@@ -206,7 +206,7 @@ class _Parser:
 
 
 @contextlib.contextmanager
-def _connected(port: int, *, small: bool) -> Iterator[socket.socket]:
+def connected(port: int, *, small: bool) -> Iterator[socket.socket]:
     with socket.socket() as sock:
         if small:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
@@ -214,7 +214,7 @@ def _connected(port: int, *, small: bool) -> Iterator[socket.socket]:
         yield sock
 
 
-def _after_head(pieces: Iterator[bytes]) -> bytes | None:
+def after_head(pieces: Iterator[bytes]) -> bytes | None:
     """What follows the head of the answer; None if there is no stream. Raises BadStream."""
     data = b""
     for piece in pieces:

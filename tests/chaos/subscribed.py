@@ -1,0 +1,310 @@
+"""The rules for subscriptions, by the word that a contradiction begins with. Pure.
+
+Of each reliable subscription:
+
+- undrained: in the end it has no lag.
+- unserved: each record of its topic was acknowledged by a consumer, or went the way of the poison
+  policy after enough deliveries, or was evicted.
+- redone: what was acknowledged, and accepted, is not sent again. Only if all processes were killed
+  less than FLUSHED_MS later, it may be.
+- unreasoned: a message is sent again only after a refusal or a time-out, after its connection
+  ended, or after processes were killed or stopped.
+- overtried: no message is sent again after its last permitted failure.
+- early: with ``key_shared``, a message is sent only when a consumer has dealt with the one before
+  it that has the same key and partition.
+- locked: with ``key_shared``, one message of a key is with consumers, whatever its partition.
+- reordered: with ``key_shared``, what follows a message in the order of its key is not sent before
+  it again, not even after a failure. With ``exclusive``, messages are sent first in their order.
+- reburied: a dead letter is stored once; misburied: after enough failures, and never accepted.
+
+Of every subscription:
+
+- mistold: a message is what is kept at its offset.
+- unwanted: its key passes the filters of the consumer, and it has one if there are filters.
+- twice: an epoch names each message once, and one connection.
+- damaged: no consumer is told of gaps but of evicted records.
+- unsteady: if the subscription is not reliable, each connection sees each key in order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from tests.chaos.handings import Handing, Handings, Said
+from tests.chaos.history import Spot, fields_of, passes
+from tests.chaos.known import EVICTED, Known
+
+FLUSHED_MS = 10_000  # far more than the second after which what is finished is on disk
+HELD_MS = 5_000  # a connection may be held up as long by a process that was stopped before
+TIMER_MS = 1_000  # a time-out may be this much earlier for whom it is late to learn of a batch
+
+Rule = Callable[[Known, Handings], Iterator[str]]
+
+
+def _unserved(known: Known, served: Handings) -> Iterator[str]:
+    name = served.rules.subscription
+    if served.lag != 0:
+        yield f"undrained: {name} has a lag of {served.lag} in the end"
+        return
+    buried = _buried(known, served)
+    for spot, record in _kept(known, served):
+        if spot in served.done or record in buried:
+            continue
+        times = len(served.of(spot))
+        if served.rules.poison != "drop" or times < served.rules.failures_max:
+            yield (
+                f"unserved: {record} at {spot} was never acknowledged to {name}, and was sent"
+                f" {times} times"
+            )
+
+
+def _redone(known: Known, served: Handings) -> Iterator[str]:
+    for spot, accepted in served.accepted.items():
+        for said in accepted:
+            for handing in served.of(spot):
+                if not said.epoch or handing.epoch <= said.epoch:
+                    continue
+                if said.era == served.era(handing) or not _forgotten(known, said):
+                    yield (
+                        f"redone: {handing.message.record} at {spot} of"
+                        f" {served.rules.subscription} was acknowledged in batch {said.epoch}, and"
+                        f" came again in {handing.epoch}"
+                    )
+
+
+def _unreasoned(known: Known, served: Handings) -> Iterator[str]:
+    for spot, found in served.took.items():
+        for before, after in pairwise(found):
+            if before.epoch == after.epoch or served.era(before) != served.era(after):
+                continue
+            failed = served.failed.get((spot, before.epoch))
+            reasons = (
+                failed is not None and failed.line < after.line,
+                after.at_ms - before.empty_ms >= served.rules.ack_timeout_ms - TIMER_MS,
+                served.parted.get(before.connection, after.line) < after.line,
+                served.newest[before.connection] < after.epoch,
+                _harmed(known, before, after),
+            )
+            if not any(reasons):
+                yield (
+                    f"unreasoned: {after.message.record} at {spot} of"
+                    f" {served.rules.subscription} was sent in batch {before.epoch}, and again in"
+                    f" {after.epoch}"
+                )
+
+
+def _overtried(known: Known, served: Handings) -> Iterator[str]:
+    for handing in served.all():
+        if handing.message.attempt > served.rules.failures_max:
+            yield (
+                f"overtried: {handing.message.record} at {handing.spot} of"
+                f" {served.rules.subscription} was sent as attempt {handing.message.attempt} of"
+                f" {served.rules.failures_max}"
+            )
+
+
+def _early(known: Known, served: Handings) -> Iterator[str]:
+    if served.rules.mode != "key_shared":
+        return
+    last: dict[tuple[int, str], tuple[Spot, str]] = {}
+    for spot, record in _kept(known, served):
+        key = fields_of(record).get("key")
+        if key is None:
+            continue
+        before = last.get((spot[0], key))
+        last[spot[0], key] = (spot, record)
+        if before is not None and spot in served.took:
+            line = min(handing.line for handing in served.of(spot))
+            if not _dealt_with(served, before[0], line):
+                yield (
+                    f"early: {record} at {spot} was sent to {served.rules.subscription} while"
+                    f" nobody had dealt with {before[1]} at {before[0]}, of the same key"
+                )
+
+
+def _locked(known: Known, served: Handings) -> Iterator[str]:
+    if served.rules.mode != "key_shared":
+        return
+    for key, found in _by_key(served).items():
+        for before, after in pairwise(found):
+            if (
+                before.spot != after.spot
+                and served.era(before) == served.era(after)
+                and not _dealt_with(served, before.spot, after.line)
+                and not _harmed(known, before, after)
+            ):
+                yield (
+                    f"locked: {after.message.record} at {after.spot} of {key} was sent to"
+                    f" {served.rules.subscription} while {before.message.record} at {before.spot}"
+                    " was with a consumer"
+                )
+
+
+def _reordered(known: Known, served: Handings) -> Iterator[str]:
+    name = served.rules.subscription
+    if served.rules.mode == "key_shared":
+        for key, found in _by_key(served).items():
+            last: dict[tuple[int, int], Handing] = {}
+            for handing in found:
+                place = (served.era(handing), handing.spot[0])
+                before = last.setdefault(place, handing)
+                if handing.spot < before.spot:
+                    yield (
+                        f"reordered: {handing.message.record} at {handing.spot} of {key} was sent"
+                        f" to {name} in batch {handing.epoch}, after {before.message.record} at"
+                        f" {before.spot} in {before.epoch}"
+                    )
+                last[place] = max(before, handing, key=lambda each: each.spot)
+    elif served.rules.mode == "exclusive":
+        firsts = sorted(found[0] for found in served.took.values() if found)
+        newest: dict[int, Handing] = {}
+        for handing in firsts:
+            earlier = newest.get(handing.spot[0])
+            if earlier is not None and handing.spot < earlier.spot:
+                yield (
+                    f"reordered: {handing.message.record} at {handing.spot} was sent to {name}"
+                    f" after {earlier.message.record} at {earlier.spot}"
+                )
+            else:
+                newest[handing.spot[0]] = handing
+
+
+def _dead_letters(known: Known, served: Handings) -> Iterator[str]:
+    name = served.rules.subscription
+    spots = {record: spot for spot, record in _kept(known, served)}
+    for record, places in _buried(known, served).items():
+        if len(places) > 1:
+            yield f"reburied: {record} of {name} is a dead letter at {places}"
+        spot = spots.get(record)
+        times = len(served.of(spot)) if spot is not None else 0
+        if spot is None or times < served.rules.failures_max:
+            yield f"misburied: {record} of {name} is a dead letter after {times} deliveries"
+        elif any(not _forgotten(known, said) for said in served.accepted[spot]):
+            yield f"misburied: {record} of {name} is a dead letter, and was acknowledged"
+
+
+def _mistold(known: Known, served: Handings) -> Iterator[str]:
+    for handing in served.all():
+        place = (served.rules.topic, handing.spot[0])
+        kept = known.kept.get(place, {}).get(handing.spot[1])
+        evicted = handing.spot[1] <= known.evicted[place] and kept is None
+        if kept != handing.message.record and not evicted:
+            yield (
+                f"mistold: {served.rules.subscription} sent {handing.message.record} of"
+                f" {handing.spot}, where {kept} is kept"
+            )
+
+
+def _unwanted(known: Known, served: Handings) -> Iterator[str]:
+    for handing in served.all():
+        consuming = served.connections[handing.connection]
+        record = handing.message.record
+        if consuming.filters and not any(passes({"key": g}, record) for g in consuming.filters):
+            yield f"unwanted: {consuming.consumer} of {consuming.filters} got {record}"
+
+
+def _twice(known: Known, served: Handings) -> Iterator[str]:
+    connections: dict[int, int] = {}
+    for spot, found in served.took.items():
+        for before, after in pairwise(found):
+            if before.epoch == after.epoch:
+                yield f"twice: {before.message.record} at {spot} is twice in batch {before.epoch}"
+        for handing in found:
+            if connections.setdefault(handing.epoch, handing.connection) != handing.connection:
+                yield (
+                    f"twice: batch {handing.epoch} of {served.rules.subscription} went to the"
+                    f" connections {connections[handing.epoch]} and {handing.connection}"
+                )
+
+
+def _damaged(known: Known, served: Handings) -> Iterator[str]:
+    for each in served.missed:
+        if each.reason not in EVICTED or each.gap[1] > known.evicted[each.place]:
+            yield (
+                f"damaged: {served.rules.subscription} was told {each.reason} of {each.place},"
+                f" {each.gap}"
+            )
+
+
+def _unsteady(known: Known, served: Handings) -> Iterator[str]:
+    latest: dict[tuple[int, int, str | None], Handing] = {}
+    for handing in sorted(served.all(), key=lambda each: (each.line, each.place)):
+        key = fields_of(handing.message.record).get("key")
+        if key is None:
+            continue
+        place = (handing.connection, handing.spot[0], key)
+        before = latest.get(place)
+        latest[place] = handing
+        if before is not None and handing.spot <= before.spot:
+            yield (
+                f"unsteady: {served.rules.subscription} sent {handing.message.record} at"
+                f" {handing.spot} after {before.message.record} at {before.spot}"
+            )
+
+
+def _kept(known: Known, served: Handings) -> Iterator[tuple[Spot, str]]:
+    """The records of the subscription's topic that were not evicted, in their order."""
+    for place, records in sorted(known.kept.items()):
+        if place[0] == served.rules.topic:
+            for seq, record in sorted(records.items()):
+                if seq > known.evicted[place]:
+                    yield (place[1], seq), record
+
+
+def _by_key(served: Handings) -> dict[str, list[Handing]]:
+    """The handings of each key, in the daemon's order."""
+    found: dict[str, list[Handing]] = defaultdict(list)
+    for handing in served.all():
+        key = fields_of(handing.message.record).get("key")
+        if key is not None:
+            found[key].append(handing)
+    return found
+
+
+def _dealt_with(served: Handings, spot: Spot, line: int) -> bool:
+    """Whether a consumer may have dealt with a message, or the poison policy, before a line."""
+    done = served.done.get(spot)
+    if done is not None and done.line < line:
+        return True
+    if served.rules.poison == "block":
+        return False
+    return served.failures_before(spot, line) >= served.rules.failures_max
+
+
+def _harmed(known: Known, before: Handing, after: Handing) -> bool:
+    """Whether processes were killed or stopped between two handings."""
+    from_ms = before.empty_ms - HELD_MS
+    return any(from_ms <= harm.at_ms <= after.at_ms for harm in known.harms)
+
+
+def _forgotten(known: Known, said: Said) -> bool:
+    """Whether a death of all processes may have undone what was accepted."""
+    deaths = [harm.at_ms for harm in known.harms if harm.whole]
+    return said.era < len(deaths) and deaths[said.era] - said.at_ms < FLUSHED_MS
+
+
+def _buried(known: Known, served: Handings) -> dict[str, list[Spot]]:
+    """The dead letters of a subscription, and where they are."""
+    found: dict[str, list[Spot]] = defaultdict(list)
+    for place, records in known.kept.items():
+        if place[0] == served.rules.dead_letters:
+            for seq, record in records.items():
+                found[record].append((place[1], seq))
+    return found
+
+
+OF_RELIABLE: tuple[Rule, ...] = (
+    _unserved, _redone, _unreasoned, _overtried, _early, _locked, _reordered, _dead_letters,
+)  # fmt: skip
+OF_ALL: tuple[Rule, ...] = (_mistold, _unwanted, _twice, _damaged)
+
+
+def _subscriptions(known: Known) -> Iterator[str]:
+    for served in known.subscriptions.values():
+        for rule in (*OF_ALL, *(OF_RELIABLE if served.rules.reliable else (_unsteady,))):
+            yield from rule(known, served)
+
+
+RULES = (_subscriptions,)

@@ -1,0 +1,143 @@
+"""The subscriptions of a chaos run, and their consumers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+from collections import Counter
+from collections.abc import Sequence
+
+from tests.chaos.clients import Port
+from tests.chaos.consumers import (
+    Consumer,
+    Consumes,
+    Era,
+    Operator,
+    Poller,
+    StreamConsumer,
+    ask_consumer,
+)
+from tests.chaos.history import Drained, History, Place, Subscribed
+from tests.chaos.watchers import Form
+from tests.e2e.daemon import HANG_S, Daemon, wait_until
+
+ACK_TIMEOUT_MS = 8_000
+FAILURES_MAX = 3
+DRAIN_S = 5 * HANG_S
+DEAD_LETTERS = "dead-letters"
+BURIED: list[Place] = [(DEAD_LETTERS, 0)]
+
+# One of each mode and policy; the one of the capped topic meets evictions.
+SUBSCRIPTIONS = [
+    Subscribed("by-key", "clicks", "key_shared", "dead_letter", FAILURES_MAX, ACK_TIMEOUT_MS,
+               dead_letters=DEAD_LETTERS),
+    Subscribed("spread", "clicks", "shared", "drop", FAILURES_MAX, ACK_TIMEOUT_MS),
+    Subscribed("one", "orders", "exclusive", "drop", FAILURES_MAX, ACK_TIMEOUT_MS),
+    Subscribed("blocking", "orders", "key_shared", "block", FAILURES_MAX, ACK_TIMEOUT_MS),
+    Subscribed("capped", "short", "key_shared", "drop", FAILURES_MAX, ACK_TIMEOUT_MS),
+    Subscribed("loose", "clicks", "key_shared", "drop", FAILURES_MAX, ACK_TIMEOUT_MS,
+               reliable=False),
+]  # fmt: skip
+CONSUMES = [
+    Consumes("clicks", "by-key", "anna", Form.NDJSON),
+    Consumes("clicks", "by-key", "bert", Form.SSE, wanders=True),
+    Consumes("clicks", "by-key", "carl", wanders=True),
+    Consumes("clicks", "by-key", "dora", Form.NDJSON, filters=("key-1*", "key-?"), wanders=True),
+    Consumes("clicks", "by-key", "emil", Form.NDJSON, slow=True),
+    Consumes("clicks", "by-key", "twin", Form.NDJSON, wanders=True),
+    Consumes("clicks", "by-key", "twin", Form.SSE, wanders=True),
+    Consumes("clicks", "spread", "anna", Form.NDJSON),
+    Consumes("clicks", "spread", "bert", Form.NDJSON, wanders=True),
+    Consumes("clicks", "spread", "carl", wanders=True),
+    Consumes("orders", "one", "anna", Form.NDJSON, wanders=True),
+    Consumes("orders", "one", "bert", Form.SSE, wanders=True),
+    Consumes("orders", "one", "carl"),
+    Consumes("orders", "blocking", "anna", Form.NDJSON),
+    Consumes("orders", "blocking", "bert", Form.NDJSON, wanders=True),
+    Consumes("short", "capped", "anna", Form.NDJSON, wanders=True),
+    Consumes("short", "capped", "bert"),
+    Consumes("clicks", "loose", "anna", Form.NDJSON),
+    Consumes("clicks", "loose", "bert", Form.SSE, slow=True),
+]
+
+
+def create(daemon: Daemon, written: History) -> None:
+    """Creates all subscriptions; their topics are there."""
+    for each in SUBSCRIPTIONS:
+        settings: dict[str, object] = {
+            "mode": each.mode, "reliable": each.reliable, "start": "earliest",
+            "ack_timeout_ms": each.ack_timeout_ms, "redeliveries_max": each.failures_max - 1,
+            "backoff_ms": [20, 200], "poison": each.poison,
+        }  # fmt: skip
+        if each.dead_letters:
+            settings["dead_letter_topic"] = each.dead_letters
+        answer = daemon.json("PUT", path_of(each), settings)
+        assert answer.status == 201, answer.body
+        written.add(each)
+
+
+def consumers(port: Port, era: Era, written: History, seed: int) -> list[Consumer | Operator]:
+    """All consumers, and who looks after blocked keys."""
+    made: list[Consumer | Operator] = [
+        (StreamConsumer if wanted.form else Poller)(wanted, place, port, era, written, seed)
+        for place, wanted in enumerate(CONSUMES, 1)
+    ]
+    made += [
+        Operator(each.topic, each.subscription, port, era, written)
+        for each in SUBSCRIPTIONS
+        if each.poison == "block"
+    ]
+    return made
+
+
+def wait_until_drained(port: Port, written: History) -> None:
+    """Waits until nothing is left for consumers; nobody produces any more. The judge names what is
+    left nevertheless."""
+    lags: dict[str, int] = {}
+    for each in SUBSCRIPTIONS:
+
+        def drained(each: Subscribed = each) -> bool:
+            lags[each.subscription] = _lag(port, each)
+            return not lags[each.subscription]
+
+        if each.reliable:
+            with contextlib.suppress(AssertionError):
+                wait_until(drained, f"{each.subscription} to have no lag", DRAIN_S)
+            written.add(Drained(each.subscription, lags[each.subscription]))
+
+
+def undone(port: Port) -> list[str]:
+    """What is to be sent again after the daemon stopped in good order, though all was done."""
+    lags = {each.subscription: _lag(port, each) for each in SUBSCRIPTIONS if each.reliable}
+    return [
+        f"undone: after a restart {name} has a lag of {lag}" for name, lag in lags.items() if lag
+    ]
+
+
+def told(made: Sequence[Consumer | Operator]) -> Counter[str]:
+    """What consumers did, in all."""
+    found: Counter[str] = Counter()
+    for each in made:
+        if isinstance(each, Consumer):
+            counts = each.counts
+            found["messages"] += counts.messages
+            found["again"] += counts.again
+            found["acknowledged"] += counts.acknowledged
+            found["stale"] += counts.stale
+            found["connections"] += counts.connections
+        else:
+            found["skipped"] += each.skipped
+    return found
+
+
+def path_of(each: Subscribed) -> str:
+    return f"/v0/topics/{each.topic}/subscriptions/{each.subscription}"
+
+
+def _lag(port: Port, each: Subscribed) -> int:
+    """Its lag; 1 if it cannot be asked now."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        answer = ask_consumer(port(), "GET", path_of(each))
+        if answer is not None:
+            return int(answer["lag"])
+    return 1
