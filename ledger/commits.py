@@ -10,7 +10,8 @@ Called inside a transaction under the ledger lock. What it keeps:
 
 The usual commit (no conditions) does a fixed number of statements and per extent one row each
 of ``partitions`` and ``extents``; nothing is done per record. Cursors of stored requests move in
-the same transaction: one row each, and nothing if no request advances one.
+the same transaction: one row each, and nothing if no request advances one. A stored dead letter
+finishes its origin in it.
 
 A commit can be read back as it was published: ``objects.result`` holds the parts of it that no
 other column has, as msgpack of [sources, runs, heads, verdicts]. Once no process asks for it any
@@ -25,7 +26,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ledger import cursors, dedupe
+from ledger import cursors, dedupe, progress
 from ledger.decide import CommitDecision, PartitionKey, PartitionNow, decide, void_records
 from ledger.errors import DraftInvalid, ResultCleared
 from ledger.tx import ReadTx, WriteTx
@@ -104,9 +105,12 @@ def commit(
     partitions = _partitions(tx, draft)
     conditions = draft.conditions
     known = dedupe.answers(tx, conditions, now_ms, limits) if conditions else {}
-    asked = {(a.cursor_id, a.partition) for c in conditions if (a := c.advance) is not None}
+    advances = [c.advance for c in conditions if c.advance is not None]
+    asked = {(each.cursor_id, each.partition) for each in advances}
     positions = cursors.positions_of(tx, asked) if asked else {}
-    decision = decide(draft, partitions, known, positions)
+    settling = {(a.cursor_id, a.partition, a.expected) for a in advances if a.settles}
+    finished = progress.finished_of(tx, settling, positions) if settling else set()
+    decision = decide(draft, partitions, known, positions, finished)
     runs, heads = _write_extents(tx, draft, number, partitions, decision)
     made = Commit(number, lease, draft.sources, tuple(runs), tuple(heads), decision.verdicts)
     tx.execute(
@@ -129,6 +133,8 @@ def commit(
     tx.execute("UPDATE state SET commit_number = ? WHERE id = 1", (number,))
     if decision.moves:
         cursors.move(tx, decision.moves)
+    if decision.settled:
+        progress.settle(tx, decision.settled)
     if conditions or number % PRUNE_EVERY_COMMITS == 0:
         dedupe.keep(tx, decision.stored, now_ms, limits)
     return made

@@ -6,18 +6,19 @@ before it. The records of an extent are in pull order too, so the head that an e
 
 The order of checks is fixed: deleted topic, idempotency key, cursor, expected_seq. A void request
 never records its key, so a request with a sequence mismatch can be tried again with the same key.
-Nor does it move its cursor; a stored one always does.
+Nor does it move its cursor or settle its offset; a stored one always does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from ledger.errors import DraftInvalid
 from ledger.types import (
+    Advance,
     AnswerPart,
     CommitDraft,
     Condition,
@@ -54,16 +55,17 @@ class CommitDecision(NamedTuple):
     """``voids``: ascending (record index, count) ranges of extents whose topic is alive.
 
     ``stored``: answers of the requests with an idempotency key that got offsets. ``moves``: where
-    cursors that moved are now.
+    cursors that moved are now. ``settled``: offsets of subscriptions that are finished now.
     """
 
     voids: dict[PartitionKey, Ranges]
     verdicts: tuple[Verdict, ...]
     stored: dict[DedupeKey, Answer]
     moves: dict[CursorKey, int]
+    settled: set[OffsetKey]
 
 
-NOTHING_TO_DECIDE = CommitDecision({}, (), {}, {})
+NOTHING_TO_DECIDE = CommitDecision({}, (), {}, {}, set())
 _NO_CURSORS: Mapping[CursorKey, int] = {}
 
 
@@ -72,10 +74,12 @@ def decide(
     partitions: Mapping[PartitionKey, PartitionNow],
     answers: Mapping[DedupeKey, Answer],
     cursors: Mapping[CursorKey, int] = _NO_CURSORS,
+    finished: Set[OffsetKey] = frozenset(),
 ) -> CommitDecision:
     """Judges the draft's conditions; ``answers`` are those of its keys that are still known.
 
     ``cursors`` are the positions of the cursors that its advances name; none of an unknown cursor.
+    ``finished`` are those of the offsets that it would settle that are finished already.
     """
     if not draft.conditions:
         return NOTHING_TO_DECIDE
@@ -83,17 +87,14 @@ def decide(
     stored: dict[DedupeKey, tuple[AnswerPart, ...]] = {}
     verdicts: list[Verdict] = []
     repeats: list[tuple[int, DedupeKey]] = []
-    moves: dict[CursorKey, int] = {}
+    steps = _Steps(cursors, finished)
     for condition in draft.conditions:
         lease.check(condition)
         topic_id, first = condition.topic_id, condition.parts[0]
         key = None if condition.idempotency_key is None else (topic_id, condition.idempotency_key)
         where = (condition.shard, condition.position)
         advance = condition.advance
-        cursor, at = None, None
-        if advance is not None:
-            cursor = (advance.cursor_id, advance.partition)
-            at = moves.get(cursor, cursors.get(cursor))
+        at = None if advance is None else steps.position(advance)
         if lease.deleted(topic_id, first.partition):
             verdicts.append(Verdict(*where, "topic_deleted"))
         elif key is not None and key in answers:
@@ -106,7 +107,7 @@ def decide(
         elif advance is not None and at is None:
             verdicts.append(Verdict(*where, "cursor_unknown"))
             lease.make_void(condition)
-        elif advance is not None and at is not None and at != advance.expected:
+        elif advance is not None and at is not None and not steps.fits(advance):
             verdicts.append(Verdict(*where, "cursor_moved", cursor_seq=at))
             lease.make_void(condition)
         elif condition.expected_seq not in (None, lease.head_before(topic_id, first)):
@@ -116,8 +117,8 @@ def decide(
         else:
             if key is not None:
                 stored[key] = lease.offsets(condition)
-            if advance is not None and cursor is not None:
-                moves[cursor] = advance.next
+            if advance is not None:
+                steps.make(advance)
     # Heads after the commit are known only now.
     given = {
         key: Answer(parts, lease.head_after(key[0], parts[0].partition))
@@ -128,12 +129,44 @@ def decide(
         verdicts[at] = Verdict(
             first_try.shard, first_try.position, "deduped", first_try.parts, given[key].head_seq
         )
-    return CommitDecision(lease.voids, tuple(verdicts), given, moves)
+    return CommitDecision(lease.voids, tuple(verdicts), given, steps.moves, steps.settled)
 
 
 def void_records(ranges: Ranges, before: int) -> int:
     """How many records with an index below ``before`` the ranges cover."""
     return sum(min(start + count, before) - start for start, count in ranges if start < before)
+
+
+class _Steps:
+    """Cursors as of the requests looked at, and what these do to them."""
+
+    def __init__(self, cursors: Mapping[CursorKey, int], finished: Set[OffsetKey]) -> None:
+        self.moves: dict[CursorKey, int] = {}
+        self.settled: set[OffsetKey] = set()
+        self._cursors = cursors
+        self._finished = finished
+
+    def position(self, advance: Advance) -> int | None:
+        """Where the cursor is; None: it does not live."""
+        key = (advance.cursor_id, advance.partition)
+        return self.moves.get(key, self._cursors.get(key))
+
+    def fits(self, advance: Advance) -> bool:
+        """Whether the cursor is where the advance expects it, or what it settles is open."""
+        if advance.settles:
+            key = _origin(advance)
+            return key not in self._finished and key not in self.settled
+        return self.position(advance) == advance.expected
+
+    def make(self, advance: Advance) -> None:
+        if advance.settles:
+            self.settled.add(_origin(advance))
+        else:
+            self.moves[advance.cursor_id, advance.partition] = advance.next
+
+
+def _origin(advance: Advance) -> OffsetKey:
+    return advance.cursor_id, advance.partition, advance.expected
 
 
 class _Lease:
