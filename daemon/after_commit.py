@@ -29,6 +29,7 @@ from delivery.scheduler.scheduler import BandedReadySet
 from delivery.scheduler.settings import TopicPriorities
 from delivery.store_threads import StoreThreads
 from delivery.stored_reader import StoredReader
+from delivery.subscriptions.runtime import Subscriptions
 from delivery.tail_reader import TailReader
 from delivery.topic_changes import TopicChanges
 from delivery.topic_rows import TopicRows
@@ -84,11 +85,16 @@ class AfterCommit:
         self._bands_at = segment.layout.shard(shard) + at.S_BANDS
         self._latencies = LatencyHistogram(segment, shard, Stage.DELIVERED)
         self.routers: Routers  # set before ``start``
+        self.subscriptions: Subscriptions  # likewise
         self._topic_changes = TopicChanges(ledger, topics.version, self._topic_changed)
 
     def start(self, loop: asyncio.AbstractEventLoop, failed: Callable[[Exception], None]) -> None:
         """Begins, in the shard's loop; ``failed`` ends the process."""
-        servers = {Kind.PUSH: self._push, Kind.ROUTE: self.routers.serve}
+        servers = {
+            Kind.PUSH: self._push,
+            Kind.ROUTE: self.routers.serve,
+            Kind.CONSUME: self.subscriptions.serve,
+        }
         self.dispatcher.start(loop, servers, failed)
 
     def take(self, commit: Commit) -> None:
@@ -97,6 +103,7 @@ class AfterCommit:
         published_ns = commit.published_ns or monotonic_ns()
         self.hub.committed(moved, published_ns)
         self.routers.committed(moved, published_ns)
+        self.subscriptions.committed(moved, published_ns)
         self.reader.waiters.wake(moved)
 
     def tick(self) -> None:
@@ -105,6 +112,7 @@ class AfterCommit:
         self._topic_changes.look()
         self.hub.tick()
         self.routers.look()
+        self.subscriptions.look()
         for band, depth in enumerate(self._ready.depths()):
             self._words[self._bands_at + band] = depth
         self._words[self._bands_at + at.BANDS] = self._ready.deferred()
@@ -122,6 +130,7 @@ class AfterCommit:
         self._topic_changes.close()
         self.hub.close()
         self.routers.close()
+        self.subscriptions.close()
         self.reader.waiters.wake_all()
 
     def _delivered(self, topic_id: int, after_ns: int) -> None:
@@ -143,6 +152,7 @@ class AfterCommit:
         self.priorities.changed(topic)
         self.hub.topic_changed(topic)
         self.routers.topic_changed(topic)
+        self.subscriptions.topic_changed(topic)
 
 
 def _place_of(config: Config) -> Place:

@@ -68,13 +68,14 @@ from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread
 from delivery.routers.runtime import PAGE_BYTES_MAX, Routers
 from delivery.store_threads import StoreThreads
+from delivery.subscriptions.runtime import Subscriptions
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.types import Commit
 from shards import layout as at
 from shards import locks
 from shards.alarms import AlarmBoard
-from shards.clock import monotonic_ns, process_cpu_ns
+from shards.clock import monotonic_ns, process_cpu_ns, wall_ms
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.leases import LeaseTable
@@ -237,11 +238,16 @@ class Shard:
         self._after.routers = self._routers = Routers(
             self.shard, self.segment.layout.shards, self._after.partitions, ledger,
             copies,
-            RouterBoard(self.segment), self._after.dispatcher.dirty, self._router_settings,
+            RouterBoard(self.segment), self._after.dispatcher.dirty, self._delivery_settings,
             monotonic_ns, self._after.priorities.learn, _end,
             min(PAGE_BYTES_MAX, config.ring_bytes // 64),
         )  # fmt: skip
         self.cursor_flush.add(self._routers)
+        self._after.subscriptions = self._subscriptions = Subscriptions(
+            self.shard, self.segment.layout.shards, self._after.partitions, ledger,
+            self._after.dispatcher.dirty, self._delivery_settings, monotonic_ns, wall_ms,
+            self._after.priorities.learn, _end,
+        )  # fmt: skip
         self._routers_gate = RoutersGate(
             self.segment, gate_band(config), lambda: self._ring.used_bytes,
             lambda: copies.in_flight_bytes, self._pause_routers, self._resume_routers,
@@ -311,8 +317,8 @@ class Shard:
     def _do_nothing(self) -> None:
         """A SIGTERM to the process group reaches the supervisor too, which drains."""
 
-    def _router_settings(self) -> int:
-        """A number that changes with routers."""
+    def _delivery_settings(self) -> int:
+        """A number that changes with routers and subscriptions."""
         # Both only grow. A shard may die between a change and the change of the word.
         return int(self._words[at.G_DELIVERY] + self._words[at.G_DEATHS])
 
@@ -340,7 +346,7 @@ class Shard:
         self._routers_gate.look(monotonic_ns())
         self._after.tick()
         self._topic_counts.store()
-        words[base + at.S_OWNS] = len(self._routers)
+        words[base + at.S_OWNS] = len(self._routers) + len(self._subscriptions)
         self._sensors.store(monotonic_ns())
         self._freed_memory.look(monotonic_ns())
         level = words[at.G_LOG_LEVEL]

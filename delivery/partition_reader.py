@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -46,6 +47,14 @@ class RecordPage(Struct, frozen=True):
     head_seq: int
     earliest_seq: int
     tombstone: Tombstone | None
+
+
+class RingPage(NamedTuple):
+    """What the rings hold after a cursor: the records that pass, up to ``reached``."""
+
+    items: list[Item]
+    reached: int
+    read_bytes: int
 
 
 class PartitionReader:
@@ -84,6 +93,44 @@ class PartitionReader:
         """The last committed offset as the ledger has it, which is never late."""
         state = await self._ledger.read(reads.partition_state, *key)
         return 0 if state is None else state.head_seq
+
+    def from_rings(
+        self,
+        key: Key,
+        cursor: int,
+        limit: int,
+        bytes_max: int,
+        passes: Callable[[Record], bool] | None = None,
+    ) -> RingPage | None:
+        """The records after ``cursor``, as far as the rings hold them, ``limit`` and ``bytes_max``
+        allow; None if they do not hold the first one. Waits for nothing."""
+        reached = cursor
+        items: list[Item] = []
+        read_bytes = 0
+        for extent in self.followed.tail(key, cursor + 1):
+            for batch in self.tail.batches(key, extent, reached + 1):
+                if batch is None:
+                    self.followed.forget_tail(key)
+                    break
+                first, arrival_ms, decoded = batch
+                for offset, record in enumerate(decoded, first):
+                    if offset <= reached:
+                        continue
+                    if offset > reached + 1 or not limit or read_bytes >= bytes_max:
+                        break
+                    reached = offset
+                    limit -= 1
+                    read_bytes += bytes_of(record)
+                    if passes is None or passes(record):
+                        ts_ms = arrival_ms if record.ts is None else record.ts
+                        items.append((offset, ts_ms, record))
+                else:
+                    continue
+                break
+            else:
+                continue
+            break
+        return None if reached == cursor else RingPage(items, reached, read_bytes)
 
     async def page(
         self,

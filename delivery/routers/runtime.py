@@ -28,7 +28,7 @@ from delivery.filters import Filter
 from delivery.followed import Key, TooManyPinned
 from delivery.lake_reader import Item
 from delivery.ledger_thread import LedgerThread
-from delivery.partition_reader import QUARANTINED, PartitionReader, bytes_of
+from delivery.partition_reader import QUARANTINED, PartitionReader
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.frames import parts_of
 from delivery.routers.outbox import DestinationFull, FrameTooLong, Outbox, RingShareUsed
@@ -364,38 +364,13 @@ class Routers:
 
     def _from_rings(self, running: RunningRouter, asked: Read) -> SourcePage | None:
         """A page, if the rings hold its first record."""
-        followed, tail = self._reader.followed, self._reader.tail
         key = (running.view.source.topic_id, asked.partition)
-        cursor = reached = asked.cursor
-        passes = running.passes
-        items: list[Item] = []
-        left, read_bytes = PAGE_RECORDS, 0
-        for extent in followed.tail(key, cursor + 1):
-            for batch in tail.batches(key, extent, reached + 1):
-                if batch is None:
-                    followed.forget_tail(key)
-                    break
-                first, arrival_ms, decoded = batch
-                for offset, record in enumerate(decoded, first):
-                    if offset <= reached:
-                        continue
-                    if offset > reached + 1 or not left or read_bytes >= self._page_bytes:
-                        break
-                    reached = offset
-                    left -= 1
-                    read_bytes += bytes_of(record)
-                    if passes(record):
-                        ts_ms = arrival_ms if record.ts is None else record.ts
-                        items.append((offset, ts_ms, record))
-                else:
-                    continue
-                break
-            else:
-                continue
-            break
-        if reached == cursor:
+        page = self._reader.from_rings(
+            key, asked.cursor, PAGE_RECORDS, self._page_bytes, running.passes
+        )
+        if page is None:
             return None
-        return SourcePage(items, cursor, reached, 0, read_bytes)
+        return SourcePage(page.items, asked.cursor, page.reached, 0, page.read_bytes)
 
     async def _from_store(self, running: RunningRouter, asked: Read) -> None:
         """Reads a page that the rings do not hold, and takes it."""

@@ -91,6 +91,15 @@ class HashRing:
                 return None
         raise AssertionError("unreachable: each consumer has nodes")
 
+    def shares(self) -> dict[str, float]:
+        """The part of the ring of each consumer, without regard to filters."""
+        found = dict.fromkeys(self._filters, 0)
+        before = self._nodes[-1][0] - (1 << 32) if self._nodes else 0
+        for place, consumer in self._nodes:
+            found[consumer] += place - before
+            before = place
+        return {consumer: places / (1 << 32) for consumer, places in found.items()}
+
     def check_invariants(self) -> None:
         """Raises AssertionError unless each consumer has its nodes, in order."""
         assert self._nodes == sorted(self._nodes)

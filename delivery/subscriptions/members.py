@@ -59,6 +59,14 @@ class Members:
         self.without_patterns -= not member.patterns
         return member
 
+    def owner_of(self, key: str) -> str | None:
+        """The name of the member that a key belongs to; None if none accepts it."""
+        return self._ring.owner(key)
+
+    def shares(self) -> dict[str, float]:
+        """The part of all keys of each member, without regard to patterns."""
+        return self._ring.shares()
+
     def owner(self, queue: KeyQueue) -> Consumer | None:
         """The member that a queue belongs to; None if none accepts its key."""
         if queue.version != self.version:

@@ -11,10 +11,10 @@ from ledger.types import Offset
 
 
 class RefusedMessage(Struct, frozen=True):
-    """A message that an acknowledgment named and that it does not finish."""
+    """A message, or a whole batch, that an acknowledgment named and that it does not finish."""
 
-    partition: int
-    seq: Offset
+    partition: Annotated[int | None, Meta(description="null: the whole batch")]
+    seq: Offset | None
     epoch: int
     reason: Annotated[
         str,
@@ -61,6 +61,10 @@ class BlockedKey(Struct, frozen=True):
     attempts: Annotated[int, Meta(description="deliveries that failed")]
     since_ms: Annotated[int, Meta(description="epoch milliseconds")]
     reason: str
+    until_ms: Annotated[
+        int | None,
+        Meta(description="when it is sent again; null: when an operator asks for it"),
+    ] = None
     waiting: Annotated[
         int | None,
         Meta(description="messages of the key that wait for it, as far as they are read"),
@@ -152,7 +156,13 @@ class KeyState(Struct, frozen=True):
     partition: int | None = None
     seq: Annotated[Offset | None, Meta(description="its first message")] = None
     since_ms: Annotated[int | None, Meta(description="epoch milliseconds; of this state")] = None
+    until_ms: Annotated[
+        int | None, Meta(description="of the state `resting`: when it is sent again")
+    ] = None
     attempts: Annotated[int, Meta(description="deliveries of the message that failed")] = 0
+    consumer: Annotated[
+        str | None, Meta(description="of the state `sent`: the consumer that has it")
+    ] = None
     reason: Annotated[str, Meta(description="why it is in this state")] = ""
     waiting: Annotated[int, Meta(description="messages that wait for the first one")] = 0
 

@@ -176,7 +176,7 @@ class _Maps(ForwardingFormat):
     content_type = "application/msgpack"
 
     def records(self, items: Iterable[Item], origin: Origin, coalesced: bool = False) -> bytes:
-        records = [_record_map(*item) for item in items]
+        records = [record_map(*item) for item in items]
         if not records:
             return b""
         return _msgpack.encode(
@@ -236,12 +236,17 @@ def format_for(accept: str) -> Format:
 
 
 def _record_texts(items: Iterable[Item], origin: Origin) -> list[str]:
-    """The JSON of each record, on one line: line breaks in a record's own JSON are blanks."""
     begin = "{"
     if origin.shows_topic:
         begin += f'"topic":{quoted(origin.topic)},'
     if origin.shows_partition:
         begin += f'"partition":{origin.partition},'
+    return record_texts(items, begin)
+
+
+def record_texts(items: Iterable[Item], begin: str) -> list[str]:
+    """The JSON of each record, on one line: line breaks in a record's own JSON are blanks.
+    ``begin`` is the brace and the fields before those of the record."""
     texts = []
     for offset, ts_ms, record in items:
         data, key, tag, node, meta = (
@@ -270,7 +275,8 @@ def _one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ")
 
 
-def _record_map(offset: int, ts_ms: int, record: Record) -> dict[str, Any]:
+def record_map(offset: int, ts_ms: int, record: Record) -> dict[str, Any]:
+    """The fields of a record in msgpack."""
     fields: dict[str, Any] = {"seq": offset, "ts": ts_ms, "data": record.data}
     for name in ("key", "tag", "node", "meta"):
         value = getattr(record, name)

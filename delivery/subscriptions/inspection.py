@@ -1,0 +1,172 @@
+"""What the owner of a subscription tells of it: its state, its keys, and why a key is blocked.
+
+Reads only. Nothing here takes longer than the consumers and the blocked messages that it shows;
+counts of what waits are kept by the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+from delivery.subscriptions.batches import Blocked, Place
+from delivery.subscriptions.key_queue import KeyQueue, QueueState
+from delivery.subscriptions.running import RunningSubscription
+from delivery.subscriptions.schemas import (
+    BlockedKey,
+    ConsumerState,
+    KeyState,
+    PartitionProgress,
+    SubscriptionState,
+)
+from delivery.subscriptions.sessions import Session
+
+BLOCKED_SHOWN = 100
+
+WallMs = Callable[[int], int]
+"""The wall clock at a monotonic time."""
+
+
+def state_of(
+    running: RunningSubscription, shard: int, now_ns: int, wall_ms: WallMs
+) -> SubscriptionState:
+    """The whole state of a subscription."""
+    window, view = running.window, running.view
+    counts = window.counts
+    shares = window.members.shares()
+    sent_ns = running.oldest_sent_ns()
+    return SubscriptionState(
+        subscription=view.subscription.name,
+        topic=view.topic.name,
+        owner_shard=shard,
+        lag=running.lag,
+        drainable_lag=running.drainable_lag,
+        in_flight=window.in_flight,
+        waiting=window.unfinished - window.in_flight,
+        blocked_keys=len(window.stuck),
+        oldest_unacknowledged_ms=0 if sent_ns is None else (now_ns - sent_ns) // 1_000_000,
+        delivered=counts.delivered,
+        acknowledged=counts.acknowledged,
+        redelivered=counts.redelivered,
+        refused=counts.refused,
+        dropped=counts.dropped,
+        dead_lettered=running.dead_lettered,
+        evicted=counts.evicted,
+        unmatched=counts.unmatched,
+        held=running.held,
+        partitions=[
+            PartitionProgress(
+                partition, lane.floor, head, max(0, head - lane.end) + lane.unfinished
+            )
+            for partition, lane in sorted(window.lanes.items())
+            for head in (running.head(partition),)
+        ],
+        consumers=[
+            _consumer(running, session, shares.get(name, 0.0))
+            for name, session in running.sessions.items()
+        ],
+        blocked=blocked(running, BLOCKED_SHOWN, wall_ms),
+        gaps=running.gaps,
+    )
+
+
+def _consumer(running: RunningSubscription, session: Session, share: float) -> ConsumerState:
+    member = running.window.members.by_name[session.name]
+    return ConsumerState(
+        consumer=session.name,
+        kind=session.kind,
+        filters=list(session.filters),
+        share=share,
+        in_flight=member.in_flight,
+        ready=len(member.ready),
+        active=running.is_active(session.name),
+        connected=session.is_connected,
+    )
+
+
+def blocked(running: RunningSubscription, limit: int, wall_ms: WallMs) -> list[BlockedKey]:
+    """The messages that nobody gets now: stuck ones first, then those that rest."""
+    window = running.window
+    found = [*islice(window.stuck.values(), limit)]
+    found += islice(window.resting.values(), limit - len(found))
+    return [_blocked(each, wall_ms) for each in found]
+
+
+def _blocked(found: Blocked, wall_ms: WallMs) -> BlockedKey:
+    message = found.message
+    queue = message.queue
+    return BlockedKey(
+        key=None if queue is None else queue.key,
+        partition=message.lane.partition,
+        seq=message.offset,
+        attempts=found.attempts,
+        since_ms=wall_ms(found.since_ns),
+        until_ms=None if found.due_ns is None else wall_ms(found.due_ns),
+        reason=found.why,
+        waiting=None if queue is None else queue.waiting - 1,
+    )
+
+
+def find_blocked(
+    running: RunningSubscription, key: str | None, place: Place | None, wall_ms: WallMs
+) -> BlockedKey | None:
+    """The blocked message of a key, or at a place; None if there is none."""
+    window = running.window
+    if key is not None:
+        queue = window.queue_of(key)
+        place = None if queue is None else (queue.lane.partition, queue.head)
+    found = None if place is None else window.stuck.get(place) or window.resting.get(place)
+    return None if found is None else _blocked(found, wall_ms)
+
+
+def key_of(running: RunningSubscription, key: str, wall_ms: WallMs) -> KeyState:
+    """What a key waits for. Only what was admitted is known; the rest is idle."""
+    window = running.window
+    queue = window.queue_of(key)
+    if queue is None:
+        return KeyState(key, "idle", window.members.owner_of(key))
+    place = (queue.lane.partition, queue.head)
+    found = window.stuck.get(place) or window.resting.get(place)
+    sent = _sent(running, queue)
+    return KeyState(
+        key=key,
+        state=queue.state.value,
+        owner=window.members.owner_of(key),
+        partition=place[0],
+        seq=place[1],
+        attempts=queue.attempts,
+        since_ms=(
+            wall_ms(found.since_ns)
+            if found is not None
+            else wall_ms(sent[1])
+            if sent is not None
+            else None
+        ),
+        until_ms=None if found is None or found.due_ns is None else wall_ms(found.due_ns),
+        consumer=None if sent is None else sent[0],
+        reason=found.why if found is not None else _why(queue, sent),
+        waiting=queue.waiting - 1,
+    )
+
+
+def _sent(running: RunningSubscription, queue: KeyQueue) -> tuple[str, int] | None:
+    """Who has the head of a queue, and since when."""
+    if queue.state is not QueueState.SENT:
+        return None
+    place = (queue.lane.partition, queue.head)
+    for batch in running.window.batches.values():
+        if batch.sent_ns is not None and batch.index(place) is not None:
+            return batch.member.name, batch.sent_ns
+    return None
+
+
+def _why(queue: KeyQueue, sent: tuple[str, int] | None) -> str:
+    if queue.state is QueueState.SENT:
+        return (
+            "its record is being read"
+            if sent is None
+            else f"consumer {sent[0]} has not acknowledged it yet"
+        )
+    if queue.state is QueueState.HELD:
+        return "no consumer that is present accepts the key"
+    return "it waits for its consumer to take it"

@@ -1,0 +1,482 @@
+"""One subscription at its owner: admits what is new, sends what may be sent, hears the outcomes.
+
+    a commit -> ``wake`` -> a turn: ``serve`` -> batches are taken from the window, their records
+    found, written -> nothing is left for a consumer that could be sent something -> more is
+    admitted -> ...
+
+What may be sent to whom is decided by the window; a session says whether its consumer can take
+something. A batch whose records are not at hand is *parked* until they are loaded. Nothing is
+admitted that no consumer waits for: the look-ahead grows only while the keys in it are busy.
+
+Reads that must wait are begun here and awaited by the caller (``runtime.py``), which also owns the
+tasks, the ledger and the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from delivery.followed import Key
+from delivery.schemas import Tombstone
+from delivery.subscriptions import encoding
+from delivery.subscriptions.batches import Batch, Outcome, Place
+from delivery.subscriptions.blocks import BLOCK, Blocks
+from delivery.subscriptions.encoding import Sent
+from delivery.subscriptions.policy import WindowPolicy
+from delivery.subscriptions.requests import (
+    Acknowledge,
+    Consume,
+    MessageRef,
+    Nack,
+    OwnerRefused,
+    Poll,
+)
+from delivery.subscriptions.schemas import Acknowledged, MissedOffsets, RefusedMessage
+from delivery.subscriptions.sessions import BATCH_MESSAGES, LOST_NS, Session
+from delivery.subscriptions.windows import SubscriptionWindow
+from delivery.watch.formats import FORMATS, Format, Origin
+from delivery.watch.outlet import Outlet
+from delivery.watch.wire import chunk
+from ledger.subscriptions import CONSUMERS_MAX, SubscriptionConfig, SubscriptionView
+
+log = logging.getLogger("headgate.subscriptions")
+
+WRITE_BYTES = 64 << 10  # of a batch; one larger record comes alone
+WRITE_COST_BYTES = 4 << 10
+MESSAGE_BYTES = 100  # of a message without its data
+ADMITTED_COST_BYTES = 40  # of a message: it takes as long as encoding this
+HELD_NS = 1_000_000_000  # after a read that failed
+REFUSED_NAMED = 100
+GAPS_KEPT = 100
+
+_json = msgspec.json.Encoder()
+
+
+class Wanted(NamedTuple):
+    """A record that must be loaded, with some of those after it."""
+
+    key: Key
+    offset: int
+
+
+class RunningSubscription:
+    """A subscription of this shard. ``head`` gives a partition's last committed offset."""
+
+    def __init__(
+        self,
+        view: SubscriptionView,
+        window: SubscriptionWindow,
+        blocks: Blocks,
+        head: Callable[[Key], int | None],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.view = view
+        self.window = window
+        self.sessions: dict[str, Session] = {}
+        self.dead_lettered = 0
+        self.gaps: list[MissedOffsets] = []
+        self.held = ""  # why nothing is sent, if so
+        self.held_until_ns = 0
+        self._untold: list[MissedOffsets] = []
+        self._blocks = blocks
+        self._head = head
+        self._now_ns = now_ns
+        self._turn: list[Session] = []  # whose turn it is next
+        self._lanes: list[int] = sorted(window.lanes)
+
+    # Consumers
+
+    def check(self, asked: Consume | Poll) -> None:
+        """Raises OwnerRefused if a consumer cannot come."""
+        if asked.consumer not in self.sessions and len(self.sessions) >= CONSUMERS_MAX:
+            raise OwnerRefused(
+                429, "too_many_consumers",
+                f"subscription {self.view.subscription.name!r} has {len(self.sessions)} consumers,"
+                f" the limit is {CONSUMERS_MAX}; use fewer, each with more messages",
+                {"limit": CONSUMERS_MAX},
+            )  # fmt: skip
+
+    def open(self, asked: Consume, outlet: Outlet) -> None:
+        """A consumer's stream. One of the same name that is present is replaced, and what it had
+        is sent again."""
+        session = self._session(asked)
+        format_ = next(each for each in FORMATS if each.content_type == asked.content_type)
+        if session.outlet is not None and not session.outlet.closed:
+            told = format_.error("replaced", f"another consumer {asked.consumer!r} has come", {})
+            session.outlet.drained = session.outlet.closed_by_peer = None
+            session.outlet.end(chunk(told))
+        self._end_poll(session)
+        session.outlet, session.format, session.ends_ns = outlet, format_, 0
+        outlet.closed_by_peer = partial(self._lost, session, outlet)
+        opening = format_.opening()
+        if opening:
+            outlet.write(chunk(opening))
+
+    def poll(self, asked: Poll) -> asyncio.Future[bytes]:
+        """The answer to a poll, which a turn gives, or ``tick`` when it has waited for too long."""
+        session = self.sessions.get(asked.consumer)
+        if session is None or session.kind == "stream":
+            session = self._session(asked)
+            if session.outlet is not None:
+                session.outlet.drained = session.outlet.closed_by_peer = None
+                session.outlet.end()
+                session.outlet = session.format = None
+        else:
+            self._end_poll(session)
+        now_ns = self._now_ns()
+        session.ends_ns = now_ns + self._session_ns()
+        session.poll = asyncio.get_running_loop().create_future()
+        session.poll_max = min(asked.max, BATCH_MESSAGES)
+        session.poll_ends_ns = now_ns + asked.wait_ms * 1_000_000
+        return session.poll
+
+    def leave(self, name: str) -> int:
+        """A consumer goes: what it has goes to others. Returns how many messages it had."""
+        session = self.sessions.pop(name, None)
+        if session is None:
+            return 0
+        had = self.window.members.by_name[name].in_flight
+        self._turn.remove(session)
+        self.window.leave(name)
+        self._end_poll(session)
+        if session.outlet is not None and not session.outlet.closed:
+            session.outlet.drained = session.outlet.closed_by_peer = None
+            session.outlet.end()
+        return had
+
+    def end(self, code: str, message: str) -> None:
+        """All consumers go: the subscription is over, or its owner."""
+        for session in list(self.sessions.values()):
+            if session.outlet is not None and session.format is not None:
+                session.outlet.write(chunk(session.format.error(code, message, {})))
+            self.leave(session.name)
+
+    def _session(self, asked: Consume | Poll) -> Session:
+        """The session of a consumer that comes, or comes back."""
+        self.check(asked)
+        filters = tuple(asked.filters)
+        session = self.sessions.get(asked.consumer)
+        if session is None:
+            session = self.sessions[asked.consumer] = Session(asked.consumer, filters)
+            self._turn.append(session)
+            self.window.join(session.name, filters)
+            return session
+        session.parked = None
+        if session.filters == filters:
+            self.window.returned(session.name)
+        else:
+            session.filters = filters
+            self.window.leave(session.name)
+            self.window.join(session.name, filters)
+        return session
+
+    def _session_ns(self) -> int:
+        return self.view.subscription.config.ack_timeout_ms * 1_000_000
+
+    def _lost(self, session: Session, outlet: Outlet) -> None:
+        if session.outlet is outlet:
+            session.outlet = None
+            session.ends_ns = self._now_ns() + LOST_NS
+
+    def _end_poll(self, session: Session) -> None:
+        if session.poll is not None and not session.poll.done():
+            session.poll.set_result(self._polled(None, ()))
+        session.poll = None
+
+    # Work
+
+    @property
+    def lag(self) -> int:
+        """Records of the topic that are not finished."""
+        return sum(
+            max(0, self.head(partition) - lane.end) + lane.unfinished
+            for partition, lane in self.window.lanes.items()
+        )
+
+    @property
+    def drainable_lag(self) -> int:
+        """Those of them that more consumers would help with."""
+        return 0 if self.held else min(self.lag, self.window.drainable)
+
+    def serve(self, budget_bytes: int, wanted: list[Wanted]) -> tuple[int, bool]:
+        """Sends what may be sent, within a budget; returns what it cost, and whether more is left.
+        ``wanted`` gets what must be loaded before the rest can be sent."""
+        if self.held and self._now_ns() < self.held_until_ns:
+            return 0, False
+        self.held = ""
+        cost = 0
+        while cost < budget_bytes:
+            spent, is_hungry = self._send_round(wanted)
+            cost += spent
+            if spent:
+                continue
+            if not is_hungry:
+                return cost, False
+            admitted = self._admit(wanted)
+            if not admitted:
+                return cost, False
+            cost += admitted * ADMITTED_COST_BYTES
+        return cost, True
+
+    def _send_round(self, wanted: list[Wanted]) -> tuple[int, bool]:
+        """Sends each session a batch, if there is one; returns what it cost, and whether one could
+        be sent more than there is."""
+        cost, is_hungry = 0, False
+        window = self.window
+        for session in self._turn:
+            room = session.room()
+            if not room:
+                continue
+            batch = session.parked
+            if batch is None:
+                batch = window.take(session.name, room, self._now_ns())
+                if batch is None:
+                    is_hungry = is_hungry or self._has_room(session)
+                    continue
+            cost += self._send(session, batch, wanted)
+        if self._turn:
+            self._turn.append(self._turn.pop(0))
+        return cost, is_hungry
+
+    def _has_room(self, session: Session) -> bool:
+        """Whether only messages are missing."""
+        window, policy = self.window, self.window.policy
+        member = window.members.by_name[session.name]
+        return member.in_flight < policy.member_max and window.in_flight < policy.in_flight_max
+
+    def _send(self, session: Session, batch: Batch, wanted: list[Wanted]) -> int:
+        """Sends as much of a batch as can be found; gives the rest back. Returns what it cost."""
+        sent: list[Sent] = []
+        gone: list[Place] = []
+        back: list[Place] = []
+        size = 0
+        for message in batch.messages:
+            if message is None:
+                continue
+            if back or size >= WRITE_BYTES:
+                back.append(message.place)
+                continue
+            key = self._key(message.lane.partition)
+            found = self._blocks.known(key, message.offset, 1)
+            if not found:
+                if not sent and not gone:
+                    session.parked = batch
+                    wanted.append(Wanted(key, message.offset))
+                    return 0
+                back.append(message.place)
+                continue
+            item = found[0]
+            if item is None:
+                gone.append(message.place)
+                continue
+            sent.append((message.lane.partition, message.attempts + 1, item))
+            size += len(item[2].data) + MESSAGE_BYTES
+        session.parked = None
+        if back:
+            self.window.give_back(batch.epoch, back)
+        if gone:
+            self.window.missing(batch.epoch, gone)
+        if not sent:
+            return WRITE_COST_BYTES
+        self.window.sent(batch.epoch, self._now_ns())
+        if session.outlet is not None and session.format is not None:
+            told = self._tell_gaps(session.format) if self._untold else b""
+            session.outlet.write(chunk(told + encoding.encoded(session.format, batch.epoch, sent)))
+        elif session.poll is not None:
+            session.poll.set_result(self._polled(batch.epoch, sent))
+            session.poll = None
+        return size + WRITE_COST_BYTES
+
+    def _admit(self, wanted: list[Wanted]) -> int:
+        """Takes the next records into the window; returns how many, 0 if none are at hand."""
+        window = self.window
+        is_keyed = self.view.subscription.config.mode == "key_shared"
+        lanes = self._lanes
+        for _ in range(len(lanes)):
+            partition = lanes[0]
+            lanes.append(lanes.pop(0))
+            lane = window.lanes[partition]
+            key = self._key(partition)
+            first = lane.end + 1
+            count = min(self.head(partition) - lane.end, lane.room, BLOCK - first % BLOCK)
+            if count <= 0:
+                continue
+            if not is_keyed:
+                window.admit_loose(partition, count)
+                return count
+            found = self._blocks.known(key, first, count)
+            if not found:
+                wanted.append(Wanted(key, first))
+                continue
+            keys: list[str | None] = []
+            for item in found:
+                if item is not None:
+                    keys.append(item[2].key)
+                    continue
+                if keys:
+                    window.admit(partition, keys)
+                    keys = []
+                window.pass_over(partition, 1)
+                window.counts.evicted += 1
+            if keys:
+                window.admit(partition, keys)
+            return len(found)
+        return 0
+
+    def _key(self, partition: int) -> Key:
+        return self.view.topic.topic_id, partition
+
+    def head(self, partition: int) -> int:
+        """The last committed offset of a partition; 0 before it is known."""
+        return self._head(self._key(partition)) or 0
+
+    def is_active(self, name: str) -> bool:
+        """Whether a consumer may be sent anything; of an exclusive subscription one is."""
+        return True
+
+    def oldest_sent_ns(self) -> int | None:
+        """When the oldest batch was sent that is not dealt with."""
+        return self.window.oldest_sent_ns()
+
+    def hold(self, why: str) -> None:
+        """Sends nothing for a while."""
+        if why != self.held:
+            log.info("subscription %s of topic %s cannot go on now: %s",
+                     self.view.subscription.name, self.view.topic.name, why)  # fmt: skip
+        self.held = why
+        self.held_until_ns = self._now_ns() + HELD_NS
+
+    def evicted(self, partition: int, earliest_seq: int, tombstone: Tombstone | None) -> None:
+        """The first record that can be read is this. What is told of those before it is told once,
+        to one consumer and in the state."""
+        window = self.window
+        lane = window.lanes[partition]
+        window.evict(partition, earliest_seq)
+        if lane.end + 1 < earliest_seq:
+            count = earliest_seq - lane.end - 1
+            window.counts.evicted += count
+            window.pass_over(partition, count)
+        if tombstone is None or tombstone.gap_to < lane.floor:
+            return
+        gap = MissedOffsets(partition, tombstone.gap_from, tombstone.gap_to, tombstone.reason)
+        if gap not in self.gaps:
+            self.gaps = [*self.gaps, gap][-GAPS_KEPT:]
+            self._untold = [*self._untold, gap][-GAPS_KEPT:]
+
+    def _tell_gaps(self, format_: Format) -> bytes:
+        topic = self.view.topic
+        told = b""
+        for gap in self._untold:
+            origin = Origin(topic.name, topic.topic_id, gap.partition)
+            told += format_.tombstone(origin, gap.gap_from, gap.gap_to, gap.reason)
+        self._untold = []
+        return told
+
+    def _polled(self, epoch: int | None, sent: Sequence[Sent]) -> bytes:
+        gaps, self._untold = self._untold, []
+        return encoding.polled(epoch, sent, _json.encode(gaps))
+
+    # Outcomes
+
+    def acknowledge(self, asked: Acknowledge) -> Acknowledged:
+        """Finishes messages."""
+        self._heard(asked.consumer)
+        window, name, now_ns = self.window, asked.consumer, self._now_ns()
+        return _acknowledged(
+            [(epoch, window.ack(name, epoch, now_ns, places))
+             for epoch, places in _by_epoch(asked.messages)]
+            + [(each.epoch, window.ack(name, each.epoch, now_ns, but=each.but))
+               for each in asked.batches]
+        )  # fmt: skip
+
+    def nack(self, asked: Nack) -> Acknowledged:
+        """Deliveries failed: the messages rest and are sent again, or the policy deals with
+        them."""
+        self._heard(asked.consumer)
+        window, name, now_ns = self.window, asked.consumer, self._now_ns()
+        delay_ns = asked.delay_ms * 1_000_000
+        why = asked.reason or "refused by the consumer"
+        return _acknowledged(
+            [(epoch, window.nack(name, epoch, now_ns, places, (), delay_ns, why))
+             for epoch, places in _by_epoch(asked.messages)]
+            + [(each.epoch, window.nack(name, each.epoch, now_ns, None, each.but, delay_ns, why))
+               for each in asked.batches]
+        )  # fmt: skip
+
+    def _heard(self, consumer: str) -> None:
+        session = self.sessions.get(consumer)
+        if session is not None and session.kind == "poll":
+            session.ends_ns = self._now_ns() + self._session_ns()
+
+    # Time
+
+    def tick(self) -> bool:
+        """To be called regularly; returns whether there may be something to send."""
+        now_ns = self._now_ns()
+        for session in list(self.sessions.values()):
+            if session.poll is not None and now_ns >= session.poll_ends_ns:
+                if session.parked is None:
+                    self._end_poll(session)
+            elif session.ends_ns and now_ns >= session.ends_ns:
+                self.leave(session.name)
+        due_ns = self.window.next_due_ns()
+        if due_ns is None or due_ns > now_ns:
+            return bool(self.held) and now_ns >= self.held_until_ns
+        for name in self.window.tick(now_ns):
+            self._gone(name)
+        return True
+
+    def _gone(self, name: str) -> None:
+        """The window takes a consumer for gone: it acknowledged nothing until a batch timed out."""
+        session = self.sessions.pop(name)
+        self._turn.remove(session)
+        log.info("consumer %s of subscription %s acknowledged nothing in %d ms and is taken for"
+                 " gone", name, self.view.subscription.name,
+                 self.view.subscription.config.ack_timeout_ms)  # fmt: skip
+        self._end_poll(session)
+        if session.outlet is not None and session.format is not None:
+            told = session.format.error(
+                "evicted", "nothing was acknowledged until a batch timed out; connect again", {}
+            )
+            session.outlet.drained = session.outlet.closed_by_peer = None
+            session.outlet.end(chunk(told))
+
+
+def _by_epoch(messages: Iterable[MessageRef]) -> list[tuple[int, list[tuple[int, int]]]]:
+    found: dict[int, list[tuple[int, int]]] = {}
+    for partition, seq, epoch in messages:
+        found.setdefault(epoch, []).append((partition, seq))
+    return list(found.items())
+
+
+def _acknowledged(outcomes: Iterable[tuple[int, Outcome]]) -> Acknowledged:
+    accepted = refused = 0
+    named: list[RefusedMessage] = []
+    for epoch, outcome in outcomes:
+        accepted += outcome.accepted
+        refused += outcome.refused
+        for place, reason in outcome.refusals[: REFUSED_NAMED - len(named)]:
+            partition, seq = place or (None, None)
+            named.append(RefusedMessage(partition, seq, epoch, reason))
+    return Acknowledged(accepted, refused, named)
+
+
+def policy_of(config: SubscriptionConfig) -> WindowPolicy:
+    """What the window needs of the settings."""
+    low_ms, high_ms = config.backoff_ms
+    return WindowPolicy(
+        in_flight_max=config.window_max,
+        member_max=config.consumer_max,
+        ack_timeout_ns=config.ack_timeout_ms * 1_000_000,
+        redeliveries_max=config.redeliveries_max,
+        backoff_min_ns=low_ms * 1_000_000,
+        backoff_max_ns=high_ms * 1_000_000,
+        poison=config.poison,
+        unmatched=config.unmatched,
+    )

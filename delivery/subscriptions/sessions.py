@@ -1,0 +1,62 @@
+"""The connections of consumers, as the owner of their subscription sees them.
+
+A *session* is a consumer that is present. It has a stream, or it polls::
+
+    open (a stream) -> lost (the stream is gone) -> open again, by its name -> ... -> left
+                                                 -> 3 s later: left
+    poll -> quiet -> poll ... -> quiet for the acknowledgment timeout: left
+
+Streams get what there is as soon as their outlet has drained; a poll gets one batch. What a session
+is sent is decided by the window; this module only knows whether it can be sent something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from delivery.subscriptions.batches import Batch
+from delivery.watch.formats import Format
+from delivery.watch.outlet import Outlet
+
+LOST_NS = 3_000_000_000  # a stream that is gone may come back within this time
+BATCH_MESSAGES = 256
+SESSION_BYTES = 2_000  # of a session with its place among the consumers, as measured
+
+
+class Session:
+    """A consumer that is present. ``parked`` is a batch whose records must be loaded first; it was
+    taken and not sent. ``ends_ns`` is when the consumer is taken for gone, 0: not by time."""
+
+    __slots__ = (
+        "ends_ns", "filters", "format", "name", "outlet", "parked", "poll", "poll_ends_ns",
+        "poll_max",
+    )  # fmt: skip
+
+    def __init__(self, name: str, filters: tuple[str, ...]) -> None:
+        self.name = name
+        self.filters = filters
+        self.outlet: Outlet | None = None
+        self.format: Format | None = None
+        self.parked: Batch | None = None
+        self.ends_ns = 0
+        self.poll: asyncio.Future[bytes] | None = None
+        self.poll_max = 0
+        self.poll_ends_ns = 0
+
+    @property
+    def kind(self) -> str:
+        """How the consumer gets messages."""
+        return "poll" if self.format is None else "stream"
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has a connection now."""
+        return (self.outlet is not None and not self.outlet.closed) or self.poll is not None
+
+    def room(self) -> int:
+        """How many messages it can be sent now."""
+        if self.outlet is not None:
+            return BATCH_MESSAGES if self.outlet.writable else 0
+        if self.poll is not None and not self.poll.done():
+            return self.poll_max
+        return 0
