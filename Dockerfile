@@ -12,7 +12,7 @@ RUN useradd --system --uid 7440 --home-dir /var/lib/headgate --create-home \
 COPY constraints.txt dist/headgate-*.whl /opt/wheel/
 RUN python -m venv /opt/headgate \
     && /opt/headgate/bin/pip install --no-cache-dir --constraint /opt/wheel/constraints.txt \
-        /opt/wheel/headgate-*.whl \
+        "$(echo /opt/wheel/headgate-*.whl)[keda]" \
     && rm -r /opt/wheel
 
 ENV PATH=/opt/headgate/bin:/usr/local/bin:/usr/bin:/bin \

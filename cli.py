@@ -29,6 +29,7 @@ COMMANDS = {
     "gc": "Delete objects and files that nothing needs any more.",
     "quarantine": "List, retry or give up records that a compaction could not read.",
     "recover": "Rebuild the ledger from the store.",
+    "scaler": "Answer KEDA: how many consumers a subscription is worth.",
     "config": "Show the configuration, or print its documentation.",
     "simulate": "Compute what uploads of a load would cost, by three strategies.",
     "bench": "Measure this machine (needs the source checkout).",

@@ -47,6 +47,7 @@ class SubscriptionRow(Struct, frozen=True):
     waiting: int = 0
     blocked_keys: int = 0
     consumers: int = 0
+    consumer_max: int = 0  # messages that each of them may have
     oldest_unacknowledged_ms: int = 0  # the age, as of the heartbeat
     delivered: int = 0
     acknowledged: int = 0

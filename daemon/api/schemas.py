@@ -38,6 +38,7 @@ from daemon.api.status_schemas import (
     Status,
     StoreCost,
     StoreStatus,
+    SubscriptionScaling,
     Totals,
 )
 from daemon.api.watch_schemas import (
@@ -114,6 +115,7 @@ __all__ = [
     "Ready",
     "RetentionStatus",
     "Scaling",
+    "SubscriptionScaling",
     "SchedulerStatus",
     "SensorStatus",
     "ShardStatus",

@@ -17,10 +17,12 @@ from daemon.config import Config
 from daemon.governor import board, ladder
 from daemon.governor.sensors import SENSORS
 from daemon.intake.refused import BY_CODE
+from delivery.subscriptions.drainable import consumers_wanted
 from shards import latency, topiccounts
 from shards import layout as at
 from shards.latency import Counted, Stage
 from shards.segment import Segment
+from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 from shards.topiccounts import TopicCount
 from uploader.groups.buddy import Group
 from uploader.groups.puller import GroupTable
@@ -62,6 +64,7 @@ class StatusBuilder:
         self._layout = segment.layout
         self._config = config
         self._groups = GroupTable(segment)
+        self._subscriptions = SubscriptionBoard(segment)
         self._version = version()
         self._memory_bound_bytes = sum(memory.bounds(config).values())
 
@@ -146,11 +149,15 @@ class StatusBuilder:
         )
 
     def scaling(self) -> schemas.Scaling:
-        """How much more CPU would help, and what that follows from."""
+        """How much more CPU and more consumers would help, and what that follows from."""
         pressure, names = self._pressure(), {each.name for each in SENSORS if each.by_cpu}
         counted = {name: each for name, each in pressure.inputs.items() if name in names}
         left_out = {name: each for name, each in pressure.inputs.items() if name not in names}
-        return schemas.Scaling(pressure.scaling, counted, left_out, self._layout.shards)
+        subscriptions = [_subscription_scaling(each.row) for each in self._subscriptions.rows()]
+        subscriptions.sort(key=lambda each: (each.topic, each.subscription))
+        return schemas.Scaling(
+            pressure.scaling, counted, left_out, self._layout.shards, subscriptions
+        )
 
     def _scheduler(self) -> schemas.SchedulerStatus:
         bands = self._sums({str(band): at.S_BANDS + band for band in range(at.BANDS)})
@@ -241,3 +248,18 @@ def _ms(us: float | None) -> float | None:
 def _age_ms(then_ns: int, now_ns: int) -> int | None:
     """Milliseconds since; None for what has not happened yet."""
     return max(0, now_ns - then_ns) // 1_000_000 if then_ns else None
+
+
+def _subscription_scaling(row: SubscriptionRow) -> schemas.SubscriptionScaling:
+    return schemas.SubscriptionScaling(
+        topic=row.topic,
+        subscription=row.subscription,
+        value=consumers_wanted(row.drainable_lag, row.consumers, row.consumer_max),
+        drainable_lag=row.drainable_lag,
+        lag=row.lag,
+        in_flight=row.in_flight,
+        blocked_keys=row.blocked_keys,
+        consumers=row.consumers,
+        consumer_max=row.consumer_max,
+        held="" if row.phase is SubscriptionPhase.RUNNING else row.reason or row.phase.name.lower(),
+    )

@@ -121,6 +121,30 @@ class Pressure(Struct, frozen=True):
     scaling: Annotated[int, Meta(description="0 to 100, as `GET /v0/scaling`")]
 
 
+class SubscriptionScaling(Struct, frozen=True):
+    """How much more consumers would help a subscription. Lag that they cannot drain does not ask
+    for them: blocked keys, all but one message of a key, a store that is down."""
+
+    topic: str
+    subscription: str
+    value: Annotated[
+        int,
+        Meta(
+            description="0 to 100: the part of the drainable lag that the consumers which are"
+            " present cannot hold"
+        ),
+    ]
+    drainable_lag: Annotated[
+        int, Meta(description="messages that consumers could work on simultaneously")
+    ]
+    lag: Annotated[int, Meta(description="records that are not finished")]
+    in_flight: int
+    blocked_keys: int
+    consumers: int
+    consumer_max: Annotated[int, Meta(description="how many messages a consumer may have")]
+    held: Annotated[str, Meta(description="why nothing is delivered now; empty if it is")]
+
+
 class Scaling(Struct, frozen=True):
     """How much more CPU would help. A store that is down, or a full disk, does not ask for it."""
 
@@ -130,6 +154,9 @@ class Scaling(Struct, frozen=True):
         dict[str, float], Meta(description="pressures that more CPU would not lower")
     ]
     shards: int
+    subscriptions: Annotated[
+        list[SubscriptionScaling], Meta(description="how much more consumers would help each")
+    ]
 
 
 class SchedulerStatus(Struct, frozen=True):

@@ -10,6 +10,7 @@ import pytest
 
 from daemon import memory
 from daemon.api.status import StatusBuilder
+from daemon.api.status_schemas import SubscriptionScaling
 from daemon.config import load
 from daemon.governor import board
 from daemon.governor.governor import Governor
@@ -17,6 +18,7 @@ from daemon.governor.sensors import SENSORS, Reading
 from shards import layout as at
 from shards.layout import Layout
 from shards.segment import Segment
+from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 from uploader.groups.puller import GroupTable
 
 NOW_NS = 100_000_000_000
@@ -159,3 +161,37 @@ def test_pressure_and_window_are_those_in_force(daemon: Daemon) -> None:
     assert pressure["inputs"] == pytest.approx(expected, abs=1e-6)
     ring = next(sensor for sensor in pressure["sensors"] if sensor["sensor"] == "ring")
     assert (ring["raw"], ring["shard"], ring["hard"], ring["unit"]) == (raw, 2, True, "share")
+
+
+def test_the_scaling_signal_has_each_subscription_by_topic_and_name(daemon: Daemon) -> None:
+    board_of_subscriptions = SubscriptionBoard(daemon.segment)
+    names = [("orders", "billing"), ("orders", "audit"), ("events", "push")]
+    for slot, (topic, name) in enumerate(names):
+        row = SubscriptionRow(
+            topic, name, lag=9_000, drainable_lag=4_000, in_flight=500, blocked_keys=2,
+            consumers=slot, consumer_max=1_000,
+        )  # fmt: skip
+        board_of_subscriptions.write(slot, slot + 1, row)
+    found = daemon.status().scaling().subscriptions
+    assert [(each.topic, each.subscription) for each in found] == sorted(names)
+    assert [each.value for each in found] == [50, 75, 100]
+    assert found[1] == SubscriptionScaling(
+        "orders", "audit", 75, 4_000, 9_000, 500, 2, 1, 1_000, held=""
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason", "held"),
+    [
+        (SubscriptionPhase.RUNNING, "", ""),
+        (SubscriptionPhase.PAUSED, "", "paused"),
+        (SubscriptionPhase.HELD, "the store does not answer", "the store does not answer"),
+    ],
+)
+def test_a_subscription_that_cannot_deliver_says_why_and_asks_for_nobody(
+    daemon: Daemon, phase: SubscriptionPhase, reason: str, held: str
+) -> None:
+    row = SubscriptionRow("orders", "billing", phase, reason, lag=9_000, consumer_max=1_000)
+    SubscriptionBoard(daemon.segment).write(0, 1, row)
+    (found,) = daemon.status().scaling().subscriptions
+    assert (found.held, found.value, found.drainable_lag) == (held, 0, 0)
