@@ -419,18 +419,20 @@ class RunningSubscription:
     def tick(self) -> bool:
         """To be called regularly; returns whether there may be something to send."""
         now_ns = self._now_ns()
+        is_changed = bool(self.held) and now_ns >= self.held_until_ns
         for session in list(self.sessions.values()):
-            if session.poll is not None and now_ns >= session.poll_ends_ns:
-                if session.parked is None:
+            if session.poll is not None:
+                if now_ns >= session.poll_ends_ns and session.parked is None:
                     self._end_poll(session)
             elif session.ends_ns and now_ns >= session.ends_ns:
                 self.leave(session.name)
+                is_changed = True
         due_ns = self.window.next_due_ns()
-        if due_ns is None or due_ns > now_ns:
-            return bool(self.held) and now_ns >= self.held_until_ns
-        for name in self.window.tick(now_ns):
-            self._gone(name)
-        return True
+        if due_ns is not None and due_ns <= now_ns:
+            for name in self.window.tick(now_ns):
+                self._gone(name)
+            is_changed = True
+        return is_changed
 
     def _gone(self, name: str) -> None:
         """The window takes a consumer for gone: it acknowledged nothing until a batch timed out."""

@@ -101,7 +101,7 @@ class Subscriptions:
         self._asking: asyncio.Task[None] | None = None
         self._loading: set[Wanted] = set()
         self._loads = asyncio.Semaphore(LOADS_AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def __len__(self) -> int:
@@ -139,7 +139,7 @@ class Subscriptions:
         self._closed = True
         for running in self._running.values():
             running.end("shutting_down", "the daemon ends; connect again")
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
 
     # Requests
@@ -361,12 +361,12 @@ class Subscriptions:
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self.tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self.tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.critical("subscriptions cannot continue in this process, which ends",
                          exc_info=task.exception())  # fmt: skip

@@ -1,0 +1,165 @@
+"""The subscriptions of a shard over real rings, ledger and store; commits, time and clients by
+hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
+from typing import Any
+
+import msgspec
+
+from delivery.dispatch import Dispatcher
+from delivery.fifo import FifoReadySet
+from delivery.followed import FollowedPartitions
+from delivery.ledger_thread import LedgerThread
+from delivery.partition_reader import PartitionReader
+from delivery.ready import Kind, PriorityInputs
+from delivery.subscriptions.requests import (
+    Acknowledge,
+    AnyRequest,
+    BatchRef,
+    Consume,
+    MessageRef,
+    Nack,
+)
+from delivery.subscriptions.runtime import Subscriptions
+from delivery.tail_reader import TailReader
+from ledger import subscriptions
+from ledger.ledger import Ledger
+from ledger.subscriptions import Subscription, SubscriptionConfig
+from tests.delivery.node import Node, l0_reader, raise_it, stored_reader
+from tests.delivery.watch.watching import Client
+from uploader.l0.records import Record
+
+MS = 1_000_000
+S = 1_000 * MS
+
+
+class Owner:
+    """A shard that owns all subscriptions of a node, and how far it was told of commits."""
+
+    def __init__(self, node: Node, partitions: PartitionReader, ledger: LedgerThread) -> None:
+        self.node = node
+        self.partitions = partitions
+        self.seen = 0
+        self.now_ns = S
+        self.changes = 1
+        self.evictions = 0
+        self.dispatcher = Dispatcher(
+            FifoReadySet(), lambda _: PriorityInputs(), lambda: self.now_ns
+        )
+        self.subscriptions = Subscriptions(
+            0, 1, partitions, ledger, self.dispatcher.dirty, lambda: self.changes,
+            lambda: self.now_ns, lambda: self.now_ns // MS, lambda _: None, self._ended,
+        )  # fmt: skip
+
+    def _ended(self) -> None:
+        raise AssertionError("the process would end")
+
+    def start(self) -> None:
+        servers = {Kind.CONSUME: self.subscriptions.serve}
+        self.dispatcher.start(asyncio.get_running_loop(), servers, raise_it)
+
+    def create(self, name: str = "s", start: Any = "earliest", **config: Any) -> Subscription:
+        made = self.node.ledger.write(
+            subscriptions.create, self.node.topic.name, name, SubscriptionConfig(**config), start, 1
+        )
+        self.changes += 1
+        return made
+
+    def produce(self, *records: Record, partition: int = 0, tell: bool = True) -> None:
+        """A commit of these records."""
+        self.node.produce(0, {partition: list(records)})
+        assert self.node.commit(0) is not None
+        if tell:
+            self.tell()
+
+    def tell(self) -> None:
+        """The commits of the log that it was not told of."""
+        for commit in self.node.commits[self.seen :]:
+            self.seen = commit.number
+            self.subscriptions.committed(self.partitions.followed.apply(commit), self.now_ns)
+
+    async def ask(self, request: AnyRequest) -> Any:
+        return json.loads(await self.subscriptions.ask(request))
+
+    async def consume(
+        self, made: Subscription, name: str, *filters: str, client: Client | None = None
+    ) -> Client:
+        """A stream for a consumer."""
+        client = client or Client()
+        request = Consume(made.subscription_id, name, list(filters), "application/x-ndjson")
+        await self.ask(request)
+        self.subscriptions.open(request, client)
+        await self.rest()
+        return client
+
+    async def ack(self, made: Subscription, name: str, *events: dict[str, Any]) -> Any:
+        found = await self.ask(Acknowledge(made.subscription_id, name, _refs(events), []))
+        await self.rest()
+        return found
+
+    async def ack_batch(self, made: Subscription, name: str, *epochs: int) -> Any:
+        batches = [BatchRef(epoch) for epoch in epochs]
+        found = await self.ask(Acknowledge(made.subscription_id, name, [], batches))
+        await self.rest()
+        return found
+
+    async def nack(
+        self, made: Subscription, name: str, *events: dict[str, Any], delay_ms: int = 0
+    ) -> Any:
+        request = Nack(made.subscription_id, name, _refs(events), [], delay_ms, "no")
+        found = await self.ask(request)
+        await self.rest()
+        return found
+
+    async def later(self, seconds: float) -> None:
+        """Time passes; heartbeats come."""
+        self.now_ns += int(seconds * S)
+        self.subscriptions.look()
+        await self.rest()
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not done():  # noqa: ASYNC110 - the test turns the loop
+                await asyncio.sleep(0)
+
+    async def rest(self) -> None:
+        """Turns the loop until there is nothing left to do."""
+        ready: Any = self.dispatcher.ready
+        await self.until(lambda: not self.subscriptions.tasks and not len(ready))
+
+
+def _refs(events: tuple[dict[str, Any], ...]) -> list[MessageRef]:
+    return [MessageRef(each["partition"], each["seq"], each["epoch"]) for each in events]
+
+
+def messages(client: Client) -> list[dict[str, Any]]:
+    """The messages that a client got."""
+    return [event for event in client.events if "epoch" in event]
+
+
+def record(data: object, key: str | None = None) -> Record:
+    return Record(msgspec.json.encode(data).decode(), key=key)
+
+
+@contextmanager
+def owning(node: Node) -> Iterator[Owner]:
+    """An owner over a node."""
+    with (
+        closing(Ledger(node.ledger.path, nullcontext(), must_exist=True)) as reads,
+        ThreadPoolExecutor(1) as thread,
+        l0_reader(node) as (l0, _),
+    ):
+        ledger = LedgerThread(reads, thread)
+        owner: Owner
+        partitions = PartitionReader(
+            FollowedPartitions(lambda: node.tail_of(owner.seen)), TailReader(node.segment), ledger,
+            stored_reader(node, ledger, l0), lambda _: owner.evictions,
+        )  # fmt: skip
+        owner = Owner(node, partitions, ledger)
+        yield owner

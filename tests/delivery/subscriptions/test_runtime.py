@@ -1,0 +1,214 @@
+"""An owner serves consumers from rings and objects, and finishes only what they acknowledge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from delivery.subscriptions.requests import Describe, DescribeKey, Leave, OwnerRefused, Poll
+from ledger import subscriptions
+from tests.delivery.node import Node, node_in
+from tests.delivery.subscriptions.owning import Owner, messages, owning, record
+from tests.delivery.watch.watching import Client
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
+        yield made
+
+
+def run(node: Node, use: Callable[[Owner], Awaitable[None]]) -> None:
+    async def with_owner() -> None:
+        with owning(node) as owner:
+            owner.start()
+            owner.subscriptions.look()
+            await owner.rest()
+            await use(owner)
+            owner.subscriptions.close()
+
+    asyncio.run(with_owner())
+
+
+def data(client: Client) -> list[object]:
+    return [message["data"] for message in messages(client)]
+
+
+def test_a_message_is_sent_once_and_finished_when_it_is_acknowledged(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        owner.produce(record(1, "a"), record(2, "b"), record(3, "a"))
+        client = await owner.consume(made, "c")
+        first, second = messages(client)
+        assert [first["data"], second["data"]] == [1, 2], "3 waits for 1, whose key it has"
+        assert (first["attempt"], first["epoch"]) == (1, second["epoch"])
+        assert (await owner.ask(Describe(made.subscription_id)))["lag"] == 3
+        assert (await owner.ack(made, "c", first, second))["accepted"] == 2
+        assert data(client) == [1, 2, 3]
+        assert (await owner.ack_batch(made, "c", messages(client)[2]["epoch"]))["accepted"] == 1
+        state = await owner.ask(Describe(made.subscription_id))
+        assert (state["lag"], state["acknowledged"], state["delivered"]) == (0, 3, 3)
+        assert state["partitions"][0]["floor"] == 3
+
+    run(node, use)
+
+
+def test_what_is_written_later_comes_from_the_rings(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(start="latest")
+        client = await owner.consume(made, "c")
+        gets = len(node.store.gets)
+        owner.produce(*(record(n) for n in range(50)))
+        await owner.rest()
+        assert data(client) == list(range(50))
+        assert len(node.store.gets) == gets
+
+    run(node, use)
+
+
+def test_a_backlog_in_the_store_is_sent_in_order(node: Node) -> None:
+    for first in range(0, 900, 300):
+        node.produce(0, {0: [record(n, f"k{n % 7}") for n in range(first, first + 300)]})
+        node.commit(0)
+
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        acknowledged = 0
+        while acknowledged < len(messages(client)):
+            new = messages(client)[acknowledged:]
+            acknowledged += len(new)
+            await owner.ack(made, "c", *new)
+        assert sorted(map(int, map(str, data(client)))) == list(range(900))
+        for key in range(7):
+            of_key = [n for n in data(client) if isinstance(n, int) and n % 7 == key]
+            assert of_key == sorted(of_key)
+
+    run(node, use)
+
+
+def test_a_stream_that_ends_gives_back_what_it_had(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        first = await owner.consume(made, "a")
+        owner.produce(record(1), record(2))
+        await owner.rest()
+        assert data(first) == [1, 2]
+        second = await owner.consume(made, "b")
+        first.go()
+        await owner.later(1)
+        assert data(second) == [], "it may come back"
+        await owner.later(2.1)
+        assert data(second) == [1, 2]
+        assert [message["attempt"] for message in messages(second)] == [1, 1]
+        late = await owner.ack(made, "a", *messages(first))
+        assert (late["accepted"], late["refused"]) == (0, 2)
+
+    run(node, use)
+
+
+def test_a_consumer_that_comes_back_gets_what_it_had_again(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        first = await owner.consume(made, "a")
+        owner.produce(record(1, "k"))
+        await owner.rest()
+        again = await owner.consume(made, "a")
+        assert first.closed and first.events[-1]["code"] == "replaced"
+        assert data(again) == [1]
+        assert (await owner.ack(made, "a", *messages(first)))["accepted"] == 0
+        assert (await owner.ack(made, "a", *messages(again)))["accepted"] == 1
+
+    run(node, use)
+
+
+def test_a_client_that_takes_nothing_gets_nothing_more_and_harms_nobody(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(mode="shared")
+        stuck = await owner.consume(made, "stuck", client=Client(stuck=True))
+        other = await owner.consume(made, "other")
+        owner.produce(record(0), record(1))
+        await owner.rest()
+        for n in range(2, 20):
+            owner.produce(record(n))
+            await owner.rest()
+        assert len(data(stuck)) == 1
+        assert len(data(other)) == 19
+        stuck.take()
+        owner.produce(record(20), record(21))
+        await owner.rest()
+        assert len(data(stuck)) == 2
+
+    run(node, use)
+
+
+def test_a_refused_message_comes_again_after_its_rest(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(backoff_ms=(1_000, 60_000))
+        client = await owner.consume(made, "c")
+        owner.produce(record(1, "k"), record(2, "k"))
+        await owner.rest()
+        await owner.nack(made, "c", *messages(client))
+        key = await owner.ask(DescribeKey(made.subscription_id, "k"))
+        assert (key["state"], key["attempts"], key["reason"]) == ("resting", 1, "no")
+        assert key["until_ms"] == key["since_ms"] + 1_000
+        await owner.later(0.9)
+        assert data(client) == [1]
+        await owner.later(0.2)
+        assert data(client) == [1, 1]
+        assert messages(client)[-1]["attempt"] == 2
+
+    run(node, use)
+
+
+def test_a_poll_waits_for_a_message_and_gets_at_most_as_many_as_it_asks_for(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        asked = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 2, 5_000)))
+        await owner.until(lambda: len(owner.subscriptions) == 1)
+        owner.produce(record(1), record(2), record(3))
+        found = await asked
+        assert [message["data"] for message in found["messages"]] == [1, 2]
+        assert (await owner.ack_batch(made, "p", found["epoch"]))["accepted"] == 2
+        asked = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 10, 5_000)))
+        assert [message["data"] for message in (await asked)["messages"]] == [3]
+        asked = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 10, 1_000)))
+        await asyncio.sleep(0)
+        await owner.later(1)
+        assert await asked == {"epoch": None, "messages": [], "gaps": []}
+        assert (await owner.ask(Leave(made.subscription_id, "p")))["returned"] == 1
+
+    run(node, use)
+
+
+def test_a_poller_that_says_nothing_for_the_timeout_is_gone(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(ack_timeout_ms=10_000)
+        owner.produce(record(1))
+        found = await owner.ask(Poll(made.subscription_id, "p", [], 10, 0))
+        assert len(found["messages"]) == 1
+        await owner.later(9)
+        assert len((await owner.ask(Describe(made.subscription_id)))["consumers"]) == 1
+        await owner.later(2)
+        assert (await owner.ask(Describe(made.subscription_id)))["consumers"] == []
+        again = await owner.ask(Poll(made.subscription_id, "q", [], 10, 0))
+        assert [message["attempt"] for message in again["messages"]] == [1]
+
+    run(node, use)
+
+
+def test_a_deleted_subscription_ends_its_streams_and_refuses(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        node.ledger.write(subscriptions.delete, node.topic.name, "s", 2)
+        owner.changes += 1
+        await owner.later(0.1)
+        assert client.closed and client.events[-1]["code"] == "deleted"
+        with pytest.raises(OwnerRefused, match="deleted"):
+            await owner.ask(Describe(made.subscription_id))
+
+    run(node, use)
