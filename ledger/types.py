@@ -346,6 +346,16 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
             " sent again only once"
         ),
     ] = "none"
+    retain_for_subscriptions: (
+        Annotated[
+            Limit,
+            Meta(
+                description="up to this many bytes in a partition, caps and `ttl_ms` evict nothing"
+                " that a reliable subscription has not finished with; null: they do"
+            ),
+        ]
+        | None
+    ) = None
 
 
 class Topic(Struct, frozen=True):

@@ -15,6 +15,8 @@ little more if Parquet files of two days overlap in offsets). - Time is the reco
 old if its greatest timestamp is, and those of all steps before it. A record from the future holds
 back everything after it until its time has come.
 
+What subscriptions hold back stays meanwhile (``held.py``).
+
 Gaps have no records and are never counted. A hole is counted until it is evicted: its records have
 offsets. ``bytes`` of a partition are those of the steps that hold a readable offset.
 
@@ -28,6 +30,7 @@ few row updates, however much is evicted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -35,6 +38,7 @@ from msgspec import Struct
 from ledger import reads, topics
 from ledger.errors import PartitionMissing, TopicMissing, TrimBeyondHead
 from ledger.lake.types import Evicted
+from ledger.space import held
 from ledger.tx import ReadTx, Transactions, WriteTx
 from ledger.types import PartitionState, Topic, TopicConfig
 
@@ -187,11 +191,17 @@ def due_evictions(tx: ReadTx, topic: Topic, now_ms: int | None) -> DueEvictions:
     older_than_ms = None
     if now_ms is not None and limits.ttl_ms is not None:
         older_than_ms = now_ms - limits.ttl_ms
+    kept = held.of_topic(tx, topic.topic_id, topic.config.retain_for_subscriptions)
     views = [_View(*columns) for columns in tx.execute(_VIEW_SQL, (topic.topic_id,))]
     for view in views:
+        if kept is not None and kept.nothing_goes(view.partition, view.earliest_seq, view.bytes):
+            continue
         target, reason, until_ms = _target(tx, topic.topic_id, view, limits, older_than_ms)
         if limits.ttl_ms is not None and until_ms < NEVER_MS - limits.ttl_ms:
             due_ms = min(due_ms, until_ms + limits.ttl_ms + 1)
+        if kept is not None and target > view.earliest_seq:
+            kept_from = partial(_kept_without, tx, topic.topic_id, view)
+            target = kept.lowered(view.partition, target, view.bytes, kept_from)
         if target > view.earliest_seq:
             found.append(_eviction(tx, topic, int(row[0]), view, target, reason))
     return DueEvictions(found, due_ms)
@@ -221,6 +231,10 @@ def _target(
     if by_time.from_offset > by_cap:
         return by_time.from_offset, TTL, until_ms
     return by_cap, CAP, until_ms
+
+
+def _kept_without(tx: ReadTx, topic_id: int, view: _View, spare_bytes: int) -> int:
+    return first_kept(_steps(tx, topic_id, view), spare_bytes, None)[0].from_offset
 
 
 def _steps(tx: ReadTx, topic_id: int, view: _View) -> Iterator[EvictionStep]:
