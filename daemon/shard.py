@@ -38,8 +38,9 @@ from daemon.api.daemon_routes import DaemonRoutes
 from daemon.api.diff_routes import DiffRoutes
 from daemon.api.openapi import DOCUMENT as OPENAPI
 from daemon.api.plan_routes import PlanRoutes
+from daemon.api.route import Handlers
 from daemon.api.router_routes import RouterRoutes
-from daemon.api.routes import ROUTES, Handlers
+from daemon.api.routes import ROUTES
 from daemon.api.status import StatusBuilder
 from daemon.api.topic_activity import TopicActivityView
 from daemon.api.topic_routes import TopicRoutes

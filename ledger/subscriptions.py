@@ -42,7 +42,7 @@ Unmatched = Literal["hold", "skip"]
 class AtTime(Struct, frozen=True, forbid_unknown_fields=True):
     """Before the first record with this timestamp or a later one."""
 
-    ts: Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
+    ts: Annotated[int, Meta(ge=0, le=INTEGER_MAX, description="epoch milliseconds")]
 
 
 SubscriptionStart = Literal["earliest", "latest"] | Offset | list[Offset] | AtTime
@@ -323,8 +323,11 @@ def owned(
     return changes.latest(tx), [_view(tx, each) for each in found.values()]
 
 
-def floors_at(tx: ReadTx, topic_id: int, name: str, start: SubscriptionStart) -> dict[int, int]:
-    """The floors, by partition, of a subscription that goes on at ``start``.
+def floors_at(
+    tx: ReadTx, topic_id: int, name: str, start: SubscriptionStart, field: str = "start"
+) -> dict[int, int]:
+    """The floors, by partition, of a subscription that goes on at ``start``; ``field`` is what the
+    place is called where it was asked for.
 
     Raises SubscriptionRefused for offsets that the topic does not have.
     """
@@ -339,14 +342,16 @@ def floors_at(tx: ReadTx, topic_id: int, name: str, start: SubscriptionStart) ->
         return {
             each.partition: each.head_seq if is_latest else each.earliest_seq - 1 for each in states
         }
-    return _checked(name, [start] if isinstance(start, int) else start, states)
+    return _checked(name, field, [start] if isinstance(start, int) else start, states)
 
 
-def _checked(name: str, seqs: Sequence[int], states: Sequence[PartitionState]) -> dict[int, int]:
+def _checked(
+    name: str, field: str, seqs: Sequence[int], states: Sequence[PartitionState]
+) -> dict[int, int]:
     if len(seqs) != len(states):
         raise SubscriptionRefused(
             name,
-            "start",
+            field,
             f"has {len(seqs)} offsets, but its topic has {len(states)} partitions; give a list with"
             f" the offset of each",
         )
@@ -354,7 +359,7 @@ def _checked(name: str, seqs: Sequence[int], states: Sequence[PartitionState]) -
         if seq > state.head_seq:
             raise SubscriptionRefused(
                 name,
-                "start",
+                field,
                 f"is {seq} for partition {state.partition}, whose last offset is {state.head_seq}",
             )
     return {state.partition: seq for seq, state in zip(seqs, states, strict=True)}

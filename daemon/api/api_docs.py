@@ -20,7 +20,8 @@ from msgspec import inspect
 
 from daemon.api import schemas, shapes, subscription_schemas
 from daemon.api.metric_table import METRICS
-from daemon.api.routes import ROUTES, Route
+from daemon.api.route import Route
+from daemon.api.routes import ROUTES
 from delivery.routers import schemas as router_schemas
 from delivery.subscriptions import schemas as owner_schemas
 from shards.latency import MEANINGS

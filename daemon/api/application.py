@@ -18,7 +18,7 @@ from daemon.api.decoding import read_body, read_headers, read_query
 from daemon.api.errors import ApiError
 from daemon.api.names import check_topic_name
 from daemon.api.refusals import refusal_of
-from daemon.api.routes import Handler, Handlers, Route
+from daemon.api.route import Handler, Handlers, Route
 from daemon.api.schemas import ProduceQuery
 from daemon.api.streaming import EncodedJson, Streaming, Text
 from daemon.api.topic_routes import Created

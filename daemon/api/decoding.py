@@ -31,6 +31,7 @@ _LOOKED_UP_BYTES_MAX = 1 << 20
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _AT = re.compile(r"(.*?) - at (?:key in )?`\$(.*)`$", re.DOTALL)
 _RECORD = re.compile(r"(?:\.records)?\[(\d+)\]")
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
 _ENUM = re.compile(r"Invalid enum value (.*)", re.DOTALL)
 
 
@@ -66,6 +67,11 @@ def read_query(query: dict[str, str], type_: type[T], named: str = "parameter") 
     try:
         return msgspec.convert(values, type_)
     except msgspec.ValidationError as error:
+        missing = _MISSING.match(str(error))
+        if missing is not None:
+            raise invalid(
+                f"the {named} {missing[1]} must be given", **{named: missing[1]}
+            ) from error
         path = "." + error_place(error)[1].removeprefix(".").partition(".")[0]
         name = path[1:]
         wanted = shapes.describe(shapes.type_at(inspect.type_info(type_), path))

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import inspect
 
 from daemon.api.names import TOPIC_NAME
-from daemon.api.routes import ROUTES, Route
+from daemon.api.route import Route
+from daemon.api.routes import ROUTES
 from daemon.api.schemas import ErrorAnswer
 
 Schema = dict[str, Any]

@@ -9,18 +9,13 @@ limits and encodes; it also serves the one route without a handler, produce.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw
 
 from compaction.access.settings import LakeSettings
-from daemon.api.admin import BODY_BYTES_MAX, AdminRoutes, Fence
-from daemon.api.cursor_routes import CursorRoutes
-from daemon.api.daemon_routes import DaemonRoutes
-from daemon.api.diff_routes import DiffRoutes
-from daemon.api.plan_routes import PlanRoutes
-from daemon.api.router_routes import RouterRoutes
+from daemon.api.admin import BODY_BYTES_MAX, Fence
+from daemon.api.route import STREAM_FORMATS, Route
 from daemon.api.schemas import (
     BackedUp,
     CursorDeleted,
@@ -56,8 +51,7 @@ from daemon.api.schemas import (
     WatchRequest,
     WidQuery,
 )
-from daemon.api.topic_routes import TopicRoutes
-from daemon.api.watch_routes import WatchRoutes
+from daemon.api.subscription_table import SUBSCRIPTION_ROUTES
 from delivery.routers.schemas import (
     RouterDeleted,
     RouterPage,
@@ -66,56 +60,6 @@ from delivery.routers.schemas import (
     RouterStatus,
 )
 from ledger.types import LeaseId
-
-SMALL_BODY_BYTES = 1 << 20  # of all bodies but those of produce
-STREAM_FORMATS = {
-    "text/event-stream": "server-sent events",
-    "application/x-ndjson": "a JSON object on each line",
-    "application/msgpack": "a sequence of maps",
-}
-
-Handler = Callable[..., Awaitable[Any]]
-
-
-class Handlers(Struct, frozen=True):
-    """The objects whose methods are the handlers."""
-
-    topics: TopicRoutes
-    cursors: CursorRoutes
-    routers: RouterRoutes
-    reads: DiffRoutes
-    watch: WatchRoutes
-    plans: PlanRoutes
-    daemon: DaemonRoutes
-    admin: AdminRoutes
-
-
-class Route(Struct, frozen=True, kw_only=True):
-    """One row. ``answers`` has the type of each good answer by its status (a tuple for
-    alternatives), ``errors`` the other statuses (``openapi.py`` says what they mean). ``headers``
-    is a Struct of the request's headers that the handler gets, named as they are documented; they
-    are found in any case. ``streams`` says by content type what a stream of it consists of,
-    ``texts`` what a text is."""
-
-    method: Literal["GET", "PUT", "POST", "DELETE"]
-    path: str
-    summary: str
-    handler: Callable[[Handlers], Handler] | None
-    answers: Mapping[int, Any] = {}
-    errors: tuple[int, ...] = ()
-    query: Any = None
-    headers: Any = None
-    body: Any = None
-    body_required: bool = True
-    body_bytes_max: int = SMALL_BODY_BYTES
-    other_content_types: tuple[str, ...] = ()
-    streams: Mapping[str, str] = {}
-    texts: Mapping[str, str] = {}
-    # A GET that gives the client what nobody else gets then: HEAD, which has no body, is refused.
-    takes: bool = False
-    # For this version's own commands: not in openapi.json, since it may change with any release.
-    is_internal: bool = False
-
 
 ROUTES = (
     Route(
@@ -264,6 +208,7 @@ ROUTES = (
         streams=STREAM_FORMATS,
         errors=(400, 404, 406, 416, 503),
     ),
+    *SUBSCRIPTION_ROUTES,
     Route(
         method="GET",
         path="/v0/cursors",

@@ -50,19 +50,29 @@ def describe(type_: inspect.Type) -> str:
 def type_at(type_: inspect.Type, path: str) -> inspect.Type:
     """The type at a path like ``.records[0].ts``; as far as the path can be followed."""
     for name, _ in _STEP.findall(path):
-        inner = _inside(type_)
-        if isinstance(inner, inspect.StructType) and name:
-            found = next((f.type for f in inner.fields if f.encode_name == name), None)
-            if found is None:
-                break
-            type_ = found
-        elif isinstance(inner, inspect.ListType | inspect.VarTupleType):
-            type_ = inner.item_type
-        elif isinstance(inner, inspect.DictType):
-            type_ = inner.value_type
-        else:
+        found = next(filter(None, (_step(each, name) for each in _alternatives(type_))), None)
+        if found is None:
             break
+        type_ = found
     return type_
+
+
+def _step(type_: inspect.Type, name: str) -> inspect.Type | None:
+    """The type of a member, or of what is at an index if ``name`` is empty."""
+    if isinstance(type_, inspect.StructType) and name:
+        return next((each.type for each in type_.fields if each.encode_name == name), None)
+    if isinstance(type_, inspect.ListType | inspect.VarTupleType):
+        return type_.item_type
+    return type_.value_type if isinstance(type_, inspect.DictType) else None
+
+
+def _alternatives(type_: inspect.Type) -> list[inspect.Type]:
+    """The types that a value may have, without descriptions."""
+    if isinstance(type_, inspect.Metadata):
+        return _alternatives(type_.type)
+    if isinstance(type_, inspect.UnionType):
+        return [found for each in type_.types for found in _alternatives(each)]
+    return [type_]
 
 
 def value_at(value: Any, path: str) -> Any:
@@ -77,20 +87,9 @@ def value_at(value: Any, path: str) -> Any:
     return value
 
 
-def _inside(type_: inspect.Type) -> inspect.Type:
-    """The type without its description and without null."""
-    if isinstance(type_, inspect.Metadata):
-        return _inside(type_.type)
-    if isinstance(type_, inspect.UnionType):
-        for each in type_.types:
-            if not isinstance(each, inspect.NoneType):
-                return _inside(each)
-    return type_
-
-
 def kind(type_: inspect.Type) -> type[inspect.Type]:
-    """The kind of a value that is not null."""
-    return type(_inside(type_))
+    """The kind of a value that is not null: the first of several."""
+    return next(kind for kind in map(type, _alternatives(type_)) if kind is not inspect.NoneType)
 
 
 def _range(low: int | None, high: int | None) -> str:

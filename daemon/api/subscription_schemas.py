@@ -17,7 +17,7 @@ from delivery.subscriptions.schemas import (
     SubscriptionState,
 )
 from ledger.subscriptions import SubscriptionConfig, SubscriptionStart
-from ledger.types import INTEGER_MAX, Offset
+from ledger.types import INTEGER_MAX
 
 FILTERS_MAX = 64  # of a consumer; each is matched with each new key
 POLL_MESSAGES_MAX = 10_000
@@ -46,8 +46,8 @@ SubscriptionSettings = defstruct(
                 SubscriptionStart,
                 Meta(
                     description="where a new subscription begins: `earliest` (if not given),"
-                    " `latest`, or after an offset (of a topic with several partitions, a list with"
-                    " one for each); without effect on one that exists"
+                    " `latest`, after an offset (of a topic with several partitions, a list with"
+                    " one for each), or at a time; without effect on one that exists"
                 ),
             ]
             | UnsetType,
@@ -235,24 +235,11 @@ class BlockedMessageRequest(Struct, frozen=True, forbid_unknown_fields=True):
     seq: _Sequence | None = None
 
 
-class SeekTime(Struct, frozen=True, forbid_unknown_fields=True):
-    """A place in time."""
-
-    ts: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=INTEGER_MAX,
-            description="the first record whose `ts` is not earlier (epoch ms)",
-        ),
-    ]
-
-
 class SeekRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Where to go on. What consumers have is forgotten; their acknowledgments are refused."""
 
     to: Annotated[
-        Literal["earliest", "latest"] | Offset | list[Offset] | SeekTime,
+        SubscriptionStart,
         Meta(
             description="before the first record that can be read, after the last one, after an"
             " offset (of a topic with several partitions, a list with one for each), or at a time"

@@ -14,7 +14,7 @@ class RefusedMessage(Struct, frozen=True):
     """A message, or a whole batch, that an acknowledgment named and that it does not finish."""
 
     partition: Annotated[int | None, Meta(description="null: the whole batch")]
-    seq: Offset | None
+    seq: Annotated[Offset | None, Meta(description="null: the whole batch")]
     epoch: int
     reason: Annotated[
         str,

@@ -10,7 +10,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from daemon.api.openapi import DOCUMENT
-from daemon.api.routes import ROUTES, Handlers, Route
+from daemon.api.route import Handlers, Route
+from daemon.api.routes import ROUTES
 from daemon.api.streaming import EncodedJson, Streaming, Text
 from daemon.api.topic_routes import Created
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from daemon.api.application import Api
 from daemon.api.errors import invalid
 from daemon.api.openapi import document
-from daemon.api.routes import Route
+from daemon.api.route import Route
 from daemon.api.streaming import EncodedJson, Streaming
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server

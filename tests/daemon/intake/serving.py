@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import cast
 
 from daemon.api.application import Api
-from daemon.api.routes import ROUTES, Handlers
+from daemon.api.route import Handlers
+from daemon.api.routes import ROUTES
 from daemon.http.connection import Connection
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server

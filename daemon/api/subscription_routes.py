@@ -1,0 +1,244 @@
+"""Handlers of ``/v0/topics/{t}/subscriptions``: create, change, show, list, delete, seek.
+
+Settings and floors are the ledger's, what a subscription is doing is its owner's. A list shows what
+owners have written to the shared segment; of one subscription the owner itself is asked. Every
+change of subscriptions changes a shared word, by which their owners notice it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from daemon.api.consumer_routes import SubscriptionOwners
+from daemon.api.errors import ApiError, invalid
+from daemon.api.names import check_subscription_name
+from daemon.api.streaming import EncodedJson
+from daemon.api.subscription_directory import SubscriptionDirectory, unknown_subscription
+from daemon.api.subscription_schemas import (
+    SeekRequest,
+    SubscriptionActivity,
+    SubscriptionDeleted,
+    SubscriptionPage,
+    SubscriptionsQuery,
+    SubscriptionStatus,
+    SubscriptionSummary,
+)
+from daemon.api.topic_routes import Created
+from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
+from delivery.ledger_thread import LedgerThread
+from delivery.partition_reader import PartitionReader
+from delivery.subscriptions.requests import Describe, Seek
+from delivery.subscriptions.schemas import (
+    PartitionProgress,
+    Sought,
+    SubscriptionCounts,
+    SubscriptionState,
+)
+from ledger import changes, subscriptions
+from ledger.errors import CursorsFull, TopicMissing
+from ledger.subscription_errors import (
+    DeadLetterCycle,
+    SubscriptionMissing,
+    SubscriptionRefused,
+    SubscriptionsFull,
+)
+from ledger.subscriptions import (
+    AtTime,
+    SubscriptionConfig,
+    SubscriptionStart,
+    SubscriptionView,
+)
+from ledger.tx import WriteTx
+from shards import layout as at
+from shards.clock import wall_ms
+from shards.doorbell import Doorbells
+from shards.segment import Segment
+from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
+
+T = TypeVar("T")
+
+
+class SubscriptionRoutes:
+    """The subscriptions of the daemon."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        bells: Doorbells,
+        ledger: LedgerThread,
+        ledger_lock: AbstractContextManager[None],
+        topics: TopicCache,
+        reader: PartitionReader,
+        directory: SubscriptionDirectory,
+        owners: SubscriptionOwners,
+    ) -> None:
+        self._words = segment.words
+        self._shards = range(segment.layout.shards)
+        self._board = SubscriptionBoard(segment)
+        self._bells = bells
+        self._ledger = ledger
+        self._ledger_lock = ledger_lock
+        self._topics = topics
+        self._reader = reader
+        self._directory = directory
+        self._owners = owners
+
+    async def put(self, topic: str, name: str, asked: Struct) -> SubscriptionSummary | Created:
+        """Creates a subscription, or changes what is given. Raises ApiError."""
+        check_subscription_name(name)
+        given = {
+            each: getattr(asked, each)
+            for each in asked.__struct_fields__
+            if getattr(asked, each) is not UNSET
+        }
+        start: SubscriptionStart = given.pop("start", "earliest")
+        entry = await self._topics.entry_now(topic)
+        if await self._ledger.read(subscriptions.find, entry.topic_id, name) is None:
+            start = await self._exact(entry, start)
+
+        def change(tx: WriteTx) -> tuple[SubscriptionView | None, bool]:
+            creates = subscriptions.find(tx, entry.topic_id, name) is None
+            if creates:
+                config = SubscriptionConfig(**given)
+                made = subscriptions.create(tx, topic, name, config, start, wall_ms())
+            else:
+                made = subscriptions.alter(tx, topic, name, given)
+            return subscriptions.view(tx, made.topic_id, name), creates
+
+        view, created = await self._changed(topic, name, change)
+        assert view is not None  # of the same transaction
+        return Created(self._summary(view)) if created else self._summary(view)
+
+    async def get(self, topic: str, name: str) -> SubscriptionStatus:
+        """One subscription. Raises ApiError 404."""
+        check_subscription_name(name)
+        entry = await self._topics.entry_now(topic)
+        found = await self._ledger.read(subscriptions.find, entry.topic_id, name)
+        if found is None:
+            raise unknown_subscription(topic, name)
+        body = await self._owners.ask(Describe(found.subscription_id))
+        return SubscriptionStatus(
+            **msgspec.structs.asdict(_state.decode(body)),
+            subscription_id=found.subscription_id,
+            topic_id=found.topic_id,
+            config=found.config,
+            created_ms=found.created_ms,
+        )
+
+    async def list(self, topic: str, query: SubscriptionsQuery) -> SubscriptionPage:
+        """A page of a topic's subscriptions, by name."""
+        entry = await self._topics.entry(topic)
+        views = await self._ledger.read(
+            subscriptions.views, entry.topic_id, query.after, query.limit + 1
+        )
+        shown = [self._summary(view) for view in views[: query.limit]]
+        more = len(views) > query.limit
+        return SubscriptionPage(shown, shown[-1].subscription if more else None)
+
+    async def delete(self, topic: str, name: str) -> SubscriptionDeleted:
+        """Deletes a subscription. Raises ApiError 404."""
+        check_subscription_name(name)
+        await self._changed(
+            topic, name, lambda tx: subscriptions.delete(tx, topic, name, wall_ms())
+        )
+        return SubscriptionDeleted(topic, name)
+
+    async def seek(self, topic: str, name: str, asked: SeekRequest) -> EncodedJson[Sought]:
+        """Goes on elsewhere. Raises ApiError."""
+        entry, subscription_id = await self._directory.find(topic, name)
+        place = await self._exact(entry, asked.to)
+        try:
+            floors = await self._ledger.read(
+                subscriptions.floors_at, entry.topic_id, name, place, "to"
+            )
+        except SubscriptionRefused as error:
+            raise invalid(str(error), field="to", subscription=name) from error
+        return EncodedJson(await self._owners.ask(Seek(subscription_id, floors)))
+
+    async def _exact(self, entry: TopicEntry, place: SubscriptionStart) -> SubscriptionStart:
+        """The offsets of a time, which only the records know; other places as they are."""
+        if not isinstance(place, AtTime):
+            return place
+        return [
+            await self._reader.before_time((entry.topic_id, partition), place.ts)
+            for partition in range(entry.partitions)
+        ]
+
+    def _summary(self, view: SubscriptionView) -> SubscriptionSummary:
+        subscription = view.subscription
+        row = self._board.read(subscription.slot, subscription.subscription_id)
+        return summary_of(view, row)
+
+    async def _changed(self, topic: str, name: str, change: Callable[[WriteTx], T]) -> T:
+        try:
+            return await self._change(change)
+        except SubscriptionMissing as error:
+            raise unknown_subscription(topic, name) from error
+        except TopicMissing as error:
+            raise unknown_topic(error.name) from error
+        except SubscriptionRefused as error:
+            raise invalid(str(error), field=error.field, subscription=name) from error
+        except DeadLetterCycle as error:
+            detail: dict[str, Any] = {"subscription": name, "path": error.path}
+            raise ApiError(409, "dead_letter_cycle", str(error), detail) from error
+        except SubscriptionsFull as error:
+            limit = {"limit_subscriptions": error.maximum}
+            raise ApiError(409, "subscriptions_full", str(error), limit) from error
+        except CursorsFull as error:
+            limit = {"limit_cursors": error.maximum}
+            raise ApiError(409, "cursors_full", str(error), limit) from error
+
+    async def _change(self, change: Callable[[WriteTx], T]) -> T:
+        ledger = self._ledger.ledger
+
+        def changed() -> T:
+            result = ledger.write(change)
+            with self._ledger_lock:
+                number = ledger.read(changes.latest)
+                self._words[at.G_DELIVERY] = max(self._words[at.G_DELIVERY], number)
+            return result
+
+        result = await self._ledger.run(changed)
+        self._bells.ring_all(self._shards)
+        return result
+
+
+_COUNTS = [each for each in SubscriptionCounts.__struct_fields__ if each != "lag"]
+_state = msgspec.json.Decoder(SubscriptionState)
+
+
+def summary_of(view: SubscriptionView, told: SubscriptionRow | None) -> SubscriptionSummary:
+    """A subscription as a list shows it; ``told`` is what its owner tells of it."""
+    subscription = view.subscription
+    row = told or SubscriptionRow()
+    partitions = [
+        PartitionProgress(state.partition, floor, state.head_seq, max(0, state.head_seq - floor))
+        for floor, state in view.partitions
+    ]
+    return SubscriptionSummary(
+        subscription=subscription.name,
+        subscription_id=subscription.subscription_id,
+        topic=view.topic.name,
+        topic_id=view.topic.topic_id,
+        config=subscription.config,
+        created_ms=subscription.created_ms,
+        state=_STATES[row.phase],
+        reason=row.reason,
+        consumers=row.consumers,
+        partitions=partitions,
+        lag=sum(each.lag for each in partitions) if told is None else row.lag,
+        **{each: getattr(row, each) for each in _COUNTS},
+    )
+
+
+_STATES: dict[SubscriptionPhase, SubscriptionActivity] = {
+    SubscriptionPhase.RUNNING: "running",
+    SubscriptionPhase.PAUSED: "paused",
+    SubscriptionPhase.HELD: "held",
+    SubscriptionPhase.STOPPED: "stopped",
+}

@@ -1,0 +1,209 @@
+"""Subscriptions are created, changed, shown, listed, sought and deleted over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+from msgspec.structs import asdict
+
+from daemon.api.subscription_schemas import SubscriptionSettings
+from delivery.subscriptions.requests import Describe, OwnerRefused, Seek
+from ledger import subscriptions
+from ledger.subscriptions import SubscriptionConfig
+from shards import layout as at
+from shards.subscriptionboard import SubscriptionPhase, SubscriptionRow
+from tests.daemon.api.subscribing import SubscribingNode, subscribing
+
+STATE: dict[str, Any] = {
+    "subscription": "s", "topic": "t", "owner_shard": 0, "lag": 7, "drainable_lag": 5,
+    "in_flight": 1, "waiting": 6, "blocked_keys": 1, "oldest_unacknowledged_ms": 12,
+    "delivered": 9, "acknowledged": 8, "redelivered": 1, "refused": 2, "dropped": 0,
+    "dead_lettered": 0, "evicted": 0, "unmatched": 0, "held": "", "partitions": [],
+    "consumers": [], "blocked": [], "gaps": [],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubscribingNode]:
+    with subscribing(tmp_path_factory.mktemp("ledger")) as node:
+        yield node
+
+
+@pytest.fixture
+def node(shared: SubscribingNode) -> Iterator[SubscribingNode]:
+    """A node without subscriptions."""
+    shared.owners.forget()
+    yield shared
+    for each in shared.ask("GET", "").json["subscriptions"]:
+        assert shared.ask("DELETE", f"/{each['subscription']}").status == 200
+
+
+def test_a_subscription_is_created_with_the_settings_that_are_given(node: SubscribingNode) -> None:
+    answer = node.ask("PUT", "/s", {"mode": "shared", "backoff_ms": [5, 50]})
+    assert answer.status == 201
+    shown = answer.json
+    assert (shown["topic"], shown["subscription"]) == ("t", "s")
+    assert (shown["config"]["mode"], shown["config"]["backoff_ms"]) == ("shared", [5, 50])
+    assert shown["config"]["redeliveries_max"] == SubscriptionConfig().redeliveries_max
+    assert [each["floor"] for each in shown["partitions"]] == [0, 0]
+    assert (shown["state"], shown["lag"], shown["consumers"]) == ("running", 0, 0)
+
+
+def test_settings_that_are_not_given_stay_as_they_are(node: SubscribingNode) -> None:
+    node.ask("PUT", "/s", {"mode": "shared", "window_max": 7})
+    answer = node.ask("PUT", "/s", {"window_max": 8, "start": "latest"})
+    assert answer.status == 200
+    assert (answer.json["config"]["mode"], answer.json["config"]["window_max"]) == ("shared", 8)
+
+
+def test_settings_have_the_fields_of_the_ledger_and_the_beginning() -> None:
+    assert set(SubscriptionSettings.__struct_fields__) == {
+        *SubscriptionConfig.__struct_fields__, "start",
+    }  # fmt: skip
+    assert set(asdict(SubscriptionSettings()).values()) == {UNSET}
+
+
+def test_each_change_moves_the_word_that_owners_look_at(node: SubscribingNode) -> None:
+    seen = [node.segment.words[at.G_DELIVERY]]
+    for method, body in (("PUT", {}), ("PUT", {"paused": True}), ("DELETE", None)):
+        node.ask(method, "/s", body)
+        seen.append(node.segment.words[at.G_DELIVERY])
+    assert seen == sorted(set(seen))
+
+
+def test_a_list_shows_what_owners_tell_a_page_at_a_time(node: SubscribingNode) -> None:
+    ids = [node.ask("PUT", f"/{name}", {}).json["subscription_id"] for name in "bac"]
+    row = SubscriptionRow("t", "a", SubscriptionPhase.HELD, "the store is down", lag=9, consumers=2)
+    node.board.write(1, ids[1], row)
+    first = node.ask("GET", "?limit=2").json
+    assert [each["subscription"] for each in first["subscriptions"]] == ["a", "b"]
+    told = first["subscriptions"][0]
+    assert (told["state"], told["reason"]) == ("held", "the store is down")
+    assert (told["lag"], told["consumers"]) == (9, 2)
+    second = node.ask("GET", f"?limit=2&after={first['next_after']}").json
+    assert [each["subscription"] for each in second["subscriptions"]] == ["c"]
+    assert second["next_after"] is None
+
+
+def test_one_subscription_is_shown_as_its_owner_sees_it(node: SubscribingNode) -> None:
+    number = node.ask("PUT", "/s", {"mode": "exclusive"}).json["subscription_id"]
+    node.owners.answer = STATE
+    shown = node.ask("GET", "/s").json
+    assert node.owners.asked == [Describe(number)]
+    assert STATE.items() <= shown.items()
+    assert (shown["subscription_id"], shown["config"]["mode"]) == (number, "exclusive")
+
+
+def test_an_owner_that_is_being_restarted_is_a_503_to_ask_again(node: SubscribingNode) -> None:
+    node.ask("PUT", "/s", {})
+    node.owners.answer = OwnerRefused(503, "owner_restarted", "ask again", {"owner_shard": 3})
+    answer = node.ask("GET", "/s")
+    assert (answer.status, answer.code) == (503, "owner_restarted")
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json["error"]["detail"] == {"owner_shard": 3}
+
+
+def test_a_deleted_subscription_is_gone_and_its_name_can_be_used_again(
+    node: SubscribingNode,
+) -> None:
+    first = node.ask("PUT", "/s", {}).json["subscription_id"]
+    assert node.ask("DELETE", "/s").json == {"topic": "t", "subscription": "s", "deleted": True}
+    for method in ("GET", "DELETE"):
+        assert node.ask(method, "/s").code == "unknown_subscription"
+    assert node.ask("PUT", "/s", {}).json["subscription_id"] == first + 1
+
+
+@pytest.mark.parametrize("to", ["earliest", "latest", [0, 0]])
+def test_a_seek_tells_the_owner_the_floor_of_each_partition(
+    node: SubscribingNode, to: object
+) -> None:
+    number = node.ask("PUT", "/s", {}).json["subscription_id"]
+    node.owners.answer = {"partitions": []}
+    assert node.ask("POST", "/s/seek", {"to": to}).json == {"partitions": []}
+    assert node.owners.asked == [Seek(number, {0: 0, 1: 0})]
+
+
+def test_a_time_is_looked_up_in_the_records_of_each_partition(node: SubscribingNode) -> None:
+    node.ask("PUT", "/s", {})
+    # The index of times says offset 1 for partition 1, which the ledger does not have.
+    for method, path, body in (
+        ("POST", "/s/seek", {"to": {"ts": 0}}),
+        ("PUT", "/new", {"start": {"ts": 0}}),
+    ):
+        message = node.ask(method, path, body).json["error"]["message"]
+        assert "is 1 for partition 1, whose last offset is 0" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"to": 1}, "has 1 offsets, but its topic has 2 partitions"),
+        ({"to": [0, 7]}, "is 7 for partition 1, whose last offset is 0"),
+        ({"to": "tomorrow"}, "to must be"),
+        ({}, "misses the required field `to`"),
+        ({"to": {"ts": -1}}, "to.ts must be an integer"),
+    ],
+)
+def test_a_place_that_the_topic_does_not_have_is_refused(
+    node: SubscribingNode, body: object, says: str
+) -> None:
+    node.ask("PUT", "/s", {})
+    answer = node.ask("POST", "/s/seek", body)
+    assert (answer.status, answer.code) == (400, "invalid")
+    assert says in answer.json["error"]["message"]
+    assert not node.owners.asked
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"mode": "fifo"}, 'mode must be one of "exclusive", "key_shared", "shared", got \'fifo\''),
+        ({"poison": "ignore"}, "poison must be one of"),
+        ({"ack_timeout_ms": 0}, "ack_timeout_ms must be an integer from 1"),
+        ({"backoff_ms": [9, 3]}, "backoff_ms"),
+        ({"backoff_ms": [9]}, "backoff_ms must be"),
+        ({"poison": "dead_letter"}, "dead_letter_topic"),
+        ({"window_max": "many"}, "window_max must be an integer"),
+        ({"windows": 4}, "has the unknown field `windows`"),
+        ({"start": [1]}, "has 1 offsets, but its topic has 2 partitions"),
+        ([], "the body must be a JSON object"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_the_field(
+    node: SubscribingNode, body: object, says: str
+) -> None:
+    answer = node.ask("PUT", "/s", body)
+    assert (answer.status, answer.code) == (400, "invalid")
+    assert says in answer.json["error"]["message"]
+    assert node.ask("GET", "/s").code == "unknown_subscription"
+
+
+def test_dead_letters_go_to_a_topic_that_exists_and_not_around_in_a_circle(
+    node: SubscribingNode,
+) -> None:
+    to_none = node.ask("PUT", "/s", {"poison": "dead_letter", "dead_letter_topic": "none"})
+    assert (to_none.status, to_none.code) == (404, "unknown_topic")
+    to_itself = node.ask("PUT", "/s", {"poison": "dead_letter", "dead_letter_topic": "t"})
+    assert (to_itself.status, to_itself.code) == (409, "dead_letter_cycle")
+
+
+def test_a_name_that_is_not_one_is_refused_without_repeating_all_of_it(
+    node: SubscribingNode,
+) -> None:
+    for method in ("PUT", "GET", "DELETE"):
+        answer = node.ask(method, "/" + "x" * 3000)
+        assert (answer.status, answer.code) == (400, "invalid_subscription")
+        assert len(answer.body) < 500
+
+
+def test_when_there_are_as_many_as_there_may_be_another_one_is_refused(
+    node: SubscribingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "SUBSCRIPTIONS_MAX", 1)
+    node.ask("PUT", "/s", {})
+    answer = node.ask("PUT", "/more", {})
+    assert (answer.status, answer.code) == (409, "subscriptions_full")
+    assert answer.json["error"]["detail"] == {"limit_subscriptions": 1}
