@@ -33,6 +33,7 @@ from daemon import inherit, logs, open_files
 from daemon.after_commit import AfterCommit
 from daemon.api.admin import AdminRoutes
 from daemon.api.application import Api
+from daemon.api.consumer_routes import ConsumerRoutes
 from daemon.api.cursor_routes import CursorRoutes
 from daemon.api.daemon_routes import DaemonRoutes
 from daemon.api.diff_routes import DiffRoutes
@@ -42,6 +43,8 @@ from daemon.api.route import Handlers
 from daemon.api.router_routes import RouterRoutes
 from daemon.api.routes import ROUTES
 from daemon.api.status import StatusBuilder
+from daemon.api.subscription_directory import SubscriptionDirectory
+from daemon.api.subscription_routes import SubscriptionRoutes
 from daemon.api.topic_activity import TopicActivityView
 from daemon.api.topic_routes import TopicRoutes
 from daemon.api.watch_routes import WatchRoutes
@@ -256,10 +259,22 @@ class Shard:
         self._admin = AdminRoutes(
             self.segment, self.shard, self._bells, self._leases, ledger, config
         )
+        directory = SubscriptionDirectory(self.segment, ledger, self.topics)
         handlers = Handlers(
             topics=TopicRoutes(self.topics, TopicActivityView(self.segment)),
             cursors=CursorRoutes(cursors),
             routers=RouterRoutes(self.segment, self._bells, ledger, ledger_lock),
+            subscriptions=SubscriptionRoutes(
+                self.segment,
+                self._bells,
+                ledger,
+                ledger_lock,
+                self.topics,
+                self._after.partitions,
+                directory,
+                self._subscriptions,
+            ),
+            consumers=ConsumerRoutes(directory, self._subscriptions),
             reads=DiffRoutes(
                 self.topics,
                 self._after.reader,
