@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from delivery.cursors.flush import INTERVAL_NS, CursorFlush, pause_ns
-from ledger import changes, cursors
+from ledger import changes, cursors, progress, subscriptions, topics
 from ledger.cursors import Setting
 from ledger.errors import LedgerBusy
 from ledger.ledger import Ledger
-from ledger.types import CursorMove
+from ledger.progress import SubscriptionFlush
+from ledger.subscriptions import SubscriptionConfig
+from ledger.types import CursorMove, TopicConfig
 from shards.clock import monotonic_ns
 
 
@@ -166,3 +168,185 @@ def test_a_round_follows_each_pause_and_a_stop_makes_the_last_moves(place: Place
 def test_the_pause_is_a_second_or_twenty_times_the_last_flush(last_ms: int, pause_ms: int) -> None:
     assert pause_ns(last_ms * 1_000_000) == pause_ms * 1_000_000
     assert pause_ns(0) == INTERVAL_NS
+
+
+class ProgressBook:
+    """Offers rounds of progress, each once."""
+
+    def __init__(self, *rounds: list[SubscriptionFlush]) -> None:
+        self.rounds = list(rounds)
+        self.told: list[Set[int] | None] = []
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self.rounds)
+
+    def collect(self) -> Sequence[SubscriptionFlush]:
+        return self.rounds.pop(0) if self.rounds else []
+
+    def collected(self, ignored: Set[int] | None) -> None:
+        self.told.append(ignored)
+
+
+def subscribed(place: Place) -> int:
+    """A subscription; its generation."""
+    place.ledger.write(topics.create, "orders", TopicConfig(), 1)
+    config = SubscriptionConfig()
+    place.ledger.write(subscriptions.create, "orders", "s", config, "earliest", 1)
+    state = place.ledger.read(progress.state_of, 1)
+    assert state is not None
+    return state.generation
+
+
+def floor_of(generation: int, floor: int) -> SubscriptionFlush:
+    return SubscriptionFlush(1, generation, floor, [(0, floor)])
+
+
+def test_progress_is_written_with_the_moves_and_each_source_told_what_was_ignored(
+    place: Place,
+) -> None:
+    generation = subscribed(place)
+    place.sources[0].offered = [CursorMove(1, 0, 0, 5)]
+    book = ProgressBook([floor_of(generation, 3)])
+    other = ProgressBook([SubscriptionFlush(99, 1, 1)])
+
+    async def run() -> None:
+        flush = place.flush()
+        for each in (book, other):
+            flush.add_progress(each)
+        await flush.flush()
+        await flush.stop()
+
+    asyncio.run(run())
+    state = place.ledger.read(progress.state_of, 1)
+    assert state is not None and state.floors == {0: 3} and place.at(1) == 5
+    assert place.opened_count == 1
+    assert book.told == other.told == [{99}], "each finds its own among them"
+
+
+def test_moves_and_progress_are_one_transaction(place: Place) -> None:
+    generation = subscribed(place)
+    place.sources[0].offered = [CursorMove(1, 0, 0, 5)]
+    book = ProgressBook([SubscriptionFlush(1, generation, 1, [(0, 3)], [(0, 0, b"too short")])])
+    ended: list[None] = []
+
+    async def run() -> None:
+        flush = CursorFlush(place.open_ledger, monotonic_ns, lambda: ended.append(None))
+        flush.add(place.sources[0])
+        flush.add_progress(book)
+        await flush.flush()
+        await flush.stop()
+
+    asyncio.run(run())
+    assert len(ended) == 1, "a flush that nobody expected to fail ends the process"
+    assert place.at(1) == 0 and book.told == [None]
+    assert [moved for _, moved in place.sources[0].told] == [False]
+
+
+def test_progress_that_could_not_be_written_is_told_so(place: Place) -> None:
+    book = ProgressBook([floor_of(1, 3)])
+    place.fails = True
+
+    async def run() -> None:
+        flush = place.flush()
+        flush.add_progress(book)
+        await flush.flush()
+        await flush.stop()
+
+    asyncio.run(run())
+    assert book.told == [None]
+
+
+class Pauses:
+    """The pauses of a flush, which last until they are ended one by one or something hurries."""
+
+    def __init__(self) -> None:
+        self.lengths_s: list[float] = []
+        self._begun = asyncio.Semaphore(0)
+        self._end = asyncio.Semaphore(0)
+
+    async def sleep_s(self, seconds: float) -> None:
+        self.lengths_s.append(seconds)
+        self._begun.release()
+        await self._end.acquire()
+
+    async def next(self) -> None:
+        """Waits until a pause has begun."""
+        await self._begun.acquire()
+
+    def end(self) -> None:
+        self._end.release()
+
+
+def test_who_hurries_does_not_wait_for_the_end_of_the_pause(place: Place) -> None:
+    generation = subscribed(place)
+    book = ProgressBook()
+
+    async def run() -> None:
+        pauses = Pauses()
+        flush = CursorFlush(place.open_ledger, monotonic_ns, lambda: pytest.fail("it ended"),
+                            pauses.sleep_s)  # fmt: skip
+        flush.add_progress(book)
+        flush.start()
+        await pauses.next()
+        book.rounds = [[floor_of(generation, 1)]]
+        flush.hurry()
+        await pauses.next()
+        assert book.told == [set()] and len(pauses.lengths_s) == 2
+        await flush.stop()
+
+    asyncio.run(run())
+
+
+def test_a_flush_that_failed_is_not_repeated_in_a_hurry(place: Place) -> None:
+    """Whoever waits hurries with each request, and the ledger would get no rest."""
+    generation = subscribed(place)
+    book = ProgressBook()
+
+    async def run() -> None:
+        pauses = Pauses()
+        flush = CursorFlush(place.open_ledger, monotonic_ns, lambda: pytest.fail("it ended"),
+                            pauses.sleep_s)  # fmt: skip
+        flush.add_progress(book)
+        flush.start()
+        await pauses.next()
+        place.fails = True
+        book.rounds = [[floor_of(generation, 1)]]
+        flush.hurry()
+        await pauses.next()
+        assert book.told == [None]
+        place.fails = False
+        book.rounds = [[floor_of(generation, 1)]]
+        flush.hurry()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert book.told == [None] and pauses.lengths_s[1] >= 1.0
+        pauses.end()
+        await pauses.next()
+        assert book.told == [None, set()]
+        await flush.stop()
+
+    asyncio.run(run())
+
+
+def test_progress_of_several_rounds_waits_for_its_share_of_the_time_only(place: Place) -> None:
+    generation = subscribed(place)
+    book = ProgressBook([floor_of(generation, 1)], [floor_of(generation, 2)])
+
+    async def run() -> None:
+        pauses = Pauses()
+        flush = CursorFlush(place.open_ledger, iter(range(0, 10**12, 10**6)).__next__,
+                            lambda: pytest.fail("it ended"), pauses.sleep_s)  # fmt: skip
+        flush.add_progress(book)
+        flush.start()
+        for _ in range(3):
+            await pauses.next()
+            pauses.end()
+        await pauses.next()
+        assert pauses.lengths_s[1:3] == [0.02, 1.0]  # a flush takes 1 ms of this clock
+        book.rounds = [[floor_of(generation, floor)] for floor in range(3, 9)]
+        await flush.stop()
+
+    asyncio.run(run())
+    state = place.ledger.read(progress.state_of, 1)
+    assert state is not None and state.floors == {0: 8}, "a stop writes all of it"

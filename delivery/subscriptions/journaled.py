@@ -1,0 +1,299 @@
+"""What subscriptions of a shard have finished: into the journal immediately, into the ledger soon.
+
+Lifecycle of what a window finishes::
+
+    ``record`` -> in the journal: the acknowledgment may be answered -> a sweep collects it
+               -> in the ledger, by the flush (delivery/cursors/flush.py) -> the journal is freed
+
+A *sweep* collects what all subscriptions have changed (floors, rows of finished offsets, number of
+the last batch), in rounds of at most COSTS_MAX. Once its last round is durable, the journal is
+freed up to where it was when the sweep began. A round that fails ends its sweep, and what it
+collected is collected again.
+
+* A full journal refuses nothing: the acknowledgment waits for a sweep that begins after it, and a
+  flush begins immediately. From half full on nothing is delivered (``held_because``), so it gets
+  full only if more than it holds was in flight.
+* The number of a batch is never used twice. An owner cannot know the last one of its predecessor,
+  so it begins EPOCHS_UNFLUSHED_MAX after the last one that was flushed, and sends no more than that
+  before it has flushed itself.
+* ``replay`` comes before anything else: it writes what a dead predecessor left in the journal.
+
+This module decides and collects; ``CursorFlush`` has the thread and the transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from typing import Protocol
+
+from delivery.subscriptions.look_ahead import LookAhead
+from ledger.progress import SubscriptionFlush
+from shards.journal import FinishedJournal, JournalFull
+
+# What a round may cost, in floors. That and the rows of one more partition (LookAhead has 489 at
+# most) keep the ledger lock for about 15 ms, while commits wait.
+COSTS_MAX = 4_096
+ROW_COST = 8  # a row is read, joined and written: 8 times what a floor takes, as measured
+EPOCHS_UNFLUSHED_MAX = 1 << 20
+_EPOCHS_OF_INCARNATION = 1 << 32  # so the 2 million first incarnations stay below 2^53
+
+
+class TrackedWindow(Protocol):
+    """What is read of a window."""
+
+    lanes: dict[int, LookAhead]
+    epoch: int
+
+    def take_news(self) -> Mapping[int, Sequence[int]]:
+        """The offsets, by partition, that were finished since the last call."""
+        ...
+
+
+class TrackedProgress:
+    """One subscription, in one generation. ``floors`` and ``epoch`` are those in the ledger."""
+
+    __slots__ = ("epoch", "floors", "generation", "left", "subscription_id", "waits", "window")
+
+    def __init__(
+        self, subscription_id: int, generation: int, window: TrackedWindow, floors: dict[int, int]
+    ) -> None:
+        self.subscription_id = subscription_id
+        self.generation = generation
+        self.window = window
+        self.floors = floors
+        self.epoch = window.epoch
+        self.left: list[int] | None = None  # partitions that the sweep has not collected yet
+        self.waits: asyncio.Future[None] | None = (
+            None  # until what is not in the journal is durable
+        )
+
+    def collect(self, costs_max: int) -> tuple[SubscriptionFlush | None, int]:
+        """What has changed, of the partitions that are left, and what it costs to write."""
+        lanes = self.window.lanes
+        if self.left is None:
+            self.left = list(lanes)
+        floors: list[tuple[int, int]] = []
+        rows: list[tuple[int, int, bytes]] = []
+        cost = 0
+        while self.left and cost < costs_max:
+            partition = self.left.pop()
+            lane = lanes[partition]
+            if lane.floor != self.floors.get(partition, 0):
+                floors.append((partition, lane.floor))
+                cost += 1
+            if lane.changed_rows:
+                for row in sorted(lane.changed_rows):
+                    bits = lane.row(row)
+                    if bits is not None:
+                        rows.append((partition, row, bits))
+                        cost += ROW_COST
+                lane.changed_rows.clear()
+        epoch = self.window.epoch
+        if not floors and not rows and epoch == self.epoch:
+            return None, 0
+        return SubscriptionFlush(
+            self.subscription_id, self.generation, epoch, floors, rows
+        ), cost + 1  # fmt: skip
+
+    def written(self, flush: SubscriptionFlush) -> None:
+        """This is in the ledger now."""
+        self.floors.update(flush.floors)
+        self.epoch = flush.epoch
+
+    def failed(self, flush: SubscriptionFlush) -> None:
+        """This is not: it has to be collected again."""
+        for partition, row, _ in flush.rows:
+            self.window.lanes[partition].changed_rows.add(row)
+
+
+class JournaledProgress:
+    """The progress of all subscriptions of a shard; belongs to its loop.
+
+    ``hurry`` makes the flush begin now, ``resumed`` is called when deliveries may go on, and
+    ``gone`` for a subscription that the ledger does not know any more, or not in this generation.
+    """
+
+    def __init__(
+        self,
+        journal: FinishedJournal,
+        hurry: Callable[[], None],
+        resumed: Callable[[], None],
+        gone: Callable[[int], None],
+        costs_max: int = COSTS_MAX,
+    ) -> None:
+        self._journal = journal
+        self._hurry = hurry
+        self._resumed = resumed
+        self._gone = gone
+        self._costs_max = costs_max
+        self._tracked: dict[int, TrackedProgress] = {}
+        self._dirty: dict[TrackedProgress, None] = {}
+        self._sweep: deque[TrackedProgress] | None = None
+        self._mark = 0
+        self._round: list[tuple[TrackedProgress, SubscriptionFlush]] = []
+        self._waiting: asyncio.Future[None] | None = None  # for a sweep that has not begun
+        self._sweeping: asyncio.Future[None] | None = None  # for the one that has
+        self._held = False
+
+    def track(
+        self,
+        subscription_id: int,
+        generation: int,
+        window: TrackedWindow,
+        floors: Mapping[int, int],
+    ) -> TrackedProgress:
+        """Begins with a subscription whose floors the ledger has; ends with a former generation of
+        it, whose changes since the last flush are forgotten."""
+        self.forget(subscription_id)
+        tracked = TrackedProgress(subscription_id, generation, window, dict(floors))
+        self._tracked[subscription_id] = tracked
+        return tracked
+
+    def forget(self, subscription_id: int) -> None:
+        """Ends with a subscription that was deleted: its changes are not flushed any more."""
+        former = self._tracked.pop(subscription_id, None)
+        if former is not None:
+            self._dirty.pop(former, None)
+
+    def touched(self, tracked: TrackedProgress) -> None:
+        """Its floors may have moved without news: it passed over something."""
+        self._dirty[tracked] = None
+
+    def record(self, tracked: TrackedProgress) -> Awaitable[None] | None:
+        """Makes durable what the window has finished since the last call.
+
+        None: it is in the journal, and may be answered. Otherwise it may be once the awaitable is
+        done; so may what was refused because it is finished, for it waits for the same.
+        """
+        news = tracked.window.take_news()
+        if news:
+            self._dirty[tracked] = None
+        journal = self._journal
+        for partition, offsets in news.items():
+            try:
+                journal.append(tracked.subscription_id, tracked.generation, partition, offsets)
+            except JournalFull:
+                journal.count_wait()
+                if self._waiting is None:
+                    self._waiting = asyncio.get_running_loop().create_future()
+                tracked.waits = self._waiting
+                self._hurry()
+        if not self._held and journal.is_half_full:
+            self._held = True
+            self._hurry()
+        if tracked.waits is None:
+            return None
+        if tracked.waits.done():
+            tracked.waits = None
+            return None
+        return asyncio.shield(tracked.waits)
+
+    def held_because(self, tracked: TrackedProgress) -> str:
+        """Why nothing may be delivered until a flush; empty: it may."""
+        if self._held:
+            return "half of the journal of acknowledgments is used, and not yet in the ledger"
+        sent = tracked.window.epoch - tracked.epoch
+        if sent >= EPOCHS_UNFLUSHED_MAX:
+            self._held = True
+            self._hurry()
+            return f"{sent} batches were sent since the ledger was last written"
+        return ""
+
+    # The flush (delivery/cursors/flush.py)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a sweep has begun and is not complete."""
+        return self._sweep is not None
+
+    def collect(self) -> list[SubscriptionFlush]:
+        """The next round of the sweep. ``collected`` follows, before the next call."""
+        if self._sweep is None:
+            self._begin()
+        assert self._sweep is not None
+        cost = 0
+        while self._sweep and cost < self._costs_max:
+            tracked = self._sweep[0]
+            if self._tracked.get(tracked.subscription_id) is tracked:
+                flush, flush_cost = tracked.collect(self._costs_max - cost)
+                cost += flush_cost
+                if flush is not None:
+                    self._round.append((tracked, flush))
+                if tracked.left:
+                    break
+            tracked.left = None
+            self._sweep.popleft()
+        if not self._round:
+            self._complete()
+        return [flush for _, flush in self._round]
+
+    def collected(self, ignored: Set[int] | None) -> None:
+        """The round is in the ledger, which ignored these subscriptions; None: it is not."""
+        done, self._round = self._round, []
+        if ignored is None:
+            for tracked, flush in done:
+                tracked.failed(flush)
+            self._abandon([tracked for tracked, _ in done])
+            return
+        for tracked, flush in done:
+            if flush.subscription_id not in ignored:
+                tracked.written(flush)
+            elif self._tracked.get(flush.subscription_id) is tracked:
+                self.forget(flush.subscription_id)
+                self._gone(flush.subscription_id)
+        if not self._sweep:
+            self._complete()
+
+    def _begin(self) -> None:
+        self._mark = self._journal.head
+        for tracked in self._tracked.values():
+            if tracked.window.epoch != tracked.epoch:
+                self._dirty[tracked] = None
+        self._sweep = deque(self._dirty)
+        self._dirty = {}
+        self._sweeping, self._waiting = self._waiting, None
+
+    def _complete(self) -> None:
+        self._sweep = None
+        self._journal.empty_up_to(self._mark)
+        if self._sweeping is not None:
+            self._sweeping.set_result(None)
+            self._sweeping = None
+        if self._held and not self._journal.is_half_full:
+            self._held = False
+            self._resumed()
+
+    def _abandon(self, again: Sequence[TrackedProgress]) -> None:
+        assert self._sweep is not None
+        for tracked in (*again, *self._sweep):
+            tracked.left = None
+            if self._tracked.get(tracked.subscription_id) is tracked:
+                self._dirty[tracked] = None
+        self._sweep = None
+        former, self._sweeping = self._sweeping, None
+        if former is None:
+            return
+        if self._waiting is not None:
+            self._waiting.add_done_callback(lambda _: former.set_result(None))
+        else:
+            self._waiting = former
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless what is not in the ledger will be collected."""
+        left = set(self._dirty) | set(self._sweep or ()) | {each for each, _ in self._round}
+        for subscription_id, tracked in self._tracked.items():
+            assert tracked.subscription_id == subscription_id
+            assert tracked.epoch <= tracked.window.epoch
+            for partition, lane in tracked.window.lanes.items():
+                assert tracked.floors.get(partition, 0) <= lane.floor
+                assert not lane.changed_rows or tracked in left
+        assert self._sweep is not None or (not self._round and self._sweeping is None)
+        self._journal.check_invariants()
+
+
+def first_epoch(stored: int, incarnation: int) -> int:
+    """After which number an owner numbers its batches: no batch of another owner has it or a later
+    one. A recovery may not know what was flushed, so each incarnation has numbers of its own."""
+    return max(stored + EPOCHS_UNFLUSHED_MAX, incarnation * _EPOCHS_OF_INCARNATION)

@@ -1,0 +1,27 @@
+"""A window of which only the look-ahead is real: for tests of what becomes of finished offsets."""
+
+from __future__ import annotations
+
+from delivery.subscriptions.look_ahead import LookAhead
+
+
+class FinishingWindow:
+    """Offsets of some partitions that a test finishes by their numbers."""
+
+    def __init__(self, partitions: int = 1, epoch: int = 0) -> None:
+        self.lanes = {partition: LookAhead(partition, 0) for partition in range(partitions)}
+        self.epoch = epoch
+        self._news: dict[int, list[int]] = {}
+
+    def finish(self, partition: int, *offsets: int) -> None:
+        """As an acknowledgment does; what is not admitted yet is."""
+        lane = self.lanes[partition]
+        lane.add_loose(max(0, max(offsets) - lane.end))
+        for offset in offsets:
+            if not lane.is_done(offset):
+                self._news.setdefault(partition, []).append(offset)
+                lane.finish(offset)
+
+    def take_news(self) -> dict[int, list[int]]:
+        news, self._news = self._news, {}
+        return news
