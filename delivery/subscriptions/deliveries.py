@@ -74,7 +74,7 @@ class Deliveries(ABC):
 
     @property
     def drainable(self) -> int:
-        """Messages that more consumers could deal with now."""
+        """Messages that consumers could deal with now, simultaneously (``drainable.py``)."""
         return self.loose.count + self.in_flight
 
     @property

@@ -27,6 +27,7 @@ from delivery.schemas import Tombstone
 from delivery.subscriptions import encoding
 from delivery.subscriptions.batches import Batch, Outcome, Place
 from delivery.subscriptions.blocks import BLOCK, Blocks
+from delivery.subscriptions.drainable import drainable_lag
 from delivery.subscriptions.encoding import Sent
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.requests import (
@@ -202,11 +203,21 @@ class RunningSubscription:
     @property
     def drainable_lag(self) -> int:
         """Those of them that more consumers would help with."""
-        return 0 if self.held else min(self.lag, self.window.drainable)
+        window, config = self.window, self.view.subscription.config
+        unseen = 0
+        if config.reliable:  # what nobody tracks does not wait for anybody
+            unseen = sum(
+                min(max(0, self.head(partition) - lane.end), lane.room)
+                for partition, lane in window.lanes.items()
+            )
+        is_held = bool(self.held) or config.paused
+        return drainable_lag(window.drainable, window.unfinished, unseen, held=is_held)
 
     def serve(self, budget_bytes: int, wanted: list[Wanted]) -> tuple[int, bool]:
         """Sends what may be sent, within a budget; returns what it cost, and whether more is left.
         ``wanted`` gets what must be loaded before the rest can be sent."""
+        if self.view.subscription.config.paused:
+            return 0, False
         if self.held and self._now_ns() < self.held_until_ns:
             return 0, False
         self.held = ""

@@ -46,9 +46,15 @@ class DeliveryWindow(Deliveries):
     @property
     def drainable(self) -> int:
         """One message of each key that a consumer accepts and that is not blocked, and all that
-        have no key."""
-        blocked = len(self.stuck) + len(self.resting)
-        return len(self.keys) - len(self._held) + self.loose.count + self.loose.taken - blocked
+        have no key. Without any consumer the first one could deal with all of them."""
+        keys, blocked = len(self.keys), len(self.stuck) + len(self.resting)
+        if not self.members.by_name:
+            return keys + self.loose.count + self.loose.taken - blocked
+        keys -= len(self._held)
+        if self.members.without_patterns or not self.loose.count:
+            return keys + self.loose.count + self.loose.taken - blocked
+        everything = (*self.stuck.values(), *self.resting.values())
+        return keys - sum(each.message.queue is not None for each in everything)
 
     @property
     def memory_bytes(self) -> int:

@@ -1,0 +1,166 @@
+"""Drainable lag at a subscription's owner: what no consumer can drain does not ask for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delivery.subscriptions.requests import Describe, RetryKey
+from ledger import subscriptions
+from ledger.subscriptions import Subscription
+from tests.delivery.node import Node, node_in
+from tests.delivery.subscriptions.owning import Owner, messages, record
+from tests.delivery.subscriptions.test_runtime import run
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
+        yield made
+
+
+async def lags(owner: Owner, made: Subscription) -> tuple[int, int]:
+    """Lag and drainable lag."""
+    state = await owner.ask(Describe(made.subscription_id))
+    return state["lag"], state["drainable_lag"]
+
+
+def test_each_key_counts_once_and_what_a_consumer_has_counts(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        owner.produce(*(record(n, f"k{n % 3}") for n in range(30)))
+        await owner.rest()
+        assert len(messages(client)) == 3
+        assert await lags(owner, made) == (30, 3)
+        await owner.ack(made, "c", *messages(client)[:3])
+        assert await lags(owner, made) == (27, 3)
+
+    run(node, use)
+
+
+def test_a_hot_key_asks_for_one_consumer_however_long_its_backlog_is(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        await owner.consume(made, "c")
+        for _ in range(5):
+            owner.produce(*(record(n, "hot") for n in range(100)))
+        await owner.rest()
+        assert await lags(owner, made) == (500, 1)
+
+    run(node, use)
+
+
+def test_messages_without_a_key_count_each(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        await owner.consume(made, "c")
+        owner.produce(*(record(n) for n in range(30)))
+        await owner.rest()
+        assert await lags(owner, made) == (30, 30)
+
+    run(node, use)
+
+
+def test_a_blocked_key_asks_for_nobody_until_it_goes_on(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(redeliveries_max=0)
+        client = await owner.consume(made, "c")
+        owner.produce(*(record(n, "poison") for n in range(10)))
+        await owner.rest()
+        await owner.nack(made, "c", messages(client)[0])
+        assert await lags(owner, made) == (10, 0)
+        await owner.ask(RetryKey(made.subscription_id, "poison"))
+        assert await lags(owner, made) == (10, 1)
+
+    run(node, use)
+
+
+def test_a_key_that_rests_after_a_failure_asks_for_nobody_meanwhile(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(backoff_ms=(1_000, 1_000))
+        client = await owner.consume(made, "c")
+        owner.produce(*(record(n, "k") for n in range(10)), record(10))
+        await owner.rest()
+        await owner.nack(made, "c", *messages(client))
+        assert await lags(owner, made) == (11, 0)
+        await owner.later(1)
+        assert await lags(owner, made) == (11, 2)
+
+    run(node, use)
+
+
+def test_what_no_filter_matches_asks_for_nobody_but_without_consumers_it_does(
+    node: Node,
+) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c", "a*")
+        owner.produce(*(record(n, f"b{n}") for n in range(10)), record(10, "a"), record(11))
+        await owner.rest()
+        assert await lags(owner, made) == (12, 1)
+        await owner.ack(made, "c", *messages(client))
+        assert await lags(owner, made) == (11, 0)
+        client.go()
+        await owner.later(3)
+        assert await lags(owner, made) == (11, 11)
+
+    run(node, use)
+
+
+def test_without_a_consumer_that_has_looked_a_backlog_asks_for_one(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        assert await lags(owner, made) == (0, 0)
+        owner.produce(*(record(n, f"k{n}") for n in range(50)))
+        assert await lags(owner, made) == (50, 1)
+        await owner.consume(made, "c")
+        assert await lags(owner, made) == (50, 50)
+
+    run(node, use)
+
+
+def test_while_consumers_have_enough_the_rest_counts_at_most_as_much(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(consumer_max=10)
+        await owner.consume(made, "c")
+        for first in range(0, 1_000, 100):
+            owner.produce(*(record(n, f"k{n}") for n in range(first, first + 100)))
+            await owner.rest()
+        lag, drainable = await lags(owner, made)
+        assert lag == 1_000 and 20 <= drainable <= 600
+
+    run(node, use)
+
+
+def test_while_it_is_paused_nothing_is_sent_and_nobody_is_asked_for(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(paused=True)
+        client = await owner.consume(made, "c")
+        owner.produce(*(record(n) for n in range(10)))
+        await owner.rest()
+        assert messages(client) == []
+        assert await lags(owner, made) == (10, 0)
+        owner.node.ledger.write(subscriptions.alter, owner.node.topic.name, "s", {"paused": False})
+        owner.changes += 1
+        owner.subscriptions.look()
+        await owner.rest()
+        assert len(messages(client)) == 10
+        assert await lags(owner, made) == (10, 10)
+
+    run(node, use)
+
+
+def test_shared_counts_each_message_and_not_those_that_failed(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(mode="shared", redeliveries_max=0)
+        client = await owner.consume(made, "c")
+        owner.produce(*(record(n, "hot") for n in range(10)))
+        await owner.rest()
+        assert await lags(owner, made) == (10, 10)
+        await owner.nack(made, "c", *messages(client)[:3])
+        assert await lags(owner, made) == (10, 7)
+
+    run(node, use)
