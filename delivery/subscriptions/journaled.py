@@ -14,8 +14,8 @@ collected is collected again.
   flush begins immediately. From half full on nothing is delivered (``held_because``), so it gets
   full only if more than it holds was in flight.
 * The number of a batch is never used twice. An owner cannot know the last one of its predecessor,
-  so it begins EPOCHS_UNFLUSHED_MAX after the last one that was flushed, and sends no more than that
-  before it has flushed itself.
+  so it begins EPOCHS_UNFLUSHED_MAX after the last one that was flushed, sends nothing before it has
+  flushed that, and never that many more than were flushed.
 * ``replay`` comes before anything else: it writes what a dead predecessor left in the journal.
 
 This module decides and collects; ``CursorFlush`` has the thread and the transaction.
@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from delivery.subscriptions.look_ahead import LookAhead
-from ledger.progress import SubscriptionFlush
+from ledger.progress import SubscriptionFlush, SubscriptionProgress
 from shards.journal import FinishedJournal, JournalFull
 
 # What a round may cost, in floors. That and the rows of one more partition (LookAhead has 489 at
@@ -57,13 +57,13 @@ class TrackedProgress:
     __slots__ = ("epoch", "floors", "generation", "left", "subscription_id", "waits", "window")
 
     def __init__(
-        self, subscription_id: int, generation: int, window: TrackedWindow, floors: dict[int, int]
+        self, subscription_id: int, known: SubscriptionProgress, window: TrackedWindow
     ) -> None:
         self.subscription_id = subscription_id
-        self.generation = generation
+        self.generation = known.generation
         self.window = window
-        self.floors = floors
-        self.epoch = window.epoch
+        self.floors = dict(known.floors)
+        self.epoch = known.epoch
         self.left: list[int] | None = None  # partitions that the sweep has not collected yet
         self.waits: asyncio.Future[None] | None = (
             None  # until what is not in the journal is durable
@@ -135,21 +135,26 @@ class JournaledProgress:
         self._round: list[tuple[TrackedProgress, SubscriptionFlush]] = []
         self._waiting: asyncio.Future[None] | None = None  # for a sweep that has not begun
         self._sweeping: asyncio.Future[None] | None = None  # for the one that has
-        self._held = False
+        self._is_held = False  # since the journal was half full
+        self._is_awaited = False  # a subscription was told so, or waits for numbers
 
     def track(
-        self,
-        subscription_id: int,
-        generation: int,
-        window: TrackedWindow,
-        floors: Mapping[int, int],
+        self, subscription_id: int, known: SubscriptionProgress, window: TrackedWindow
     ) -> TrackedProgress:
-        """Begins with a subscription whose floors the ledger has; ends with a former generation of
-        it, whose changes since the last flush are forgotten."""
+        """Begins with a subscription of which the ledger has ``known``; ends with a former
+        generation of it, whose changes since the last flush are forgotten."""
         self.forget(subscription_id)
-        tracked = TrackedProgress(subscription_id, generation, window, dict(floors))
+        tracked = TrackedProgress(subscription_id, known, window)
         self._tracked[subscription_id] = tracked
+        if window.epoch != known.epoch:
+            self._hurry()
         return tracked
+
+    def exchange(self, tracked: TrackedProgress, window: TrackedWindow) -> None:
+        """Goes on with another window of the same generation, which has the floors, the finished
+        offsets and the changed rows of the former one. What is not flushed yet stays so."""
+        self.record(tracked)
+        tracked.window = window
 
     def forget(self, subscription_id: int) -> None:
         """Ends with a subscription that was deleted: its changes are not flushed any more."""
@@ -180,8 +185,8 @@ class JournaledProgress:
                     self._waiting = asyncio.get_running_loop().create_future()
                 tracked.waits = self._waiting
                 self._hurry()
-        if not self._held and journal.is_half_full:
-            self._held = True
+        if not self._is_held and journal.is_half_full:
+            self._is_held = self._is_awaited = True
             self._hurry()
         if tracked.waits is None:
             return None
@@ -192,14 +197,14 @@ class JournaledProgress:
 
     def held_because(self, tracked: TrackedProgress) -> str:
         """Why nothing may be delivered until a flush; empty: it may."""
-        if self._held:
+        if self._is_held:
             return "half of the journal of acknowledgments is used, and not yet in the ledger"
-        sent = tracked.window.epoch - tracked.epoch
-        if sent >= EPOCHS_UNFLUSHED_MAX:
-            self._held = True
+        if tracked.window.epoch - tracked.epoch < EPOCHS_UNFLUSHED_MAX:
+            return ""
+        if not self._is_awaited:
+            self._is_awaited = True
             self._hurry()
-            return f"{sent} batches were sent since the ledger was last written"
-        return ""
+        return "the numbers of the next batches are not in the ledger yet"
 
     # The flush (delivery/cursors/flush.py)
 
@@ -261,8 +266,9 @@ class JournaledProgress:
         if self._sweeping is not None:
             self._sweeping.set_result(None)
             self._sweeping = None
-        if self._held and not self._journal.is_half_full:
-            self._held = False
+        self._is_held = self._is_held and self._journal.is_half_full
+        if self._is_awaited and not self._is_held:
+            self._is_awaited = False
             self._resumed()
 
     def _abandon(self, again: Sequence[TrackedProgress]) -> None:

@@ -18,7 +18,7 @@ from delivery.subscriptions.journaled import (
     TrackedProgress,
     first_epoch,
 )
-from ledger.progress import ROW_OFFSETS, SubscriptionFlush
+from ledger.progress import ROW_OFFSETS, SubscriptionFlush, SubscriptionProgress
 from shards.journal import FinishedJournal
 from shards.layout import Layout
 from shards.segment import Segment
@@ -54,6 +54,11 @@ class FlushedSet:
     def has(self, subscription_id: int, partition: int, offset: int) -> bool:
         key = (subscription_id, partition)
         return offset <= self.floors.get(key, 0) or offset in self.finished.get(key, ())
+
+
+def known(generation: int, window: FinishingWindow) -> SubscriptionProgress:
+    """A ledger that has no floors yet, but the number of the window's last batch."""
+    return SubscriptionProgress({}, [], generation, window.epoch)
 
 
 class Owner:
@@ -95,7 +100,7 @@ def segment() -> Iterator[Segment]:
 
 def test_a_sweep_writes_floors_and_rows_and_frees_the_journal(segment: Segment) -> None:
     owner, ledger, window = Owner(segment), FlushedSet(), FinishingWindow(2)
-    tracked = owner.progress.track(1, 10, window, {})
+    tracked = owner.progress.track(1, known(10, window), window)
     window.finish(0, 1, 2, 4, 5_000)
     window.epoch = 7
     assert owner.progress.record(tracked) is None
@@ -118,7 +123,7 @@ def test_a_sweep_writes_floors_and_rows_and_frees_the_journal(segment: Segment) 
 
 def test_a_flush_that_failed_is_collected_again_and_frees_nothing(segment: Segment) -> None:
     owner, ledger, window = Owner(segment), FlushedSet(), FinishingWindow()
-    tracked = owner.progress.track(1, 10, window, {})
+    tracked = owner.progress.track(1, known(10, window), window)
     window.finish(0, 1, 3)
     owner.progress.record(tracked)
     first = owner.progress.collect()
@@ -135,7 +140,7 @@ def test_a_flush_that_failed_is_collected_again_and_frees_nothing(segment: Segme
 
 def test_a_sweep_has_as_many_rounds_as_its_cost_asks_for(segment: Segment) -> None:
     owner, ledger, window = Owner(segment, costs_max=10), FlushedSet(), FinishingWindow(25)
-    tracked = owner.progress.track(1, 10, window, {})
+    tracked = owner.progress.track(1, known(10, window), window)
     for partition in range(25):
         window.finish(partition, 1)
     owner.progress.record(tracked)
@@ -153,7 +158,10 @@ def test_a_subscription_that_never_rests_does_not_keep_others_from_their_flush(
 ) -> None:
     owner, ledger = Owner(segment, costs_max=4), FlushedSet()
     busy, other = FinishingWindow(9), FinishingWindow()
-    tracked = [owner.progress.track(1, 10, busy, {}), owner.progress.track(2, 20, other, {})]
+    tracked = [
+        owner.progress.track(1, known(10, busy), busy),
+        owner.progress.track(2, known(20, other), other),
+    ]
     other.finish(0, 1)
     for partition in range(9):
         busy.finish(partition, 1)
@@ -172,18 +180,45 @@ def test_the_number_of_the_last_batch_is_flushed_without_any_acknowledgment(
     segment: Segment,
 ) -> None:
     owner, ledger, window = Owner(segment), FlushedSet(), FinishingWindow(epoch=5)
-    tracked = owner.progress.track(1, 10, window, {})
+    tracked = owner.progress.track(1, known(10, window), window)
+    rested = owner.progress.track(2, known(20, FinishingWindow()), FinishingWindow())
     assert owner.sweep(ledger) == 0
     window.epoch += EPOCHS_UNFLUSHED_MAX - 1
     assert owner.progress.held_because(tracked) == ""
     window.epoch += 1
-    assert "batches were sent since the ledger was last written" in owner.progress.held_because(
-        tracked
-    )
+    assert "numbers of the next batches" in owner.progress.held_because(tracked)
+    assert owner.progress.held_because(rested) == "", "the others go on"
     assert owner.hurried == 1 and owner.resumed == 0
     owner.sweep(ledger)
     assert ledger.epochs == {1: window.epoch} and owner.resumed == 1
     assert owner.progress.held_because(tracked) == ""
+
+
+def test_an_owner_sends_nothing_before_its_first_number_is_in_the_ledger(segment: Segment) -> None:
+    """Otherwise its successor would begin where it began, if it died before its first flush."""
+    owner, ledger = Owner(segment), FlushedSet()
+    window = FinishingWindow(epoch=first_epoch(7, 1))
+    tracked = owner.progress.track(1, SubscriptionProgress({}, [], 10, 7), window)
+    assert owner.hurried == 1
+    assert owner.progress.held_because(tracked)
+    owner.sweep(ledger)
+    assert owner.progress.held_because(tracked) == "" and owner.resumed == 1
+    assert first_epoch(ledger.epochs[1], 1) == window.epoch + EPOCHS_UNFLUSHED_MAX
+
+
+def test_another_window_of_the_same_generation_forgets_nothing(segment: Segment) -> None:
+    owner, ledger, window = Owner(segment), FlushedSet(), FinishingWindow()
+    tracked = owner.progress.track(1, known(10, window), window)
+    window.finish(0, 1, 2, 5)
+    other = FinishingWindow(epoch=window.epoch)
+    other.finish(0, 1, 2, 5)
+    other.take_news()
+    owner.progress.exchange(tracked, other)
+    assert [[*entry.offsets] for entry in owner.journal.entries()] == [[1, 2, 5]]
+    other.finish(0, 7)
+    owner.progress.record(tracked)
+    owner.sweep(ledger)
+    assert [n for n in range(1, 9) if ledger.has(1, 0, n)] == [1, 2, 5, 7]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +240,7 @@ def test_a_new_owner_numbers_its_batches_after_all_that_may_have_been_sent(
 
 def test_half_a_journal_stops_deliveries_until_a_flush(segment: Segment) -> None:
     owner, ledger, window = Owner(segment), FlushedSet(), FinishingWindow()
-    tracked = owner.progress.track(1, 10, window, {})
+    tracked = owner.progress.track(1, known(10, window), window)
     window.finish(0, *range(1, 400))
     owner.progress.record(tracked)
     assert (owner.progress.held_because(tracked), owner.hurried) == ("", 0)
@@ -222,7 +257,7 @@ def test_what_a_full_journal_does_not_hold_is_answered_after_a_flush_that_began_
 ) -> None:
     async def run() -> None:
         owner, ledger, window = Owner(segment), FlushedSet(), FinishingWindow()
-        tracked = owner.progress.track(1, 10, window, {})
+        tracked = owner.progress.track(1, known(10, window), window)
         window.finish(0, *range(1, 500))
         owner.progress.record(tracked)
         before = owner.progress.collect()
@@ -251,7 +286,7 @@ def test_a_subscription_that_the_ledger_does_not_know_is_forgotten_and_told(
     segment: Segment,
 ) -> None:
     owner, ledger, window = Owner(segment), FlushedSet(), FinishingWindow()
-    tracked = owner.progress.track(1, 9, window, {})
+    tracked = owner.progress.track(1, known(9, window), window)
     window.finish(0, 1)
     owner.progress.record(tracked)
     owner.sweep(ledger)
@@ -263,12 +298,12 @@ def test_a_subscription_that_the_ledger_does_not_know_is_forgotten_and_told(
 
 def test_a_seek_forgets_what_was_finished_before_it(segment: Segment) -> None:
     owner, ledger, window = Owner(segment), FlushedSet(), FinishingWindow()
-    former = owner.progress.track(1, 9, window, {})
+    former = owner.progress.track(1, known(9, window), window)
     window.finish(0, 1)
     owner.progress.record(former)
     flushes = owner.progress.collect()
     sought = FinishingWindow()
-    owner.progress.track(1, 10, sought, {})
+    owner.progress.track(1, known(10, sought), sought)
     owner.progress.collected(ledger.write(flushes))
     assert owner.gone == [] and not ledger.has(1, 0, 1)
     sought.finish(0, 1)
@@ -288,7 +323,11 @@ class Deaths(RuleBasedStateMachine):
 
     def own(self) -> None:
         self.owner = Owner(self.segment, costs_max=9)
-        self.windows = {1: FinishingWindow(3), 2: FinishingWindow(1)}
+        epochs = self.ledger.epochs
+        self.windows = {
+            1: FinishingWindow(3, first_epoch(epochs.get(1, 0), 0)),
+            2: FinishingWindow(1, first_epoch(epochs.get(2, 0), 0)),
+        }
         self.tracked: dict[int, TrackedProgress] = {}
         self.waiting: list[tuple[asyncio.Future[None], set[tuple[int, int, int]]]] = []
         for subscription_id, window in self.windows.items():
@@ -307,7 +346,14 @@ class Deaths(RuleBasedStateMachine):
             for lane in window.lanes.values():
                 lane.changed_rows.clear()
             self.tracked[subscription_id] = self.owner.progress.track(
-                subscription_id, self.ledger.generations[subscription_id], window, floors
+                subscription_id,
+                SubscriptionProgress(
+                    floors,
+                    [],
+                    self.ledger.generations[subscription_id],
+                    self.ledger.epochs.get(subscription_id, 0),
+                ),
+                window,
             )
         self.flushes: list[SubscriptionFlush] = []
 
