@@ -2,8 +2,9 @@
 
 ``python -m daemon.api.api_docs docs/http-api.md`` rewrites the tables of a page; a test compares.
 A table is between a comment that names it and ``<!-- end -->``: ``<!-- routes: /v0/topics -->``
-lists the routes whose path begins so, ``<!-- struct: TopicState -->`` the fields of a type and of
-the types inside it that the page has not shown yet, ``<!-- metrics: headgate_ -->`` the metrics
+lists the routes whose path begins so, but for those of a longer prefix on the page,
+``<!-- struct: TopicState -->`` the fields of a type and of the types inside it that the page has
+not shown yet, ``<!-- metrics: headgate_ -->`` the metrics
 whose name begins so, ``<!-- stages: all -->`` the stages of latency.
 """
 
@@ -34,13 +35,16 @@ _BLOCK = re.compile(
 def with_tables(page: str) -> str:
     """The page with its tables as they must be."""
     shown: set[type] = set()
+    prefixes = [name for _, kind, name, _ in _BLOCK.findall(page) if kind == "routes"]
 
     def block(match: re.Match[str]) -> str:
         opening, kind, name, end = match.groups()
         if kind == "struct":
             lines = _struct(_named(name), shown)
+        elif kind == "routes":
+            lines = _routes(name, prefixes)
         else:
-            lines = {"routes": _routes, "metrics": _metrics, "stages": _stages}[kind](name)
+            lines = {"metrics": _metrics, "stages": _stages}[kind](name)
         return "\n".join([opening, *lines, "", end])
 
     return _BLOCK.sub(block, page)
@@ -53,11 +57,13 @@ def _named(name: str) -> type:
     return found
 
 
-def _routes(prefix: str) -> Iterator[str]:
+def _routes(prefix: str, prefixes: list[str]) -> Iterator[str]:
+    """The routes of a prefix, but for those of a longer one on the page."""
+    others = tuple(each for each in prefixes if each != prefix and each.startswith(prefix))
     yield "| request | what it does | body | answer | errors |"
     yield "|---|---|---|---|---|"
     for route in ROUTES:
-        if route.path.startswith(prefix):
+        if route.path.startswith(prefix) and not route.path.startswith(others):
             yield _route_row(route)
 
 

@@ -22,13 +22,14 @@ _ERRORS: dict[int, str] = {
     " message",
     406: "not_acceptable: no format of a stream is acceptable to the client",
     409: "table_name_taken, router_cycle, router_bound, routers_full, subscriptions_full,"
-    " cursors_full, consumers_full or stale_epoch; nothing was changed",
+    " dead_letter_cycle, cursors_full or stale_epoch; nothing was changed",
     412: "expected_seq does not hold, or a cursor is not where it is expected; nothing was stored",
     413: "a body, record or count is over its limit; nothing was stored",
     415: "the content type or encoding is not supported; nothing was stored",
     416: "offset_out_of_range: from_seq is greater than head_seq",
     422: "topic_full: a cap of a topic that rejects; nothing was stored",
-    429: "throttled; nothing was or will be stored, send it again after Retry-After",
+    429: "throttled or too_many_consumers; nothing was or will be stored, send it again after"
+    " Retry-After",
     503: "not now; nothing was or will be stored, send it again after Retry-After",
 }
 _PARAMETERS: dict[str, Schema] = {

@@ -74,7 +74,7 @@ SUBSCRIPTION_ROUTES = (
         headers=ConsumeHeaders,
         answers={200: Polled},
         streams=STREAM_FORMATS,
-        errors=(400, 404, 406, 409, 503),
+        errors=(400, 404, 406, 429, 503),
         takes=True,
     ),
     Route(

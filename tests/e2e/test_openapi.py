@@ -73,7 +73,8 @@ class Checked:
     def stream(self, path: str) -> None:
         """Opens a stream in each of its formats, and leaves it."""
         template = template_of(path, self.document)
-        formats = self.document["paths"][template]["get"]["responses"]["200"]["content"]
+        content = self.document["paths"][template]["get"]["responses"]["200"]["content"]
+        formats = [each for each in content if each != "application/json"]
         assert len(formats) == 3
         for accept in formats:
             connection = http.client.HTTPConnection("127.0.0.1", self._daemon.port, timeout=HANG_S)
@@ -90,8 +91,7 @@ class Checked:
         operation = self.document["paths"][template][method.lower()]
         responses = operation["responses"]
         assert str(answer.status) in responses, f"{method} {path} answered {answer.status}"
-        ((content_type, content),) = responses[str(answer.status)]["content"].items()
-        assert answer.headers["content-type"] == content_type
+        content = responses[str(answer.status)]["content"][answer.headers["content-type"]]
         check(answer.json, content["schema"], self.document)
         if answer.status in (429, 503):
             assert int(answer.headers["retry-after"]) >= 1
@@ -133,6 +133,64 @@ def routers(api: Checked) -> None:
     assert api.ask("GET", "/v0/routers?limit=0").status == 400
     assert api.ask("DELETE", one).status == 200
     assert api.ask("DELETE", one).status == 404
+
+
+def subscriptions(api: Checked) -> None:
+    at = "/v0/topics/t/subscriptions"
+    one, other = f"{at}/s", f"{at}/u"
+    assert api.ask("PUT", one).status == 201
+    assert api.ask("PUT", one, {"backoff_ms": [1, 5], "redeliveries_max": 0}).status == 200
+    circle = {"poison": "dead_letter", "dead_letter_topic": "t"}
+    assert api.ask("PUT", other, circle).status == 409
+    assert api.ask("PUT", other, {"mode": "fifo"}).status == 400
+    assert api.ask("GET", at).status == 200
+    assert api.ask("GET", f"{at}?limit=0").status == 400
+    assert api.ask("GET", "/v0/topics/none/subscriptions").status == 404
+    assert api.ask("PUT", "/v0/topics/none/subscriptions/s").status == 404
+    consumer = {"consumer": "c"}
+    polled = api.ask("GET", f"{one}/consume?consumer=c&max=2&wait_ms=30000").json
+    message = polled["messages"][0]
+    place = {name: message[name] for name in ("partition", "seq")}
+    assert api.ask("GET", one).status == 200
+    assert api.ask("POST", f"{one}/nack", consumer | {"batch": polled["epoch"]}).status == 200
+    assert api.ask("POST", f"{one}/nack", consumer | {"batch": polled["epoch"]}).status == 409
+    assert api.ask("POST", f"{one}/ack", consumer | {"batch": polled["epoch"]}).status == 409
+    assert api.ask("GET", f"{one}/keys").json["keys"]
+    assert api.ask("GET", f"{one}/keys?limit=0").status == 400
+    assert api.ask("GET", f"{one}/keys/k").status == 200
+    assert api.ask("POST", f"{one}/retry", place).status == 200
+    assert api.ask("POST", f"{one}/retry", {"key": "none"}).status == 404
+    assert api.ask("POST", f"{one}/skip", {"key": "none"}).status == 404
+    again = api.ask("GET", f"{one}/consume?consumer=c&max=1&wait_ms=30000").json
+    assert api.ask("POST", f"{one}/nack", consumer | {"batch": again["epoch"]}).status == 200
+    (blocked, *_) = api.ask("GET", f"{one}/keys").json["keys"]
+    named = {name: blocked[name] for name in ("partition", "seq")}
+    assert api.ask("POST", f"{one}/skip", named).status == 200
+    assert api.ask("POST", f"{one}/leave", consumer).status == 200
+    assert api.ask("POST", f"{one}/seek", {"to": "earliest"}).status == 200
+    last = api.ask("GET", f"{one}/consume?consumer=c&max=1&wait_ms=30000").json
+    assert api.ask("POST", f"{one}/ack", consumer | {"batch": last["epoch"]}).status == 200
+    api.stream(f"{one}/consume?consumer=c")
+    assert api.refused(f"{one}/consume?consumer=c", accept="image/png") == 406
+    assert api.ask("GET", f"{one}/consume").status == 400
+    assert api.ask("GET", f"{other}/consume?consumer=c").status == 404
+    assert api.ask("GET", f"{other}/keys").status == 404
+    for method, path in (("GET", "-"), ("DELETE", "-"), ("GET", "-/keys/k")):
+        assert api.ask(method, f"{at}/{path}").status == 400
+    assert api.ask("GET", f"{other}/keys/k").status == 404
+    bodies = {
+        "ack": consumer | {"batch": 1}, "nack": consumer | {"batch": 1}, "leave": consumer,
+        "retry": {"key": "k"}, "skip": {"key": "k"}, "seek": {"to": "latest"},
+    }  # fmt: skip
+    for path, body in bodies.items():
+        assert api.ask("POST", f"{other}/{path}", body).status == 404
+        assert api.ask("POST", f"{one}/{path}", {}).status == 400
+    for method, path in (("PUT", one), *(("POST", f"{one}/{path}") for path in bodies)):
+        assert api.ask(method, path, b"{}", "text/plain").status == 415
+        assert api.ask(method, path, b" " * ((1 << 20) + 1), "application/json").status == 413
+    assert api.ask("DELETE", one).status == 200
+    assert api.ask("DELETE", one).status == 404
+    assert api.ask("GET", one).status == 404
 
 
 def watches(api: Checked) -> None:
@@ -238,6 +296,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     cursors(api)
     watches(api)
     routers(api)
+    subscriptions(api)
     assert api.ask("PUT", "/v0/topics/small", {"cap_records": 1, "discard": "reject"}).status == 201
     assert api.ask("POST", "/v0/topics/small", [1, 2]).status == 422
     assert api.ask("DELETE", topic).status == 200
@@ -254,8 +313,12 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     # The ledger or the store must fail for these; their shape is that of all errors.
     failing = {(m, p, 503) for m, p, _ in documented if p.startswith("/v0/")}
     # A thousand simultaneous plans: tests/e2e/test_plans.py. 100,000 cursors:
-    # tests/daemon/intake/test_cursor_cache.py.
-    assert left - failing == {("POST", "/v0/plans", 429), ("PUT", "/v0/cursors/{cursor}", 409)}
+    # tests/daemon/intake/test_cursor_cache.py. A thousand consumers:
+    # tests/e2e/test_bad_consumers.py.
+    consume = "/v0/topics/{topic}/subscriptions/{subscription}/consume"
+    assert left - failing == {
+        ("POST", "/v0/plans", 429), ("PUT", "/v0/cursors/{cursor}", 409), ("GET", consume, 429),
+    }  # fmt: skip
 
 
 def test_every_answer_of_an_internal_route_is_given_and_no_other(shared_daemon: Daemon) -> None:
@@ -436,7 +499,8 @@ def test_every_status_of_the_api_page_is_in_the_document() -> None:
     of_http_itself = {403, 405, 414, 417, 431}  # before an operation is known
     assert on_page == documented | of_http_itself
     for path in DOCUMENT["paths"]:
-        assert path.replace("{topic}", "{t}").replace("{plan}", "{p}") in page, path
+        shown = path.replace("{topic}", "{t}").replace("{plan}", "{p}")
+        assert shown.replace("{subscription}", "{s}") in page, path
 
 
 def test_every_code_that_the_server_can_answer_is_on_the_api_page() -> None:

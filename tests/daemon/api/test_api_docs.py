@@ -29,8 +29,9 @@ def test_the_page_of_metrics_lists_all_of_them() -> None:
 def test_every_type_of_the_openapi_document_has_its_table_on_the_page() -> None:
     shown = re.findall(r"^\*\*`(\w+)`\*\*: ", PAGE, re.MULTILINE)
     assert len(shown) == len(set(shown))
-    # Its fields are those of TopicConfig, all optional.
-    assert set(DOCUMENT["components"]["schemas"]) - {"TopicSettings"} <= set(shown)
+    # Their fields are those of TopicConfig and SubscriptionConfig, all optional.
+    settings = {"TopicSettings", "SubscriptionSettings"}
+    assert set(DOCUMENT["components"]["schemas"]) - settings <= set(shown)
 
 
 def test_a_table_tells_limits_defaults_and_meaning_and_shows_inner_types_once() -> None:
