@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Iterable
 
 KEYED, DONE, LOOSE, TAKEN = 0, 1, 2, 3
 MESSAGES_MAX = 2_000_000
@@ -56,8 +57,16 @@ class LookAhead:
         return MESSAGES_MAX - len(self)
 
     def restore(self, row: int, bits: bytes) -> None:
-        """Tells of finished offsets that will be admitted again (``rows`` gave them)."""
-        self._finished[row] = int.from_bytes(bits, "little")
+        """Tells of finished offsets that will be admitted again (``row`` gave them)."""
+        self._finished[row] = self._finished.get(row, 0) | int.from_bytes(bits, "little")
+
+    def restore_offsets(self, offsets: Iterable[int]) -> None:
+        """As ``restore``, of offsets that no stored row has yet, up to the floor or not."""
+        for offset in offsets:
+            if offset > self.floor:
+                row = offset // ROW_OFFSETS
+                self._finished[row] = self._finished.get(row, 0) | 1 << offset % ROW_OFFSETS
+                self.changed_rows.add(row)
 
     @property
     def has_finished(self) -> bool:

@@ -32,6 +32,10 @@ class LooseMessages:
         self.count += count
         self._lanes[lane] = None
 
+    def part_of(self, members: int) -> int:
+        """What one of several members gets of what waits."""
+        return -(-self.count // members)
+
     def pick(
         self, left: int, before: Callable[[LookAhead], int | None] = _no_limit
     ) -> list[SentMessage | None]:

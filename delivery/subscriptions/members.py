@@ -70,7 +70,11 @@ class Members:
     def owner(self, queue: KeyQueue) -> Consumer | None:
         """The member that a queue belongs to; None if none accepts its key."""
         if queue.version != self.version:
-            name = self._ring.owner(queue.key)
-            queue.owner = None if name is None else self.by_name[name]
+            queue.owner = self.owner_of(queue.key)
             queue.version = self.version
         return queue.owner
+
+    def owner_of(self, key: str) -> Consumer | None:
+        """The member that a key belongs to; None if none accepts it."""
+        name = self._ring.owner(key)
+        return None if name is None else self.by_name[name]

@@ -165,8 +165,8 @@ class DeliveryWindow(Deliveries):
             queue.state = QueueState.SENT
             messages.append(SentMessage(queue.lane, queue.head, queue, queue.attempts))
         if self.loose.count and left > len(messages) and not member.patterns:
-            share = -(-self.loose.count // self.members.without_patterns)
-            messages += self.loose.pick(min(left - len(messages), share))
+            part = self.loose.part_of(self.members.without_patterns)
+            messages += self.loose.pick(min(left - len(messages), part))
         return messages
 
     def _finish(self, message: SentMessage) -> None:

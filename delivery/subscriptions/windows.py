@@ -10,7 +10,7 @@ and at ``take_dead_letters``. ``tick`` is due at ``next_due_ns``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from delivery.subscriptions.batches import (
@@ -21,10 +21,13 @@ from delivery.subscriptions.batches import (
     Place,
     WindowCounts,
 )
+from delivery.subscriptions.exclusive import ExclusiveWindow
 from delivery.subscriptions.key_queue import KeyQueue
 from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.members import Members
 from delivery.subscriptions.policy import WindowPolicy
+from delivery.subscriptions.shared import SharedWindow
+from delivery.subscriptions.unreliable import UnreliableWindow
 from delivery.subscriptions.window import DeliveryWindow
 
 
@@ -35,9 +38,10 @@ class SubscriptionWindow(Protocol):
     epoch: int
     members: Members
     lanes: dict[int, LookAhead]
-    in_flight: int
     counts: WindowCounts
 
+    @property
+    def in_flight(self) -> int: ...
     @property
     def batches(self) -> Mapping[int, Batch]: ...
     @property
@@ -88,8 +92,17 @@ class SubscriptionWindow(Protocol):
     def check_invariants(self) -> None: ...
 
 
+_OF_MODES: dict[str, Callable[[WindowPolicy, int], SubscriptionWindow]] = {
+    "key_shared": DeliveryWindow,
+    "shared": SharedWindow,
+    "exclusive": ExclusiveWindow,
+}
+
+
 def window_for(
     mode: str, policy: WindowPolicy, epoch: int = 0, *, reliable: bool = True
 ) -> SubscriptionWindow:
     """The window of a mode. No batch has been sent with a number above ``epoch``."""
-    return DeliveryWindow(policy, epoch)
+    if not reliable:
+        return UnreliableWindow(policy, epoch, mode)
+    return _OF_MODES[mode](policy, epoch)

@@ -1,0 +1,86 @@
+"""What an exclusive subscription may send to whom: everything in order, to one consumer.
+
+    admit -> loose -> take by the active member, in the order of offsets (``deliveries.py``)
+
+The *active* member is the one that joined first; the others stand by and take over in the order in
+which they joined. It may have many messages, but their order holds through failures: when a message
+fails, all later ones of its partition come back, and none is sent before it is dealt with. So a
+consumer may see a message again that follows one that it refused, but never out of order.
+
+Invariant: no message of a partition that is with the active member follows a blocked one.
+"""
+
+from __future__ import annotations
+
+from delivery.subscriptions.batches import SentMessage
+from delivery.subscriptions.look_ahead import LookAhead
+from delivery.subscriptions.members import Consumer
+from delivery.subscriptions.policy import WindowPolicy
+from delivery.subscriptions.shared import SharedWindow
+
+
+class ExclusiveWindow(SharedWindow):
+    """One exclusive subscription's messages and members."""
+
+    def __init__(self, policy: WindowPolicy, epoch: int = 0) -> None:
+        super().__init__(policy, epoch)
+        self._blocks: dict[LookAhead, set[int]] = {}  # offsets that are blocked
+
+    @property
+    def drainable(self) -> int:
+        """Nothing that a second consumer could help with."""
+        return 0 if self.members.by_name else min(1, self.loose.count)
+
+    @property
+    def active(self) -> str | None:
+        """Who gets the messages."""
+        return next(iter(self.members.by_name), None)
+
+    def _first_blocked(self, lane: LookAhead) -> int | None:
+        blocks = self._blocks.get(lane)
+        return min(blocks) if blocks else None
+
+    def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
+        if member.name != self.active:
+            return []
+        return self.loose.pick(left, self._first_blocked)
+
+    def _block(self, message: SentMessage, attempts: int, *, stuck: bool) -> None:
+        lane = message.lane
+        self._blocks.setdefault(lane, set()).add(message.offset)
+        for epoch in sorted(self.batches, reverse=True):
+            batch = self.batches[epoch]
+            for index in range(len(batch.messages) - 1, -1, -1):
+                other = batch.messages[index]
+                if other is not None and other.lane is lane and other.offset > message.offset:
+                    self._once_more(batch, index)
+
+    def _pass(self, message: SentMessage) -> None:
+        blocks = self._blocks.get(message.lane)
+        if blocks is not None:
+            blocks.discard(message.offset)
+            if not blocks:
+                del self._blocks[message.lane]
+
+    def _finish(self, message: SentMessage) -> None:
+        self._pass(message)
+        super()._finish(message)
+
+    def _again(self, message: SentMessage) -> None:
+        self._pass(message)
+        super()._again(message)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless all parts agree."""
+        super().check_invariants()
+        blocked = {
+            (lane.partition, offset) for lane, offsets in self._blocks.items() for offset in offsets
+        }
+        assert blocked == self.stuck.keys() | self.resting.keys()
+        assert all(self._blocks.values())
+        for batch in self.batches.values():
+            assert batch.member.name == self.active
+            for message in batch.messages:
+                if message is not None:
+                    first = self._first_blocked(message.lane)
+                    assert first is None or message.offset < first

@@ -1,0 +1,44 @@
+"""What a shared subscription may send to whom: any message to any consumer, in no order.
+
+    admit -> loose -> take (``deliveries.py`` has the rest)
+
+Consumers get equal parts of what waits, as far as they have room: each ``take`` gives at most the
+part of one. A message that failed rests alone; nothing waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from delivery.subscriptions.batches import SentMessage
+from delivery.subscriptions.deliveries import Deliveries
+from delivery.subscriptions.members import Consumer
+
+
+class SharedWindow(Deliveries):
+    """One shared subscription's messages and members."""
+
+    def admit(self, partition: int, keys: Sequence[str | None]) -> None:
+        """The next messages of a partition; their keys mean nothing."""
+        self.admit_loose(partition, len(keys))
+
+    def join(self, name: str, patterns: Sequence[str] = ()) -> None:
+        """A consumer is present. Raises ValueError at the limit, and for patterns."""
+        if patterns:
+            raise ValueError("filters need a subscription of the mode key_shared")
+        super().join(name)
+
+    def _members_changed(self, gone: Consumer | None) -> None:
+        pass  # nobody owns anything
+
+    def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
+        return self.loose.pick(min(left, self.loose.part_of(len(self.members.by_name))))
+
+    def _finish(self, message: SentMessage) -> None:
+        self.loose.finish(message.lane, message.offset)
+
+    def _again(self, message: SentMessage) -> None:
+        self.loose.again(message.lane, message.offset)
+
+    def _block(self, message: SentMessage, attempts: int, *, stuck: bool) -> None:
+        pass  # nothing waits for it

@@ -1,0 +1,283 @@
+"""What a subscription that is not reliable sends to whom: now, or never.
+
+    admit -> waits for its consumer, a few at most -> take -> written, or not: it is finished anyway
+          -> dropped and counted, if the consumer is full or there is none
+
+A message is finished when it is admitted, so the floor is always at the end: nothing is tracked,
+sent again, or blocked, and acknowledgments change nothing. Up to ``member_max`` messages wait for
+one consumer, then it is full. By key each consumer gets its own, else the next that has room; of an
+exclusive subscription the one that joined first gets all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from delivery.subscriptions.batches import (
+    REFUSALS_MAX,
+    Batch,
+    Blocked,
+    DeadLetter,
+    Outcome,
+    Place,
+    RefusedPlace,
+    SentMessage,
+    WindowCounts,
+)  # fmt: skip
+from delivery.subscriptions.key_queue import KeyQueue
+from delivery.subscriptions.look_ahead import LookAhead
+from delivery.subscriptions.members import Consumer, Members
+from delivery.subscriptions.policy import WindowPolicy
+
+OWNERS_MAX = 65_536  # keys whose consumer is remembered: about 100 bytes each
+WAITING_BYTES = 120
+
+
+class UnreliableWindow:
+    """One subscription's members, and the few messages that wait for them."""
+
+    def __init__(self, policy: WindowPolicy, epoch: int = 0, mode: str = "key_shared") -> None:
+        self.policy = policy
+        self.epoch = epoch
+        self.members = Members()
+        self.lanes: dict[int, LookAhead] = {}
+        self.counts = WindowCounts()
+        self.batches: dict[int, Batch] = {}  # taken, and not written yet
+        self.stuck: dict[Place, Blocked] = {}
+        self.resting: dict[Place, Blocked] = {}
+        self._mode = mode
+        self._waiting: dict[Consumer, deque[SentMessage]] = {}
+        self._for_any: deque[SentMessage] = deque()
+        self._owners: dict[str, Consumer | None] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Nothing is tracked."""
+        return 0
+
+    @property
+    def unfinished(self) -> int:
+        """Nothing is tracked."""
+        return 0
+
+    @property
+    def drainable(self) -> int:
+        """What waits for consumers that have room."""
+        return len(self._for_any)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the messages take that wait."""
+        waiting = len(self._for_any) + sum(map(len, self._waiting.values()))
+        return waiting * WAITING_BYTES + len(self._owners) * 100
+
+    def oldest_sent_ns(self) -> int | None:
+        """Nothing is tracked."""
+        return None
+
+    def queue_of(self, key: str) -> KeyQueue | None:
+        """No key waits."""
+        return None
+
+    # Messages come in
+
+    def open(self, partition: int, floor: int) -> LookAhead:
+        """Begins a partition after ``floor``."""
+        lane = self.lanes[partition] = LookAhead(partition, floor)
+        return lane
+
+    def admit(self, partition: int, keys: Sequence[str | None]) -> None:
+        """The next messages of a partition, by their keys."""
+        lane, limit, owners = self.lanes[partition], self.policy.member_max, self._owners
+        if self._mode != "key_shared":
+            self.admit_loose(partition, len(keys))
+            return
+        for offset, key in enumerate(keys, lane.end + 1):
+            if key is None:
+                self._offer(SentMessage(lane, offset, None, 0))
+                continue
+            try:
+                owner = owners[key]
+            except KeyError:
+                owner = self._owner(key)
+            if owner is None:
+                self.counts.unmatched += 1
+            elif len(waiting := self._waiting[owner]) < limit:
+                waiting.append(SentMessage(lane, offset, None, 0))
+            else:
+                self.counts.missed += 1
+        lane.add_done(len(keys))
+
+    def _owner(self, key: str) -> Consumer | None:
+        if len(self._owners) >= OWNERS_MAX:
+            self._owners.clear()
+        found = self._owners[key] = self.members.owner_of(key)
+        return found
+
+    def admit_loose(self, partition: int, count: int) -> None:
+        """The next messages of a partition, none of which has a key."""
+        lane = self.lanes[partition]
+        for offset in range(lane.end + 1, lane.end + count + 1):
+            self._offer(SentMessage(lane, offset, None, 0))
+        lane.add_done(count)
+
+    def _offer(self, message: SentMessage) -> None:
+        takers = self.members.without_patterns
+        limit = self.policy.member_max * (min(1, takers) if self._mode == "exclusive" else takers)
+        if not takers:
+            self.counts.unmatched += 1
+        elif len(self._for_any) < limit:
+            self._for_any.append(message)
+        else:
+            self.counts.missed += 1
+
+    def pass_over(self, partition: int, count: int) -> None:
+        """The next offsets of a partition hold nothing."""
+        self.lanes[partition].add_done(count)
+
+    def evict(self, partition: int, before: int) -> None:
+        """Nothing is tracked: whoever reads a message that is gone calls ``missing``."""
+
+    # Members
+
+    def join(self, name: str, patterns: Sequence[str] = ()) -> None:
+        """A consumer is present; one of this name must not be. Raises ValueError at the limit."""
+        if patterns and self._mode != "key_shared":
+            raise ValueError("filters need a subscription of the mode key_shared")
+        self._waiting[self.members.join(name, patterns)] = deque()
+        self._owners.clear()
+
+    def leave(self, name: str) -> None:
+        """A consumer is gone: what waits for it is dropped."""
+        member = self.members.leave(name)
+        self._owners.clear()
+        self.counts.missed += len(self._waiting.pop(member))
+        for epoch in list(member.batches):
+            self.give_back(epoch)
+        if not self.members.without_patterns:
+            self.counts.missed += len(self._for_any)
+            self._for_any.clear()
+
+    def returned(self, name: str) -> None:
+        """A consumer that was away is there again; what it had is lost."""
+
+    # Messages go out
+
+    def take(self, name: str, count: int, now_ns: int) -> Batch | None:
+        """The next batch of a member; None if there is nothing for it now."""
+        member = self.members.by_name[name]
+        mine = self._waiting[member]
+        messages: list[SentMessage | None] = []
+        while mine and len(messages) < count:
+            messages.append(mine.popleft())
+        active = self._mode != "exclusive" or member is next(iter(self.members.by_name.values()))
+        if self._for_any and active and not member.patterns:
+            takers = 1 if self._mode == "exclusive" else self.members.without_patterns
+            part = min(-(-len(self._for_any) // takers), count - len(messages))
+            messages += [self._for_any.popleft() for _ in range(part)]
+        if not messages:
+            return None
+        self.epoch += 1
+        batch = self.batches[self.epoch] = Batch(self.epoch, member, messages)
+        member.batches.add(self.epoch)
+        return batch
+
+    def _written(self, epoch: int) -> int:
+        batch = self.batches.pop(epoch, None)
+        if batch is None:
+            return 0
+        batch.member.batches.discard(epoch)
+        return batch.open
+
+    def sent(self, epoch: int, now_ns: int) -> None:
+        """A batch was written to its consumer."""
+        self.counts.delivered += self._written(epoch)
+
+    def give_back(self, epoch: int, messages: Iterable[Place] | None = None) -> None:
+        """A batch, or some of its messages, could not be read or written: they are dropped."""
+        if messages is None:
+            self.counts.missed += self._written(epoch)
+        else:
+            self.counts.missed += self._take_out(epoch, messages)
+
+    def missing(self, epoch: int, messages: Iterable[Place]) -> None:
+        """Messages of a batch turned out to be removed by retention."""
+        self.counts.evicted += self._take_out(epoch, messages)
+
+    def _take_out(self, epoch: int, messages: Iterable[Place]) -> int:
+        batch = self.batches.get(epoch)
+        if batch is None:
+            return 0
+        indexes = {index for each in messages if (index := batch.index(each)) is not None}
+        for index in indexes:
+            batch.messages[index] = None
+        batch.open -= len(indexes)
+        if not batch.open:
+            self._written(epoch)
+        return len(indexes)
+
+    # What comes of it: nothing
+
+    def ack(
+        self, name: str, epoch: int, now_ns: int, messages: Iterable[Place] | None = None,
+        but: Iterable[Place] = (),
+    ) -> Outcome:  # fmt: skip
+        """Everything is finished already."""
+        if messages is None:
+            return Outcome(0, 1, (RefusedPlace(None, "finished"),))
+        named = list(messages)
+        refusals = tuple(
+            RefusedPlace(each, "finished" if self.is_finished(*each) else "epoch")
+            for each in named[:REFUSALS_MAX]
+        )
+        return Outcome(0, len(named), refusals)
+
+    def nack(
+        self, name: str, epoch: int, now_ns: int, messages: Iterable[Place] | None = None,
+        but: Iterable[Place] = (), delay_ns: int = 0, why: str = "",
+    ) -> Outcome:  # fmt: skip
+        """Everything is finished already."""
+        return self.ack(name, epoch, now_ns, messages, but)
+
+    def is_finished(self, partition: int, offset: int) -> bool:
+        """Whether a message was admitted."""
+        lane = self.lanes.get(partition)
+        return lane is not None and lane.is_finished(offset)
+
+    def take_news(self) -> dict[int, list[int]]:
+        """Nothing has to be made durable: floors say all."""
+        return {}
+
+    def take_dead_letters(self) -> list[DeadLetter]:
+        """No message is moved away."""
+        return []
+
+    def tick(self, now_ns: int) -> list[str]:
+        """Nothing is ever due."""
+        return []
+
+    def next_due_ns(self) -> int | None:
+        """Nothing is ever due."""
+        return None
+
+    def set_policy(self, policy: WindowPolicy) -> None:
+        """Changes the settings; a lower limit holds for what comes next."""
+        self.policy = policy
+
+    def retry(self, partition: int, offset: int) -> bool:
+        """Nothing is blocked."""
+        return False
+
+    def moved(self, partition: int, offset: int) -> bool:
+        """Nothing is blocked."""
+        return False
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless all parts agree."""
+        assert all(lane.floor == lane.end for lane in self.lanes.values())
+        assert self._waiting.keys() == set(self.members.by_name.values())
+        assert self.members.without_patterns or not self._for_any
+        for epoch, batch in self.batches.items():
+            assert epoch == batch.epoch <= self.epoch and epoch in batch.member.batches
+            assert batch.open == sum(message is not None for message in batch.messages) > 0
