@@ -47,6 +47,8 @@ BLOCKED_BYTES = 600
 class Deliveries(ABC):
     """One subscription's messages and members, without the order of its mode."""
 
+    is_reliable = True
+
     def __init__(self, policy: WindowPolicy, epoch: int = 0) -> None:
         self.policy = policy
         self.epoch = epoch  # of the last batch
@@ -89,6 +91,10 @@ class Deliveries(ABC):
         for batch in self._unanswered.values():
             return batch.sent_ns
         return None
+
+    def is_active(self, name: str) -> bool:
+        """Whether a member may get messages; of an exclusive subscription one may."""
+        return name in self.members.by_name
 
     def queue_of(self, key: str) -> KeyQueue | None:
         """The messages of a key that wait for each other; None if there are none."""

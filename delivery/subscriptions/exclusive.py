@@ -28,20 +28,19 @@ class ExclusiveWindow(SharedWindow):
 
     @property
     def drainable(self) -> int:
-        """Nothing that a second consumer could help with."""
-        return 0 if self.members.by_name else min(1, self.loose.count)
+        """There is work for one consumer at most."""
+        return min(1, super().drainable)
 
-    @property
-    def active(self) -> str | None:
-        """Who gets the messages."""
-        return next(iter(self.members.by_name), None)
+    def is_active(self, name: str) -> bool:
+        """Whether a member gets the messages: the one that joined first."""
+        return name == next(iter(self.members.by_name), None)
 
     def _first_blocked(self, lane: LookAhead) -> int | None:
         blocks = self._blocks.get(lane)
         return min(blocks) if blocks else None
 
     def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
-        if member.name != self.active:
+        if not self.is_active(member.name):
             return []
         return self.loose.pick(left, self._first_blocked)
 
@@ -79,7 +78,7 @@ class ExclusiveWindow(SharedWindow):
         assert blocked == self.stuck.keys() | self.resting.keys()
         assert all(self._blocks.values())
         for batch in self.batches.values():
-            assert batch.member.name == self.active
+            assert self.is_active(batch.member.name)
             for message in batch.messages:
                 if message is not None:
                     first = self._first_blocked(message.lane)

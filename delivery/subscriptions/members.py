@@ -29,7 +29,7 @@ class Consumer:
         self.in_flight = 0
         self.ready: deque[KeyQueue] = deque()
         self.batches: set[int] = set()  # epochs
-        self.heard_ns = 0  # when it last answered for a batch
+        self.heard_ns = -1  # when it last answered for a batch
 
 
 class Members:
@@ -70,11 +70,7 @@ class Members:
     def owner(self, queue: KeyQueue) -> Consumer | None:
         """The member that a queue belongs to; None if none accepts its key."""
         if queue.version != self.version:
-            queue.owner = self.owner_of(queue.key)
+            name = self._ring.owner(queue.key)
+            queue.owner = None if name is None else self.by_name[name]
             queue.version = self.version
         return queue.owner
-
-    def owner_of(self, key: str) -> Consumer | None:
-        """The member that a key belongs to; None if none accepts it."""
-        name = self._ring.owner(key)
-        return None if name is None else self.by_name[name]

@@ -227,7 +227,7 @@ class RunningSubscription:
             cost += spent
             if spent:
                 continue
-            if not is_hungry:
+            if not is_hungry and self.window.is_reliable:
                 return cost, False
             admitted = self._admit(wanted)
             if not admitted:
@@ -349,7 +349,7 @@ class RunningSubscription:
 
     def is_active(self, name: str) -> bool:
         """Whether a consumer may be sent anything; of an exclusive subscription one is."""
-        return True
+        return self.window.is_active(name)
 
     def oldest_sent_ns(self) -> int | None:
         """When the oldest batch was sent that is not dealt with."""

@@ -37,6 +37,8 @@ WAITING_BYTES = 120
 class UnreliableWindow:
     """One subscription's members, and the few messages that wait for them."""
 
+    is_reliable = False
+
     def __init__(self, policy: WindowPolicy, epoch: int = 0, mode: str = "key_shared") -> None:
         self.policy = policy
         self.epoch = epoch
@@ -76,6 +78,11 @@ class UnreliableWindow:
         """Nothing is tracked."""
         return None
 
+    def is_active(self, name: str) -> bool:
+        """Whether a member may get messages; of an exclusive subscription the first one."""
+        members = self.members.by_name
+        return name in members and (self._mode != "exclusive" or name == next(iter(members)))
+
     def queue_of(self, key: str) -> KeyQueue | None:
         """No key waits."""
         return None
@@ -112,7 +119,8 @@ class UnreliableWindow:
     def _owner(self, key: str) -> Consumer | None:
         if len(self._owners) >= OWNERS_MAX:
             self._owners.clear()
-        found = self._owners[key] = self.members.owner_of(key)
+        name = self.members.owner_of(key)
+        found = self._owners[key] = None if name is None else self.members.by_name[name]
         return found
 
     def admit_loose(self, partition: int, count: int) -> None:
@@ -122,12 +130,16 @@ class UnreliableWindow:
             self._offer(SentMessage(lane, offset, None, 0))
         lane.add_done(count)
 
-    def _offer(self, message: SentMessage) -> None:
+    @property
+    def _takers(self) -> int:
+        """How many members share what belongs to none of them."""
         takers = self.members.without_patterns
-        limit = self.policy.member_max * (min(1, takers) if self._mode == "exclusive" else takers)
-        if not takers:
+        return min(1, takers) if self._mode == "exclusive" else takers
+
+    def _offer(self, message: SentMessage) -> None:
+        if not self._takers:
             self.counts.unmatched += 1
-        elif len(self._for_any) < limit:
+        elif len(self._for_any) < self._takers * self.policy.member_max:
             self._for_any.append(message)
         else:
             self.counts.missed += 1
@@ -171,10 +183,8 @@ class UnreliableWindow:
         messages: list[SentMessage | None] = []
         while mine and len(messages) < count:
             messages.append(mine.popleft())
-        active = self._mode != "exclusive" or member is next(iter(self.members.by_name.values()))
-        if self._for_any and active and not member.patterns:
-            takers = 1 if self._mode == "exclusive" else self.members.without_patterns
-            part = min(-(-len(self._for_any) // takers), count - len(messages))
+        if self._for_any and not member.patterns and self.is_active(name):
+            part = min(-(-len(self._for_any) // self._takers), count - len(messages))
             messages += [self._for_any.popleft() for _ in range(part)]
         if not messages:
             return None

@@ -2,7 +2,8 @@
 
 The owner admits messages in the order of their offsets, takes batches for consumers that can be
 written to, reads their payloads, and says what came of it. It loops over such consumers until each
-``take`` gives None: one ``take`` gives a consumer its part, not all there is.
+``take`` gives None: one ``take`` gives a consumer its part, not all there is. If the window is not
+reliable it admits all there is, whether a consumer has room or not; else not before one has.
 
 After any call the owner looks at ``take_news``, to make durable what is finished before it answers,
 and at ``take_dead_letters``. ``tick`` is due at ``next_due_ns``.
@@ -34,6 +35,7 @@ from delivery.subscriptions.window import DeliveryWindow
 class SubscriptionWindow(Protocol):
     """One subscription's messages and members. ``deliveries.py`` documents the methods."""
 
+    is_reliable: bool
     policy: WindowPolicy
     epoch: int
     members: Members
@@ -54,6 +56,7 @@ class SubscriptionWindow(Protocol):
     def drainable(self) -> int: ...
     @property
     def memory_bytes(self) -> int: ...
+    def is_active(self, name: str) -> bool: ...
     def oldest_sent_ns(self) -> int | None: ...
     def queue_of(self, key: str) -> KeyQueue | None: ...
 
