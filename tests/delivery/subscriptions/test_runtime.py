@@ -212,3 +212,23 @@ def test_a_deleted_subscription_ends_its_streams_and_refuses(node: Node) -> None
             await owner.ask(Describe(made.subscription_id))
 
     run(node, use)
+
+
+def test_an_unreliable_subscription_drops_what_a_slow_consumer_does_not_take(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(reliable=False, consumer_max=5, start="latest")
+        slow = await owner.consume(made, "slow", client=Client(stuck=True))
+        quick = await owner.consume(made, "quick")
+        keys = [f"k{n}" for n in range(40)]
+        for key in keys:
+            owner.produce(record(key, key))
+            await owner.rest()
+        slow.take()
+        await owner.rest()
+        state = await owner.ask(Describe(made.subscription_id))
+        assert len(data(slow)) == 1 + 5, "one was written, others wait up to a limit"
+        assert state["delivered"] == len(data(slow)) + len(data(quick)) < len(keys)
+        assert (state["lag"], state["in_flight"]) == (0, 0)
+        assert state["partitions"][0]["floor"] == len(keys)
+
+    run(node, use)
