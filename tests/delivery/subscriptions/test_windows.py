@@ -335,7 +335,7 @@ class WindowsMachine(RuleBasedStateMachine):
             assert offsets == sorted(offsets), f"first deliveries of {key} are out of order"
 
     def teardown(self) -> None:
-        """In the end everything is delivered, or somebody decided about it."""
+        """In the end everything is delivered, or a decision finishes it."""
         if not hasattr(self, "model"):
             return
         window = self.window
