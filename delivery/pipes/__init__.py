@@ -1,0 +1,1 @@
+"""Byte pipes between shards: requests with an answer, and streams with credit."""

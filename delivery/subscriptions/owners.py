@@ -1,0 +1,133 @@
+"""Who owns a subscription, and how a shard asks the owner: in this process, or through a pipe.
+
+The owner is the shard ``subscription_id mod shards``, whichever process that is now. An owner that
+has died is asked again by nobody but the client: ``owner_restarted`` says that whether it has done
+what was asked is unknown, and everything that clients ask may be asked twice. Streams need nothing:
+the pipe opens them again at the successor.
+
+``PipedRequests`` is the other end: what comes through a pipe, for this shard's subscriptions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from delivery.pipes.client import Pipes
+from delivery.pipes.errors import FrameTooLarge, PipeBroken, PipeBusy, PipeError, PipeRefused
+from delivery.subscriptions.requests import AnyRequest, Consume, OwnerRefused
+from delivery.watch.outlet import Outlet
+
+
+class SubscriptionOwner(Protocol):
+    """The subscriptions that this shard owns."""
+
+    async def ask(self, request: AnyRequest) -> bytes:
+        """The answer, a JSON document. Raises OwnerRefused."""
+
+    def open(self, request: Consume, outlet: Outlet) -> None:
+        """Sends messages to the consumer until one side ends the outlet."""
+
+
+class _Refusal(Struct, frozen=True, array_like=True):
+    """An OwnerRefused on its way."""
+
+    status: int
+    code: str
+    message: str
+    detail: dict[str, Any]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(AnyRequest)
+_refusals = msgspec.msgpack.Decoder(_Refusal)
+
+
+class Owners:
+    """The owners of all subscriptions, as this shard asks them."""
+
+    def __init__(self, shard: int, shards: int, here: SubscriptionOwner, pipes: Pipes) -> None:
+        self._shard = shard
+        self._shards = shards
+        self._here = here
+        self._pipes = pipes
+
+    def owner_of(self, subscription_id: int) -> int:
+        """The shard that owns a subscription."""
+        return subscription_id % self._shards
+
+    async def ask(self, request: AnyRequest) -> bytes:
+        """The owner's answer, a JSON document. Raises OwnerRefused."""
+        owner = self.owner_of(request.subscription_id)
+        if owner == self._shard:
+            return await self._here.ask(request)
+        payload = _encoder.encode(request)
+        if isinstance(request, Consume) and not self._pipes.has_room(len(payload)):
+            raise _busy(owner)
+        try:
+            return await self._pipes.ask(owner, payload)
+        except PipeRefused as error:
+            raise OwnerRefused(*_fields(_refusals.decode(error.payload))) from None
+        except PipeBroken:
+            raise OwnerRefused(
+                503, "owner_restarted",
+                f"shard {owner}, which owns this subscription, is being restarted; whether it has"
+                " done this is unknown, and it may be asked again",
+                {"owner_shard": owner},
+            ) from None  # fmt: skip
+        except FrameTooLarge as error:
+            raise OwnerRefused(
+                413, "too_large", f"{error}; name fewer messages", {"owner_shard": owner}
+            ) from None
+        except PipeBusy:
+            raise _busy(owner) from None
+        except PipeError as error:
+            raise OwnerRefused(
+                500, "internal", f"the shard that owns this subscription failed: {error}",
+                {"owner_shard": owner},
+            ) from None  # fmt: skip
+
+    def open(self, request: Consume, outlet: Outlet) -> None:
+        """Sends messages to the consumer until one side ends the outlet. A death of the owner does
+        not end it."""
+        owner = self.owner_of(request.subscription_id)
+        if owner == self._shard:
+            self._here.open(request, outlet)
+        else:
+            self._pipes.open(owner, _encoder.encode(request), outlet)
+
+
+class PipedRequests:
+    """What other shards ask of this one."""
+
+    def __init__(self, here: SubscriptionOwner) -> None:
+        self._here = here
+
+    async def ask(self, payload: bytes) -> bytes:
+        """Answers a request. Raises PipeRefused."""
+        try:
+            return await self._here.ask(_requests.decode(payload))
+        except OwnerRefused as refused:
+            refusal = _Refusal(refused.status, refused.code, refused.message, refused.detail)
+            raise PipeRefused(_encoder.encode(refusal)) from None
+
+    def open(self, payload: bytes, outlet: Outlet) -> None:
+        """Opens a stream. The request is a Consume."""
+        request = _requests.decode(payload)
+        assert isinstance(request, Consume)
+        self._here.open(request, outlet)
+
+
+def _fields(refusal: _Refusal) -> tuple[int, str, str, dict[str, Any]]:
+    return refusal.status, refusal.code, refusal.message, refusal.detail
+
+
+def _busy(owner: int) -> OwnerRefused:
+    return OwnerRefused(
+        503, "owner_busy",
+        f"too many requests to shard {owner}, which owns this subscription, are under way; nothing"
+        " was done; ask again",
+        {"owner_shard": owner},
+    )  # fmt: skip
