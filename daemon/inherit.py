@@ -24,6 +24,8 @@ class Inheritance(Struct, frozen=True):
     bell_fds: tuple[int, ...]
     listen_fd: int
     admin_fd: int
+    pipe_fd: int  # where other shards connect to this one
+    pipe_token: str  # names the sockets of all shards (delivery/pipes/addresses.py)
     alive_fd: int
     config: Config
     chaos: str = ""  # faults of the store, as uploader/stores/faults.py reads them
@@ -31,7 +33,8 @@ class Inheritance(Struct, frozen=True):
     @property
     def fds(self) -> tuple[int, ...]:
         """All descriptors, for ``pass_fds``."""
-        return (self.segment_fd, *self.bell_fds, self.listen_fd, self.admin_fd, self.alive_fd)
+        sockets = (self.listen_fd, self.admin_fd, self.pipe_fd)
+        return (self.segment_fd, *self.bell_fds, *sockets, self.alive_fd)
 
 
 def encode(inheritance: Inheritance) -> str:

@@ -12,6 +12,10 @@ from daemon.http.limits import HttpLimits, http_limits
 from daemon.intake import admission, commit_feed
 from delivery import filters, followed, lake_reader, tail_reader
 from delivery.l0_reader import CACHE_BYTES_MAX
+from delivery.pipes import buffers as pipe_buffers
+from delivery.pipes import client as pipe_client
+from delivery.pipes import connection as pipe_connection
+from delivery.pipes import server as pipe_server
 from delivery.routers import runtime as routers
 from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
@@ -59,6 +63,28 @@ def answers_bytes(shard_bodies_bytes: int) -> int:
     """What the answers of a shard that its clients have not taken may take: as much as bodies on
     their way, or a few answers."""
     return min(ANSWERS_BYTES_MAX, max(ANSWERS_BYTES_MIN, shard_bodies_bytes))
+
+
+def pipe_frame_bytes_max(config: Config) -> int:
+    """The largest frame of a pipe between shards. Requests and batches have less than 4 MiB; a
+    batch may be one record, of which each byte takes up to six as JSON."""
+    return min(0xFFFF_FFFF, (4 << 20) + 6 * config.record_bytes_max)
+
+
+def _pipes_bytes(config: Config) -> int:
+    """The pipes of one shard: as asker to all others, and as owner."""
+    frame_bytes = pipe_frame_bytes_max(config)
+    lines = 2 * (config.shards - 1)
+    # What is written or joined is there once more than its limit has noticed.
+    return (
+        lines * (pipe_connection.WRITE_BUFFER_HIGH_BYTES + pipe_buffers.SMALL_FRAME_BYTES)
+        + pipe_buffers.UNSENT_BYTES_MAX + frame_bytes
+        + pipe_buffers.LARGE_FRAMES_BYTES_MAX + 2 * frame_bytes
+        + pipe_client.OPENINGS_BYTES_MAX
+        + pipe_client.ASKS_MAX * pipe_client.ASK_BYTES
+        + pipe_server.ANSWERING_MAX * pipe_server.ANSWERING_BYTES
+        + pipe_server.OUTLETS_MAX * pipe_server.OUTLET_BYTES
+    )  # fmt: skip
 
 
 def _uploads_bytes(config: Config) -> int:
@@ -118,6 +144,7 @@ def bounds(config: Config) -> dict[str, int]:
             + (routers.PAGES_AT_ONCE + 1)
             * max(8 * routers.PAGE_BYTES_MAX, 3 * config.record_bytes_max)
         ),
+        "pipes": shards * _pipes_bytes(config) if shards > 1 else 0,
         # One more answer is there before it is counted, twice while its head is put before it.
         "answers": shards
         * (

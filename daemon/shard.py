@@ -66,12 +66,17 @@ from daemon.intake.formats import BodyLimits
 from daemon.intake.pending import ExpiredRequests, PendingRequests
 from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
-from daemon.memory import READERS_AT_ONCE, answers_bytes
+from daemon.memory import READERS_AT_ONCE, answers_bytes, pipe_frame_bytes_max
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread
+from delivery.pipes.addresses import pipe_name
+from delivery.pipes.buffers import PipeBuffers
+from delivery.pipes.client import Pipes
+from delivery.pipes.server import PipeServer
 from delivery.routers.runtime import PAGE_BYTES_MAX, Routers
 from delivery.store_threads import StoreThreads
+from delivery.subscriptions.owners import Owners, PipedRequests
 from delivery.subscriptions.runtime import Subscriptions
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
@@ -146,6 +151,7 @@ class Shard:
         self._bells = Doorbells(inheritance.bell_fds)
         self._listener = socket.socket(fileno=inheritance.listen_fd)
         self._admin_listener = socket.socket(fileno=inheritance.admin_fd)
+        self._pipe_listener = socket.socket(fileno=inheritance.pipe_fd)
         self._alive_fd = inheritance.alive_fd
         self._lock_file = LockFile(Path(config.data_dir) / "lock")
         if not self._lock_file.try_share(locks.SHARDS):
@@ -252,6 +258,11 @@ class Shard:
             self._after.dispatcher.dirty, self._delivery_settings, monotonic_ns, wall_ms,
             self._after.priorities.learn, _end,
         )  # fmt: skip
+        buffers, frame_bytes_max = PipeBuffers(), pipe_frame_bytes_max(config)
+        names = [pipe_name(inheritance.pipe_token, shard) for shard in range(config.shards)]
+        self._pipes = Pipes(names, buffers, frame_bytes_max)
+        self._pipe_server = PipeServer(PipedRequests(self._subscriptions), buffers, frame_bytes_max)
+        owners = Owners(self.shard, config.shards, self._subscriptions, self._pipes)
         self._routers_gate = RoutersGate(
             self.segment, gate_band(config), lambda: self._ring.used_bytes,
             lambda: copies.in_flight_bytes, self._pause_routers, self._resume_routers,
@@ -272,9 +283,9 @@ class Shard:
                 self.topics,
                 self._after.partitions,
                 directory,
-                self._subscriptions,
+                owners,
             ),
-            consumers=ConsumerRoutes(directory, self._subscriptions),
+            consumers=ConsumerRoutes(directory, owners),
             reads=DiffRoutes(
                 self.topics,
                 self._after.reader,
@@ -323,6 +334,7 @@ class Shard:
             cors_origins=self._cors_origins,
         )  # fmt: skip
         await self._server.listen_on(self._admin_listener)
+        await self._pipe_server.start(self._pipe_listener)
         self.cursor_flush.start()
         self._heartbeat()
         self._words[self._base + at.S_READY] = 1
@@ -502,6 +514,7 @@ class Shard:
         """Ends when no shard has anything left that was accepted and not answered."""
         self._server.stop_accepting()
         self._after.drain()
+        self._pipes.drain()
         self._server.drain()
         if is_drained(self.segment, self._leases, self.shard, len(self.pending)):
             if not self._ended.done():
@@ -527,6 +540,8 @@ class Shard:
                 self._server.connections, len(self._server.streams),
             )  # fmt: skip
         await self._server.close()
+        await self._pipes.close()
+        await self._pipe_server.close()
         await self.cursor_flush.stop()
         self._uploads.stop()
         self._ledger_thread.shutdown()

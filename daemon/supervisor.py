@@ -1,7 +1,7 @@
 """The supervisor: owns the segment, and starts, watches, restarts and drains the pinned shards.
 
-Segment, bells, listeners -> first entry of the owner's log -> shards -> a tick every 100 ms until
-it is told to stop -> drain -> release -> exit 0. ``daemon/serve.py`` has what comes before.
+Segment, bells, pipes, listeners -> first entry of the owner's log -> shards -> a tick every 100 ms
+until it is told to stop -> drain -> release -> exit 0. ``daemon/serve.py`` has what comes before.
 
 It serves no requests and uploads nothing. It writes the global words of the segment (governor,
 epoch, draining), the shards' pid words, and, after ``waitpid``, the state of a dead shard's
@@ -16,6 +16,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import secrets
 import select
 import signal
 import socket
@@ -39,6 +40,7 @@ from daemon.starvation import Starvation
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.upkeep import UpkeepThread, clocks
+from delivery.pipes.addresses import open_pipe_listeners
 from ledger import ages, commits, epochs, topics
 from ledger.ledger import Ledger
 from shards import layout as at
@@ -113,6 +115,8 @@ class Supervisor:
         )
         self._notify = Notifier.take(os.environ, os.getpid())
         self._alive_read, self._alive_write = os.pipe()
+        self._pipe_token = secrets.token_hex(8)
+        self._pipe_listeners = open_pipe_listeners(self._pipe_token, config.shards)
         self.listeners: list[socket.socket] = []
         self.admin_listener: socket.socket
         self.chaos = ""
@@ -250,6 +254,8 @@ class Supervisor:
             bell_fds=self.bells.fds,
             listen_fd=self.listeners[child.shard].fileno(),
             admin_fd=self.admin_listener.fileno(),
+            pipe_fd=self._pipe_listeners[child.shard].fileno(),
+            pipe_token=self._pipe_token,
             alive_fd=self._alive_read,
             config=self.config,
             chaos=self.chaos,
@@ -448,7 +454,7 @@ class Supervisor:
         for child in self.children:
             if child.process is not None:
                 child.process.wait()
-        for listener in self.listeners:
+        for listener in (*self.listeners, *self._pipe_listeners):
             listener.close()
         self.bells.close()
         os.close(self._alive_read)
