@@ -32,7 +32,8 @@ def test_every_part_but_the_supervisors_share_grows_with_the_shards() -> None:
     for part in ("bodies", "uploads", "reads", "lake", "scheduler", "streams"):
         assert four[part] == 4 * one[part]
     assert four["processes"] - one["processes"] == 3 * memory.PROCESS_BYTES
-    assert all(size > 0 for size in one.values())
+    assert all(size > 0 for size in four.values())
+    assert [part for part, size in one.items() if not size] == ["pipes"]  # there is no other shard
 
 
 def test_the_parts_follow_their_keys() -> None:

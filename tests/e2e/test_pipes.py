@@ -1,0 +1,147 @@
+"""Consumers at any shard: what the owner of their subscription does reaches them through pipes,
+also when the owner, or the shard that has the connection, is killed or stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.consuming import (
+    ConsumerStream,
+    ShardLine,
+    acknowledgment,
+    owner_of,
+    subscribe,
+)
+from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.processes import alive, shard_pids, stopped
+
+
+def seqs(messages: list[dict[str, Any]]) -> list[int]:
+    return [each["seq"] for each in messages]
+
+
+def restarts(daemon: Daemon, shard: int) -> int:
+    return int(daemon.status()["shards"][shard]["restarts"])
+
+
+def wait_restarted(daemon: Daemon, shard: int, before: int) -> None:
+    def back() -> bool:
+        state = daemon.status()["shards"][shard]
+        return bool(state["restarts"] > before and state["ready"])
+
+    wait_until(back, f"shard {shard} to be back")
+
+
+def test_a_consumer_at_any_shard_gets_messages_and_acknowledges_at_any_shard(data: Path) -> None:
+    with running(data, shards=2) as daemon:
+        path = subscribe(daemon, "t", "s", mode="shared")
+        owner = owner_of(daemon, path)
+        other = 1 - owner
+        with ShardLine(daemon, other) as far, ShardLine(daemon, owner) as near:
+            with ConsumerStream(daemon, other, path, "far") as stream:
+                daemon.produce("t", *range(4))
+                got = stream.messages(4)
+                assert seqs(got) == [1, 2, 3, 4]
+                for line, part in ((far, got[:2]), (near, got[2:])):
+                    answer = line.ask("POST", f"{path}/ack", acknowledgment("far", part))
+                    assert (answer.status, answer.json["accepted"]) == (200, 2)
+                daemon.produce("t", 5)
+                kept = stream.messages(1)
+                # The stream ends with what the owner says when the consumer comes a second time.
+                with ConsumerStream(daemon, owner, path, "far") as newer:
+                    assert [each["event"] for each in stream.rest()] == ["error"]
+                    assert seqs(newer.messages(1)) == seqs(kept)
+            poll = f"{path}/consume?consumer=poller&max=10"
+            assert far.ask("POST", f"{path}/leave", {"consumer": "far"}).json["returned"] == 1
+            polled = far.ask("GET", poll).json
+            assert seqs(polled["messages"]) == seqs(kept)
+            refused = far.ask("POST", f"{path}/retry", {"key": "none"})
+            assert (refused.status, refused.code) == (404, "not_blocked")
+
+
+@pytest.mark.slow
+def test_a_consumer_does_not_notice_that_the_owner_is_killed(data: Path) -> None:
+    """What it has not acknowledged comes again, in its order and in another batch."""
+    with running(data, shards=2) as daemon:
+        path = subscribe(daemon, "t", "s", mode="key_shared")
+        owner = owner_of(daemon, path)
+        other = 1 - owner
+        with ShardLine(daemon, other) as line, ConsumerStream(daemon, other, path, "c") as stream:
+            daemon.produce("t", *range(6))
+            first = stream.messages(6)
+            for _ in range(2):
+                before = restarts(daemon, owner)
+                os.kill(shard_pids(daemon)[owner], signal.SIGKILL)
+                again = stream.messages(6)
+                assert seqs(again) == seqs(first)
+                assert {each["epoch"] for each in again}.isdisjoint(each["epoch"] for each in first)
+                wait_restarted(daemon, owner, before)
+            produce_again(daemon, "new")
+            newest = stream.messages(1)
+            assert seqs(newest) == [7]
+            answer = line.ask("POST", f"{path}/ack", acknowledgment("c", again + newest))
+            assert answer.json["accepted"] == 7
+            assert daemon.get(path).json["lag"] == 0
+
+
+@pytest.mark.slow
+def test_a_stopped_owner_is_killed_and_what_was_asked_meanwhile_is_told_so(data: Path) -> None:
+    with running(data, shards=2) as daemon:
+        path = subscribe(daemon, "t", "s", mode="shared")
+        owner = owner_of(daemon, path)
+        other = 1 - owner
+        with ShardLine(daemon, other) as line, ConsumerStream(daemon, other, path, "c") as stream:
+            daemon.produce("t", *range(3))
+            messages = stream.messages(3)
+            pid, before = shard_pids(daemon)[owner], restarts(daemon, owner)
+            with stopped(pid):
+                line.begin("POST", f"{path}/ack", acknowledgment("c", messages))
+                wait_until(lambda: not alive(pid), "the supervisor to kill the owner")
+            answer = line.response()
+            assert answer.status == 503
+            assert b"owner_restarted" in answer.read()
+            assert answer.getheader("Retry-After") is not None
+            wait_restarted(daemon, owner, before)
+            assert seqs(stream.messages(3)) == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_killed_shard_loses_its_consumers_only(data: Path) -> None:
+    """Their messages go to others once they are no longer present."""
+    with running(data, shards=2) as daemon:
+        path = subscribe(daemon, "t", "s", mode="shared")
+        owner = owner_of(daemon, path)
+        other = 1 - owner
+        with ConsumerStream(daemon, other, path, "far") as far:
+            daemon.produce("t", *range(4))
+            assert seqs(far.messages(4)) == [1, 2, 3, 4]
+            with ConsumerStream(daemon, owner, path, "near") as near:
+                os.kill(shard_pids(daemon)[other], signal.SIGKILL)
+                assert sorted(seqs(near.messages(4))) == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_drain_ends_streams_of_consumers_at_all_shards(data: Path) -> None:
+    with running(data, shards=3) as daemon:
+        path = subscribe(daemon, "t", "s", mode="shared")
+        streams = [ConsumerStream(daemon, shard, path, f"c{shard}") for shard in range(3)]
+        daemon.process.send_signal(signal.SIGTERM)
+        told = [stream.rest() for stream in streams]
+        for stream in streams:
+            stream.close()
+        assert [events[-1]["event"] for events in told] == ["error"] * 3
+        assert daemon.process.wait(60) == 0
+
+
+def produce_again(daemon: Daemon, data: object) -> None:
+    """Produces a record, as a client that repeats until it is told that it is stored."""
+
+    def stored() -> bool:
+        return daemon.produce("t", data, idempotency_key="again").status == 200
+
+    wait_until(stored, "a record to be stored")
