@@ -25,14 +25,14 @@ class Holding(Protocol):
 Holder = TypeVar("Holder", bound=Holding)
 
 
-class Reading(Protocol):
+class LargeFrameReader(Protocol):
     """What receives a large frame."""
 
     def read_on(self) -> None:
         """There is room for the rest of it."""
 
 
-Reader = TypeVar("Reader", bound=Reading)
+Reader = TypeVar("Reader", bound=LargeFrameReader)
 
 UNSENT_BYTES_MAX = 32 << 20
 LARGE_FRAMES_BYTES_MAX = 16 << 20
@@ -122,4 +122,4 @@ class PipeBuffers:
 
     def __init__(self) -> None:
         self.unsent: UnsentBytes[Holding] = UnsentBytes()
-        self.large_frames: Reservations[Reading] = Reservations()
+        self.large_frames: Reservations[LargeFrameReader] = Reservations()

@@ -32,7 +32,7 @@ from delivery.pipes.errors import (
     PipeFailed,
     PipeRefused,
 )
-from delivery.pipes.frames import CREDIT_BYTES, Frame, FrameKind, credit_of
+from delivery.pipes.frames import CREDIT_BYTES, PipeFrame, FrameKind, credit_of
 from delivery.watch.outlet import Outlet
 
 log = logging.getLogger("headgate.pipes")
@@ -50,7 +50,7 @@ class PassedStream:
 
     __slots__ = ("_owed", "_pipe", "number", "opening", "outlet")
 
-    def __init__(self, pipe: Pipe, number: int, opening: bytes, outlet: Outlet) -> None:
+    def __init__(self, pipe: OwnerPipe, number: int, opening: bytes, outlet: Outlet) -> None:
         self._pipe = pipe
         self.number = number
         self.opening = opening
@@ -82,21 +82,21 @@ class PassedStream:
 class _Line(PipeConnection):
     """The connection of a pipe."""
 
-    def __init__(self, pipe: Pipe, buffers: PipeBuffers, frame_bytes_max: int) -> None:
+    def __init__(self, pipe: OwnerPipe, buffers: PipeBuffers, frame_bytes_max: int) -> None:
         super().__init__(buffers, frame_bytes_max)
         self._pipe = pipe
 
     def opened(self) -> None:
         self._pipe.opened(self)
 
-    def received(self, frame: Frame) -> None:
+    def received(self, frame: PipeFrame) -> None:
         self._pipe.received(frame)
 
     def lost(self) -> None:
         self._pipe.lost()
 
 
-class Pipe:
+class OwnerPipe:
     """What this shard asks of one owner."""
 
     def __init__(self, pipes: Pipes, name: bytes) -> None:
@@ -152,7 +152,7 @@ class Pipe:
         for stream in list(self.streams.values()):
             line.send(FrameKind.OPEN, stream.number, stream.begin())
 
-    def received(self, frame: Frame) -> None:
+    def received(self, frame: PipeFrame) -> None:
         """A frame of the owner. What it says of something that has ended here is dropped."""
         kind, number, payload = frame
         if kind is FrameKind.DATA:
@@ -291,7 +291,7 @@ class Pipes:
     def __init__(self, names: Sequence[bytes], buffers: PipeBuffers, frame_bytes_max: int) -> None:
         self.buffers = buffers
         self.frame_bytes_max = frame_bytes_max
-        self._pipes = [Pipe(self, name) for name in names]
+        self._pipes = [OwnerPipe(self, name) for name in names]
         self._number = 0  # of the last request or stream
         self._asks = 0
         self.openings_bytes = 0

@@ -15,7 +15,7 @@ from typing import cast
 
 from delivery.pipes.addresses import same_user
 from delivery.pipes.buffers import SMALL_FRAME_BYTES, PipeBuffers
-from delivery.pipes.frames import Frame, FrameKind, FrameReader, head_of
+from delivery.pipes.frames import PipeFrame, FrameKind, FrameReader, head_of
 
 log = logging.getLogger("headgate.pipes")
 
@@ -39,7 +39,7 @@ class PipeConnection(asyncio.Protocol):
     def opened(self) -> None:
         """The connection is there."""
 
-    def received(self, frame: Frame) -> None:
+    def received(self, frame: PipeFrame) -> None:
         """A frame came."""
         raise NotImplementedError
 

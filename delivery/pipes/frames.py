@@ -34,11 +34,11 @@ class FrameKind(enum.IntEnum):
     END = 11  # its last write
 
 
-class FrameError(Exception):
+class PipeFrameError(Exception):
     """What was received is not what a shard sends."""
 
 
-class Frame(NamedTuple):
+class PipeFrame(NamedTuple):
     """A frame that was received."""
 
     kind: FrameKind
@@ -60,9 +60,9 @@ def credit_of(amount_bytes: int) -> bytes:
 
 
 def credit_in(payload: bytes) -> int:
-    """The inverse of ``credit_of``; what follows is ignored. Raises FrameError."""
+    """The inverse of ``credit_of``; what follows is ignored. Raises PipeFrameError."""
     if len(payload) < CREDIT_BYTES:
-        raise FrameError(f"a credit has {CREDIT_BYTES} bytes, got {len(payload)}")
+        raise PipeFrameError(f"a credit has {CREDIT_BYTES} bytes, got {len(payload)}")
     (amount,) = _CREDIT.unpack_from(payload)
     return int(amount)
 
@@ -76,8 +76,8 @@ class FrameReader:
         # The size of the frame of which the beginning was received, with its head; 0 if unknown.
         self.partial_bytes = 0
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """The frames that ``data`` completes. Raises FrameError."""
+    def feed(self, data: bytes) -> list[PipeFrame]:
+        """The frames that ``data`` completes. Raises PipeFrameError."""
         kept = self._kept
         source: bytes | bytearray = data
         if kept:
@@ -85,21 +85,21 @@ class FrameReader:
             if len(kept) < self.partial_bytes:
                 return []
             source = kept
-        found: list[Frame] = []
+        found: list[PipeFrame] = []
         at, end = 0, len(source)
         self.partial_bytes = 0
         with memoryview(source) as view:
             while end - at >= HEAD_BYTES:
                 size, number, kind = _HEAD.unpack_from(source, at)
                 if size > self._bytes_max or kind not in _KINDS:
-                    raise FrameError(
+                    raise PipeFrameError(
                         f"a frame of kind {kind} has {size} bytes; the limit is {self._bytes_max}"
                     )
                 start = at + HEAD_BYTES
                 if end - start < size:
                     self.partial_bytes = HEAD_BYTES + size
                     break
-                found.append(Frame(_KINDS[kind], number, bytes(view[start : start + size])))
+                found.append(PipeFrame(_KINDS[kind], number, bytes(view[start : start + size])))
                 at = start + size
             self._kept = bytearray(view[at:])
         return found

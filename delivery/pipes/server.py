@@ -25,7 +25,7 @@ from delivery.pipes.buffers import PipeBuffers
 from delivery.pipes.connection import PipeConnection
 from delivery.pipes.credit import OwnersCredit
 from delivery.pipes.errors import PipeRefused
-from delivery.pipes.frames import CREDIT_BYTES, Frame, FrameKind, credit_in
+from delivery.pipes.frames import CREDIT_BYTES, PipeFrame, FrameKind, credit_in
 from delivery.watch.outlet import Outlet
 
 log = logging.getLogger("headgate.pipes")
@@ -156,7 +156,7 @@ class OwnersLine(PipeConnection):
     def resumed(self) -> None:
         self._server.wake()
 
-    def received(self, frame: Frame) -> None:
+    def received(self, frame: PipeFrame) -> None:
         kind, number, payload = frame
         if kind is FrameKind.ASK:
             self._ask(number, payload)
