@@ -32,7 +32,7 @@ from delivery.pipes.errors import (
     PipeFailed,
     PipeRefused,
 )
-from delivery.pipes.frames import CREDIT_BYTES, PipeFrame, FrameKind, credit_of
+from delivery.pipes.frames import CREDIT_BYTES, FrameKind, PipeFrame, credit_of
 from delivery.watch.outlet import Outlet
 
 log = logging.getLogger("headgate.pipes")

@@ -15,7 +15,7 @@ from typing import cast
 
 from delivery.pipes.addresses import same_user
 from delivery.pipes.buffers import SMALL_FRAME_BYTES, PipeBuffers
-from delivery.pipes.frames import PipeFrame, FrameKind, FrameReader, head_of
+from delivery.pipes.frames import FrameKind, FrameReader, PipeFrame, head_of
 
 log = logging.getLogger("headgate.pipes")
 

@@ -25,7 +25,7 @@ from delivery.pipes.buffers import PipeBuffers
 from delivery.pipes.connection import PipeConnection
 from delivery.pipes.credit import OwnersCredit
 from delivery.pipes.errors import PipeRefused
-from delivery.pipes.frames import CREDIT_BYTES, PipeFrame, FrameKind, credit_in
+from delivery.pipes.frames import CREDIT_BYTES, FrameKind, PipeFrame, credit_in
 from delivery.watch.outlet import Outlet
 
 log = logging.getLogger("headgate.pipes")
