@@ -28,8 +28,14 @@ class ExclusiveWindow(SharedWindow):
 
     @property
     def drainable(self) -> int:
-        """There is work for one consumer at most."""
-        return min(1, super().drainable)
+        """There is work for one consumer at most, and none after a blocked message."""
+        if self.in_flight:
+            return 1
+        for lane in self.lanes.values():
+            first, blocked = lane.next_loose(), self._first_blocked(lane)
+            if first and (blocked is None or first < blocked):
+                return 1
+        return 0
 
     def is_active(self, name: str) -> bool:
         """Whether a member gets the messages: the one that joined first."""

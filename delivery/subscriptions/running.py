@@ -211,7 +211,8 @@ class RunningSubscription:
                 for partition, lane in window.lanes.items()
             )
         is_held = bool(self.held) or config.paused
-        return drainable_lag(window.drainable, window.unfinished, unseen, held=is_held)
+        found = drainable_lag(window.drainable, window.unfinished, unseen, held=is_held)
+        return min(1, found) if config.mode == "exclusive" else found
 
     def serve(self, budget_bytes: int, wanted: list[Wanted]) -> tuple[int, bool]:
         """Sends what may be sent, within a budget; returns what it cost, and whether more is left.

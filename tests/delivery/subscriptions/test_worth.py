@@ -135,6 +135,34 @@ def test_while_consumers_have_enough_the_rest_counts_at_most_as_much(node: Node)
     run(node, use)
 
 
+def test_exclusive_asks_for_one_consumer_and_for_none_while_a_message_is_blocked(
+    node: Node,
+) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(mode="exclusive", redeliveries_max=0, consumer_max=2)
+        for first in range(0, 1_000, 100):
+            owner.produce(*(record(n) for n in range(first, first + 100)))
+        assert await lags(owner, made) == (1_000, 1)
+        client = await owner.consume(made, "c")
+        assert await lags(owner, made) == (1_000, 1)
+        await owner.nack(made, "c", messages(client)[1])
+        assert await lags(owner, made) == (1_000, 1), "the first one is still to be acknowledged"
+        await owner.ack(made, "c", messages(client)[0])
+        assert await lags(owner, made) == (999, 0)
+
+    run(node, use)
+
+
+def test_what_is_not_tracked_asks_for_nobody(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(reliable=False)
+        owner.produce(*(record(n) for n in range(10)))
+        await owner.rest()
+        assert (await lags(owner, made))[1] == 0
+
+    run(node, use)
+
+
 def test_while_it_is_paused_nothing_is_sent_and_nobody_is_asked_for(node: Node) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create(paused=True)
