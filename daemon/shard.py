@@ -77,7 +77,7 @@ from delivery.pipes.server import PipeServer
 from delivery.routers.runtime import PAGE_BYTES_MAX, Routers
 from delivery.store_threads import StoreThreads
 from delivery.subscriptions.owners import Owners, PipedRequests
-from delivery.subscriptions.runtime import Subscriptions
+from delivery.subscriptions.runtime import OwnerClocks, Subscriptions
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.types import Commit
@@ -87,11 +87,13 @@ from shards.alarms import AlarmBoard
 from shards.clock import monotonic_ns, process_cpu_ns, wall_ms
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
+from shards.journal import FinishedJournal
 from shards.leases import LeaseTable
 from shards.locks import LockFile, SharedLock
 from shards.ring import RingReader, RingWriter
 from shards.routerboard import RouterBoard
 from shards.segment import Segment
+from shards.subscriptionboard import SubscriptionBoard
 from shards.topiccounts import TopicCounts
 from uploader.groups.adopt import adopt_orphans
 from uploader.groups.puller import Puller
@@ -254,9 +256,11 @@ class Shard:
         )  # fmt: skip
         self.cursor_flush.add(self._routers)
         self._after.subscriptions = self._subscriptions = Subscriptions(
-            self.shard, self.segment.layout.shards, self._after.partitions, ledger,
-            self._after.dispatcher.dirty, self._delivery_settings, monotonic_ns, wall_ms,
-            self._after.priorities.learn, _end,
+            self.shard, self.segment.layout.shards, int(self._words[at.G_INCARNATION]),
+            self._after.partitions, ledger, FinishedJournal(self.segment, self.shard),
+            self.cursor_flush, copies, SubscriptionBoard(self.segment),
+            self._after.dispatcher.dirty, self._delivery_settings, trackers.evicted,
+            OwnerClocks(monotonic_ns, wall_ms), self._after.priorities.learn, _end,
         )  # fmt: skip
         buffers, frame_bytes_max = PipeBuffers(), pipe_frame_bytes_max(config)
         names = [pipe_name(inheritance.pipe_token, shard) for shard in range(config.shards)]

@@ -23,7 +23,7 @@ from compaction.parquet.merge import EVER_MS
 from delivery.followed import FollowedPartitions, Key
 from delivery.lake_reader import Item
 from delivery.ledger_thread import LedgerThread
-from delivery.readable import ReadableRanges
+from delivery.readable import ReadableRange, ReadableRanges
 from delivery.schemas import Tombstone
 from delivery.stored_reader import Overtaken, StoredReader
 from delivery.tail_reader import TailReader
@@ -88,6 +88,10 @@ class PartitionReader:
             self.followed.head_loaded(key, 0 if state is None else state.head_seq)
             head = self.followed.head(key)
         return head or 0
+
+    async def readable(self, key: Key) -> ReadableRange:
+        """Which offsets of a partition can be read. Raises LedgerError."""
+        return await self._ranges.of(key)
 
     async def ledger_head(self, key: Key) -> int:
         """The last committed offset as the ledger has it, which is never late."""

@@ -166,6 +166,15 @@ def remove_passed(
     tx.executemany(_PASSED_SQL, [(*key, _rows_passed(floor)) for *key, floor in floors])
 
 
+def is_finished(tx: ReadTx, subscription_id: int, partition: int, offset: int) -> bool:
+    """Whether an offset of a living subscription is finished."""
+    found = tx.execute(_LIVE_SQL, (subscription_id,)).fetchone()
+    if found is None:
+        return False
+    floors = cursors.positions_of(tx, [(found[0], partition)])
+    return bool(finished_of(tx, [(found[0], partition, offset)], floors))
+
+
 # Settlements, by the commit
 
 

@@ -20,6 +20,7 @@ from delivery.subscriptions.schemas import (
     SubscriptionState,
 )
 from delivery.subscriptions.sessions import Session
+from shards.subscriptionboard import SubscriptionPhase, SubscriptionRow
 
 BLOCKED_SHOWN = 100
 
@@ -48,25 +49,61 @@ def state_of(
         delivered=counts.delivered,
         acknowledged=counts.acknowledged,
         redelivered=counts.redelivered,
-        refused=counts.refused,
+        refused=running.refused,
         dropped=counts.dropped,
         dead_lettered=running.dead_lettered,
         evicted=counts.evicted,
         unmatched=counts.unmatched,
-        held=running.held,
-        partitions=[
-            PartitionProgress(
-                partition, lane.floor, head, max(0, head - lane.end) + lane.unfinished
-            )
-            for partition, lane in sorted(window.lanes.items())
-            for head in (running.head(partition),)
-        ],
+        held=running.why_held,
+        partitions=progress_of(running),
         consumers=[
             _consumer(running, session, shares.get(name, 0.0))
             for name, session in running.sessions.items()
         ],
         blocked=blocked(running, BLOCKED_SHOWN, wall_ms),
         gaps=running.gaps,
+    )
+
+
+def progress_of(running: RunningSubscription) -> list[PartitionProgress]:
+    """How far it has got in each partition."""
+    return [
+        PartitionProgress(partition, lane.floor, head, max(0, head - lane.end) + lane.unfinished)
+        for partition, lane in sorted(running.window.lanes.items())
+        for head in (running.head(partition),)
+    ]
+
+
+def row_of(running: RunningSubscription, now_ns: int) -> SubscriptionRow:
+    """What any shard can report of it."""
+    window, view = running.window, running.view
+    counts, sent_ns = window.counts, window.oldest_sent_ns()
+    held = running.why_held
+    phase = SubscriptionPhase.RUNNING
+    if view.subscription.config.paused:
+        phase = SubscriptionPhase.PAUSED
+    elif held:
+        phase = SubscriptionPhase.HELD
+    return SubscriptionRow(
+        topic=view.topic.name,
+        subscription=view.subscription.name,
+        phase=phase,
+        reason=held,
+        lag=running.lag,
+        drainable_lag=running.drainable_lag,
+        in_flight=window.in_flight,
+        waiting=window.unfinished - window.in_flight,
+        blocked_keys=len(window.stuck),
+        consumers=len(running.sessions),
+        oldest_unacknowledged_ms=0 if sent_ns is None else (now_ns - sent_ns) // 1_000_000,
+        delivered=counts.delivered,
+        acknowledged=counts.acknowledged,
+        redelivered=counts.redelivered,
+        refused=running.refused,
+        dropped=counts.dropped,
+        dead_lettered=running.dead_lettered,
+        evicted=counts.evicted,
+        unmatched=counts.unmatched,
     )
 
 

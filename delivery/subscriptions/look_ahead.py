@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 KEYED, DONE, LOOSE, TAKEN = 0, 1, 2, 3
 MESSAGES_MAX = 2_000_000
@@ -212,6 +212,14 @@ class LookAhead:
             mask = ((1 << high - low) - 1) << low - start
             bits = bits & ~mask | known
         return bits.to_bytes(ROW_OFFSETS // 8, "little")
+
+    def rows(self) -> Iterator[tuple[int, bytes]]:
+        """All rows above the floor with something finished."""
+        last = max([self.end // ROW_OFFSETS, *self._finished])
+        for row in range((self.floor + 1) // ROW_OFFSETS, last + 1):
+            bits = self.row(row)
+            if bits is not None and any(bits):
+                yield row, bits
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless the arrays agree."""

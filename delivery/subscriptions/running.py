@@ -27,8 +27,10 @@ from delivery.schemas import Tombstone
 from delivery.subscriptions import encoding
 from delivery.subscriptions.batches import Batch, Outcome, Place
 from delivery.subscriptions.blocks import BLOCK, Blocks
+from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.drainable import drainable_lag
 from delivery.subscriptions.encoding import Sent
+from delivery.subscriptions.journaled import TrackedProgress
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.requests import (
     Acknowledge,
@@ -44,7 +46,13 @@ from delivery.subscriptions.windows import SubscriptionWindow
 from delivery.watch.formats import FORMATS, Format, Origin
 from delivery.watch.outlet import Outlet
 from delivery.watch.wire import chunk
-from ledger.subscriptions import CONSUMERS_MAX, SubscriptionConfig, SubscriptionView
+from ledger.subscriptions import (
+    CONSUMERS_MAX,
+    PartitionGrowth,
+    SubscriptionConfig,
+    SubscriptionView,
+)
+from shards.subscriptionboard import SubscriptionRow
 
 log = logging.getLogger("headgate.subscriptions")
 
@@ -81,15 +89,21 @@ class RunningSubscription:
         self.window = window
         self.sessions: dict[str, Session] = {}
         self.dead_lettered = 0
+        self.refused = 0  # messages that acknowledgments named in vain
+        self.letters: DeadLetters  # set by the owner, like ``tracked``
+        self.tracked: TrackedProgress
+        self.told: SubscriptionRow | None = None
         self.gaps: list[MissedOffsets] = []
         self.held = ""  # why nothing is sent, if so
         self.held_until_ns = 0
+        self.is_loading = False  # records are being loaded that may be sent then
         self._untold: list[MissedOffsets] = []
         self._blocks = blocks
         self._head = head
         self._now_ns = now_ns
         self._turn: list[Session] = []  # whose turn it is next
         self._lanes: list[int] = sorted(window.lanes)
+        self._growth: list[PartitionGrowth] = list(view.growth)
 
     # Consumers
 
@@ -177,6 +191,31 @@ class RunningSubscription:
             self.window.join(session.name, filters)
         return session
 
+    def count_on(self, row: SubscriptionRow) -> None:
+        """Goes on from what a former owner counted."""
+        counts = self.window.counts
+        counts.delivered, counts.acknowledged = row.delivered, row.acknowledged
+        counts.redelivered, self.refused = row.redelivered, row.refused
+        counts.dropped, counts.evicted = row.dropped, row.evicted
+        counts.unmatched, self.dead_lettered = row.unmatched, row.dead_lettered
+
+    def follow(self, view: SubscriptionView) -> None:
+        """Takes settings that may have changed, and partitions that were added, whose lanes are
+        open already."""
+        self.view = view
+        self.window.set_policy(policy_of(view.subscription.config))
+        self._lanes = sorted(self.window.lanes)
+        self._growth = list(view.growth)
+
+    def restart(self, view: SubscriptionView, window: SubscriptionWindow) -> None:
+        """Goes on with another window: what consumers have is not theirs any more."""
+        window.counts = self.window.counts
+        self.window = window
+        for session in self._turn:
+            session.parked = None
+            window.join(session.name, session.filters)
+        self.follow(view)
+
     def _session_ns(self) -> int:
         return self.view.subscription.config.ack_timeout_ms * 1_000_000
 
@@ -201,6 +240,11 @@ class RunningSubscription:
         )
 
     @property
+    def why_held(self) -> str:
+        """Why nothing is sent, or dead letters wait; otherwise empty."""
+        return self.held or self.letters.reason
+
+    @property
     def drainable_lag(self) -> int:
         """Those of them that more consumers would help with."""
         window, config = self.window, self.view.subscription.config
@@ -217,7 +261,8 @@ class RunningSubscription:
     def serve(self, budget_bytes: int, wanted: list[Wanted]) -> tuple[int, bool]:
         """Sends what may be sent, within a budget; returns what it cost, and whether more is left.
         ``wanted`` gets what must be loaded before the rest can be sent."""
-        if self.view.subscription.config.paused:
+        config = self.view.subscription.config
+        if config.paused:
             return 0, False
         if self.held and self._now_ns() < self.held_until_ns:
             return 0, False
@@ -225,6 +270,8 @@ class RunningSubscription:
         cost = 0
         while cost < budget_bytes:
             spent, is_hungry = self._send_round(wanted)
+            if not config.reliable:
+                is_hungry = True  # what nobody can take is dropped, not kept
             cost += spent
             if spent:
                 continue
@@ -313,6 +360,8 @@ class RunningSubscription:
         for _ in range(len(lanes)):
             partition = lanes[0]
             lanes.append(lanes.pop(0))
+            if self._growth and not self._may_admit(partition):
+                continue
             lane = window.lanes[partition]
             key = self._key(partition)
             first = lane.end + 1
@@ -340,6 +389,15 @@ class RunningSubscription:
                 window.admit(partition, keys)
             return len(found)
         return 0
+
+    def _may_admit(self, partition: int) -> bool:
+        """Whether older partitions are far enough: a key may have moved from there."""
+        lanes = self.window.lanes
+        self._growth = [
+            growth for growth in self._growth
+            if any(lanes[older].end < head for older, head in enumerate(growth.heads))
+        ]  # fmt: skip
+        return all(partition < growth.first_partition for growth in self._growth)
 
     def _key(self, partition: int) -> Key:
         return self.view.topic.topic_id, partition
@@ -400,7 +458,7 @@ class RunningSubscription:
         """Finishes messages."""
         self._heard(asked.consumer)
         window, name, now_ns = self.window, asked.consumer, self._now_ns()
-        return _acknowledged(
+        return self._acknowledged(
             [(epoch, window.ack(name, epoch, now_ns, places))
              for epoch, places in _by_epoch(asked.messages)]
             + [(each.epoch, window.ack(name, each.epoch, now_ns, but=each.but))
@@ -414,12 +472,24 @@ class RunningSubscription:
         window, name, now_ns = self.window, asked.consumer, self._now_ns()
         delay_ns = asked.delay_ms * 1_000_000
         why = asked.reason or "refused by the consumer"
-        return _acknowledged(
+        return self._acknowledged(
             [(epoch, window.nack(name, epoch, now_ns, places, (), delay_ns, why))
              for epoch, places in _by_epoch(asked.messages)]
             + [(each.epoch, window.nack(name, each.epoch, now_ns, None, each.but, delay_ns, why))
                for each in asked.batches]
         )  # fmt: skip
+
+    def _acknowledged(self, outcomes: Iterable[tuple[int, Outcome]]) -> Acknowledged:
+        accepted = refused = 0
+        named: list[RefusedMessage] = []
+        for epoch, outcome in outcomes:
+            accepted += outcome.accepted
+            refused += outcome.refused
+            for place, reason in outcome.refusals[: REFUSED_NAMED - len(named)]:
+                partition, seq = place or (None, None)
+                named.append(RefusedMessage(partition, seq, epoch, reason))
+        self.refused += refused
+        return Acknowledged(accepted, refused, named)
 
     def _heard(self, consumer: str) -> None:
         session = self.sessions.get(consumer)
@@ -434,7 +504,7 @@ class RunningSubscription:
         is_changed = bool(self.held) and now_ns >= self.held_until_ns
         for session in list(self.sessions.values()):
             if session.poll is not None:
-                if now_ns >= session.poll_ends_ns and session.parked is None:
+                if now_ns >= session.poll_ends_ns and not self.is_loading:
                     self._end_poll(session)
             elif session.ends_ns and now_ns >= session.ends_ns:
                 self.leave(session.name)
@@ -467,18 +537,6 @@ def _by_epoch(messages: Iterable[MessageRef]) -> list[tuple[int, list[tuple[int,
     for partition, seq, epoch in messages:
         found.setdefault(epoch, []).append((partition, seq))
     return list(found.items())
-
-
-def _acknowledged(outcomes: Iterable[tuple[int, Outcome]]) -> Acknowledged:
-    accepted = refused = 0
-    named: list[RefusedMessage] = []
-    for epoch, outcome in outcomes:
-        accepted += outcome.accepted
-        refused += outcome.refused
-        for place, reason in outcome.refusals[: REFUSED_NAMED - len(named)]:
-            partition, seq = place or (None, None)
-            named.append(RefusedMessage(partition, seq, epoch, reason))
-    return Acknowledged(accepted, refused, named)
 
 
 def policy_of(config: SubscriptionConfig) -> WindowPolicy:

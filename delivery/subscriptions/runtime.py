@@ -1,12 +1,14 @@
 """The subscriptions that a shard owns: loads them, serves them in turns, answers what is asked.
 
+    start -> the journal of a dead predecessor is written into the ledger
     settings change -> ``look`` loads the subscriptions of this shard, with what is finished
     a commit moves a topic -> ``committed`` -> a turn of the dispatcher -> ``serve``
     a record that is not at hand -> a task loads it -> another turn
-    a request of a consumer -> ``ask`` or ``open``
+    a request of a consumer -> ``ask`` or ``open``; what it finishes is in the journal before it is
+    answered
 
-What one subscription does is in ``running.py``, what it tells in ``inspection.py``. Tasks and the
-ledger are here.
+What one subscription does is in ``running.py``, what it tells in ``inspection.py``, how it begins
+in ``starting.py``. Tasks and the ledger are here.
 
 Bounds: LOADS_AT_ONCE records are loaded simultaneously, each with LOAD_BYTES (blocks.py) at most;
 the partitions of topics are pinned, which ``followed.py`` bounds.
@@ -16,20 +18,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 
 import msgspec
 from msgspec import Struct
 
 from compaction.parquet.file_bytes import LakeFileDamaged
+from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Served
 from delivery.followed import Key, TooManyPinned
+from delivery.lake_reader import Item
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import QUARANTINED, PartitionReader
 from delivery.ready import EntryKey, Kind, Turn
+from delivery.routers.outbox import Outbox
 from delivery.subscriptions import inspection
+from delivery.subscriptions.batches import DeadLetter
 from delivery.subscriptions.blocks import Blocks
+from delivery.subscriptions.dead_letters import DeadLetters
+from delivery.subscriptions.journaled import JournaledProgress
+from delivery.subscriptions.replay import add, replay
 from delivery.subscriptions.requests import (
     Acknowledge,
     AnyRequest,
@@ -42,18 +51,22 @@ from delivery.subscriptions.requests import (
     OwnerRefused,
     Poll,
     RetryKey,
+    Seek,
     SkipKey,
 )
-from delivery.subscriptions.running import RunningSubscription, Wanted, policy_of
-from delivery.subscriptions.schemas import BlockedKey, BlockedKeys, ConsumerLeft
-from delivery.subscriptions.windows import window_for
+from delivery.subscriptions.running import RunningSubscription, Wanted
+from delivery.subscriptions.schemas import BlockedKey, BlockedKeys, ConsumerLeft, Sought
+from delivery.subscriptions.starting import Starting, moved_over
 from delivery.watch.formats import FORMATS
 from delivery.watch.outlet import Outlet
 from delivery.watch.wire import chunk
 from ledger import progress, subscriptions
 from ledger.errors import LedgerError
+from ledger.progress import SubscriptionProgress
 from ledger.subscriptions import SubscriptionView
 from ledger.types import Topic
+from shards.journal import FinishedJournal
+from shards.subscriptionboard import SubscriptionBoard
 from uploader.l0 import L0Error
 from uploader.l0.records import RecordsError
 from uploader.stores.base import StoreError
@@ -61,25 +74,46 @@ from uploader.stores.base import StoreError
 log = logging.getLogger("headgate.subscriptions")
 
 LOADS_AT_ONCE = 4
+ROWS_NS = 1_000_000_000  # how often all rows of the board are written: ages grow
 _CANNOT_READ = (StoreError, LedgerError, L0Error, LakeFileDamaged, RecordsError)
 
 _encoder = msgspec.json.Encoder()
 
 
+class OwnerClocks(Struct, frozen=True):
+    """Monotonic nanoseconds, and milliseconds since the epoch."""
+
+    now_ns: Callable[[], int]
+    wall_ms: Callable[[], int]
+
+    def wall_at(self, at_ns: int) -> int:
+        """The wall clock at a monotonic time, in ms."""
+        return self.wall_ms() - (self.now_ns() - at_ns) // 1_000_000
+
+
 class Subscriptions:
-    """The subscriptions of one shard. ``version`` changes with subscriptions; ``learn`` hears which
-    topics have some; ``ended`` is called if the process must end."""
+    """The subscriptions of one shard.
+
+    ``version`` changes with subscriptions, ``evictions`` of a topic id with its evictions and
+    trims; ``learn`` hears which topics have subscriptions; ``ended`` is called if the process must
+    end.
+    """
 
     def __init__(
         self,
         shard: int,
         shards: int,
+        incarnation: int,
         reader: PartitionReader,
         ledger: LedgerThread,
+        journal: FinishedJournal,
+        flush: CursorFlush,
+        outbox: Outbox,
+        board: SubscriptionBoard,
         dirty: Callable[[Iterable[EntryKey], int], None],
         version: Callable[[], int],
-        now_ns: Callable[[], int],
-        wall_ms: Callable[[], int],
+        evictions: Callable[[int], int],
+        clocks: OwnerClocks,
         learn: Callable[[Topic], None],
         ended: Callable[[], object],
     ) -> None:
@@ -87,22 +121,34 @@ class Subscriptions:
         self._shards = shards
         self._reader = reader
         self._ledger = ledger
+        self._journal = journal
+        self._flush = flush
+        self._outbox = outbox
+        self._board = board
         self._dirty = dirty
         self._version = version
-        self._now_ns = now_ns
-        self._wall_ms = wall_ms
+        self._evictions = evictions
+        self._clocks = clocks
+        self._now_ns = clocks.now_ns
         self._learn_topic = learn
         self._ended = ended
+        self._starting = Starting(reader, ledger, incarnation)
         self._blocks = Blocks(reader)
+        self.progress = JournaledProgress(journal, flush.hurry, self._wake_all, self._reload)
+        flush.add_progress(self.progress)
         self._running: dict[int, RunningSubscription] = {}
         self._by_topic: dict[int, list[RunningSubscription]] = {}
-        self._pinned: dict[int, list[Key]] = {}
+        self._seen_evictions: dict[int, int] = {}
+        self._is_replayed = False
         self._change = 0
         self._seen = -1
         self._stale: set[int] = set()
         self._asking: asyncio.Task[None] | None = None
         self._loading: set[Wanted] = set()
         self._loads = asyncio.Semaphore(LOADS_AT_ONCE)
+        self._learning: set[int] = set()  # topics of dead letters
+        self._touched: set[RunningSubscription] = set()  # whose rows may be out of date
+        self._rows_due_ns = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -119,7 +165,17 @@ class Subscriptions:
             self._asking = self._start(self._ask())
         for running in self._running.values():
             if running.tick():
+                self._record(running)
                 self._wake(running)
+            if running.letters:
+                self._send_letters(running)
+        for topic_id, there in self._by_topic.items():
+            seen = self._evictions(topic_id)
+            if seen != self._seen_evictions[topic_id]:
+                self._seen_evictions[topic_id] = seen
+                for partition in range(len(there[0].window.lanes)):
+                    self._start(self._look_at_evictions((topic_id, partition)))
+        self._write_rows()
 
     def committed(self, moved: Iterable[Key], published_ns: int) -> None:
         """Commits have moved the heads of these partitions."""
@@ -131,8 +187,12 @@ class Subscriptions:
 
     def topic_changed(self, topic: Topic) -> None:
         """A topic has other settings, or was deleted."""
-        for running in self._by_topic.get(topic.topic_id, ()):
-            self._stale.add(running.view.subscription.subscription_id)
+        for subscription_id, running in self._running.items():
+            view = running.view
+            if topic.topic_id == view.topic.topic_id or (
+                view.dead_letter is not None and topic.topic_id == view.dead_letter.topic_id
+            ):
+                self._stale.add(subscription_id)
 
     def close(self) -> None:
         """Ends all streams and polls: the process will end."""
@@ -147,17 +207,23 @@ class Subscriptions:
     # Requests
 
     async def ask(self, request: AnyRequest) -> bytes:
-        """The answer to a request, as JSON. Raises OwnerRefused."""
+        """The answer to a request, as JSON. Raises OwnerRefused and LedgerError."""
         running = await self._find(request.subscription_id)
         if isinstance(request, Poll):
             answered = running.poll(request)
             self._wake(running)
             return await answered
+        if isinstance(request, Seek):
+            return _encoder.encode(await self._seek(running, request))
         answer = self._answer(running, request)
+        durable = self._record(running)
         self._wake(running)
+        if durable is not None:
+            await durable
         return _encoder.encode(answer)
 
     def _answer(self, running: RunningSubscription, request: AnyRequest) -> Struct | None:
+        wall_at = self._clocks.wall_at
         match request:
             case Consume():
                 running.check(request)
@@ -168,11 +234,11 @@ class Subscriptions:
             case Leave():
                 return ConsumerLeft(request.consumer, running.leave(request.consumer))
             case Describe():
-                return inspection.state_of(running, self._shard, self._now_ns(), self._wall_at)
+                return inspection.state_of(running, self._shard, self._now_ns(), wall_at)
             case DescribeKey():
-                return inspection.key_of(running, request.key, self._wall_at)
+                return inspection.key_of(running, request.key, wall_at)
             case ListKeys():
-                return BlockedKeys(inspection.blocked(running, request.limit, self._wall_at))
+                return BlockedKeys(inspection.blocked(running, request.limit, wall_at))
             case RetryKey() | SkipKey():
                 return self._unblock(running, request)
             case _:
@@ -205,23 +271,21 @@ class Subscriptions:
         self._wake(running)
 
     async def _find(self, subscription_id: int) -> RunningSubscription:
-        if subscription_id not in self._running and not self._closed:
-            # It may be newer than the last look.
-            for _ in range(2):
-                if self._asking is None:
-                    self._asking = self._start(self._ask())
-                await asyncio.wait([self._asking])
-                if subscription_id in self._running:
-                    break
+        for _ in range(2):  # it may be newer than a question that is under way
+            if subscription_id in self._running or self._closed:
+                break
+            if self._asking is None:
+                self._asking = self._start(self._ask())
+            await asyncio.wait([self._asking])
         running = self._running.get(subscription_id)
         if self._closed:
-            raise OwnerRefused(503, "shutting_down", "the daemon ends; ask again")
+            raise OwnerRefused(503, "not_ready", "the daemon stops; ask again")
         if running is None:
-            raise OwnerRefused(404, "unknown_subscription", "the subscription was deleted", {})
+            raise OwnerRefused(404, "unknown_subscription", "the subscription was deleted")
         return running
 
     def _unblock(self, running: RunningSubscription, request: RetryKey | SkipKey) -> BlockedKey:
-        found = inspection.find_blocked(running, request.key, request.place, self._wall_at)
+        found = inspection.find_blocked(running, request.key, request.place, self._clocks.wall_at)
         if found is None:
             what = (
                 f"key {request.key!r}"
@@ -229,8 +293,7 @@ class Subscriptions:
                 else f"message {request.place[1]} of partition {request.place[0]}"
             )
             raise OwnerRefused(
-                404, "not_blocked",
-                f"{what} is not blocked; GET .../keys lists those that are",
+                404, "not_blocked", f"{what} is not blocked; GET .../keys lists those that are",
                 {"key": request.key},
             )  # fmt: skip
         if isinstance(request, RetryKey):
@@ -240,86 +303,116 @@ class Subscriptions:
             running.window.counts.dropped += 1
         return found
 
-    def _wall_at(self, at_ns: int) -> int:
-        """The wall clock at a monotonic time, in ms."""
-        return self._wall_ms() - (self._now_ns() - at_ns) // 1_000_000
+    async def _seek(self, running: RunningSubscription, request: Seek) -> Sought:
+        """Goes on elsewhere, in another generation: nothing of the former one counts any more."""
+        await self._ledger.write(
+            subscriptions.seek, request.subscription_id, request.floors, self._clocks.wall_ms()
+        )
+        self._stale.add(request.subscription_id)
+        while request.subscription_id in self._stale and not self._closed:
+            if self._asking is None:
+                self._asking = self._start(self._ask())
+            await asyncio.wait([self._asking])
+        return Sought(inspection.progress_of(running))
 
     # Settings
 
     async def _ask(self) -> None:
-        version = self._version()
-        stale, self._stale = self._stale, set()
         try:
-            change, views = await self._ledger.read(
-                subscriptions.owned, self._shard, self._shards, self._change, stale
-            )
-            for view in views:
-                await self._take(view)
-            self._seen, self._change = version, change
-        except LedgerError as error:
-            self._stale |= stale
-            log.warning("subscriptions cannot be read, and are looked for again: %s", error)
+            if not self._is_replayed:
+                await replay(self._journal, lambda lot: self._flush.write(add, lot), asyncio.sleep)
+                self._is_replayed = True
+            version = self._version()
+            stale, self._stale = self._stale, set()
+            try:
+                change, views = await self._ledger.read(
+                    subscriptions.owned, self._shard, self._shards, self._change, stale
+                )
+                for view in views:
+                    await self._take(view)
+                self._seen, self._change = version, change
+            except LedgerError as error:
+                self._stale |= stale
+                log.warning("subscriptions cannot be read, and are looked for again: %s", error)
         finally:
             self._asking = None
 
     async def _take(self, view: SubscriptionView) -> None:
-        subscription_id = view.subscription.subscription_id
-        running = self._running.get(subscription_id)
-        if view.subscription.deleted_ms is not None:
+        subscription = view.subscription
+        running = self._running.get(subscription.subscription_id)
+        if subscription.deleted_ms is not None:
             if running is not None:
-                self._forget(running, "deleted", "the subscription was deleted")
+                self._forget(running)
             return
         self._learn_topic(view.topic)
-        if running is None:
-            await self._load(view)
+        try:
+            await self._starting.pin(view)
+        except TooManyPinned as error:
+            log.warning("subscription %s of topic %s is not served: %s",
+                        subscription.name, view.topic.name, error)  # fmt: skip
             return
-        running.view = view
-        running.window.set_policy(policy_of(view.subscription.config))
+        if running is None:
+            await self._begin(view)
+            return
+        config, former = subscription.config, running.view.subscription
+        if subscription.generation != former.generation:
+            known = await self._starting.known(view)
+            if known is None:
+                return  # the next look finds that it was deleted
+            running.restart(view, self._starting.window(view, known, running.window.epoch))
+            self._track(running, known)
+        elif (config.mode, config.reliable) != (former.config.mode, former.config.reliable):
+            window = moved_over(view, running.window)
+            self.progress.exchange(running.tracked, window)
+            running.restart(view, window)
+        else:
+            for partition in range(len(running.window.lanes), len(view.partitions)):
+                running.window.open(partition, 0)
+            running.follow(view)
+        self._record(running)
         self._wake(running)
 
-    async def _load(self, view: SubscriptionView) -> None:
+    async def _begin(self, view: SubscriptionView) -> None:
         """Begins to run a subscription, from what is finished of it."""
-        subscription_id, topic_id = view.subscription.subscription_id, view.topic.topic_id
-        pinned: list[Key] = []
-        try:
-            for partition, _ in enumerate(view.partitions):
-                self._reader.followed.pin((topic_id, partition))
-                pinned.append((topic_id, partition))
-        except TooManyPinned as error:
-            log.warning("subscription %s is not served: %s", view.subscription.name, error)
-            for key in pinned:
-                self._reader.followed.unpin(key)
+        subscription = view.subscription
+        known = await self._starting.known(view)
+        if known is None:
+            self._starting.unpin(view)
             return
-        for key in pinned:
-            await self._reader.head(key)  # followed first, so that no commit falls in between
-        known = await self._ledger.read(progress.state_of, subscription_id)
-        if known is None:  # it was deleted meanwhile, which the next look notices
-            for key in pinned:
-                self._reader.followed.unpin(key)
-            return
-        config = view.subscription.config
-        window = window_for(config.mode, policy_of(config), known.epoch, reliable=config.reliable)
-        for _, partition in pinned:
-            window.open(partition, known.floors.get(partition, 0))
-        for partition, row, bits in known.rows:
-            window.lanes[partition].restore(row, bits)
-        running = RunningSubscription(
-            view, window, self._blocks, self._reader.followed.head, self._now_ns
+        head, window = self._reader.followed.head, self._starting.window(view, known)
+        running = RunningSubscription(view, window, self._blocks, head, self._now_ns)
+        running.letters = DeadLetters(
+            self._outbox, partial(self._find_letter, running), partial(self._settled, running)
         )
-        self._pinned[subscription_id] = pinned
-        self._running[subscription_id] = running
-        self._by_topic.setdefault(topic_id, []).append(running)
+        row = self._board.read(subscription.slot, subscription.subscription_id)
+        if row is not None:
+            running.count_on(row)
+        self._running[subscription.subscription_id] = running
+        self._by_topic.setdefault(view.topic.topic_id, []).append(running)
+        self._seen_evictions.setdefault(view.topic.topic_id, -1)
+        self._track(running, known)
+        self._wake(running)
 
-    def _forget(self, running: RunningSubscription, code: str, message: str) -> None:
+    def _track(self, running: RunningSubscription, known: SubscriptionProgress) -> None:
         subscription_id = running.view.subscription.subscription_id
-        running.end(code, message)
-        del self._running[subscription_id]
+        running.tracked = self.progress.track(subscription_id, known, running.window)
+        self._touched.add(running)
+
+    def _reload(self, subscription_id: int) -> None:
+        """The ledger knows it no more, or not in this generation."""
+        self._stale.add(subscription_id)
+
+    def _forget(self, running: RunningSubscription) -> None:
+        subscription = running.view.subscription
+        running.end("deleted", f"subscription {subscription.name!r} was deleted")
+        self.progress.forget(subscription.subscription_id)
+        self._board.free(subscription.slot, subscription.subscription_id)
+        del self._running[subscription.subscription_id]
         topic_id = running.view.topic.topic_id
         self._by_topic[topic_id].remove(running)
         if not self._by_topic[topic_id]:
-            del self._by_topic[topic_id]
-        for key in self._pinned.pop(subscription_id):
-            self._reader.followed.unpin(key)
+            del self._by_topic[topic_id], self._seen_evictions[topic_id]
+        self._starting.unpin(running.view)
 
     # Work
 
@@ -334,17 +427,37 @@ class Subscriptions:
         for running in there:
             if cost >= turn.budget_bytes:
                 return Served(cost, True)
+            why = self.progress.held_because(running.tracked)
+            if why:
+                running.held = why
+                continue
             wanted: list[Wanted] = []
             spent, more = running.serve(turn.budget_bytes - cost, wanted)
+            running.is_loading = bool(wanted)
+            self._record(running)
             cost += spent
             is_more = is_more or more
             for each in wanted:
-                if each not in self._loading:
-                    self._loading.add(each)
-                    self._start(self._load_records(each))
+                self._want(each)
         return Served(cost, is_more)
 
-    async def _load_records(self, wanted: Wanted) -> None:
+    def _record(self, running: RunningSubscription) -> Awaitable[None] | None:
+        """Makes durable what was finished, and takes what is to be moved away. Returns what an
+        answer must wait for, if anything."""
+        self._touched.add(running)
+        letters = running.window.take_dead_letters()
+        if letters:
+            running.letters.add(letters)
+            self._send_letters(running)
+        self.progress.touched(running.tracked)
+        return self.progress.record(running.tracked)
+
+    def _want(self, wanted: Wanted) -> None:
+        if wanted not in self._loading:
+            self._loading.add(wanted)
+            self._start(self._load(wanted))
+
+    async def _load(self, wanted: Wanted) -> None:
         """Loads a record for whoever wants it."""
         topic_id, partition = wanted.key
         try:
@@ -365,14 +478,105 @@ class Subscriptions:
             return
         for running in self._by_topic.get(topic_id, ()):
             running.evicted(partition, loaded.earliest_seq, tombstone)
+            self._record(running)
             self._wake(running)
+
+    async def _look_at_evictions(self, key: Key) -> None:
+        """Retention has removed something of a topic, perhaps of this partition."""
+        topic_id, partition = key
+        try:
+            readable = await self._reader.readable(key)
+        except LedgerError as error:
+            log.warning("what retention removed is looked for again: %s", error)
+            self._seen_evictions[topic_id] = -1
+            return
+        for running in self._by_topic.get(topic_id, ()):
+            lane = running.window.lanes[partition]
+            if lane.floor + 1 < readable.earliest_seq:
+                _, tombstone = readable.enter(lane.floor)
+                running.evicted(partition, readable.earliest_seq, tombstone)
+                self._record(running)
+                self._wake(running)
 
     def _hold(self, topic_id: int, why: str) -> None:
         for running in self._by_topic.get(topic_id, ()):
+            running.is_loading = False
             running.hold(why)
 
     def _wake(self, running: RunningSubscription) -> None:
         self._dirty([(running.view.topic.topic_id, Kind.CONSUME)], self._now_ns())
+
+    def _wake_all(self) -> None:
+        self._dirty([(topic_id, Kind.CONSUME) for topic_id in self._by_topic], self._now_ns())
+
+    def _write_rows(self) -> None:
+        now_ns = self._now_ns()
+        touched, self._touched = self._touched, set()
+        if now_ns >= self._rows_due_ns:
+            self._rows_due_ns = now_ns + ROWS_NS
+            touched = set(self._running.values())
+        for running in touched:
+            subscription = running.view.subscription
+            row = inspection.row_of(running, now_ns)
+            if row != running.told and subscription.subscription_id in self._running:
+                self._board.write(subscription.slot, subscription.subscription_id, row)
+                running.told = row
+
+    # Dead letters
+
+    def _send_letters(self, running: RunningSubscription) -> None:
+        dest = running.view.dead_letter
+        must_learn = running.letters.send(running.view)
+        if must_learn and dest is not None and dest.topic_id not in self._learning:
+            self._learning.add(dest.topic_id)
+            self._start(self._learn(running, dest))
+
+    async def _learn(self, running: RunningSubscription, dest: Topic) -> None:
+        try:
+            await self._outbox.learn(dest)
+        except LedgerError as error:
+            log.warning("how full topic %s is cannot be read: %s", dest.name, error)
+        else:
+            self._send_letters(running)
+        finally:
+            self._learning.discard(dest.topic_id)
+
+    def _find_letter(
+        self, running: RunningSubscription, partition: int, offset: int
+    ) -> Item | None:
+        key = (running.view.topic.topic_id, partition)
+        found = self._blocks.known(key, offset, 1)
+        if not found:
+            self._want(Wanted(key, offset))
+            return None
+        if found[0] is None:  # retention was faster
+            running.window.counts.evicted += running.window.moved(partition, offset)
+        return found[0]
+
+    def _settled(self, running: RunningSubscription, letter: DeadLetter, stored: bool) -> None:
+        if stored:
+            running.dead_lettered += running.window.moved(letter.partition, letter.offset)
+            self._record(running)
+            self._wake(running)
+        elif not self._closed:
+            self._start(self._settled_before(running, letter))
+
+    async def _settled_before(self, running: RunningSubscription, letter: DeadLetter) -> None:
+        """A copy is void: a former owner's was stored, or its topic or subscription is gone."""
+        subscription_id = running.view.subscription.subscription_id
+        try:
+            is_finished = await self._ledger.read(
+                progress.is_finished, subscription_id, letter.partition, letter.offset
+            )
+        except LedgerError:
+            is_finished = False
+        if is_finished:
+            running.window.moved(letter.partition, letter.offset)
+            self._record(running)
+            self._wake(running)
+        else:
+            running.letters.add([letter])
+            self._stale.add(subscription_id)
 
     # Tasks
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Dispatcher
 from delivery.fifo import FifoReadySet
 from delivery.followed import FollowedPartitions
@@ -26,12 +27,15 @@ from delivery.subscriptions.requests import (
     MessageRef,
     Nack,
 )
-from delivery.subscriptions.runtime import Subscriptions
+from delivery.subscriptions.runtime import OwnerClocks, Subscriptions
 from delivery.tail_reader import TailReader
 from ledger import subscriptions
 from ledger.ledger import Ledger
 from ledger.subscriptions import Subscription, SubscriptionConfig
+from shards.journal import FinishedJournal
+from shards.subscriptionboard import SubscriptionBoard
 from tests.delivery.node import Node, l0_reader, raise_it, stored_reader
+from tests.delivery.routers.test_runtime import RingOutbox
 from tests.delivery.watch.watching import Client
 from uploader.l0.records import Record
 
@@ -43,6 +47,7 @@ class Owner:
     """A shard that owns all subscriptions of a node, and how far it was told of commits."""
 
     def __init__(self, node: Node, partitions: PartitionReader, ledger: LedgerThread) -> None:
+        self.ledger = ledger
         self.node = node
         self.partitions = partitions
         self.seen = 0
@@ -52,9 +57,18 @@ class Owner:
         self.dispatcher = Dispatcher(
             FifoReadySet(), lambda _: PriorityInputs(), lambda: self.now_ns
         )
+        self.flush = CursorFlush(
+            lambda: Ledger(node.ledger.path, nullcontext(), must_exist=True),
+            lambda: self.now_ns, self._ended,
+        )  # fmt: skip
+        self.outbox = RingOutbox(node, 0)
+        self.board = SubscriptionBoard(node.segment)
+        self.journal = FinishedJournal(node.segment, 0)
         self.subscriptions = Subscriptions(
-            0, 1, partitions, ledger, self.dispatcher.dirty, lambda: self.changes,
-            lambda: self.now_ns, lambda: self.now_ns // MS, lambda _: None, self._ended,
+            0, 1, 1, partitions, ledger, self.journal, self.flush, self.outbox, self.board,
+            self.dispatcher.dirty, lambda: self.changes, lambda _: self.evictions,
+            OwnerClocks(lambda: self.now_ns, lambda: self.now_ns // MS),
+            lambda _: None, self._ended,
         )  # fmt: skip
 
     def _ended(self) -> None:
@@ -83,6 +97,7 @@ class Owner:
         for commit in self.node.commits[self.seen :]:
             self.seen = commit.number
             self.subscriptions.committed(self.partitions.followed.apply(commit), self.now_ns)
+            self.outbox.committed(commit)
 
     async def ask(self, request: AnyRequest) -> Any:
         return json.loads(await self.subscriptions.ask(request))
@@ -129,8 +144,11 @@ class Owner:
                 await asyncio.sleep(0)
 
     async def rest(self) -> None:
-        """Turns the loop until there is nothing left to do."""
+        """Turns the loop, and flushes, until there is nothing left to do."""
         ready: Any = self.dispatcher.ready
+        for _ in range(2):
+            await self.until(lambda: not self.subscriptions.tasks and not len(ready))
+            await self.flush.flush()
         await self.until(lambda: not self.subscriptions.tasks and not len(ready))
 
 

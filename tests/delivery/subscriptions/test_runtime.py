@@ -29,6 +29,7 @@ def run(node: Node, use: Callable[[Owner], Awaitable[None]]) -> None:
             await owner.rest()
             await use(owner)
             owner.subscriptions.close()
+            await owner.flush.stop()
 
     asyncio.run(with_owner())
 
@@ -170,6 +171,7 @@ def test_a_poll_waits_for_a_message_and_gets_at_most_as_many_as_it_asks_for(node
         asked = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 2, 5_000)))
         await owner.until(lambda: len(owner.subscriptions) == 1)
         owner.produce(record(1), record(2), record(3))
+        await owner.rest()
         found = await asked
         assert [message["data"] for message in found["messages"]] == [1, 2]
         assert (await owner.ack_batch(made, "p", found["epoch"]))["accepted"] == 2
@@ -188,6 +190,8 @@ def test_a_poller_that_says_nothing_for_the_timeout_is_gone(node: Node) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create(ack_timeout_ms=10_000)
         owner.produce(record(1))
+        await owner.ask(Describe(made.subscription_id))
+        await owner.rest()
         found = await owner.ask(Poll(made.subscription_id, "p", [], 10, 0))
         assert len(found["messages"]) == 1
         await owner.later(9)

@@ -1,0 +1,88 @@
+"""How a subscription begins to run at its owner, and begins again.
+
+    pinned: its partitions are followed, with their heads -> what is finished is read, after the
+    heads, so that nothing falls in between -> a window with a lane for each partition
+
+A seek, another mode and the growth of the topic give it another window, or more lanes; consumers
+stay, and what they had is not theirs any more.
+"""
+
+from __future__ import annotations
+
+from delivery.followed import Key, TooManyPinned
+from delivery.ledger_thread import LedgerThread
+from delivery.partition_reader import PartitionReader
+from delivery.subscriptions.journaled import first_epoch
+from delivery.subscriptions.running import policy_of
+from delivery.subscriptions.windows import SubscriptionWindow, window_for
+from ledger import progress
+from ledger.progress import SubscriptionProgress
+from ledger.subscriptions import SubscriptionView
+
+
+class Starting:
+    """What a shard's subscriptions begin from. ``incarnation`` is that of the daemon."""
+
+    def __init__(self, reader: PartitionReader, ledger: LedgerThread, incarnation: int) -> None:
+        self._reader = reader
+        self._ledger = ledger
+        self._incarnation = incarnation
+        self._pinned: dict[int, int] = {}  # partitions, by subscription
+
+    async def pin(self, view: SubscriptionView) -> None:
+        """Follows all partitions of the topic, until ``unpin``. Raises TooManyPinned, then none of
+        those that are new is followed, and LedgerError."""
+        subscription_id, topic_id = view.subscription.subscription_id, view.topic.topic_id
+        pinned = self._pinned.get(subscription_id, 0)
+        new: list[Key] = []
+        try:
+            for partition in range(pinned, len(view.partitions)):
+                self._reader.followed.pin((topic_id, partition))
+                new.append((topic_id, partition))
+        except TooManyPinned:
+            for key in new:
+                self._reader.followed.unpin(key)
+            raise
+        self._pinned[subscription_id] = pinned + len(new)
+        for key in new:
+            await self._reader.head(key)
+
+    def unpin(self, view: SubscriptionView) -> None:
+        """Follows them no more."""
+        for partition in range(self._pinned.pop(view.subscription.subscription_id, 0)):
+            self._reader.followed.unpin((view.topic.topic_id, partition))
+
+    async def known(self, view: SubscriptionView) -> SubscriptionProgress | None:
+        """What is finished; None: it was deleted. Raises LedgerError."""
+        return await self._ledger.read(progress.state_of, view.subscription.subscription_id)
+
+    def window(
+        self, view: SubscriptionView, known: SubscriptionProgress, epoch: int = 0
+    ) -> SubscriptionWindow:
+        """A window that goes on after what is finished. The batches of the same owner have numbers
+        up to ``epoch``; without one, it is another owner's."""
+        config = view.subscription.config
+        after = epoch or first_epoch(known.epoch, self._incarnation)
+        window = window_for(config.mode, policy_of(config), after, reliable=config.reliable)
+        for partition, (_, state) in enumerate(view.partitions):
+            floor = known.floors.get(partition, 0)
+            if not config.reliable:  # what came while nobody could listen is not for anybody
+                head = self._reader.followed.head((view.topic.topic_id, partition))
+                floor = head or state.head_seq
+            window.open(partition, floor)
+        if config.reliable:
+            for partition, row, bits in known.rows:
+                window.lanes[partition].restore(row, bits)
+        return window
+
+
+def moved_over(view: SubscriptionView, former: SubscriptionWindow) -> SubscriptionWindow:
+    """A window of another mode, which goes on where the former one is. Without members."""
+    config = view.subscription.config
+    window = window_for(config.mode, policy_of(config), former.epoch, reliable=config.reliable)
+    for partition, lane in former.lanes.items():
+        opened = window.open(partition, lane.floor)
+        for row, bits in lane.rows():
+            opened.restore(row, bits)
+        opened.changed_rows |= lane.changed_rows
+    return window
