@@ -1,0 +1,165 @@
+"""Consumers of one subscription in one process: streams, acknowledgments by batch, no parsing.
+
+Each consumer has a stream and a connection for its acknowledgments, whose answers are read when
+they come. A batch is acknowledged when a later one has begun or nothing more is in the socket.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from bench.processes import ServerError
+from bench.stamps import ANCILLARY_BYTES, connect, stamp_ns, wall_minus_monotonic_ns
+from shards.clock import monotonic_ns
+
+READ_BYTES = 1 << 18
+PATIENCE_S = 30.0
+EPOCH = re.compile(rb'"epoch":(\d+)')
+ACCEPTED = re.compile(rb'"accepted":(\d+)')
+
+
+class Consumed(NamedTuple):
+    """What one read brought: when it was in the socket (monotonic), and its bytes."""
+
+    socket_ns: int
+    data: bytes
+
+
+class _Consumer:
+    """One consumer's sockets and what it has not acknowledged."""
+
+    def __init__(self, port: int, path: str, name: str, *, acks: bool) -> None:
+        self.name = name
+        self.stream = connect(port)
+        self.acks = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        self.acks.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.tail = b""
+        self.held: str | None = None  # the batch that may go on
+        self.is_silent = not acks
+        self.stream.sendall(
+            f"GET {path}/consume?consumer={name} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            f"Accept: application/x-ndjson\r\n\r\n".encode()
+        )
+        self._head = f"POST {path}/ack HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()
+
+    def acknowledge(self, epochs: list[str]) -> None:
+        """Sends an acknowledgment of whole batches."""
+        body = f'{{"consumer":"{self.name}","batches":[{",".join(epochs)}]}}'.encode()
+        self.acks.sendall(
+            b"%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+            % (self._head, len(body), body)
+        )
+
+    def close(self) -> None:
+        self.stream.close()
+        self.acks.close()
+
+
+class ConsumerClients:
+    """Consumers ``c0``, ``c1``...; a context manager that closes them. ``received`` counts
+    messages, ``accepted`` those whose acknowledgment was answered, ``batches`` the batches."""
+
+    def __init__(self, port: int, path: str, count: int, *, acks: bool = True) -> None:
+        self.received = 0
+        self.accepted = 0
+        self.batches = 0
+        self._poll = select.epoll()
+        self._consumers: dict[int, _Consumer] = {}
+        self._buffer = bytearray(READ_BYTES)
+        try:
+            for number in range(count):
+                self._add(_Consumer(port, path, f"c{number}", acks=acks))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._poll.close()
+        for consumer in {id(each): each for each in self._consumers.values()}.values():
+            consumer.close()
+
+    @property
+    def local_port(self) -> int:
+        """Our end of the first stream."""
+        first = next(iter(self._consumers.values()))
+        return int(first.stream.getsockname()[1])
+
+    def _add(self, consumer: _Consumer) -> None:
+        for each in (consumer.stream, consumer.acks):
+            self._consumers[each.fileno()] = consumer
+            each.setblocking(False)
+            self._poll.register(each.fileno(), select.EPOLLIN)
+        consumer.acks.setblocking(True)
+
+    def step(self, timeout_s: float = 1.0) -> list[Consumed]:
+        """Takes what there is, and acknowledges it. Raises ServerError."""
+        found = []
+        offset_ns = wall_minus_monotonic_ns()
+        for number, _ in self._poll.poll(timeout_s):
+            consumer = self._consumers[number]
+            if number == consumer.acks.fileno():
+                self._take_answer(consumer)
+                continue
+            size, ancillary, _, _ = consumer.stream.recvmsg_into([self._buffer], ANCILLARY_BYTES)
+            if not size:
+                raise ServerError(f"the stream of {consumer.name} ended")
+            data = consumer.tail + self._buffer[:size]
+            self._take(consumer, data, is_all=size < READ_BYTES)
+            found.append(Consumed(stamp_ns(ancillary) - offset_ns if ancillary else 0, data))
+        return found
+
+    def until(self, done: int, seconds: float = PATIENCE_S) -> None:
+        """Until ``accepted`` is this. Raises ServerError if nothing comes for a while."""
+        last, deadline_ns = -1, 0
+        while self.accepted < done:
+            if self.received + self.accepted != last:
+                last = self.received + self.accepted
+                deadline_ns = monotonic_ns() + int(seconds * 1e9)
+            elif monotonic_ns() > deadline_ns:
+                raise ServerError(
+                    f"{self.received} of {done} messages came and {self.accepted} were accepted,"
+                    f" then nothing for {seconds:g} s"
+                )
+            self.step()
+
+    def _take(self, consumer: _Consumer, data: bytes, *, is_all: bool) -> None:
+        epochs = EPOCH.findall(data)
+        end = data.rfind(b"\n") + 1
+        last = EPOCH.findall(data[end:])
+        if last:  # of a message that is not all there
+            del epochs[-len(last) :]
+        consumer.tail = bytes(data[end:])
+        if not epochs:
+            return
+        self.received += len(epochs)
+        batches = [epoch.decode() for epoch in dict.fromkeys(epochs)]
+        if consumer.held is not None and consumer.held != batches[0]:
+            batches.insert(0, consumer.held)
+        consumer.held = None
+        if not is_all or consumer.tail:
+            consumer.held = batches.pop()
+        self.batches += len(batches)
+        if batches and not consumer.is_silent:
+            consumer.acknowledge(batches)
+
+    def _take_answer(self, consumer: _Consumer) -> None:
+        data = consumer.acks.recv(READ_BYTES)
+        if not data:
+            raise ServerError(f"the connection for the acknowledgments of {consumer.name} ended")
+        if b"HTTP/1.1 200" not in data and b"HTTP/1.1" in data:
+            raise ServerError(f"an acknowledgment was answered {data[:300]!r}")
+        self.accepted += sum(map(int, ACCEPTED.findall(data)))

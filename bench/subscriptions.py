@@ -1,0 +1,454 @@
+"""Subscriptions: how fast a backlog drains, what waiting costs, and how long messages are on their
+way.
+
+The daemon has the last CPU and our clients the others, except where an owner is killed: that takes
+two shards. The embedded store is used throughout. A commit's publication is read from the daemon's
+commit log (commit_times.py), the arrival in a socket from the kernel (stamps.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import http.client
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from bench.commit_times import CommitTimes
+from bench.consumer_clients import ConsumerClients
+from bench.delivery_results import Spread
+from bench.others import Others
+from bench.processes import (
+    Daemon,
+    ServerError,
+    pinned,
+    plain_environment,
+    post_ndjson,
+    start_daemon,
+)
+from bench.stamps import StampedAsker
+from bench.subscription_results import (
+    ArrivalResult,
+    DrainResult,
+    HotKeyResult,
+    RequestsResult,
+    SubscriptionResults,
+    TakeoverResult,
+    WaitingResult,
+)
+from shards.clock import monotonic_ns, process_cpu_ns
+
+TOPIC = "worked"
+PATH = f"/v0/topics/{TOPIC}/subscriptions"
+KEYS = 10_000
+CONSUMERS = 8
+DATA_BYTES = 100
+BODY_RECORDS = 1_000
+DRAINED = 600_000
+WARM_UP_SHARE = 0.1  # of the messages, at each end
+WAITING = 1_000_000
+HOT = 1_000_000
+ROUNDS = 400
+HOT_ROUNDS = 300
+ASKED_KEYS = 16
+PAUSE_S = (0.004, 0.024)  # at random, so that no round is in step with a timer
+KILLS = 6
+KILL_PAUSE_S = 1.5
+POLLS = 300
+POLL_MESSAGES = 1_000
+CALLED = 100_000
+PATIENCE_S = 120
+POLL_S = 0.02
+SEED = 13
+OTHER_KEY = b'"key":"other-'
+
+
+class Produced(msgspec.Struct):
+    """What is needed of an answer to a producer."""
+
+    first_seq: int
+
+
+class SubscriptionsBench:
+    """One daemon per measurement; fills ``results``."""
+
+    def __init__(
+        self, work: Path, daemon_cpus: set[int], results: SubscriptionResults, cpus: set[int]
+    ) -> None:
+        self._work = work
+        self._daemon_cpus = daemon_cpus
+        self._all_cpus = cpus
+        self._results = results
+        self._rng = random.Random(SEED)
+        self._pause = threading.Event()  # only its timeouts are used
+
+    def run(self, kind: str) -> None:
+        """Measures one of ``plan.SUBSCRIBED``."""
+        kinds: dict[str, Callable[[], None]] = {
+            "drain": self._drain,
+            "waiting": self._waiting,
+            "arrival": self._arrival,
+            "hot-key": self._hot_key,
+            "takeover": self._takeover,
+            "requests": self._requests,
+        }
+        kinds[kind.removeprefix("subscriptions/")]()
+
+    def _drain(self) -> None:
+        """Everything is there before the first consumer."""
+        for mode in ("key_shared", "shared"):
+            with self._daemon(f"drain-{mode}") as daemon:
+                self._fill(daemon, DRAINED, KEYS)
+                _subscribe(daemon, mode, mode=mode)
+                with (
+                    self._alone_here(daemon),
+                    ConsumerClients(daemon.port, f"{PATH}/{mode}", CONSUMERS) as clients,
+                ):
+                    self._results.drains.append(_drained(daemon, clients))
+
+    def _waiting(self) -> None:
+        """One consumer takes what it may and acknowledges nothing."""
+        with self._daemon("waiting") as daemon:
+            self._fill(daemon, WAITING, KEYS)
+            path = f"{PATH}/waiting"
+            before_bytes = _private_bytes(daemon)
+            _subscribe(daemon, "waiting", ack_timeout_ms=86_400_000)
+            with ConsumerClients(daemon.port, path, 1, acks=False) as clients:
+                waiting = self._wait_for(
+                    lambda: _count(daemon, path, "waiting", WAITING - KEYS, clients),
+                    f"{WAITING} messages to be read ahead",
+                )
+                bytes_each = (_private_bytes(daemon) - before_bytes) / waiting
+        self._results.waiting = WaitingResult(waiting, KEYS, bytes_each)
+
+    def _arrival(self) -> None:
+        """A message at a time, and nothing else."""
+        with self._daemon("arrival") as daemon:
+            _subscribe(daemon, "arrival")
+            with (
+                self._alone_here(daemon),
+                ConsumerClients(daemon.port, f"{PATH}/arrival", CONSUMERS) as clients,
+            ):
+                spread = self._one_by_one(daemon, clients, ROUNDS)
+        self._results.arrival = ArrivalResult(CONSUMERS, spread)
+
+    def _hot_key(self) -> None:
+        """The same consumers without and with a backlog of one key."""
+        with self._daemon("hot-key") as daemon:
+            _subscribe(daemon, "hot")
+            path = f"{PATH}/hot"
+            with (
+                self._alone_here(daemon),
+                ConsumerClients(daemon.port, path, CONSUMERS) as clients,
+            ):
+                alone = self._one_by_one(daemon, clients, HOT_ROUNDS)
+                with self._taking(clients):
+                    self._fill(daemon, HOT, 1)
+                    self._wait_for(
+                        lambda: _count(daemon, path, "waiting", HOT // 2, None),
+                        "the hot key to be read ahead",
+                    )
+                received, began_ns = clients.received, monotonic_ns()
+                with_hot_key = self._one_by_one(daemon, clients, HOT_ROUNDS)
+                seconds = (monotonic_ns() - began_ns) / 1e9
+                hot_per_s = (clients.received - received - HOT_ROUNDS) / seconds
+        self._results.hot_key = HotKeyResult(HOT, alone, with_hot_key, hot_per_s)
+
+    def _takeover(self) -> None:
+        """Kills the owner again and again, while a message comes every few milliseconds."""
+        found: dict[bool, list[int]] = {False: [], True: []}
+        with self._daemon("takeover", shards=2, cpus=self._all_cpus) as daemon:
+            _subscribe(daemon, "takeover")
+            path = f"{PATH}/takeover"
+            with _producing(daemon):
+                for there in (False, True):
+                    for _ in range(KILLS):
+                        found[there].append(self._killed(daemon, path, there=there))
+        self._results.takeover = TakeoverResult(Spread.of_ns(found[False]), Spread.of_ns(found[True]))
+
+    def _requests(self) -> None:
+        """Polls of many messages and of one, then the command."""
+        with self._daemon("requests") as daemon:
+            self._fill(daemon, 3 * CALLED, KEYS)
+            _subscribe(daemon, "polled")
+            _subscribe(daemon, "called")
+            began_ns = monotonic_ns()
+            polled = sum(_poll(daemon, POLL_MESSAGES) for _ in range(POLLS))
+            many_s = (monotonic_ns() - began_ns) / 1e9
+            began_ns = monotonic_ns()
+            ones = sum(_poll(daemon, 1) for _ in range(POLLS))
+            ones_s = (monotonic_ns() - began_ns) / 1e9
+            command_per_s = _called(daemon)
+        if not polled or ones != POLLS:
+            raise ServerError(f"polls brought {polled} and {ones} messages")
+        self._results.requests = RequestsResult(
+            POLLS / many_s, polled / many_s, POLLS / ones_s, command_per_s
+        )
+
+    @contextlib.contextmanager
+    def _daemon(
+        self, name: str, shards: int = 1, cpus: set[int] | None = None
+    ) -> Iterator[Daemon]:
+        folder, cpus = self._work / name, cpus or self._daemon_cpus
+        daemon = start_daemon(folder, cpus, shards, None, {"governor": "off"})
+        try:
+            daemon.ask("PUT", f"/v0/topics/{TOPIC}", b"{}")
+            yield daemon
+        finally:
+            daemon.stop()
+
+    @contextlib.contextmanager
+    def _alone_here(self, daemon: Daemon) -> Iterator[None]:
+        """Notes how much other programs use meanwhile."""
+        before_ns, began_ns = process_cpu_ns(), monotonic_ns()
+        with Others(daemon.cpu_s) as others:
+            yield
+        ours = (process_cpu_ns() - before_ns) / max(monotonic_ns() - began_ns, 1)
+        share = max(0.0, others.share(0) - ours / len(os.sched_getaffinity(0)))
+        self._results.others_share = max(self._results.others_share, share)
+
+    def _fill(self, daemon: Daemon, messages: int, keys: int) -> None:
+        """Stores messages whose keys are in a random order, each as often as any other."""
+        order = [f"key-{number}" for number in range(keys)]
+        self._rng.shuffle(order)
+        data = "x" * DATA_BYTES
+        lines = [f'{{"key":"{key}","data":"{data}"}}\n'.encode() for key in order]
+        lines *= max(1, -(-2 * BODY_RECORDS // len(lines)))
+        connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_S)
+        with contextlib.closing(connection):
+            for first in range(0, messages, BODY_RECORDS):
+                at = first % (len(lines) - BODY_RECORDS + 1)
+                post_ndjson(connection, TOPIC, 0, b"".join(lines[at : at + BODY_RECORDS]))
+        daemon.wait_until_quiet()
+
+    def _one_by_one(self, daemon: Daemon, clients: ConsumerClients, rounds: int) -> Spread:
+        topic_id = daemon.ask("GET", f"/v0/topics/{TOPIC}")["topic_id"]
+        decoder = msgspec.json.Decoder(Produced)
+        askers = [StampedAsker(daemon.port, _one(number)) for number in range(ASKED_KEYS)]
+        found: list[int] = []
+        gc.disable()
+        try:
+            with CommitTimes(daemon, 1) as times:
+                for number in range(rounds):
+                    self._go_on(clients, self._rng.uniform(*PAUSE_S))
+                    asker = askers[number % ASKED_KEYS]
+                    asker.send()
+                    socket_ns = _arrival(clients)
+                    seq = decoder.decode(asker.answer()[1]).first_seq
+                    found.append(socket_ns - times.published_ns(topic_id, seq))
+        finally:
+            gc.enable()
+            for asker in askers:
+                asker.close()
+        return Spread.of_ns(found)
+
+    def _go_on(self, clients: ConsumerClients, seconds: float) -> None:
+        """Takes what comes for a while."""
+        end_ns = monotonic_ns() + int(seconds * 1e9)
+        while (left_ns := end_ns - monotonic_ns()) > 0:
+            clients.step(left_ns / 1e9)
+
+    @contextlib.contextmanager
+    def _taking(self, clients: ConsumerClients) -> Iterator[None]:
+        """Consumers go on in a thread."""
+        over = threading.Event()
+
+        def take() -> None:
+            while not over.is_set():
+                clients.step(0.05)
+
+        thread = threading.Thread(target=take, name="consumers")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _wait_for(self, look: Callable[[], int], what: str) -> int:
+        deadline_ns = monotonic_ns() + PATIENCE_S * 1_000_000_000
+        while not (found := look()):
+            if monotonic_ns() > deadline_ns:
+                raise ServerError(f"waited {PATIENCE_S} s for {what}")
+            self._pause.wait(POLL_S)
+        return found
+
+    def _killed(self, daemon: Daemon, path: str, *, there: bool) -> int:
+        """Kills the owner once its consumer gets messages; returns the time to the next one."""
+        owner = daemon.ask("GET", path)["owner_shard"]
+        pid = self._wait_for(lambda: _pids(daemon)[owner] or 0, "the owner")
+        with contextlib.ExitStack() as stack:
+            clients = _consumer_at(stack, daemon, path, pid, there=there)
+            self._go_on(clients, KILL_PAUSE_S)
+            if not clients.received:
+                raise ServerError("a consumer got nothing before its owner was killed")
+            os.kill(pid, signal.SIGKILL)
+            killed_ns = monotonic_ns()
+            received = clients.received
+            with contextlib.suppress(ServerError, OSError):
+                while clients.received == received:
+                    for consumed in clients.step(5.0):
+                        if consumed.socket_ns < killed_ns:
+                            received = clients.received
+            if clients.received == received:
+                clients = stack.enter_context(_connected_again(daemon, path))
+                clients.step(PATIENCE_S)
+                while not clients.received:
+                    clients.step()
+            return monotonic_ns() - killed_ns
+
+
+def _drained(daemon: Daemon, clients: ConsumerClients) -> DrainResult:
+    clients.until(int(DRAINED * WARM_UP_SHARE))
+    began, began_ns, batches = clients.accepted, monotonic_ns(), clients.batches
+    cpu_before_s, ours_before_ns = daemon.cpu_s(), process_cpu_ns()
+    clients.until(int(DRAINED * (1 - WARM_UP_SHARE)))
+    passed_ns = monotonic_ns() - began_ns
+    cpu_s, ours_ns = daemon.cpu_s() - cpu_before_s, process_cpu_ns() - ours_before_ns
+    accepted = clients.accepted - began
+    batches = clients.batches - batches
+    clients.until(DRAINED)
+    return DrainResult(
+        DRAINED, KEYS, CONSUMERS, passed_ns / 1e9, accepted / (passed_ns / 1e9), accepted / cpu_s,
+        accepted / max(batches, 1), ours_ns / passed_ns,
+    )  # fmt: skip
+
+
+def _subscribe(daemon: Daemon, name: str, **settings: object) -> None:
+    """So many in flight that each key may have its one."""
+    wanted = {"start": "earliest", "window_max": 2 * KEYS, "consumer_max": 2 * KEYS, **settings}
+    daemon.ask("PUT", f"{PATH}/{name}", json.dumps(wanted).encode())
+
+
+def _one(number: int) -> bytes:
+    """The request that stores one message of a key of its own."""
+    data = "x" * DATA_BYTES
+    body = json.dumps({"records": [{"key": f"other-{number}", "data": data}]}).encode()
+    return (
+        f"POST /v0/topics/{TOPIC} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
+
+
+def _arrival(clients: ConsumerClients) -> int:
+    """When the message of another key came."""
+    deadline_ns = monotonic_ns() + PATIENCE_S * 1_000_000_000
+    while monotonic_ns() < deadline_ns:
+        came = [each.socket_ns for each in clients.step() if OTHER_KEY in each.data]
+        if came:
+            return came[0]
+    raise ServerError(f"a message did not come within {PATIENCE_S} s")
+
+
+@contextlib.contextmanager
+def _producing(daemon: Daemon) -> Iterator[None]:
+    """A message every few milliseconds, on any shard, whatever happens to them."""
+    over = threading.Event()
+
+    def produce() -> None:
+        number = 0
+        while not over.is_set():
+            with contextlib.suppress(OSError, http.client.HTTPException, ServerError):
+                connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=5)
+                with contextlib.closing(connection):
+                    while not over.wait(0.005):
+                        number += 1
+                        line = json.dumps({"key": f"key-{number % KEYS}", "data": number})
+                        post_ndjson(connection, TOPIC, 0, line.encode())
+
+    thread = threading.Thread(target=produce, name="producer")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _consumer_at(
+    stack: contextlib.ExitStack, daemon: Daemon, path: str, pid: int, *, there: bool
+) -> ConsumerClients:
+    """A consumer whose stream the kernel gave to this process, or to another one."""
+    for _ in range(100):
+        clients = ConsumerClients(daemon.port, path, 1)
+        if (_holder(daemon, clients.local_port) == pid) == there:
+            return stack.enter_context(clients)
+        clients.close()
+    raise ServerError("the kernel gave no stream to the shard that was wanted")
+
+
+def _connected_again(daemon: Daemon, path: str) -> ConsumerClients:
+    deadline_ns = monotonic_ns() + PATIENCE_S * 1_000_000_000
+    while True:
+        try:
+            return ConsumerClients(daemon.port, path, 1)
+        except OSError:
+            if monotonic_ns() > deadline_ns:
+                raise
+
+
+def _holder(daemon: Daemon, local_port: int) -> int | None:
+    """The process that has accepted a connection of ours."""
+    deadline_ns = monotonic_ns() + PATIENCE_S * 1_000_000_000
+    while monotonic_ns() < deadline_ns:
+        for pid in filter(None, _pids(daemon)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for found in psutil.Process(pid).net_connections(kind="tcp4"):
+                    if found.raddr[1:] == (local_port,):
+                        return pid
+    return None
+
+
+def _pids(daemon: Daemon) -> Sequence[int | None]:
+    return [shard["pid"] for shard in daemon.ask("GET", "/v0/status")["shards"]]
+
+
+def _count(
+    daemon: Daemon, path: str, name: str, least: int, clients: ConsumerClients | None
+) -> int:
+    """A figure of the subscription once it has reached ``least``, until then 0."""
+    if clients is not None:
+        clients.step(0)
+    found = int(daemon.ask("GET", path)[name])
+    return found if found >= least else 0
+
+
+def _private_bytes(daemon: Daemon) -> int:
+    """The memory of all processes without what they share."""
+    return sum(process.memory_full_info().uss for process in daemon.processes())
+
+
+def _poll(daemon: Daemon, messages: int) -> int:
+    """Takes and acknowledges; returns how many."""
+    path = f"{PATH}/polled"
+    answer = daemon.ask("GET", f"{path}/consume?consumer=poller&max={messages}&wait_ms=5000")
+    if answer["epoch"] is not None:
+        body = json.dumps({"consumer": "poller", "batch": answer["epoch"]}).encode()
+        daemon.ask("POST", f"{path}/ack", body)
+    return len(answer["messages"])
+
+
+def _called(daemon: Daemon) -> float:
+    """Messages a second that ``headgate consume`` writes to a file, with its start."""
+    command = [sys.executable, "-m", "cli", "consume", TOPIC, "called", "-n", str(CALLED)]
+    command += ["--url", f"http://127.0.0.1:{daemon.port}", "--ack", "auto", "-o", "json"]
+    began_ns = monotonic_ns()
+    with pinned(os.sched_getaffinity(0)), (daemon.folder / "consumed").open("wb") as out:
+        done = subprocess.run(
+            command, stdout=out, stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False,
+            env=plain_environment(),
+        )  # fmt: skip
+    seconds = (monotonic_ns() - began_ns) / 1e9
+    if done.returncode:
+        raise ServerError(f"{command!r} ended with {done.returncode}: {done.stderr[-500:]!r}")
+    return CALLED / seconds
