@@ -93,10 +93,10 @@ class ConsumerClients:
             consumer.close()
 
     @property
-    def local_port(self) -> int:
-        """Our end of the first stream."""
+    def local_ports(self) -> tuple[int, int]:
+        """Our ends of the first consumer's stream and of its other connection."""
         first = next(iter(self._consumers.values()))
-        return int(first.stream.getsockname()[1])
+        return first.stream.getsockname()[1], first.acks.getsockname()[1]
 
     def _add(self, consumer: _Consumer) -> None:
         for each in (consumer.stream, consumer.acks):

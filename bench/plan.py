@@ -2,9 +2,9 @@
 
 Names: ``embedded/1/1KiB/ndjson`` is the embedded store, one shard and this body; ``ceiling/SIZE``
 is the null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops, ``scale`` what grows
-with the shards, ``delivery/WHAT`` what comes after the commit, ``governor/WHAT`` what
-pressure does, and ``compaction/SHAPE`` the Spark job and plain pyarrow. Cases that are compared run
-one after the other, because machines drift.
+with the shards, ``delivery/WHAT`` what comes after the commit, ``subscriptions/WHAT`` what
+consumers share, ``governor/WHAT`` what pressure does, and ``compaction/SHAPE`` the Spark job and
+plain pyarrow. Cases that are compared run one after the other, because machines drift.
 """
 
 from __future__ import annotations
@@ -37,7 +37,15 @@ DELIVERIES = {
     "delivery/routed": 40,
     "delivery/wakeups": 30,
 }
-# The governor, in the same way.
+# Subscriptions and the governor, in the same way.
+SUBSCRIBED = {
+    "subscriptions/drain": 50,
+    "subscriptions/waiting": 25,
+    "subscriptions/arrival": 14,
+    "subscriptions/hot-key": 45,
+    "subscriptions/takeover": 50,
+    "subscriptions/requests": 30,
+}
 GOVERNED = {
     "governor/loads": 75,
     "governor/budget": 80,
@@ -51,7 +59,7 @@ SCALE_S = 25
 COMPACTION_S = 75  # for 1 GiB of L0: 15 s to make it, a session, three turns of three
 
 START_STOP_S = 4  # start and end of a daemon, and its share of the start of MinIO
-LIMIT_S = 1800
+LIMIT_S = 2100
 QUICK_LIMIT_S = 90
 
 
@@ -76,8 +84,8 @@ QUICK = Times(ceiling_s=2, light_s=3, half_s=2, saturated_s=4, compared_s=4, tai
 
 
 class Case(NamedTuple):
-    """One case; ``kind`` is embedded, minio, ceiling, s2-lite, put-cost, scale, a delivery, the
-    governor or a compaction."""
+    """One case; ``kind`` is embedded, minio, ceiling, s2-lite, put-cost, scale, a delivery,
+    subscriptions, the governor or a compaction."""
 
     kind: str
     size: Size | None = None
@@ -128,6 +136,8 @@ class Case(NamedTuple):
             return COMPACTION_S
         if self.kind in DELIVERIES:
             return DELIVERIES[self.kind]
+        if self.kind in SUBSCRIBED:
+            return SUBSCRIBED[self.kind]
         if self.kind in GOVERNED:
             return GOVERNED[self.kind]
         if self.kind == SCALE:
@@ -162,7 +172,7 @@ def full() -> list[Case]:
         for size in SIZES
         for body_format in FORMATS
     ]
-    kinds = [SCALE, *DELIVERIES, *GOVERNED, *COMPACTIONS]
+    kinds = [SCALE, *DELIVERIES, *SUBSCRIBED, *GOVERNED, *COMPACTIONS]
     return [*cases, *(Case(kind) for kind in kinds)]
 
 

@@ -8,6 +8,7 @@ from bench.delivery_results import DeliveryResults
 from bench.governor_results import GovernorResults
 from bench.load import Load
 from bench.put_cost import PutCost
+from bench.subscription_results import SubscriptionResults
 
 
 class LoadResult(msgspec.Struct, frozen=True):
@@ -128,6 +129,7 @@ class Results(msgspec.Struct):
     compactions: list[CompactionResult] = []
     scale: list[ScaleResult] = []
     delivery: DeliveryResults = msgspec.field(default_factory=DeliveryResults)
+    subscriptions: SubscriptionResults = msgspec.field(default_factory=SubscriptionResults)
     governor: GovernorResults = msgspec.field(default_factory=GovernorResults)
     left_out: list[LeftOut] = []
     case_seconds: dict[str, float] = {}

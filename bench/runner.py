@@ -28,6 +28,7 @@ from bench.processes import (
 )
 from bench.results import DaemonResult, LeftOut, LoadResult, OtherResult, Results, TailResult
 from bench.sampler import Sampler
+from bench.subscriptions import SubscriptionsBench
 from bench.tail import TailReader
 from shards.clock import monotonic_ns
 
@@ -93,6 +94,12 @@ class Runner:
             results = self._results.delivery
             delivery = DeliveryBench(self._generator, self._work, daemon_cpus, cpus, results)
             delivery.run(case.kind)
+        elif case.kind in plan.SUBSCRIBED:
+            daemon_cpus, _, _ = share_cpus(self._cpus, 1)
+            subscribed = SubscriptionsBench(
+                self._work, daemon_cpus, self._results.subscriptions, set(self._cpus)
+            )
+            subscribed.run(case.kind)
         elif case.kind in plan.GOVERNED:
             daemon_cpus, cpus, _ = share_cpus(self._cpus, 1)
             governed = self._results.governor

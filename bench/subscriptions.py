@@ -14,16 +14,15 @@ import http.client
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 
+from bench import takeover
 from bench.commit_times import CommitTimes
 from bench.consumer_clients import ConsumerClients
 from bench.delivery_results import Spread
@@ -43,7 +42,6 @@ from bench.subscription_results import (
     HotKeyResult,
     RequestsResult,
     SubscriptionResults,
-    TakeoverResult,
     WaitingResult,
 )
 from shards.clock import monotonic_ns, process_cpu_ns
@@ -62,8 +60,6 @@ ROUNDS = 400
 HOT_ROUNDS = 300
 ASKED_KEYS = 16
 PAUSE_S = (0.004, 0.024)  # at random, so that no round is in step with a timer
-KILLS = 6
-KILL_PAUSE_S = 1.5
 POLLS = 300
 POLL_MESSAGES = 1_000
 CALLED = 100_000
@@ -166,15 +162,9 @@ class SubscriptionsBench:
 
     def _takeover(self) -> None:
         """Kills the owner again and again, while a message comes every few milliseconds."""
-        found: dict[bool, list[int]] = {False: [], True: []}
         with self._daemon("takeover", shards=2, cpus=self._all_cpus) as daemon:
             _subscribe(daemon, "takeover")
-            path = f"{PATH}/takeover"
-            with _producing(daemon):
-                for there in (False, True):
-                    for _ in range(KILLS):
-                        found[there].append(self._killed(daemon, path, there=there))
-        self._results.takeover = TakeoverResult(Spread.of_ns(found[False]), Spread.of_ns(found[True]))
+            self._results.takeover = takeover.measure(daemon, TOPIC, f"{PATH}/takeover")
 
     def _requests(self) -> None:
         """Polls of many messages and of one, then the command."""
@@ -196,9 +186,7 @@ class SubscriptionsBench:
         )
 
     @contextlib.contextmanager
-    def _daemon(
-        self, name: str, shards: int = 1, cpus: set[int] | None = None
-    ) -> Iterator[Daemon]:
+    def _daemon(self, name: str, shards: int = 1, cpus: set[int] | None = None) -> Iterator[Daemon]:
         folder, cpus = self._work / name, cpus or self._daemon_cpus
         daemon = start_daemon(folder, cpus, shards, None, {"governor": "off"})
         try:
@@ -210,12 +198,9 @@ class SubscriptionsBench:
     @contextlib.contextmanager
     def _alone_here(self, daemon: Daemon) -> Iterator[None]:
         """Notes how much other programs use meanwhile."""
-        before_ns, began_ns = process_cpu_ns(), monotonic_ns()
         with Others(daemon.cpu_s) as others:
             yield
-        ours = (process_cpu_ns() - before_ns) / max(monotonic_ns() - began_ns, 1)
-        share = max(0.0, others.share(0) - ours / len(os.sched_getaffinity(0)))
-        self._results.others_share = max(self._results.others_share, share)
+        self._results.others_share = max(self._results.others_share, others.share(0))
 
     def _fill(self, daemon: Daemon, messages: int, keys: int) -> None:
         """Stores messages whose keys are in a random order, each as often as any other."""
@@ -283,30 +268,6 @@ class SubscriptionsBench:
             self._pause.wait(POLL_S)
         return found
 
-    def _killed(self, daemon: Daemon, path: str, *, there: bool) -> int:
-        """Kills the owner once its consumer gets messages; returns the time to the next one."""
-        owner = daemon.ask("GET", path)["owner_shard"]
-        pid = self._wait_for(lambda: _pids(daemon)[owner] or 0, "the owner")
-        with contextlib.ExitStack() as stack:
-            clients = _consumer_at(stack, daemon, path, pid, there=there)
-            self._go_on(clients, KILL_PAUSE_S)
-            if not clients.received:
-                raise ServerError("a consumer got nothing before its owner was killed")
-            os.kill(pid, signal.SIGKILL)
-            killed_ns = monotonic_ns()
-            received = clients.received
-            with contextlib.suppress(ServerError, OSError):
-                while clients.received == received:
-                    for consumed in clients.step(5.0):
-                        if consumed.socket_ns < killed_ns:
-                            received = clients.received
-            if clients.received == received:
-                clients = stack.enter_context(_connected_again(daemon, path))
-                clients.step(PATIENCE_S)
-                while not clients.received:
-                    clients.step()
-            return monotonic_ns() - killed_ns
-
 
 def _drained(daemon: Daemon, clients: ConsumerClients) -> DrainResult:
     clients.until(int(DRAINED * WARM_UP_SHARE))
@@ -348,69 +309,6 @@ def _arrival(clients: ConsumerClients) -> int:
         if came:
             return came[0]
     raise ServerError(f"a message did not come within {PATIENCE_S} s")
-
-
-@contextlib.contextmanager
-def _producing(daemon: Daemon) -> Iterator[None]:
-    """A message every few milliseconds, on any shard, whatever happens to them."""
-    over = threading.Event()
-
-    def produce() -> None:
-        number = 0
-        while not over.is_set():
-            with contextlib.suppress(OSError, http.client.HTTPException, ServerError):
-                connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=5)
-                with contextlib.closing(connection):
-                    while not over.wait(0.005):
-                        number += 1
-                        line = json.dumps({"key": f"key-{number % KEYS}", "data": number})
-                        post_ndjson(connection, TOPIC, 0, line.encode())
-
-    thread = threading.Thread(target=produce, name="producer")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _consumer_at(
-    stack: contextlib.ExitStack, daemon: Daemon, path: str, pid: int, *, there: bool
-) -> ConsumerClients:
-    """A consumer whose stream the kernel gave to this process, or to another one."""
-    for _ in range(100):
-        clients = ConsumerClients(daemon.port, path, 1)
-        if (_holder(daemon, clients.local_port) == pid) == there:
-            return stack.enter_context(clients)
-        clients.close()
-    raise ServerError("the kernel gave no stream to the shard that was wanted")
-
-
-def _connected_again(daemon: Daemon, path: str) -> ConsumerClients:
-    deadline_ns = monotonic_ns() + PATIENCE_S * 1_000_000_000
-    while True:
-        try:
-            return ConsumerClients(daemon.port, path, 1)
-        except OSError:
-            if monotonic_ns() > deadline_ns:
-                raise
-
-
-def _holder(daemon: Daemon, local_port: int) -> int | None:
-    """The process that has accepted a connection of ours."""
-    deadline_ns = monotonic_ns() + PATIENCE_S * 1_000_000_000
-    while monotonic_ns() < deadline_ns:
-        for pid in filter(None, _pids(daemon)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for found in psutil.Process(pid).net_connections(kind="tcp4"):
-                    if found.raddr[1:] == (local_port,):
-                        return pid
-    return None
-
-
-def _pids(daemon: Daemon) -> Sequence[int | None]:
-    return [shard["pid"] for shard in daemon.ask("GET", "/v0/status")["shards"]]
 
 
 def _count(

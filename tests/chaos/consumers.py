@@ -47,7 +47,7 @@ AWAY_S = (0.0, 4.0)  # up to beyond the 3 s for which a stream is present withou
 AWAY_SHARE = 0.003
 TRIES = 3  # of an acknowledgment without an answer
 PASSING_STATUSES = (429, 503)  # what a daemon that is short of something may answer
-ENDS = (*PASSING, "replaced", "owner_restarted", "left", "gone", "paused")
+ENDS = (*PASSING, "replaced", "evicted")  # what a stream may end with
 
 Era = Callable[[], int]
 
@@ -277,7 +277,10 @@ class StreamConsumer(Consumer):
         for name, document in events:
             if name in ("message", "record"):
                 batches.setdefault(document["epoch"], []).append(document)
-            elif name in ("tombstone", "gap"):
+            elif name == "messages":
+                found = [{**each, "data": json.loads(each["data"])} for each in document[name]]
+                self._deal(connection, document["epoch"], found, empty_ms, is_whole=True)
+            elif name == "tombstone":
                 self._tell_gap(document)
             elif name == "error" and document["code"] in ENDS:
                 pass
