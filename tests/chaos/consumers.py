@@ -193,7 +193,7 @@ class Consumer(Client):
                 if self.stopping.wait(RETRY_S):
                     return
                 continue
-            refused = {(r["partition"], r["seq"]) for r in answer["refused_messages"]}
+            refused = {(each["partition"], each["seq"]) for each in answer["refused_messages"]}
             self.counts.acknowledged += 0 if failed else answer["accepted"]
             self.counts.stale += answer["refused"]
             taken = tuple(spot for spot in spots if spot not in refused)
@@ -376,6 +376,10 @@ def ask_consumer(port: int, method: str, path: str, document: object = None) -> 
         connection.close()
     if answer.status in PASSING_STATUSES:
         return None
+    if answer.status == 409:  # nothing of an acknowledgment was accepted
+        return json.loads(found)["error"]["detail"]
+    if answer.status == 404 and path.endswith("/skip"):
+        return None  # it is not blocked any more
     if answer.status != 200:
         raise BadAnswer(f"{method} {path} {body} was answered {answer.status}: {found[:1000]!r}")
     return json.loads(found)

@@ -196,7 +196,10 @@ class StreamParser:
             if not end:
                 return None
             self._rest = rest
-            return msgspec.json.decode(line)
+            try:
+                return msgspec.json.decode(line)
+            except msgspec.DecodeError as error:
+                raise BadStream(f"a stream has the line {line[:1000]!r}") from error
         end_at = msgpack_end(self._rest)
         if end_at is None:
             return None
