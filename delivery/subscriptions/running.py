@@ -123,7 +123,8 @@ class RunningSubscription:
         session = self._session(asked)
         format_ = next(each for each in FORMATS if each.content_type == asked.content_type)
         if session.outlet is not None and not session.outlet.closed:
-            told = format_.error("replaced", f"another consumer {asked.consumer!r} has come", {})
+            was = session.format or format_
+            told = was.error("replaced", f"another consumer {asked.consumer!r} has come", {})
             session.outlet.drained = session.outlet.closed_by_peer = None
             session.outlet.end(chunk(told))
         self._end_poll(session)

@@ -8,7 +8,8 @@ Of each reliable subscription:
 - redone: what was acknowledged, and accepted, is not sent again. Only if all processes were killed
   less than FLUSHED_MS later, it may be.
 - unreasoned: a message is sent again only after a refusal or a time-out, after its connection
-  ended, or after processes were killed or stopped.
+  ended, or after processes were killed or stopped. With ``exclusive``, what follows a
+  message that was refused is sent again, too.
 - overtried: no message is sent again after its last permitted failure.
 - early: with ``key_shared``, a message is sent only when a consumer has dealt with the one before
   it that has the same key and partition.
@@ -86,6 +87,7 @@ def _unreasoned(known: Known, served: Handings) -> Iterator[str]:
                 served.parted.get(before.connection, after.line) < after.line,
                 served.newest[before.connection] < after.epoch,
                 _harmed(known, before, after),
+                served.rules.mode == "exclusive" and _failed_earlier(served, before, after),
             )
             if not any(reasons):
                 yield (
@@ -271,6 +273,18 @@ def _dealt_with(served: Handings, spot: Spot, line: int) -> bool:
     if served.rules.poison == "block":
         return False
     return served.failures_before(spot, line) >= served.rules.failures_max
+
+
+def _failed_earlier(served: Handings, before: Handing, after: Handing) -> bool:
+    """Whether a message before this one was refused meanwhile: what follows it comes back."""
+    return any(
+        spot[0] == before.spot[0]
+        and spot < before.spot
+        and said.line < after.line
+        and epoch <= before.epoch
+        and not any(epoch < handing.epoch <= before.epoch for handing in served.of(spot))
+        for (spot, epoch), said in served.failed.items()
+    )
 
 
 def _harmed(known: Known, before: Handing, after: Handing) -> bool:

@@ -190,6 +190,9 @@ def test_an_exclusive_subscription_sends_in_order_first() -> None:
     good = [got(A, 1, 1, 2, 3), *said(1, 2, failed=True), *said(1, 1), got(A, 2, 2, 3, attempt=2)]
     again = [Parted("s", A), *good, *said(2, 2, 3), *served(B, 3, 4), *rest]
     assert "reordered" not in names(world(*again, rules=exclusive))
+    fresh = [*good, *said(2, 2, 3), *served(A, 3, 4), *rest]
+    assert check(world(*fresh, rules=exclusive)) == [], "what follows a refusal comes back"
+    assert "unreasoned" in names(world(*fresh, rules=RULES))
     wrong = [got(A, 1, 1, 3, 2), *said(1, 1, 2, 3), *served(A, 3, 4), *rest]
     assert names(world(*wrong, rules=exclusive)) == {"reordered"}
 

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from delivery.subscriptions.requests import Describe, DescribeKey, Leave, OwnerRefused, Poll
+from delivery.subscriptions.requests import (
+    Consume,
+    Describe,
+    DescribeKey,
+    Leave,
+    OwnerRefused,
+    Poll,
+)
 from ledger import subscriptions
 from tests.delivery.node import Node, node_in
 from tests.delivery.subscriptions.owning import Owner, messages, owning, record
@@ -122,6 +129,17 @@ def test_a_consumer_that_comes_back_gets_what_it_had_again(node: Node) -> None:
         assert data(again) == [1]
         assert (await owner.ack(made, "a", *messages(first)))["accepted"] == 0
         assert (await owner.ack(made, "a", *messages(again)))["accepted"] == 1
+
+    run(node, use)
+
+
+def test_a_stream_that_is_replaced_is_told_in_its_own_format(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        first = await owner.consume(made, "a")
+        other = Consume(made.subscription_id, "a", [], "text/event-stream")
+        owner.subscriptions.open(other, Client())
+        assert first.closed and first.events[-1]["code"] == "replaced"
 
     run(node, use)
 
