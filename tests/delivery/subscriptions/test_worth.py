@@ -23,6 +23,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 async def lags(owner: Owner, made: Subscription) -> tuple[int, int]:
     """Lag and drainable lag."""
+    await owner.ask(Describe(made.subscription_id))
+    await owner.rest()  # a new owner sends nothing before its first flush
     state = await owner.ask(Describe(made.subscription_id))
     return state["lag"], state["drainable_lag"]
 
