@@ -56,7 +56,7 @@ class Batch:
         """Where a message is in the batch; None if it is not, or not any more."""
         if self._places is None:  # whoever acknowledges whole batches needs no index
             self._places = {
-                message.place: index
+                (message[0].partition, message[1]): index
                 for index, message in enumerate(self.messages)
                 if message is not None
             }

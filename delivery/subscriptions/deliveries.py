@@ -107,8 +107,8 @@ class Deliveries(ABC):
         """Up to ``left`` messages for a member; they are with it from now on."""
 
     @abstractmethod
-    def _finish(self, message: SentMessage) -> None:
-        """A message that was sent or blocked is finished."""
+    def _finish(self, lane: LookAhead, messages: Sequence[SentMessage]) -> None:
+        """Messages of a lane that were sent or blocked are finished."""
 
     @abstractmethod
     def _again(self, message: SentMessage) -> None:
@@ -166,7 +166,7 @@ class Deliveries(ABC):
 
     def _evict_one(self, message: SentMessage) -> None:
         self.counts.evicted += 1
-        self._finish(message)
+        self._finish(message.lane, (message,))
 
     # Members
 
@@ -260,6 +260,23 @@ class Deliveries(ABC):
             self._close(batch)
         return message
 
+    def _take_all(self, batch: Batch, indexes: Sequence[int]) -> list[SentMessage]:
+        """As ``_take_out``, for many."""
+        messages, count = batch.messages, len(indexes)
+        taken = [message for index in indexes if (message := messages[index]) is not None]
+        assert len(taken) == count
+        if count == len(messages):
+            messages[:] = [None] * count
+        else:
+            for index in indexes:
+                messages[index] = None
+        batch.open -= count
+        batch.member.in_flight -= count
+        self.in_flight -= count
+        if not batch.open:
+            self._close(batch)
+        return taken
+
     def _close(self, batch: Batch) -> None:
         del self.batches[batch.epoch]
         batch.member.batches.discard(batch.epoch)
@@ -277,8 +294,7 @@ class Deliveries(ABC):
         if batch is None:
             return self._refused(None if messages is None else list(messages))
         indexes, unknown = self._indexes(batch, messages, but)
-        for index in indexes:
-            self._done(self._take_out(batch, index))
+        self._done(self._take_all(batch, indexes))
         self.counts.acknowledged += len(indexes)
         return self._outcome(len(indexes), unknown)
 
@@ -304,8 +320,10 @@ class Deliveries(ABC):
 
     def _indexes(
         self, batch: Batch, named: Iterable[Place] | None, but: Iterable[Place]
-    ) -> tuple[list[int], list[Place]]:
+    ) -> tuple[Sequence[int], list[Place]]:
         """Where messages are in a batch, and those that are not in it."""
+        if named is None and not but and batch.open == len(batch.messages):
+            return range(batch.open), []
         if named is None:
             left_out = {batch.index(each) for each in but}
             return [
@@ -341,10 +359,18 @@ class Deliveries(ABC):
         lane = self.lanes.get(partition)
         return lane is not None and lane.is_finished(offset)
 
-    def _done(self, message: SentMessage) -> None:
-        """A message is finished by a decision: its owner makes that durable."""
-        self._news.setdefault(message.lane.partition, []).append(message.offset)
-        self._finish(message)
+    def _done(self, messages: Sequence[SentMessage]) -> None:
+        """Messages are finished by a decision: the owner makes that durable."""
+        lanes: dict[LookAhead, list[SentMessage]] = {}
+        lane, mine = None, []
+        for message in messages:
+            if message[0] is not lane:
+                lane = message[0]
+                mine = lanes.setdefault(lane, [])
+            mine.append(message)
+        for lane, mine in lanes.items():
+            self._news.setdefault(lane.partition, []).extend([message[1] for message in mine])
+            self._finish(lane, mine)
 
     def take_news(self) -> dict[int, list[int]]:
         """The offsets, by partition, that were finished since the last call: by acknowledgments,
@@ -375,7 +401,7 @@ class Deliveries(ABC):
         blocked = Blocked(message, attempts, why, now_ns, due_ns, self._numbers)
         if due_ns is None and policy.poison == "drop":
             self.counts.dropped += 1
-            self._done(message)
+            self._done((message,))
             return
         self._block(message, attempts, stuck=due_ns is None)
         if due_ns is None:
@@ -465,7 +491,7 @@ class Deliveries(ABC):
             elif policy.poison == "drop":
                 del self.stuck[place]
                 self.counts.dropped += 1
-                self._done(blocked.message)
+                self._done((blocked.message,))
             else:
                 self._stick(blocked)
 
@@ -487,7 +513,7 @@ class Deliveries(ABC):
         found = self._unblock((partition, offset))
         if found is None:
             return False
-        self._done(found.message)
+        self._done((found.message,))
         return True
 
     def check_invariants(self) -> None:

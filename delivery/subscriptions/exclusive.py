@@ -12,6 +12,8 @@ Invariant: no message of a partition that is with the active member follows a bl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from delivery.subscriptions.batches import SentMessage
 from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.members import Consumer
@@ -60,19 +62,19 @@ class ExclusiveWindow(SharedWindow):
                 if other is not None and other.lane is lane and other.offset > message.offset:
                     self._once_more(batch, index)
 
-    def _pass(self, message: SentMessage) -> None:
-        blocks = self._blocks.get(message.lane)
+    def _pass(self, lane: LookAhead, messages: Sequence[SentMessage]) -> None:
+        blocks = self._blocks.get(lane)
         if blocks is not None:
-            blocks.discard(message.offset)
+            blocks.difference_update(message.offset for message in messages)
             if not blocks:
-                del self._blocks[message.lane]
+                del self._blocks[lane]
 
-    def _finish(self, message: SentMessage) -> None:
-        self._pass(message)
-        super()._finish(message)
+    def _finish(self, lane: LookAhead, messages: Sequence[SentMessage]) -> None:
+        self._pass(lane, messages)
+        super()._finish(lane, messages)
 
     def _again(self, message: SentMessage) -> None:
-        self._pass(message)
+        self._pass(message.lane, (message,))
         super()._again(message)
 
     def check_invariants(self) -> None:

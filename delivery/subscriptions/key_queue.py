@@ -32,7 +32,6 @@ class QueueState(Enum):
     RESTING = "resting"
     STUCK = "stuck"
     HELD = "held"
-    GONE = "gone"
 
 
 class KeyQueue:
@@ -65,11 +64,9 @@ class KeyQueue:
                 return
         runs.append((lane, offset, offset))
 
-    def advance(self) -> bool:
-        """Finishes the head; returns whether there is another one."""
-        lane, head = self.lane, self.head
-        following = lane.after(head)
-        lane.finish(head)
+    def advance(self, following: int) -> bool:
+        """The head is finished, ``following`` is the one after it in its partition; returns whether
+        there is another one."""
         self.attempts = 0
         self.waiting -= 1
         if following:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 KEYED, DONE, LOOSE, TAKEN = 0, 1, 2, 3
 MESSAGES_MAX = 2_000_000
@@ -111,11 +111,6 @@ class LookAhead:
 
     # Reading
 
-    def after(self, offset: int) -> int:
-        """The message after ``offset`` in its key's queue; 0 if it is the last."""
-        step = self._next[offset - self._first]
-        return offset + step if step else 0
-
     def is_done(self, offset: int) -> bool:
         """Whether an admitted offset is finished."""
         return offset <= self.floor or self._states[offset - self._first] == DONE
@@ -170,15 +165,23 @@ class LookAhead:
         self._states[index] = LOOSE
         self._loose_from = min(self._loose_from, index)
 
-    def finish(self, offset: int) -> None:
-        """Marks an offset as finished; the floor moves if it was the first one."""
-        index = offset - self._first
-        self._states[index] = DONE
-        self.unfinished -= 1
-        if offset == self.floor + 1:
+    def finish_all(self, offsets: Sequence[int]) -> list[int]:
+        """Marks offsets as finished; the floor moves if the first one is among them. Returns the
+        message after each in its key's queue; 0 if it is the last."""
+        states, steps, first = self._states, self._next, self._first
+        following: list[int] = []
+        for offset in offsets:
+            index = offset - first
+            states[index] = DONE
+            step = steps[index]
+            following.append(step and offset + step)
+        self.unfinished -= len(offsets)
+        index = self.floor + 1 - first
+        if states[index] == DONE:
             self._raise_floor(index)
-        else:
-            self.changed_rows.add(offset // ROW_OFFSETS)
+        if max(offsets) > self.floor:
+            self.changed_rows.update({offset // ROW_OFFSETS for offset in offsets})
+        return following
 
     def _raise_floor(self, index: int) -> None:
         states = self._states

@@ -63,11 +63,10 @@ class LooseMessages:
         self.taken -= 1
         self._lanes[lane] = None
 
-    def finish(self, lane: LookAhead, offset: int) -> None:
-        """A message that was taken is finished."""
+    def finished(self, lane: LookAhead, offset: int) -> None:
+        """A message that was taken has been finished."""
         if self.attempts:
             self.attempts.pop((lane.partition, offset), None)
-        lane.finish(offset)
         self.taken -= 1
 
     def evict(self, lane: LookAhead) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from delivery.subscriptions.batches import SentMessage
 from delivery.subscriptions.deliveries import Deliveries
+from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.members import Consumer
 
 
@@ -34,8 +35,11 @@ class SharedWindow(Deliveries):
     def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
         return self.loose.pick(min(left, self.loose.part_of(len(self.members.by_name))))
 
-    def _finish(self, message: SentMessage) -> None:
-        self.loose.finish(message.lane, message.offset)
+    def _finish(self, lane: LookAhead, messages: Sequence[SentMessage]) -> None:
+        offsets = [message[1] for message in messages]
+        lane.finish_all(offsets)
+        for offset in offsets:
+            self.loose.finished(lane, offset)
 
     def _again(self, message: SentMessage) -> None:
         self.loose.again(message.lane, message.offset)

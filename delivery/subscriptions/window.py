@@ -143,15 +143,10 @@ class DeliveryWindow(Deliveries):
 
     def _pass(self, queue: KeyQueue) -> None:
         """Finishes the head that nobody gets. One at a time: a key may have a million."""
-        if self._advance(queue):
+        if queue.advance(queue.lane.finish_all((queue.head,))[0]):
             self._moving.append(queue)
-
-    def _advance(self, queue: KeyQueue) -> bool:
-        if queue.advance():
-            return True
-        queue.state = QueueState.GONE
-        del self.keys[queue.key]
-        return False
+        else:
+            del self.keys[queue.key]
 
     # What is sent, and what comes of it
 
@@ -169,12 +164,22 @@ class DeliveryWindow(Deliveries):
             messages += self.loose.pick(min(left - len(messages), part))
         return messages
 
-    def _finish(self, message: SentMessage) -> None:
-        queue = message.queue
-        if queue is None:
-            self.loose.finish(message.lane, message.offset)
-        elif self._advance(queue):
-            self._make_ready(queue)
+    def _finish(self, lane: LookAhead, messages: Sequence[SentMessage]) -> None:
+        version, gone_before, ready = self.members.version, lane.gone_before, QueueState.READY
+        finished = lane.finish_all([message[1] for message in messages])
+        for (_, offset, queue, _), following in zip(messages, finished, strict=True):
+            if queue is None:
+                self.loose.finished(lane, offset)
+            elif following > gone_before and queue.version == version and queue.owner is not None:
+                queue.head = following  # as below, without the calls
+                queue.attempts = 0
+                queue.waiting -= 1
+                queue.state = ready
+                queue.owner.ready.append(queue)
+            elif queue.advance(following):
+                self._make_ready(queue)
+            else:
+                del self.keys[queue.key]
 
     def _again(self, message: SentMessage) -> None:
         if message.queue is None:

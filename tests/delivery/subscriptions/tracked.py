@@ -20,7 +20,7 @@ class FinishingWindow:
         for offset in offsets:
             if not lane.is_done(offset):
                 self._news.setdefault(partition, []).append(offset)
-                lane.finish(offset)
+                lane.finish_all((offset,))
 
     def take_news(self) -> dict[int, list[int]]:
         news, self._news = self._news, {}
