@@ -41,6 +41,8 @@ class Rates(Struct, frozen=True):
     puts: float
     object_bytes: float | None
     deliveries: float
+    consumed: float  # messages that were sent to consumers of subscriptions
+    acknowledged: float  # by them
     shards: dict[int, ShardRates]
 
 
@@ -82,6 +84,8 @@ def _rates(was: SeenStatus, now: SeenStatus, span_s: float, *, since_start: bool
         puts / span_s,
         max(0, now.store.put_bytes - was.store.put_bytes) / puts if puts else None,
         per_s(now.delivery.deliveries, was.delivery.deliveries),
+        per_s(now.subscriptions.delivered, was.subscriptions.delivered),
+        per_s(now.subscriptions.acknowledged, was.subscriptions.acknowledged),
         {shard.shard: _shard_rates(before.get(shard.shard), shard, span_s) for shard in now.shards},
     )
 

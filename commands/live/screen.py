@@ -14,13 +14,15 @@ from msgspec import Struct
 
 from commands.groups import tree_rows
 from commands.live.rates import Rates
-from commands.live.seen import SeenGroup, SeenSensor, SeenShard, SeenStatus
+from commands.live.seen import SeenGroup, SeenSensor, SeenShard, SeenStatus, SeenSubscription
 from commands.shell.output import bytes_text, duration_text
 
 COLUMNS_ENDLESS = 1 << 20
 BAR_WIDTH = 20
 STRIP = " ▁▂▃▄▅▆▇█"
 STRIP_WIDTH = 64
+SUBSCRIPTIONS_SHOWN = 3
+NAME_WIDTH = 24
 MEMBERS_MAX = 8  # a longer list of shards is shown as its range
 STAGES = ("published", "pulled", "put", "committed", "answered")
 SHARD_HEAD = (
@@ -145,7 +147,42 @@ def _flow(view: View) -> list[Line]:
                 f"  {connections:,} connections"
             )
         ],
+        *_subscriptions(status, rates),
     ]
+
+
+def _subscriptions(status: SeenStatus, rates: Rates) -> list[Line]:
+    """All together, then those that need a look: up to SUBSCRIPTIONS_SHOWN, if any has a lag."""
+    seen = status.subscriptions
+    if not seen.count:
+        return []
+    together: Line = [
+        Span(f"{'consumers':<10}{seen.consumers:,} in {seen.count:,} subscriptions  "),
+        Span(f"lag {rate_text(seen.lag)}", "bold"),
+        *([Span(f"  {seen.held:,} held", "bold red")] if seen.held else []),
+        *([Span(f"  {seen.blocked_keys:,} blocked keys", "red")] if seen.blocked_keys else []),
+        Span(f"  {rate_text(rates.acknowledged)} acked/s  {rate_text(rates.consumed)} sent/s"),
+    ]
+    shown = [each for each in seen.first if each.lag or each.blocked_keys or each.reason]
+    return [together, *map(_subscription, shown[:SUBSCRIPTIONS_SHOWN])]
+
+
+def _subscription(seen: SeenSubscription) -> Line:
+    name = f"{seen.topic} {seen.subscription}"
+    if len(name) > NAME_WIDTH:
+        name = name[: NAME_WIDTH - 1] + "…"
+    line: Line = [
+        Span(f"{'':<10}{name:<{NAME_WIDTH}}"),
+        Span(f" lag {rate_text(seen.lag)}  {seen.consumers:,} consumers"),
+    ]
+    if seen.oldest_unacknowledged_ms:
+        line.append(Span(f"  oldest {duration_text(seen.oldest_unacknowledged_ms)}"))
+    if seen.blocked_keys:
+        line.append(Span(f"  {seen.blocked_keys:,} blocked", "red"))
+    if seen.state not in {"", "running"}:
+        line.append(Span(f"  {seen.state}", "bold red" if seen.state != "paused" else ""))
+        line.append(Span(f": {seen.reason}" if seen.reason else ""))
+    return line
 
 
 def _bill_rate(status: SeenStatus) -> Line:

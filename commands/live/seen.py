@@ -119,6 +119,32 @@ class SeenTotals(Struct, frozen=True):
     rejected: int = 0
 
 
+class SeenSubscription(Struct, frozen=True):
+    """A subscription that should be looked at."""
+
+    topic: str = ""
+    subscription: str = ""
+    state: str = ""
+    reason: str = ""
+    lag: int = 0
+    blocked_keys: int = 0
+    consumers: int = 0
+    oldest_unacknowledged_ms: int = 0
+
+
+class SeenSubscriptions(Struct, frozen=True):
+    """All subscriptions together, and the ``first`` ones to look at."""
+
+    count: int = 0
+    held: int = 0
+    lag: int = 0
+    blocked_keys: int = 0
+    consumers: int = 0
+    delivered: int = 0
+    acknowledged: int = 0
+    first: list[SeenSubscription] = []
+
+
 class SeenStatus(Struct, frozen=True):
     """A status document."""
 
@@ -133,6 +159,7 @@ class SeenStatus(Struct, frozen=True):
     pressure: SeenPressure = SeenPressure()
     retention: SeenRetention = SeenRetention()
     delivery: SeenDelivery = SeenDelivery()
+    subscriptions: SeenSubscriptions = SeenSubscriptions()
     latency: dict[str, SeenStage] = {}
     bill: SeenBill | None = None
     shards: list[SeenShard] = []

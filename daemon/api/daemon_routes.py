@@ -6,10 +6,11 @@ from typing import Any
 
 from daemon.api import metrics
 from daemon.api.errors import ApiError
-from daemon.api.metric_table import Scrape
+from daemon.api.metric_kinds import Scrape
 from daemon.api.schemas import Live, MetricsHeaders, Ready, Scaling, Status
 from daemon.api.status import StatusBuilder
 from daemon.api.streaming import Text
+from daemon.api.subscription_figures import series
 from shards.clock import monotonic_ns
 
 
@@ -42,8 +43,9 @@ class DaemonRoutes:
     async def metrics(self, headers: MetricsHeaders) -> Text:
         """The status as a page for Prometheus."""
         stages = self._status.stages()
-        status = self._status.document(monotonic_ns(), stages)
-        scrape = Scrape(status, stages, self._status.topics())
+        subscriptions = self._status.subscriptions()
+        status = self._status.document(monotonic_ns(), stages, subscriptions)
+        scrape = Scrape(status, stages, self._status.topics(), series(subscriptions))
         return await metrics.page(scrape, headers.accept, monotonic_ns)
 
     async def openapi(self) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 from daemon import alarms, memory
-from daemon.api import schemas
+from daemon.api import schemas, subscription_figures
 from daemon.api.bill_status import bill_of
 from daemon.config import Config
 from daemon.governor import board, ladder
@@ -22,7 +22,12 @@ from shards import latency, topiccounts
 from shards import layout as at
 from shards.latency import Counted, Stage
 from shards.segment import Segment
-from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
+from shards.subscriptionboard import (
+    BoardRow,
+    SubscriptionBoard,
+    SubscriptionPhase,
+    SubscriptionRow,
+)
 from shards.topiccounts import TopicCount
 from uploader.groups.buddy import Group
 from uploader.groups.puller import GroupTable
@@ -82,9 +87,13 @@ class StatusBuilder:
         return found + [alarm.message for alarm in active if alarm.not_ready]
 
     def document(
-        self, now_ns: int, stages: Mapping[Stage, Counted] | None = None
+        self,
+        now_ns: int,
+        stages: Mapping[Stage, Counted] | None = None,
+        subscriptions: Sequence[BoardRow] | None = None,
     ) -> schemas.Status:
-        """The whole status; ages are milliseconds. ``stages``: if they were read already."""
+        """The whole status; ages are milliseconds. ``stages`` and ``subscriptions``: if they were
+        read already."""
         words = self._words
         took = {stage.name.lower(): _latency(c) for stage, c in (stages or self.stages()).items()}
         active = alarms.active(self._segment, self._config, now_ns)
@@ -105,6 +114,9 @@ class StatusBuilder:
             retention=schemas.RetentionStatus(words[at.G_RECORDS_EVICTED], self._clock_jump_ms()),
             scheduler=self._scheduler(),
             delivery=_delivery(took["delivered"]),
+            subscriptions=subscription_figures.status_of(
+                self.subscriptions() if subscriptions is None else subscriptions
+            ),
             latency=took,
             shards=[self._shard(s, now_ns) for s in range(self._layout.shards)],
             groups=[self._group(group, now_ns) for group in self._groups.map.groups()],
@@ -153,7 +165,7 @@ class StatusBuilder:
         pressure, names = self._pressure(), {each.name for each in SENSORS if each.by_cpu}
         counted = {name: each for name, each in pressure.inputs.items() if name in names}
         left_out = {name: each for name, each in pressure.inputs.items() if name not in names}
-        subscriptions = [_subscription_scaling(each.row) for each in self._subscriptions.rows()]
+        subscriptions = [_subscription_scaling(each.row) for each in self.subscriptions()]
         subscriptions.sort(key=lambda each: (each.topic, each.subscription))
         return schemas.Scaling(
             pressure.scaling, counted, left_out, self._layout.shards, subscriptions
@@ -167,6 +179,10 @@ class StatusBuilder:
     def stages(self) -> dict[Stage, Counted]:
         """How long each stage took, over all shards."""
         return {stage: latency.counted(self._segment, stage) for stage in Stage}
+
+    def subscriptions(self) -> list[BoardRow]:
+        """What the owners of subscriptions told last."""
+        return self._subscriptions.rows()
 
     def topics(self) -> list[TopicCount]:
         """What topics' producers were acknowledged, over all shards."""
@@ -216,6 +232,13 @@ class StatusBuilder:
             requests_acked=self._shard_word(shard, at.S_REQUESTS_ACKED),
             records_acked=self._shard_word(shard, at.S_RECORDS_ACKED),
             bytes_acked=self._shard_word(shard, at.S_BYTES_ACKED),
+            journal_bytes=self._layout.journal_bytes,
+            journal_used_bytes=max(
+                0,
+                self._shard_word(shard, at.S_JOURNAL_HEAD)
+                - self._shard_word(shard, at.S_JOURNAL_TAIL),
+            ),
+            journal_waits=self._shard_word(shard, at.S_JOURNAL_WAITS),
         )
 
     def _group(self, group: Group, now_ns: int) -> schemas.GroupStatus:

@@ -159,6 +159,50 @@ class Scaling(Struct, frozen=True):
     ]
 
 
+class SubscriptionCounters(Struct, frozen=True, kw_only=True):
+    """Of one subscription, or of all together. Counts are since the daemon started."""
+
+    lag: Annotated[int, Meta(description="records that are not finished")]
+    drainable_lag: Annotated[
+        int, Meta(description="messages that consumers could work on simultaneously")
+    ]
+    in_flight: Annotated[int, Meta(description="messages that are with consumers")]
+    waiting: Annotated[int, Meta(description="messages that the owner knows and nobody has")]
+    blocked_keys: int
+    consumers: int
+    oldest_unacknowledged_ms: Annotated[
+        int, Meta(description="for how long a consumer has had the oldest message")
+    ]
+    delivered: int
+    acknowledged: int
+    redelivered: int
+    refused: Annotated[int, Meta(description="messages that consumers could not deal with")]
+    dropped: Annotated[int, Meta(description="given up, by policy or by an operator")]
+    dead_lettered: int
+    evicted: Annotated[int, Meta(description="removed by retention before they were finished")]
+    unmatched: Annotated[int, Meta(description="skipped: no consumer accepted them")]
+
+
+class SubscriptionFigures(SubscriptionCounters, frozen=True, kw_only=True):
+    """A subscription as its owner last told, at most a second ago."""
+
+    topic: str
+    subscription: str
+    state: Annotated[str, Meta(description="running, paused, held or stopped")]
+    reason: Annotated[str, Meta(description="why it does not run")]
+
+
+class SubscriptionsStatus(SubscriptionCounters, frozen=True, kw_only=True):
+    """All subscriptions together; of the ages, the greatest one."""
+
+    count: int
+    held: Annotated[int, Meta(description="those that can deliver nothing now")]
+    first: Annotated[
+        list[SubscriptionFigures],
+        Meta(description="up to 20: held, with blocked keys, then with the most lag"),
+    ]
+
+
 class SchedulerStatus(Struct, frozen=True):
     """Topics that wait for their turn, over all shards: a topic counts once for its watchers and
     once for its routers."""
@@ -221,6 +265,13 @@ class ShardStatus(Struct, frozen=True):
     requests_acked: int
     records_acked: int
     bytes_acked: Annotated[int, Meta(description="of bodies as they were received")]
+    journal_bytes: int
+    journal_used_bytes: Annotated[
+        int, Meta(description="acknowledgments that are not in the ledger yet")
+    ]
+    journal_waits: Annotated[
+        int, Meta(description="acknowledgments that had to wait until the journal had space")
+    ]
 
 
 class GroupStatus(Struct, frozen=True):
@@ -269,6 +320,7 @@ class Status(Struct, frozen=True):
     retention: RetentionStatus
     scheduler: SchedulerStatus
     delivery: DeliveryStatus
+    subscriptions: SubscriptionsStatus
     latency: Annotated[
         dict[str, LatencyStatus],
         Meta(

@@ -78,6 +78,40 @@ def test_64_shards_are_a_tree_that_stops_two_strips_and_the_busiest() -> None:
     assert "\n".join(lines[10:]) == MANY_SHARDS
 
 
+SUBSCRIPTIONS = """\
+watchers  10 streams  17.5 writes/s  40 connections
+consumers 12 in 7 subscriptions  lag 1.23M  1 held  40 blocked keys  99 acked/s
+          orders billing           lag 1.2M  4 consumers  oldest 12.0 s  held: th
+          orders a-name-that-is-l… lag 30k  1,000 consumers  40 blocked
+          orders at-night          lag 4  0 consumers  paused
+pressure  0.62 [###########-------]  hard 0.33  rungs: widen, coalesce"""
+
+
+def test_subscriptions_show_lag_blocked_keys_and_what_stands() -> None:
+    long = "a-name-that-is-longer-than-its-column"
+    shown_first = [
+        {"topic": "orders", "subscription": "billing", "state": "held", "lag": 1_200_000,
+         "reason": "the store does not answer", "consumers": 4,
+         "oldest_unacknowledged_ms": 12_000},
+        {"topic": "orders", "subscription": long, "state": "running", "lag": 30_000,
+         "blocked_keys": 40, "consumers": 1_000},
+        {"topic": "orders", "subscription": "at-night", "state": "paused", "lag": 4},
+        {"topic": "orders", "subscription": "fourth", "state": "running", "lag": 3},
+    ]  # fmt: skip
+    together = {
+        "count": 7, "held": 1, "lag": 1_230_004, "blocked_keys": 40, "consumers": 12,
+        "delivered": 400_000, "acknowledged": 396_000, "first": shown_first,
+    }  # fmt: skip
+    lines = shown(RECORDED | {"subscriptions": together})
+    assert "\n".join(lines[6:12]) == SUBSCRIPTIONS
+    wide = shown(RECORDED | {"subscriptions": together}, Size(120, 24))
+    assert wide[8].endswith("held: the store does not answer")
+    assert wide[7].endswith("40 blocked keys  99 acked/s  100 sent/s")
+    idle = shown(RECORDED | {"subscriptions": {"count": 1, "first": [{"topic": "t"}]}})
+    assert idle[7] == "consumers 0 in 1 subscriptions  lag 0  0 acked/s  0 sent/s"
+    assert idle[8].startswith("pressure"), "one without a lag needs no look"
+
+
 def test_a_tall_terminal_shows_all_shards_and_the_whole_tree() -> None:
     lines = shown(with_shards(64, 1), Size(120, 300))
     assert len(lines) == 300 and lines[-1] == KEYS

@@ -15,10 +15,12 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from daemon.alarms import MEANINGS
 from daemon.api import metrics
-from daemon.api.metric_table import METRICS, OTHER_TOPICS, Scrape
+from daemon.api.metric_kinds import OTHERS, Scrape
+from daemon.api.metric_table import METRICS
 from daemon.api.names import TOPIC_NAME
 from daemon.api.status import StatusBuilder
 from daemon.api.streaming import Text
+from daemon.api.subscription_figures import SERIES_MAX, series
 from daemon.config import load
 from daemon.governor import board
 from daemon.governor.governor import Governor
@@ -32,6 +34,7 @@ from shards.alarms import AlarmBoard, AlarmKind
 from shards.latency import LatencyHistogram, Stage
 from shards.layout import Layout
 from shards.segment import Segment
+from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 from shards.topiccounts import write_name
 from uploader.groups.puller import GroupTable
 
@@ -63,7 +66,10 @@ class Daemon:
 
     def scrape(self) -> Scrape:
         stages = self.builder.stages()
-        return Scrape(self.builder.document(NOW_NS, stages), stages, self.builder.topics())
+        return Scrape(
+            self.builder.document(NOW_NS, stages), stages, self.builder.topics(),
+            series(self.builder.subscriptions()),
+        )  # fmt: skip
 
     def text(self, accept: str = "") -> Text:
         return asyncio.run(metrics.page(self.scrape(), accept, lambda: NOW_NS))
@@ -218,7 +224,43 @@ def test_topics_with_a_slot_have_a_series_each_and_all_others_one(daemon: Daemon
     assert daemon.value("headgate_topic_acked_bytes_total", topic="_other") == 20
     assert daemon.value("headgate_topic_acked_records_total", topic="orders:eu") == 4
     assert daemon.value("headgate_topic_acked_bytes_total", topic="orders:eu") == 40
-    assert not TOPIC_NAME.fullmatch(OTHER_TOPICS)
+    assert not TOPIC_NAME.fullmatch(OTHERS)
+
+
+def test_the_first_subscriptions_have_series_each_and_all_others_one(daemon: Daemon) -> None:
+    board_ = SubscriptionBoard(daemon.segment)
+    last = at.SUBSCRIPTION_SLOTS - 1
+    for slot in (0, SERIES_MAX - 1, SERIES_MAX, last):
+        row = SubscriptionRow(
+            "orders", f"s{slot}", lag=10, drainable_lag=8, consumers=1, consumer_max=2,
+            oldest_unacknowledged_ms=slot, delivered=7, dropped=3,
+        )  # fmt: skip
+        board_.write(slot, slot + 1, row)
+
+    def value(name: str, subscription: str, **labels: str) -> float:
+        topic = OTHERS if subscription == OTHERS else "orders"
+        return daemon.value(
+            f"headgate_subscription_{name}", topic=topic, subscription=subscription, **labels
+        )
+
+    assert daemon.value("headgate_subscriptions") == 4
+    assert [value("lag_records", each) for each in ("s0", "s127", OTHERS)] == [10, 10, 20]
+    assert value("scaling_ratio", "s0") == 0.75
+    assert value("oldest_unacknowledged_seconds", OTHERS) == last / 1e3, "not a sum"
+    assert value("delivered_messages_total", "s0") == 7
+    assert value("outcomes_total", OTHERS, outcome="dropped") == 6
+    assert value("running", OTHERS) == 1
+    board_.write(last, last + 1, SubscriptionRow("orders", "x", SubscriptionPhase.HELD, "why"))
+    assert value("running", OTHERS) == 0 and value("running", "s0") == 1
+    assert daemon.value("headgate_subscriptions_held") == 1
+
+
+def test_the_journal_of_a_shard_is_shown_as_the_share_that_is_used(daemon: Daemon) -> None:
+    daemon.store(2, at.S_JOURNAL_HEAD, 100_000 + (16 << 10))
+    daemon.store(2, at.S_JOURNAL_TAIL, 100_000)
+    daemon.store(2, at.S_JOURNAL_WAITS, 3)
+    assert daemon.value("headgate_journal_used_ratio", shard="2") == 0.25
+    assert daemon.value("headgate_journal_waits_total", shard="2") == 3
 
 
 def test_a_stage_is_a_histogram_over_all_shards_in_seconds(daemon: Daemon) -> None:
@@ -292,3 +334,11 @@ def test_the_number_of_series_is_bounded_by_shards_and_constants() -> None:
         made.segment.close()
     per_shard = sum(metric.labels == ("shard",) for metric in METRICS)
     assert [count - counts[0] for count in counts] == [0, per_shard, 3 * per_shard]
+
+
+def test_the_number_of_series_of_subscriptions_is_bounded(daemon: Daemon) -> None:
+    board_ = SubscriptionBoard(daemon.segment)
+    without = len(series(daemon.builder.subscriptions()))
+    for slot in range(at.SUBSCRIPTION_SLOTS):
+        board_.write(slot, slot + 1, SubscriptionRow("orders", str(slot)))
+    assert len(series(daemon.builder.subscriptions())) == without + SERIES_MAX

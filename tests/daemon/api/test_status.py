@@ -195,3 +195,27 @@ def test_a_subscription_that_cannot_deliver_says_why_and_asks_for_nobody(
     SubscriptionBoard(daemon.segment).write(0, 1, row)
     (found,) = daemon.status().scaling().subscriptions
     assert (found.held, found.value, found.drainable_lag) == (held, 0, 0)
+
+
+def test_subscriptions_are_added_up_and_the_worst_are_shown_first(daemon: Daemon) -> None:
+    board = SubscriptionBoard(daemon.segment)
+    held = SubscriptionPhase.HELD
+    rows = [SubscriptionRow("t", f"s{lag}", lag=lag, in_flight=1) for lag in range(30)]
+    rows[3] = SubscriptionRow("t", "held", held, "the store does not answer", lag=3, in_flight=1)
+    rows[4] = SubscriptionRow("t", "blocked", lag=4, blocked_keys=2, in_flight=1)
+    rows[5] = SubscriptionRow(
+        "t", "paused", SubscriptionPhase.PAUSED, lag=5, in_flight=1, oldest_unacknowledged_ms=70
+    )
+    assert daemon.document()["subscriptions"]["count"] == 0
+    for slot, row in enumerate(rows):
+        board.write(slot, slot + 100, row)
+    found = daemon.document()["subscriptions"]
+    assert (found["count"], found["held"], found["in_flight"]) == (30, 1, 30)
+    assert (found["lag"], found["blocked_keys"]) == (sum(range(30)), 2)
+    assert found["oldest_unacknowledged_ms"] == 70
+    first = found["first"]
+    assert [each["subscription"] for each in first[:4]] == ["held", "blocked", "s29", "s28"]
+    assert len(first) == 20
+    assert first[0] == first[0] | {
+        "topic": "t", "state": "held", "reason": "the store does not answer", "lag": 3,
+    }  # fmt: skip

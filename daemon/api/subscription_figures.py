@@ -1,0 +1,67 @@
+"""The board of subscriptions as figures: for the status, and for metrics with few series.
+
+The first SERIES_MAX slots have series of their own, and keep them as long as their subscription
+lives; all others are added up. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from daemon.api.metric_kinds import OTHERS
+from daemon.api.status_schemas import SubscriptionFigures, SubscriptionsStatus
+from shards.subscriptionboard import NUMBERS, BoardRow, SubscriptionPhase, SubscriptionRow
+
+SERIES_MAX = 128  # with 19 series each: 17 ms of a scrape
+SHOWN_MAX = 20  # in the status
+_SUMS = [name for name in NUMBERS if name != "oldest_unacknowledged_ms"]
+
+
+def series(rows: Iterable[BoardRow]) -> list[SubscriptionRow]:
+    """Those that have series of their own, after all others together."""
+    own: list[SubscriptionRow] = []
+    others: list[SubscriptionRow] = []
+    for slot, _, row in rows:
+        (own if slot < SERIES_MAX else others).append(row)
+    return [together(others), *own]
+
+
+def together(rows: Sequence[SubscriptionRow]) -> SubscriptionRow:
+    """The sum of rows; of the ages, the greatest one. It is running if all are."""
+    oldest_ms = max((row.oldest_unacknowledged_ms for row in rows), default=0)
+    sums = {name: sum(getattr(row, name) for row in rows) for name in _SUMS}
+    phase = max((row.phase for row in rows), default=SubscriptionPhase.RUNNING)
+    return SubscriptionRow(OTHERS, OTHERS, phase, oldest_unacknowledged_ms=oldest_ms, **sums)
+
+
+def status_of(rows: Sequence[BoardRow]) -> SubscriptionsStatus:
+    """All together, and those that an operator should look at first: that do not run, then with
+    blocked keys, then with the most lag."""
+    of_all = together([each.row for each in rows])
+    first = sorted((each.row for each in rows), key=_rank)[:SHOWN_MAX]
+    return SubscriptionsStatus(
+        count=len(rows),
+        held=sum(
+            each.row.phase in (SubscriptionPhase.HELD, SubscriptionPhase.STOPPED) for each in rows
+        ),
+        first=[
+            SubscriptionFigures(
+                topic=row.topic,
+                subscription=row.subscription,
+                state=row.phase.name.lower(),
+                reason=row.reason,
+                **_figures(row),
+            )
+            for row in first
+        ],
+        **_figures(of_all),
+    )
+
+
+def _rank(row: SubscriptionRow) -> tuple[bool, bool, int, str, str]:
+    stands = row.phase in (SubscriptionPhase.HELD, SubscriptionPhase.STOPPED)
+    return not stands, not row.blocked_keys, -row.lag, row.topic, row.subscription
+
+
+def _figures(row: SubscriptionRow) -> dict[str, int]:
+    return {name: getattr(row, name) for name in NUMBERS if name != "consumer_max"}
