@@ -81,7 +81,7 @@ def test_64_shards_are_a_tree_that_stops_two_strips_and_the_busiest() -> None:
 SUBSCRIPTIONS = """\
 watchers  10 streams  17.5 writes/s  40 connections
 consumers 12 in 7 subscriptions  lag 1.23M  1 held  40 blocked keys  99 acked/s
-          orders billing           lag 1.2M  4 consumers  oldest 12.0 s  held: th
+          orders billing           lag 1.2M  4 consumers  oldest 12.0 s  held: t
           orders a-name-that-is-l… lag 30k  1,000 consumers  40 blocked
           orders at-night          lag 4  0 consumers  paused
 pressure  0.62 [###########-------]  hard 0.33  rungs: widen, coalesce"""
