@@ -83,6 +83,7 @@ def _pipes_bytes(config: Config) -> int:
         + pipe_client.OPENINGS_BYTES_MAX
         + pipe_client.ASKS_MAX * pipe_client.ASK_BYTES
         + pipe_server.ANSWERING_MAX * pipe_server.ANSWERING_BYTES
+        + (pipe_server.PAYLOADS_BYTES_MAX + pipe_client.ASK_PAYLOAD_BYTES_MAX) * pipe_server.DECODED
         + pipe_server.OUTLETS_MAX * pipe_server.OUTLET_BYTES
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from daemon.api.streaming import EncodedJson, Streaming
 from daemon.api.subscription_directory import SubscriptionDirectory
 from daemon.api.subscription_schemas import (
     FILTERS_MAX,
+    NAMED_MESSAGES_MAX,
     AckRequest,
     BlockedMessageRequest,
     ConsumeHeaders,
@@ -171,6 +172,12 @@ def _named(asked: AckRequest | NackRequest) -> tuple[list[MessageRef], list[Batc
         raise invalid(
             "except leaves messages of a batch out: give batch or batches with it", field="except"
         )
+    if len(asked.but) * len(epochs) > NAMED_MESSAGES_MAX:
+        raise invalid(
+            f"except has {len(asked.but)} messages, to be left out of {len(epochs)} batches; the"
+            f" product may be {NAMED_MESSAGES_MAX} at most; acknowledge fewer batches together",
+            field="except", limit=NAMED_MESSAGES_MAX,
+        )  # fmt: skip
     but = tuple((each.partition, each.seq) for each in asked.but)
     return (
         [MessageRef(each.partition, each.seq, each.epoch) for each in asked.messages],

@@ -43,12 +43,14 @@ def open_pipe_listeners(token: str, count: int) -> list[socket.socket]:
 def connected(name: bytes) -> socket.socket:
     """A connection to the socket with this name, waiting in its backlog or accepted.
 
-    Raises OSError; BlockingIOError if the backlog is full.
+    Raises OSError; BlockingIOError if the backlog is full, PermissionError for another user's.
     """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.setblocking(False)
         made.connect(name)
+        if not same_user(made):
+            raise PermissionError("the socket of an owner's shard belongs to another user")
     except OSError:
         made.close()
         raise

@@ -34,8 +34,10 @@ class LargeFrameReader(Protocol):
 
 Reader = TypeVar("Reader", bound=LargeFrameReader)
 
-UNSENT_BYTES_MAX = 32 << 20
-LARGE_FRAMES_BYTES_MAX = 16 << 20
+# 64 shards have 126 connections each, so half of it is reached when all of them hold 64 KiB, above
+# which each of them tells its streams to wait (connection.py).
+UNSENT_BYTES_MAX = 16 << 20
+LARGE_FRAMES_BYTES_MAX = 8 << 20
 # Smaller frames need no room. A socket's buffer has 208 KiB by default, and what was read of it is
 # kept until its last frame is whole.
 SMALL_FRAME_BYTES = 64 << 10
@@ -80,7 +82,7 @@ class Reservations(Generic[Reader]):
 
     def __init__(self, limit_bytes: int = LARGE_FRAMES_BYTES_MAX) -> None:
         self._limit_bytes = limit_bytes
-        self._bytes = 0
+        self.granted_bytes = 0
         self._granted: dict[Reader, int] = {}
         self._waiting: dict[Reader, int] = {}
 
@@ -94,15 +96,15 @@ class Reservations(Generic[Reader]):
     def release(self, reader: Reader) -> list[Reader]:
         """The frame is whole, or its connection is lost; the readers that have room now."""
         self._waiting.pop(reader, None)
-        self._bytes -= self._granted.pop(reader, 0)
+        self.granted_bytes -= self._granted.pop(reader, 0)
         return self._grant()
 
     def _grant(self) -> list[Reader]:
         found: list[Reader] = []
         for reader, size in self._waiting.items():
-            if self._bytes and self._bytes + size > self._limit_bytes:
+            if self.granted_bytes and self.granted_bytes + size > self._limit_bytes:
                 break
-            self._bytes += size
+            self.granted_bytes += size
             self._granted[reader] = size
             found.append(reader)
         for reader in found:
@@ -111,8 +113,8 @@ class Reservations(Generic[Reader]):
 
     def check_invariants(self) -> None:
         """For tests."""
-        assert self._bytes == sum(self._granted.values())
-        assert self._bytes <= self._limit_bytes or len(self._granted) == 1
+        assert self.granted_bytes == sum(self._granted.values())
+        assert self.granted_bytes <= self._limit_bytes or len(self._granted) == 1
         assert not self._granted.keys() & self._waiting.keys()
         assert self._granted or not self._waiting
 

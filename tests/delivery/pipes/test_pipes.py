@@ -84,8 +84,9 @@ def test_a_frame_that_is_too_long_is_refused_on_each_side(
     async def steps(ends: Ends) -> None:
         owner = Owner()
         await ends.start(owner)
-        with pytest.raises(FrameTooLarge, match=f"{FRAME_BYTES_MAX + 1} bytes; the limit is"):
-            await ends.pipes.ask(OWNER, bytes(FRAME_BYTES_MAX + 1))
+        too_large = clients.ASK_PAYLOAD_BYTES_MAX + 1
+        with pytest.raises(FrameTooLarge, match=f"{too_large} bytes; the limit is"):
+            await ends.pipes.ask(OWNER, bytes(too_large))
         assert len(await ends.pipes.ask(OWNER, b"large %d" % FRAME_BYTES_MAX)) == FRAME_BYTES_MAX
         with pytest.raises(PipeFailed):
             await ends.pipes.ask(OWNER, b"large %d" % (FRAME_BYTES_MAX + 1))
