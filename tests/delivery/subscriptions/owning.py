@@ -54,6 +54,7 @@ class Owner:
         self.now_ns = S
         self.changes = 1
         self.evictions = 0
+        self.has_died = False
         self.dispatcher = Dispatcher(
             FifoReadySet(), lambda _: PriorityInputs(), lambda: self.now_ns
         )
@@ -77,6 +78,17 @@ class Owner:
     def start(self) -> None:
         servers = {Kind.CONSUME: self.subscriptions.serve}
         self.dispatcher.start(asyncio.get_running_loop(), servers, raise_it)
+
+    def dies(self) -> None:
+        """From now on nothing is flushed."""
+        self.has_died = True
+
+    async def stop(self) -> None:
+        """Ends it, with a last flush unless it has died."""
+        self.subscriptions.close()
+        if self.has_died:
+            self.subscriptions.progress.collect = list  # type: ignore[method-assign]
+        await self.flush.stop()
 
     def create(self, name: str = "s", start: Any = "earliest", **config: Any) -> Subscription:
         made = self.node.ledger.write(
@@ -148,7 +160,8 @@ class Owner:
         ready: Any = self.dispatcher.ready
         for _ in range(2):
             await self.until(lambda: not self.subscriptions.tasks and not len(ready))
-            await self.flush.flush()
+            if not self.has_died:
+                await self.flush.flush()
         await self.until(lambda: not self.subscriptions.tasks and not len(ready))
 
 

@@ -1,0 +1,296 @@
+"""What is finished stays finished: through a successor, a seek, another mode, growth, retention."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from delivery.subscriptions.requests import Describe, DescribeKey, RetryKey, Seek, SkipKey
+from ledger import subscriptions, topics
+from ledger.space import retention
+from ledger.types import Topic, TopicConfig
+from tests.delivery.node import Node, node_in
+from tests.delivery.subscriptions.owning import Owner, messages, owning, record
+from tests.delivery.watch.watching import Client
+from uploader.l0.records import Record
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
+        yield made
+
+
+def run(node: Node, *uses: Callable[[Owner], Awaitable[None]]) -> None:
+    """Each is given another owner, which finds what the one before it left."""
+
+    async def with_owners() -> None:
+        for use in uses:
+            with owning(node) as owner:
+                owner.start()
+                owner.tell()
+                owner.subscriptions.look()
+                await owner.rest()
+                await use(owner)
+                await owner.stop()
+
+    asyncio.run(with_owners())
+
+
+def data(client: Client) -> list[object]:
+    return [message["data"] for message in messages(client)]
+
+
+def test_a_successor_delivers_nothing_that_was_acknowledged(node: Node) -> None:
+    made: Any = None
+    epoch = 0
+
+    async def first(owner: Owner) -> None:
+        nonlocal made, epoch
+        made = owner.create()
+        owner.produce(*(record(n) for n in range(10)))
+        client = await owner.consume(made, "c")
+        epoch = messages(client)[0]["epoch"]
+        answered = (each for each in messages(client) if each["data"] % 2)
+        owner.dies()
+        await owner.ack(made, "c", *answered)
+
+    async def second(owner: Owner) -> None:
+        client = await owner.consume(made, "c")
+        assert data(client) == [0, 2, 4, 6, 8]
+        assert messages(client)[0]["epoch"] > epoch, "no number of a batch is used twice"
+        state = await owner.ask(Describe(made.subscription_id))
+        assert (state["lag"], state["acknowledged"]) == (5, 0)
+
+    run(node, first, second)
+
+
+def test_a_flush_is_enough_without_the_journal(node: Node) -> None:
+    made: Any = None
+
+    async def first(owner: Owner) -> None:
+        nonlocal made
+        made = owner.create()
+        owner.produce(*(record(n, "k") for n in range(3)))
+        client = await owner.consume(made, "c")
+        await owner.ack(made, "c", *messages(client))
+
+    async def second(owner: Owner) -> None:
+        assert not list(owner.journal.entries())
+        client = await owner.consume(made, "c")
+        assert data(client) == [1]
+
+    run(node, first, second)
+
+
+def dead_letters(node: Node) -> Topic:
+    return node.ledger.write(topics.create, "dead", TopicConfig(), 1)[0]
+
+
+def copies(node: Node, dest: Topic) -> list[tuple[int, Record]]:
+    return node.records[dest.topic_id, 0]
+
+
+def test_a_dead_letter_is_stored_once_and_its_key_goes_on(node: Node) -> None:
+    dest = dead_letters(node)
+
+    async def use(owner: Owner) -> None:
+        made = owner.create(
+            poison="dead_letter", dead_letter_topic="dead", redeliveries_max=0, window_max=10
+        )
+        client = await owner.consume(made, "c")
+        owner.produce(Record('{"a":1}', key="k", meta='{"m":2}'), record(2, "k"))
+        await owner.rest()
+        await owner.nack(made, "c", *messages(client))
+        assert data(client) == [{"a": 1}], "the key waits until the copy is durable"
+        assert node.commit(0) is not None
+        owner.tell()
+        await owner.rest()
+        assert data(client) == [{"a": 1}, 2]
+        ((_, copy),) = copies(node, dest)
+        assert (copy.data, copy.key) == ('{"a":1}', "k")
+        meta = json.loads(str(copy.meta))
+        assert meta["meta"] == {"m": 2}
+        assert meta["headgate"] == {
+            "topic": "t", "topic_id": node.topic.topic_id, "partition": 0, "seq": 1,
+            "subscription": "s", "attempts": 1, "reason": "no",
+        }  # fmt: skip
+        state = await owner.ask(Describe(made.subscription_id))
+        assert (state["dead_lettered"], state["lag"]) == (1, 1)
+
+    run(node, use)
+
+
+def test_a_copy_that_a_former_owner_published_is_not_stored_again(node: Node) -> None:
+    dest = dead_letters(node)
+    made: Any = None
+    config: dict[str, Any] = {
+        "poison": "dead_letter", "dead_letter_topic": "dead", "redeliveries_max": 0,
+    }  # fmt: skip
+
+    async def first(owner: Owner) -> None:
+        nonlocal made
+        made = owner.create(**config)
+        client = await owner.consume(made, "c")
+        owner.produce(record(1, "k"), record(2, "k"))
+        await owner.rest()
+        await owner.nack(made, "c", *messages(client))
+        assert owner.outbox.appended == 1, "it is in the ring, and not committed"
+
+    async def second(owner: Owner) -> None:
+        client = await owner.consume(made, "c")
+        assert data(client) == [1], "nobody knows yet"
+        await owner.nack(made, "c", *messages(client))
+        assert owner.outbox.appended == 1
+        assert node.commit(0) is not None
+        owner.tell()
+        await owner.rest()
+        assert [copy.data for _, copy in copies(node, dest)] == ["1"]
+        assert data(client) == [1, 2]
+
+    run(node, first, second)
+
+
+def test_a_blocked_key_waits_for_an_operator(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(redeliveries_max=0)
+        client = await owner.consume(made, "c")
+        owner.produce(record(1, "k"), record(2, "k"), record(3, "other"), record(4))
+        await owner.rest()
+        first, other, loose = messages(client)
+        await owner.nack(made, "c", first, loose)
+        await owner.ack(made, "c", other)
+        key = await owner.ask(DescribeKey(made.subscription_id, "k"))
+        assert (key["state"], key["seq"], key["waiting"]) == ("stuck", 1, 1)
+        assert (await owner.ask(RetryKey(made.subscription_id, "k")))["seq"] == 1
+        await owner.rest()
+        assert data(client) == [1, 3, 4, 1] and messages(client)[-1]["attempt"] == 1
+        await owner.nack(made, "c", messages(client)[-1])
+        await owner.ask(SkipKey(made.subscription_id, "k"))
+        await owner.ask(SkipKey(made.subscription_id, None, (0, 4)))
+        await owner.rest()
+        assert data(client) == [1, 3, 4, 1, 2]
+        assert (await owner.ask(Describe(made.subscription_id)))["dropped"] == 2
+
+    run(node, use)
+
+
+def test_a_seek_sends_again_and_refuses_what_was_in_flight(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        owner.produce(*(record(n) for n in range(1, 5)))
+        await owner.rest()
+        await owner.ack(made, "c", *messages(client)[:2])
+        sought = await owner.ask(Seek(made.subscription_id, {0: 1}))
+        assert sought["partitions"][0]["floor"] == 1
+        await owner.rest()
+        assert data(client) == [1, 2, 3, 4, 2, 3, 4]
+        late = await owner.ack(made, "c", messages(client)[3])
+        assert (late["accepted"], late["refused"]) == (0, 1)
+        await owner.ack(made, "c", *messages(client)[4:])
+        assert (await owner.ask(Describe(made.subscription_id)))["lag"] == 0
+
+    run(node, use)
+
+
+def alter(owner: Owner, **changes: Any) -> None:
+    owner.node.ledger.write(subscriptions.alter, owner.node.topic.name, "s", changes)
+    owner.changes += 1
+
+
+def test_another_mode_goes_on_where_the_former_one_was(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        owner.produce(*(record(n, f"k{n}") for n in range(1, 6)))
+        await owner.rest()
+        await owner.ack(made, "c", *(messages(client)[n] for n in (0, 2, 4)))
+        alter(owner, mode="exclusive")
+        await owner.later(0.1)
+        assert data(client) == [1, 2, 3, 4, 5, 2, 4]
+        await owner.ack(made, "c", *messages(client)[5:])
+        assert (await owner.ask(Describe(made.subscription_id)))["lag"] == 0
+
+    run(node, use)
+
+
+def test_a_policy_applies_to_what_is_blocked_already(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(redeliveries_max=0)
+        client = await owner.consume(made, "c")
+        owner.produce(record(1, "k"), record(2, "k"))
+        await owner.rest()
+        await owner.nack(made, "c", *messages(client))
+        alter(owner, poison="drop")
+        await owner.later(0.1)
+        assert data(client) == [1, 2]
+
+    run(node, use)
+
+
+def test_a_paused_subscription_sends_nothing(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        alter(owner, paused=True)
+        await owner.later(0.1)
+        owner.produce(record(1))
+        await owner.rest()
+        assert data(client) == []
+        alter(owner, paused=False)
+        await owner.later(0.1)
+        assert data(client) == [1]
+
+    run(node, use)
+
+
+def test_new_partitions_wait_until_the_older_ones_are_read(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        owner.produce(*(record(n, f"k{n % 20}") for n in range(300)), tell=False)
+        changed = msgspec.structs.replace(node.topic.config, partitions=4)
+        node.ledger.write(topics.alter, node.topic.name, changed)
+        node.produce(0, {3: [record("new", "k0")]})
+        node.commit(0)
+        client = await owner.consume(made, "c")
+        owner.tell()
+        owner.subscriptions.topic_changed(node.topic)
+        await owner.later(0.1)
+        done = 0
+        while done < len(messages(client)):
+            new = messages(client)[done:]
+            done += len(new)
+            await owner.ack(made, "c", *new)
+        of_key = [message["data"] for message in messages(client) if message["key"] == "k0"]
+        assert of_key == [*range(0, 300, 20), "new"]
+
+    run(node, use)
+
+
+def test_what_retention_removes_is_told_once(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        owner.produce(*(record(n, "k") for n in range(1, 11)))
+        capped = msgspec.structs.replace(node.topic.config, cap_records=3)
+        topic = node.ledger.write(topics.alter, node.topic.name, capped)
+        due = node.ledger.read(retention.due_evictions, topic, None)
+        node.ledger.write(retention.evict, due.evictions)
+        owner.evictions += 1
+        await owner.later(0.1)
+        await owner.later(0.1)
+        state = await owner.ask(Describe(made.subscription_id))
+        assert (state["lag"], state["evicted"]) == (3, 7)
+        (gap,) = state["gaps"]
+        assert (gap["gap_from"], gap["gap_to"], gap["reason"]) == (1, 7, "cap")
+        client = await owner.consume(made, "c")
+        assert [event.get("event") for event in client.events] == ["tombstone", None]
+        assert data(client) == [8]
+
+    run(node, use)
