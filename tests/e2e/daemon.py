@@ -175,6 +175,22 @@ class Daemon:
         self.stop()
 
 
+def wait_for_heartbeats(daemon: Daemon) -> None:
+    """Waits until every shard has had a heartbeat that began after this call.
+
+    ``status`` shows what the governor decided; the shards follow it at their next heartbeat.
+    """
+    began_ns = monotonic_ns()
+
+    def are_later() -> bool:
+        asked_ns = monotonic_ns()
+        ages_ms = [shard["heartbeat_age_ms"] for shard in daemon.status()["shards"]]
+        # An age is rounded down.
+        return all(asked_ns - (age_ms + 1) * 1_000_000 > began_ns for age_ms in ages_ms)
+
+    wait_until(are_later, "a heartbeat of every shard")
+
+
 @contextlib.contextmanager
 def running(data: Path, **options: Any) -> Iterator[Daemon]:
     """A daemon that is ready; at the end it must stop with exit code 0, or be dead already."""

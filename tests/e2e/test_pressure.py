@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, Daemon, running, wait_for_heartbeats, wait_until
 
 RING = 16 << 20
 BODY_MAX = 4 << 20
@@ -74,6 +74,7 @@ def calm(daemon: Daemon) -> None:
     wait_until(lambda: not pressure(daemon)["deferring"], "nothing to be deferred")
     wait_until(lambda: pressure(daemon)["coalesce_ms"] == 0, "pushes to go immediately")
     wait_until(lambda: daemon.status()["window_ms"] == 0.5, "the shortest window")
+    wait_for_heartbeats(daemon)
 
 
 class Frames:
@@ -147,6 +148,7 @@ def test_heavy_pressure_slows_acknowledgments_and_pauses_the_least_urgent_pushes
         with pressed(daemon, 0.9):
             wait_until(lambda: pressure(daemon)["deferring"], "the least urgent to be deferred")
             wait_until(lambda: daemon.status()["window_ms"] > 7, "the window to widen")
+            wait_for_heartbeats(daemon)
             assert daemon.produce("least", 1, 2).status == 200
             assert daemon.produce("urgent", 1, 2).status == 200
             assert sum(urgent.sizes(2)) == 2
@@ -204,11 +206,17 @@ def test_a_cap_that_passes_a_cursor_leaves_a_tombstone_at_any_pressure(
 def test_an_edge_is_one_line_with_the_level_and_its_cause(daemon: Daemon) -> None:
     calm(daemon)
     wait_until(lambda: not pressure(daemon)["rungs"], "all rungs to be left")
-    before = len(daemon.log)
+
+    def edges() -> list[str]:
+        return [line for line in daemon.log if "pressure " in line and "coalesce" in line]
+
+    wait_until(lambda: len(edges()) % 2 == 0, "the log to have the end of what began")
+    before = len(edges())
     with pressed(daemon, 0.3):
         wait_until(lambda: pressure(daemon)["rungs"] == ["coalesce"], "the rung")
     wait_until(lambda: not pressure(daemon)["rungs"], "the rung to be left")
-    lines = [line for line in daemon.log[before:] if "pressure " in line and "coalesce" in line]
+    wait_until(lambda: len(edges()) >= before + 2, "the log of both")
+    lines = edges()[before:]
     assert len(lines) == 2
     assert "pressure 0.30 (ring 0.30 of shard 0): coalesce begins: pushes wait" in lines[0]
     assert "coalesce ends" in lines[1]
