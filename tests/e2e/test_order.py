@@ -33,8 +33,9 @@ def test_acknowledged_is_stored_once_at_its_offset_and_in_each_connections_order
         with load(daemon, PLACES, connections=9, requests_max=120) as run:
             run.join()
         counts = check_stored(daemon, PLACES, run)
-        # Counters follow the answers.
-        wait_until(lambda: daemon.status()["totals"]["requests_acked"] == 9 * 120, "the counts")
+        # Counters follow the answers, that of records last.
+        stored = counts["acknowledged"]
+        wait_until(lambda: daemon.status()["totals"]["records_acked"] == stored, "the counts")
         status = daemon.status()
 
     assert not run.unknown and not run.refused
