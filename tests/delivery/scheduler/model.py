@@ -59,7 +59,8 @@ class Waiting:
 
 
 class Model:
-    """Entries in a list, in the order in which they became ready."""
+    """Entries in a list: those that are ready in the order in which they became so, and anywhere
+    among them those that are held, in the order in which they were marked."""
 
     def __init__(self, start_ns: int) -> None:
         self.waiting: list[Waiting] = []
@@ -84,7 +85,7 @@ class Model:
         return (self.stopped_ns if self.deferring else now_ns) - self.frozen_ns
 
     def pass_time(self, now_ns: int) -> None:
-        for entry in self.waiting:
+        for entry in list(self.waiting):
             due_ns = max(entry.marked_ns + self.coalesce_ns, self.held_from_ns)
             if entry.enqueued_ns is None and due_ns <= now_ns:
                 self.ready(entry, due_ns, entry.published_ns + due_ns - entry.marked_ns)
@@ -101,6 +102,8 @@ class Model:
                 entry.band = max(entry.band, entry.band_at(at_ns))
 
     def ready(self, entry: Waiting, at_ns: int, sensed_ns: int) -> None:
+        self.waiting.remove(entry)
+        self.waiting.append(entry)
         entry.enqueued_ns, entry.sensed_ns = at_ns, sensed_ns
         entry.lowered = int(self.deferring and entry.key[1] == Kind.ROUTE)
         entry.since_ns = self.clock(entry, at_ns)
@@ -135,7 +138,7 @@ class Model:
 
     def admit(self, entry: Waiting) -> None:
         self.waiting.append(entry)
-        if not self.coalesce_ns or entry.key[1] is Kind.ROUTE:
+        if not self.coalesce_ns or entry.key[1] is not Kind.PUSH:
             self.ready(entry, entry.marked_ns, entry.published_ns)
 
     def may_go(self) -> list[Waiting]:
@@ -173,9 +176,7 @@ class Model:
         self.left[band] -= max(cost_bytes, 4096)
         if more and not entry.forgotten:
             again = Waiting(key, entry.inputs, entry.published_ns, now_ns)
-            # Entries that are held become ready later than this one.
-            at = sum(each.enqueued_ns is not None for each in self.waiting)
-            self.waiting.insert(at, again)
+            self.waiting.append(again)
             self.ready(again, now_ns, now_ns)
         elif entry.again is not None:
             inputs, published_ns, _ = entry.again
