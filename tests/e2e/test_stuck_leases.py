@@ -51,18 +51,24 @@ def alarms(daemon: Daemon) -> dict[str, str]:
 def asked(daemon: Daemon, path: str) -> Answer:
     """The answer, by a shard that did not end meanwhile: here they end on their own."""
 
-    def answer() -> Answer | None:
+    def answers() -> list[Answer]:
         with contextlib.suppress(ConnectionError, http.client.HTTPException):
-            return daemon.get(path)
-        return None
+            return [daemon.get(path)]
+        return []
 
-    return wait_until(answer, f"a shard that lives to answer {path}")
+    (answer,) = wait_until(answers, f"a shard that lives to answer {path}")
+    return answer
 
 
-def held_lease(leases: LeaseTable) -> Lease | None:
+def held_lease(leases: LeaseTable) -> Lease:
     """The one whose PUT is held, once those of earlier writes are done."""
-    live = list(leases.in_state(LIVE))
-    return live[0] if len(live) == 1 else None
+
+    def live() -> list[Lease]:
+        found = list(leases.in_state(LIVE))
+        return found if len(found) == 1 else []
+
+    (lease,) = wait_until(live, "one lease to be left")
+    return lease
 
 
 def test_a_lease_that_ends_every_process_that_takes_it_is_named_and_goes_on_once_it_can(
@@ -79,15 +85,15 @@ def test_a_lease_that_ends_every_process_that_takes_it_is_named_and_goes_on_once
                 line.send("t", "accepted")
                 wait_until(lambda: proxy.held, "the PUT to be under way")
                 # Shards take turns: the one that uploads need not be the one that was written to.
-                lease = wait_until(lambda: held_lease(leases), "one lease to be left")
+                lease = held_lease(leases)
                 (source,) = lease.sources
                 header = source.start % segment.layout.ring_bytes + 9
                 segment.ring(source.shard)[header] ^= 1
                 os.kill(pids[lease.holder], signal.SIGKILL)
 
-            def told() -> str | None:
+            def told() -> str:
                 found = asked(daemon, "/v0/status").json["alarms"]
-                return next((a["message"] for a in found if a["alarm"] == "lease_stuck"), None)
+                return next((a["message"] for a in found if a["alarm"] == "lease_stuck"), "")
 
             message = wait_until(told, "the alarm")
             assert re.search(r"was taken over \d+ times and is not committed", message), message
