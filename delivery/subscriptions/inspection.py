@@ -95,6 +95,7 @@ def row_of(running: RunningSubscription, now_ns: int) -> SubscriptionRow:
         waiting=window.unfinished - window.in_flight,
         blocked_keys=len(window.stuck),
         consumers=len(running.sessions),
+        consumer_max=window.policy.member_max,
         oldest_unacknowledged_ms=0 if sent_ns is None else (now_ns - sent_ns) // 1_000_000,
         delivered=counts.delivered,
         acknowledged=counts.acknowledged,

@@ -96,6 +96,7 @@ class RunningSubscription:
         self.gaps: list[MissedOffsets] = []
         self.held = ""  # why nothing is sent, if so
         self.held_until_ns = 0
+        self.unreadable = ""  # why the last records could not be read, until some are
         self.is_loading = False  # records are being loaded that may be sent then
         self._untold: list[MissedOffsets] = []
         self._blocks = blocks
@@ -109,6 +110,14 @@ class RunningSubscription:
 
     def check(self, asked: Consume | Poll) -> None:
         """Raises OwnerRefused if a consumer cannot come."""
+        mode = self.view.subscription.config.mode
+        if asked.filters and mode != "key_shared":
+            raise OwnerRefused(
+                400, "invalid",
+                f"filters choose keys, and subscription {self.view.subscription.name!r} does not"
+                f" share them: its mode is {mode}; leave filter out, or use the mode key_shared",
+                {"field": "filter", "mode": mode},
+            )  # fmt: skip
         if asked.consumer not in self.sessions and len(self.sessions) >= CONSUMERS_MAX:
             raise OwnerRefused(
                 429, "too_many_consumers",
@@ -243,7 +252,7 @@ class RunningSubscription:
     @property
     def why_held(self) -> str:
         """Why nothing is sent, or dead letters wait; otherwise empty."""
-        return self.held or self.letters.reason
+        return self.held or self.unreadable or self.letters.reason
 
     @property
     def drainable_lag(self) -> int:
@@ -255,7 +264,7 @@ class RunningSubscription:
                 min(max(0, self.head(partition) - lane.end), lane.room)
                 for partition, lane in window.lanes.items()
             )
-        is_held = bool(self.held) or config.paused
+        is_held = bool(self.held or self.unreadable) or config.paused
         found = drainable_lag(window.drainable, window.unfinished, unseen, held=is_held)
         return min(1, found) if config.mode == "exclusive" else found
 
@@ -344,6 +353,7 @@ class RunningSubscription:
             self.window.missing(batch.epoch, gone)
         if not sent:
             return WRITE_COST_BYTES
+        self.unreadable = ""
         self.window.sent(batch.epoch, self._now_ns())
         if session.outlet is not None and session.format is not None:
             told = self._tell_gaps(session.format) if self._untold else b""
@@ -417,10 +427,10 @@ class RunningSubscription:
 
     def hold(self, why: str) -> None:
         """Sends nothing for a while."""
-        if why != self.held:
+        if why != self.unreadable:
             log.info("subscription %s of topic %s cannot go on now: %s",
                      self.view.subscription.name, self.view.topic.name, why)  # fmt: skip
-        self.held = why
+        self.held = self.unreadable = why
         self.held_until_ns = self._now_ns() + HELD_NS
 
     def evicted(self, partition: int, earliest_seq: int, tombstone: Tombstone | None) -> None:

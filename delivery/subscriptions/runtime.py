@@ -477,6 +477,7 @@ class Subscriptions:
                                  f" `headgate quarantine`")  # fmt: skip
             return
         for running in self._by_topic.get(topic_id, ()):
+            running.unreadable = ""
             running.evicted(partition, loaded.earliest_seq, tombstone)
             self._record(running)
             self._wake(running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from delivery.subscriptions.requests import Describe, RetryKey
 from ledger import subscriptions
 from ledger.subscriptions import Subscription
 from tests.delivery.node import Node, node_in
-from tests.delivery.subscriptions.owning import Owner, messages, record
+from tests.delivery.subscriptions.owning import Owner, S, messages, record
 from tests.delivery.subscriptions.test_runtime import run
+from uploader.stores.base import StoreError
 
 
 @pytest.fixture
@@ -161,6 +163,43 @@ def test_what_is_not_tracked_asks_for_nobody(node: Node) -> None:
         owner.produce(*(record(n) for n in range(10)))
         await owner.rest()
         assert (await lags(owner, made))[1] == 0
+
+    run(node, use)
+
+
+def test_while_the_store_cannot_be_read_nobody_is_asked_for_also_between_the_attempts(
+    node: Node,
+) -> None:
+    for first in range(0, 900, 300):  # more than the rings keep
+        node.produce(0, {0: [record(n) for n in range(first, first + 300)]})
+        node.commit(0)
+    answer = threading.Event()
+    answer.set()
+
+    def refuse() -> None:
+        assert answer.wait(20)
+        raise StoreError("the store does not answer", retryable=True)
+
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        node.store.before = refuse
+        client = await owner.consume(made, "c")
+        assert await lags(owner, made) == (900, 0)
+        node.store.asked.clear()
+        answer.clear()
+        owner.now_ns += S
+        owner.subscriptions.look()
+        await owner.until(node.store.asked.is_set)
+        state = await owner.ask(Describe(made.subscription_id))
+        assert state["drainable_lag"] == 0, "the next attempt is under way"
+        assert "does not answer" in state["held"]
+        node.store.before = lambda: None
+        answer.set()
+        await owner.rest()
+        await owner.later(1)
+        assert messages(client)
+        assert (await lags(owner, made))[1] > 0
+        assert (await owner.ask(Describe(made.subscription_id)))["held"] == ""
 
     run(node, use)
 
