@@ -68,9 +68,8 @@ def state_of(
 def progress_of(running: RunningSubscription) -> list[PartitionProgress]:
     """How far it has got in each partition."""
     return [
-        PartitionProgress(partition, lane.floor, head, max(0, head - lane.end) + lane.unfinished)
+        PartitionProgress(partition, lane.floor, running.head(partition), running.lag_of(partition))
         for partition, lane in sorted(running.window.lanes.items())
-        for head in (running.head(partition),)
     ]
 
 

@@ -244,10 +244,16 @@ class RunningSubscription:
     @property
     def lag(self) -> int:
         """Records of the topic that are not finished."""
-        return sum(
-            max(0, self.head(partition) - lane.end) + lane.unfinished
-            for partition, lane in self.window.lanes.items()
-        )
+        return sum(self.lag_of(partition) for partition in self.window.lanes)
+
+    def lag_of(self, partition: int) -> int:
+        """Those of a partition."""
+        return self._unseen(partition) + self.window.lanes[partition].unfinished
+
+    def _unseen(self, partition: int) -> int:
+        """Records that were not admitted yet and that a former process did not finish."""
+        lane = self.window.lanes[partition]
+        return max(0, self.head(partition) - lane.end - lane.finished_ahead)
 
     @property
     def why_held(self) -> str:
@@ -261,8 +267,7 @@ class RunningSubscription:
         unseen = 0
         if config.reliable:  # what nobody tracks does not wait for anybody
             unseen = sum(
-                min(max(0, self.head(partition) - lane.end), lane.room)
-                for partition, lane in window.lanes.items()
+                min(self._unseen(partition), lane.room) for partition, lane in window.lanes.items()
             )
         is_held = bool(self.held or self.unreadable) or config.paused
         found = drainable_lag(window.drainable, window.unfinished, unseen, held=is_held)

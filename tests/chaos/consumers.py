@@ -78,7 +78,8 @@ def fate(record: str) -> Fate:
 
 
 class Consumes(msgspec.Struct, frozen=True):
-    """A consumer; without a ``form`` it polls. ``wanders``: it leaves and comes back."""
+    """A consumer; without a ``form`` it polls. ``wanders``: it leaves and comes back. ``mute``: it
+    says nothing, as nobody wants to know."""
 
     topic: str
     subscription: str
@@ -87,6 +88,7 @@ class Consumes(msgspec.Struct, frozen=True):
     filters: tuple[str, ...] = ()
     slow: bool = False
     wanders: bool = False
+    mute: bool = False
 
     @property
     def path(self) -> str:
@@ -149,14 +151,18 @@ class Consumer(Client):
         self._history.add(Handed(name, connection, epoch, messages, empty_ms, now_ms()))
         spots = {(each.partition, each.seq): each for each in messages}
         self.counts.messages += len(messages)
-        self.counts.again += sum(spot in self._seen for spot in spots)
+        self.counts.again += len(self._seen & spots.keys())
+        known = self._seen & spots.keys()
         self._seen.update(spots)
+        if self.wanted.mute:
+            return
         good: list[Spot] = []
         bad: list[Spot] = []
         silent: list[Spot] = []
         for spot, message in spots.items():
             what = fate(message.record)
-            if what is Fate.GOOD or (what is not Fate.POISON and message.attempt > 1):
+            is_again = message.attempt > 1 or spot in known
+            if what is Fate.GOOD or (what is not Fate.POISON and is_again):
                 good.append(spot)
             else:
                 (silent if what is Fate.SILENT_ONCE else bad).append(spot)

@@ -13,7 +13,8 @@ Of each reliable subscription:
 - overtried: no message is sent again after its last permitted failure.
 - early: with ``key_shared``, a message is sent only when a consumer has dealt with the one before
   it that has the same key and partition.
-- locked: with ``key_shared``, one message of a key is with consumers, whatever its partition.
+- locked: with ``key_shared``, one message of a key is with consumers, whatever its partition,
+  unless it is evicted.
 - reordered: with ``key_shared``, what follows a message in the order of its key is not sent before
   it again, not even after a failure. With ``exclusive``, messages are sent first in their order.
 - reburied: a dead letter is stored once; misburied: after enough failures, and never accepted.
@@ -135,6 +136,7 @@ def _locked(known: Known, served: Handings) -> Iterator[str]:
                 before.spot != after.spot
                 and served.era(before) == served.era(after)
                 and not _dealt_with(served, before.spot, after.line)
+                and before.spot[1] > known.evicted[served.rules.topic, before.spot[0]]
                 and not _harmed(known, before, after)
             ):
                 yield (

@@ -56,8 +56,8 @@ CONSUMES = [
     Consumes("orders", "blocking", "bert", Form.MSGPACK, wanders=True),
     Consumes("short", "capped", "anna", Form.NDJSON, wanders=True),
     Consumes("short", "capped", "bert"),
-    Consumes("clicks", "loose", "anna", Form.NDJSON),
-    Consumes("clicks", "loose", "bert", Form.SSE, slow=True),
+    Consumes("clicks", "loose", "anna", Form.NDJSON, mute=True),
+    Consumes("clicks", "loose", "bert", Form.SSE, slow=True, mute=True),
 ]
 
 

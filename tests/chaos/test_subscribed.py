@@ -175,6 +175,8 @@ def test_keys_are_locked_across_partitions() -> None:
     rest = [*served(B, 3, 2), *served(A, 4, 3), *served(A, 90, 4), Drained("s", 0)]
     assert names(world(*lines, *rest)) == {"locked"}
     assert check(world(Harmed(100_000), *lines, *rest)) == [], "the next owner cannot know"
+    gap = Page("r", U, 0, 1, (), (1, 1), "ttl")
+    assert names(world(gap, *lines, *rest)) == {"evicted"}, "an evicted one is given up"
 
 
 def test_other_modes_do_not_order_keys() -> None:

@@ -130,9 +130,14 @@ def test_finished_offsets_survive_as_rows() -> None:
     assert row is not None
 
     again = DeliveryWindow(WindowPolicy(), batch.epoch)
-    again.open(0, 2).restore(0, row)
+    lane = again.open(0, 2)
+    lane.restore(0, row)
+    assert lane.finished_ahead == 997
     again.join("a")
-    again.admit(0, [f"k{n}" for n in range(2, 10_000)])
+    again.admit(0, [f"k{n}" for n in range(2, 502)])
+    assert lane.finished_ahead == 498, "what was admitted is not ahead"
+    again.admit(0, [f"k{n}" for n in range(502, 10_000)])
+    assert lane.finished_ahead == 0
     assert take(again, "a", 3) == [3, 1_001, 1_002]
     again.check_invariants()
 
