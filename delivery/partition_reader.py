@@ -28,6 +28,7 @@ from delivery.schemas import Tombstone
 from delivery.stored_reader import Overtaken, StoredReader
 from delivery.tail_reader import TailReader
 from ledger import reads
+from uploader.l0 import records
 from uploader.l0.records import Record
 from uploader.stores.base import StoreError
 
@@ -107,30 +108,35 @@ class PartitionReader:
         passes: Callable[[Record], bool] | None = None,
     ) -> RingPage | None:
         """The records after ``cursor``, as far as the rings hold them, ``limit`` and ``bytes_max``
-        allow; None if they do not hold the first one. Waits for nothing."""
+        allow; None if they do not hold the first one. Waits for nothing. Bytes are those of a
+        stored batch, shared equally by its records."""
         reached = cursor
         items: list[Item] = []
         read_bytes = 0
         for extent in self.followed.tail(key, cursor + 1):
-            for batch in self.tail.batches(key, extent, reached + 1):
+            for batch in self.tail.raw_batches(key, extent, reached + 1):
                 if batch is None:
                     self.followed.forget_tail(key)
                     break
-                first, arrival_ms, decoded = batch
-                for offset, record in enumerate(decoded, first):
-                    if offset <= reached:
-                        continue
-                    if offset > reached + 1 or not limit or read_bytes >= bytes_max:
-                        break
-                    reached = offset
-                    limit -= 1
-                    read_bytes += bytes_of(record)
-                    if passes is None or passes(record):
-                        ts_ms = arrival_ms if record.ts is None else record.ts
-                        items.append((offset, ts_ms, record))
-                else:
-                    continue
-                break
+                first, head, payload = batch
+                if first > reached + 1:
+                    break
+                count = head.record_count
+                skip = reached + 1 - first
+                size = max(1, len(payload) // count)
+                taken = min(count - skip, limit, max(1, (bytes_max - read_bytes) // size))
+                read_bytes += taken * size
+                limit -= taken
+                reached += taken
+                decoded = records.decode(payload)[skip : skip + taken]
+                arrival_ms = head.arrival_ms
+                items += [
+                    (offset, arrival_ms if record.ts is None else record.ts, record)
+                    for offset, record in enumerate(decoded, first + skip)
+                    if passes is None or passes(record)
+                ]
+                if not limit or read_bytes >= bytes_max or skip + taken < count:
+                    break
             else:
                 continue
             break

@@ -26,7 +26,7 @@ from delivery.followed import Key
 from delivery.schemas import Tombstone
 from delivery.subscriptions import encoding
 from delivery.subscriptions.batches import Batch, Outcome, Place
-from delivery.subscriptions.blocks import BLOCK, Blocks
+from delivery.subscriptions.blocks import BLOCK, MISSING, Blocks
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.drainable import drainable_lag
 from delivery.subscriptions.encoding import Sent
@@ -330,27 +330,26 @@ class RunningSubscription:
         gone: list[Place] = []
         back: list[Place] = []
         size = 0
+        find, topic_id = self._blocks.find, self.view.topic.topic_id
         for message in batch.messages:
             if message is None:
                 continue
             if back or size >= WRITE_BYTES:
                 back.append(message.place)
                 continue
-            key = self._key(message.lane.partition)
-            found = self._blocks.known(key, message.offset, 1)
-            if not found:
+            lane, offset, _, attempts = message
+            item = find((topic_id, lane.partition), offset)
+            if item is MISSING:
                 if not sent and not gone:
                     session.parked = batch
-                    wanted.append(Wanted(key, message.offset))
+                    wanted.append(Wanted(self._key(lane.partition), offset))
                     return 0
                 back.append(message.place)
-                continue
-            item = found[0]
-            if item is None:
+            elif item is None:
                 gone.append(message.place)
-                continue
-            sent.append((message.lane.partition, message.attempts + 1, item))
-            size += len(item[2].data) + MESSAGE_BYTES
+            else:
+                sent.append((lane.partition, attempts + 1, item))
+                size += len(item[2].data) + MESSAGE_BYTES
         session.parked = None
         if back:
             self.window.give_back(batch.epoch, back)

@@ -35,7 +35,7 @@ from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
 from delivery.subscriptions import inspection
 from delivery.subscriptions.batches import DeadLetter
-from delivery.subscriptions.blocks import Blocks
+from delivery.subscriptions.blocks import MISSING, Blocks
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.journaled import JournaledProgress
 from delivery.subscriptions.replay import add, replay
@@ -546,13 +546,13 @@ class Subscriptions:
         self, running: RunningSubscription, partition: int, offset: int
     ) -> Item | None:
         key = (running.view.topic.topic_id, partition)
-        found = self._blocks.known(key, offset, 1)
-        if not found:
+        found = self._blocks.find(key, offset)
+        if found is MISSING:
             self._want(Wanted(key, offset))
             return None
-        if found[0] is None:  # retention was faster
+        if found is None:  # retention was faster
             running.window.counts.evicted += running.window.moved(partition, offset)
-        return found[0]
+        return found
 
     def _settled(self, running: RunningSubscription, letter: DeadLetter, stored: bool) -> None:
         if stored:
