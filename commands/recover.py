@@ -96,7 +96,7 @@ def text(report: RecoveryReport) -> str:
     if report.records_copied_again:
         lines.append(
             f"{count_text(report.records_copied_again)} of the unlisted records are not stored:"
-            " they are copies, and their routers make them again"
+            " they are copies, and their routers or subscriptions make them again"
         )
     if report.topics_restored:
         lines.append(

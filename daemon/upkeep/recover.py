@@ -85,8 +85,9 @@ class RecoveryReport(Struct):
 
     ``records_void``: of unlisted objects, and not stored, for their ``expected_seq`` or the
     position of their cursor did not hold. ``records_copied_again``: not stored either, for a router
-    copies them again. ``records_may_be_doubled``: their producers may have no answer and have sent
-    them again, and no idempotency key, expectation or cursor tells.
+    copies them again, or a subscription sends their origin again. ``records_may_be_doubled``: their
+    producers may have no answer and have sent them again, and no idempotency key, expectation or
+    cursor tells.
     """
 
     entries: int = 0

@@ -68,9 +68,9 @@ def take(
 ) -> None:
     """Commits unlisted objects in one transaction, each as of the time it was created.
 
-    What our own cursors moved with is void: it is copied again, from a source that has other
-    offsets now. Clients' cursors are judged as usual, after all that the object's requests tell of
-    them: each setting that one of them knew was made before the object's commit.
+    What our own cursors moved or settled with is void: it is copied again, from a source that has
+    other offsets now. Clients' cursors are judged as usual, after all that the object's requests
+    tell of them: each setting that one of them knew was made before the object's commit.
 
     ``taken`` gets the outcome of each before the next one is requested.
     """

@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from daemon.upkeep.owner import check_history
 from daemon.upkeep.recover import RecoveryReport, rebuild
-from ledger import commits, cursors, epochs, reads, topics
+from ledger import commits, cursors, epochs, progress, reads, topics
 from ledger.checks import invariants
 from ledger.ledger import Ledger
 from ledger.log import backup
@@ -37,6 +37,7 @@ from uploader.stores.base import PartedStore
 from uploader.stores.file import FileStore
 
 Place = tuple[int, int]  # topic id, partition
+SETTLED_MAX = 5  # dead letters are of offsets up to here; an owner acknowledges those after it
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -110,7 +111,7 @@ class World:
         self.refused: set[int] = set()  # records that are void
         self.answers: dict[tuple[int, str], list[int]] = {}  # records of a key's first answer
         self.steps: dict[int, Advance] = {}  # first record: what its request carried
-        self.copies: set[int] = set()  # records that a router copied
+        self.copies: set[int] = set()  # records that a router or a subscription copied
         self.node = self.start()
 
     def log(self) -> OwnerLog:
@@ -213,7 +214,7 @@ class World:
 
     def advance(self, step: Step) -> Advance:
         """What the frame of such a request carries."""
-        if step.cursor.startswith("router/"):
+        if step.cursor.startswith(("router/", "subscription/")):
             cursor = self.node.ledger.read(cursors.find, step.cursor)
             assert cursor is not None
             return Advance(cursor.cursor_id, 0, step.expected, step.next, True)
@@ -300,6 +301,10 @@ class World:
                 bases[setting] = advance.set_seq
         ledger = self.node.ledger
         for cursor in ledger.read(cursors.page):
+            if cursor.kind == "subscription":
+                copied = [step[0] for step in taken.get((cursor.cursor_id, 0), [])]
+                assert sorted(copied) == self.settled(cursor.cursor_id), "copied once, and settled"
+                continue
             found = ledger.read(cursors.settings_of, [(cursor.cursor_id, 0)])
             change, seq = found.get((cursor.cursor_id, 0), (0, 0))
             steps = sorted(taken.get((cursor.cursor_id, change), []))
@@ -310,6 +315,13 @@ class World:
                 end = after
             if steps:
                 assert seq == end or (cursor.kind == "router" and seq >= end), cursor.name
+
+    def settled(self, cursor_id: int) -> list[int]:
+        """The offsets up to SETTLED_MAX of partition 0 that a subscription has finished."""
+        keys = [(cursor_id, 0, offset) for offset in range(1, SETTLED_MAX + 1)]
+        return sorted(
+            offset for *_, offset in self.node.ledger.read(progress.finished_of, keys, {})
+        )
 
     def close(self) -> None:
         self.node.ledger.close()

@@ -20,14 +20,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from daemon.upkeep.owner import OtherHistory
 from daemon.upkeep.recover import lives, rebuild, settle, tell
-from ledger import commits, cursors, epochs, reads, topics
+from ledger import commits, cursors, epochs, progress, reads, subscriptions, topics
 from ledger.checks import invariants
 from ledger.cursors import Setting
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Changes, Mark
+from ledger.progress import SubscriptionFlush
+from ledger.subscriptions import Subscription, SubscriptionConfig
 from ledger.types import CursorKind, CursorMove, LeaseId, TopicConfig
-from tests.daemon.upkeep.recovery_world import Request, Step, World
+from tests.daemon.upkeep.recovery_world import SETTLED_MAX, Request, Step, World
 from tests.ledger.images import image_of
 from tests.long import examples
 from uploader import l0
@@ -116,6 +118,45 @@ class RecoveryMachine(RuleBasedStateMachine):
         if self.world.at(cursor) is not None:
             self.world.node.ledger.write(cursors.delete, cursor, KINDS[cursor], 1)
             self.create_cursor(cursor)
+
+    def subscription(self) -> Subscription | None:
+        topic = self.world.node.ledger.read(topics.find, "kept")
+        assert topic is not None
+        return self.world.node.ledger.read(subscriptions.find, topic.topic_id, "s")
+
+    @rule()
+    def subscribe(self) -> None:
+        if self.subscription() is None:
+            config = SubscriptionConfig()
+            ledger = self.world.node.ledger
+            ledger.write(subscriptions.create, "kept", "s", config, "earliest", 1)
+
+    @rule(offsets=st.lists(st.integers(1, SETTLED_MAX), min_size=1, max_size=3))
+    def settle(self, offsets: list[int]) -> None:
+        """Dead letters of a subscription, some of them sent again."""
+        present = self.subscription()
+        if present is not None:
+            name = f"subscription/{present.topic_id}/s"
+            self.world.produce(
+                [Request("kept", 0, 1, step=Step(name, offset, offset)) for offset in offsets]
+            )
+
+    @rule(offset=st.integers(SETTLED_MAX + 1, 9))
+    def acknowledge(self, offset: int) -> None:
+        present = self.subscription()
+        if present is not None:
+            bits = (1 << offset).to_bytes(progress.ROW_BYTES, "little")
+            flushed = SubscriptionFlush(
+                present.subscription_id, present.generation, 1, [], [(0, 0, bits)]
+            )
+            assert self.world.node.ledger.write(progress.flush, [flushed]) == set()
+
+    @rule()
+    def seek(self) -> None:
+        present = self.subscription()
+        if present is not None:
+            ledger = self.world.node.ledger
+            ledger.write(subscriptions.seek, present.subscription_id, {0: 0}, 1)
 
     @rule(requests=requests_)
     def put_without_commit(self, requests: list[Request]) -> None:
@@ -317,6 +358,26 @@ def test_what_a_router_copied_since_the_last_entry_is_void_and_its_cursor_as_lis
     assert (report.records_taken, report.records_void, report.records_copied_again) == (2, 0, 1)
     assert world.at("router/r") == 5
     assert world.node.ledger.read(reads.partition_states, 1)[0].count == 3
+
+
+def test_a_dead_letter_since_the_last_entry_is_void_and_its_origin_is_delivered_again(
+    world: World,
+) -> None:
+    ledger = world.node.ledger
+    ledger.write(topics.create, "dead", TopicConfig(), 1)
+    made = ledger.write(subscriptions.create, "a", "s", SubscriptionConfig(), "earliest", 1)
+    name = f"subscription/{made.topic_id}/s"
+    world.produce([Request("a", 0, 4)])
+    world.produce([Request("dead", 0, 1, step=Step(name, 2, 2))])
+    world.node.tell()
+    world.produce([Request("dead", 0, 1, step=Step(name, 3, 3))])
+    report = world.recover()
+    assert (report.records_taken, report.records_void, report.records_copied_again) == (0, 0, 1)
+    assert world.settled(made.cursor_id) == [2]
+    again = world.node.ledger.read(subscriptions.find, made.topic_id, "s")
+    assert again == made
+    world.produce([Request("dead", 0, 1, step=Step(name, offset, offset)) for offset in (2, 3)])
+    assert world.settled(made.cursor_id) == [2, 3]
 
 
 def test_a_cursor_made_again_under_its_name_is_not_moved_by_the_former_ones_requests(
