@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 
 from tests.leaks import LeakCheck
-from tests.long import examples
+from tests.long import LONG, examples
 from tests.minio import bucket, find_binary, minio
 from tests.spark import spark
 
@@ -20,6 +20,10 @@ hypothesis.settings.register_profile(
     "headgate", deadline=None, print_blob=True, max_examples=examples(100)
 )
 hypothesis.settings.load_profile("headgate")
+
+# Ends a hang of a test that takes long. On a busy machine a job of Spark alone takes a minute, and
+# a property that fails is made small first.
+LONG_TIMEOUT_S = 600
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,7 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests that need MinIO, so that ``-m s3`` and ``-m 'not s3'`` find them.
+    """Marks tests that need MinIO, so that ``-m s3`` and ``-m 'not s3'`` find them. Slow tests
+    have more time.
 
     With several workers (``make test``), tests that share a fixture of their module run in one.
     """
@@ -43,6 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if "minio" in item.fixturenames:
             item.add_marker("s3")
+        takes_long = LONG or item.get_closest_marker("slow")
+        if takes_long and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
         if _shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 

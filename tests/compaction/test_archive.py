@@ -111,7 +111,6 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("master", ["local[1]", "local-cluster[1,1,1024]"])
 def test_a_topic_is_read_with_the_archive_and_the_stated_packages_alone(
     tmp_path: Path, bare_python: Path, master: str

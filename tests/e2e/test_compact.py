@@ -213,7 +213,6 @@ def test_a_torn_object_is_named_and_kept_and_the_rest_is_compacted(
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_when_every_object_is_gone_nothing_is_quarantined(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:
@@ -230,7 +229,6 @@ def test_when_every_object_is_gone_nothing_is_quarantined(data: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_one_topics_failure_never_stops_the_others_and_everything_says_which(data: Path) -> None:
     place = Place(data, {})
     longest = "n" * 255
@@ -264,7 +262,6 @@ def test_one_topics_failure_never_stops_the_others_and_everything_says_which(dat
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_killed_at_any_point_and_run_again_each_record_is_in_its_table_once(data: Path) -> None:
     rng = random.Random(2)
     place = Place(data, {"settings": SMALL})
@@ -294,7 +291,6 @@ def test_killed_at_any_point_and_run_again_each_record_is_in_its_table_once(data
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_killed_after_random_times_each_record_is_in_its_table_once(data: Path) -> None:
     rng = random.Random(3)
     place = Place(data, {"settings": SMALL})
@@ -340,7 +336,6 @@ def kill_python_workers(run: subprocess.Popen[bytes], rng: random.Random) -> int
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_executors_killed_at_work_each_record_is_in_its_table_once(data: Path) -> None:
     rng = random.Random(4)
     place = Place(data, {"settings": SMALL})

@@ -84,7 +84,6 @@ def test_a_stream_that_is_cut_anywhere_tells_each_record_once(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_followers_print_each_record_once_whatever_is_killed(data: Path) -> None:
     followers: list[subprocess.Popen[bytes]] = []
     try:

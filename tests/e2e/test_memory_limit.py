@@ -38,7 +38,6 @@ def overloaded(folder: Path, limit_bytes: int, seconds: float) -> OverloadResult
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_ten_times_the_load_for_two_minutes_neither_kills_nor_loses(tmp_path: Path) -> None:
     """A hundred MiB less than the rings alone would fill: bodies are refused before they come."""
     found = overloaded(tmp_path, TIGHT_BYTES, 120)
@@ -49,7 +48,6 @@ def test_ten_times_the_load_for_two_minutes_neither_kills_nor_loses(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_with_memory_for_full_rings_only_they_refuse(tmp_path: Path) -> None:
     found = overloaded(tmp_path, ROOMY_BYTES, 40)
 

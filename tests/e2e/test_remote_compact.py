@@ -174,7 +174,6 @@ def test_killed_at_any_point_each_record_is_in_its_table_once(
 @pytest.mark.spark
 @pytest.mark.s3
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_of_two_drivers_one_compacts_and_the_other_is_refused(
     tmp_path: Path, bucket: Bucket
 ) -> None:
@@ -193,7 +192,6 @@ def test_of_two_drivers_one_compacts_and_the_other_is_refused(
 @pytest.mark.spark
 @pytest.mark.s3
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_driver_that_was_stopped_for_longer_than_its_lease_is_fenced(
     tmp_path: Path, bucket: Bucket
 ) -> None:

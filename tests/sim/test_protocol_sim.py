@@ -159,7 +159,6 @@ def test_an_ownership_that_lasts_longer_than_a_new_owner_waits_is_found(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_long_run_finds_nothing() -> None:
     outcome = simulate(2026, 200_000)
     assert outcome.steps >= 200_000

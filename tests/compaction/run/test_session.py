@@ -68,7 +68,6 @@ def test_a_session_is_quiet_and_ours_and_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_packaged_java_starts_a_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,6 @@ def test_the_put_rate_is_near_the_optimum_from_idle_to_saturation(bytes_per_s: f
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("bytes_per_s", [KIB, 20 * MIB, 400 * MIB, 2048 * MIB, 8192 * MIB])
 def test_the_put_rate_of_32_cores_is_near_the_optimum_from_idle_to_saturation(
     bytes_per_s: float,
