@@ -300,6 +300,18 @@ def views(
     return [_view(tx, each) for each in page(tx, topic_id, after_name, limit)]
 
 
+def all_views(
+    tx: ReadTx, after_id: int = 0, limit: int = SUBSCRIPTIONS_MAX
+) -> list[SubscriptionView]:
+    """Live subscriptions of all topics after an id, in the order of ids."""
+    rows = tx.execute(
+        f"SELECT {_COLUMNS} FROM subscriptions"
+        " WHERE subscription_id > ? AND deleted_ms IS NULL ORDER BY subscription_id LIMIT ?",
+        (after_id, limit),
+    )
+    return [_view(tx, each) for each in map(_subscription, rows.fetchall())]
+
+
 def owned(
     tx: ReadTx, shard: int, shards: int, after: int = 0, also: Iterable[int] = ()
 ) -> tuple[int, list[SubscriptionView]]:

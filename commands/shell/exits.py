@@ -18,6 +18,8 @@ UNREACHABLE = 3
 DEGRADED = 4
 
 REFUSED_HINTS = {
+    "unknown_subscription": "`headgate subscriptions ls` lists the subscriptions",
+    "not_blocked": "`headgate subscriptions keys TOPIC SUBSCRIPTION` lists what is blocked",
     "unknown_topic": "`headgate topics ls` lists the topics",
     "throttled": "the daemon is full: send again later, or more slowly",
 }

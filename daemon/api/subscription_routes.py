@@ -20,6 +20,8 @@ from daemon.api.names import check_subscription_name
 from daemon.api.streaming import EncodedJson
 from daemon.api.subscription_directory import SubscriptionDirectory, unknown_subscription
 from daemon.api.subscription_schemas import (
+    EverySubscription,
+    EverySubscriptionQuery,
     SeekRequest,
     SubscriptionActivity,
     SubscriptionDeleted,
@@ -139,6 +141,13 @@ class SubscriptionRoutes:
         shown = [self._summary(view) for view in views[: query.limit]]
         more = len(views) > query.limit
         return SubscriptionPage(shown, shown[-1].subscription if more else None)
+
+    async def list_all(self, query: EverySubscriptionQuery) -> EverySubscription:
+        """A page of all subscriptions, by id."""
+        views = await self._ledger.read(subscriptions.all_views, query.after, query.limit + 1)
+        shown = [self._summary(view) for view in views[: query.limit]]
+        more = len(views) > query.limit
+        return EverySubscription(shown, shown[-1].subscription_id if more else None)
 
     async def delete(self, topic: str, name: str) -> SubscriptionDeleted:
         """Deletes a subscription. Raises ApiError 404."""

@@ -107,6 +107,22 @@ class SubscriptionPage(Struct, frozen=True):
     next_after: Annotated[str | None, Meta(description="asks for the next page; null: no more")]
 
 
+class EverySubscriptionQuery(Struct, frozen=True):
+    """Which subscriptions to list."""
+
+    after: Annotated[
+        int, Meta(ge=0, le=INTEGER_MAX, description="`next_after` of the previous page")
+    ] = 0
+    limit: Annotated[int, Meta(ge=1, le=1_000, description="subscriptions in the page")] = 100
+
+
+class EverySubscription(Struct, frozen=True):
+    """Subscriptions of all topics in the order of their ids."""
+
+    subscriptions: list[SubscriptionSummary]
+    next_after: Annotated[int | None, Meta(description="asks for the next page; null: no more")]
+
+
 class SubscriptionDeleted(Struct, frozen=True):
     """The subscription is deleted; its name can be used again."""
 

@@ -8,6 +8,8 @@ from daemon.api.subscription_schemas import (
     BlockedMessageRequest,
     ConsumeHeaders,
     ConsumeQuery,
+    EverySubscription,
+    EverySubscriptionQuery,
     KeysQuery,
     LeaveRequest,
     NackRequest,
@@ -30,6 +32,15 @@ from delivery.subscriptions.schemas import (
 )
 
 SUBSCRIPTION_ROUTES = (
+    Route(
+        method="GET",
+        path="/v0/subscriptions",
+        summary="list the subscriptions of all topics by id, a page at a time",
+        handler=lambda handlers: handlers.subscriptions.list_all,
+        query=EverySubscriptionQuery,
+        answers={200: EverySubscription},
+        errors=(400, 503),
+    ),
     Route(
         method="GET",
         path="/v0/topics/{topic}/subscriptions",

@@ -109,8 +109,9 @@ class Blocked(NamedTuple):
 class WindowCounts:
     """What a window has counted since it was made.
 
-    ``redelivered``: sent messages that came back to be sent again. ``dropped``: finished by the
-    policy of failures. ``unmatched``: finished because no consumer accepts them. ``evicted``:
+    ``redelivered``: sent messages that came back to be sent again. ``refused``: named in vain by
+    an acknowledgment, because they are finished or not with this consumer. ``dropped``: finished by
+    the policy of failures. ``unmatched``: finished because no consumer accepts them. ``evicted``:
     finished because retention removed them. ``missed``: not sent by a subscription that does not
     track, because their consumer was full.
     """

@@ -307,7 +307,6 @@ class Deliveries(ABC):
         if batch is None:
             return self._refused(None if messages is None else list(messages))
         indexes, unknown = self._indexes(batch, messages, but)
-        self.counts.refused += len(indexes)
         self._fail_all(batch, sorted(indexes), now_ns, delay_ns, why)
         return self._outcome(len(indexes), unknown)
 
@@ -341,17 +340,17 @@ class Deliveries(ABC):
         return list(found), unknown
 
     def _refused(self, named: list[Place] | None) -> Outcome:
-        return (
-            Outcome(0, 1, (RefusedPlace(None, "epoch"),))
-            if named is None
-            else self._outcome(0, named)
-        )
+        if named is not None:
+            return self._outcome(0, named)
+        self.counts.refused += 1
+        return Outcome(0, 1, (RefusedPlace(None, "epoch"),))
 
     def _outcome(self, accepted: int, unknown: list[Place]) -> Outcome:
         refusals = tuple(
             RefusedPlace(place, "finished" if self.is_finished(*place) else "epoch")
             for place in unknown[:REFUSALS_MAX]
         )
+        self.counts.refused += len(unknown)
         return Outcome(accepted, len(unknown), refusals)
 
     def is_finished(self, partition: int, offset: int) -> bool:

@@ -146,6 +146,8 @@ def subscriptions(api: Checked) -> None:
     assert api.ask("GET", at).status == 200
     assert api.ask("GET", f"{at}?limit=0").status == 400
     assert api.ask("GET", "/v0/topics/none/subscriptions").status == 404
+    assert api.ask("GET", "/v0/subscriptions").json["subscriptions"]
+    assert api.ask("GET", "/v0/subscriptions?limit=0").status == 400
     assert api.ask("PUT", "/v0/topics/none/subscriptions/s").status == 404
     consumer = {"consumer": "c"}
     polled = api.ask("GET", f"{one}/consume?consumer=c&max=2&wait_ms=30000").json

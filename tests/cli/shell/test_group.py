@@ -58,7 +58,7 @@ def test_the_help_and_the_version_import_click_and_no_other_library(option: str)
     assert not found & {*HEAVY, "msgspec", "daemon", "uploader", "compaction", "ledger"}
 
 
-@pytest.mark.parametrize("command", ["produce", "read", "status", "topics", "watch"])
+@pytest.mark.parametrize("command", ["consume", "produce", "status", "topics", "watch"])
 def test_a_command_that_talks_http_imports_no_server_store_or_lake(command: str) -> None:
     found = imported_by(command, "--help")
     assert f"commands.{command}" in found
@@ -85,7 +85,7 @@ def test_the_help_lists_all_commands(option: str) -> None:
     result = CliRunner().invoke(cli.headgate, [option])
     assert result.exit_code == 0
     for name, summary in cli.COMMANDS.items():
-        assert f"  {name} " in result.stdout and summary in result.stdout
+        assert f"  {name} " in result.stdout and summary in " ".join(result.stdout.split())
 
 
 def test_every_command_has_examples_that_it_understands(

@@ -107,9 +107,12 @@ class SubscribingNode:
         return asyncio.run(written())
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
-        """A request with a JSON body; ``path`` begins after ``/v0/topics/t/subscriptions``."""
+        """A request with a JSON body; ``path`` begins after ``/v0/topics/t/subscriptions``, or
+        with ``/v0``."""
+        if not path.startswith("/v0"):
+            path = f"/v0/topics/t/subscriptions{path}"
         data = b"" if body is None else json.dumps(body).encode()
-        lines = [f"{method} /v0/topics/t/subscriptions{path} HTTP/1.1", "Host: a"]
+        lines = [f"{method} {path} HTTP/1.1", "Host: a"]
         lines += ["Content-Type: application/json"] * bool(data)
         lines += [f"{name}: {value}" for name, value in headers.items()]
         lines += [f"Content-Length: {len(data)}", "", ""]

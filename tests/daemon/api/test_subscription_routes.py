@@ -88,6 +88,17 @@ def test_a_list_shows_what_owners_tell_a_page_at_a_time(node: SubscribingNode) -
     assert second["next_after"] is None
 
 
+def test_all_subscriptions_are_listed_by_id_a_page_at_a_time(node: SubscribingNode) -> None:
+    ids = [node.ask("PUT", f"/{name}", {}).json["subscription_id"] for name in "bac"]
+    found: list[int] = []
+    after: int | None = 0
+    while after is not None:
+        page = node.ask("GET", f"/v0/subscriptions?limit=2&after={after}").json
+        found += [each["subscription_id"] for each in page["subscriptions"]]
+        after = page["next_after"]
+    assert found == ids
+
+
 def test_one_subscription_is_shown_as_its_owner_sees_it(node: SubscribingNode) -> None:
     number = node.ask("PUT", "/s", {"mode": "exclusive"}).json["subscription_id"]
     node.owners.answer = STATE

@@ -195,11 +195,13 @@ class WindowsMachine(RuleBasedStateMachine):
             else:
                 model.fail(place, self.now_ns, delay_s * S)
         messages, but = (named, []) if how == "some" else (None, named)
+        refused = self.window.counts.refused
         if delay_s is None:
             outcome = self.window.ack(name, epoch, self.now_ns, messages, but)
         else:
             outcome = self.window.nack(name, epoch, self.now_ns, messages, but, delay_s * S)
         assert outcome.accepted == len(accepted)
+        assert outcome.refused == self.window.counts.refused - refused
         if messages is None:
             assert outcome.refused == (not left)
         else:

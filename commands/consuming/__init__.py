@@ -1,0 +1,1 @@
+"""What `subscriptions` and `consume` are made of."""
