@@ -1,0 +1,194 @@
+"""Settings of a subscription change live: no consumer connects again, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.subscribing import Subscription, keys, seqs
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One for all tests; each has a topic of its own."""
+    with running(tmp_path_factory.mktemp("settings") / "data") as started:
+        yield started
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, daemon: Daemon) -> str:
+    """An empty topic of the test's name."""
+    name = request.node.name.removeprefix("test_")[:200].replace("[", ".").rstrip("]")
+    assert daemon.json("PUT", f"/v0/topics/{name}", {}).status == 201
+    return str(name)
+
+
+def changed(found: Subscription, **settings: Any) -> None:
+    """Changes settings and waits until the owner goes by them: it tells ``consumer_max``."""
+    told = row(found)["consumer_max"]
+    wanted = settings.setdefault("consumer_max", told + 1)
+    assert wanted != told and found.set(**settings).status == 200
+    wait_until(lambda: row(found)["consumer_max"] == wanted, "the owner to know the settings")
+
+
+def row(found: Subscription) -> Any:
+    """The subscription, as its owner tells it to all shards."""
+
+    def told() -> Any:
+        rows = found.daemon.get("/v0/scaling").json["subscriptions"]
+        return [each for each in rows if each["topic"] == found.topic]
+
+    (only,) = wait_until(told, "the owner to tell of the subscription")
+    return only
+
+
+def stuck(daemon: Daemon, topic: str) -> Subscription:
+    """A subscription whose key ``bad`` is blocked, with one message that waits for it."""
+    found = Subscription(daemon, topic, redeliveries_max=0)
+    found.produce("bad", "bad", "good")
+    sent = found.take("c", 2)
+    assert keys(sent) == ["bad", "good"]
+    found.ack("c", sent[1:])
+    found.nack("c", sent[:1])
+    assert found.gets_nothing("c") and found.key("bad")["state"] == "stuck"
+    return found
+
+
+def test_a_consumer_gets_more_when_its_limit_is_raised_and_less_when_it_is_lowered(
+    daemon: Daemon, topic: str
+) -> None:
+    found = Subscription(daemon, topic, consumer_max=2)
+    found.produce(*"abcdefgh")
+    first = found.take("c", 2)
+    assert found.gets_nothing("c")
+    changed(found, consumer_max=5)
+    more = found.take("c", 3)
+    changed(found, consumer_max=1)
+    found.ack("c", [*first, *more[:2]])
+    assert found.gets_nothing("c"), "it has one already"
+    found.ack("c", more[2:])
+    assert len(found.take("c", 1)) == 1
+    assert found.gets_nothing("c")
+
+
+def test_more_is_in_flight_when_the_window_is_widened(daemon: Daemon, topic: str) -> None:
+    found = Subscription(daemon, topic, window_max=2)
+    found.produce(*"abcd")
+    found.take("c", 2)
+    assert found.gets_nothing("c")
+    changed(found, window_max=4)
+    assert len(found.take("c", 2)) == 2
+
+
+def test_a_blocked_message_is_dropped_when_the_policy_becomes_drop(
+    daemon: Daemon, topic: str
+) -> None:
+    found = stuck(daemon, topic)
+    changed(found, poison="drop")
+    (following,) = found.take("c", 1)
+    assert (following["key"], following["seq"], following["attempt"]) == ("bad", 2, 1)
+    found.ack("c", [following])
+    assert (found.floor, found.state["dropped"], found.state["blocked_keys"]) == (3, 1, 0)
+
+
+def test_a_blocked_message_is_moved_when_the_policy_becomes_dead_letter(
+    daemon: Daemon, topic: str
+) -> None:
+    found = stuck(daemon, topic)
+    letters = f"{topic}.letters"
+    assert daemon.json("PUT", f"/v0/topics/{letters}", {}).status == 201
+    changed(found, poison="dead_letter", dead_letter_topic=letters)
+    assert seqs(found.take("c", 1)) == [2]
+    (letter,) = wait_until(lambda: daemon.diff(letters)["records"], "the dead letter")
+    assert (letter["key"], letter["data"]) == ("bad", 0)
+    origin = letter["meta"]["headgate"]
+    assert (origin["topic"], origin["subscription"], origin["seq"]) == (topic, found.name, 1)
+    wait_until(lambda: found.state["dead_lettered"] == 1, "the letter to count")
+    assert found.floor == 1
+
+
+def test_a_blocked_message_is_sent_again_when_more_attempts_are_allowed(
+    daemon: Daemon, topic: str
+) -> None:
+    found = stuck(daemon, topic)
+    changed(found, redeliveries_max=1)
+    (again,) = found.take("c", 1)
+    assert (again["seq"], again["attempt"]) == (1, 2)
+
+
+def test_the_pause_after_a_failure_is_that_of_the_moment(daemon: Daemon, topic: str) -> None:
+    found = Subscription(daemon, topic, backoff_ms=[60_000, 60_000])
+    found.produce("slow", "fast")
+    sent = found.take("c", 2)
+    found.nack("c", sent[:1])
+    changed(found, backoff_ms=[1, 1])
+    found.nack("c", sent[1:])
+    (again,) = found.take("c", 1)
+    assert (again["key"], again["attempt"]) == ("fast", 2)
+    assert found.key("slow")["state"] == "resting"
+
+
+def test_messages_come_back_when_the_time_for_them_is_shortened(daemon: Daemon, topic: str) -> None:
+    found = Subscription(daemon, topic, ack_timeout_ms=3_600_000)
+    found.produce("a")
+    found.take("slow", 1)
+    found.join("other")
+    changed(found, ack_timeout_ms=1_000)
+    (again,) = found.take("other", 1)
+    assert (again["seq"], again["attempt"]) == (1, 1), "a consumer that is gone has not failed"
+
+
+def test_keys_that_nobody_wants_are_skipped_when_that_becomes_the_rule(
+    daemon: Daemon, topic: str
+) -> None:
+    found = Subscription(daemon, topic)
+    found.join("c", filters="a*")
+    found.produce("b", "b", "a", "c")
+    sent = found.take("c", 1, filters="a*")
+    found.ack("c", sent)
+    assert found.key("b")["state"] == "held" and found.floor == 0
+    changed(found, unmatched="skip")
+    wait_until(lambda: found.floor == 4, "what nobody wants to be skipped")
+    assert found.state["unmatched"] == 3
+
+
+def test_a_paused_subscription_sends_nothing_and_takes_acknowledgments(
+    daemon: Daemon, topic: str
+) -> None:
+    found = Subscription(daemon, topic)
+    found.produce(*"abc")
+    sent = found.take("c", 1)
+    changed(found, paused=True)
+    assert found.gets_nothing("c")
+    found.ack("c", sent)
+    assert found.floor == 1
+    changed(found, paused=False)
+    assert seqs(found.take("c", 2)) == [2, 3]
+
+
+def test_another_mode_takes_back_what_is_in_flight_and_keeps_what_is_finished(
+    daemon: Daemon, topic: str
+) -> None:
+    found = Subscription(daemon, topic, mode="key_shared")
+    found.produce(*"aab")
+    sent = found.take("c", 2)
+    assert seqs(sent) == [1, 3]
+    found.ack("c", sent[1:])
+    changed(found, mode="exclusive")
+    late = found.settle("ack", "c", sent[:1])
+    assert (late.status, late.code) == (409, "stale_epoch")
+    again = found.take("c", 2)
+    assert seqs(again) == [1, 2], "in the order of all messages, and without the finished one"
+    found.ack("c", again)
+    assert found.floor == 3
+
+
+def test_a_setting_that_cannot_be_changes_nothing(daemon: Daemon, topic: str) -> None:
+    found = Subscription(daemon, topic, consumer_max=7)
+    for bad in ({"mode": "fifo"}, {"consumer_max": 0}, {"poison": "eat"}, {"backoff_ms": [5]}):
+        answer = found.set(**bad)
+        assert (answer.status, answer.code) == (400, "invalid"), answer.body
+    assert found.state["config"]["consumer_max"] == 7
