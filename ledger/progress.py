@@ -105,11 +105,13 @@ def flush(tx: WriteTx, flushes: Iterable[SubscriptionFlush]) -> set[int]:
             _RAISE_SQL, [(cursor_id, partition, floor, number) for partition, floor in each.floors]
         )
         if each.rows:
-            floors = dict(each.floors)
+            # An owner that was stopped meanwhile may tell of rows that its successor has passed.
+            keys = {(cursor_id, partition) for partition, _, _ in each.rows}
+            floors = cursors.positions_of(tx, keys)
             bits = {
                 (cursor_id, partition, row): bits
                 for partition, row, bits in each.rows
-                if row >= _rows_passed(floors.get(partition, 0))
+                if row >= _rows_passed(floors[cursor_id, partition])
             }
             _add(tx, bits, number)
         tx.executemany(

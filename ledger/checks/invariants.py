@@ -95,6 +95,15 @@ def _check_subscriptions(tx: ReadTx) -> None:
     )
     require_none(
         tx,
+        "a floor is at most the last offset",
+        "SELECT c.name, p.partition, p.seq FROM cursor_positions AS p"
+        " JOIN subscriptions AS s ON s.cursor_id = p.cursor_id"
+        " JOIN cursors AS c ON c.cursor_id = p.cursor_id"
+        " LEFT JOIN partitions AS at ON at.topic_id = s.topic_id AND at.partition = p.partition"
+        " WHERE at.next_seq IS NULL OR p.seq >= at.next_seq",
+    )
+    require_none(
+        tx,
         "what is finished is of a living subscription, of a change that was made, and not passed",
         "SELECT f.cursor_id, f.partition, row_number FROM finished_rows AS f, state"
         " LEFT JOIN cursor_positions AS p"

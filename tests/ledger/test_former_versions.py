@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from ledger import reads, schema, topics
+from ledger import reads, schema, subscriptions, topics
 from ledger.checks import invariants
 from ledger.lake import lake_tables, readleases
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.entry import Entry, EntryError, decode, entry_key
 from ledger.space import orphans
+from ledger.subscriptions import SubscriptionConfig
 from ledger.types import Gap, PartitionState
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of, key_of, lease
@@ -81,3 +82,23 @@ def test_versions_before_the_first_and_after_ours_are_refused(version: int) -> N
     at = data.index(b"version") + len(b"version")
     with pytest.raises(EntryError, match=f"has version {version}, this headgate knows 6"):
         decode(data[:at] + bytes([version]) + data[at + 1 :], entry_key(1, 2))
+
+
+def test_a_ledger_of_a_former_version_takes_subscriptions_to_the_topics_that_it_has(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ledger.db"
+    before = schema.MIGRATIONS[:7]  # topics, the lake, cursors and routers
+    with closing(schema.connect(path, must_exist=False)) as connection:
+        schema.migrate(connection, path, before)
+        connection.execute("INSERT INTO topics VALUES (1, 'orders', '{}', 1, NULL, 1, 'orders')")
+        connection.execute("INSERT INTO partitions (topic_id, partition, next_seq, earliest_seq,"
+                           " count, bytes, max_timestamp_ms, deleted) VALUES (1, 0, 6, 1, 0, 0, 0,"
+                           " 0)")  # fmt: skip
+        connection.execute("UPDATE state SET last_topic_id = 1, catalog_version = 1")
+    with closing(Ledger(path, nullcontext())) as ledger:
+        made = ledger.write(subscriptions.create, "orders", "s", SubscriptionConfig(), "latest", 2)
+        view = ledger.read(subscriptions.view, 1, "s")
+        assert view is not None and view.subscription == made
+        assert view.topic.config.retain_for_subscriptions is None
+        assert [floor for floor, _ in view.partitions] == [5] and view.growth == []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,7 +27,12 @@ from tests.long import examples
 ROWS = 3
 
 
-def add(ledger: Ledger) -> Subscription:
+def add(ledger: Ledger, partitions: int = 2) -> Subscription:
+    """A subscription to a topic whose partitions have as many records as it may finish."""
+    orders = ledger.read(topics.find, "orders")
+    assert orders is not None
+    parts = tuple((partition, ROWS * ROW_OFFSETS) for partition in range(partitions))
+    ledger.commit(draft_of(lease(0), [Request(orders.topic_id, parts)]), 10, lambda _: None)
     config = SubscriptionConfig()
     return ledger.write(subscriptions.create, "orders", "s", config, "earliest", 5)
 
@@ -116,6 +122,16 @@ def test_a_row_is_removed_when_the_floor_has_passed_all_of_it(ledger: Ledger, to
     # One that comes late is not written again.
     flush(ledger, made, {0: ROW_OFFSETS * 2 - 1}, 8, ROW_OFFSETS + 1)
     assert [row for _, row, _ in state(ledger, made).rows] == [2]
+
+
+def test_an_owner_that_was_stopped_brings_no_row_back_that_its_successor_has_passed(
+    ledger: Ledger, topic: Topic
+) -> None:
+    made = add(ledger)
+    flush(ledger, made, {0: ROW_OFFSETS + 5})
+    flush(ledger, made, {}, 8, ROW_OFFSETS + 8)
+    flush(ledger, made, {0: 3}, 9)
+    assert [row for _, row, _ in state(ledger, made).rows] == [1]
 
 
 def test_a_flush_of_another_generation_or_of_what_was_deleted_is_ignored(
@@ -231,6 +247,33 @@ def test_a_flush_that_changes_nothing_writes_no_row(ledger: Ledger, topic: Topic
     assert not {"cursor_positions", "finished_rows", "subscription_epochs"} & set(later.rows)
 
 
+@pytest.mark.parametrize(
+    ("damage", "rule"),
+    [
+        ("UPDATE cursor_positions SET seq = 12289", "a floor is at most the last offset"),
+        ("UPDATE cursor_positions SET partition = 9", "a floor is at most the last offset"),
+        ("UPDATE cursor_positions SET seq = 4096", "what is finished is of a living"),
+        ("UPDATE finished_rows SET bits = x'01'", "what is finished is of a living"),
+        ("UPDATE finished_rows SET changed = 99", "what is finished is of a living"),
+        ("UPDATE finished_rows SET cursor_id = 9", "what is finished is of a living"),
+        ("UPDATE cursors SET kind = 'client'", "a living subscription has a living topic"),
+        ("UPDATE subscriptions SET name = 't'", "a living subscription has a living topic"),
+        ("UPDATE topics SET deleted_ms = 9", "a living subscription has a living topic"),
+        ("UPDATE subscriptions SET dead_letter_id = 1", "routers and dead letters form no cycle"),
+    ],
+)
+def test_a_check_names_the_rule_of_subscriptions_that_is_broken(
+    ledger_copy: Ledger, damage: str, rule: str
+) -> None:
+    ledger_copy.write(topics.create, "orders", TopicConfig(2), 1)
+    made = add(ledger_copy)
+    flush(ledger_copy, made, {0: 5}, 8)
+    assert ledger_copy.read(invariants.broken) is None
+    with closing(sqlite3.connect(ledger_copy.path)) as connection, connection:
+        connection.execute(damage)
+    assert rule in (ledger_copy.read(invariants.broken) or "")
+
+
 class ProgressMachine(RuleBasedStateMachine):
     """Owners that know more or less, dead letters, seeks, and a copy that follows the owner's log.
 
@@ -262,7 +305,7 @@ class ProgressMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.ledger.write(topics.create, "orders", TopicConfig(), 1)
         self.dead = self.ledger.write(topics.create, "dead", TopicConfig(), 1)[0]
-        self.made = add(self.ledger)
+        self.made = add(self.ledger, 1)
 
     @rule(first=offsets, count=st.sampled_from([1, 3, 100, ROW_OFFSETS]))
     def finish(self, first: int, count: int) -> None:
