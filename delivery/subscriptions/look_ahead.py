@@ -20,10 +20,11 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
+from ledger.progress import ROW_OFFSETS
+
 KEYED, DONE, LOOSE, TAKEN = 0, 1, 2, 3
 MESSAGES_MAX = 2_000_000
 MESSAGE_BYTES = 5
-ROW_OFFSETS = 4_096  # of a row of finished offsets, as it is stored
 _TRIM = 65_536  # finished messages are forgotten in lots: each lot moves what follows
 _NOT_DONE = re.compile(b"[^%c]" % DONE, re.DOTALL)
 _DONE_ONLY = bytes(1 if state == DONE else 0 for state in range(256))
