@@ -136,12 +136,22 @@ def by_topic(name: str, says: str, value: Callable[[TopicCount], int]) -> Metric
 
 
 def by_subscription(
-    name: str, says: str, value: Callable[[SubscriptionRow], float], kind: Kind = "gauge"
+    name: str,
+    says: str,
+    value: Callable[[SubscriptionRow], float],
+    kind: Kind = "gauge",
+    *,
+    others: bool = True,
 ) -> Metric:
-    """A value of each subscription with series of its own, and of the others together."""
+    """A value of each subscription with series of its own, and of the others together, unless
+    their sums say nothing."""
 
     def samples(scrape: Scrape) -> Iterable[Sample]:
-        return [((row.topic, row.subscription), value(row)) for row in scrape.subscriptions]
+        return [
+            ((row.topic, row.subscription), value(row))
+            for row in scrape.subscriptions
+            if others or row.subscription != OTHERS
+        ]
 
     return Metric(name, kind, says, ("topic", "subscription"), samples)
 

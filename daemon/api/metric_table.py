@@ -308,6 +308,7 @@ METRICS: tuple[Metric, ...] = (
         "headgate_subscription_scaling_ratio",
         "how much more consumers would help",
         lambda row: consumers_wanted(row.drainable_lag, row.consumers, row.consumer_max) / 100,
+        others=False,
     ),
     by_subscription(
         "headgate_subscription_in_flight_messages",

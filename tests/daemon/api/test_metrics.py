@@ -117,6 +117,7 @@ def test_names_follow_prometheus_conventions() -> None:
 
 
 def test_both_formats_have_the_same_samples_and_parse(daemon: Daemon) -> None:
+    SubscriptionBoard(daemon.segment).write(0, 1, SubscriptionRow("orders", "billing"))
     daemon.store(1, at.S_RECORDS_ACKED, 7)
     parse: Any = openmetrics_parser.text_string_to_metric_families
     families = parse(daemon.page(OPEN_METRICS))
@@ -246,6 +247,8 @@ def test_the_first_subscriptions_have_series_each_and_all_others_one(daemon: Dae
     assert daemon.value("headgate_subscriptions") == 4
     assert [value("lag_records", each) for each in ("s0", "s127", OTHERS)] == [10, 10, 20]
     assert value("scaling_ratio", "s0") == 0.75
+    with pytest.raises(KeyError):
+        value("scaling_ratio", OTHERS)
     assert value("oldest_unacknowledged_seconds", OTHERS) == last / 1e3, "not a sum"
     assert value("delivered_messages_total", "s0") == 7
     assert value("outcomes_total", OTHERS, outcome="dropped") == 6
