@@ -38,7 +38,8 @@ class Scraped(NamedTuple):
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scraped]]:
-    """What a daemon answers that has been written to, read, watched and given a budget."""
+    """What a daemon answers that has been written to, read, watched, subscribed to and given a
+    budget."""
     settings = {"put_budget_usd_per_month": 1_000, "store_class": "standard"}
     with running(tmp_path_factory.mktemp("data"), shards=2, settings=settings) as daemon:
         yield work(daemon)
@@ -46,19 +47,21 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scra
 
 def work(daemon: Daemon) -> dict[str, Scraped]:
     assert daemon.produce("t", 0).status == 200
+    assert daemon.json("PUT", "/v0/topics/t/subscriptions/s", {}).status == 201
     with WatchLine(daemon, "/v0/topics/t/watch") as watching:
         for number in range(1, RECORDS):
             assert daemon.produce("t", number).status == 200
         watching.read_until(lambda: len(watching.records) == RECORDS - 1)
         daemon.read_all("t")
 
-        def is_counted() -> bool:
+        def is_counted() -> object:
             latency = daemon.status()["latency"]
             by_topic = scrape(daemon)["headgate_topic_acked_records_total"].samples
             counts = [latency[stage.name.lower()]["count"] for stage in Stage]
-            return sum(by_topic) == RECORDS and all(counts)
+            owned = daemon.get("/v0/scaling").json["subscriptions"]
+            return sum(by_topic) == RECORDS and all(counts) and owned
 
-        wait_until(is_counted, "each stage and the topic to be counted")
+        wait_until(is_counted, "each stage, topic and subscription to be counted")
         return scrape(daemon)
 
 
