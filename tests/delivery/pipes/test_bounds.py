@@ -159,6 +159,16 @@ def test_a_shard_that_dies_in_the_middle_of_a_large_frame_frees_its_room() -> No
         waiting = connected(ends.names[OWNER])
         waiting.sendall(head_of(FrameKind.ASK, 1, 5 << 20) + bytes(100_000))
         await ends.until(lambda: len(server.lines) == 2)
+        # Nothing more of it is read: the socket's own buffers fill.
+        sent = blocked = 0
+        while blocked < 10:
+            await asyncio.sleep(0.001)
+            try:
+                sent += waiting.send(bytes(1 << 20))
+                blocked = 0
+            except BlockingIOError:
+                blocked += 1
+        assert sent < 2 << 20
         dying.close()
         await ends.until(lambda: 5 << 20 < room.granted_bytes < 6 << 20)
         waiting.close()
