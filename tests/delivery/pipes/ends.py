@@ -15,7 +15,7 @@ from delivery.pipes.addresses import open_pipe_listeners, pipe_name
 from delivery.pipes.buffers import PipeBuffers
 from delivery.pipes.client import Pipes
 from delivery.pipes.errors import PipeRefused
-from delivery.pipes.server import PipeServer
+from delivery.pipes.server import PipeHandler, PipeServer
 from delivery.watch.outlet import Outlet
 
 FRAME_BYTES_MAX = 8 << 20
@@ -111,7 +111,7 @@ class Ends:
         self.pipes = Pipes(self.names, self.buffers, FRAME_BYTES_MAX)
         self.servers: list[PipeServer] = []
 
-    async def start(self, owner: Owner, shard: int = OWNER) -> PipeServer:
+    async def start(self, owner: PipeHandler, shard: int = OWNER) -> PipeServer:
         """The owner's process begins to serve."""
         server = PipeServer(owner, PipeBuffers(), FRAME_BYTES_MAX)
         self.servers.append(server)

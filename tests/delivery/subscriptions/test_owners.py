@@ -1,0 +1,179 @@
+"""Who is asked: this shard's own subscriptions, or another shard's through a pipe; and what becomes
+of a request that has no answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from delivery.pipes import client as clients
+from delivery.pipes import server as servers
+from delivery.subscriptions.owners import Owners, PipedRequests
+from delivery.subscriptions.requests import (
+    Acknowledge,
+    AnyRequest,
+    BatchRef,
+    Consume,
+    Describe,
+    DescribeKey,
+    Leave,
+    ListKeys,
+    MessageRef,
+    Nack,
+    OwnerRefused,
+    Poll,
+    RetryKey,
+    Seek,
+    SkipKey,
+)
+from delivery.watch.outlet import Outlet
+from tests.delivery.pipes.ends import Ends, SlowClient, run
+
+SHARDS = 2
+HERE, THERE = 10, 11  # subscriptions of shards 0 and 1
+
+REQUESTS: list[AnyRequest] = [
+    Consume(THERE, "c", ["a*", "ü"], "text/event-stream"),
+    Poll(THERE, "c", [], 10, 500),
+    Acknowledge(THERE, "c", [MessageRef(1, 2, 1 << 52)], [BatchRef(7, ((0, 3), (1, 4)))]),
+    Nack(THERE, "c", [MessageRef(1, 2, 3)], [], 1000, "busy"),
+    Leave(THERE, "c"),
+    Describe(THERE),
+    DescribeKey(THERE, "k"),
+    ListKeys(THERE, 100),
+    RetryKey(THERE, "k"),
+    SkipKey(THERE, None, (1, 2)),
+    Seek(THERE, {0: 5, 1: 0}),
+]  # fmt: skip
+
+
+class Subscribed:
+    """The subscriptions of a shard, as far as they are asked here."""
+
+    def __init__(self, says: bytes) -> None:
+        self.says = says
+        self.asked: list[AnyRequest] = []
+        self.opened: list[tuple[Consume, Outlet]] = []
+        self.refuses: OwnerRefused | None = None
+        self.fails = False
+        self.waits = False
+
+    async def ask(self, request: AnyRequest) -> bytes:
+        self.asked.append(request)
+        if self.refuses is not None:
+            raise self.refuses
+        if self.fails:
+            raise ValueError("a bug")
+        if self.waits:
+            await asyncio.get_running_loop().create_future()
+        return self.says
+
+    def open(self, request: Consume, outlet: Outlet) -> None:
+        self.opened.append((request, outlet))
+
+
+class TwoShards:
+    """Shard 0 asks; shard 1 owns the subscription THERE."""
+
+    def __init__(self, ends: Ends) -> None:
+        self.ends = ends
+        self.here, self.there = Subscribed(b"here"), Subscribed(b"there")
+        self.owners = Owners(0, SHARDS, self.here, ends.pipes)
+        self.server: servers.PipeServer
+
+    async def start(self) -> None:
+        self.server = await self.ends.start(PipedRequests(self.there), 1)
+
+    async def refusal(self, request: AnyRequest) -> OwnerRefused:
+        with pytest.raises(OwnerRefused) as caught:
+            await self.owners.ask(request)
+        return caught.value
+
+
+def on_two_shards(steps: Callable[[TwoShards], Awaitable[None]]) -> None:
+    async def with_ends(ends: Ends) -> None:
+        shards = TwoShards(ends)
+        await shards.start()
+        await steps(shards)
+
+    run(with_ends, SHARDS)
+
+
+def test_each_request_reaches_the_owner_as_it_was_made() -> None:
+    async def steps(shards: TwoShards) -> None:
+        for request in REQUESTS:
+            assert await shards.owners.ask(request) == b"there"
+        assert shards.there.asked == REQUESTS and not shards.here.asked
+        assert await shards.owners.ask(Describe(HERE)) == b"here"
+        assert not shards.server.answering
+
+    on_two_shards(steps)
+
+
+def test_a_stream_is_opened_where_its_subscription_is() -> None:
+    async def steps(shards: TwoShards) -> None:
+        near, far = SlowClient(), SlowClient()
+        shards.owners.open(Consume(HERE, "c", [], "x"), near)
+        assert shards.here.opened == [(Consume(HERE, "c", [], "x"), near)]
+        shards.owners.open(Consume(THERE, "c", ["a"], "x"), far)
+        await shards.ends.until(lambda: shards.there.opened)
+        request, outlet = shards.there.opened[0]
+        assert request == Consume(THERE, "c", ["a"], "x")
+        outlet.end(b"bye")
+        await shards.ends.until(lambda: far.closed)
+        assert far.text == b"bye"
+
+    on_two_shards(steps)
+
+
+def test_a_refusal_of_the_owner_is_the_same_through_a_pipe() -> None:
+    async def steps(shards: TwoShards) -> None:
+        shards.there.refuses = OwnerRefused(429, "too_many", "too many, 3", {"limit": 3, "x": None})
+        refused = await shards.refusal(Describe(THERE))
+        assert (refused.status, refused.code, refused.message) == (429, "too_many", "too many, 3")
+        assert refused.detail == {"limit": 3, "x": None}
+
+    on_two_shards(steps)
+
+
+def test_an_owner_that_dies_while_it_is_asked_is_told_as_restarted() -> None:
+    async def steps(shards: TwoShards) -> None:
+        shards.there.waits = True
+        asked = asyncio.ensure_future(shards.refusal(Leave(THERE, "c")))
+        await shards.ends.until(lambda: shards.there.asked)
+        await shards.ends.stop(shards.server)
+        refused = await asked
+        assert (refused.status, refused.code) == (503, "owner_restarted")
+        assert "may be asked again" in refused.message
+        assert refused.detail == {"owner_shard": 1}
+
+    on_two_shards(steps)
+
+
+def test_a_bug_of_the_owner_is_told_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def steps(shards: TwoShards) -> None:
+        shards.there.fails = True
+        refused = await shards.refusal(Describe(THERE))
+        assert (refused.status, refused.code) == (500, "internal")
+
+    on_two_shards(steps)
+    assert "failed because of a bug" in caplog.text
+
+
+def test_what_finds_no_room_is_told_as_busy_or_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(shards: TwoShards) -> None:
+        long = Leave(THERE, "c" * clients.ASK_PAYLOAD_BYTES_MAX)
+        refused = await shards.refusal(long)
+        assert (refused.status, refused.code) == (413, "too_large")
+        monkeypatch.setattr(servers, "ANSWERING_MAX", 0)
+        refused = await shards.refusal(Describe(THERE))
+        assert (refused.status, refused.code) == (503, "owner_busy")
+        monkeypatch.setattr(servers, "ANSWERING_MAX", 1)
+        assert await shards.owners.ask(Describe(THERE)) == b"there"
+        monkeypatch.setattr(clients, "OPENINGS_BYTES_MAX", 10)
+        refused = await shards.refusal(Consume(THERE, "c" * 20, [], "x"))
+        assert (refused.status, refused.code) == (503, "owner_busy")
+
+    on_two_shards(steps)
