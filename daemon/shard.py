@@ -265,7 +265,8 @@ class Shard:
         buffers, frame_bytes_max = PipeBuffers(), pipe_frame_bytes_max(config)
         names = [pipe_name(inheritance.pipe_token, shard) for shard in range(config.shards)]
         self._pipes = Pipes(names, buffers, frame_bytes_max)
-        self._pipe_server = PipeServer(PipedRequests(self._subscriptions), buffers, frame_bytes_max)
+        self._piped_requests = PipedRequests(self._subscriptions)
+        self._pipe_server = PipeServer(self._piped_requests, buffers, frame_bytes_max)
         owners = Owners(self.shard, config.shards, self._subscriptions, self._pipes)
         self._routers_gate = RoutersGate(
             self.segment, gate_band(config), lambda: self._ring.used_bytes,
@@ -519,6 +520,7 @@ class Shard:
         self._server.stop_accepting()
         self._after.drain()
         self._pipes.drain()
+        self._piped_requests.close()
         self._server.drain()
         if is_drained(self.segment, self._leases, self.shard, len(self.pending)):
             if not self._ended.done():

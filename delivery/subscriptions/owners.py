@@ -10,6 +10,8 @@ the pipe opens them again at the successor.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any, Protocol
 
 import msgspec
@@ -18,7 +20,13 @@ from msgspec import Struct
 from delivery.pipes.client import Pipes
 from delivery.pipes.errors import FrameTooLarge, PipeBroken, PipeBusy, PipeError, PipeRefused
 from delivery.subscriptions.requests import AnyRequest, Consume, OwnerRefused
+from delivery.watch.formats import FORMATS
 from delivery.watch.outlet import Outlet
+from delivery.watch.wire import chunk
+
+log = logging.getLogger("headgate.subscriptions")
+
+OPEN_AGAIN_S = 0.5
 
 
 class SubscriptionOwner(Protocol):
@@ -104,6 +112,8 @@ class PipedRequests:
 
     def __init__(self, here: SubscriptionOwner) -> None:
         self._here = here
+        self._opening: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def ask(self, payload: bytes) -> bytes:
         """Answers a request. Raises PipeRefused."""
@@ -114,14 +124,45 @@ class PipedRequests:
             raise PipeRefused(_encoder.encode(refusal)) from None
 
     def open(self, payload: bytes, outlet: Outlet) -> None:
-        """Opens a stream. The request is a Consume."""
+        """Opens a stream; the request is a Consume. If it cannot be opened, an event says why."""
         request = _requests.decode(payload)
         assert isinstance(request, Consume)
-        self._here.open(request, outlet)
+        task = asyncio.get_running_loop().create_task(self._open(request, outlet))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, request: Consume, outlet: Outlet) -> None:
+        """A stream of a former owner is opened before this one knows the subscription, and may even
+        have to wait until its ledger can be read."""
+        while not outlet.closed:
+            try:
+                await self._here.ask(request)
+            except OwnerRefused as refused:
+                if refused.status != 503 or self._closed:
+                    outlet.end(_told(request, refused))
+                    return
+                await asyncio.sleep(OPEN_AGAIN_S)
+            except Exception as error:  # the last resort of a task: logged, and the stream ends
+                log.error("a stream ends because of a bug", exc_info=error)
+                outlet.end()
+                return
+            else:
+                if not outlet.closed:
+                    self._here.open(request, outlet)
+                return
+
+    def close(self) -> None:
+        """No stream waits for this shard's subscriptions any more."""
+        self._closed = True
 
 
 def _fields(refusal: _Refusal) -> tuple[int, str, str, dict[str, Any]]:
     return refusal.status, refusal.code, refusal.message, refusal.detail
+
+
+def _told(request: Consume, refused: OwnerRefused) -> bytes:
+    format_ = next(each for each in FORMATS if each.content_type == request.content_type)
+    return chunk(format_.error(refused.code, refused.message, refused.detail))
 
 
 def _busy(owner: int) -> OwnerRefused:

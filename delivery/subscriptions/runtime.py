@@ -57,9 +57,7 @@ from delivery.subscriptions.requests import (
 from delivery.subscriptions.running import RunningSubscription, Wanted
 from delivery.subscriptions.schemas import BlockedKey, BlockedKeys, ConsumerLeft, Sought
 from delivery.subscriptions.starting import Starting, moved_over
-from delivery.watch.formats import FORMATS
 from delivery.watch.outlet import Outlet
-from delivery.watch.wire import chunk
 from ledger import progress, subscriptions
 from ledger.errors import LedgerError
 from ledger.progress import SubscriptionProgress
@@ -249,23 +247,8 @@ class Subscriptions:
         """A stream that ``ask`` has not refused."""
         running = self._running.get(request.subscription_id)
         if running is None or self._closed:
-            # It was deleted since, or the stream is one of a former owner.
-            self._start(self._open_later(request, outlet))
-        else:
-            self._opened(running, request, outlet)
-
-    async def _open_later(self, request: Consume, outlet: Outlet) -> None:
-        """Opens a stream of a subscription that this process may not know yet."""
-        try:
-            running = await self._find(request.subscription_id)
-            if not outlet.closed:
-                self._opened(running, request, outlet)
-        except OwnerRefused as refused:
-            format_ = next(each for each in FORMATS if each.content_type == request.content_type)
-            told = format_.error(refused.code, refused.message, refused.detail)
-            outlet.end(chunk(told))
-
-    def _opened(self, running: RunningSubscription, request: Consume, outlet: Outlet) -> None:
+            outlet.end()  # it was deleted since
+            return
         running.open(request, outlet)
         outlet.drained = partial(self._wake, running)
         self._wake(running)
@@ -280,6 +263,10 @@ class Subscriptions:
         running = self._running.get(subscription_id)
         if self._closed:
             raise OwnerRefused(503, "not_ready", "the daemon stops; ask again")
+        if running is None and self._seen != self._version():
+            raise OwnerRefused(
+                503, "not_ready", "the subscriptions of this shard cannot be read now; ask again"
+            )
         if running is None:
             raise OwnerRefused(404, "unknown_subscription", "the subscription was deleted")
         return running

@@ -10,6 +10,7 @@ import pytest
 
 from delivery.pipes import client as clients
 from delivery.pipes import server as servers
+from delivery.subscriptions import owners
 from delivery.subscriptions.owners import Owners, PipedRequests
 from delivery.subscriptions.requests import (
     Acknowledge,
@@ -81,10 +82,12 @@ class TwoShards:
         self.ends = ends
         self.here, self.there = Subscribed(b"here"), Subscribed(b"there")
         self.owners = Owners(0, SHARDS, self.here, ends.pipes)
+        self.piped: PipedRequests
         self.server: servers.PipeServer
 
     async def start(self) -> None:
-        self.server = await self.ends.start(PipedRequests(self.there), 1)
+        self.piped = PipedRequests(self.there)
+        self.server = await self.ends.start(self.piped, 1)
 
     async def refusal(self, request: AnyRequest) -> OwnerRefused:
         with pytest.raises(OwnerRefused) as caught:
@@ -175,5 +178,52 @@ def test_what_finds_no_room_is_told_as_busy_or_too_large(monkeypatch: pytest.Mon
         monkeypatch.setattr(clients, "OPENINGS_BYTES_MAX", 10)
         refused = await shards.refusal(Consume(THERE, "c" * 20, [], "x"))
         assert (refused.status, refused.code) == (503, "owner_busy")
+
+    on_two_shards(steps)
+
+
+def test_a_stream_of_a_former_owner_waits_until_its_successor_knows_the_subscription(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owners, "OPEN_AGAIN_S", 0.001)
+    monkeypatch.setattr(clients, "RECONNECT_S", 0.001)
+
+    async def steps(shards: TwoShards) -> None:
+        client, gone = SlowClient(), SlowClient()
+        consume = Consume(THERE, "c", [], "application/x-ndjson")
+        shards.owners.open(consume, client)
+        await shards.ends.until(lambda: shards.there.opened)
+        await shards.ends.stop(shards.server)
+        shards.there.opened.clear()
+        shards.there.asked.clear()
+        shards.there.refuses = OwnerRefused(503, "not_ready", "the ledger cannot be read")
+        shards.owners.open(consume, gone)
+        await shards.start()
+        await shards.ends.until(lambda: len(shards.there.asked) > 5)
+        gone.go()
+        await shards.ends.until(lambda: shards.server.outlets == 1)
+        assert not client.closed and not shards.there.opened
+        shards.there.refuses = None
+        await shards.ends.until(lambda: shards.there.opened)
+        outlet = shards.there.opened[0][1]
+        outlet.write(b"on")
+        await shards.ends.until(lambda: client.text == b"on")
+        assert len(shards.there.opened) == 1
+
+    on_two_shards(steps)
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["deleted", "drain"])
+def test_a_stream_that_cannot_be_opened_again_ends_with_the_reason(stops: bool) -> None:
+    async def steps(shards: TwoShards) -> None:
+        client = SlowClient()
+        refused = OwnerRefused(404, "unknown_subscription", "the subscription was deleted")
+        if stops:
+            refused = OwnerRefused(503, "not_ready", "the daemon stops")
+            shards.piped.close()
+        shards.there.refuses = refused
+        shards.owners.open(Consume(THERE, "c", [], "application/x-ndjson"), client)
+        await shards.ends.until(lambda: client.closed)
+        assert refused.code.encode() in client.text and not shards.there.opened
 
     on_two_shards(steps)
