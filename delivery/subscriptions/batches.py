@@ -111,16 +111,15 @@ class WindowCounts:
 
     ``redelivered``: sent messages that came back to be sent again. ``refused``: named in vain by
     an acknowledgment, because they are finished or not with this consumer. ``dropped``: finished by
-    the policy of failures. ``unmatched``: finished because no consumer accepts them. ``evicted``:
-    finished because retention removed them. ``missed``: not sent by a subscription that does not
-    track, because their consumer was full.
+    the policy of failures, or, of a subscription that is not reliable, because their consumer was
+    full or gone. ``unmatched``: finished because no consumer accepts them. ``evicted``: finished
+    because retention removed them.
     """
 
     __slots__ = (
         "delivered", "acknowledged", "redelivered", "refused", "dropped", "evicted", "unmatched",
-        "missed",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.delivered = self.acknowledged = self.redelivered = self.refused = 0
-        self.dropped = self.evicted = self.unmatched = self.missed = 0
+        self.dropped = self.evicted = self.unmatched = 0

@@ -73,6 +73,9 @@ class LooseMessages:
         """Finishes what waits below ``gone_before``; returns how many."""
         count = lane.finish_loose()
         self.count -= count
+        for place in [*self.attempts]:
+            if place[0] == lane.partition and lane.is_done(place[1]):
+                del self.attempts[place]
         return count
 
     def check_invariants(self, lanes: list[LookAhead]) -> None:

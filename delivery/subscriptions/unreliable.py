@@ -113,7 +113,7 @@ class UnreliableWindow:
             elif len(waiting := self._waiting[owner]) < limit:
                 waiting.append(SentMessage(lane, offset, None, 0))
             else:
-                self.counts.missed += 1
+                self.counts.dropped += 1
         lane.add_done(len(keys))
 
     def _owner(self, key: str) -> Consumer | None:
@@ -142,7 +142,7 @@ class UnreliableWindow:
         elif len(self._for_any) < self._takers * self.policy.member_max:
             self._for_any.append(message)
         else:
-            self.counts.missed += 1
+            self.counts.dropped += 1
 
     def pass_over(self, partition: int, count: int) -> None:
         """The next offsets of a partition hold nothing."""
@@ -164,11 +164,11 @@ class UnreliableWindow:
         """A consumer is gone: what waits for it is dropped."""
         member = self.members.leave(name)
         self._owners.clear()
-        self.counts.missed += len(self._waiting.pop(member))
+        self.counts.dropped += len(self._waiting.pop(member))
         for epoch in list(member.batches):
             self.give_back(epoch)
         if not self.members.without_patterns:
-            self.counts.missed += len(self._for_any)
+            self.counts.dropped += len(self._for_any)
             self._for_any.clear()
 
     def returned(self, name: str) -> None:
@@ -207,9 +207,9 @@ class UnreliableWindow:
     def give_back(self, epoch: int, messages: Iterable[Place] | None = None) -> None:
         """A batch, or some of its messages, could not be read or written: they are dropped."""
         if messages is None:
-            self.counts.missed += self._written(epoch)
+            self.counts.dropped += self._written(epoch)
         else:
-            self.counts.missed += self._take_out(epoch, messages)
+            self.counts.dropped += self._take_out(epoch, messages)
 
     def missing(self, epoch: int, messages: Iterable[Place]) -> None:
         """Messages of a batch turned out to be removed by retention."""

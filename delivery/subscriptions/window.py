@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 
 from delivery.subscriptions.batches import SentMessage
 from delivery.subscriptions.deliveries import Deliveries
@@ -38,8 +39,8 @@ class DeliveryWindow(Deliveries):
     def __init__(self, policy: WindowPolicy, epoch: int = 0) -> None:
         super().__init__(policy, epoch)
         self.keys: dict[str, KeyQueue] = {}
-        self._held: dict[KeyQueue, None] = {}
-        self._moving: deque[KeyQueue] = deque()
+        self._held: deque[KeyQueue] = deque()
+        self._moving: deque[deque[KeyQueue]] = deque()
 
     # What there is
 
@@ -109,21 +110,32 @@ class DeliveryWindow(Deliveries):
     def _members_changed(self, gone: Consumer | None) -> None:
         self._move_all()
         if gone is not None:
-            self._moving.extend(gone.ready)
+            self._move(gone.ready)
 
     def _move_all(self) -> None:
         """All ready and held keys look for their owners again."""
         for member in self.members.by_name.values():
-            self._moving.extend(member.ready)
-            member.ready.clear()
-        self._moving.extend(self._held)
-        self._held.clear()
+            if member.ready:
+                self._move(member.ready)
+                member.ready = deque()
+        self._move_held()
+
+    def _move_held(self) -> None:
+        self._move(self._held)
+        self._held = deque()
+
+    def _move(self, queues: deque[KeyQueue]) -> None:
+        if queues:
+            self._moving.append(queues)
 
     def _settle(self, count: int) -> None:
         moving = self._moving
         while moving and count:
             count -= 1
-            self._make_ready(moving.popleft())
+            queue = moving[0].popleft()
+            if not moving[0]:
+                moving.popleft()
+            self._make_ready(queue)
 
     def _make_ready(self, queue: KeyQueue, *, first: bool = False) -> None:
         queue.state = QueueState.READY
@@ -136,7 +148,7 @@ class DeliveryWindow(Deliveries):
             (member.ready.appendleft if first else member.ready.append)(queue)
         elif not self.members.by_name or self.policy.unmatched == "hold":
             queue.state = QueueState.HELD
-            self._held[queue] = None
+            self._held.append(queue)
         else:
             self.counts.unmatched += 1
             self._pass(queue)
@@ -144,7 +156,7 @@ class DeliveryWindow(Deliveries):
     def _pass(self, queue: KeyQueue) -> None:
         """Finishes the head that nobody gets. One at a time: a key may have a million."""
         if queue.advance(queue.lane.finish_all((queue.head,))[0]):
-            self._moving.append(queue)
+            self._move(deque((queue,)))
         else:
             del self.keys[queue.key]
 
@@ -206,8 +218,7 @@ class DeliveryWindow(Deliveries):
     def set_policy(self, policy: WindowPolicy) -> None:
         """As in all modes; held keys are judged again."""
         super().set_policy(policy)
-        self._moving.extend(self._held)
-        self._held.clear()
+        self._move_held()
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless all parts agree."""
@@ -220,7 +231,8 @@ class DeliveryWindow(Deliveries):
         waiting = [queue for m in self.members.by_name.values() for queue in m.ready]
         assert all(queue.state is QueueState.READY for queue in waiting)
         assert all(queue.state is QueueState.HELD for queue in self._held)
-        waiting += [*self._moving, *self._held]
+        assert all(self._moving), "no lot is empty"
+        waiting += [*chain.from_iterable(self._moving), *self._held]
         everywhere = set(waiting)
         assert len(waiting) == len(everywhere), "a queue waits in one place"
         resting = {blocked.message.queue for blocked in self.resting.values()}

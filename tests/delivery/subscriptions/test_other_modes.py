@@ -131,7 +131,7 @@ def test_an_unreliable_subscription_drops_what_a_full_consumer_cannot_take() -> 
     window.join("all")
     window.admit(0, ["x", None, "x", "y", "z", None, None, None])
     assert window.lanes[0].floor == 8
-    assert (window.counts.missed, window.counts.delivered) == (2, 0)
+    assert (window.counts.dropped, window.counts.delivered) == (2, 0)
     assert take(window, "all") == [(0, 1), (0, 3), (0, 4), (0, 2), (0, 6), (0, 7)]
     assert window.counts.delivered == 6
     window.admit(0, ["x"])
@@ -160,7 +160,7 @@ def test_an_unreliable_subscription_routes_by_key_and_counts_what_nobody_accepts
     window.admit(0, ["k1", "x", None])
     assert window.counts.unmatched == 3
     window.leave("picky")
-    assert window.counts.missed == 1
+    assert window.counts.dropped == 1
 
 
 def test_an_unreliable_batch_that_cannot_be_written_is_dropped() -> None:
@@ -174,7 +174,7 @@ def test_an_unreliable_batch_that_cannot_be_written_is_dropped() -> None:
     window.give_back(batch.epoch, [(0, 2)])
     window.give_back(batch.epoch)
     window.sent(batch.epoch, 0)
-    assert (window.counts.evicted, window.counts.missed, window.counts.delivered) == (1, 4, 0)
+    assert (window.counts.evicted, window.counts.dropped, window.counts.delivered) == (1, 4, 0)
     assert take(window, "b") == [(0, 6), (0, 7), (0, 8)]
     window.check_invariants()
 
@@ -187,4 +187,4 @@ def test_an_unreliable_exclusive_subscription_sends_to_the_first_consumer_only()
     assert take(window, "b") == []
     window.leave("a")
     assert len(take(window, "b")) == 4
-    assert window.counts.missed == 2
+    assert window.counts.dropped == 2
