@@ -19,6 +19,7 @@ from delivery.pipes import server as pipe_server
 from delivery.routers import runtime as routers
 from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
+from delivery.subscriptions import budget, hash_ring
 from delivery.watch import hub, tail_encoder
 from shards import ring
 from shards.journal import JOURNAL_BYTES
@@ -145,6 +146,8 @@ def bounds(config: Config) -> dict[str, int]:
             + (routers.PAGES_AT_ONCE + 1)
             * max(8 * routers.PAGE_BYTES_MAX, 3 * config.record_bytes_max)
         ),
+        # Besides, each subscription has a little, and what a lot takes that was admitted last.
+        "look_ahead": shards * (budget.LOOK_AHEAD_BYTES_MAX + hash_ring.HASHES_KEPT_BYTES),
         "pipes": shards * _pipes_bytes(config) if shards > 1 else 0,
         # One more answer is there before it is counted, twice while its head is put before it.
         "answers": shards

@@ -28,8 +28,8 @@ _ERRORS: dict[int, str] = {
     415: "the content type or encoding is not supported; nothing was stored",
     416: "offset_out_of_range: from_seq is greater than head_seq",
     422: "topic_full: a cap of a topic that rejects; nothing was stored",
-    429: "throttled or too_many_consumers; nothing was or will be stored, send it again after"
-    " Retry-After",
+    429: "throttled, too_many_consumers or too_many_filters; nothing was or will be stored, send it"
+    " again after Retry-After",
     503: "not now; nothing was or will be stored, send it again after Retry-After",
 }
 _PARAMETERS: dict[str, Schema] = {

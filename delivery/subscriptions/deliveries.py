@@ -40,8 +40,10 @@ from delivery.subscriptions.loose import LooseMessages
 from delivery.subscriptions.members import Consumer, Members
 from delivery.subscriptions.policy import WindowPolicy
 
-SENT_BYTES = 120
-BLOCKED_BYTES = 600
+# Nobody knows whether what is blocked ever goes on, so it is limited apart from what is in flight.
+BLOCKED_MAX = 50_000  # x BLOCKED_BYTES = 30 MB
+SENT_BYTES = 120  # as measured, like the next
+BLOCKED_BYTES = 500
 
 
 class Deliveries(ABC):
@@ -81,10 +83,15 @@ class Deliveries(ABC):
 
     @property
     def memory_bytes(self) -> int:
-        """What the messages take."""
-        waiting = sum(len(lane) for lane in self.lanes.values()) * MESSAGE_BYTES
+        """What messages and members take."""
+        waiting = sum(map(len, self.lanes.values())) * MESSAGE_BYTES
         blocked = len(self.stuck) + len(self.resting)
-        return waiting + self.in_flight * SENT_BYTES + blocked * BLOCKED_BYTES
+        return (
+            waiting
+            + self.in_flight * SENT_BYTES
+            + blocked * BLOCKED_BYTES
+            + self.members.memory_bytes
+        )
 
     def oldest_sent_ns(self) -> int | None:
         """When the oldest batch was sent that has an open message."""
@@ -95,6 +102,21 @@ class Deliveries(ABC):
     def is_active(self, name: str) -> bool:
         """Whether a member may get messages; of an exclusive subscription one may."""
         return name in self.members.by_name
+
+    @property
+    def why_held(self) -> str:
+        """Why nothing can be taken, whoever asks; otherwise empty."""
+        blocked = len(self.stuck) + len(self.resting)
+        if blocked < BLOCKED_MAX:
+            return ""
+        return (
+            f"{blocked} messages are blocked after failed deliveries, the limit is {BLOCKED_MAX};"
+            " retry or skip some, or set poison to drop or dead_letter"
+        )
+
+    def longest_key(self) -> tuple[str, int] | None:
+        """The key with most messages, and how many; searches all keys."""
+        return None
 
     def queue_of(self, key: str) -> KeyQueue | None:
         """The messages of a key that wait for each other; None if there are none."""
@@ -192,13 +214,26 @@ class Deliveries(ABC):
 
     # Messages go out
 
+    def room(self, name: str) -> int:
+        """How many more messages a member may have."""
+        policy = self.policy
+        if len(self.stuck) + len(self.resting) >= BLOCKED_MAX:
+            return 0
+        member = self.members.by_name[name]
+        return min(policy.member_max - member.in_flight, policy.in_flight_max - self.in_flight)
+
+    def settle(self) -> int:
+        """Finds owners of some keys, after a change of members; returns how many, 0 if all have
+        one."""
+        return 0
+
     def take(self, name: str, count: int, now_ns: int) -> Batch | None:
         """The next batch of a member; None if there is nothing for it now."""
-        member, policy = self.members.by_name[name], self.policy
-        left = min(
-            count, policy.member_max - member.in_flight, policy.in_flight_max - self.in_flight
-        )
-        messages = self._pick(member, left) if left > 0 else None
+        left = min(count, self.room(name))
+        if left <= 0:
+            return None
+        member = self.members.by_name[name]
+        messages = self._pick(member, left)
         if not messages:
             return None
         self.epoch += 1

@@ -24,6 +24,8 @@ NODES = 100
 HASHES_KEPT = 32_768
 KEPT_CHARACTERS_MAX = 128
 HASHES_KEPT_BYTES = HASHES_KEPT * (200 + 4 * KEPT_CHARACTERS_MAX)
+_SLOT_BITS = 20
+_SLOTS = (1 << _SLOT_BITS) - 1
 _FNV_OFFSET = 0xCBF29CE484222325
 _FNV_PRIME = 0x100000001B3
 _64_BITS = (1 << 64) - 1
@@ -47,11 +49,17 @@ def _kept_hash(key: str) -> int:
 
 
 class HashRing:
-    """The nodes of all consumers. Nodes at one place are in the order of their consumers' names."""
+    """The nodes of all consumers. Nodes at one place are in the order of their consumers' names.
+
+    A node is one integer: its place, then the slot of its consumer. So 100,000 of them are sorted
+    and searched without comparing names; nodes at one place are the exception.
+    """
 
     def __init__(self) -> None:
-        self._nodes: list[tuple[int, str]] = []
-        self._places: list[int] = []  # of the nodes: integers are found faster than pairs
+        self._nodes: list[int] = []
+        self._nodes_of: dict[str, list[int]] = {}
+        self._names: list[str | None] = []  # by slot
+        self._free: list[int] = []  # slots
         self._filters: dict[str, tuple[Matcher, ...]] = {}
         self._any_filter = False
 
@@ -68,17 +76,27 @@ class HashRing:
             raise ValueError(f"consumer {consumer!r} is on the ring")
         self._filters[consumer] = tuple(compiled(pattern) for pattern in patterns)
         self._any_filter = any(self._filters.values())
-        # One run after another: Timsort merges them without comparing all.
-        self._nodes += sorted((hash_of(f"{consumer}-{n}".encode()), consumer) for n in range(NODES))
+        if self._free:
+            slot = self._free.pop()
+            self._names[slot] = consumer
+        else:
+            slot = len(self._names)
+            self._names.append(consumer)
+        places = (hash_of(f"{consumer}-{n}".encode()) for n in range(NODES))
+        nodes = self._nodes_of[consumer] = [place << _SLOT_BITS | slot for place in places]
+        self._nodes += nodes
         self._nodes.sort()
-        self._places = [place for place, _ in self._nodes]
 
     def leave(self, consumer: str) -> None:
         """Removes a consumer."""
         del self._filters[consumer]
         self._any_filter = any(self._filters.values())
-        self._nodes = [node for node in self._nodes if node[1] != consumer]
-        self._places = [place for place, _ in self._nodes]
+        nodes = self._nodes_of.pop(consumer)
+        for node in nodes:
+            del self._nodes[bisect_left(self._nodes, node)]
+        slot = nodes[0] & _SLOTS
+        self._names[slot] = None
+        self._free.append(slot)
 
     def accepts(self, consumer: str, key: str) -> bool:
         """Whether a consumer takes messages of a key."""
@@ -91,34 +109,54 @@ class HashRing:
         if not nodes:
             return None
         place = _kept_hash(key) if len(key) <= KEPT_CHARACTERS_MAX else hash_of(key.encode())
-        first = bisect_left(self._places, place)
+        first = bisect_left(nodes, place << _SLOT_BITS)
         if not self._any_filter:
-            return nodes[first if first < len(nodes) else 0][1]
+            return self._consumers_at(first if first < len(nodes) else 0)[0]
         # As on a ring of only those that accept the key.
         refused: set[str] = set()
-        for index in range(first - len(nodes), first):
-            consumer = nodes[index][1]
-            if consumer in refused:
-                continue
-            if self.accepts(consumer, key):
-                return consumer
-            refused.add(consumer)
-            if len(refused) == len(self._filters):
-                return None
+        index = first
+        while index < first + len(nodes):
+            consumers = self._consumers_at(index % len(nodes))
+            for consumer in consumers:
+                if consumer in refused:
+                    continue
+                if self.accepts(consumer, key):
+                    return consumer
+                refused.add(consumer)
+                if len(refused) == len(self._filters):
+                    return None
+            index += len(consumers)
         raise AssertionError("unreachable: each consumer has nodes")
+
+    def _consumers_at(self, index: int) -> Sequence[str]:
+        """The consumers of the nodes at the place of this one, which is the first there."""
+        nodes, names, node = self._nodes, self._names, self._nodes[index]
+        found = names[node & _SLOTS]
+        assert found is not None
+        if index + 1 == len(nodes) or nodes[index + 1] >> _SLOT_BITS != node >> _SLOT_BITS:
+            return (found,)
+        end = index + 2
+        while end < len(nodes) and nodes[end] >> _SLOT_BITS == node >> _SLOT_BITS:
+            end += 1
+        there = (names[each & _SLOTS] for each in nodes[index:end])
+        return sorted(name for name in there if name is not None)
 
     def shares(self) -> dict[str, float]:
         """The part of the ring of each consumer, without regard to filters."""
         found = dict.fromkeys(self._filters, 0)
-        before = self._nodes[-1][0] - (1 << 32) if self._nodes else 0
-        for place, consumer in self._nodes:
-            found[consumer] += place - before
-            before = place
+        before = (self._nodes[-1] >> _SLOT_BITS) - (1 << 32) if self._nodes else 0
+        for node in self._nodes:
+            consumer = self._names[node & _SLOTS]
+            assert consumer is not None
+            found[consumer] += (node >> _SLOT_BITS) - before
+            before = node >> _SLOT_BITS
         return {consumer: places / (1 << 32) for consumer, places in found.items()}
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless each consumer has its nodes, in order."""
-        assert self._nodes == sorted(self._nodes)
-        assert self._places == [place for place, _ in self._nodes]
+        assert self._nodes == sorted(node for nodes in self._nodes_of.values() for node in nodes)
         assert len(self._nodes) == NODES * len(self._filters)
-        assert {consumer for _, consumer in self._nodes} == set(self._filters)
+        assert self._nodes_of.keys() == self._filters.keys()
+        for consumer, nodes in self._nodes_of.items():
+            assert {self._names[node & _SLOTS] for node in nodes} == {consumer}
+        assert all(self._names[slot] is None for slot in self._free)

@@ -54,7 +54,7 @@ def state_of(
         dead_lettered=running.dead_lettered,
         evicted=counts.evicted,
         unmatched=counts.unmatched,
-        held=running.why_held,
+        held=running.why_held or _why_crowded(running),
         partitions=progress_of(running),
         consumers=[
             _consumer(running, session, shares.get(name, 0.0))
@@ -62,6 +62,19 @@ def state_of(
         ],
         blocked=blocked(running, BLOCKED_SHOWN, wall_ms),
         gaps=running.gaps,
+    )
+
+
+def _why_crowded(running: RunningSubscription) -> str:
+    """Why nothing more is read ahead, if so: with the key that fills the look-ahead."""
+    if not running.is_crowded:
+        return ""
+    longest = running.window.longest_key()
+    waiting = running.window.unfinished - running.window.in_flight
+    found = "" if longest is None else f", {longest[1]} of them of the key {longest[0][:100]!r}"
+    return (
+        f"nothing more is read ahead: the subscriptions of this shard have used up their memory,"
+        f" and {waiting} messages wait here{found}"
     )
 
 

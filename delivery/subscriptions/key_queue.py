@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from delivery.subscriptions.look_ahead import LookAhead
     from delivery.subscriptions.members import Consumer
 
-QUEUE_BYTES = 400  # as measured, with its key and its place among the keys
+QUEUE_BYTES = 300  # as measured, with its key and its place among the keys
 
 
 class QueueState(Enum):

@@ -16,6 +16,23 @@ if TYPE_CHECKING:
     from delivery.subscriptions.key_queue import KeyQueue
 
 MEMBERS_MAX = 1_000
+# Of all members together: their characters, and 16 for each. A character takes up to 280 bytes when
+# it is compiled (delivery/filters.py), so this is 18 MB; and a key is matched with at most 4,096
+# patterns, in about 1 ms. It counts for the budget of look-aheads.
+PATTERNS_SIZE_MAX = 65_536
+
+
+MEMBER_BYTES = 6_300  # with its nodes, as measured; a character of a pattern takes 280 at most
+PATTERN_CHARACTER_BYTES = 280
+
+
+class TooManyPatterns(ValueError):
+    """The patterns of all members would take too much."""
+
+
+def size_of(patterns: Sequence[str]) -> int:
+    """What patterns take of PATTERNS_SIZE_MAX."""
+    return sum(len(pattern) + 16 for pattern in patterns)
 
 
 class Consumer:
@@ -40,6 +57,23 @@ class Members:
         self.by_name: dict[str, Consumer] = {}
         self.version = 0
         self.without_patterns = 0
+        self._patterns_size = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """What members and their patterns take."""
+        return len(self.by_name) * MEMBER_BYTES + self._patterns_size * PATTERN_CHARACTER_BYTES
+
+    def check(self, name: str, patterns: Sequence[str]) -> None:
+        """Raises TooManyPatterns if a member, new or not, cannot have these."""
+        former = self.by_name.get(name)
+        taken = self._patterns_size - (0 if former is None else size_of(former.patterns))
+        if taken + size_of(patterns) > PATTERNS_SIZE_MAX:
+            raise TooManyPatterns(
+                f"the filters of all consumers take {taken} of {PATTERNS_SIZE_MAX} (their"
+                f" characters, and 16 for each), these {len(patterns)} take {size_of(patterns)};"
+                f" use fewer or shorter ones",
+            )
 
     def join(self, name: str, patterns: Sequence[str]) -> Consumer:
         """Adds a member. Raises ValueError if there are MEMBERS_MAX, or one of this name."""
@@ -49,6 +83,7 @@ class Members:
         member = self.by_name[name] = Consumer(name, patterns)
         self.version += 1
         self.without_patterns += not member.patterns
+        self._patterns_size += size_of(member.patterns)
         return member
 
     def leave(self, name: str) -> Consumer:
@@ -57,6 +92,7 @@ class Members:
         self.version += 1
         member = self.by_name.pop(name)
         self.without_patterns -= not member.patterns
+        self._patterns_size -= size_of(member.patterns)
         return member
 
     def owner_of(self, key: str) -> str | None:

@@ -27,10 +27,12 @@ from delivery.schemas import Tombstone
 from delivery.subscriptions import encoding
 from delivery.subscriptions.batches import Batch, Outcome, Place
 from delivery.subscriptions.blocks import BLOCK, MISSING, Blocks
+from delivery.subscriptions.budget import LookAheadBudget
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.drainable import drainable_lag
 from delivery.subscriptions.encoding import Sent
 from delivery.subscriptions.journaled import TrackedProgress
+from delivery.subscriptions.members import TooManyPatterns
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.requests import (
     Acknowledge,
@@ -82,6 +84,7 @@ class RunningSubscription:
         view: SubscriptionView,
         window: SubscriptionWindow,
         blocks: Blocks,
+        budget: LookAheadBudget,
         head: Callable[[Key], int | None],
         now_ns: Callable[[], int],
     ) -> None:
@@ -99,7 +102,9 @@ class RunningSubscription:
         self.unreadable = ""  # why the last records could not be read, until some are
         self.is_loading = False  # records are being loaded that may be sent then
         self._untold: list[MissedOffsets] = []
+        self.is_crowded = False  # the budget for what is read ahead is used up
         self._blocks = blocks
+        self._budget = budget
         self._head = head
         self._now_ns = now_ns
         self._turn: list[Session] = []  # whose turn it is next
@@ -125,6 +130,10 @@ class RunningSubscription:
                 f" the limit is {CONSUMERS_MAX}; use fewer, each with more messages",
                 {"limit": CONSUMERS_MAX},
             )  # fmt: skip
+        try:
+            self.window.members.check(asked.consumer, asked.filters)
+        except TooManyPatterns as refused:
+            raise OwnerRefused(429, "too_many_filters", str(refused)) from refused
 
     def open(self, asked: Consume, outlet: Outlet) -> None:
         """A consumer's stream. One of the same name that is present is replaced, and what it had
@@ -258,7 +267,7 @@ class RunningSubscription:
     @property
     def why_held(self) -> str:
         """Why nothing is sent, or dead letters wait; otherwise empty."""
-        return self.held or self.unreadable or self.letters.reason
+        return self.held or self.unreadable or self.window.why_held or self.letters.reason
 
     @property
     def drainable_lag(self) -> int:
@@ -269,7 +278,7 @@ class RunningSubscription:
             unseen = sum(
                 min(self._unseen(partition), lane.room) for partition, lane in window.lanes.items()
             )
-        is_held = bool(self.held or self.unreadable) or config.paused
+        is_held = bool(self.held or self.unreadable or window.why_held) or config.paused
         found = drainable_lag(window.drainable, window.unfinished, unseen, held=is_held)
         return min(1, found) if config.mode == "exclusive" else found
 
@@ -284,11 +293,13 @@ class RunningSubscription:
         self.held = ""
         cost = 0
         while cost < budget_bytes:
+            settled = self.window.settle()
+            cost += settled * ADMITTED_COST_BYTES
             spent, is_hungry = self._send_round(wanted)
             if not config.reliable:
                 is_hungry = True  # what nobody can take is dropped, not kept
             cost += spent
-            if spent:
+            if spent or settled:
                 continue
             if not is_hungry and self.window.is_reliable:
                 return cost, False
@@ -311,18 +322,12 @@ class RunningSubscription:
             if batch is None:
                 batch = window.take(session.name, room, self._now_ns())
                 if batch is None:
-                    is_hungry = is_hungry or self._has_room(session)
+                    is_hungry = is_hungry or window.room(session.name) > 0
                     continue
             cost += self._send(session, batch, wanted)
         if self._turn:
             self._turn.append(self._turn.pop(0))
         return cost, is_hungry
-
-    def _has_room(self, session: Session) -> bool:
-        """Whether only messages are missing."""
-        window, policy = self.window, self.window.policy
-        member = window.members.by_name[session.name]
-        return member.in_flight < policy.member_max and window.in_flight < policy.in_flight_max
 
     def _send(self, session: Session, batch: Batch, wanted: list[Wanted]) -> int:
         """Sends as much of a batch as can be found; gives the rest back. Returns what it cost."""
@@ -370,7 +375,15 @@ class RunningSubscription:
     def _admit(self, wanted: list[Wanted]) -> int:
         """Takes the next records into the window; returns how many, 0 if none are at hand."""
         window = self.window
-        is_keyed = self.view.subscription.config.mode == "key_shared"
+        config, subscription_id = (
+            self.view.subscription.config,
+            self.view.subscription.subscription_id,
+        )
+        self._budget.note(subscription_id, window.memory_bytes)
+        self.is_crowded = config.reliable and not self._budget.allows(subscription_id)
+        if self.is_crowded:
+            return 0
+        is_keyed = config.mode == "key_shared"
         lanes = self._lanes
         for _ in range(len(lanes)):
             partition = lanes[0]
@@ -516,7 +529,7 @@ class RunningSubscription:
     def tick(self) -> bool:
         """To be called regularly; returns whether there may be something to send."""
         now_ns = self._now_ns()
-        is_changed = bool(self.held) and now_ns >= self.held_until_ns
+        is_changed = self.is_crowded or (bool(self.held) and now_ns >= self.held_until_ns)
         for session in list(self.sessions.values()):
             if session.poll is not None:
                 if now_ns >= session.poll_ends_ns and not self.is_loading:

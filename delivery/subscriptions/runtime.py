@@ -36,6 +36,7 @@ from delivery.routers.outbox import Outbox
 from delivery.subscriptions import inspection
 from delivery.subscriptions.batches import DeadLetter
 from delivery.subscriptions.blocks import MISSING, Blocks
+from delivery.subscriptions.budget import LookAheadBudget
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.journaled import JournaledProgress
 from delivery.subscriptions.replay import add, replay
@@ -132,6 +133,7 @@ class Subscriptions:
         self._ended = ended
         self._starting = Starting(reader, ledger, incarnation)
         self._blocks = Blocks(reader)
+        self.budget = LookAheadBudget()
         self.progress = JournaledProgress(journal, flush.hurry, self._wake_all, self._reload)
         flush.add_progress(self.progress)
         self._running: dict[int, RunningSubscription] = {}
@@ -367,7 +369,7 @@ class Subscriptions:
             self._starting.unpin(view)
             return
         head, window = self._reader.followed.head, self._starting.window(view, known)
-        running = RunningSubscription(view, window, self._blocks, head, self._now_ns)
+        running = RunningSubscription(view, window, self._blocks, self.budget, head, self._now_ns)
         running.letters = DeadLetters(
             self._outbox, partial(self._find_letter, running), partial(self._settled, running)
         )
@@ -393,6 +395,7 @@ class Subscriptions:
         subscription = running.view.subscription
         running.end("deleted", f"subscription {subscription.name!r} was deleted")
         self.progress.forget(subscription.subscription_id)
+        self.budget.forget(subscription.subscription_id)
         self._board.free(subscription.slot, subscription.subscription_id)
         del self._running[subscription.subscription_id]
         topic_id = running.view.topic.topic_id

@@ -116,7 +116,13 @@ class SubscriptionCounts(Struct, frozen=True, kw_only=True):
     acknowledged: int
     redelivered: Annotated[int, Meta(description="messages sent again")]
     refused: Annotated[int, Meta(description="messages that acknowledgments named in vain")]
-    dropped: Annotated[int, Meta(description="messages given up by `poison` or `skip`")]
+    dropped: Annotated[
+        int,
+        Meta(
+            description="messages given up by `poison` or `skip`, or, without `reliable`, because"
+            " their consumer was full"
+        ),
+    ]
     dead_lettered: int
     evicted: Annotated[
         int, Meta(description="records that retention removed before they were finished")

@@ -24,9 +24,7 @@ class SharedWindow(Deliveries):
         self.admit_loose(partition, len(keys))
 
     def join(self, name: str, patterns: Sequence[str] = ()) -> None:
-        """A consumer is present. Raises ValueError at the limit, and for patterns."""
-        if patterns:
-            raise ValueError("filters need a subscription of the mode key_shared")
+        """A consumer is present; patterns that it had in another mode mean nothing."""
         super().join(name)
 
     def _members_changed(self, gone: Consumer | None) -> None:

@@ -78,6 +78,15 @@ class UnreliableWindow:
         """Nothing is tracked."""
         return None
 
+    @property
+    def why_held(self) -> str:
+        """Nothing is held."""
+        return ""
+
+    def longest_key(self) -> tuple[str, int] | None:
+        """No key waits."""
+        return None
+
     def is_active(self, name: str) -> bool:
         """Whether a member may get messages; of an exclusive subscription the first one."""
         members = self.members.by_name
@@ -155,9 +164,8 @@ class UnreliableWindow:
 
     def join(self, name: str, patterns: Sequence[str] = ()) -> None:
         """A consumer is present; one of this name must not be. Raises ValueError at the limit."""
-        if patterns and self._mode != "key_shared":
-            raise ValueError("filters need a subscription of the mode key_shared")
-        self._waiting[self.members.join(name, patterns)] = deque()
+        kept = patterns if self._mode == "key_shared" else ()
+        self._waiting[self.members.join(name, kept)] = deque()
         self._owners.clear()
 
     def leave(self, name: str) -> None:
@@ -175,6 +183,14 @@ class UnreliableWindow:
         """A consumer that was away is there again; what it had is lost."""
 
     # Messages go out
+
+    def room(self, name: str) -> int:
+        """How many more messages a member may have: what it can be sent."""
+        return self.policy.member_max
+
+    def settle(self) -> int:
+        """No key waits for an owner."""
+        return 0
 
     def take(self, name: str, count: int, now_ns: int) -> Batch | None:
         """The next batch of a member; None if there is nothing for it now."""

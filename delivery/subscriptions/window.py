@@ -29,8 +29,7 @@ from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.members import Consumer
 from delivery.subscriptions.policy import WindowPolicy
 
-MOVES_AT_ONCE = 2_000  # in a tick: about 2 ms
-MOVES_IN_TAKE = 200
+MOVES_AT_ONCE = 500  # about 1 ms
 
 
 class DeliveryWindow(Deliveries):
@@ -61,6 +60,11 @@ class DeliveryWindow(Deliveries):
     def memory_bytes(self) -> int:
         """What the messages and their keys take."""
         return super().memory_bytes + len(self.keys) * QUEUE_BYTES
+
+    def longest_key(self) -> tuple[str, int] | None:
+        """The key with most messages, and how many; searches all keys."""
+        found = max(self.keys.values(), key=lambda queue: queue.waiting, default=None)
+        return None if found is None else (found.key, found.waiting)
 
     def queue_of(self, key: str) -> KeyQueue | None:
         """The messages of a key that wait for each other; None if there are none."""
@@ -128,14 +132,17 @@ class DeliveryWindow(Deliveries):
         if queues:
             self._moving.append(queues)
 
-    def _settle(self, count: int) -> None:
-        moving = self._moving
-        while moving and count:
-            count -= 1
+    def settle(self) -> int:
+        """Finds owners of some keys, after a change of members; returns how many, 0 if all have
+        one."""
+        moving, count = self._moving, 0
+        while moving and count < MOVES_AT_ONCE:
+            count += 1
             queue = moving[0].popleft()
             if not moving[0]:
                 moving.popleft()
             self._make_ready(queue)
+        return count
 
     def _make_ready(self, queue: KeyQueue, *, first: bool = False) -> None:
         queue.state = QueueState.READY
@@ -165,7 +172,7 @@ class DeliveryWindow(Deliveries):
     def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
         ready = member.ready
         if self._moving and not ready:
-            self._settle(MOVES_IN_TAKE)
+            self.settle()
         messages: list[SentMessage | None] = []
         while left > len(messages) and ready:
             queue = ready.popleft()
@@ -208,7 +215,7 @@ class DeliveryWindow(Deliveries):
 
     def tick(self, now_ns: int) -> list[str]:
         """As in all modes; keys find their owners."""
-        self._settle(MOVES_AT_ONCE)
+        self.settle()
         return super().tick(now_ns)
 
     def next_due_ns(self) -> int | None:

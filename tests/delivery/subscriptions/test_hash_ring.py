@@ -56,6 +56,22 @@ def test_the_consumers_decide_and_not_their_order(consumers: set[str], rng: obje
     other.check_invariants()
 
 
+def test_of_two_consumers_with_a_node_at_one_place_the_name_decides() -> None:
+    place = hash_of(b"worker-90-60")
+    assert place == hash_of(b"worker-1277-93")
+    key = next(
+        key for key in map(str, range(100_000)) if 0 <= place - hash_of(key.encode()) < 1 << 18
+    )
+    for order in (("worker-90", "worker-1277"), ("worker-1277", "worker-90")):
+        ring = ring_of(*order)
+        assert ring.owner(key) == "worker-1277"
+        ring.join("none", ["-"])
+        assert ring.owner(key) == "worker-1277"
+        ring.leave("worker-1277")
+        assert ring.owner(key) == "worker-90"
+        ring.check_invariants()
+
+
 @given(st.sets(names, min_size=1, max_size=5), st.data())
 def test_a_key_belongs_to_the_ring_of_those_that_accept_it(
     consumers: set[str], data: st.DataObject

@@ -254,3 +254,37 @@ def test_an_unreliable_subscription_drops_what_a_slow_consumer_does_not_take(nod
         assert state["partitions"][0]["floor"] == len(keys)
 
     run(node, use)
+
+
+def test_a_hot_key_that_fills_the_memory_is_named_and_others_go_on(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made, other = owner.create(), owner.create("other")
+        owner.subscriptions.budget.bytes_max = 0
+        owner.subscriptions.budget.little_bytes = 8 << 10  # a consumer takes most of it
+        for _ in range(30):
+            owner.produce(*(record(n, f"k{n}" if n < 16 else "hot") for n in range(64)))
+        await owner.consume(made, "c")
+        state = await owner.ask(Describe(made.subscription_id))
+        assert "nothing more is read ahead" in state["held"] and "'hot'" in state["held"]
+        assert state["lag"] > state["in_flight"] + state["waiting"]
+        assert data(await owner.consume(other, "c")), "another one has its part"
+        owner.subscriptions.budget.bytes_max = 1 << 20
+        await owner.later(1)
+        state = await owner.ask(Describe(made.subscription_id))
+        assert (state["held"], state["lag"]) == ("", state["in_flight"] + state["waiting"])
+
+    run(node, use)
+
+
+def test_the_filters_of_all_consumers_together_are_limited(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        filters = [f"{n}" * 500 for n in range(10, 70)]
+        await owner.consume(made, "c", *filters)
+        with pytest.raises(OwnerRefused, match="use fewer or shorter ones") as refused:
+            await owner.consume(made, "d", *filters)
+        assert (refused.value.status, refused.value.code) == (429, "too_many_filters")
+        await owner.consume(made, "c", *filters)  # it comes again
+        await owner.consume(made, "d")
+
+    run(node, use)
