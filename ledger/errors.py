@@ -299,7 +299,7 @@ class RouterCycle(LedgerError):
     def __init__(self, path: list[str]) -> None:
         super().__init__(
             f"the router would close a cycle: {' -> '.join(path)}; records would go around forever."
-            f" Paused routers count; delete one of those on the path"
+            f" Paused routers and dead-letter topics of subscriptions count; delete one on the path"
         )
         self.path = path
 

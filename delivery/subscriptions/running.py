@@ -33,6 +33,7 @@ from delivery.subscriptions.drainable import drainable_lag
 from delivery.subscriptions.encoding import Sent
 from delivery.subscriptions.journaled import TrackedProgress
 from delivery.subscriptions.members import TooManyPatterns
+from delivery.subscriptions.missed import with_gap
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.requests import (
     Acknowledge,
@@ -64,7 +65,6 @@ MESSAGE_BYTES = 100  # of a message without its data
 ADMITTED_COST_BYTES = 40  # of a message: it takes as long as encoding this
 HELD_NS = 1_000_000_000  # after a read that failed
 REFUSED_NAMED = 100
-GAPS_KEPT = 100
 
 _json = msgspec.json.Encoder()
 
@@ -463,9 +463,9 @@ class RunningSubscription:
         if tombstone is None or tombstone.gap_to < lane.floor:
             return
         gap = MissedOffsets(partition, tombstone.gap_from, tombstone.gap_to, tombstone.reason)
-        if gap not in self.gaps:
-            self.gaps = [*self.gaps, gap][-GAPS_KEPT:]
-            self._untold = [*self._untold, gap][-GAPS_KEPT:]
+        gaps = with_gap(self.gaps, gap)
+        if gaps != self.gaps:
+            self.gaps, self._untold = gaps, with_gap(self._untold, gap)
 
     def _tell_gaps(self, format_: Format) -> bytes:
         topic = self.view.topic
