@@ -42,7 +42,7 @@ INTERVAL_NS = 1_000_000_000
 SHARE = 20
 # Of each source: about 12 ms of the ledger lock, while commits wait. The rest comes a second later.
 MOVES_MAX = 4_096
-ROUNDS_AT_STOP = 1_000  # the progress of 4 million partitions
+ROUNDS_AT_STOP = 1_000  # of subscriptions: about 130,000 rows, which takes seconds
 
 P = ParamSpec("P")
 T = TypeVar("T")

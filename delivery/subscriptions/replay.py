@@ -21,7 +21,7 @@ from shards.journal import FinishedJournal, JournalDamaged, JournalEntry
 
 log = logging.getLogger("headgate.subscriptions")
 
-LOT_ROWS = 512  # in one transaction: about 10 ms of the ledger lock, while commits wait
+LOT_ROWS = 512  # in one transaction: about 5 ms of the ledger lock, while commits wait
 PAUSE_S = 1.0  # after an error of the ledger
 
 Lot = dict[tuple[int, int], dict[tuple[int, int], bytearray]]

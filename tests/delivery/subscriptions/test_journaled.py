@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from delivery.subscriptions.journaled import (
     COSTS_MAX,
     EPOCHS_UNFLUSHED_MAX,
+    ROW_COST,
     JournaledProgress,
     TrackedProgress,
     first_epoch,
@@ -174,6 +175,40 @@ def test_a_subscription_that_never_rests_does_not_keep_others_from_their_flush(
         flushes = owner.progress.collect()
         owner.progress.collected(ledger.write(flushes))
     assert ledger.has(2, 0, 1)
+
+
+def test_the_rows_of_one_partition_are_collected_in_several_rounds_and_each_once(
+    segment: Segment,
+) -> None:
+    owner, ledger, window = Owner(segment, costs_max=2 * ROW_COST), FlushedSet(), FinishingWindow()
+    tracked = owner.progress.track(1, known(10, window), window)
+    offsets = [row * ROW_OFFSETS + 7 for row in range(9)]
+    window.finish(0, *offsets)
+    owner.progress.record(tracked)
+    rows: list[int] = []
+    for _ in range(5):
+        (flush,) = owner.progress.collect()
+        rows += [row for _, row, _ in flush.rows]
+        window.finish(0, 8 + len(rows))  # a row that was collected changes again
+        owner.progress.touched(tracked)
+        owner.progress.collected(ledger.write([flush]))
+    assert rows == list(range(9)) and not owner.progress.has_more
+    assert all(ledger.has(1, 0, offset) for offset in offsets)
+    owner.sweep(ledger)
+    assert ledger.has(1, 0, 10)
+
+
+def test_while_deliveries_are_held_each_round_follows_immediately(segment: Segment) -> None:
+    owner, ledger, window = Owner(segment, costs_max=ROW_COST), FlushedSet(), FinishingWindow()
+    tracked = owner.progress.track(1, known(10, window), window)
+    window.finish(0, *range(2, 700), 5_000, 9_000)
+    owner.progress.record(tracked)
+    assert owner.progress.held_because(tracked) and owner.hurried == 1
+    for hurried in (2, 3):
+        owner.progress.collected(ledger.write(owner.progress.collect()))
+        assert owner.hurried == hurried
+    owner.progress.collected(ledger.write(owner.progress.collect()))
+    assert owner.hurried == 3 and owner.resumed == 1
 
 
 def test_the_number_of_the_last_batch_is_flushed_without_any_acknowledgment(
