@@ -16,7 +16,8 @@ collected is collected again.
 * The number of a batch is never used twice. An owner cannot know the last one of its predecessor,
   so it begins EPOCHS_UNFLUSHED_MAX after the last one that was flushed, sends nothing before it has
   flushed that, and never that many more than were flushed.
-* ``replay`` comes before anything else: it writes what a dead predecessor left in the journal.
+* ``replay`` comes before anything else: it writes what a dead predecessor left in the journal. No
+  sweep begins before it is complete, since the sweep would free that.
 
 This module decides and collects; ``CursorFlush`` has the thread and the transaction.
 """
@@ -29,6 +30,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from delivery.subscriptions.look_ahead import LookAhead
+from delivery.subscriptions.replay import Lot, replay
 from ledger.progress import SubscriptionFlush, SubscriptionProgress
 from shards.journal import FinishedJournal, JournalFull
 
@@ -142,6 +144,7 @@ class JournaledProgress:
         self._resumed = resumed
         self._gone = gone
         self._costs_max = costs_max
+        self._is_replayed = False
         self._tracked: dict[int, TrackedProgress] = {}
         self._dirty: dict[TrackedProgress, None] = {}
         self._sweep: deque[TrackedProgress] | None = None
@@ -151,6 +154,16 @@ class JournaledProgress:
         self._sweeping: asyncio.Future[None] | None = None  # for the one that has
         self._is_held = False  # since the journal was half full
         self._is_awaited = False  # a subscription was told so, or waits for numbers
+
+    async def replay(
+        self,
+        write: Callable[[Lot], Awaitable[object]],
+        sleep_s: Callable[[float], Awaitable[object]],
+    ) -> None:
+        """Writes what a predecessor has left, once; ``write`` makes a transaction of a lot."""
+        if not self._is_replayed:
+            await replay(self._journal, write, sleep_s)
+            self._is_replayed = True
 
     def track(
         self, subscription_id: int, known: SubscriptionProgress, window: TrackedWindow
@@ -229,6 +242,8 @@ class JournaledProgress:
 
     def collect(self) -> list[SubscriptionFlush]:
         """The next round of the sweep. ``collected`` follows, before the next call."""
+        if not self._is_replayed:
+            return []
         if self._sweep is None:
             self._begin()
         assert self._sweep is not None

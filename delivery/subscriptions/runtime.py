@@ -39,7 +39,7 @@ from delivery.subscriptions.blocks import MISSING, Blocks
 from delivery.subscriptions.budget import LookAheadBudget
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.journaled import JournaledProgress
-from delivery.subscriptions.replay import add, replay
+from delivery.subscriptions.replay import add
 from delivery.subscriptions.requests import (
     Acknowledge,
     AnyRequest,
@@ -120,7 +120,6 @@ class Subscriptions:
         self._shards = shards
         self._reader = reader
         self._ledger = ledger
-        self._journal = journal
         self._flush = flush
         self._outbox = outbox
         self._board = board
@@ -139,7 +138,6 @@ class Subscriptions:
         self._running: dict[int, RunningSubscription] = {}
         self._by_topic: dict[int, list[RunningSubscription]] = {}
         self._seen_evictions: dict[int, int] = {}
-        self._is_replayed = False
         self._change = 0
         self._seen = -1
         self._stale: set[int] = set()
@@ -308,9 +306,7 @@ class Subscriptions:
 
     async def _ask(self) -> None:
         try:
-            if not self._is_replayed:
-                await replay(self._journal, lambda lot: self._flush.write(add, lot), asyncio.sleep)
-                self._is_replayed = True
+            await self.progress.replay(lambda lot: self._flush.write(add, lot), asyncio.sleep)
             version = self._version()
             stale, self._stale = self._stale, set()
             try:

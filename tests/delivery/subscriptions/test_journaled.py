@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 
@@ -19,6 +20,7 @@ from delivery.subscriptions.journaled import (
     TrackedProgress,
     first_epoch,
 )
+from delivery.subscriptions.replay import Lot
 from ledger.progress import ROW_OFFSETS, SubscriptionFlush, SubscriptionProgress
 from shards.journal import FinishedJournal
 from shards.layout import Layout
@@ -62,6 +64,10 @@ def known(generation: int, window: FinishingWindow) -> SubscriptionProgress:
     return SubscriptionProgress({}, [], generation, window.epoch)
 
 
+async def nothing(_: object) -> None:
+    """Neither writes nor waits."""
+
+
 class Owner:
     """A shard's journal and progress; ``hurried``, ``resumed`` and ``gone`` note the calls."""
 
@@ -72,6 +78,9 @@ class Owner:
         self.progress = JournaledProgress(
             self.journal, self._hurry, self._resume, self.gone.append, costs_max
         )
+        if not self.journal.used_bytes:
+            with contextlib.suppress(StopIteration):  # an empty journal needs no loop
+                self.progress.replay(nothing, nothing).send(None)
 
     def _hurry(self) -> None:
         self.hurried += 1
@@ -343,6 +352,24 @@ def test_a_seek_forgets_what_was_finished_before_it(segment: Segment) -> None:
     assert owner.gone == [] and not ledger.has(1, 0, 1)
     sought.finish(0, 1)
     assert owner.sweep(ledger) == 0
+
+
+def test_a_flush_frees_nothing_of_a_predecessor_before_it_is_replayed(segment: Segment) -> None:
+    """The replay may wait for the ledger for a while, and die again."""
+    FinishedJournal(segment, 0).append(1, 10, 0, [7])
+    owner = Owner(segment)
+    lots: list[Lot] = []
+
+    async def write(lot: Lot) -> None:
+        assert owner.progress.collect() == [] and not owner.progress.has_more
+        assert owner.journal.used_bytes
+        lots.append(lot)
+
+    assert owner.progress.collect() == [] and owner.journal.used_bytes
+    asyncio.run(owner.progress.replay(write, nothing))
+    asyncio.run(owner.progress.replay(write, nothing))
+    assert [lot.keys() for lot in lots] == [{(1, 10)}]
+    assert not owner.journal.used_bytes
 
 
 class Deaths(RuleBasedStateMachine):
