@@ -301,6 +301,19 @@ def test_the_coalescing_delay_is_neither_waiting_nor_age() -> None:
     assert ready.oldest_wait_ns(NOW + 41 * MS) == MS, "of 11 ms, 10 were deliberate"
 
 
+@pytest.mark.parametrize(("marked_ms", "expected"), [(4, [2, 1]), (6, [1, 2])])
+def test_what_is_never_held_comes_before_what_is_held_and_after_what_was(
+    marked_ms: int, expected: list[int]
+) -> None:
+    ready = BandedReadySet()
+    ready.set_pressure(5 * MS, False, NOW)
+    ready.mark(push(1), PLAIN, NOW, NOW)
+    marked_ns = NOW + marked_ms * MS
+    ready.mark((2, Kind.ROUTE), PLAIN, marked_ns, marked_ns)
+    assert order(ready, NOW + 7 * MS) == expected
+    ready.check_invariants()
+
+
 @pytest.mark.parametrize("coalesce_ns", [-1, COALESCE_NS_MAX + 1])
 def test_a_delay_beyond_the_limit_is_refused(coalesce_ns: int) -> None:
     with pytest.raises(ValueError, match=f"coalesce_ns is {coalesce_ns}; it must be 0 to 20000000"):
