@@ -32,7 +32,7 @@ class Appends:
         self.loop.now_ns = 10**12 + rng.randrange(50 * MS)
         self.ready = ready
         self.dispatcher = Dispatcher(ready, self.inputs, lambda: self.loop.now_ns)
-        servers = {Kind.PUSH: self.serve, Kind.ROUTE: self.serve}
+        servers = dict.fromkeys(Kind, self.serve)
         self.dispatcher.start(self.loop, servers, raise_it)
         self.waiting: dict[tuple[int, Kind], list[int]] = {}  # when each was appended
         self.longest_ns = 0
