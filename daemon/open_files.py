@@ -14,8 +14,9 @@ import msgspec
 
 from daemon.http.limits import HttpLimits
 
-# Libraries, the segment, bells, the ledger's files, connections to the store, files being read.
+# Libraries, the segment, the ledger's files, connections to the store, files being read.
 OTHER_FILES = 512
+FILES_PER_SHARD = 3  # the bell of each shard, and a pipe in each direction
 
 
 def raise_limit() -> None:
@@ -30,17 +31,22 @@ def limit() -> int:
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def needed(limits: HttpLimits) -> int:
-    """How many files a shard opens at most."""
-    return limits.connections_max + limits.connections_told_max + limits.streams_max + OTHER_FILES
+def _others(shards: int) -> int:
+    return OTHER_FILES + FILES_PER_SHARD * shards
 
 
-def fitted(limits: HttpLimits, files: int) -> HttpLimits:
-    """``limits`` for a shard that may open ``files``. If they are too few, connections keep up to
-    half of them: producers come before watchers."""
-    if files >= needed(limits):
+def needed(limits: HttpLimits, shards: int) -> int:
+    """How many files each of ``shards`` shards opens at most."""
+    clients = limits.connections_max + limits.connections_told_max + limits.streams_max
+    return clients + _others(shards)
+
+
+def fitted(limits: HttpLimits, files: int, shards: int) -> HttpLimits:
+    """``limits`` for one of ``shards`` shards that may open ``files``. If they are too few,
+    connections keep up to half of them: producers come before watchers."""
+    if files >= needed(limits, shards):
         return limits
-    room = max(files - OTHER_FILES, 4)
+    room = max(files - _others(shards), 4)
     told = min(limits.connections_told_max, room // 8)
     connections = min(limits.connections_max, room // 2)
     return msgspec.structs.replace(

@@ -143,11 +143,12 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         if too_much:
             log.warning("%s", too_much)
         open_files.raise_limit()
-        if open_files.limit() < open_files.needed(http_limits(config)):
+        files = open_files.needed(http_limits(config), config.shards)
+        if open_files.limit() < files:
             log.warning(
                 "a process may open %d files, and a shard could need %d for its connections and"
                 " streams; it will serve fewer: raise the limit (LimitNOFILE, ulimit -n) or lower"
-                " streams_max", open_files.limit(), open_files.needed(http_limits(config)),
+                " streams_max", open_files.limit(), files,
             )  # fmt: skip
         log.info("store %s, data directory %s", config.store_url, config.data_dir)
         if chaos:

@@ -311,7 +311,9 @@ class Shard:
             self._after.reader.waiters,
             options=bool(config.cors_origins),
         )
-        self._http_limits = open_files.fitted(http_limits(config), open_files.limit())
+        self._http_limits = open_files.fitted(
+            http_limits(config), open_files.limit(), config.shards
+        )
         self._cors_origins = config.cors_origins
         self._server = Server()
         self._loop: asyncio.AbstractEventLoop

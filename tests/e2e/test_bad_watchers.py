@@ -231,7 +231,7 @@ def test_a_daemon_that_may_open_few_files_says_so_and_refuses_streams_before_it_
     with running(data, shards=1, command=few) as daemon, contextlib.ExitStack() as stack:
         assert "a process may open 700 files" in daemon.text
         daemon.produce("t", "first")
-        limit = fitted(HttpLimits(), 700).streams_max
+        limit = fitted(HttpLimits(), 700, 1).streams_max
         for _ in range(limit):
             received(stack.enter_context(asking(daemon)), b"caught-up")
         refused = daemon.get(WATCH)
@@ -243,7 +243,7 @@ def test_a_daemon_that_may_open_few_files_says_so_and_refuses_streams_before_it_
 def many_open_files() -> Iterator[None]:
     """As many as this process and a daemon that it starts may need."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = needed(HttpLimits())
+    wanted = needed(HttpLimits(), 1)
     assert before[1] >= wanted, f"this test needs {wanted} open files (ulimit -Hn), not {before[1]}"
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     try:
