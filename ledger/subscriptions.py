@@ -14,14 +14,15 @@ to that of its topic of dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from ledger import changes, copy_paths, cursors, progress, reads, topics
+from ledger import changes, copy_paths, cursors, progress, reads, start_offsets, topics
 from ledger.errors import TopicMissing
+from ledger.start_offsets import SubscriptionStart
 from ledger.subscription_errors import (
     DeadLetterCycle,
     SubscriptionMissing,
@@ -29,7 +30,7 @@ from ledger.subscription_errors import (
     SubscriptionsFull,
 )
 from ledger.tx import ReadTx, WriteTx
-from ledger.types import INTEGER_MAX, Offset, PartitionState, Topic
+from ledger.types import PartitionState, Topic
 
 SUBSCRIPTIONS_MAX = 1_024  # of a daemon; each has a row of the shared segment
 CONSUMERS_MAX = 1_000  # of a subscription
@@ -38,16 +39,6 @@ Mode = Literal["key_shared", "shared", "exclusive"]
 Poison = Literal["block", "drop", "dead_letter"]
 Unmatched = Literal["hold", "skip"]
 
-
-class AtTime(Struct, frozen=True, forbid_unknown_fields=True):
-    """Before the first record with this timestamp or a later one."""
-
-    ts: Annotated[int, Meta(ge=0, le=INTEGER_MAX, description="epoch milliseconds")]
-
-
-SubscriptionStart = Literal["earliest", "latest"] | Offset | list[Offset] | AtTime
-"""Before the first record that can be read, after the last one, after an offset, or at a time; a
-list has the offset of each partition."""
 
 Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
 
@@ -178,7 +169,7 @@ def create(
     dead_letter_id = _dead_letter(tx, topic, name, config)
     _check(name, config)
     slot = _free_slot(tx)
-    floors = floors_at(tx, topic.topic_id, name, start)
+    floors = start_offsets.floors_at(tx, topic.topic_id, name, start)
     cursor_name = f"subscription/{topic.topic_id}/{name}"
     cursor, _ = cursors.create(tx, cursor_name, "subscription", now_ms)
     cursors.move(
@@ -277,16 +268,6 @@ def page(
     return [_subscription(row) for row in rows.fetchall()]
 
 
-def every(tx: ReadTx) -> list[tuple[str, Subscription]]:
-    """All live subscriptions, each with the name of its topic, by id."""
-    columns = ", ".join(f"s.{column.strip()}" for column in _COLUMNS.split(","))
-    rows = tx.execute(
-        f"SELECT t.name, {columns} FROM subscriptions AS s JOIN topics AS t"
-        " ON t.topic_id = s.topic_id WHERE s.deleted_ms IS NULL ORDER BY s.subscription_id"
-    )
-    return [(row[0], _subscription(row[1:])) for row in rows.fetchall()]
-
-
 def view(tx: ReadTx, topic_id: int, name: str) -> SubscriptionView | None:
     """The live subscription of this name with its topics and floors."""
     found = find(tx, topic_id, name)
@@ -333,48 +314,6 @@ def owned(
         if row is not None:
             found[subscription_id] = _subscription(row)
     return changes.latest(tx), [_view(tx, each) for each in found.values()]
-
-
-def floors_at(
-    tx: ReadTx, topic_id: int, name: str, start: SubscriptionStart, field: str = "start"
-) -> dict[int, int]:
-    """The floors, by partition, of a subscription that goes on at ``start``; ``field`` is what the
-    place is called where it was asked for.
-
-    Raises SubscriptionRefused for offsets that the topic does not have.
-    """
-    states = reads.partition_states(tx, topic_id)
-    if isinstance(start, AtTime):
-        return {
-            each.partition: reads.offset_at_time(tx, topic_id, each.partition, start.ts) - 1
-            for each in states
-        }
-    if isinstance(start, str):
-        is_latest = start == "latest"
-        return {
-            each.partition: each.head_seq if is_latest else each.earliest_seq - 1 for each in states
-        }
-    return _checked(name, field, [start] if isinstance(start, int) else start, states)
-
-
-def _checked(
-    name: str, field: str, seqs: Sequence[int], states: Sequence[PartitionState]
-) -> dict[int, int]:
-    if len(seqs) != len(states):
-        raise SubscriptionRefused(
-            name,
-            field,
-            f"has {len(seqs)} offsets, but its topic has {len(states)} partitions; give a list with"
-            f" the offset of each",
-        )
-    for seq, state in zip(seqs, states, strict=True):
-        if seq > state.head_seq:
-            raise SubscriptionRefused(
-                name,
-                field,
-                f"is {seq} for partition {state.partition}, whose last offset is {state.head_seq}",
-            )
-    return {state.partition: seq for seq, state in zip(seqs, states, strict=True)}
 
 
 def _check(name: str, config: SubscriptionConfig) -> None:

@@ -41,8 +41,9 @@ from delivery.subscriptions.schemas import (
     SubscriptionCounts,
     SubscriptionState,
 )
-from ledger import changes, subscriptions
+from ledger import changes, start_offsets, subscriptions
 from ledger.errors import CursorsFull, TopicMissing
+from ledger.start_offsets import AtTime, SubscriptionStart
 from ledger.subscription_errors import (
     DeadLetterCycle,
     SubscriptionMissing,
@@ -50,9 +51,7 @@ from ledger.subscription_errors import (
     SubscriptionsFull,
 )
 from ledger.subscriptions import (
-    AtTime,
     SubscriptionConfig,
-    SubscriptionStart,
     SubscriptionView,
 )
 from ledger.tx import WriteTx
@@ -163,7 +162,7 @@ class SubscriptionRoutes:
         place = await self._exact(entry, asked.to)
         try:
             floors = await self._ledger.read(
-                subscriptions.floors_at, entry.topic_id, name, place, "to"
+                start_offsets.floors_at, entry.topic_id, name, place, "to"
             )
         except SubscriptionRefused as error:
             raise invalid(str(error), field="to", subscription=name) from error

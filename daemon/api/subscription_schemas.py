@@ -16,7 +16,8 @@ from delivery.subscriptions.schemas import (
     SubscriptionCounts,
     SubscriptionState,
 )
-from ledger.subscriptions import SubscriptionConfig, SubscriptionStart
+from ledger.start_offsets import SubscriptionStart
+from ledger.subscriptions import SubscriptionConfig
 from ledger.types import INTEGER_MAX
 
 FILTERS_MAX = 64  # of a consumer; each is matched with each new key

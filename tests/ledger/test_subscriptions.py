@@ -14,19 +14,14 @@ from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.routers import NO_FILTER
 from ledger.space import retention
+from ledger.start_offsets import AtTime, SubscriptionStart
 from ledger.subscription_errors import (
     DeadLetterCycle,
     SubscriptionMissing,
     SubscriptionRefused,
     SubscriptionsFull,
 )
-from ledger.subscriptions import (
-    AtTime,
-    PartitionGrowth,
-    Subscription,
-    SubscriptionConfig,
-    SubscriptionStart,
-)
+from ledger.subscriptions import PartitionGrowth, Subscription, SubscriptionConfig
 from ledger.types import Topic, TopicConfig
 from tests.ledger.requests import Request, draft_of, lease
 
@@ -120,7 +115,7 @@ def test_a_start_that_the_topic_does_not_have_is_refused_and_nothing_is_created(
     fill(ledger, 1, topic, 5, 3)
     with pytest.raises(SubscriptionRefused, match=problem):
         add(ledger, start=start)
-    assert ledger.read(subscriptions.every) == []
+    assert ledger.read(subscriptions.all_views) == []
     assert ledger.read(cursors.count) == 0
 
 
@@ -200,7 +195,7 @@ def test_the_subscriptions_of_a_topic_are_deleted_with_it(ledger: Ledger, topic:
     ledger.write(topics.delete, "orders", 9)
     _, (view,) = ledger.read(subscriptions.owned, 0, 1, also=[made.subscription_id, 77], after=99)
     assert view.subscription.deleted_ms == 9
-    assert ledger.read(subscriptions.every) == [("other", stays)]
+    assert [view.subscription for view in ledger.read(subscriptions.all_views)] == [stays]
     assert ledger.read(progress.state_of, made.subscription_id) is None
 
 
@@ -225,7 +220,9 @@ def test_lists_are_by_topic_and_name_a_page_at_a_time(ledger: Ledger, topic: Top
     assert [each.name for each in page] == ["b"]
     views = ledger.read(subscriptions.views, topic.topic_id)
     assert [view.subscription.name for view in views] == ["a", "b", "c"]
-    assert ledger.read(subscriptions.every)[-1] == ("other", elsewhere)
+    (last,) = ledger.read(subscriptions.all_views, 3)
+    assert (last.topic.name, last.subscription) == ("other", elsewhere)
+    assert len(ledger.read(subscriptions.all_views, 0, 2)) == 2
 
 
 def test_each_shard_hears_of_its_own_changes_and_a_flush_is_none(
@@ -306,7 +303,7 @@ def test_the_owners_log_carries_subscriptions_and_only_those_that_changed(
     with closing(Ledger(tmp_path / "copy.db", nullcontext())) as copy:
         for each in (first, second, first, second):
             copy.write(backup.apply, each)
-        assert copy.read(subscriptions.every) == ledger.read(subscriptions.every)
+        assert copy.read(subscriptions.all_views) == ledger.read(subscriptions.all_views)
         for living in (made, again):
             assert copy.read(subscriptions.view, topic.topic_id, living.name) == ledger.read(
                 subscriptions.view, topic.topic_id, living.name
