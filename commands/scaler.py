@@ -25,6 +25,7 @@ EXTRA = ("grpc", "google.protobuf")
     default="127.0.0.1:7441",
     show_default=True,
     metavar="HOST:PORT",
+    callback=lambda _, __, value: _address(value),
     help="Where KEDA reaches it; port 0 takes a free one.",
 )
 @client_option
@@ -46,6 +47,20 @@ def scaler(client: Client, listen: str) -> None:
             hint="pip install 'headgate[keda]'",
         )
     asyncio.run(_serve(client.url, listen))
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not (
+        host
+        and colon
+        and port.isascii()
+        and port.isdecimal()
+        and len(port) <= 5
+        and int(port) < 1 << 16
+    ):
+        raise click.BadParameter(f"must be HOST:PORT, got {text!r}")
+    return text
 
 
 def _installed(module: str) -> bool:

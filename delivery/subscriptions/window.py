@@ -47,14 +47,12 @@ class DeliveryWindow(Deliveries):
     def drainable(self) -> int:
         """One message of each key that a consumer accepts and that is not blocked, and all that
         have no key. Without any consumer the first one could deal with all of them."""
-        keys, blocked = len(self.keys), len(self.stuck) + len(self.resting)
+        blocked = len(self.stuck) + len(self.resting)
+        found = len(self.keys) + self.loose.taken - blocked
         if not self.members.by_name:
-            return keys + self.loose.count + self.loose.taken - blocked
-        keys -= len(self._held)
-        if self.members.without_patterns or not self.loose.count:
-            return keys + self.loose.count + self.loose.taken - blocked
-        everything = (*self.stuck.values(), *self.resting.values())
-        return keys - sum(each.message.queue is not None for each in everything)
+            return found + self.loose.count
+        found -= len(self._held)
+        return found + self.loose.count if self.members.without_patterns else found
 
     @property
     def memory_bytes(self) -> int:

@@ -125,6 +125,31 @@ class ObviousSubscription:
             and not self.key_waits(key)
         )
 
+    def drainable(self) -> int:
+        """How many messages consumers could work on simultaneously."""
+        left = self.unfinished()
+        if self.mode == "exclusive":
+            first_blocked = {
+                each[0]: min(place for place in left if place[0] == each[0] and self.blocked(place))
+                for each in left if self.blocked(each)
+            }  # fmt: skip
+            return int(any(place < first_blocked.get(place[0], (9, 9)) for place in left))
+        keys = {self.key_of(place) for place in left} - {None}
+        some = not self.members or any(not patterns for patterns in self.members.values())
+        keyed = sum(self.could_be_worked_on(key) for key in keys if key is not None)
+        return keyed + sum(
+            self.key_of(place) is None and not self.blocked(place) and (some or place in self.out)
+            for place in left
+        )
+
+    def could_be_worked_on(self, key: str) -> bool:
+        """Whether a consumer has a message of a key, or might have one."""
+        mine = [place for place in self.unfinished() if self.keys[place] == key]
+        if any(self.blocked(place) for place in mine):
+            return False
+        is_out = any(place in self.out for place in mine)
+        return is_out or not self.members or self.owner(key) is not None
+
     # What happens
 
     def send(self, name: str, epoch: int, places: list[Place]) -> None:
