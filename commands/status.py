@@ -17,7 +17,13 @@ from commands.shell.output import (
     table,
     usd_text,
 )
-from daemon.api.schemas import BillStatus, DeliveryStatus, ShardStatus, Status
+from daemon.api.schemas import (
+    BillStatus,
+    DeliveryStatus,
+    ShardStatus,
+    Status,
+    SubscriptionsStatus,
+)
 
 GROUPS_SHOWN_MAX = 8
 SHARD_HEAD = (
@@ -77,6 +83,7 @@ def _text(status: Status) -> str:
         ),
         f"evicted   {count_text(status.retention.records_evicted)} records",
         *_delivered(status.delivery),
+        *_consumed(status.subscriptions),
         f"groups    {len(status.groups)}: {_groups(status)}",
         "",
         table(SHARD_HEAD, [_shard_row(shard) for shard in status.shards]),
@@ -136,6 +143,28 @@ def _shard_row(shard: ShardStatus) -> list[Cell]:
         count_text(shard.records_acked),
         bytes_text(shard.bytes_acked),
     ]
+
+
+def _consumed(all_: SubscriptionsStatus) -> list[str]:
+    """Nothing without subscriptions; those that stand or have blocked keys by name."""
+    if not all_.count:
+        return []
+    lines = [
+        (
+            f"consumers {count_text(all_.consumers)} in {count_text(all_.count)} subscriptions;"
+            f" lag {count_text(all_.lag)}, {count_text(all_.in_flight)} in flight,"
+            f" {count_text(all_.blocked_keys)} blocked keys"
+        )
+    ]
+    for each in all_.first:
+        if each.reason or each.blocked_keys:
+            blocked = f", {count_text(each.blocked_keys)} blocked keys" if each.blocked_keys else ""
+            why = f": {each.reason}" if each.reason else ""
+            lines.append(
+                f"          {each.topic} {each.subscription} {each.state}, lag"
+                f" {count_text(each.lag)}{blocked}{why}"
+            )
+    return lines
 
 
 def _groups(status: Status) -> str:

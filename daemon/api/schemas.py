@@ -39,6 +39,7 @@ from daemon.api.status_schemas import (
     StoreCost,
     StoreStatus,
     SubscriptionScaling,
+    SubscriptionsStatus,
     Totals,
 )
 from daemon.api.watch_schemas import (
@@ -90,6 +91,7 @@ __all__ = [
     "DiffAnswer",
     "DiffRequest",
     "DeliveryStatus",
+    "SubscriptionsStatus",
     "Error",
     "ErrorAnswer",
     "GroupStatus",

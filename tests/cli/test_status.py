@@ -48,6 +48,26 @@ STATUS: dict[str, Any] = {
     "retention": {"records_evicted": 4_321, "clock_jump_ms": None},
     "scheduler": {"ready": [0, 0, 3, 0, 1], "deferred": 0},
     "delivery": {"deliveries": 9_876, "p50_ms": 0.512, "p99_ms": 2.048},
+    "subscriptions": {
+        "count": 2, "held": 1, "lag": 70_500, "drainable_lag": 10, "in_flight": 12, "waiting": 3,
+        "blocked_keys": 2, "consumers": 3, "oldest_unacknowledged_ms": 5, "delivered": 9,
+        "acknowledged": 8, "redelivered": 7, "refused": 6, "dropped": 5, "dead_lettered": 4,
+        "evicted": 3, "unmatched": 2,
+        "first": [
+            {
+                "topic": "orders", "subscription": name, "state": state, "reason": reason,
+                "lag": 500, "drainable_lag": 0, "in_flight": 0, "waiting": 0,
+                "blocked_keys": blocked, "consumers": 1, "oldest_unacknowledged_ms": 0,
+                "delivered": 0, "acknowledged": 0, "redelivered": 0, "refused": 0, "dropped": 0,
+                "dead_lettered": 0, "evicted": 0, "unmatched": 0,
+            }
+            for name, state, reason, blocked in (
+                ("audit", "held", "the store does not answer", 0),
+                ("email", "running", "", 2),
+                ("mail", "running", "", 0),
+            )
+        ],
+    },
     "latency": {"put": {"count": 75, "p50_ms": 16.4, "p99_ms": 65.5}},
     "shards": [
         {
@@ -55,6 +75,7 @@ STATUS: dict[str, Any] = {
             "heartbeat_age_ms": 12, "ready": True, "cpu_ms": 5, "ring_bytes": 64 << 20,
             "ring_used_bytes": 3 << 20, "connections": 5, "streams": 7, "requests_queued": 0,
             "requests_acked": 1000, "records_acked": 12345, "bytes_acked": 7 << 20,
+            "journal_bytes": 4 << 20, "journal_used_bytes": 100, "journal_waits": 0,
         }
         for shard in range(2)
     ],
@@ -93,6 +114,9 @@ acked     2,000 requests, 24,690 records, 14.0 MiB; 4 rejected
 objects   1,199 committed, 0 adopted
 evicted   4,321 records
 streams   9,876 writes; from the commit, half within 0.5 ms, 99 % 2 ms
+consumers 3 in 2 subscriptions; lag 70,500, 12 in flight, 2 blocked keys
+          orders audit held, lag 500: the store does not answer
+          orders email running, lag 500, 2 blocked keys
 groups    1: 0 (2 shards)
 
 shard  pid  cpu  group  restarts  heartbeat  ring used      ring  requests  records    bytes
