@@ -19,7 +19,8 @@ from delivery.pipes import server as pipe_server
 from delivery.routers import runtime as routers
 from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
-from delivery.subscriptions import budget, hash_ring
+from delivery.subscriptions import blocks, budget, hash_ring
+from delivery.subscriptions import runtime as subscriptions
 from delivery.watch import hub, tail_encoder
 from shards import ring
 from shards.journal import JOURNAL_BYTES
@@ -148,6 +149,13 @@ def bounds(config: Config) -> dict[str, int]:
         ),
         # Besides, each subscription has a little, and what a lot takes that was admitted last.
         "look_ahead": shards * (budget.LOOK_AHEAD_BYTES_MAX + hash_ring.HASHES_KEPT_BYTES),
+        # Records that are sent; and as of a catch-up, pages that are loaded, one from the rings.
+        "blocks": shards
+        * (
+            blocks.BLOCKS_BYTES
+            + (subscriptions.LOADS_AT_ONCE + 1)
+            * max(8 * blocks.LOAD_BYTES, 3 * config.record_bytes_max)
+        ),
         "pipes": shards * _pipes_bytes(config) if shards > 1 else 0,
         # One more answer is there before it is counted, twice while its head is put before it.
         "answers": shards
