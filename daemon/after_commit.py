@@ -137,6 +137,11 @@ class AfterCommit:
         """A watcher was written to, this long after the publication of its commit."""
         self._latencies.observe(after_ns)
 
+    def consumed(self, topic_id: int, after_ns: int) -> None:
+        """Consumers of a subscription were sent something, this long after its publication."""
+        self._latencies.observe(after_ns)
+        self.recency.consumed(topic_id, monotonic_ns())
+
     def _push(self, turn: Turn) -> Served:
         served = self.hub.serve(turn)
         if served.cost_bytes:

@@ -84,7 +84,7 @@ from ledger.types import Commit
 from shards import layout as at
 from shards import locks
 from shards.alarms import AlarmBoard
-from shards.clock import monotonic_ns, process_cpu_ns, wall_ms
+from shards.clock import boottime_ns, monotonic_ns, process_cpu_ns, wall_ms, wall_ns
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.journal import FinishedJournal
@@ -99,6 +99,7 @@ from uploader.groups.adopt import adopt_orphans
 from uploader.groups.puller import Puller
 from uploader.groups.turn import NEVER, Policy
 from uploader.groups.urgent import UrgentRequests
+from uploader.ownership.ownership import Moment, may_commit, sent_of, should_ask
 from uploader.pipeline.upload import Uploads
 from uploader.pipeline.voids import Run, Voids
 from uploader.stores import faults, open_store
@@ -260,7 +261,8 @@ class Shard:
             self._after.partitions, ledger, FinishedJournal(self.segment, self.shard),
             self.cursor_flush, copies, SubscriptionBoard(self.segment),
             self._after.dispatcher.dirty, self._delivery_settings, trackers.evicted,
-            OwnerClocks(monotonic_ns, wall_ms), self._after.priorities.learn, _end,
+            OwnerClocks(monotonic_ns, wall_ms), self._after.priorities.learn, self._may_deliver,
+            self._after.consumed, _end,
         )  # fmt: skip
         buffers, frame_bytes_max = PipeBuffers(), pipe_frame_bytes_max(config)
         names = [pipe_name(inheritance.pipe_token, shard) for shard in range(config.shards)]
@@ -356,6 +358,14 @@ class Shard:
         """A number that changes with routers and subscriptions."""
         # Both only grow. A shard may die between a change and the change of the word.
         return int(self._words[at.G_DELIVERY] + self._words[at.G_DEATHS])
+
+    def _may_deliver(self) -> bool:
+        """Whether the prefix is ours: messages of a superseded daemon go to nobody. Asks for an
+        entry of the owner's log if the last one grows old."""
+        now, sent = Moment(boottime_ns(), wall_ns()), sent_of(self._words)
+        if should_ask(now, sent) and not self._words[at.G_SUPERSEDED]:
+            self._uploads.ask_for_entry()
+        return may_commit(now, sent) and not self._words[at.G_SUPERSEDED]
 
     def _orphaned(self) -> None:
         """The supervisor is gone: nothing would restart or drain this process."""

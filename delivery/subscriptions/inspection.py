@@ -58,10 +58,10 @@ def state_of(
         partitions=progress_of(running),
         consumers=[
             _consumer(running, session, shares.get(name, 0.0))
-            for name, session in running.sessions.items()
+            for name, session in running.consumers.by_name.items()
         ],
         blocked=blocked(running, BLOCKED_SHOWN, wall_ms),
-        gaps=running.gaps,
+        gaps=running.gaps.known,
     )
 
 
@@ -106,7 +106,7 @@ def row_of(running: RunningSubscription, now_ns: int) -> SubscriptionRow:
         in_flight=window.in_flight,
         waiting=window.unfinished - window.in_flight,
         blocked_keys=len(window.stuck),
-        consumers=len(running.sessions),
+        consumers=len(running.consumers),
         consumer_max=window.policy.member_max,
         oldest_unacknowledged_ms=0 if sent_ns is None else (now_ns - sent_ns) // 1_000_000,
         delivered=counts.delivered,

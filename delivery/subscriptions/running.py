@@ -14,13 +14,9 @@ tasks, the ledger and the journal.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
-
-import msgspec
 
 from delivery.followed import Key
 from delivery.schemas import Tombstone
@@ -28,29 +24,23 @@ from delivery.subscriptions import encoding
 from delivery.subscriptions.batches import Batch, Outcome, Place
 from delivery.subscriptions.blocks import BLOCK, MISSING, Blocks
 from delivery.subscriptions.budget import LookAheadBudget
+from delivery.subscriptions.consumers import Consumers
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.drainable import drainable_lag
 from delivery.subscriptions.encoding import Sent
+from delivery.subscriptions.gaps import Gaps
 from delivery.subscriptions.journaled import TrackedProgress
-from delivery.subscriptions.members import TooManyPatterns
-from delivery.subscriptions.missed import with_gap
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.requests import (
     Acknowledge,
-    Consume,
     MessageRef,
     Nack,
-    OwnerRefused,
-    Poll,
 )
-from delivery.subscriptions.schemas import Acknowledged, MissedOffsets, RefusedMessage
-from delivery.subscriptions.sessions import BATCH_MESSAGES, LOST_NS, Session
+from delivery.subscriptions.schemas import Acknowledged, RefusedMessage
+from delivery.subscriptions.sessions import Session
 from delivery.subscriptions.windows import SubscriptionWindow
-from delivery.watch.formats import FORMATS, Format, Origin
-from delivery.watch.outlet import Outlet
 from delivery.watch.wire import chunk
 from ledger.subscriptions import (
-    CONSUMERS_MAX,
     PartitionGrowth,
     SubscriptionConfig,
     SubscriptionView,
@@ -65,8 +55,6 @@ MESSAGE_BYTES = 100  # of a message without its data
 ADMITTED_COST_BYTES = 40  # of a message: it takes as long as encoding this
 HELD_NS = 1_000_000_000  # after a read that failed
 REFUSED_NAMED = 100
-
-_json = msgspec.json.Encoder()
 
 
 class Wanted(NamedTuple):
@@ -90,125 +78,24 @@ class RunningSubscription:
     ) -> None:
         self.view = view
         self.window = window
-        self.sessions: dict[str, Session] = {}
+        self.gaps = Gaps(view.topic)
+        self.consumers = Consumers(view, window, self.gaps, now_ns)
         self.dead_lettered = 0
         self.refused = 0  # messages that acknowledgments named in vain
         self.letters: DeadLetters  # set by the owner, like ``tracked``
         self.tracked: TrackedProgress
         self.told: SubscriptionRow | None = None
-        self.gaps: list[MissedOffsets] = []
         self.held = ""  # why nothing is sent, if so
         self.held_until_ns = 0
         self.unreadable = ""  # why the last records could not be read, until some are
         self.is_loading = False  # records are being loaded that may be sent then
-        self._untold: list[MissedOffsets] = []
         self.is_crowded = False  # the budget for what is read ahead is used up
         self._blocks = blocks
         self._budget = budget
         self._head = head
         self._now_ns = now_ns
-        self._turn: list[Session] = []  # whose turn it is next
         self._lanes: list[int] = sorted(window.lanes)
         self._growth: list[PartitionGrowth] = list(view.growth)
-
-    # Consumers
-
-    def check(self, asked: Consume | Poll) -> None:
-        """Raises OwnerRefused if a consumer cannot come."""
-        mode = self.view.subscription.config.mode
-        if asked.filters and mode != "key_shared":
-            raise OwnerRefused(
-                400, "invalid",
-                f"filters choose keys, and subscription {self.view.subscription.name!r} does not"
-                f" share them: its mode is {mode}; leave filter out, or use the mode key_shared",
-                {"field": "filter", "mode": mode},
-            )  # fmt: skip
-        if asked.consumer not in self.sessions and len(self.sessions) >= CONSUMERS_MAX:
-            raise OwnerRefused(
-                429, "too_many_consumers",
-                f"subscription {self.view.subscription.name!r} has {len(self.sessions)} consumers,"
-                f" the limit is {CONSUMERS_MAX}; use fewer, each with more messages",
-                {"limit": CONSUMERS_MAX},
-            )  # fmt: skip
-        try:
-            self.window.members.check(asked.consumer, asked.filters)
-        except TooManyPatterns as refused:
-            raise OwnerRefused(429, "too_many_filters", str(refused)) from refused
-
-    def open(self, asked: Consume, outlet: Outlet) -> None:
-        """A consumer's stream. One of the same name that is present is replaced, and what it had
-        is sent again."""
-        session = self._session(asked)
-        format_ = next(each for each in FORMATS if each.content_type == asked.content_type)
-        if session.outlet is not None and not session.outlet.closed:
-            was = session.format or format_
-            told = was.error("replaced", f"another consumer {asked.consumer!r} has come", {})
-            session.outlet.drained = session.outlet.closed_by_peer = None
-            session.outlet.end(chunk(told))
-        self._end_poll(session)
-        session.outlet, session.format, session.ends_ns = outlet, format_, 0
-        outlet.closed_by_peer = partial(self._lost, session, outlet)
-        opening = format_.opening()
-        if opening:
-            outlet.write(chunk(opening))
-
-    def poll(self, asked: Poll) -> asyncio.Future[bytes]:
-        """The answer to a poll, which a turn gives, or ``tick`` when it has waited for too long."""
-        session = self.sessions.get(asked.consumer)
-        if session is None or session.kind == "stream":
-            session = self._session(asked)
-            if session.outlet is not None:
-                session.outlet.drained = session.outlet.closed_by_peer = None
-                session.outlet.end()
-                session.outlet = session.format = None
-        else:
-            self._end_poll(session)
-        now_ns = self._now_ns()
-        session.ends_ns = now_ns + self._session_ns()
-        session.poll = asyncio.get_running_loop().create_future()
-        session.poll_max = min(asked.max, BATCH_MESSAGES)
-        session.poll_ends_ns = now_ns + asked.wait_ms * 1_000_000
-        return session.poll
-
-    def leave(self, name: str) -> int:
-        """A consumer goes: what it has goes to others. Returns how many messages it had."""
-        session = self.sessions.pop(name, None)
-        if session is None:
-            return 0
-        had = self.window.members.by_name[name].in_flight
-        self._turn.remove(session)
-        self.window.leave(name)
-        self._end_poll(session)
-        if session.outlet is not None and not session.outlet.closed:
-            session.outlet.drained = session.outlet.closed_by_peer = None
-            session.outlet.end()
-        return had
-
-    def end(self, code: str, message: str) -> None:
-        """All consumers go: the subscription is over, or its owner."""
-        for session in list(self.sessions.values()):
-            if session.outlet is not None and session.format is not None:
-                session.outlet.write(chunk(session.format.error(code, message, {})))
-            self.leave(session.name)
-
-    def _session(self, asked: Consume | Poll) -> Session:
-        """The session of a consumer that comes, or comes back."""
-        self.check(asked)
-        filters = tuple(asked.filters)
-        session = self.sessions.get(asked.consumer)
-        if session is None:
-            session = self.sessions[asked.consumer] = Session(asked.consumer, filters)
-            self._turn.append(session)
-            self.window.join(session.name, filters)
-            return session
-        session.parked = None
-        if session.filters == filters:
-            self.window.returned(session.name)
-        else:
-            session.filters = filters
-            self.window.leave(session.name)
-            self.window.join(session.name, filters)
-        return session
 
     def count_on(self, row: SubscriptionRow) -> None:
         """Goes on from what a former owner counted."""
@@ -221,7 +108,7 @@ class RunningSubscription:
     def follow(self, view: SubscriptionView) -> None:
         """Takes settings that may have changed, and partitions that were added, whose lanes are
         open already."""
-        self.view = view
+        self.view = self.consumers.view = view
         self.window.set_policy(policy_of(view.subscription.config))
         self._lanes = sorted(self.window.lanes)
         self._growth = list(view.growth)
@@ -230,23 +117,8 @@ class RunningSubscription:
         """Goes on with another window: what consumers have is not theirs any more."""
         window.counts = self.window.counts
         self.window = window
-        for session in self._turn:
-            session.parked = None
-            window.join(session.name, session.filters)
+        self.consumers.move_to(window)
         self.follow(view)
-
-    def _session_ns(self) -> int:
-        return self.view.subscription.config.ack_timeout_ms * 1_000_000
-
-    def _lost(self, session: Session, outlet: Outlet) -> None:
-        if session.outlet is outlet:
-            session.outlet = None
-            session.ends_ns = self._now_ns() + LOST_NS
-
-    def _end_poll(self, session: Session) -> None:
-        if session.poll is not None and not session.poll.done():
-            session.poll.set_result(self._polled(None, ()))
-        session.poll = None
 
     # Work
 
@@ -314,7 +186,7 @@ class RunningSubscription:
         be sent more than there is."""
         cost, is_hungry = 0, False
         window = self.window
-        for session in self._turn:
+        for session in self.consumers.in_turn():
             room = session.room()
             if not room:
                 continue
@@ -325,8 +197,6 @@ class RunningSubscription:
                     is_hungry = is_hungry or window.room(session.name) > 0
                     continue
             cost += self._send(session, batch, wanted)
-        if self._turn:
-            self._turn.append(self._turn.pop(0))
         return cost, is_hungry
 
     def _send(self, session: Session, batch: Batch, wanted: list[Wanted]) -> int:
@@ -363,13 +233,13 @@ class RunningSubscription:
         if not sent:
             return WRITE_COST_BYTES
         self.unreadable = ""
-        self.window.sent(batch.epoch, self._now_ns())
+        session.written_ns = self._now_ns()
+        self.window.sent(batch.epoch, session.written_ns)
         if session.outlet is not None and session.format is not None:
-            told = self._tell_gaps(session.format) if self._untold else b""
+            told = self.gaps.told(session.format)
             session.outlet.write(chunk(told + encoding.encoded(session.format, batch.epoch, sent)))
         elif session.poll is not None:
-            session.poll.set_result(self._polled(batch.epoch, sent))
-            session.poll = None
+            session.answer(encoding.polled(batch.epoch, sent, self.gaps.take()))
         return size + WRITE_COST_BYTES
 
     def _admit(self, wanted: list[Wanted]) -> int:
@@ -462,29 +332,13 @@ class RunningSubscription:
             window.pass_over(partition, count)
         if tombstone is None or tombstone.gap_to < lane.floor:
             return
-        gap = MissedOffsets(partition, tombstone.gap_from, tombstone.gap_to, tombstone.reason)
-        gaps = with_gap(self.gaps, gap)
-        if gaps != self.gaps:
-            self.gaps, self._untold = gaps, with_gap(self._untold, gap)
-
-    def _tell_gaps(self, format_: Format) -> bytes:
-        topic = self.view.topic
-        told = b""
-        for gap in self._untold:
-            origin = Origin(topic.name, topic.topic_id, gap.partition)
-            told += format_.tombstone(origin, gap.gap_from, gap.gap_to, gap.reason)
-        self._untold = []
-        return told
-
-    def _polled(self, epoch: int | None, sent: Sequence[Sent]) -> bytes:
-        gaps, self._untold = self._untold, []
-        return encoding.polled(epoch, sent, _json.encode(gaps))
+        self.gaps.add(partition, tombstone)
 
     # Outcomes
 
     def acknowledge(self, asked: Acknowledge) -> Acknowledged:
         """Finishes messages."""
-        self._heard(asked.consumer)
+        self.consumers.heard(asked.consumer)
         window, name, now_ns = self.window, asked.consumer, self._now_ns()
         return self._acknowledged(
             [(epoch, window.ack(name, epoch, now_ns, places))
@@ -496,7 +350,7 @@ class RunningSubscription:
     def nack(self, asked: Nack) -> Acknowledged:
         """Deliveries failed: the messages rest and are sent again, or the policy deals with
         them."""
-        self._heard(asked.consumer)
+        self.consumers.heard(asked.consumer)
         window, name, now_ns = self.window, asked.consumer, self._now_ns()
         delay_ns = asked.delay_ms * 1_000_000
         why = asked.reason or "refused by the consumer"
@@ -519,45 +373,19 @@ class RunningSubscription:
         self.refused += refused
         return Acknowledged(accepted, refused, named)
 
-    def _heard(self, consumer: str) -> None:
-        session = self.sessions.get(consumer)
-        if session is not None and session.kind == "poll":
-            session.ends_ns = self._now_ns() + self._session_ns()
-
     # Time
 
     def tick(self) -> bool:
         """To be called regularly; returns whether there may be something to send."""
         now_ns = self._now_ns()
         is_changed = self.is_crowded or (bool(self.held) and now_ns >= self.held_until_ns)
-        for session in list(self.sessions.values()):
-            if session.poll is not None:
-                if now_ns >= session.poll_ends_ns and not self.is_loading:
-                    self._end_poll(session)
-            elif session.ends_ns and now_ns >= session.ends_ns:
-                self.leave(session.name)
-                is_changed = True
+        is_changed = self.consumers.tick(now_ns, may_end_polls=not self.is_loading) or is_changed
         due_ns = self.window.next_due_ns()
         if due_ns is not None and due_ns <= now_ns:
             for name in self.window.tick(now_ns):
-                self._gone(name)
+                self.consumers.gone(name)
             is_changed = True
         return is_changed
-
-    def _gone(self, name: str) -> None:
-        """The window takes a consumer for gone: it acknowledged nothing until a batch timed out."""
-        session = self.sessions.pop(name)
-        self._turn.remove(session)
-        log.info("consumer %s of subscription %s acknowledged nothing in %d ms and is taken for"
-                 " gone", name, self.view.subscription.name,
-                 self.view.subscription.config.ack_timeout_ms)  # fmt: skip
-        self._end_poll(session)
-        if session.outlet is not None and session.format is not None:
-            told = session.format.error(
-                "evicted", "nothing was acknowledged until a batch timed out; connect again", {}
-            )
-            session.outlet.drained = session.outlet.closed_by_peer = None
-            session.outlet.end(chunk(told))
 
 
 def _by_epoch(messages: Iterable[MessageRef]) -> list[tuple[int, list[tuple[int, int]]]]:

@@ -28,17 +28,16 @@ from compaction.parquet.file_bytes import LakeFileDamaged
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Served
 from delivery.followed import Key, TooManyPinned
-from delivery.lake_reader import Item
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import QUARANTINED, PartitionReader
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
 from delivery.subscriptions import inspection
-from delivery.subscriptions.batches import DeadLetter
-from delivery.subscriptions.blocks import MISSING, Blocks
+from delivery.subscriptions.blocks import Blocks
 from delivery.subscriptions.budget import LookAheadBudget
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.journaled import JournaledProgress
+from delivery.subscriptions.moving import DeadLetterMover
 from delivery.subscriptions.replay import add
 from delivery.subscriptions.requests import (
     Acknowledge,
@@ -59,7 +58,7 @@ from delivery.subscriptions.running import RunningSubscription, Wanted
 from delivery.subscriptions.schemas import BlockedKey, BlockedKeys, ConsumerLeft, Sought
 from delivery.subscriptions.starting import Starting, moved_over
 from delivery.watch.outlet import Outlet
-from ledger import progress, subscriptions
+from ledger import subscriptions
 from ledger.errors import LedgerError
 from ledger.progress import SubscriptionProgress
 from ledger.subscriptions import SubscriptionView
@@ -94,8 +93,9 @@ class Subscriptions:
     """The subscriptions of one shard.
 
     ``version`` changes with subscriptions, ``evictions`` of a topic id with its evictions and
-    trims; ``learn`` hears which topics have subscriptions; ``ended`` is called if the process must
-    end.
+    trims; ``learn`` hears which topics have subscriptions, ``delivered`` of writes: the topic id
+    and how long ago the commit was published; ``may_deliver`` says whether the prefix is ours;
+    ``ended`` is called if the process must end.
     """
 
     def __init__(
@@ -114,8 +114,12 @@ class Subscriptions:
         evictions: Callable[[int], int],
         clocks: OwnerClocks,
         learn: Callable[[Topic], None],
+        may_deliver: Callable[[], bool],
+        delivered: Callable[[int, int], None],
         ended: Callable[[], object],
     ) -> None:
+        self._may_deliver = may_deliver
+        self._delivered = delivered
         self._shard = shard
         self._shards = shards
         self._reader = reader
@@ -144,7 +148,10 @@ class Subscriptions:
         self._asking: asyncio.Task[None] | None = None
         self._loading: set[Wanted] = set()
         self._loads = asyncio.Semaphore(LOADS_AT_ONCE)
-        self._learning: set[int] = set()  # topics of dead letters
+        self._mover = DeadLetterMover(
+            outbox, self._blocks, ledger, self._want, self._moved, self._reload, self._start
+        )
+        self._is_foreign = False  # the prefix may be another daemon's
         self._touched: set[RunningSubscription] = set()  # whose rows may be out of date
         self._rows_due_ns = 0
         self.tasks: set[asyncio.Task[None]] = set()
@@ -161,12 +168,14 @@ class Subscriptions:
             return
         if self._asking is None and (self._version() != self._seen or self._stale):
             self._asking = self._start(self._ask())
+        if self._is_foreign:
+            self._wake_all()
         for running in self._running.values():
             if running.tick():
                 self._record(running)
                 self._wake(running)
             if running.letters:
-                self._send_letters(running)
+                self._mover.send(running)
         for topic_id, there in self._by_topic.items():
             seen = self._evictions(topic_id)
             if seen != self._seen_evictions[topic_id]:
@@ -198,7 +207,7 @@ class Subscriptions:
             return
         self._closed = True
         for running in self._running.values():
-            running.end("shutting_down", "the daemon ends; connect again")
+            running.consumers.end("shutting_down", "the daemon ends; connect again")
         for task in self.tasks:
             task.cancel()
 
@@ -208,7 +217,7 @@ class Subscriptions:
         """The answer to a request, as JSON. Raises OwnerRefused and LedgerError."""
         running = await self._find(request.subscription_id)
         if isinstance(request, Poll):
-            answered = running.poll(request)
+            answered = running.consumers.poll(request)
             self._wake(running)
             return await answered
         if isinstance(request, Seek):
@@ -224,13 +233,13 @@ class Subscriptions:
         wall_at = self._clocks.wall_at
         match request:
             case Consume():
-                running.check(request)
+                running.consumers.check(request)
             case Acknowledge():
                 return running.acknowledge(request)
             case Nack():
                 return running.nack(request)
             case Leave():
-                return ConsumerLeft(request.consumer, running.leave(request.consumer))
+                return ConsumerLeft(request.consumer, running.consumers.leave(request.consumer))
             case Describe():
                 return inspection.state_of(running, self._shard, self._now_ns(), wall_at)
             case DescribeKey():
@@ -249,7 +258,7 @@ class Subscriptions:
         if running is None or self._closed:
             outlet.end()  # it was deleted since
             return
-        running.open(request, outlet)
+        running.consumers.open(request, outlet)
         outlet.drained = partial(self._wake, running)
         self._wake(running)
 
@@ -367,7 +376,7 @@ class Subscriptions:
         head, window = self._reader.followed.head, self._starting.window(view, known)
         running = RunningSubscription(view, window, self._blocks, self.budget, head, self._now_ns)
         running.letters = DeadLetters(
-            self._outbox, partial(self._find_letter, running), partial(self._settled, running)
+            self._outbox, partial(self._mover.find, running), partial(self._mover.settled, running)
         )
         row = self._board.read(subscription.slot, subscription.subscription_id)
         if row is not None:
@@ -389,7 +398,7 @@ class Subscriptions:
 
     def _forget(self, running: RunningSubscription) -> None:
         subscription = running.view.subscription
-        running.end("deleted", f"subscription {subscription.name!r} was deleted")
+        running.consumers.end("deleted", f"subscription {subscription.name!r} was deleted")
         self.progress.forget(subscription.subscription_id)
         self.budget.forget(subscription.subscription_id)
         self._board.free(subscription.slot, subscription.subscription_id)
@@ -407,6 +416,9 @@ class Subscriptions:
         there = self._by_topic.get(turn.key[0])
         if there is None or self._closed:
             return Served(0, False)
+        self._is_foreign = not self._may_deliver()
+        if self._is_foreign:
+            return Served(0, False)  # until the next look
         there.append(there.pop(0))  # another one is first in the next turn
         cost = 0
         is_more = False
@@ -420,6 +432,8 @@ class Subscriptions:
             wanted: list[Wanted] = []
             spent, more = running.serve(turn.budget_bytes - cost, wanted)
             running.is_loading = bool(wanted)
+            if spent:
+                self._delivered(turn.key[0], self._now_ns() - turn.published_ns)
             self._record(running)
             cost += spent
             is_more = is_more or more
@@ -434,9 +448,14 @@ class Subscriptions:
         letters = running.window.take_dead_letters()
         if letters:
             running.letters.add(letters)
-            self._send_letters(running)
+            self._mover.send(running)
         self.progress.touched(running.tracked)
         return self.progress.record(running.tracked)
+
+    def _moved(self, running: RunningSubscription) -> None:
+        """A dead letter is stored, so its key may go on."""
+        self._record(running)
+        self._wake(running)
 
     def _want(self, wanted: Wanted) -> None:
         if wanted not in self._loading:
@@ -508,62 +527,6 @@ class Subscriptions:
             if row != running.told and subscription.subscription_id in self._running:
                 self._board.write(subscription.slot, subscription.subscription_id, row)
                 running.told = row
-
-    # Dead letters
-
-    def _send_letters(self, running: RunningSubscription) -> None:
-        dest = running.view.dead_letter
-        must_learn = running.letters.send(running.view)
-        if must_learn and dest is not None and dest.topic_id not in self._learning:
-            self._learning.add(dest.topic_id)
-            self._start(self._learn(running, dest))
-
-    async def _learn(self, running: RunningSubscription, dest: Topic) -> None:
-        try:
-            await self._outbox.learn(dest)
-        except LedgerError as error:
-            log.warning("how full topic %s is cannot be read: %s", dest.name, error)
-        else:
-            self._send_letters(running)
-        finally:
-            self._learning.discard(dest.topic_id)
-
-    def _find_letter(
-        self, running: RunningSubscription, partition: int, offset: int
-    ) -> Item | None:
-        key = (running.view.topic.topic_id, partition)
-        found = self._blocks.find(key, offset)
-        if found is MISSING:
-            self._want(Wanted(key, offset))
-            return None
-        if found is None:  # retention was faster
-            running.window.counts.evicted += running.window.moved(partition, offset)
-        return found
-
-    def _settled(self, running: RunningSubscription, letter: DeadLetter, stored: bool) -> None:
-        if stored:
-            running.dead_lettered += running.window.moved(letter.partition, letter.offset)
-            self._record(running)
-            self._wake(running)
-        elif not self._closed:
-            self._start(self._settled_before(running, letter))
-
-    async def _settled_before(self, running: RunningSubscription, letter: DeadLetter) -> None:
-        """A copy is void: a former owner's was stored, or its topic or subscription is gone."""
-        subscription_id = running.view.subscription.subscription_id
-        try:
-            is_finished = await self._ledger.read(
-                progress.is_finished, subscription_id, letter.partition, letter.offset
-            )
-        except LedgerError:
-            is_finished = False
-        if is_finished:
-            running.window.moved(letter.partition, letter.offset)
-            self._record(running)
-            self._wake(running)
-        else:
-            running.letters.add([letter])
-            self._stale.add(subscription_id)
 
     # Tasks
 

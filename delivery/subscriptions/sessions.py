@@ -17,7 +17,9 @@ import asyncio
 from delivery.subscriptions.batches import Batch
 from delivery.watch.formats import Format
 from delivery.watch.outlet import Outlet
+from delivery.watch.wire import chunk
 
+HEARTBEAT_NS = 15_000_000_000  # of a stream that is silent
 LOST_NS = 3_000_000_000  # a stream that is gone may come back within this time
 BATCH_MESSAGES = 256
 SESSION_BYTES = 2_000  # of a session with its place among the consumers, as measured
@@ -29,7 +31,7 @@ class Session:
 
     __slots__ = (
         "ends_ns", "filters", "format", "name", "outlet", "parked", "poll", "poll_ends_ns",
-        "poll_max",
+        "poll_max", "written_ns",
     )  # fmt: skip
 
     def __init__(self, name: str, filters: tuple[str, ...]) -> None:
@@ -42,6 +44,7 @@ class Session:
         self.poll: asyncio.Future[bytes] | None = None
         self.poll_max = 0
         self.poll_ends_ns = 0
+        self.written_ns = 0
 
     @property
     def kind(self) -> str:
@@ -60,3 +63,22 @@ class Session:
         if self.poll is not None and not self.poll.done():
             return self.poll_max
         return 0
+
+    def answer(self, body: bytes) -> None:
+        """Answers the poll, if one waits."""
+        if self.poll is not None and not self.poll.done():
+            self.poll.set_result(body)
+        self.poll = None
+
+    def end_stream(self, data: bytes = b"") -> None:
+        """Ends the stream, if there is one, after ``data``."""
+        outlet, self.outlet = self.outlet, None
+        if outlet is not None and not outlet.closed:
+            outlet.drained = outlet.closed_by_peer = None
+            outlet.end(chunk(data))
+
+    def beat(self, now_ns: int) -> None:
+        """Shows that a stream without messages is alive."""
+        if self.outlet is not None and self.format is not None and self.outlet.writable:
+            self.written_ns = now_ns
+            self.outlet.write(chunk(self.format.heartbeat()))

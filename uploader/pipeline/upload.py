@@ -207,7 +207,7 @@ class Uploads:
         lease, built = work.lease, work.built
         assert built is not None
         key = l0.object_key(lease.lease_id)
-        self._ask_for_entry()
+        self.ask_for_entry()
         # The outage and the sensor follow the outcome of the whole PUT, which is repeated until it
         # succeeds. A single attempt, the loser of a hedge, may fail or hang when there is nothing
         # left to put.
@@ -306,7 +306,7 @@ class Uploads:
             self._count(at.S_PUT_FAILURES, not isinstance(error, ForeignObject))
             raise
 
-    def _ask_for_entry(self) -> None:
+    def ask_for_entry(self) -> None:
         """Has the owner's thread send an entry with our object if ownership is growing old."""
         now = Moment(boottime_ns(), wall_ns())
         if should_ask(now, sent_of(self._words)):
@@ -321,7 +321,7 @@ class Uploads:
         everything that needs the ledger would wait too.
         """
         while not self._is_owned():
-            self._ask_for_entry()
+            self.ask_for_entry()
             self._poll()
 
     def _is_owned(self) -> bool:

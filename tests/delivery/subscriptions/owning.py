@@ -55,6 +55,7 @@ class Owner:
         self.changes = 1
         self.evictions = 0
         self.has_died = False
+        self.is_owned = True
         self.dispatcher = Dispatcher(
             FifoReadySet(), lambda _: PriorityInputs(), lambda: self.now_ns
         )
@@ -69,7 +70,7 @@ class Owner:
             0, 1, 1, partitions, ledger, self.journal, self.flush, self.outbox, self.board,
             self.dispatcher.dirty, lambda: self.changes, lambda _: self.evictions,
             OwnerClocks(lambda: self.now_ns, lambda: self.now_ns // MS),
-            lambda _: None, self._ended,
+            lambda _: None, lambda: self.is_owned, lambda *_: None, self._ended,
         )  # fmt: skip
 
     def _ended(self) -> None:

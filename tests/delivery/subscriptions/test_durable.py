@@ -294,3 +294,30 @@ def test_what_retention_removes_is_told_once(node: Node) -> None:
         assert data(client) == [8]
 
     run(node, use)
+
+
+def test_while_the_prefix_may_be_anothers_nothing_is_sent(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        owner.is_owned = False
+        owner.produce(record(1))
+        await owner.rest()
+        assert data(client) == []
+        owner.is_owned = True
+        await owner.later(0.1)
+        assert data(client) == [1]
+
+    run(node, use)
+
+
+def test_a_silent_stream_shows_that_it_is_alive(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        await owner.later(14)
+        assert client.writes == []
+        await owner.later(2)
+        assert len(client.writes) == 1 and b'"heartbeat"' in client.writes[0]
+
+    run(node, use)

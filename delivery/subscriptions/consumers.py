@@ -1,0 +1,198 @@
+"""The consumers of one subscription: who comes, comes back, and goes.
+
+A *session* (``sessions.py``) is a consumer that is present; the window knows it as a member. A
+consumer that comes by the name of one that is present takes its place: what the former one had is
+sent again, to it. This module knows nothing of messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from delivery.subscriptions import encoding
+from delivery.subscriptions.gaps import Gaps
+from delivery.subscriptions.members import TooManyPatterns
+from delivery.subscriptions.requests import Consume, OwnerRefused, Poll
+from delivery.subscriptions.sessions import BATCH_MESSAGES, HEARTBEAT_NS, LOST_NS, Session
+from delivery.subscriptions.windows import SubscriptionWindow
+from delivery.watch.formats import FORMATS
+from delivery.watch.outlet import Outlet
+from delivery.watch.wire import chunk
+from ledger.subscriptions import CONSUMERS_MAX, SubscriptionView
+
+log = logging.getLogger("headgate.subscriptions")
+
+
+class Consumers:
+    """The sessions of one subscription; each is a member of its window."""
+
+    def __init__(
+        self,
+        view: SubscriptionView,
+        window: SubscriptionWindow,
+        gaps: Gaps,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.view = view
+        self.by_name: dict[str, Session] = {}
+        self._window = window
+        self._gaps = gaps
+        self._now_ns = now_ns
+        self._turn: deque[Session] = deque()
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def in_turn(self) -> tuple[Session, ...]:
+        """All of them; another one is first each time."""
+        self._turn.rotate(-1)
+        return tuple(self._turn)
+
+    def check(self, asked: Consume | Poll) -> None:
+        """Raises OwnerRefused if a consumer cannot come."""
+        name, mode = self.view.subscription.name, self.view.subscription.config.mode
+        if asked.filters and mode != "key_shared":
+            raise OwnerRefused(
+                400, "invalid",
+                f"filters choose keys, and subscription {name!r} does not share them: its mode is"
+                f" {mode}; leave filter out, or use the mode key_shared",
+                {"field": "filter", "mode": mode},
+            )  # fmt: skip
+        if asked.consumer not in self.by_name and len(self.by_name) >= CONSUMERS_MAX:
+            raise OwnerRefused(
+                429, "too_many_consumers",
+                f"subscription {name!r} has {len(self.by_name)} consumers, the limit is"
+                f" {CONSUMERS_MAX}; use fewer, each with more messages",
+                {"limit": CONSUMERS_MAX},
+            )  # fmt: skip
+        try:
+            self._window.members.check(asked.consumer, asked.filters)
+        except TooManyPatterns as refused:
+            raise OwnerRefused(429, "too_many_filters", str(refused)) from refused
+
+    def open(self, asked: Consume, outlet: Outlet) -> None:
+        """A consumer's stream. Raises OwnerRefused."""
+        session = self._session(asked)
+        format_ = next(each for each in FORMATS if each.content_type == asked.content_type)
+        was = session.format or format_
+        session.end_stream(
+            was.error("replaced", f"another consumer {asked.consumer!r} has come", {})
+        )
+        self._end_poll(session)
+        session.outlet, session.format, session.ends_ns = outlet, format_, 0
+        session.written_ns = self._now_ns()
+        outlet.closed_by_peer = partial(self._lost, session, outlet)
+        opening = format_.opening()
+        if opening:
+            outlet.write(chunk(opening))
+
+    def poll(self, asked: Poll) -> asyncio.Future[bytes]:
+        """The answer to a poll, which a turn gives, or ``tick`` when it has waited for too long.
+        Raises OwnerRefused."""
+        session = self.by_name.get(asked.consumer)
+        if session is None or session.kind == "stream" or session.filters != tuple(asked.filters):
+            session = self._session(asked)
+            session.end_stream()
+            session.format = None
+        self._end_poll(session)
+        now_ns = self._now_ns()
+        session.ends_ns = now_ns + self._presence_ns
+        session.poll = asyncio.get_running_loop().create_future()
+        session.poll_max = min(asked.max, BATCH_MESSAGES)
+        session.poll_ends_ns = now_ns + asked.wait_ms * 1_000_000
+        return session.poll
+
+    def heard(self, name: str) -> None:
+        """A consumer has asked something."""
+        session = self.by_name.get(name)
+        if session is not None and session.kind == "poll":
+            session.ends_ns = self._now_ns() + self._presence_ns
+
+    def leave(self, name: str) -> int:
+        """A consumer goes: what it has goes to others. Returns how many messages it had."""
+        if name not in self.by_name:
+            return 0
+        had = self._window.members.by_name[name].in_flight
+        self._window.leave(name)
+        self._forget(name)
+        return had
+
+    def gone(self, name: str) -> None:
+        """The window takes a consumer for gone: it acknowledged nothing until a batch timed out."""
+        timeout_ms = self.view.subscription.config.ack_timeout_ms
+        log.info("consumer %s of subscription %s of topic %s acknowledged nothing in %d ms and is"
+                 " taken for gone", name, self.view.subscription.name, self.view.topic.name,
+                 timeout_ms)  # fmt: skip
+        why = f"nothing was acknowledged in {timeout_ms} ms (ack_timeout_ms); connect again"
+        self._forget(name, "evicted", why)
+
+    def end(self, code: str, message: str) -> None:
+        """All consumers go: the subscription is over, or its owner."""
+        for name in list(self.by_name):
+            self._window.leave(name)
+            self._forget(name, code, message)
+
+    def move_to(self, window: SubscriptionWindow) -> None:
+        """Another window takes the place of the one before; what consumers have is not theirs any
+        more."""
+        self._window = window
+        for session in self._turn:
+            session.parked = None
+            window.join(session.name, session.filters)
+
+    def tick(self, now_ns: int, *, may_end_polls: bool) -> bool:
+        """What time brings; returns whether a consumer has left."""
+        left = False
+        for session in tuple(self._turn):
+            if session.poll is not None:
+                if now_ns >= session.poll_ends_ns and may_end_polls:
+                    self._end_poll(session)
+            elif session.ends_ns and now_ns >= session.ends_ns:
+                self.leave(session.name)
+                left = True
+            elif now_ns >= session.written_ns + HEARTBEAT_NS:
+                session.beat(now_ns)
+        return left
+
+    def _session(self, asked: Consume | Poll) -> Session:
+        """The session of a consumer that comes, or comes back."""
+        self.check(asked)
+        filters = tuple(asked.filters)
+        session = self.by_name.get(asked.consumer)
+        if session is None:
+            session = self.by_name[asked.consumer] = Session(asked.consumer, filters)
+            self._turn.append(session)
+            self._window.join(session.name, filters)
+            return session
+        session.parked = None
+        if session.filters == filters:
+            self._window.returned(session.name)
+        else:
+            session.filters = filters
+            self._window.leave(session.name)
+            self._window.join(session.name, filters)
+        return session
+
+    @property
+    def _presence_ns(self) -> int:
+        return self.view.subscription.config.ack_timeout_ms * 1_000_000
+
+    def _lost(self, session: Session, outlet: Outlet) -> None:
+        if session.outlet is outlet:
+            session.outlet = None
+            session.ends_ns = self._now_ns() + LOST_NS
+
+    def _forget(self, name: str, code: str = "", message: str = "") -> None:
+        session = self.by_name.pop(name)
+        self._turn.remove(session)
+        self._end_poll(session)
+        told = session.format.error(code, message, {}) if session.format and code else b""
+        session.end_stream(told)
+
+    def _end_poll(self, session: Session) -> None:
+        if session.poll is not None:
+            session.answer(encoding.polled(None, (), self._gaps.take()))
