@@ -1,8 +1,8 @@
 """``headgate consume``: prints the messages of a subscription, or runs a command for each.
 
 A message is acknowledged after it was printed, or when its command has ended with 0. On Ctrl-C and
-on SIGTERM the consumer leaves: others get what it had, and no failure is counted. A command that is
-running at a SIGTERM may end first.
+on SIGTERM the consumer leaves: others get what it had, and no failure is counted. What is being
+worked on may end first; a second Ctrl-C does not wait for it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def consume(
     outcomes = Outcomes(client, consumer, say)
     work = _Work(consumer, outcomes, command, ack == "auto", output == "json", records)
     try:
-        with _stopped_by_sigterm(work):
+        with _stopped_by_signals(work):
             try:
                 work.run(client)
             finally:
@@ -173,7 +173,7 @@ class _Work:
         ).returncode
         if code == 0:
             self._outcomes.ack([message])
-        else:
+        elif not self.must_stop:  # otherwise Ctrl-C, which goes to the command too, has ended it
             why = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
             say(f"message {message.seq} of partition {message.partition}: {why}")
             self._outcomes.nack(message, f"{command[:REASON_CHARACTERS_MAX]}: {why}")
@@ -185,16 +185,17 @@ class _Work:
 
 
 @contextmanager
-def _stopped_by_sigterm(work: _Work) -> Iterator[None]:
-    """A SIGTERM ends the work like Ctrl-C, but lets a command that runs end first."""
+def _stopped_by_signals(work: _Work) -> Iterator[None]:
+    """SIGINT and SIGTERM end the work between messages; a second SIGINT ends it anywhere."""
 
-    def stop(*_: object) -> None:
-        work.must_stop = True
-        if not work.is_busy:
+    def stop(number: int, _: object) -> None:
+        if not work.is_busy or (work.must_stop and number == signal.SIGINT):
             raise KeyboardInterrupt
+        work.must_stop = True
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

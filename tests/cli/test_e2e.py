@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from tests.e2e.daemon import Daemon, running
+from tests.e2e.daemon import Daemon, running, wait_until
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -188,3 +189,59 @@ def test_top_shows_what_a_real_daemon_does(daemon: Daemon) -> None:
         "group 0",
     ):
         assert name in result.stdout, name
+
+
+def test_a_command_works_on_messages_and_one_that_runs_at_a_sigterm_ends_first(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    run(daemon, "topics", "create", "jobs")
+    made = run(daemon, "subscriptions", "create", "jobs", "w", "--redeliveries-max", "0")
+    assert made.exit_code == 0, made.stderr
+    run(daemon, "produce", "jobs", "--key", "k", stdin='{"k": "a", "n": 1}\n{"k": "b", "n": 0}\n')
+    command = f"cat; grep -q 1 {tmp_path}/fixed || exit $HEADGATE_PARTITION$HEADGATE_SEQ"
+    worked = run(daemon, "consume", "jobs", "w", "--exec", command, "-n", "2", "--name", "w1")
+    assert (worked.exit_code, worked.stderr.count("exit code")) == (0, 2)
+    (first, second) = parsed(run(daemon, "subscriptions", "keys", "jobs", "w", "-o", "json"))
+    assert {first["key"], second["key"]} == {"a", "b"}
+    assert (
+        "exit code 1"
+        in parsed(run(daemon, "subscriptions", "keys", "jobs", "w", "a", "-o", "json"))["reason"]
+    )
+    assert run(daemon, "subscriptions", "skip", "jobs", "w", "b").exit_code == 0
+    assert run(daemon, "subscriptions", "retry", "jobs", "w", "a").exit_code == 0
+    slow = f"touch {tmp_path}/begun; until test -e {tmp_path}/end; do sleep 0.01; done"
+    with subprocess.Popen(
+        [sys.executable, str(CHECKOUT / "cli.py"), "consume", "jobs", "w", "--exec", slow],
+        env=os.environ | {"HEADGATE_URL": daemon.url, "PYTHONPATH": str(CHECKOUT)},
+    ) as process:
+        wait_until((tmp_path / "begun").exists, "the command to run")
+        process.send_signal(signal.SIGTERM)
+        (tmp_path / "end").touch()
+        assert process.wait(30) == 0
+    shown = parsed(run(daemon, "subscriptions", "show", "jobs", "w", "-o", "json"))
+    assert (shown["lag"], shown["acknowledged"], shown["dropped"]) == (0, 1, 1)
+    assert not shown["consumers"]
+
+
+def test_what_one_consumer_prints_and_does_not_acknowledge_another_one_gets(
+    daemon: Daemon,
+) -> None:
+    run(daemon, "topics", "create", "printed")
+    run(daemon, "subscriptions", "create", "printed", "s")
+    run(daemon, "produce", "printed", "--key", "k", stdin='{"k": "a"}\n{"k": "b"}\n{"k": "c"}\n')
+    looked = run(daemon, "consume", "printed", "s", "--ack", "none", "-n", "2")
+    assert len(looked.stdout.splitlines()) == 2
+    with subprocess.Popen(
+        [sys.executable, str(CHECKOUT / "cli.py"), "consume", "printed", "s", "-o", "json"],
+        env=os.environ | {"HEADGATE_URL": daemon.url, "PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        got = [json.loads(process.stdout.readline()) for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert sorted(each["key"] for each in got) == ["a", "b", "c"]
+    assert {each["attempt"] for each in got} == {1}
+    assert parsed(run(daemon, "subscriptions", "show", "printed", "s", "-o", "json"))["lag"] == 0
+    listed = parsed(run(daemon, "subscriptions", "ls", "printed", "-o", "json"))
+    assert [each["subscription"] for each in listed] == ["s"]
