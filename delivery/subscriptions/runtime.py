@@ -283,14 +283,15 @@ class Subscriptions:
     def _unblock(self, running: RunningSubscription, request: RetryKey | SkipKey) -> BlockedKey:
         found = inspection.find_blocked(running, request.key, request.place, self._clocks.wall_at)
         if found is None:
+            key = None if request.key is None else request.key[:60]
             what = (
-                f"key {request.key!r}"
+                f"key {key!r}"
                 if request.place is None
                 else f"message {request.place[1]} of partition {request.place[0]}"
             )
             raise OwnerRefused(
                 404, "not_blocked", f"{what} is not blocked; GET .../keys lists those that are",
-                {"key": request.key},
+                {"key": key},
             )  # fmt: skip
         if isinstance(request, RetryKey):
             running.window.retry(found.partition, found.seq)
