@@ -11,8 +11,8 @@ The hash is FNV-1a with 64 bits, folded to 32 by xor, then the 32-bit finalizer 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from delivery.filters import Matcher, compiled
@@ -26,6 +26,8 @@ KEPT_CHARACTERS_MAX = 128
 HASHES_KEPT_BYTES = HASHES_KEPT * (200 + 4 * KEPT_CHARACTERS_MAX)
 _SLOT_BITS = 20
 _SLOTS = (1 << _SLOT_BITS) - 1
+_ARCS = 32
+_ARC_BITS = _SLOT_BITS + 27  # below the number of an arc
 _FNV_OFFSET = 0xCBF29CE484222325
 _FNV_PRIME = 0x100000001B3
 _64_BITS = (1 << 64) - 1
@@ -51,12 +53,13 @@ def _kept_hash(key: str) -> int:
 class HashRing:
     """The nodes of all consumers. Nodes at one place are in the order of their consumers' names.
 
-    A node is one integer: its place, then the slot of its consumer. So 100,000 of them are sorted
-    and searched without comparing names; nodes at one place are the exception.
+    A node is one integer: its place, then the slot of its consumer. So they are sorted and searched
+    without comparing names; nodes at one place are the exception. They are kept by arcs of the
+    ring: of 100,000 nodes a join moves some hundred in each of the joiner's arcs, not all.
     """
 
     def __init__(self) -> None:
-        self._nodes: list[int] = []
+        self._arcs: list[list[int]] = [[] for _ in range(_ARCS)]
         self._nodes_of: dict[str, list[int]] = {}
         self._names: list[str | None] = []  # by slot
         self._free: list[int] = []  # slots
@@ -84,8 +87,8 @@ class HashRing:
             self._names.append(consumer)
         places = (hash_of(f"{consumer}-{n}".encode()) for n in range(NODES))
         nodes = self._nodes_of[consumer] = [place << _SLOT_BITS | slot for place in places]
-        self._nodes += nodes
-        self._nodes.sort()
+        for node in nodes:
+            insort(self._arcs[node >> _ARC_BITS], node)
 
     def leave(self, consumer: str) -> None:
         """Removes a consumer."""
@@ -93,7 +96,8 @@ class HashRing:
         self._any_filter = any(self._filters.values())
         nodes = self._nodes_of.pop(consumer)
         for node in nodes:
-            del self._nodes[bisect_left(self._nodes, node)]
+            arc = self._arcs[node >> _ARC_BITS]
+            del arc[bisect_left(arc, node)]
         slot = nodes[0] & _SLOTS
         self._names[slot] = None
         self._free.append(slot)
@@ -105,47 +109,65 @@ class HashRing:
 
     def owner(self, key: str) -> str | None:
         """The consumer of a key; None if no consumer accepts it."""
-        nodes = self._nodes
-        if not nodes:
+        if not self._filters:
             return None
         place = _kept_hash(key) if len(key) <= KEPT_CHARACTERS_MAX else hash_of(key.encode())
-        first = bisect_left(nodes, place << _SLOT_BITS)
         if not self._any_filter:
-            return self._consumers_at(first if first < len(nodes) else 0)[0]
+            start = place << _SLOT_BITS
+            arc = self._arcs[start >> _ARC_BITS]
+            index = bisect_left(arc, start)
+            if index + 1 < len(arc) and arc[index] >> _SLOT_BITS != arc[index + 1] >> _SLOT_BITS:
+                return self._names[arc[index] & _SLOTS]
+            return next(self._consumers_from(place))
         # As on a ring of only those that accept the key.
         refused: set[str] = set()
-        index = first
-        while index < first + len(nodes):
-            consumers = self._consumers_at(index % len(nodes))
-            for consumer in consumers:
-                if consumer in refused:
-                    continue
-                if self.accepts(consumer, key):
-                    return consumer
-                refused.add(consumer)
-                if len(refused) == len(self._filters):
-                    return None
-            index += len(consumers)
+        for consumer in self._consumers_from(place):
+            if consumer in refused:
+                continue
+            if self.accepts(consumer, key):
+                return consumer
+            refused.add(consumer)
+            if len(refused) == len(self._filters):
+                return None
         raise AssertionError("unreachable: each consumer has nodes")
 
-    def _consumers_at(self, index: int) -> Sequence[str]:
-        """The consumers of the nodes at the place of this one, which is the first there."""
-        nodes, names, node = self._nodes, self._names, self._nodes[index]
-        found = names[node & _SLOTS]
-        assert found is not None
-        if index + 1 == len(nodes) or nodes[index + 1] >> _SLOT_BITS != node >> _SLOT_BITS:
-            return (found,)
-        end = index + 2
-        while end < len(nodes) and nodes[end] >> _SLOT_BITS == node >> _SLOT_BITS:
-            end += 1
-        there = (names[each & _SLOTS] for each in nodes[index:end])
-        return sorted(name for name in there if name is not None)
+    def _consumers_from(self, place: int) -> Iterator[str]:
+        """The consumers of all nodes, those at or after a place first."""
+        start = place << _SLOT_BITS
+        number = start >> _ARC_BITS
+        arc = self._arcs[number]
+        first = bisect_left(arc, start)
+        yield from self._consumers_of(arc, first, len(arc))
+        for other in self._arcs[number + 1 :]:
+            yield from self._consumers_of(other, 0, len(other))
+        for other in self._arcs[:number]:
+            yield from self._consumers_of(other, 0, len(other))
+        yield from self._consumers_of(arc, 0, first)
+
+    def _consumers_of(self, arc: list[int], index: int, end: int) -> Iterator[str]:
+        """The consumers of some nodes of an arc, by place, then by name."""
+        names = self._names
+        while index < end:
+            node = arc[index]
+            index += 1
+            if index == end or arc[index] >> _SLOT_BITS != node >> _SLOT_BITS:
+                name = names[node & _SLOTS]
+                assert name is not None
+                yield name
+                continue
+            there = [node]
+            while index < end and arc[index] >> _SLOT_BITS == node >> _SLOT_BITS:
+                there.append(arc[index])
+                index += 1
+            found = (names[each & _SLOTS] for each in there)
+            yield from sorted(name for name in found if name is not None)
 
     def shares(self) -> dict[str, float]:
         """The part of the ring of each consumer, without regard to filters."""
         found = dict.fromkeys(self._filters, 0)
-        before = (self._nodes[-1] >> _SLOT_BITS) - (1 << 32) if self._nodes else 0
-        for node in self._nodes:
+        nodes = [node for arc in self._arcs for node in arc]
+        before = (nodes[-1] >> _SLOT_BITS) - (1 << 32) if nodes else 0
+        for node in nodes:
             consumer = self._names[node & _SLOTS]
             assert consumer is not None
             found[consumer] += (node >> _SLOT_BITS) - before
@@ -154,8 +176,10 @@ class HashRing:
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless each consumer has its nodes, in order."""
-        assert self._nodes == sorted(node for nodes in self._nodes_of.values() for node in nodes)
-        assert len(self._nodes) == NODES * len(self._filters)
+        there = [node for arc in self._arcs for node in arc]
+        assert there == sorted(node for nodes in self._nodes_of.values() for node in nodes)
+        assert len(there) == NODES * len(self._filters)
+        assert all(node >> _ARC_BITS == n for n, arc in enumerate(self._arcs) for node in arc)
         assert self._nodes_of.keys() == self._filters.keys()
         for consumer, nodes in self._nodes_of.items():
             assert {self._names[node & _SLOTS] for node in nodes} == {consumer}
