@@ -39,6 +39,9 @@ class SentMessage(NamedTuple):
         return self.lane.partition, self.offset
 
 
+new_message = tuple.__new__  # a third of the time that SentMessage() takes
+
+
 class Batch:
     """What a member was given. A message that is dealt with is None."""
 

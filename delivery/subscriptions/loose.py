@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from delivery.subscriptions.batches import Place, SentMessage
+from delivery.subscriptions.batches import Place, SentMessage, new_message
 from delivery.subscriptions.look_ahead import LookAhead
 
 
@@ -48,7 +48,7 @@ class LooseMessages:
             limit = before(lane)
             for offset in lane.take_loose(left - len(messages), limit):
                 failed = attempts.get((lane.partition, offset), 0) if attempts else 0
-                messages.append(SentMessage(lane, offset, None, failed))
+                messages.append(new_message(SentMessage, (lane, offset, None, failed)))
             del self._lanes[lane]
             if lane.next_loose():
                 self._lanes[lane] = None  # the others come first now
@@ -82,3 +82,5 @@ class LooseMessages:
         """Raises AssertionError unless count and lanes are right."""
         assert self.count == sum(lane.loose_count() for lane in lanes)
         assert all(lane in self._lanes for lane in lanes if lane.loose_count())
+        by_partition = {lane.partition: lane for lane in lanes}
+        assert not any(by_partition[place[0]].is_done(place[1]) for place in self.attempts)

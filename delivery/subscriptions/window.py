@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 
-from delivery.subscriptions.batches import SentMessage
+from delivery.subscriptions.batches import SentMessage, new_message
 from delivery.subscriptions.deliveries import Deliveries
 from delivery.subscriptions.key_queue import QUEUE_BYTES, KeyQueue, QueueState
 from delivery.subscriptions.look_ahead import LookAhead
@@ -85,13 +85,18 @@ class DeliveryWindow(Deliveries):
             self._admit_keyed(lane, keys)
 
     def _admit_keyed(self, lane: LookAhead, keys: Sequence[str | None]) -> None:
-        queues = self.keys
+        queues, owner, ready = self.keys, self.members.owner, QueueState.READY
         for offset, key in enumerate(keys, lane.add_keyed(len(keys))):
             assert key is not None
             queue = queues.get(key)
             if queue is None:
                 queue = queues[key] = KeyQueue(key, lane, offset)
-                self._make_ready(queue)
+                member = owner(queue)
+                if member is None:
+                    self._make_ready(queue)
+                else:
+                    queue.state = ready
+                    member.ready.append(queue)
             elif queue.lane is lane:
                 lane.link(queue.tail, offset)
                 queue.tail = offset
@@ -175,7 +180,8 @@ class DeliveryWindow(Deliveries):
         while left > len(messages) and ready:
             queue = ready.popleft()
             queue.state = QueueState.SENT
-            messages.append(SentMessage(queue.lane, queue.head, queue, queue.attempts))
+            found = queue.lane, queue.head, queue, queue.attempts
+            messages.append(new_message(SentMessage, found))
         if self.loose.count and left > len(messages) and not member.patterns:
             part = self.loose.part_of(self.members.without_patterns)
             messages += self.loose.pick(min(left - len(messages), part))
