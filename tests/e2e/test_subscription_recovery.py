@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,9 @@ from tests.e2e.test_recovery import log_entries, recovered
 @pytest.mark.slow
 def test_a_recovered_subscription_delivers_what_no_entry_lists_as_finished(tmp_path: Path) -> None:
     options = {"store": f"file://{tmp_path}/store"}
-    policy = {"poison": "dead_letter", "dead_letter_topic": "dead", "redeliveries_max": 0}
+    policy: dict[str, Any] = {
+        "poison": "dead_letter", "dead_letter_topic": "dead", "redeliveries_max": 0,
+    }  # fmt: skip
 
     def listed() -> int:
         """How many finished offsets above the floor the last entry that has any tells of."""
