@@ -157,7 +157,7 @@ def by_subscription(
 
 
 _OUTCOMES = (
-    "acknowledged", "redelivered", "refused", "dropped", "dead_lettered", "evicted", "unmatched",
+    "acknowledged", "redelivered", "dropped", "dead_lettered", "evicted", "unmatched",
 )  # fmt: skip
 
 

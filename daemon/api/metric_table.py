@@ -347,9 +347,15 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "headgate_subscription_outcomes_total",
         "counter",
-        "what came of messages; those that were redelivered or refused come again",
+        "what came of messages; those that are redelivered come again",
         ("topic", "subscription", "outcome"),
         outcomes,
+    ),
+    by_subscription(
+        "headgate_subscription_refused_messages_total",
+        "messages that acknowledgments named in vain: too late, or never sent to that consumer",
+        lambda row: row.refused,
+        "counter",
     ),
     by_shard(
         "headgate_journal_used_ratio",

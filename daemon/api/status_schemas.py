@@ -176,7 +176,7 @@ class SubscriptionCounters(Struct, frozen=True, kw_only=True):
     delivered: int
     acknowledged: int
     redelivered: int
-    refused: Annotated[int, Meta(description="messages that consumers could not deal with")]
+    refused: Annotated[int, Meta(description="messages that acknowledgments named in vain")]
     dropped: Annotated[int, Meta(description="given up, by policy or by an operator")]
     dead_lettered: int
     evicted: Annotated[int, Meta(description="removed by retention before they were finished")]

@@ -25,6 +25,7 @@ RULES: Any = strictyaml.load((FOLDER / "alerts.yaml").read_text()).data["groups"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 MONITORING = OPERATIONS.split("\n## Monitoring\n")[1].split("\n## ")[0]
 RECORDS = 81
+ACKNOWLEDGED = 50
 TARGET_LABELS = {"job", "instance"}  # that Prometheus adds
 SUFFIXES = ("_bucket", "_count", "_sum")  # of a histogram
 
@@ -53,16 +54,27 @@ def work(daemon: Daemon) -> dict[str, Scraped]:
             assert daemon.produce("t", number).status == 200
         watching.read_until(lambda: len(watching.records) == RECORDS - 1)
         daemon.read_all("t")
+        consume(daemon)
 
-        def is_counted() -> object:
+        def is_counted() -> bool:
             latency = daemon.status()["latency"]
-            by_topic = scrape(daemon)["headgate_topic_acked_records_total"].samples
+            found = scrape(daemon)
+            by_topic = found["headgate_topic_acked_records_total"].samples
             counts = [latency[stage.name.lower()]["count"] for stage in Stage]
-            owned = daemon.get("/v0/scaling").json["subscriptions"]
-            return sum(by_topic) == RECORDS and all(counts) and owned
+            lag = sum(found["headgate_subscription_lag_records"].samples)
+            return sum(by_topic) == RECORDS and all(counts) and lag == RECORDS - ACKNOWLEDGED
 
         wait_until(is_counted, "each stage, topic and subscription to be counted")
         return scrape(daemon)
+
+
+def consume(daemon: Daemon) -> None:
+    """A consumer of the subscription acknowledges some of the records."""
+    path = "/v0/topics/t/subscriptions/s"
+    polled = daemon.get(f"{path}/consume?consumer=c&max={ACKNOWLEDGED}&wait_ms=20000").json
+    batch = {"consumer": "c", "batch": polled["epoch"]}
+    acknowledged = daemon.json("POST", f"{path}/ack", batch)
+    assert acknowledged.json["accepted"] == ACKNOWLEDGED, acknowledged.body
 
 
 def scrape(daemon: Daemon) -> dict[str, Scraped]:
@@ -133,6 +145,9 @@ def test_whichever_shard_answers_tells_of_all_shards(scraped: dict[str, Scraped]
     assert sum(scraped["headgate_topic_acked_records_total"].samples) == RECORDS
     assert scraped["headgate_topic_acked_records_total"].values["topic"] == {"_other", "t"}
     assert sum(scraped["headgate_shard_ready"].samples) == 2
+    lag = scraped["headgate_subscription_lag_records"]
+    assert lag.values == {"topic": {"_other", "t"}, "subscription": {"_other", "s"}}
+    assert sum(lag.samples) == RECORDS - ACKNOWLEDGED
     assert sum(scraped["headgate_stage_seconds_count"].samples) > RECORDS
 
 
