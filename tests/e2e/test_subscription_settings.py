@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.consuming import ConsumerStream
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.subscribing import Subscription, keys, seqs
 
@@ -192,3 +193,21 @@ def test_a_setting_that_cannot_be_changes_nothing(daemon: Daemon, topic: str) ->
         answer = found.set(**bad)
         assert (answer.status, answer.code) == (400, "invalid"), answer.body
     assert found.state["config"]["consumer_max"] == 7
+
+
+def test_a_topic_takes_its_subscriptions_along_and_one_of_the_same_names_begins_anew(
+    daemon: Daemon, topic: str
+) -> None:
+    found = Subscription(daemon, topic, start="earliest")
+    found.produce("a", "b")
+    with ConsumerStream(daemon, 0, found.path, "c") as stream:
+        assert keys(stream.messages(2)) == ["a", "b"]
+        assert daemon.ask("DELETE", f"/v0/topics/{topic}").status in (200, 204)
+        assert stream.rest()[-1]["code"] == "deleted"
+    assert daemon.get(found.path).status == 404
+
+    assert daemon.json("PUT", f"/v0/topics/{topic}", {}).status == 201
+    assert daemon.get(found.path).status == 404
+    again = Subscription(daemon, topic, start="earliest")
+    again.produce("c")
+    assert keys(again.take("c", 1)) == ["c"]
