@@ -184,7 +184,7 @@ class SubscriptionCounters(Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionFigures(SubscriptionCounters, frozen=True, kw_only=True):
-    """A subscription as its owner last told, at most a second ago."""
+    """A subscription as its owner told last, about a second ago."""
 
     topic: str
     subscription: str
