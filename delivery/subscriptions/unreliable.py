@@ -30,7 +30,6 @@ from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.members import Consumer, Members
 from delivery.subscriptions.policy import WindowPolicy
 
-OWNERS_MAX = 65_536  # keys whose consumer is remembered: about 100 bytes each
 WAITING_BYTES = 120
 
 
@@ -51,7 +50,6 @@ class UnreliableWindow:
         self._mode = mode
         self._waiting: dict[Consumer, deque[SentMessage]] = {}
         self._for_any: deque[SentMessage] = deque()
-        self._owners: dict[str, Consumer | None] = {}
 
     @property
     def in_flight(self) -> int:
@@ -72,7 +70,7 @@ class UnreliableWindow:
     def memory_bytes(self) -> int:
         """What the messages take that wait."""
         waiting = len(self._for_any) + sum(map(len, self._waiting.values()))
-        return waiting * WAITING_BYTES + len(self._owners) * 100
+        return waiting * WAITING_BYTES + self.members.memory_bytes
 
     def oldest_sent_ns(self) -> int | None:
         """Nothing is tracked."""
@@ -105,7 +103,7 @@ class UnreliableWindow:
 
     def admit(self, partition: int, keys: Sequence[str | None]) -> None:
         """The next messages of a partition, by their keys."""
-        lane, limit, owners = self.lanes[partition], self.policy.member_max, self._owners
+        lane, limit, members = self.lanes[partition], self.policy.member_max, self.members
         if self._mode != "key_shared":
             self.admit_loose(partition, len(keys))
             return
@@ -113,24 +111,14 @@ class UnreliableWindow:
             if key is None:
                 self._offer(SentMessage(lane, offset, None, 0))
                 continue
-            try:
-                owner = owners[key]
-            except KeyError:
-                owner = self._owner(key)
+            owner = members.owner_of(key)
             if owner is None:
                 self.counts.unmatched += 1
-            elif len(waiting := self._waiting[owner]) < limit:
+            elif len(waiting := self._waiting[members.by_name[owner]]) < limit:
                 waiting.append(SentMessage(lane, offset, None, 0))
             else:
                 self.counts.dropped += 1
         lane.add_done(len(keys))
-
-    def _owner(self, key: str) -> Consumer | None:
-        if len(self._owners) >= OWNERS_MAX:
-            self._owners.clear()
-        name = self.members.owner_of(key)
-        found = self._owners[key] = None if name is None else self.members.by_name[name]
-        return found
 
     def admit_loose(self, partition: int, count: int) -> None:
         """The next messages of a partition, none of which has a key."""
@@ -166,12 +154,10 @@ class UnreliableWindow:
         """A consumer is present; one of this name must not be. Raises ValueError at the limit."""
         kept = patterns if self._mode == "key_shared" else ()
         self._waiting[self.members.join(name, kept)] = deque()
-        self._owners.clear()
 
     def leave(self, name: str) -> None:
         """A consumer is gone: what waits for it is dropped."""
         member = self.members.leave(name)
-        self._owners.clear()
         self.counts.dropped += len(self._waiting.pop(member))
         for epoch in list(member.batches):
             self.give_back(epoch)

@@ -150,6 +150,8 @@ def test_a_batch_has_no_timeout_before_it_was_sent() -> None:
     assert batch is not None and window.next_due_ns() is None
     assert window.tick(1_000 * S) == [] and window.in_flight == 1
     window.sent(batch.epoch, 1_000 * S)
+    window.sent(batch.epoch, 1_010 * S)
+    assert window.counts.delivered == 1
     assert window.next_due_ns() == 1_030 * S
     assert window.tick(1_029 * S) == []
     assert window.tick(1_030 * S) == ["a"]
@@ -184,6 +186,9 @@ def test_a_refused_acknowledgment_tells_what_is_finished_from_what_was_sent_else
     assert outcome.refusals == (((0, 1), "finished"), ((0, 7), "epoch"), ((5, 1), "epoch"))
     assert window.ack("a", 1, 0, [(0, 2)]).refusals == (((0, 2), "finished"),)
     assert window.ack("a", 1, 0).refusals == ((None, "epoch"),)
+    window.admit(0, ["z"])
+    assert take(window, "a") == [3]
+    assert window.ack("b", 2, 0)[:2] == window.nack("b", 2, 0)[:2] == (0, 1), "it is another's"
 
 
 def test_what_a_decision_finished_is_told_once() -> None:
@@ -221,12 +226,27 @@ def test_evicted_messages_are_finished_in_lots_and_what_is_out_can_be_acknowledg
 def test_what_was_out_when_it_was_evicted_is_not_sent_again() -> None:
     window = opened()
     window.join("a")
-    window.admit(0, ["x", None, "y"])
-    assert take(window, "a") == [1, 3, 2]
-    window.evict(0, 4)
+    window.admit(0, ["x", None, "y", None])
+    assert take(window, "a") == [1, 3, 2, 4]
+    window.evict(0, 5)
     window.nack("a", 1, 0, [(0, 1), (0, 2)])
     window.leave("a")
-    assert (window.lanes[0].floor, window.counts.evicted, window.next_due_ns()) == (3, 3, None)
+    assert (window.lanes[0].floor, window.counts.evicted, window.next_due_ns()) == (4, 4, None)
+
+
+def test_evicted_messages_that_had_failed_are_forgotten() -> None:
+    window = opened()
+    window.join("a")
+    window.admit(0, ["x", None, None, "x"])
+    take(window, "a")
+    window.nack("a", 1, 0)
+    window.evict(0, 3)
+    window.tick(S)
+    assert not window.resting and window.lanes[0].unfinished == 2
+    window.evict(0, 5)
+    window.tick(S)
+    assert (window.lanes[0].floor, window.keys, window.counts.evicted) == (4, {}, 4)
+    window.check_invariants()
 
 
 def test_a_policy_changes_what_is_stuck_and_what_is_held() -> None:
@@ -247,6 +267,14 @@ def test_a_policy_changes_what_is_stuck_and_what_is_held() -> None:
     assert window.retry(0, 1) and take(window, "a") == [1]
     window.nack("a", 2, 0)
     assert (window.counts.dropped, take(window, "a")) == (1, [2])
+    window.nack("a", 3, 0)
+    window.admit(0, ["x3"])
+    window.set_policy(WindowPolicy(redeliveries_max=0))
+    assert take(window, "a") == [5]
+    window.nack("a", 4, 0)
+    assert set(window.stuck) == {(0, 5)}
+    window.set_policy(WindowPolicy(redeliveries_max=1))
+    assert take(window, "a") == [5], "it may fail once more"
     window.set_policy(WindowPolicy(ack_timeout_ns=S))
     assert window.next_due_ns() == S, "a new timeout holds for what is out"
     window.check_invariants()
@@ -262,3 +290,63 @@ def test_a_consumer_that_comes_back_gets_what_it_had() -> None:
     window.returned("a")
     assert take(window, "a") == had
     assert window.batches[2].messages[0] == (*window.batches[2].messages[0][:3], 0)  # type: ignore[index]
+
+
+def attempts(window: DeliveryWindow, now_ns: int = 0) -> list[tuple[int, int]]:
+    """Offsets of a batch, with how often each failed before."""
+    batch = window.take("a", 100, now_ns)
+    if batch is None:
+        return []
+    window.sent(batch.epoch, now_ns)
+    return [(message.offset, message.attempts) for message in batch.messages if message]
+
+
+def test_failures_count_for_one_message_and_not_for_the_next_of_its_key() -> None:
+    window = opened()
+    window.join("a")
+    window.admit(0, ["x", "x", None])
+    assert attempts(window) == [(1, 0), (3, 0)]
+    window.nack("a", 1, 0)
+    window.tick(S)
+    assert attempts(window, S) == [(1, 1), (3, 1)]
+    window.ack("a", 2, S)
+    assert attempts(window, S) == [(2, 0)]
+
+
+def test_a_retry_forgets_failures_and_ends_a_rest() -> None:
+    window = opened(WindowPolicy(backoff_min_ns=10 * S))
+    window.join("a")
+    window.admit(0, ["x", None])
+    take(window, "a")
+    window.nack("a", 1, 0)
+    assert window.retry(0, 1) and window.retry(0, 2)
+    assert attempts(window, 5 * S) == [(1, 0), (2, 0)]
+    window.nack("a", 2, 5 * S)
+    window.tick(10 * S)
+    assert attempts(window, 10 * S) == [], "the rest that was ended says nothing of the next one"
+    window.tick(15 * S)
+    assert attempts(window, 15 * S) == [(1, 1), (2, 1)]
+
+
+def test_too_many_blocked_messages_stop_a_subscription_until_some_are_dealt_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delivery.subscriptions.deliveries.BLOCKED_MAX", 2)
+    window = opened(WindowPolicy(redeliveries_max=0))
+    window.join("a")
+    window.admit(0, ["x", "y", "z"])
+    assert take(window, "a", 2) == [1, 2]
+    window.nack("a", 1, 0)
+    assert take(window, "a") == [] and window.room("a") == 0
+    assert window.why_held.startswith("2 messages are blocked after failed deliveries")
+    assert window.moved(0, 1)
+    assert take(window, "a") == [3] and not window.why_held
+
+
+def test_the_longest_key_is_known() -> None:
+    window = opened()
+    assert window.longest_key() is None
+    window.open(1, 0)
+    window.admit(0, ["x", "y", "y"])
+    window.admit(1, ["x", "x", "x"])
+    assert window.longest_key() == ("x", 4)
