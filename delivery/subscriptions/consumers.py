@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from delivery.subscriptions import encoding
@@ -54,14 +54,8 @@ class Consumers:
 
     def check(self, asked: Consume | Poll) -> None:
         """Raises OwnerRefused if a consumer cannot come."""
-        name, mode = self.view.subscription.name, self.view.subscription.config.mode
-        if asked.filters and mode != "key_shared":
-            raise OwnerRefused(
-                400, "invalid",
-                f"filters choose keys, and subscription {name!r} does not share them: its mode is"
-                f" {mode}; leave filter out, or use the mode key_shared",
-                {"field": "filter", "mode": mode},
-            )  # fmt: skip
+        name = self.view.subscription.name
+        self._check_filters(asked.filters)
         if asked.consumer not in self.by_name and len(self.by_name) >= CONSUMERS_MAX:
             raise OwnerRefused(
                 429, "too_many_consumers",
@@ -73,6 +67,16 @@ class Consumers:
             self._window.members.check(asked.consumer, asked.filters)
         except TooManyPatterns as refused:
             raise OwnerRefused(429, "too_many_filters", str(refused)) from refused
+
+    def _check_filters(self, filters: Sequence[str]) -> None:
+        name, mode = self.view.subscription.name, self.view.subscription.config.mode
+        if filters and mode != "key_shared":
+            raise OwnerRefused(
+                400, "invalid",
+                f"filters choose keys, and subscription {name!r} does not share them: its mode is"
+                f" {mode}; leave filter out, or use the mode key_shared",
+                {"field": "filter", "mode": mode},
+            )  # fmt: skip
 
     def open(self, asked: Consume, outlet: Outlet) -> None:
         """A consumer's stream. Raises OwnerRefused."""
@@ -136,13 +140,18 @@ class Consumers:
             self._window.leave(name)
             self._forget(name, code, message)
 
-    def move_to(self, window: SubscriptionWindow) -> None:
+    def move_to(self, window: SubscriptionWindow, view: SubscriptionView) -> None:
         """Another window takes the place of the one before; what consumers have is not theirs any
-        more."""
-        self._window = window
-        for session in self._turn:
+        more. Those with filters go if the mode has none."""
+        self._window, self.view = window, view
+        for session in tuple(self._turn):
             session.parked = None
-            window.join(session.name, session.filters)
+            try:
+                self._check_filters(session.filters)
+            except OwnerRefused as refused:
+                self._forget(session.name, refused.code, refused.message)
+            else:
+                window.join(session.name, session.filters)
 
     def tick(self, now_ns: int, *, may_end_polls: bool) -> bool:
         """What time brings; returns whether a consumer has left."""

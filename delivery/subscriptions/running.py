@@ -117,7 +117,7 @@ class RunningSubscription:
         """Goes on with another window: what consumers have is not theirs any more."""
         window.counts = self.window.counts
         self.window = window
-        self.consumers.move_to(window)
+        self.consumers.move_to(window, view)
         self.follow(view)
 
     # Work
