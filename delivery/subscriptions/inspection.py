@@ -7,7 +7,7 @@ counts of what waits are kept by the window.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
+from itertools import chain, islice
 
 from delivery.subscriptions.batches import Blocked, Place
 from delivery.subscriptions.key_queue import KeyQueue, QueueState
@@ -23,6 +23,8 @@ from delivery.subscriptions.sessions import Session
 from shards.subscriptionboard import SubscriptionPhase, SubscriptionRow
 
 BLOCKED_SHOWN = 100
+# Of blocked keys in one answer, and one key more: a key may be as long as a record.
+KEY_CHARACTERS_SHOWN = 256 << 10
 
 WallMs = Callable[[int], int]
 """The wall clock at a monotonic time."""
@@ -135,11 +137,17 @@ def _consumer(running: RunningSubscription, session: Session, share: float) -> C
 
 
 def blocked(running: RunningSubscription, limit: int, wall_ms: WallMs) -> list[BlockedKey]:
-    """The messages that nobody gets now: stuck ones first, then those that rest."""
+    """The messages that nobody gets now: stuck ones first, then those that rest. Fewer than
+    ``limit`` if their keys are long."""
     window = running.window
-    found = [*islice(window.stuck.values(), limit)]
-    found += islice(window.resting.values(), limit - len(found))
-    return [_blocked(each, wall_ms) for each in found]
+    found: list[BlockedKey] = []
+    characters = 0
+    for each in islice(chain(window.stuck.values(), window.resting.values()), limit):
+        found.append(_blocked(each, wall_ms))
+        characters += len(found[-1].key or "")
+        if characters > KEY_CHARACTERS_SHOWN:
+            break
+    return found
 
 
 def _blocked(found: Blocked, wall_ms: WallMs) -> BlockedKey:

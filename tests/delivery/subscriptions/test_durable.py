@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from delivery.subscriptions.requests import Describe, DescribeKey, RetryKey, Seek, SkipKey
+from delivery.subscriptions import inspection
+from delivery.subscriptions.requests import (
+    Describe,
+    DescribeKey,
+    ListKeys,
+    RetryKey,
+    Seek,
+    SkipKey,
+)
 from ledger import subscriptions, topics
 from ledger.space import retention
 from ledger.types import Topic, TopicConfig
@@ -177,6 +185,24 @@ def test_a_blocked_key_waits_for_an_operator(node: Node) -> None:
         await owner.rest()
         assert data(client) == [1, 3, 4, 1, 2]
         assert (await owner.ask(Describe(made.subscription_id)))["dropped"] == 2
+
+    run(node, use)
+
+
+def test_a_list_of_long_keys_that_are_blocked_is_a_short_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "KEY_CHARACTERS_SHOWN", 250)
+
+    async def use(owner: Owner) -> None:
+        made = owner.create(redeliveries_max=0)
+        client = await owner.consume(made, "c")
+        owner.produce(*(record(n, f"{n}" * 100) for n in range(1, 6)))
+        await owner.rest()
+        await owner.nack(made, "c", *messages(client))
+        for limit, shown in ((2, 2), (100, 3)):
+            listed = await owner.ask(ListKeys(made.subscription_id, limit))
+            assert len(listed["keys"]) == shown
 
     run(node, use)
 
