@@ -224,7 +224,9 @@ class RunningSubscription:
                 gone.append(message.place)
             else:
                 sent.append((lane.partition, attempts + 1, item))
-                size += len(item[2].data) + MESSAGE_BYTES
+                record = item[2]
+                size += len(record.data) + len(record.key or "") + len(record.meta or "")
+                size += len(record.tag or "") + len(record.node or "") + MESSAGE_BYTES
         session.parked = None
         if back:
             self.window.give_back(batch.epoch, back)

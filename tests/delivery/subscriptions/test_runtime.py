@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from delivery.subscriptions import running
 from delivery.subscriptions.requests import (
     Consume,
     Describe,
@@ -20,6 +22,7 @@ from ledger import subscriptions
 from tests.delivery.node import Node, node_in
 from tests.delivery.subscriptions.owning import Owner, messages, owning, record
 from tests.delivery.watch.watching import Client
+from uploader.l0.records import Record
 
 
 @pytest.fixture
@@ -43,6 +46,23 @@ def run(node: Node, use: Callable[[Owner], Awaitable[None]]) -> None:
 
 def data(client: Client) -> list[object]:
     return [message["data"] for message in messages(client)]
+
+
+@pytest.mark.parametrize("field", ["key", "tag", "node", "meta"])
+def test_a_batch_is_short_where_records_are_long_in_any_part(
+    node: Node, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    monkeypatch.setattr(running, "WRITE_BYTES", 2_000)
+
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        long = [f'"{n}{"x" * 1000}"' for n in range(6)]
+        owner.produce(*(msgspec.structs.replace(Record("1"), **{field: text}) for text in long))
+        client = await owner.consume(made, "c")
+        epochs = [message["epoch"] for message in messages(client)]
+        assert [epochs.count(epoch) for epoch in sorted(set(epochs))] == [2, 2, 2]
+
+    run(node, use)
 
 
 def test_a_message_is_sent_once_and_finished_when_it_is_acknowledged(node: Node) -> None:
