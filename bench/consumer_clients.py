@@ -1,7 +1,8 @@
 """Consumers of one subscription in one process: streams, acknowledgments by batch, no parsing.
 
 Each consumer has a stream and a connection for its acknowledgments, whose answers are read when
-they come. A batch is acknowledged when a later one has begun or nothing more is in the socket.
+they come. A batch is complete when a later one has begun or nothing more is in the socket. It is
+acknowledged with others, when they have ``ack_messages`` or after ACK_AFTER_S.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from bench.stamps import ANCILLARY_BYTES, connect, stamp_ns, wall_minus_monotoni
 from shards.clock import monotonic_ns
 
 READ_BYTES = 1 << 18
+ACK_AFTER_S = 0.005
 PATIENCE_S = 30.0
 EPOCH = re.compile(rb'"epoch":(\d+)')
 ACCEPTED = re.compile(rb'"accepted":(\d+)')
@@ -39,6 +41,9 @@ class _Consumer:
         self.acks.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.tail = b""
         self.held: str | None = None  # the batch that may go on
+        self.pending: list[str] = []  # batches to be acknowledged, and their messages
+        self.pending_messages = 0
+        self.pending_ns = 0
         self.is_silent = not acks
         self.stream.sendall(
             f"GET {path}/consume?consumer={name} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -46,9 +51,10 @@ class _Consumer:
         )
         self._head = f"POST {path}/ack HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()
 
-    def acknowledge(self, epochs: list[str]) -> None:
-        """Sends an acknowledgment of whole batches."""
-        body = f'{{"consumer":"{self.name}","batches":[{",".join(epochs)}]}}'.encode()
+    def acknowledge(self) -> None:
+        """Sends an acknowledgment of the batches that are pending."""
+        body = f'{{"consumer":"{self.name}","batches":[{",".join(self.pending)}]}}'.encode()
+        self.pending, self.pending_messages = [], 0
         self.acks.sendall(
             b"%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
             % (self._head, len(body), body)
@@ -63,12 +69,16 @@ class ConsumerClients:
     """Consumers ``c0``, ``c1``...; a context manager that closes them. ``received`` counts
     messages, ``accepted`` those whose acknowledgment was answered, ``batches`` the batches."""
 
-    def __init__(self, port: int, path: str, count: int, *, acks: bool = True) -> None:
+    def __init__(
+        self, port: int, path: str, count: int, *, acks: bool = True, ack_messages: int = 1
+    ) -> None:
+        self._ack_messages = ack_messages
         self.received = 0
         self.accepted = 0
         self.batches = 0
         self._poll = select.epoll()
-        self._consumers: dict[int, _Consumer] = {}
+        self._consumers: dict[int, _Consumer] = {}  # by the number of a socket
+        self._all: list[_Consumer] = []
         self._buffer = bytearray(READ_BYTES)
         try:
             for number in range(count):
@@ -89,16 +99,17 @@ class ConsumerClients:
     def close(self) -> None:
         """Closes all connections."""
         self._poll.close()
-        for consumer in {id(each): each for each in self._consumers.values()}.values():
+        for consumer in self._all:
             consumer.close()
 
     @property
     def local_ports(self) -> tuple[int, int]:
         """Our ends of the first consumer's stream and of its other connection."""
-        first = next(iter(self._consumers.values()))
+        first = self._all[0]
         return first.stream.getsockname()[1], first.acks.getsockname()[1]
 
     def _add(self, consumer: _Consumer) -> None:
+        self._all.append(consumer)
         for each in (consumer.stream, consumer.acks):
             self._consumers[each.fileno()] = consumer
             each.setblocking(False)
@@ -108,6 +119,8 @@ class ConsumerClients:
     def step(self, timeout_s: float = 1.0) -> list[Consumed]:
         """Takes what there is, and acknowledges it. Raises ServerError."""
         found = []
+        is_late = self._acknowledge_late()
+        timeout_s = min(timeout_s, ACK_AFTER_S) if is_late else timeout_s
         offset_ns = wall_minus_monotonic_ns()
         for number, _ in self._poll.poll(timeout_s):
             consumer = self._consumers[number]
@@ -121,6 +134,17 @@ class ConsumerClients:
             self._take(consumer, data, is_all=size < READ_BYTES)
             found.append(Consumed(stamp_ns(ancillary) - offset_ns if ancillary else 0, data))
         return found
+
+    def _acknowledge_late(self) -> bool:
+        """Acknowledges what has waited for its time; returns whether more will have to."""
+        now_ns, is_left = monotonic_ns(), False
+        for consumer in self._all:
+            if consumer.pending:
+                if now_ns - consumer.pending_ns > ACK_AFTER_S * 1e9:
+                    consumer.acknowledge()
+                else:
+                    is_left = True
+        return is_left
 
     def until(self, done: int, seconds: float = PATIENCE_S) -> None:
         """Until ``accepted`` is this. Raises ServerError if nothing comes for a while."""
@@ -153,8 +177,14 @@ class ConsumerClients:
         if not is_all or consumer.tail:
             consumer.held = batches.pop()
         self.batches += len(batches)
-        if batches and not consumer.is_silent:
-            consumer.acknowledge(batches)
+        if not batches or consumer.is_silent:
+            return
+        if not consumer.pending:
+            consumer.pending_ns = monotonic_ns()
+        consumer.pending += batches
+        consumer.pending_messages += len(epochs)
+        if consumer.pending_messages >= self._ack_messages:
+            consumer.acknowledge()
 
     def _take_answer(self, consumer: _Consumer) -> None:
         data = consumer.acks.recv(READ_BYTES)

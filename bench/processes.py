@@ -64,10 +64,18 @@ def post_ndjson(
     connection: http.client.HTTPConnection, topic: str, partition: int, body: bytes
 ) -> None:
     """Sends a request and waits for its acknowledgment. Raises ServerError if there is none."""
-    connection.request(
-        "POST", f"/v0/topics/{topic}?partition={partition}", body,
-        {"Content-Type": "application/x-ndjson"},
-    )  # fmt: skip
+    _post(connection, f"/v0/topics/{topic}?partition={partition}", body, "application/x-ndjson")
+
+
+def post(connection: http.client.HTTPConnection, topic: str, body: bytes) -> None:
+    """The same with a JSON body, whose records may have keys."""
+    _post(connection, f"/v0/topics/{topic}", body, "application/json")
+
+
+def _post(
+    connection: http.client.HTTPConnection, path: str, body: bytes, content_type: str
+) -> None:
+    connection.request("POST", path, body, {"Content-Type": content_type})
     answer = connection.getresponse()
     content = answer.read()
     if answer.status != 200:

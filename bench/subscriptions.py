@@ -32,7 +32,7 @@ from bench.processes import (
     ServerError,
     pinned,
     plain_environment,
-    post_ndjson,
+    post,
     start_daemon,
 )
 from bench.stamps import StampedAsker
@@ -53,6 +53,7 @@ CONSUMERS = 8
 DATA_BYTES = 100
 BODY_RECORDS = 1_000
 DRAINED = 600_000
+ACK_MESSAGES = 256
 WARM_UP_SHARE = 0.1  # of the messages, at each end
 WAITING = 1_000_000
 HOT = 1_000_000
@@ -108,7 +109,9 @@ class SubscriptionsBench:
                 _subscribe(daemon, mode, mode=mode)
                 with (
                     self._alone_here(daemon),
-                    ConsumerClients(daemon.port, f"{PATH}/{mode}", CONSUMERS) as clients,
+                    ConsumerClients(
+                        daemon.port, f"{PATH}/{mode}", CONSUMERS, ack_messages=ACK_MESSAGES
+                    ) as clients,
                 ):
                     self._results.drains.append(_drained(daemon, clients))
 
@@ -206,14 +209,16 @@ class SubscriptionsBench:
         """Stores messages whose keys are in a random order, each as often as any other."""
         order = [f"key-{number}" for number in range(keys)]
         self._rng.shuffle(order)
-        data = "x" * DATA_BYTES
-        lines = [f'{{"key":"{key}","data":"{data}"}}\n'.encode() for key in order]
-        lines *= max(1, -(-2 * BODY_RECORDS // len(lines)))
+        records = [f'{{"key":"{key}","data":"{"x" * DATA_BYTES}"}}' for key in order]
+        records *= -(-BODY_RECORDS // len(records))
+        bodies = [
+            f'{{"records":[{",".join(records[at : at + BODY_RECORDS])}]}}'.encode()
+            for at in range(0, len(records), BODY_RECORDS)
+        ]
         connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_S)
         with contextlib.closing(connection):
-            for first in range(0, messages, BODY_RECORDS):
-                at = first % (len(lines) - BODY_RECORDS + 1)
-                post_ndjson(connection, TOPIC, 0, b"".join(lines[at : at + BODY_RECORDS]))
+            for number in range(messages // BODY_RECORDS):
+                post(connection, TOPIC, bodies[number % len(bodies)])
         daemon.wait_until_quiet()
 
     def _one_by_one(self, daemon: Daemon, clients: ConsumerClients, rounds: int) -> Spread:

@@ -18,7 +18,7 @@ import psutil
 
 from bench.consumer_clients import ConsumerClients
 from bench.delivery_results import Spread
-from bench.processes import Daemon, ServerError, post_ndjson
+from bench.processes import Daemon, ServerError, post
 from bench.subscription_results import TakeoverResult
 from shards.clock import monotonic_ns
 
@@ -96,8 +96,8 @@ def _producing(daemon: Daemon, topic: str) -> Iterator[None]:
                 with contextlib.closing(connection):
                     while not over.wait(EACH_S):
                         number += 1
-                        line = json.dumps({"key": f"key-{number % KEYS}", "data": number})
-                        post_ndjson(connection, topic, 0, line.encode())
+                        record = {"key": f"key-{number % KEYS}", "data": number}
+                        post(connection, topic, json.dumps({"records": [record]}).encode())
 
     thread = threading.Thread(target=produce, name="producer")
     thread.start()
