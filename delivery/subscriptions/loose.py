@@ -25,16 +25,19 @@ class LooseMessages:
         self.taken = 0
         self.attempts: dict[Place, int] = {}  # of those whose delivery failed
         self._lanes: dict[LookAhead, None] = {}
+        self._to_share = 0  # what waited when something came last
 
     def add(self, lane: LookAhead, count: int) -> None:
         """Admits the next offsets of a lane."""
         lane.add_loose(count)
         self.count += count
+        self._to_share = self.count
         self._lanes[lane] = None
 
     def part_of(self, members: int) -> int:
-        """What one of several members gets of what waits."""
-        return -(-self.count // members)
+        """What one of several members gets of what waits. Parts of what came are equal: parts of
+        what is left would get smaller and smaller."""
+        return -(-self._to_share // members)
 
     def pick(
         self, left: int, before: Callable[[LookAhead], int | None] = _no_limit
@@ -61,6 +64,7 @@ class LooseMessages:
         lane.give_back(offset)
         self.count += 1
         self.taken -= 1
+        self._to_share = self.count
         self._lanes[lane] = None
 
     def finished(self, lane: LookAhead, offset: int) -> None:
