@@ -53,6 +53,8 @@ WRITE_BYTES = 64 << 10  # of a batch; one larger record comes alone
 WRITE_COST_BYTES = 4 << 10
 MESSAGE_BYTES = 100  # of a message without its data
 ADMITTED_COST_BYTES = 40  # of a message: it takes as long as encoding this
+ADMIT_EACH = 128  # messages for each consumer, of ADMIT_CONSUMERS_MAX: 1 ms of admitting
+ADMIT_CONSUMERS_MAX = 16
 HELD_NS = 1_000_000_000  # after a read that failed
 REFUSED_NAMED = 100
 
@@ -175,7 +177,7 @@ class RunningSubscription:
                 continue
             if not is_hungry and self.window.is_reliable:
                 return cost, False
-            admitted = self._admit(wanted)
+            admitted = self._admit_for_all(wanted)
             if not admitted:
                 return cost, False
             cost += admitted * ADMITTED_COST_BYTES
@@ -243,6 +245,18 @@ class RunningSubscription:
         elif session.poll is not None:
             session.answer(encoding.polled(batch.epoch, sent, self.gaps.take()))
         return size + WRITE_COST_BYTES
+
+    def _admit_for_all(self, wanted: list[Wanted]) -> int:
+        """Takes in as much as gives each consumer a batch that is worth a write; returns how many
+        records."""
+        enough = min(len(self._turn), ADMIT_CONSUMERS_MAX) * ADMIT_EACH
+        total = 0
+        while total < enough:
+            admitted = self._admit(wanted)
+            if not admitted:
+                break
+            total += admitted
+        return total
 
     def _admit(self, wanted: list[Wanted]) -> int:
         """Takes the next records into the window; returns how many, 0 if none are at hand."""

@@ -34,7 +34,7 @@ from delivery.partition_reader import QUARANTINED, PartitionReader
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
 from delivery.subscriptions import inspection
-from delivery.subscriptions.blocks import Blocks
+from delivery.subscriptions.blocks import LOAD_RECORDS, Blocks
 from delivery.subscriptions.budget import LookAheadBudget
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.journaled import JournaledProgress
@@ -461,7 +461,11 @@ class Subscriptions:
         self._wake(running)
 
     def _want(self, wanted: Wanted) -> None:
-        if wanted not in self._loading:
+        # A load brings what follows, too: whoever wants that looks again when it has come.
+        if not any(
+            each.key == wanted.key and 0 <= wanted.offset - each.offset < LOAD_RECORDS
+            for each in self._loading
+        ):
             self._loading.add(wanted)
             self._start(self._load(wanted))
 

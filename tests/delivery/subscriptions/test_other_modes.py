@@ -35,9 +35,7 @@ def test_consumers_of_a_shared_subscription_get_equal_parts_as_far_as_they_have_
     for name in "abc":
         window.join(name)
     window.admit(0, ["same"] * 9 + [None] * 3)
-    assert [len(take(window, name)) for name in "abc"] == [4, 3, 2]
-    assert sum(len(take(window, name)) for name in "bcb") == 3
-    assert {member.in_flight for member in window.members.by_name.values()} <= {3, 4, 5}
+    assert [len(take(window, name)) for name in "abc"] == [4, 4, 4], "not parts of what is left"
     window.admit(0, ["same"] * 30)
     for _ in range(10):
         for name in "abc":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from delivery.subscriptions import running
+from delivery.subscriptions.blocks import Blocks, Loaded
 from delivery.subscriptions.requests import (
     Consume,
     Describe,
@@ -116,6 +118,37 @@ def test_a_backlog_in_the_store_is_sent_in_order(node: Node) -> None:
             assert of_key == sorted(of_key)
 
     run(node, use)
+
+
+def test_consumers_that_go_through_a_backlog_load_it_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.produce(0, {0: [record(n) for n in range(300)]})
+    node.commit(0)
+    node.produce(0, {0: [record(n) for n in range(300, 600)]})
+    node.commit(0)
+    began: list[object] = []
+    load = Blocks.load
+
+    async def counted(self: Blocks, *asked: Any) -> Loaded:
+        began.append(asked)
+        return await load(self, *asked)
+
+    monkeypatch.setattr(Blocks, "load", counted)
+
+    async def use(owner: Owner) -> None:
+        made = owner.create(mode="shared", paused=True)
+        clients = [await owner.consume(made, name) for name in "abcd"]
+        topic = node.topic.name
+        node.ledger.write(subscriptions.alter, topic, made.name, {"paused": False})
+        owner.changes += 1
+        owner.subscriptions.look()
+        await owner.rest()
+        assert {n for client in clients for n in data(client)} == set(range(600))
+        assert all(len(data(client)) > 100 for client in clients)
+
+    run(node, use)
+    assert len(began) <= 2, "a load brings what follows, too"
 
 
 def test_a_stream_that_ends_gives_back_what_it_had(node: Node) -> None:
