@@ -249,7 +249,7 @@ class RunningSubscription:
     def _admit_for_all(self, wanted: list[Wanted]) -> int:
         """Takes in as much as gives each consumer a batch that is worth a write; returns how many
         records."""
-        enough = min(len(self._turn), ADMIT_CONSUMERS_MAX) * ADMIT_EACH
+        enough = min(len(self.consumers), ADMIT_CONSUMERS_MAX) * ADMIT_EACH
         total = 0
         while total < enough:
             admitted = self._admit(wanted)
