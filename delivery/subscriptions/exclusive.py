@@ -43,13 +43,15 @@ class ExclusiveWindow(SharedWindow):
         """Whether a member gets the messages: the one that joined first."""
         return name == next(iter(self.members.by_name), None)
 
+    def room(self, name: str) -> int:
+        """How many more messages a member may have: none, if it stands by."""
+        return super().room(name) if self.is_active(name) else 0
+
     def _first_blocked(self, lane: LookAhead) -> int | None:
         blocks = self._blocks.get(lane)
         return min(blocks) if blocks else None
 
     def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
-        if not self.is_active(member.name):
-            return []
         return self.loose.pick(left, self._first_blocked)
 
     def _block(self, message: SentMessage, attempts: int, *, stuck: bool) -> None:

@@ -66,6 +66,7 @@ def test_an_exclusive_subscription_sends_everything_in_order_to_the_first_consum
         window.join(name)
     window.admit(0, ["x", "y", "x", None])
     assert [window.is_active(name) for name in "abcd"] == [True, False, False, False]
+    assert (window.room("a"), window.room("b")) == (1_000, 0)
     assert take(window, "b") == take(window, "c") == []
     assert take(window, "a", 3) == [(0, 1), (0, 2), (0, 3)]
     assert window.ack("a", 1, 0, [(0, 2)])[0] == 1

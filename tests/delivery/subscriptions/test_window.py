@@ -313,6 +313,20 @@ def test_failures_count_for_one_message_and_not_for_the_next_of_its_key() -> Non
     assert attempts(window, S) == [(2, 0)]
 
 
+def test_a_refused_message_comes_after_the_delay_that_was_asked_for() -> None:
+    """K18."""
+    window = opened()
+    window.join("a")
+    window.admit(0, ["x"])
+    take(window, "a")
+    window.nack("a", 1, 0, delay_ns=20 * S)
+    assert window.next_due_ns() == 20 * S
+    window.tick(19 * S)
+    assert take(window, "a") == []
+    window.tick(20 * S)
+    assert take(window, "a") == [1]
+
+
 def test_a_retry_forgets_failures_and_ends_a_rest() -> None:
     window = opened(WindowPolicy(backoff_min_ns=10 * S))
     window.join("a")
