@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -28,9 +27,9 @@ from daemon.api.subscription_schemas import (
     NackRequest,
 )
 from delivery.filters import Filter, FilterError
+from delivery.subscriptions.owners import SubscriptionOwner
 from delivery.subscriptions.requests import (
     Acknowledge,
-    AnyRequest,
     BatchRef,
     Consume,
     DescribeKey,
@@ -52,27 +51,16 @@ from delivery.subscriptions.schemas import (
 )
 from delivery.watch.accept import accepted
 from delivery.watch.formats import MSGPACK, NDJSON, SSE
-from delivery.watch.outlet import Outlet
 
 # The formats of streams; the first one for clients that accept all.
 STREAM_TYPES = tuple(each.content_type for each in (NDJSON, SSE, MSGPACK))
 _ESCAPED_OR_COMMA = re.compile(r"((?:[^\\,]|\\.)*)(?:,|\Z)", re.DOTALL)
 
 
-class SubscriptionOwners(Protocol):
-    """The owners of all subscriptions (delivery/subscriptions/owners.py)."""
-
-    async def ask(self, request: AnyRequest) -> bytes:
-        """The JSON of the owner's answer. Raises OwnerRefused."""
-
-    def open(self, request: Consume, outlet: Outlet) -> None:
-        """Streams to a consumer until one side closes."""
-
-
 class ConsumerRoutes:
     """What consumers of subscriptions do."""
 
-    def __init__(self, directory: SubscriptionDirectory, owners: SubscriptionOwners) -> None:
+    def __init__(self, directory: SubscriptionDirectory, owners: SubscriptionOwner) -> None:
         self._directory = directory
         self._owners = owners
 

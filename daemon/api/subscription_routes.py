@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Struct
 
-from daemon.api.consumer_routes import SubscriptionOwners
 from daemon.api.errors import ApiError, invalid
 from daemon.api.names import check_subscription_name
 from daemon.api.streaming import EncodedJson
@@ -34,6 +33,7 @@ from daemon.api.topic_routes import Created
 from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
+from delivery.subscriptions.owners import SubscriptionOwner
 from delivery.subscriptions.requests import Describe, Seek
 from delivery.subscriptions.schemas import (
     PartitionProgress,
@@ -76,7 +76,7 @@ class SubscriptionRoutes:
         topics: TopicCache,
         reader: PartitionReader,
         directory: SubscriptionDirectory,
-        owners: SubscriptionOwners,
+        owners: SubscriptionOwner,
     ) -> None:
         self._words = segment.words
         self._shards = range(segment.layout.shards)

@@ -146,7 +146,11 @@ class ConsumeQuery(Struct, frozen=True):
     max: (
         Annotated[
             int,
-            Meta(ge=1, le=POLL_MESSAGES_MAX, description="answer with at most this many messages"),
+            Meta(
+                ge=1,
+                le=POLL_MESSAGES_MAX,
+                description="answer with at most this many messages; a batch has 256 at most",
+            ),
         ]
         | None
     ) = None
