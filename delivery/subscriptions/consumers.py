@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -42,15 +41,34 @@ class Consumers:
         self._window = window
         self._gaps = gaps
         self._now_ns = now_ns
-        self._turn: deque[Session] = deque()
+        self.wake: Callable[[], None] = lambda: None  # called when a consumer can be sent more
+        # Those that may have room, whose turn is next first; who has none is taken out when it is
+        # looked at, so that consumers without anything to do cost nothing.
+        self._with_room: dict[Session, None] = {}
 
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def in_turn(self) -> tuple[Session, ...]:
-        """All of them; another one is first each time."""
-        self._turn.rotate(-1)
-        return tuple(self._turn)
+    def in_turn(self) -> list[Session]:
+        """Those that may have room; another one is first each time."""
+        with_room = self._with_room
+        found = list(with_room)
+        if found:
+            del with_room[found[0]]
+            with_room[found[0]] = None
+        return found
+
+    def room(self, session: Session) -> int:
+        """How many messages a session can be sent now."""
+        room = session.room()
+        if not room:
+            self._with_room.pop(session, None)
+        return room
+
+    def _has_room(self, session: Session) -> None:
+        if session.name in self.by_name:
+            self._with_room[session] = None
+            self.wake()
 
     def check(self, asked: Consume | Poll) -> None:
         """Raises OwnerRefused if a consumer cannot come."""
@@ -90,9 +108,11 @@ class Consumers:
         session.outlet, session.format, session.ends_ns = outlet, format_, 0
         session.written_ns = self._now_ns()
         outlet.closed_by_peer = partial(self._lost, session, outlet)
+        outlet.drained = partial(self._has_room, session)
         opening = format_.opening()
         if opening:
             outlet.write(chunk(opening))
+        self._has_room(session)
 
     def poll(self, asked: Poll) -> asyncio.Future[bytes]:
         """The answer to a poll, which a turn gives, or ``tick`` when it has waited for too long.
@@ -108,6 +128,7 @@ class Consumers:
         session.poll = asyncio.get_running_loop().create_future()
         session.poll_max = min(asked.max, BATCH_MESSAGES)
         session.poll_ends_ns = now_ns + asked.wait_ms * 1_000_000
+        self._has_room(session)
         return session.poll
 
     def heard(self, name: str) -> None:
@@ -144,7 +165,7 @@ class Consumers:
         """Another window takes the place of the one before; what consumers have is not theirs any
         more. Those with filters go if the mode has none."""
         self._window, self.view = window, view
-        for session in tuple(self._turn):
+        for session in tuple(self.by_name.values()):
             session.parked = None
             try:
                 self._check_filters(session.filters)
@@ -156,7 +177,7 @@ class Consumers:
     def tick(self, now_ns: int, *, may_end_polls: bool) -> bool:
         """What time brings; returns whether a consumer has left."""
         left = False
-        for session in tuple(self._turn):
+        for session in tuple(self.by_name.values()):
             if session.poll is not None:
                 if now_ns >= session.poll_ends_ns and may_end_polls:
                     self._end_poll(session)
@@ -174,7 +195,6 @@ class Consumers:
         session = self.by_name.get(asked.consumer)
         if session is None:
             session = self.by_name[asked.consumer] = Session(asked.consumer, filters)
-            self._turn.append(session)
             self._window.join(session.name, filters)
             return session
         session.parked = None
@@ -197,7 +217,7 @@ class Consumers:
 
     def _forget(self, name: str, code: str = "", message: str = "") -> None:
         session = self.by_name.pop(name)
-        self._turn.remove(session)
+        self._with_room.pop(session, None)
         self._end_poll(session)
         told = session.format.error(code, message, {}) if session.format and code else b""
         session.end_stream(told)

@@ -227,6 +227,21 @@ class Deliveries(ABC):
         one."""
         return 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no member may have more, whatever it has."""
+        blocked = len(self.stuck) + len(self.resting)
+        return self.in_flight >= self.policy.in_flight_max or blocked >= BLOCKED_MAX
+
+    def takers(self) -> list[str]:
+        """The members that there are messages for which nobody else gets."""
+        return []
+
+    @property
+    def has_loose(self) -> bool:
+        """Whether there are messages for any member with room."""
+        return self.loose.count > 0
+
     def take(self, name: str, count: int, now_ns: int) -> Batch | None:
         """The next batch of a member; None if there is nothing for it now."""
         left = min(count, self.room(name))

@@ -13,6 +13,7 @@ Invariant: no message of a partition that is with the active member follows a bl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from delivery.subscriptions.batches import SentMessage
 from delivery.subscriptions.look_ahead import LookAhead
@@ -50,6 +51,15 @@ class ExclusiveWindow(SharedWindow):
     def _first_blocked(self, lane: LookAhead) -> int | None:
         blocks = self._blocks.get(lane)
         return min(blocks) if blocks else None
+
+    @property
+    def has_loose(self) -> bool:
+        """There is one member that gets everything."""
+        return False
+
+    def takers(self) -> list[str]:
+        """As in all modes: the active member."""
+        return [*islice(self.members.by_name, 1)] if self.loose.count else []
 
     def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
         return self.loose.pick(left, self._first_blocked)

@@ -90,6 +90,7 @@ class RunningSubscription:
         self.held = ""  # why nothing is sent, if so
         self.held_until_ns = 0
         self.unreadable = ""  # why the last records could not be read, until some are
+        self._parked: dict[Session, None] = {}  # with a batch that waits for records
         self.is_loading = False  # records are being loaded that may be sent then
         self.is_crowded = False  # the budget for what is read ahead is used up
         self._blocks = blocks
@@ -184,22 +185,33 @@ class RunningSubscription:
         return cost, True
 
     def _send_round(self, wanted: list[Wanted]) -> tuple[int, bool]:
-        """Sends each session a batch, if there is one; returns what it cost, and whether one could
-        be sent more than there is."""
-        cost, is_hungry = 0, False
-        window = self.window
-        for session in self.consumers.in_turn():
-            room = session.room()
-            if not room:
-                continue
-            batch = session.parked
-            if batch is None:
-                batch = window.take(session.name, room, self._now_ns())
-                if batch is None:
-                    is_hungry = is_hungry or window.room(session.name) > 0
-                    continue
-            cost += self._send(session, batch, wanted)
-        return cost, is_hungry
+        """Sends each session that there is something for a batch; returns what it cost, and whether
+        one could be sent more than there is."""
+        cost = 0
+        window, consumers = self.window, self.consumers
+        for session in list(self._parked):
+            if session.parked is None:  # it was given back meanwhile
+                del self._parked[session]
+            else:
+                cost += self._send_next(session, wanted)
+        for name in window.takers():
+            cost += self._send_next(consumers.by_name[name], wanted)
+        in_turn = consumers.in_turn()
+        for session in in_turn:
+            if not window.has_loose:
+                break
+            cost += self._send_next(session, wanted)
+        if cost or window.is_full:
+            return cost, False
+        return 0, any(consumers.room(each) and window.room(each.name) > 0 for each in in_turn)
+
+    def _send_next(self, session: Session, wanted: list[Wanted]) -> int:
+        """Sends a session its next batch, if there is one and it has room."""
+        room = self.consumers.room(session)
+        if not room:
+            return 0
+        batch = session.parked or self.window.take(session.name, room, self._now_ns())
+        return 0 if batch is None else self._send(session, batch, wanted)
 
     def _send(self, session: Session, batch: Batch, wanted: list[Wanted]) -> int:
         """Sends as much of a batch as can be found; gives the rest back. Returns what it cost."""
@@ -219,6 +231,7 @@ class RunningSubscription:
             if item is MISSING:
                 if not sent and not gone:
                     session.parked = batch
+                    self._parked[session] = None
                     wanted.append(Wanted(self._key(lane.partition), offset))
                     return 0
                 back.append(message.place)

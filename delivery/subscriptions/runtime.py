@@ -219,9 +219,7 @@ class Subscriptions:
         """The answer to a request, as JSON. Raises OwnerRefused and LedgerError."""
         running = await self._find(request.subscription_id)
         if isinstance(request, Poll):
-            answered = running.consumers.poll(request)
-            self._wake(running)
-            return await answered
+            return await running.consumers.poll(request)
         if isinstance(request, Seek):
             return _encoder.encode(await self._seek(running, request))
         answer = self._answer(running, request)
@@ -261,8 +259,6 @@ class Subscriptions:
             outlet.end()  # it was deleted since
             return
         running.consumers.open(request, outlet)
-        outlet.drained = partial(self._wake, running)
-        self._wake(running)
 
     async def _find(self, subscription_id: int) -> RunningSubscription:
         for _ in range(2):  # it may be newer than a question that is under way
@@ -381,6 +377,7 @@ class Subscriptions:
         running.letters = DeadLetters(
             self._outbox, partial(self._mover.find, running), partial(self._mover.settled, running)
         )
+        running.consumers.wake = partial(self._wake, running)
         row = self._board.read(subscription.slot, subscription.subscription_id)
         if row is not None:
             running.count_on(row)

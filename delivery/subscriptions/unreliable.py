@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from delivery.subscriptions.batches import (
     REFUSALS_MAX,
@@ -178,6 +179,23 @@ class UnreliableWindow:
         """No key waits for an owner."""
         return 0
 
+    @property
+    def is_full(self) -> bool:
+        """What nobody can take is dropped."""
+        return False
+
+    def takers(self) -> list[str]:
+        """The members that messages wait for."""
+        found = [member.name for member, waiting in self._waiting.items() if waiting]
+        if self._mode == "exclusive" and self._for_any:
+            found += [*islice(self.members.by_name, 1)]
+        return found
+
+    @property
+    def has_loose(self) -> bool:
+        """Whether there are messages for any member that has room."""
+        return self._mode != "exclusive" and bool(self._for_any)
+
     def take(self, name: str, count: int, now_ns: int) -> Batch | None:
         """The next batch of a member; None if there is nothing for it now."""
         member = self.members.by_name[name]
@@ -207,27 +225,35 @@ class UnreliableWindow:
         self.counts.delivered += self._written(epoch)
 
     def give_back(self, epoch: int, messages: Iterable[Place] | None = None) -> None:
-        """A batch, or some of its messages, could not be read or written: they are dropped."""
+        """A batch could not be written: it is dropped. Some of its messages were not: they are
+        next."""
         if messages is None:
             self.counts.dropped += self._written(epoch)
-        else:
-            self.counts.dropped += self._take_out(epoch, messages)
+            return
+        batch = self.batches.get(epoch)
+        if batch is None:
+            return
+        taken = self._take_out(epoch, messages)
+        self._waiting[batch.member].extendleft(reversed(taken))
 
     def missing(self, epoch: int, messages: Iterable[Place]) -> None:
         """Messages of a batch turned out to be removed by retention."""
-        self.counts.evicted += self._take_out(epoch, messages)
+        self.counts.evicted += len(self._take_out(epoch, messages))
 
-    def _take_out(self, epoch: int, messages: Iterable[Place]) -> int:
+    def _take_out(self, epoch: int, messages: Iterable[Place]) -> list[SentMessage]:
         batch = self.batches.get(epoch)
         if batch is None:
-            return 0
-        indexes = {index for each in messages if (index := batch.index(each)) is not None}
-        for index in indexes:
-            batch.messages[index] = None
-        batch.open -= len(indexes)
+            return []
+        taken = []
+        for index in sorted({i for each in messages if (i := batch.index(each)) is not None}):
+            message = batch.messages[index]
+            if message is not None:
+                taken.append(message)
+                batch.messages[index] = None
+        batch.open -= len(taken)
         if not batch.open:
             self._written(epoch)
-        return len(indexes)
+        return taken
 
     # What comes of it: nothing
 

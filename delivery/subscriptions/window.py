@@ -40,6 +40,7 @@ class DeliveryWindow(Deliveries):
         self.keys: dict[str, KeyQueue] = {}
         self._held: deque[KeyQueue] = deque()
         self._moving: deque[deque[KeyQueue]] = deque()
+        self._woken: dict[Consumer, None] = {}  # members with ready keys, and perhaps some without
 
     # What there is
 
@@ -86,6 +87,7 @@ class DeliveryWindow(Deliveries):
 
     def _admit_keyed(self, lane: LookAhead, keys: Sequence[str | None]) -> None:
         queues, owner, ready = self.keys, self.members.owner, QueueState.READY
+        woken = self._woken
         for offset, key in enumerate(keys, lane.add_keyed(len(keys))):
             assert key is not None
             queue = queues.get(key)
@@ -97,6 +99,7 @@ class DeliveryWindow(Deliveries):
                 else:
                     queue.state = ready
                     member.ready.append(queue)
+                    woken[member] = None
             elif queue.lane is lane:
                 lane.link(queue.tail, offset)
                 queue.tail = offset
@@ -125,6 +128,7 @@ class DeliveryWindow(Deliveries):
             if member.ready:
                 self._move(member.ready)
                 member.ready = deque()
+        self._woken.clear()
         self._move_held()
 
     def _move_held(self) -> None:
@@ -156,6 +160,7 @@ class DeliveryWindow(Deliveries):
         member = self.members.owner(queue)
         if member is not None:
             (member.ready.appendleft if first else member.ready.append)(queue)
+            self._woken[member] = None
         elif not self.members.by_name or self.policy.unmatched == "hold":
             queue.state = QueueState.HELD
             self._held.append(queue)
@@ -172,6 +177,10 @@ class DeliveryWindow(Deliveries):
 
     # What is sent, and what comes of it
 
+    def takers(self) -> list[str]:
+        """As in all modes: members with ready keys."""
+        return [member.name for member in self._woken]
+
     def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
         ready = member.ready
         if self._moving and not ready:
@@ -182,6 +191,8 @@ class DeliveryWindow(Deliveries):
             queue.state = QueueState.SENT
             found = queue.lane, queue.head, queue, queue.attempts
             messages.append(new_message(SentMessage, found))
+        if not ready:
+            self._woken.pop(member, None)
         if self.loose.count and left > len(messages) and not member.patterns:
             part = self.loose.part_of(self.members.without_patterns)
             messages += self.loose.pick(min(left - len(messages), part))
@@ -199,6 +210,7 @@ class DeliveryWindow(Deliveries):
                 queue.waiting -= 1
                 queue.state = ready
                 queue.owner.ready.append(queue)
+                self._woken[queue.owner] = None
             elif queue.advance(following):
                 self._make_ready(queue)
             else:
@@ -243,6 +255,8 @@ class DeliveryWindow(Deliveries):
         assert all(queue.state is QueueState.READY for queue in waiting)
         assert all(queue.state is QueueState.HELD for queue in self._held)
         assert all(self._moving), "no lot is empty"
+        with_ready = {member for member in self.members.by_name.values() if member.ready}
+        assert with_ready <= self._woken.keys() <= set(self.members.by_name.values())
         waiting += [*chain.from_iterable(self._moving), *self._held]
         everywhere = set(waiting)
         assert len(waiting) == len(everywhere), "a queue waits in one place"
