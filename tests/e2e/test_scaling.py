@@ -82,7 +82,7 @@ def scaling(daemon: Daemon) -> Iterator[Scaler]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running(tmp_path_factory.mktemp("scaling") / "data", shards=2) as started:
+    with running(tmp_path_factory.mktemp("scaling") / "data") as started:
         yield started
 
 
@@ -165,6 +165,7 @@ def test_json_metrics_and_keda_say_the_same(daemon: Daemon, scaler: Scaler) -> N
     assert row(found)["consumer_max"] == 4
 
 
+@pytest.mark.slow
 def test_lag_that_more_consumers_cannot_drain_asks_for_none(daemon: Daemon, scaler: Scaler) -> None:
     found = subscribed(daemon, "events", redeliveries_max=0)
     found.join("only")
