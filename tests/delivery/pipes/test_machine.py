@@ -174,9 +174,10 @@ class PipeMachine(RuleBasedStateMachine):
                 assert isinstance(done, bytes | PipeBroken | asyncio.CancelledError), done
             server = self.server
             await self.ends.until(lambda: server.outlets == len(self.streams))
-            last = [outlet for _, outlet in self.owner.opened[-len(self.streams) :]]
-            for outlet in last if self.streams else ():
-                assert outlet.writable
+            last = [outlet for _, outlet in self.owner.opened if not outlet.closed]
+            assert len(last) == len(self.streams)
+            await self.ends.until(lambda: all(outlet.writable for outlet in last))
+            for outlet in last:
                 outlet.end(b"bye")
             await self.ends.until(lambda: all(each.closed for each in self.streams.values()))
             assert all(each.writes[-1] == b"bye" for each in self.streams.values())
