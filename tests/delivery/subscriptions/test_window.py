@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from delivery.subscriptions.key_queue import QueueState
@@ -364,3 +366,18 @@ def test_the_longest_key_is_known() -> None:
     window.admit(0, ["x", "y", "y"])
     window.admit(1, ["x", "x", "x"])
     assert window.longest_key() == ("x", 4)
+
+
+def test_a_message_that_waits_costs_little_memory() -> None:
+    """K21."""
+    window = opened()
+    window.join("a")
+    keys = [f"k{n % 1_000}" for n in range(50_000)]
+    tracemalloc.start()
+    try:
+        window.admit(0, keys)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken / len(keys) <= 32
+    assert taken <= window.memory_bytes <= 2 * taken
