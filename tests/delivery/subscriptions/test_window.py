@@ -380,4 +380,4 @@ def test_a_message_that_waits_costs_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert taken / len(keys) <= 32
-    assert taken <= window.memory_bytes <= 2 * taken
+    assert 0.5 * taken <= window.memory_bytes <= 2 * taken
