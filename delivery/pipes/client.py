@@ -88,11 +88,13 @@ class _Line(PipeConnection):
     def __init__(self, pipe: OwnerPipe, buffers: PipeBuffers, frame_bytes_max: int) -> None:
         super().__init__(buffers, frame_bytes_max)
         self._pipe = pipe
+        self.has_heard = False  # of the owner: the connection does not only wait in the backlog
 
     def opened(self) -> None:
         self._pipe.opened(self)
 
     def received(self, frame: PipeFrame) -> None:
+        self.has_heard = True
         self._pipe.received(frame)
 
     def lost(self) -> None:
@@ -112,6 +114,11 @@ class OwnerPipe:
         self._queue_bytes = 0
         self.asks: dict[int, asyncio.Future[bytes]] = {}
         self.streams: dict[int, PassedStream] = {}
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection; it may wait in the owner's backlog."""
+        return self._line is not None
 
     def ask(self, number: int, payload: bytes) -> asyncio.Future[bytes]:
         """Sends a request; the future has the answer, or a PipeError. Raises PipeBroken."""
@@ -189,8 +196,12 @@ class OwnerPipe:
         self._break_asks()
 
     def drain(self) -> None:
-        """No connection is made any more."""
-        if self._line is None:
+        """No connection is made any more, and none is accepted of an owner that has died: nobody
+        starts its successor."""
+        if self._line is not None:
+            if not self._line.has_heard:
+                self._line.abort()
+        else:
             self._stop_connecting()
             self._break_asks()
             self._end_streams()
@@ -309,13 +320,17 @@ class Pipes:
             )
         if self._asks >= ASKS_MAX or self.buffers.unsent.is_half_full:
             raise PipeBusy("this shard has too many requests to other shards under way")
-        pipe, number = self._pipes[shard], self._next_number()
+        pipe, number = self.pipe_to(shard), self._next_number()
         self._asks += 1
         try:
             return await pipe.ask(number, payload)
         finally:
             self._asks -= 1
             pipe.forget(number)
+
+    def pipe_to(self, shard: int) -> OwnerPipe:
+        """The pipe to one owner."""
+        return self._pipes[shard]
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether a stream can be opened with this many bytes."""
@@ -331,7 +346,7 @@ class Pipes:
             outlet.end()
             return
         self.openings_bytes += len(payload)
-        self._pipes[shard].open(self._next_number(), payload, outlet)
+        self.pipe_to(shard).open(self._next_number(), payload, outlet)
 
     def drain(self) -> None:
         """From now on, no connection is made: what needs one has ended."""

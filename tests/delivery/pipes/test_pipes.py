@@ -252,6 +252,23 @@ def test_a_drain_makes_no_connection_and_ends_what_would_need_one() -> None:
     run(steps)
 
 
+def test_a_drain_gives_up_what_waits_for_a_successor() -> None:
+    """During a drain nobody starts it."""
+
+    async def steps(ends: Ends) -> None:
+        asked = asyncio.ensure_future(ends.pipes.ask(OWNER, b"x"))
+        client = SlowClient()
+        ends.pipes.open(OWNER, b"s", client)
+        line = ends.pipes.pipe_to(OWNER)
+        await ends.until(lambda: line.is_connected)
+        ends.pipes.drain()
+        with pytest.raises(PipeBroken):
+            await asked
+        assert client.closed
+
+    run(steps)
+
+
 def test_a_handler_that_fails_ends_its_stream_only(caplog: pytest.LogCaptureFixture) -> None:
     async def steps(ends: Ends) -> None:
         owner, bad, good = Owner(), SlowClient(), SlowClient()
