@@ -239,8 +239,9 @@ def test_a_drain_makes_no_connection_and_ends_what_would_need_one() -> None:
         owner, client, other = Owner(), SlowClient(), SlowClient()
         server = await ends.start(owner)
         ends.pipes.open(OWNER, b"s", client)
-        await ends.until(lambda: owner.opened)
+        assert await ends.pipes.ask(OWNER, b"x") == b"echo x"
         ends.pipes.drain()
+        assert not client.closed
         assert await ends.pipes.ask(OWNER, b"x") == b"echo x"
         await ends.stop(server)
         await ends.until(lambda: client.closed)
