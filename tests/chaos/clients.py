@@ -188,7 +188,8 @@ class Producer(Client):
         if self._keyed:
             # After what was sent since: those attempts come first on this connection.
             self._again.append(request)
-        self.stopping.wait(RETRY_S)
+        # Also while stopping: without a pause, what is refused would take the CPU from the rest.
+        threading.Event().wait(RETRY_S)
 
 
 class Reader(Client):

@@ -19,7 +19,7 @@ from tests.e2e.test_source_reads import produced
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 Seen = list[tuple[int, int]]
 """(partition, offset), in order."""

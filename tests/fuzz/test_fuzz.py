@@ -70,7 +70,6 @@ def test_what_may_not_come_of_a_request_is_a_finding(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_nothing_that_a_client_sends_breaks_the_daemon_or_is_half_stored(tmp_path: Path) -> None:
     report = run(Options(tmp_path, seed=1, seconds=30))
     assert report.findings == []

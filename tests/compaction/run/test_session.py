@@ -168,7 +168,6 @@ spark.stop()
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_source_runs_the_drivers_interpreter_whatever_path_calls_python3(
     tmp_path: Path,
 ) -> None:
