@@ -25,8 +25,7 @@ class DrainResult(msgspec.Struct, frozen=True):
 
 
 class WaitingResult(msgspec.Struct, frozen=True):
-    """What the shard's memory grew by for each message that waits, with its keys and whatever else
-    the subscription needed."""
+    """Memory of the window for each message that waits, with its keys."""
 
     messages: int
     keys: int

@@ -17,6 +17,7 @@ import random
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,6 +45,8 @@ from bench.subscription_results import (
     SubscriptionResults,
     WaitingResult,
 )
+from delivery.subscriptions.policy import WindowPolicy
+from delivery.subscriptions.windows import window_for
 from shards.clock import monotonic_ns, process_cpu_ns
 
 TOPIC = "worked"
@@ -116,19 +119,22 @@ class SubscriptionsBench:
                     self._results.drains.append(_drained(daemon, clients))
 
     def _waiting(self) -> None:
-        """One consumer takes what it may and acknowledges nothing."""
-        with self._daemon("waiting") as daemon:
-            self._fill(daemon, WAITING, KEYS)
-            path = f"{PATH}/waiting"
-            before_bytes = _private_bytes(daemon)
-            _subscribe(daemon, "waiting", ack_timeout_ms=86_400_000)
-            with ConsumerClients(daemon.port, path, 1, acks=False) as clients:
-                waiting = self._wait_for(
-                    lambda: _count(daemon, path, "waiting", WAITING - KEYS, clients),
-                    f"{WAITING} messages to be read ahead",
-                )
-                bytes_each = (_private_bytes(daemon) - before_bytes) / waiting
-        self._results.waiting = WaitingResult(waiting, KEYS, bytes_each)
+        """The window alone, in this process: what a daemon takes and gives back for reads is many
+        times more than what waits, and does not depend on it."""
+        order = list(range(KEYS))
+        self._rng.shuffle(order)
+        tracemalloc.start()
+        try:
+            window = window_for("key_shared", WindowPolicy())
+            window.open(0, 0)
+            window.join("consumer")
+            for first in range(0, WAITING, BODY_RECORDS):
+                numbers = [order[n % KEYS] for n in range(first, first + BODY_RECORDS)]
+                window.admit(0, [f"key-{number}" for number in numbers])
+            bytes_each = tracemalloc.get_traced_memory()[0] / WAITING
+        finally:
+            tracemalloc.stop()
+        self._results.waiting = WaitingResult(WAITING, KEYS, bytes_each)
 
     def _arrival(self) -> None:
         """A message at a time, and nothing else."""
@@ -154,7 +160,7 @@ class SubscriptionsBench:
                 with self._taking(clients):
                     self._fill(daemon, HOT, 1)
                     self._wait_for(
-                        lambda: _count(daemon, path, "waiting", HOT // 2, None),
+                        lambda: _count(daemon, path, "waiting", HOT // 2),
                         "the hot key to be read ahead",
                     )
                 received, began_ns = clients.received, monotonic_ns()
@@ -316,19 +322,10 @@ def _arrival(clients: ConsumerClients) -> int:
     raise ServerError(f"a message did not come within {PATIENCE_S} s")
 
 
-def _count(
-    daemon: Daemon, path: str, name: str, least: int, clients: ConsumerClients | None
-) -> int:
+def _count(daemon: Daemon, path: str, name: str, least: int) -> int:
     """A figure of the subscription once it has reached ``least``, until then 0."""
-    if clients is not None:
-        clients.step(0)
     found = int(daemon.ask("GET", path)[name])
     return found if found >= least else 0
-
-
-def _private_bytes(daemon: Daemon) -> int:
-    """The memory of all processes without what they share."""
-    return sum(process.memory_full_info().uss for process in daemon.processes())
 
 
 def _poll(daemon: Daemon, messages: int) -> int:

@@ -45,6 +45,7 @@ NAP_S = (0.2, 4.0)
 NAP_SHARE = 0.02  # of the reads
 AWAY_S = (0.0, 4.0)  # up to beyond the 3 s for which a stream is present without a connection
 AWAY_SHARE = 0.003
+AGAIN_S = 0.1  # between two connections
 TRIES = 3  # of an acknowledgment without an answer
 PASSING_STATUSES = (429, 503)  # what a daemon that is short of something may answer
 ENDS = (*PASSING, "replaced", "evicted")  # what a stream may end with
@@ -238,13 +239,16 @@ class StreamConsumer(Consumer):
     def work(self) -> None:
         """Connects again and again."""
         while not self.stopping.is_set():
+            if not self._port():
+                self.stopping.wait(RETRY_S)
+                continue
             try:
                 self._follow()
             except TimeoutError as error:
                 raise BadAnswer(f"{self.name} heard nothing for {PATIENCE_S} s") from error
             except OSError:
                 pass
-            self.stopping.wait(RETRY_S)
+            self.stopping.wait(AGAIN_S)
 
     def _follow(self) -> None:
         wanted = self.wanted
@@ -322,6 +326,9 @@ class Poller(Consumer):
         connection, era = 0, -1
         while not self.stopping.is_set():
             port, now_era = self._port(), self._era()
+            if not port:
+                self.stopping.wait(RETRY_S)
+                continue
             if not connection or now_era != era:
                 era = now_era
                 connection = self._begins(era)

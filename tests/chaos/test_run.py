@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.run import run, under_pressure
+from tests.chaos.run import only_subscriptions, run, under_pressure
 from tests.chaos.watchers import WANTED
 from tests.chaos.world import Options
 
@@ -37,3 +37,15 @@ def test_kills_under_pressure_contradict_nothing_that_was_said(tmp_path: Path) -
     assert set(report.rungs) >= {"coalesce", "widen", "refuse"}
     assert max(report.windows_ms) > 4 * min(report.windows_ms), "the commit window stayed"
     assert report.records_watched > report.records_kept, "watchers saw little"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_subscriptions_under_kills_lose_and_reorder_nothing(tmp_path: Path) -> None:
+    """Rows K4 to K10: what is sent again has a reason, and each key keeps its order."""
+    report = run(only_subscriptions(Options(tmp_path, seed=2, seconds=300, kills=15)))
+    assert report.contradictions == []
+    assert report.kills >= 15
+    consumed = report.consumed
+    assert consumed["acknowledged"] > report.records_kept, "consumers saw little"
+    assert consumed["again"], "the kills did not meet consumers"
