@@ -7,12 +7,12 @@ owners notice it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from msgspec import UNSET
 
+from daemon.api.delivery_changes import DeliveryChanges
 from daemon.api.errors import ApiError, invalid
 from daemon.api.names import check_router_name
 from daemon.api.topic_routes import Created
@@ -27,7 +27,7 @@ from delivery.routers.schemas import (
     RouterStatus,
     status_of,
 )
-from ledger import changes, routers
+from ledger import routers
 from ledger.errors import (
     CursorsFull,
     RouterBound,
@@ -39,7 +39,6 @@ from ledger.errors import (
 )
 from ledger.routers import NO_FILTER, RouterFilter, RouterView
 from ledger.tx import WriteTx
-from shards import layout as at
 from shards.clock import wall_ms
 from shards.doorbell import Doorbells
 from shards.routerboard import RouterBoard
@@ -58,12 +57,9 @@ class RouterRoutes:
         ledger: LedgerThread,
         ledger_lock: AbstractContextManager[None],
     ) -> None:
-        self._words = segment.words
-        self._shards = range(segment.layout.shards)
         self._board = RouterBoard(segment)
-        self._bells = bells
         self._ledger = ledger
-        self._ledger_lock = ledger_lock
+        self._changes = DeliveryChanges(segment, bells, ledger, ledger_lock)
 
     async def put(self, name: str, asked: RouterSettings) -> RouterStatus | Created:
         """Creates a router, or changes what is given. Raises ApiError."""
@@ -87,7 +83,7 @@ class RouterRoutes:
             return routers.view(tx, name), creates
 
         try:
-            view, created = await self._change(change)
+            view, created = await self._changes.make(change)
         except RouterMissing as error:
             missing = "source" if asked.source is UNSET else "dest"
             raise ApiError(
@@ -134,27 +130,13 @@ class RouterRoutes:
         """Deletes a router; its copies stay. Raises ApiError 404."""
         try:
             check_router_name(name)
-            await self._change(lambda tx: routers.delete(tx, name, wall_ms()))
+            await self._changes.make(lambda tx: routers.delete(tx, name, wall_ms()))
         except RouterMissing as error:
             raise _unknown(error) from error
         return RouterDeleted(name)
 
     def _status(self, view: RouterView) -> RouterStatus:
         return status_of(view, self._board.read(view.router.slot, view.router.router_id))
-
-    async def _change(self, change: Callable[[WriteTx], T]) -> T:
-        ledger = self._ledger.ledger
-
-        def changed() -> T:
-            result = ledger.write(change)
-            with self._ledger_lock:
-                number = ledger.read(changes.latest)
-                self._words[at.G_DELIVERY] = max(self._words[at.G_DELIVERY], number)
-            return result
-
-        result = await self._ledger.run(changed)
-        self._bells.ring_all(self._shards)
-        return result
 
 
 def _filter(asked: RouterSettings) -> RouterFilter | None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Struct
 
+from daemon.api.delivery_changes import DeliveryChanges
 from daemon.api.errors import ApiError, invalid
 from daemon.api.names import check_subscription_name
 from daemon.api.streaming import EncodedJson
@@ -41,7 +42,7 @@ from delivery.subscriptions.schemas import (
     SubscriptionCounts,
     SubscriptionState,
 )
-from ledger import changes, start_offsets, subscriptions
+from ledger import start_offsets, subscriptions
 from ledger.errors import CursorsFull, TopicMissing
 from ledger.start_offsets import AtTime, SubscriptionStart
 from ledger.subscription_errors import (
@@ -55,7 +56,6 @@ from ledger.subscriptions import (
     SubscriptionView,
 )
 from ledger.tx import WriteTx
-from shards import layout as at
 from shards.clock import wall_ms
 from shards.doorbell import Doorbells
 from shards.segment import Segment
@@ -78,12 +78,9 @@ class SubscriptionRoutes:
         directory: SubscriptionDirectory,
         owners: SubscriptionOwner,
     ) -> None:
-        self._words = segment.words
-        self._shards = range(segment.layout.shards)
         self._board = SubscriptionBoard(segment)
-        self._bells = bells
         self._ledger = ledger
-        self._ledger_lock = ledger_lock
+        self._changes = DeliveryChanges(segment, bells, ledger, ledger_lock)
         self._topics = topics
         self._reader = reader
         self._directory = directory
@@ -184,7 +181,7 @@ class SubscriptionRoutes:
 
     async def _changed(self, topic: str, name: str, change: Callable[[WriteTx], T]) -> T:
         try:
-            return await self._change(change)
+            return await self._changes.make(change)
         except SubscriptionMissing as error:
             raise unknown_subscription(topic, name) from error
         except TopicMissing as error:
@@ -200,20 +197,6 @@ class SubscriptionRoutes:
         except CursorsFull as error:
             limit = {"limit_cursors": error.maximum}
             raise ApiError(409, "cursors_full", str(error), limit) from error
-
-    async def _change(self, change: Callable[[WriteTx], T]) -> T:
-        ledger = self._ledger.ledger
-
-        def changed() -> T:
-            result = ledger.write(change)
-            with self._ledger_lock:
-                number = ledger.read(changes.latest)
-                self._words[at.G_DELIVERY] = max(self._words[at.G_DELIVERY], number)
-            return result
-
-        result = await self._ledger.run(changed)
-        self._bells.ring_all(self._shards)
-        return result
 
 
 _COUNTS = [each for each in SubscriptionCounts.__struct_fields__ if each != "lag"]

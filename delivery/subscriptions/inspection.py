@@ -34,28 +34,13 @@ def state_of(
     running: RunningSubscription, shard: int, now_ns: int, wall_ms: WallMs
 ) -> SubscriptionState:
     """The whole state of a subscription."""
-    window, view = running.window, running.view
-    counts = window.counts
-    shares = window.members.shares()
-    sent_ns = running.oldest_sent_ns()
+    view = running.view
+    shares = running.window.members.shares()
     return SubscriptionState(
         subscription=view.subscription.name,
         topic=view.topic.name,
         owner_shard=shard,
-        lag=running.lag,
-        drainable_lag=running.drainable_lag,
-        in_flight=window.in_flight,
-        waiting=window.unfinished - window.in_flight,
-        blocked_keys=len(window.stuck),
-        oldest_unacknowledged_ms=0 if sent_ns is None else (now_ns - sent_ns) // 1_000_000,
-        delivered=counts.delivered,
-        acknowledged=counts.acknowledged,
-        redelivered=counts.redelivered,
-        refused=running.refused,
-        dropped=counts.dropped,
-        dead_lettered=running.dead_lettered,
-        evicted=counts.evicted,
-        unmatched=counts.unmatched,
+        **_numbers(running, now_ns),
         held=running.why_held or _why_crowded(running),
         partitions=progress_of(running),
         consumers=[
@@ -90,9 +75,7 @@ def progress_of(running: RunningSubscription) -> list[PartitionProgress]:
 
 def row_of(running: RunningSubscription, now_ns: int) -> SubscriptionRow:
     """What any shard can report of it."""
-    window, view = running.window, running.view
-    counts, sent_ns = window.counts, window.oldest_sent_ns()
-    held = running.why_held
+    view, held = running.view, running.why_held
     phase = SubscriptionPhase.RUNNING
     if view.subscription.config.paused:
         phase = SubscriptionPhase.PAUSED
@@ -103,23 +86,32 @@ def row_of(running: RunningSubscription, now_ns: int) -> SubscriptionRow:
         subscription=view.subscription.name,
         phase=phase,
         reason=held,
-        lag=running.lag,
-        drainable_lag=running.drainable_lag,
-        in_flight=window.in_flight,
-        waiting=window.unfinished - window.in_flight,
-        blocked_keys=len(window.stuck),
         consumers=len(running.consumers),
-        consumer_max=window.policy.member_max,
-        oldest_unacknowledged_ms=0 if sent_ns is None else (now_ns - sent_ns) // 1_000_000,
-        delivered=counts.delivered,
-        acknowledged=counts.acknowledged,
-        redelivered=counts.redelivered,
-        refused=running.refused,
-        dropped=counts.dropped,
-        dead_lettered=running.dead_lettered,
-        evicted=counts.evicted,
-        unmatched=counts.unmatched,
+        consumer_max=running.window.policy.member_max,
+        **_numbers(running, now_ns),
     )
+
+
+def _numbers(running: RunningSubscription, now_ns: int) -> dict[str, int]:
+    """What both show: the fields of SubscriptionCounts."""
+    window = running.window
+    counts, sent_ns = window.counts, window.oldest_sent_ns()
+    return {
+        "lag": running.lag,
+        "drainable_lag": running.drainable_lag,
+        "in_flight": window.in_flight,
+        "waiting": window.unfinished - window.in_flight,
+        "blocked_keys": len(window.stuck),
+        "oldest_unacknowledged_ms": 0 if sent_ns is None else (now_ns - sent_ns) // 1_000_000,
+        "delivered": counts.delivered,
+        "acknowledged": counts.acknowledged,
+        "redelivered": counts.redelivered,
+        "refused": running.refused,
+        "dropped": counts.dropped,
+        "dead_lettered": running.dead_lettered,
+        "evicted": counts.evicted,
+        "unmatched": counts.unmatched,
+    }
 
 
 def _consumer(running: RunningSubscription, session: Session, share: float) -> ConsumerState:

@@ -337,10 +337,6 @@ class RunningSubscription:
         """Whether a consumer may be sent anything; of an exclusive subscription one is."""
         return self.window.is_active(name)
 
-    def oldest_sent_ns(self) -> int | None:
-        """When the oldest batch was sent that is not dealt with."""
-        return self.window.oldest_sent_ns()
-
     def hold(self, why: str) -> None:
         """Sends nothing for a while."""
         if why != self.unreadable:
