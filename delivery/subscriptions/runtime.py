@@ -158,6 +158,7 @@ class Subscriptions:
         self._rows_due_ns = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._last_replay: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._running)
@@ -212,6 +213,17 @@ class Subscriptions:
             running.consumers.end("shutting_down", "the daemon ends; connect again")
         for task in self.tasks:
             task.cancel()
+        if not self.progress.is_replayed:
+            # This process began while the daemon ends, and its predecessor's journal ends with it.
+            self._last_replay = asyncio.get_running_loop().create_task(self._replay())
+
+    async def ended(self) -> None:
+        """Returns after ``close``, when what is acknowledged may be flushed for the last time."""
+        if self._last_replay is not None:
+            await self._last_replay
+
+    async def _replay(self) -> None:
+        await self.progress.replay(lambda lot: self._flush.write(add, lot), asyncio.sleep)
 
     # Requests
 
@@ -314,7 +326,7 @@ class Subscriptions:
 
     async def _ask(self) -> None:
         try:
-            await self.progress.replay(lambda lot: self._flush.write(add, lot), asyncio.sleep)
+            await self._replay()
             version = self._version()
             stale, self._stale = self._stale, set()
             try:
