@@ -203,7 +203,8 @@ def test_an_image_that_fails_is_tried_again_later_with_an_alarm(
     rig.store.error = StoreRefused("no rights for parts")
     rig.images.start()
     wait_until(lambda: rig.alarms() == ["no rights for parts"], "the alarm")
-    assert rig.copies() == [] and list(rig.store.list("ledger/"))[-1].key.endswith("000001")
+    wait_until(lambda: rig.copies() == [], "no try to be under way")
+    assert list(rig.store.list("ledger/"))[-1].key.endswith("000001")
     rig.news("meanwhile")
     rig.store.error = None
     wait_until(lambda: not rig.alarms(), "the alarm to end")
