@@ -443,6 +443,7 @@ def test_stalled_clients_affect_no_others(daemon: Daemon, bystanders: list[Wire]
             wire.close()
 
 
+@pytest.mark.slow
 def test_a_stalled_client_does_not_keep_the_daemon_from_stopping(data: Path) -> None:
     with running(data) as daemon, Wire(daemon.port) as wire:
         wire.send(HEAD + b"Content-Length: 100\r\n\r\n[1")

@@ -119,6 +119,7 @@ def test_a_ledger_that_is_older_than_the_log_is_named(data: Path, tmp_path: Path
     assert "headgate recover" in next(p["problem"] for p in report["problems"])
 
 
+@pytest.mark.slow
 def test_an_entry_that_is_missing_or_unreadable_is_named(data: Path) -> None:
     place = Place(data, {})
     for _ in range(2):

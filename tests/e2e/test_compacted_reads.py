@@ -142,6 +142,7 @@ def test_a_damaged_or_missing_file_is_named(data: Path) -> None:
         assert daemon.diff("filler")["records"], "the others are read"
 
 
+@pytest.mark.slow
 def test_a_tombstone_names_what_a_cap_evicted_also_after_a_restart(data: Path) -> None:
     def evicted() -> bool:
         return bool(daemon.diff("t")["earliest_seq"] == 11)

@@ -71,6 +71,7 @@ def test_sighup_takes_what_is_reloadable_and_names_what_needs_a_restart(
         assert daemon.get("/readyz").status == 200
 
 
+@pytest.mark.slow
 def test_a_reloaded_log_level_reaches_the_shards(data: Path, file: Path, bucket: Bucket) -> None:
     failed = "DEBUG shard 0: the upload of l0/"
 

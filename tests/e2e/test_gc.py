@@ -41,6 +41,7 @@ def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return on_s3(bucket, commit_window_min_ms=10)
 
 
+@pytest.mark.slow
 def test_orphans_of_every_start_go_beside_a_daemon_and_nothing_else(
     data: Path, options: dict[str, Any]
 ) -> None:
@@ -124,6 +125,7 @@ def _produce_in_vain(daemon: Daemon) -> None:
         daemon.produce("orders", "never acknowledged")
 
 
+@pytest.mark.slow
 def test_nothing_is_deleted_before_an_entry_names_it_and_a_killed_run_is_finished(
     data: Path,
 ) -> None:
@@ -235,6 +237,7 @@ def evicted(daemon: Daemon, topic: str = "orders", keep: int = 2) -> list[Any]:
 SOON = {"retention_interval_ms": 100}
 
 
+@pytest.mark.slow
 def test_what_was_evicted_goes_beside_a_daemon_in_one_call(
     data: Path, options: dict[str, Any]
 ) -> None:

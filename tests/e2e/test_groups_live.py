@@ -36,6 +36,7 @@ def check_map(groups: list[dict[str, Any]], shards: int) -> None:
         assert group["turn"] in group["shards"]
 
 
+@pytest.mark.slow
 def test_light_load_on_four_shards_is_one_group_and_one_stream_of_uploads(data: Path) -> None:
     with running(data, shards=4, settings=fixed_window(WINDOW_MS)) as daemon:
         before = daemon.status()
@@ -64,6 +65,7 @@ def test_light_load_on_four_shards_is_one_group_and_one_stream_of_uploads(data: 
     assert after["groups"][0]["splits"] == 0
 
 
+@pytest.mark.slow
 def test_steady_load_stays_within_a_quarter_of_the_fewest_possible_puts(data: Path) -> None:
     with running(data, shards=3, settings=fixed_window(WINDOW_MS)) as daemon:
         daemon.produce("orders", "first")

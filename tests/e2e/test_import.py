@@ -232,6 +232,7 @@ def test_a_record_that_the_daemon_refuses_is_reported_with_its_limit(
     assert data_of(daemon, "large") == [1, 2]
 
 
+@pytest.mark.slow
 def test_files_are_followed_while_they_grow_rotate_and_are_truncated(
     daemon: Daemon, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_what_a_dead_shard_had_in_flight_is_taken_over(data: Path, bucket: Bucke
     assert "taking over lease" in daemon.text
 
 
+@pytest.mark.slow
 def test_a_stopped_shard_is_skipped_by_its_group_and_then_killed(data: Path) -> None:
     with running(data, shards=2) as daemon, connect_to(daemon, 0) as line:
         line.produce("t", 0)
@@ -126,6 +127,7 @@ def test_a_stopped_shard_is_skipped_by_its_group_and_then_killed(data: Path) -> 
     assert "shard 1 has not turned for 50 ticks: killed" in daemon.text
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_stopped_while_it_holds_a_lease_is_killed_sooner(
     data: Path, bucket: Bucket
 ) -> None:

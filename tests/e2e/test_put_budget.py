@@ -74,6 +74,7 @@ def test_the_bill_is_what_an_s3_store_was_asked_for(data: Path, bucket: Bucket) 
             assert found["single_stream"]["puts"] < found["puts"]
 
 
+@pytest.mark.slow
 def test_a_request_with_little_time_does_not_wait_for_a_long_window(data: Path) -> None:
     settings = {"commit_window_min_ms": 5_000, "commit_window_max_ms": 5_000}
     with running(data, shards=2, settings=settings) as daemon:

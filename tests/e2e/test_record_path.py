@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.daemon import Daemon, running
 from tests.minio import Bucket
 
@@ -30,6 +32,7 @@ def test_what_was_acknowledged_is_there_after_everything_is_killed(data: Path) -
         assert daemon.produce("kept", 20).json["first_seq"] == 21
 
 
+@pytest.mark.slow
 def test_the_same_on_s3(data: Path, bucket: Bucket) -> None:
     environ = {"AWS_ACCESS_KEY_ID": bucket.access_key, "AWS_SECRET_ACCESS_KEY": bucket.secret_key}
     settings = {"s3_endpoint_url": bucket.endpoint_url, "commit_window_min_ms": 5}

@@ -128,6 +128,7 @@ def check_recovered(daemon: Daemon, run: Load) -> None:
     assert set(times) <= set(told.values()) | maybe
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_is_recovered_from_the_store_alone(
     data: Path, options: dict[str, Any]
 ) -> None:

@@ -364,6 +364,7 @@ def test_a_plan_of_a_batch_is_held(daemon: Daemon) -> None:
         assert plan in {lease.lease for lease in ledger.read(readleases.live, wall_ms())}
 
 
+@pytest.mark.slow
 def test_a_bucket_is_read_with_the_daemons_settings(
     tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ def put_failures(daemon: Daemon) -> int:
     return int(daemon.status()["store"]["put_failures"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault.LOSE_ANSWER, Fault.SLOW_DOWN])
 def test_puts_that_fail_between_others_that_succeed_change_neither_order_nor_count(
     data: Path, bucket: Bucket, fault: Fault
@@ -57,6 +58,7 @@ def _objects(bucket: Bucket) -> list[str]:
     return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
 
+@pytest.mark.slow
 def test_while_the_store_is_down_producers_are_refused_with_retry_after_and_nothing_is_doubled(
     data: Path, bucket: Bucket
 ) -> None:

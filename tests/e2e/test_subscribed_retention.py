@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.daemon import running
 from tests.e2e.subscribing import Subscription
 from tests.e2e.test_retention import SOON, state, until_count
 
 
+@pytest.mark.slow
 def test_what_is_not_finished_stays_up_to_a_limit_and_what_goes_beyond_it_is_told(
     data: Path,
 ) -> None:

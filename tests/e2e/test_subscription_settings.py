@@ -11,6 +11,8 @@ from tests.e2e.consuming import ConsumerStream
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.subscribing import Subscription, keys, seqs
 
+pytestmark = pytest.mark.slow  # a setting each; `tests/delivery/subscriptions` has the rules
+
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:

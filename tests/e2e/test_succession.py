@@ -6,10 +6,13 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.daemon import running, wait_until
 from tests.e2e.processes import connect_to, shard_pids
 
 
+@pytest.mark.slow
 def test_offsets_are_right_where_a_predecessors_requests_are_committed_with_ours(
     data: Path,
 ) -> None:

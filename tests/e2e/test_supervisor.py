@@ -87,6 +87,7 @@ def test_a_stop_does_not_wait_for_a_long_window(data: Path) -> None:
     assert "takes too long" not in daemon.text
 
 
+@pytest.mark.slow
 def test_a_request_during_the_drain_is_refused_and_not_stored(data: Path, bucket: Bucket) -> None:
     with store_proxy(bucket.endpoint_url) as proxy:
         options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
@@ -174,6 +175,7 @@ def test_a_shard_that_ends_by_itself_is_started_again_and_counted(data: Path) ->
     assert daemon.text.count("ready on http://") == 1
 
 
+@pytest.mark.slow
 def test_a_shard_that_cannot_start_makes_the_daemon_give_up_with_a_sentence(data: Path) -> None:
     with running(data, shards=1) as daemon:
         daemon.produce("t", 1)

@@ -88,6 +88,7 @@ def cold(data: Path, options: dict[str, Any]) -> Iterator[Daemon]:
         yield daemon
 
 
+@pytest.mark.slow
 def test_cold_reads_cost_one_request_for_each_extent_once(
     data: Path, options: dict[str, Any]
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_stream_resumes_where_it_was_after_its_shard_and_then_the_daemon_was_k
     assert [record["data"] for record in seen] == list(range(21))
 
 
+@pytest.mark.slow
 def test_a_stop_ends_streams_with_a_last_event(data: Path) -> None:
     with running(data) as daemon:
         daemon.produce("t", 1)

@@ -143,6 +143,7 @@ def test_a_middle_load_after_a_peak_makes_few_more_puts_than_are_needed(
                 assert len(set(after.groups)) < len(set(before.groups))
 
 
+@pytest.mark.slow
 def test_a_growing_load_splits_groups_one_by_one(tmp_path: Path) -> None:
     with node(8, tmp_path) as made:
         # It grows from the first shards on.

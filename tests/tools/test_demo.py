@@ -28,6 +28,7 @@ def port_in(printed: str) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow
 def test_the_demo_writes_and_reads_the_samples_and_leaves_nothing(tmp_path: Path) -> None:
     run = subprocess.run(
         DEMO,
