@@ -29,12 +29,12 @@ def memory(daemon: Daemon) -> float:
     return float(daemon.status()["pressure"]["inputs"]["memory"])
 
 
-def limit_for(daemon: Daemon, pressure: float, limit_bytes: int) -> int:
-    """The limit at which what the daemon uses now is this pressure; ``limit_bytes`` is in force."""
+def limit_for(daemon: Daemon, pressure: float) -> int:
+    """The limit at which what the daemon uses now is this pressure."""
     (raw,) = [
         each["raw"] for each in daemon.status()["pressure"]["sensors"] if each["sensor"] == "memory"
     ]
-    used_bytes = raw * (limit_bytes * MAX_SHARE - SEGMENT_BYTES)
+    used_bytes = raw * (AMPLE_BYTES * MAX_SHARE - SEGMENT_BYTES)
     sensor = BY_NAME["memory"]
     share = sensor.zero + pressure * (sensor.full - sensor.zero)
     return int((used_bytes / share + SEGMENT_BYTES) / MAX_SHARE)
@@ -61,19 +61,9 @@ def squeezed(daemon: Daemon, group: MemoryGroup) -> None:
     for n in range(20):
         assert daemon.produce("source", n).status == 200
     wait_routed(daemon, "r")
-    limit_bytes = AMPLE_BYTES
-
-    def squeeze() -> None:
-        # Again and again: a daemon that is short of memory frees some.
-        nonlocal limit_bytes
-        limit_bytes = min(limit_bytes, limit_for(daemon, 0.95, limit_bytes))
-        group.limit_to(limit_bytes)
-
-    def is_gated() -> bool:
-        squeeze()
-        return refused(daemon) and held(daemon)
-
-    wait_until(is_gated, "producers to be refused and routers to pause")
+    group.limit_to(limit_for(daemon, 0.95))
+    wait_until(lambda: refused(daemon), "producers to be refused")
+    wait_until(lambda: held(daemon), "routers to pause")
     status = daemon.status()
     assert "memory_short" in [alarm["alarm"] for alarm in status["alarms"]]
     stored = daemon.read_all("source")
