@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 
 from ledger import changes, copy_paths, cursors, progress, reads, start_offsets, topics
 from ledger.errors import TopicMissing
+from ledger.push_settings import PushSettings
 from ledger.start_offsets import SubscriptionStart
 from ledger.subscription_errors import (
     DeadLetterCycle,
@@ -102,6 +103,9 @@ class SubscriptionConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "hold"
     paused: Annotated[bool, Meta(description="nothing is sent while it is")] = False
+    push: (
+        Annotated[PushSettings, Meta(description="the daemon itself sends to this receiver")] | None
+    ) = None
 
 
 class Subscription(Struct, frozen=True):

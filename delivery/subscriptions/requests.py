@@ -49,11 +49,13 @@ class OwnerRequest(Struct, frozen=True, tag=True, array_like=True):
 
 class Consume(OwnerRequest, frozen=True, tag=True, array_like=True):
     """A stream for a consumer. Asked first, so that it can be refused with a status; then opened
-    with an outlet. ``content_type`` is one of the formats of streams."""
+    with an outlet. ``content_type`` is one of the formats of streams. ``is_sender``: it is one of
+    the daemon's own, of a push subscription."""
 
     consumer: str
     filters: list[str]
     content_type: str
+    is_sender: bool = False
 
 
 class Poll(OwnerRequest, frozen=True, tag=True, array_like=True):
@@ -74,13 +76,15 @@ class Acknowledge(OwnerRequest, frozen=True, tag=True, array_like=True):
 
 
 class Nack(OwnerRequest, frozen=True, tag=True, array_like=True):
-    """The consumer could not deal with these; they are sent again, not before ``delay_ms``."""
+    """The consumer could not deal with these; they are sent again, not before ``delay_ms``. It
+    counts as a failed delivery unless only the way to a receiver has failed."""
 
     consumer: str
     messages: list[MessageRef]
     batches: list[BatchRef]
     delay_ms: int
     reason: str
+    is_counted: bool = True
 
 
 class Leave(OwnerRequest, frozen=True, tag=True, array_like=True):

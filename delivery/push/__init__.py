@@ -1,0 +1,1 @@
+"""Push subscriptions: senders that deliver records by HTTP POST."""

@@ -1,0 +1,67 @@
+"""The settings of a push subscription: where its records are sent, how, and how fast.
+
+What is secret is not among them: signing secrets and the values of own headers are in a file next to
+the ledger, under ``secrets_id`` (images of the ledger go to the store).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+RATE_MIN = 1 / 60
+RATE_MAX = 100_000
+SENDERS_MAX = 64
+PushFormat = Literal["binary", "structured", "batch"]
+
+
+class PushSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where and how the daemon's own senders deliver a subscription."""
+
+    endpoint: Annotated[
+        str, Meta(max_length=2_048, description="the URL, `http` or `https`, that gets the POSTs")
+    ]
+    rate_max: Annotated[
+        float,
+        Meta(
+            ge=RATE_MIN, le=RATE_MAX,
+            description="POSTs a second, of all senders together; they find out how many the"
+            " receiver can take, and never send more than this",
+        ),
+    ] = 100.0  # fmt: skip
+    senders: Annotated[
+        int,
+        Meta(
+            ge=1, le=SENDERS_MAX,
+            description="shards that send; they share `rate_max`, and each needs one a minute",
+        ),
+    ] = 1  # fmt: skip
+    connections_max: Annotated[
+        int, Meta(ge=1, le=256, description="POSTs that a sender has under way at a time")
+    ] = 16
+    timeout_ms: Annotated[
+        int,
+        Meta(ge=100, le=300_000, description="how long a POST may take, to the end of its answer"),
+    ] = 10_000
+    format: Annotated[
+        PushFormat,
+        Meta(
+            description="`binary`: a record is the body, its attributes are headers; `structured`:"
+            " one CloudEvents document for each record; `batch`: a list of them"
+        ),
+    ] = "binary"
+    batch_max: Annotated[int, Meta(ge=1, le=1_000, description="records in a POST of `batch`")] = (
+        100
+    )
+    batch_bytes_max: Annotated[
+        int, Meta(ge=1_024, le=4 << 20, description="and their bytes; a larger record goes alone")
+    ] = 256 << 10
+    batch_wait_ms: Annotated[
+        int, Meta(ge=0, le=60_000, description="how long a batch waits for more records")
+    ] = 100
+    headers: Annotated[
+        list[str], Meta(description="names of own headers; their values are secret")
+    ] = []
+    signed: Annotated[bool, Meta(description="POSTs are signed (Standard Webhooks)")] = False
+    secrets_id: str | None = None
