@@ -1,7 +1,7 @@
 """The settings of a push subscription: where its records are sent, how, and how fast.
 
-What is secret is not among them: signing secrets and the values of own headers are in a file next to
-the ledger, under ``secrets_id`` (images of the ledger go to the store).
+What is secret is not among them: signing secrets and the values of own headers are in a file next
+to the ledger, under ``secrets_id`` (images of the ledger go to the store).
 """
 
 from __future__ import annotations

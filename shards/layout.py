@@ -48,6 +48,13 @@ alarm: all words       the process of the row (shards/alarms.py)
 router: all words      the shard that owns the router (shards/routerboard.py)
 subscription: all      the shard that owns the subscription (shards/subscriptionboard.py)
 words
+push offer: all words  the shard that owns the subscription (shards/pushboard.py)
+push share: granted    supervisor (its balancer)
+push share: joins, in  the shard of the row; the supervisor, after ``waitpid``, for a dead one
+use
+push share: all        the shard of the row
+others; push sender:
+all words
 recency                any shard, any time: see below
 topic row: all words   the shard of the row (delivery/topic_rows.py)
 topic slot: all words  the holder of the lock of the slots, once (shards/topiccounts.py)
@@ -259,6 +266,42 @@ SUBSCRIPTION_WORDS = 16 * LINE_WORDS
 U_TEXT_BYTES = (SUBSCRIPTION_WORDS - U_TEXT) * WORD_BYTES
 SUBSCRIPTION_SLOTS = SUBSCRIPTIONS_MAX  # 1 MiB
 
+# What the owner of a push subscription offers to its senders: one per slot, as above. 64 KiB.
+O_SUBSCRIPTION = 0  # 0: there is no push subscription. Stored last, and taken back first
+O_RATE = 1  # in millionths
+O_SENDERS = 2
+OFFER_WORDS = 1 * LINE_WORDS
+
+# What a sender may use of that: one line per slot and shard. The lines of a slot are together, so
+# that the balancer sees with one comparison that nothing has changed.
+V_JOINS = 0  # odd: a sender is there. One more with each join and each leave
+V_SUBSCRIPTION = 1  # whose sender is there, or was the last
+V_IN_USE = 2  # the grant that it obeys, as it was read; 0: none
+V_USE = 3  # what it made of it in the last update interval: a double
+V_GRANTED = 4  # (rate, number, joins): shards/pushboard.py
+SHARE_WORDS = 1 * LINE_WORDS
+
+# What a sender does and has done: 448 bytes per slot and shard. The version is odd while more than
+# one word is written.
+F_VERSION = 0
+F_SUBSCRIPTION = 1
+F_MODE = 2
+F_RATE = 3  # doubles
+F_CEILING = 4
+F_CHANGED_NS = 5  # when mode or rate last changed
+F_HELD_UNTIL_NS = 6
+F_NEXT_NS = 7  # when the next attempt may begin
+F_IN_FLIGHT = 8
+F_ATTEMPTS = 9
+F_RECORDS = 10
+F_LATENCY_SUM_NS = 11
+F_OUTCOMES = 2 * LINE_WORDS  # a count for each kind
+OUTCOMES_MAX = 16
+F_LATENCIES = F_OUTCOMES + OUTCOMES_MAX  # a histogram
+PUSH_LATENCIES = 24
+FIGURES_WORDS = 7 * LINE_WORDS
+PAGE_BYTES = 4096
+
 # When topics were last consumed: 512 KiB. Ids are consecutive, so 65,536 topics share no word.
 RECENCY_WORDS = 65_536
 
@@ -381,9 +424,13 @@ class Layout(Struct, frozen=True):
         """Index of the first word of a subscription's row."""
         return self.router(ROUTER_SLOTS) + slot * SUBSCRIPTION_WORDS
 
+    def offer(self, slot: int) -> int:
+        """Index of the first word of what a push subscription offers."""
+        return self.subscription(SUBSCRIPTION_SLOTS) + slot * OFFER_WORDS
+
     def latency(self, shard: int, stage: int) -> int:
         """Index of the first word of a shard's latency histogram of a stage."""
-        first = self.subscription(SUBSCRIPTION_SLOTS)
+        first = self.offer(SUBSCRIPTION_SLOTS)
         return first + (shard * LATENCY_STAGES_MAX + stage) * LATENCY_WORDS
 
     @property
@@ -412,7 +459,8 @@ class Layout(Struct, frozen=True):
 
     @property
     def words(self) -> int:
-        """All words; the commit log's bytes, the rings and the journals follow."""
+        """All words but the sparse ones; the commit log's bytes, the rings, the journals and those
+        follow."""
         return self.commit_slot(0) + self.commit_slots * SLOT_WORDS
 
     @property
@@ -429,6 +477,26 @@ class Layout(Struct, frozen=True):
         return self.ring(self.shards) + shard * self.journal_bytes
 
     @property
+    def sparse(self) -> int:
+        """Byte offset of what takes memory only where it was touched: the words of senders. All
+        before it is allocated at the start."""
+        return -(-self.journal(self.shards) // PAGE_BYTES) * PAGE_BYTES
+
+    def share(self, slot: int, shard: int) -> int:
+        """Index, among the sparse words, of the first word of a sender's share."""
+        return (slot * self.shards + shard) * SHARE_WORDS
+
+    def figures(self, slot: int, shard: int) -> int:
+        """Index, among the sparse words, of the first word of a sender's figures."""
+        first = self.share(SUBSCRIPTION_SLOTS, 0)
+        return first + (slot * self.shards + shard) * FIGURES_WORDS
+
+    @property
+    def sparse_words(self) -> int:
+        """How many those are: 512 KiB a shard."""
+        return self.figures(SUBSCRIPTION_SLOTS, 0)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the whole segment."""
-        return self.journal(self.shards)
+        return self.sparse + self.sparse_words * WORD_BYTES

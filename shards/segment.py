@@ -26,7 +26,11 @@ class SegmentError(RuntimeError):
 
 
 class Segment:
-    """A mapped segment: ``words`` as u64 and ``data`` as bytes, over the same memory."""
+    """A mapped segment: ``words`` as u64 and ``data`` as bytes, over the same memory.
+
+    ``sparse`` are the words of senders of push subscriptions. To read one that was never written
+    takes a page of memory too, so they are read only where an offer says that there is a sender.
+    """
 
     def __init__(self, fd: int, layout: Layout) -> None:
         self.fd = fd
@@ -34,6 +38,7 @@ class Segment:
         self._map = mmap.mmap(fd, layout.size_bytes)
         self.data = memoryview(self._map)
         self.words = self.data[: layout.words * at.WORD_BYTES].cast("Q")
+        self.sparse = self.data[layout.sparse :].cast("Q")
 
     @classmethod
     def create(cls, layout: Layout) -> Segment:
@@ -65,11 +70,11 @@ class Segment:
         """Allocates the memory now. Otherwise producers would pay a page fault per 4 KiB on the
         first lap of each ring, and a lack of memory would not show at the start."""
         try:
-            self._map.madvise(MADV_POPULATE_WRITE)
+            self._map.madvise(MADV_POPULATE_WRITE, 0, self.layout.sparse)
         except OSError as error:
             if error.errno != errno.EINVAL:  # a kernel before 5.14 allocates on first touch
                 raise SegmentError(
-                    f"cannot allocate {self.layout.size_bytes >> 20} MiB of shared memory"
+                    f"cannot allocate {self.layout.sparse >> 20} MiB of shared memory"
                     f" ({error.strerror}); lower ring_bytes or shards"
                 ) from error
 
@@ -108,6 +113,7 @@ class Segment:
     def close(self) -> None:
         """Unmaps the segment. Views that still exist keep the memory until they are gone."""
         self.words.release()
+        self.sparse.release()
         self.data.release()
         try:
             self._map.close()

@@ -50,6 +50,8 @@ def words(layout: Layout) -> list[tuple[str, int]]:
     for subscription_slot in (0, at.SUBSCRIPTION_SLOTS - 1):
         first = layout.subscription(subscription_slot)
         found += [("U_", first + word) for word in range(at.SUBSCRIPTION_WORDS)]
+        first = layout.offer(subscription_slot)
+        found += [("O_", first + word) for word in range(at.OFFER_WORDS)]
     for shard in range(layout.shards):
         for stage in range(at.LATENCY_STAGES_MAX):
             start = layout.latency(shard, stage)
@@ -114,7 +116,28 @@ def test_log_slots_and_rings_are_aligned_and_follow_each_other_to_the_end(layout
     journals = [layout.journal(shard) for shard in range(layout.shards)]
     end = rings[-1] + layout.ring_bytes
     assert journals == [end + shard * layout.journal_bytes for shard in range(layout.shards)]
-    assert layout.size_bytes == journals[-1] + layout.journal_bytes
+    assert 0 <= layout.sparse - (journals[-1] + layout.journal_bytes) < at.PAGE_BYTES
+    assert layout.sparse % at.PAGE_BYTES == 0
+    assert layout.size_bytes == layout.sparse + layout.sparse_words * WORD_BYTES
+
+
+@given(layouts)
+def test_words_of_senders_share_no_address_and_fill_the_end(layout: Layout) -> None:
+    slots, shards = (0, 1, at.SUBSCRIPTION_SLOTS - 1), range(layout.shards)
+    taken = [
+        index
+        for slot in slots
+        for shard in shards
+        for start, words in (
+            (layout.share(slot, shard), at.SHARE_WORDS),
+            (layout.figures(slot, shard), at.FIGURES_WORDS),
+        )
+        for index in range(start, start + words)
+    ]
+    assert len(set(taken)) == len(taken)
+    assert all(layout.share(slot, shard) % LINE_WORDS == 0 for slot in slots for shard in shards)
+    assert max(taken) == layout.sparse_words - 1
+    assert at.F_LATENCIES + at.PUSH_LATENCIES == at.FIGURES_WORDS
 
 
 @pytest.mark.parametrize(
