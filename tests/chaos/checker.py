@@ -17,7 +17,7 @@ What the ``cold`` reader found is *kept*. The rules, by the word that a contradi
 - damaged: no reader is told that records are damaged.
 
 `watched.py` has the rules for watchers, `copies.py` those for routers, `subscribed.py` those for
-subscriptions.
+subscriptions, `pushed.py` those for push.
 
 An evicted record counts as kept if a reader saw it; nothing is known of the others.
 
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tests.chaos import copies, subscribed, watched
+from tests.chaos import copies, pushed, subscribed, watched
 from tests.chaos.history import Line, Page, Place, Sent, passes
 from tests.chaos.known import EVICTED, LAGGED, Known
 
@@ -50,6 +50,7 @@ def check(lines: Iterable[Line]) -> list[str]:
             *watched.RULES,
             *copies.RULES,
             *subscribed.RULES,
+            *pushed.RULES,
         )
         for sentence in rule(known)
     ]

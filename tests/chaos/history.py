@@ -212,6 +212,55 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     lag: int
 
 
+class Pushes(msgspec.Struct, frozen=True, tag="pushes"):
+    """A push subscription begins, at the beginning of its topic. ``failures_max``: after as many
+    POSTs in which it was alone and refused, a record goes the way of ``poison``."""
+
+    subscription: str
+    topic: str
+    mode: str
+    poison: str
+    failures_max: int
+    rate_max: float
+    senders: int
+    connections_max: int
+    timeout_ms: int
+    dead_letters: str = ""
+
+
+class Pushed(msgspec.Struct, frozen=True, array_like=True):
+    """A record in a POST, with the id of its event."""
+
+    id: str
+    record: str
+
+
+class Posted(msgspec.Struct, frozen=True, tag="posted"):
+    """A POST arrived at the receiver."""
+
+    subscription: str
+    number: int
+    records: tuple[Pushed, ...]
+    at_ms: int
+
+
+class Replied(msgspec.Struct, frozen=True, tag="replied"):
+    """The receiver is about to answer a POST; not ``whole``: in a way that the sender cannot
+    understand, or not at all."""
+
+    subscription: str
+    number: int
+    status: int
+    at_ms: int
+    whole: bool = True
+
+
+class Unheard(msgspec.Struct, frozen=True, tag="unheard"):
+    """The receiver is about to be killed or stopped, or goes on."""
+
+    at_ms: int
+
+
 class Harmed(msgspec.Struct, frozen=True, tag="harmed"):
     """Processes of the daemon are about to be killed or stopped, or go on; ``whole``: all of them
     are killed, and a new era begins."""
@@ -227,10 +276,11 @@ class Did(msgspec.Struct, frozen=True, tag="did"):
     at_ms: int
 
 
+OfPush = Posted | Replied
 OfSubscription = Consuming | Handed | Settling | Settled | Parted | Missed | Drained
 Line = (
     Sent | Answered | Page | Watching | Routed | Lossy | Capped | Subscribed | OfSubscription
-    | Harmed | Did
+    | Pushes | OfPush | Unheard | Harmed | Did
 )  # fmt: skip
 
 

@@ -9,17 +9,22 @@ from tests.chaos.handings import Handings
 from tests.chaos.history import (
     Answered,
     Capped,
+    Drained,
     Harmed,
     Line,
     Lossy,
+    OfPush,
     OfSubscription,
     Page,
     Place,
+    Pushes,
     Routed,
     Sent,
     Subscribed,
+    Unheard,
     Watching,
 )
+from tests.chaos.posts import Posts
 
 COLD = "cold"
 EVICTED = ("cap", "ttl")
@@ -42,6 +47,8 @@ class Known:
         self.lossy: set[str] = set()
         self.routers: dict[str, list[Routed]] = defaultdict(list)  # by destination
         self.subscriptions: dict[str, Handings] = {}
+        self.pushes: dict[str, Posts] = {}
+        self.unheard: list[Unheard] = []
         self.harms: list[Harmed] = []
         for number, line in enumerate(lines):
             if isinstance(line, Sent):
@@ -67,6 +74,14 @@ class Known:
                 self.routers[line.destination].append(line)
             elif isinstance(line, Subscribed):
                 self.subscriptions[line.subscription] = Handings(line)
+            elif isinstance(line, Pushes):
+                self.pushes[line.subscription] = Posts(line)
+            elif isinstance(line, OfPush) or (
+                isinstance(line, Drained) and line.subscription in self.pushes
+            ):
+                self.pushes[line.subscription].take(number, line)
+            elif isinstance(line, Unheard):
+                self.unheard.append(line)
             elif isinstance(line, OfSubscription):
                 self.subscriptions[line.subscription].take(number, line)
             elif isinstance(line, Harmed):
@@ -89,7 +104,8 @@ class Known:
     @property
     def dead_letters(self) -> set[str]:
         """The topics of dead letters."""
-        return {each.rules.dead_letters for each in self.subscriptions.values()} - {""}
+        found = {each.rules.dead_letters for each in self.subscriptions.values()}
+        return (found | {each.rules.dead_letters for each in self.pushes.values()}) - {""}
 
     def status(self, sent: Sent) -> int:
         """The status that an attempt was answered with, 0 for none."""

@@ -1,0 +1,85 @@
+"""What the receiver of one push subscription got and answered, from the lines of a history. Pure.
+
+Lines are in the receiver's own order: it notes a POST when it has arrived, and an answer before it
+is written.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from tests.chaos.history import Drained, Posted, Pushes, Replied
+
+
+class Post(NamedTuple):
+    """A POST as one of its records sees it; ``place`` is that of the record in it."""
+
+    line: int
+    place: int
+    id: str
+    size: int  # records in it
+    number: int
+    at_ms: int
+
+
+class Reply(NamedTuple):
+    """The answer to a POST."""
+
+    line: int
+    status: int
+    at_ms: int
+    whole: bool
+
+    @property
+    def is_success(self) -> bool:
+        """The receiver has dealt with it, and the sender may know."""
+        return self.whole and 200 <= self.status < 300
+
+
+class Posts:
+    """``posts`` has those of each record, in the order of their arrival."""
+
+    def __init__(self, rules: Pushes) -> None:
+        self.rules = rules
+        self.posts: dict[str, list[Post]] = defaultdict(list)
+        self.replies: dict[int, Reply] = {}  # by the number of the POST
+        self.times_ms: list[int] = []  # when POSTs arrived
+        self.lag: int | None = None
+
+    def take(self, number: int, line: Posted | Replied | Drained) -> None:
+        """The next line of this subscription."""
+        if isinstance(line, Posted):
+            self.times_ms.append(line.at_ms)
+            for place, pushed in enumerate(line.records):
+                self.posts[pushed.record].append(
+                    Post(number, place, pushed.id, len(line.records), line.number, line.at_ms)
+                )
+        elif isinstance(line, Replied):
+            self.replies[line.number] = Reply(number, line.status, line.at_ms, line.whole)
+        else:
+            self.lag = line.lag
+
+    def of(self, record: str) -> list[Post]:
+        """The POSTs of a record."""
+        return self.posts.get(record, [])
+
+    def succeeded(self, record: str, line: int) -> bool:
+        """Whether the receiver had dealt with a record before a line, and the sender may know."""
+        return any(
+            reply.is_success and reply.line < line
+            for post in self.of(record)
+            if (reply := self.replies.get(post.number)) is not None
+        )
+
+    def refusals(self, record: str, line: int) -> list[Reply]:
+        """The answers before a line that say that this record cannot be dealt with."""
+        return [
+            reply
+            for post in self.of(record)
+            if post.size == 1 and (reply := self.replies.get(post.number)) is not None
+            if reply.whole and reply.status == REFUSED and reply.line < line
+        ]
+
+
+REFUSED = 400  # what the receiver of a chaos run says of a record; all else is a failure of its own

@@ -1,0 +1,218 @@
+"""The rules for push subscriptions, by the word that a contradiction begins with. Pure.
+
+- undrained: in the end it has no lag.
+- undelivered: each record of its topic was in a POST that the receiver answered 2xx, or was refused
+  often enough for the poison policy, or was evicted. Failures of the receiver end nothing.
+- renamed: all POSTs of a record have the same ``ce-id``; confused: no other record has it.
+- outrun: with ``key_shared``, a record arrives first when the one before it that has the same key
+  and partition was answered 2xx, or refused often enough. With ``exclusive``, the one before it in
+  its partition.
+- repeated: what was answered 2xx comes again only if the sender may not know the answer, or if
+  processes were killed or stopped about then.
+- overtried: while nothing is killed or stopped, no record comes again after its last permitted
+  refusal.
+- overstepped: in no window of WINDOWS_MS more POSTs arrive than the rate allows, and those that may
+  have been held up on their way.
+- mistold: what arrives is a record of the topic.
+- reburied: a dead letter is stored once; misburied: after enough refusals.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from tests.chaos.history import Spot, fields_of
+from tests.chaos.known import Known
+from tests.chaos.posts import Posts
+
+FLUSHED_MS = 10_000  # far more than the second after which what is finished is on disk
+HELD_MS = 5_000  # an acknowledgment may be held up as long by a process that was stopped
+SLOW_MS = 500  # an answer this long before its time-out may come too late
+WINDOWS_MS = (1_000, 10_000)
+END = 1 << 62
+
+Rule = Callable[[Known, Posts], Iterator[str]]
+
+
+def _undelivered(known: Known, posts: Posts) -> Iterator[str]:
+    name = posts.rules.subscription
+    if posts.lag != 0:
+        yield f"undrained: {name} has a lag of {posts.lag} in the end"
+        return
+    buried = _buried(known, posts)
+    for spot, record in _kept(known, posts):
+        if posts.succeeded(record, END) or record in buried:
+            continue
+        refusals = len(posts.refusals(record, END))
+        if posts.rules.poison != "drop" or refusals < posts.rules.failures_max:
+            statuses = [
+                reply.status if (reply := posts.replies.get(post.number)) is not None else 0
+                for post in posts.of(record)
+            ]
+            yield (
+                f"undelivered: {record} at {spot} of {name} was never answered 2xx, but {statuses}"
+            )
+
+
+def _named(known: Known, posts: Posts) -> Iterator[str]:
+    owners: dict[str, str] = {}
+    for record, found in posts.posts.items():
+        ids = sorted({post.id for post in found})
+        if len(ids) > 1:
+            yield f"renamed: {record} of {posts.rules.subscription} had the ids {ids}"
+        for each in ids:
+            other = owners.setdefault(each, record)
+            if other != record or not each:
+                yield f"confused: {record} and {other} had the id {each!r}"
+
+
+def _outrun(known: Known, posts: Posts) -> Iterator[str]:
+    if posts.rules.mode not in ("key_shared", "exclusive"):
+        return
+    last: dict[tuple[int, str], tuple[Spot, str]] = {}
+    for spot, record in _kept(known, posts):
+        key = "" if posts.rules.mode == "exclusive" else fields_of(record).get("key")
+        if key is None:
+            continue
+        before = last.get((spot[0], key))
+        last[spot[0], key] = (spot, record)
+        found = posts.of(record)
+        if before is None or not found:
+            continue
+        first, earlier = found[0], before[1]
+        together = any(
+            post.number == first.number and post.place < first.place for post in posts.of(earlier)
+        )
+        if not together and not _dealt_with(posts, earlier, first.line):
+            yield (
+                f"outrun: {record} at {spot} was sent to {posts.rules.subscription} while"
+                f" {earlier} at {before[0]}, before it, had not been dealt with"
+            )
+
+
+def _repeated(known: Known, posts: Posts) -> Iterator[str]:
+    for record, found in posts.posts.items():
+        for before, after in pairwise(found):
+            reply = posts.replies.get(before.number)
+            if before.number == after.number:
+                yield f"repeated: {record} is twice in a POST of {posts.rules.subscription}"
+            elif (
+                reply is not None
+                and reply.is_success
+                and reply.line < after.line
+                and reply.at_ms - before.at_ms < posts.rules.timeout_ms - SLOW_MS
+                and not _harmed(known, reply.at_ms)
+            ):
+                yield (
+                    f"repeated: {record} of {posts.rules.subscription} was answered"
+                    f" {reply.status} at {reply.at_ms} ms, and came again at {after.at_ms}"
+                )
+
+
+def _overtried(known: Known, posts: Posts) -> Iterator[str]:
+    harms_ms = _harms_ms(known)
+    for record, found in posts.posts.items():
+        for post in found:
+            refusals = posts.refusals(record, post.line)
+            since = [
+                reply
+                for reply in refusals
+                if not any(reply.at_ms - HELD_MS <= at_ms <= post.at_ms for at_ms in harms_ms)
+            ]
+            if len(since) >= posts.rules.failures_max and posts.rules.poison != "block":
+                yield (
+                    f"overtried: {record} of {posts.rules.subscription} was refused"
+                    f" {len(since)} times, and came again"
+                )
+
+
+def _overstepped(known: Known, posts: Posts) -> Iterator[str]:
+    rules = posts.rules
+    held = rules.senders * (rules.connections_max + 1)
+    for window_ms in WINDOWS_MS:
+        most = rules.rate_max * window_ms / 1e3 + held
+        first = 0
+        for last, at_ms in enumerate(posts.times_ms):
+            while posts.times_ms[first] <= at_ms - window_ms:
+                first += 1
+            if last - first + 1 > most:
+                yield (
+                    f"overstepped: {last - first + 1} POSTs of {rules.subscription} within"
+                    f" {window_ms} ms before {at_ms}; {most:.0f} are the most"
+                )
+                break
+
+
+def _mistold(known: Known, posts: Posts) -> Iterator[str]:
+    kept = {record for _, record in _kept(known, posts)}
+    for record in posts.posts:
+        if record not in kept:
+            yield (
+                f"mistold: {posts.rules.subscription} sent {record}, which {posts.rules.topic}"
+                " does not hold"
+            )
+
+
+def _dead_letters(known: Known, posts: Posts) -> Iterator[str]:
+    name = posts.rules.subscription
+    for record, places in _buried(known, posts).items():
+        if len(places) > 1:
+            yield f"reburied: {record} of {name} is a dead letter at {places}"
+        refusals = len(posts.refusals(record, END))
+        if refusals < posts.rules.failures_max:
+            yield f"misburied: {record} of {name} is a dead letter after {refusals} refusals"
+
+
+def _kept(known: Known, posts: Posts) -> Iterator[tuple[Spot, str]]:
+    """The records of the subscription's topic that were not evicted, in their order."""
+    for place, records in sorted(known.kept.items()):
+        if place[0] == posts.rules.topic:
+            for seq, record in sorted(records.items()):
+                if seq > known.evicted[place]:
+                    yield (place[1], seq), record
+
+
+def _dealt_with(posts: Posts, record: str, line: int) -> bool:
+    """Whether a record was delivered before a line, or may have gone the way of its policy."""
+    if posts.succeeded(record, line):
+        return True
+    refusals = posts.refusals(record, line)
+    return posts.rules.poison != "block" and len(refusals) >= posts.rules.failures_max
+
+
+def _harms_ms(known: Known) -> list[int]:
+    return [each.at_ms for each in known.harms] + [each.at_ms for each in known.unheard]
+
+
+def _harmed(known: Known, at_ms: int) -> bool:
+    """Whether a death or a stop may have undone what was answered then."""
+    deaths = [harm.at_ms for harm in known.harms if harm.whole]
+    return any(abs(harm_ms - at_ms) <= HELD_MS for harm_ms in _harms_ms(known)) or any(
+        0 <= death_ms - at_ms < FLUSHED_MS for death_ms in deaths
+    )
+
+
+def _buried(known: Known, posts: Posts) -> dict[str, list[Spot]]:
+    """The dead letters of a subscription, and where they are."""
+    found: dict[str, list[Spot]] = defaultdict(list)
+    topics = {record for _, record in _kept(known, posts)}
+    for place, records in known.kept.items():
+        if posts.rules.dead_letters and place[0] == posts.rules.dead_letters:
+            for seq, record in records.items():
+                if record in topics:
+                    found[record].append((place[1], seq))
+    return found
+
+
+def _pushes(known: Known) -> Iterator[str]:
+    for posts in known.pushes.values():
+        for rule in OF_PUSH:
+            yield from rule(known, posts)
+
+
+OF_PUSH: tuple[Rule, ...] = (
+    _undelivered, _named, _outrun, _repeated, _overtried, _overstepped, _mistold, _dead_letters,
+)  # fmt: skip
+RULES = (_pushes,)

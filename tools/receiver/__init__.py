@@ -1,0 +1,1 @@
+"""A receiver of pushed records, for tests and benchmarks: a process of its own."""
