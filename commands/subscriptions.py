@@ -42,7 +42,7 @@ from commands.shell.options import (
 )
 from commands.shell.output import show
 from delivery.subscriptions.schemas import BlockedKey, BlockedKeys, KeyState, Sought
-from ledger.subscriptions import SubscriptionConfig
+from ledger.subscription_rules import SubscriptionRules
 from shards.clock import wall_ms
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -179,10 +179,10 @@ def subscriptions_create(
         made = put_subscription(client, topic, subscription, settings | begin)
         show(made, as_json, created_text)
         return
-    wanted = msgspec.convert(settings, SubscriptionConfig)
+    wanted = msgspec.convert(settings, SubscriptionRules)
     different = [
         name
-        for name in SubscriptionConfig.__struct_fields__
+        for name in SubscriptionRules.__struct_fields__
         if getattr(wanted, name) != getattr(present.config, name)
     ]
     if different:

@@ -15,14 +15,14 @@ to that of its topic of dead letters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from ledger import changes, copy_paths, cursors, progress, reads, start_offsets, topics
 from ledger.errors import TopicMissing
-from ledger.push_settings import PushSettings
+from ledger.push_settings import PushSettings, problem_of
 from ledger.start_offsets import SubscriptionStart
 from ledger.subscription_errors import (
     DeadLetterCycle,
@@ -30,82 +30,18 @@ from ledger.subscription_errors import (
     SubscriptionRefused,
     SubscriptionsFull,
 )
+from ledger.subscription_rules import SubscriptionRules
 from ledger.tx import ReadTx, WriteTx
 from ledger.types import PartitionState, Topic
 
 SUBSCRIPTIONS_MAX = 1_024  # of a daemon; each has a row of the shared segment
 CONSUMERS_MAX = 1_000  # of a subscription
 
-Mode = Literal["key_shared", "shared", "exclusive"]
-Poison = Literal["block", "drop", "dead_letter"]
-Unmatched = Literal["hold", "skip"]
 
+class SubscriptionConfig(SubscriptionRules, frozen=True, forbid_unknown_fields=True):
+    """All settings of a subscription."""
 
-Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
-
-
-class SubscriptionConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of a subscription."""
-
-    mode: Annotated[
-        Mode,
-        Meta(
-            description="`key_shared`: consumers share the keys, and each key is in order;"
-            " `shared`: they share all messages, without an order; `exclusive`: one gets everything"
-            " in order, the others stand by"
-        ),
-    ] = "key_shared"
-    reliable: Annotated[
-        bool,
-        Meta(
-            description="false: nothing is acknowledged or sent again, and what a consumer does not"
-            " take immediately is dropped"
-        ),
-    ] = True
-    ack_timeout_ms: Annotated[
-        Milliseconds,
-        Meta(description="how long a consumer may take for a message; then it is sent again"),
-    ] = 30_000
-    redeliveries_max: Annotated[
-        int,
-        Meta(ge=0, le=1_000, description="how often a message is sent again, before `poison`"),
-    ] = 5
-    backoff_ms: Annotated[
-        tuple[Milliseconds, Milliseconds],
-        Meta(
-            description="how long a message waits before it is sent again: the first of the two,"
-            " each time double, at most the second"
-        ),
-    ] = (1_000, 60_000)
-    poison: Annotated[
-        Poison,
-        Meta(
-            description="what becomes of a message that was sent too often: `block` (its key waits"
-            " for `retry` or `skip`), `drop`, or `dead_letter` (copied to `dead_letter_topic`)"
-        ),
-    ] = "block"
-    dead_letter_topic: (
-        Annotated[str, Meta(description="a topic that exists; for `poison` = `dead_letter`")] | None
-    ) = None
-    window_max: Annotated[
-        int,
-        Meta(ge=1, le=1_000_000, description="messages that all consumers have at a time"),
-    ] = 10_000
-    consumer_max: Annotated[
-        int,
-        Meta(ge=1, le=1_000_000, description="messages that one consumer has at a time"),
-    ] = 1_000
-    unmatched: Annotated[
-        Unmatched,
-        Meta(
-            description="what becomes of a key that no consumer's filter matches: `hold` (it waits"
-            " for a consumer), or `skip` (it counts as finished)"
-        ),
-    ] = "hold"
-    paused: Annotated[bool, Meta(description="nothing is sent while it is")] = False
-    push: (
-        Annotated[PushSettings, Meta(description="the daemon itself sends to this receiver")] | None
-    ) = None
+    push: PushSettings | None = None
 
 
 class Subscription(Struct, frozen=True):
@@ -202,21 +138,32 @@ def alter(tx: WriteTx, topic_name: str, name: str, wanted: Mapping[str, Any]) ->
     topic = _topic(tx, topic_name)
     present = _live(tx, topic, name)
     config = msgspec.structs.replace(present.config, **wanted)
+    if not config.paused:
+        config = msgspec.structs.replace(config, paused_because="")
     _check(name, config)
     dead_letter_id = present.dead_letter_id
     if "dead_letter_topic" in wanted:
         dead_letter_id = _dead_letter(tx, topic, name, config)
     changed = msgspec.structs.replace(present, config=config, dead_letter_id=dead_letter_id)
     if changed != present:
-        tx.execute(
-            "UPDATE subscriptions SET config = ?, dead_letter_id = ?, changed = ?"
-            " WHERE subscription_id = ?",
-            (
-                _encoder.encode(config).decode(), dead_letter_id, changes.following(tx),
-                present.subscription_id,
-            ),
-        )  # fmt: skip
+        _store(tx, changed)
     return changed
+
+
+def pause(tx: WriteTx, subscription_id: int, endpoint: str, because: str) -> Subscription | None:
+    """Pauses a subscription whose receiver wants no more, and says why; an operator must resume it.
+
+    None, and nothing is changed: it does not live, is paused, or is pushed elsewhere by now.
+    """
+    present = _by_id(tx, subscription_id)
+    if present is None or present.config.paused:
+        return None
+    if present.config.push is None or present.config.push.endpoint != endpoint:
+        return None
+    config = msgspec.structs.replace(present.config, paused=True, paused_because=because)
+    paused = msgspec.structs.replace(present, config=config)
+    _store(tx, paused)
+    return paused
 
 
 def seek(
@@ -224,13 +171,9 @@ def seek(
 ) -> Subscription | None:
     """Goes on after these floors, by partition; the others stay where they are. It has another
     generation then, and nothing above its floors is finished. None: it does not live."""
-    row = tx.execute(
-        f"SELECT {_COLUMNS} FROM subscriptions WHERE subscription_id = ? AND deleted_ms IS NULL",
-        (subscription_id,),
-    ).fetchone()
-    if row is None:
+    present = _by_id(tx, subscription_id)
+    if present is None:
         return None
-    present = _subscription(row)
     at = {each.partition: each.seq for each in cursors.positions(tx, present.cursor_id)}
     cursor_id = progress.restart(tx, present.cursor_id, at | dict(floors), now_ms)
     tx.execute(
@@ -320,6 +263,17 @@ def owned(
     return changes.latest(tx), [_view(tx, each) for each in found.values()]
 
 
+def _store(tx: WriteTx, changed: Subscription) -> None:
+    tx.execute(
+        "UPDATE subscriptions SET config = ?, dead_letter_id = ?, changed = ?"
+        " WHERE subscription_id = ?",
+        (
+            _encoder.encode(changed.config).decode(), changed.dead_letter_id,
+            changes.following(tx), changed.subscription_id,
+        ),
+    )  # fmt: skip
+
+
 def _check(name: str, config: SubscriptionConfig) -> None:
     first_ms, last_ms = config.backoff_ms
     if first_ms > last_ms:
@@ -330,6 +284,15 @@ def _check(name: str, config: SubscriptionConfig) -> None:
         raise SubscriptionRefused(
             name, "dead_letter_topic", 'is null, but the poison policy is "dead_letter"; name one'
         )
+    if config.push is None:
+        return
+    if not config.reliable:
+        raise SubscriptionRefused(
+            name, "push", "needs reliable: true; a POST that fails must be sent again"
+        )
+    problem = problem_of(config.push)
+    if problem is not None:
+        raise SubscriptionRefused(name, f"push.{problem.field}", problem.says)
 
 
 def _dead_letter(tx: ReadTx, topic: Topic, name: str, config: SubscriptionConfig) -> int | None:
@@ -372,6 +335,14 @@ def _live(tx: ReadTx, topic: Topic, name: str) -> Subscription:
     if found is None:
         raise SubscriptionMissing(topic.name, name)
     return found
+
+
+def _by_id(tx: ReadTx, subscription_id: int) -> Subscription | None:
+    row = tx.execute(
+        f"SELECT {_COLUMNS} FROM subscriptions WHERE subscription_id = ? AND deleted_ms IS NULL",
+        (subscription_id,),
+    ).fetchone()
+    return None if row is None else _subscription(row)
 
 
 def _topic(tx: ReadTx, name: str) -> Topic:

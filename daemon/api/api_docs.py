@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from daemon.api import schemas, shapes, subscription_schemas
+from daemon.api import push_schemas, schemas, shapes, subscription_schemas
 from daemon.api.metric_table import METRICS
 from daemon.api.route import Route
 from daemon.api.routes import ROUTES
@@ -52,7 +52,7 @@ def with_tables(page: str) -> str:
 
 def _named(name: str) -> type:
     """The type of this name in one of the modules that define some."""
-    modules = (schemas, router_schemas, subscription_schemas, owner_schemas)
+    modules = (schemas, router_schemas, subscription_schemas, owner_schemas, push_schemas)
     found: type = next(getattr(each, name) for each in modules if hasattr(each, name))
     return found
 

@@ -32,6 +32,7 @@ _BYTE = re.compile(r"\(byte (\d+)\)")
 _AT = re.compile(r"(.*?) - at (?:key in )?`\$(.*)`$", re.DOTALL)
 _RECORD = re.compile(r"(?:\.records)?\[(\d+)\]")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
+_LONG_NAME = re.compile(rf"`([^`]{{{_SHOWN_CHARACTERS_MAX}}})[^`]+`")
 _ENUM = re.compile(r"Invalid enum value (.*)", re.DOTALL)
 
 
@@ -135,7 +136,8 @@ def _wrong_value(body: bytes, error: msgspec.ValidationError, type_: Any, hint: 
         detail["field"] = path[1:].partition(".")[0].partition("[")[0]
     if sentence.startswith("Object "):  # contains an unknown field, or misses a required one
         where = f"{path[1:]} " if path else "the body "
-        said = sentence.removeprefix("Object ").replace("contains unknown", "has the unknown")
+        said = _LONG_NAME.sub(r"`\1...`", sentence.removeprefix("Object "))
+        said = said.replace("contains unknown", "has the unknown")
         return invalid(
             f"{where}{said.replace('missing required', 'misses the required')}{hint}", **detail
         )

@@ -22,7 +22,7 @@ def describe(type_: inspect.Type) -> str:
     if isinstance(type_, inspect.IntType):
         return "integer" + _range(type_.ge, type_.le)
     if isinstance(type_, inspect.FloatType):
-        return "number"
+        return "number" + _range(type_.ge, type_.le)
     if isinstance(type_, inspect.BoolType):
         return "true or false"
     if isinstance(type_, inspect.StrType):
@@ -92,10 +92,14 @@ def kind(type_: inspect.Type) -> type[inspect.Type]:
     return next(kind for kind in map(type, _alternatives(type_)) if kind is not inspect.NoneType)
 
 
-def _range(low: int | None, high: int | None) -> str:
+def _range(low: float | None, high: float | None) -> str:
     if low is not None and high is not None and high < (1 << 62):
-        return f" from {low} to {high}"
-    return "" if low is None else f" of at least {low}"
+        return f" from {_number(low)} to {_number(high)}"
+    return "" if low is None else f" of at least {_number(low)}"
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 def _length(low: int | None, high: int | None, what: str) -> str:

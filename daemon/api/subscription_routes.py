@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from daemon.api.delivery_changes import DeliveryChanges
 from daemon.api.errors import ApiError, invalid
 from daemon.api.names import check_subscription_name
+from daemon.api.push_settings import changed_push, given_fields, shown_config
 from daemon.api.streaming import EncodedJson
 from daemon.api.subscription_directory import SubscriptionDirectory, unknown_subscription
 from daemon.api.subscription_schemas import (
@@ -89,24 +90,25 @@ class SubscriptionRoutes:
     async def put(self, topic: str, name: str, asked: Struct) -> SubscriptionSummary | Created:
         """Creates a subscription, or changes what is given. Raises ApiError."""
         check_subscription_name(name)
-        given = {
-            each: getattr(asked, each)
-            for each in asked.__struct_fields__
-            if getattr(asked, each) is not UNSET
-        }
+        given = given_fields(asked)
+        push: Struct | UnsetType | None = given.pop("push", UNSET)
         start: SubscriptionStart = given.pop("start", "earliest")
         entry = await self._topics.entry_now(topic)
         if await self._ledger.read(subscriptions.find, entry.topic_id, name) is None:
             start = await self._exact(entry, start)
 
         def change(tx: WriteTx) -> tuple[SubscriptionView | None, bool]:
-            creates = subscriptions.find(tx, entry.topic_id, name) is None
-            if creates:
-                config = SubscriptionConfig(**given)
+            present = subscriptions.find(tx, entry.topic_id, name)
+            wanted = dict(given)
+            if push is not UNSET:
+                pushed = None if present is None else present.config.push
+                wanted["push"] = None if push is None else changed_push(name, pushed, push)
+            if present is None:
+                config = SubscriptionConfig(**wanted)
                 made = subscriptions.create(tx, topic, name, config, start, wall_ms())
             else:
-                made = subscriptions.alter(tx, topic, name, given)
-            return subscriptions.view(tx, made.topic_id, name), creates
+                made = subscriptions.alter(tx, topic, name, wanted)
+            return subscriptions.view(tx, made.topic_id, name), present is None
 
         view, created = await self._changed(topic, name, change)
         assert view is not None  # of the same transaction
@@ -124,7 +126,7 @@ class SubscriptionRoutes:
             **msgspec.structs.asdict(_state.decode(body)),
             subscription_id=found.subscription_id,
             topic_id=found.topic_id,
-            config=found.config,
+            config=shown_config(found.config),
             created_ms=found.created_ms,
         )
 
@@ -216,7 +218,7 @@ def summary_of(view: SubscriptionView, told: SubscriptionRow | None) -> Subscrip
         subscription_id=subscription.subscription_id,
         topic=view.topic.name,
         topic_id=view.topic.topic_id,
-        config=subscription.config,
+        config=shown_config(subscription.config),
         created_ms=subscription.created_ms,
         state=_STATES[row.phase],
         reason=row.reason,

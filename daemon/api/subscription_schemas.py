@@ -11,13 +11,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, field
 from msgspec.structs import fields
 
 from daemon.api.names import CONSUMER_CHARACTERS_MAX
+from daemon.api.push_schemas import PushChanges, ShownConfig
 from delivery.subscriptions.schemas import (
     PartitionProgress,
     SubscriptionCounts,
     SubscriptionState,
 )
 from ledger.start_offsets import SubscriptionStart
-from ledger.subscriptions import SubscriptionConfig
+from ledger.subscription_rules import SubscriptionRules
 from ledger.types import INTEGER_MAX
 
 FILTERS_MAX = 64  # of a consumer; each is matched with each new key
@@ -40,7 +41,23 @@ _Name = Annotated[
 SubscriptionSettings = defstruct(
     "SubscriptionSettings",
     [
-        *((each.name, each.type | UnsetType, UNSET) for each in fields(SubscriptionConfig)),
+        *(
+            (each.name, each.type | UnsetType, UNSET)
+            for each in fields(SubscriptionRules)
+            if each.name != "paused_because"
+        ),
+        (
+            "push",
+            Annotated[
+                PushChanges | None,
+                Meta(
+                    description="the daemon itself sends to a receiver; within it, too, only what"
+                    " is given changes. null: it does not"
+                ),
+            ]
+            | UnsetType,
+            UNSET,
+        ),
         (
             "start",
             Annotated[
@@ -70,7 +87,7 @@ class SubscriptionSummary(SubscriptionCounts, frozen=True, kw_only=True):
     subscription_id: Annotated[int, Meta(description="never used twice; a new one has another")]
     topic: str
     topic_id: int
-    config: SubscriptionConfig
+    config: ShownConfig
     created_ms: Annotated[int, Meta(description="epoch milliseconds")]
     state: Annotated[
         SubscriptionActivity,
@@ -90,7 +107,7 @@ class SubscriptionStatus(SubscriptionState, frozen=True, kw_only=True):
 
     subscription_id: Annotated[int, Meta(description="never used twice; a new one has another")]
     topic_id: int
-    config: SubscriptionConfig
+    config: ShownConfig
     created_ms: Annotated[int, Meta(description="epoch milliseconds")]
 
 

@@ -29,7 +29,7 @@ def test_the_page_of_metrics_lists_all_of_them() -> None:
 def test_every_type_of_the_openapi_document_has_its_table_on_the_page() -> None:
     shown = re.findall(r"^\*\*`(\w+)`\*\*: ", PAGE, re.MULTILINE)
     assert len(shown) == len(set(shown))
-    # Their fields are those of TopicConfig and SubscriptionConfig, all optional.
+    # Their fields are those of TopicConfig and ShownConfig, all optional.
     settings = {"TopicSettings", "SubscriptionSettings"}
     assert set(DOCUMENT["components"]["schemas"]) - settings <= set(shown)
 

@@ -62,7 +62,7 @@ def test_settings_that_are_not_given_stay_as_they_are(node: SubscribingNode) -> 
 def test_settings_have_the_fields_of_the_ledger_and_the_beginning() -> None:
     assert set(SubscriptionSettings.__struct_fields__) == {
         *SubscriptionConfig.__struct_fields__, "start",
-    }  # fmt: skip
+    } - {"paused_because"}  # fmt: skip
     assert set(asdict(SubscriptionSettings()).values()) == {UNSET}
 
 
@@ -218,3 +218,95 @@ def test_when_there_are_as_many_as_there_may_be_another_one_is_refused(
     answer = node.ask("PUT", "/more", {})
     assert (answer.status, answer.code) == (409, "subscriptions_full")
     assert answer.json["error"]["detail"] == {"limit_subscriptions": 1}
+
+
+URL = "https://example.com/hook"
+
+
+def push_of(node: SubscribingNode, name: str = "s") -> Any:
+    """The push settings of a subscription, as a list shows them."""
+    listed = node.ask("GET", "").json["subscriptions"]
+    return next(each["config"]["push"] for each in listed if each["subscription"] == name)
+
+
+def test_push_settings_that_are_not_given_have_defaults_and_then_stay_as_they_are(
+    node: SubscribingNode,
+) -> None:
+    made = node.ask("PUT", "/s", {"push": {"endpoint": URL, "senders": 2}})
+    assert made.status == 201
+    assert made.json["config"]["push"] == {
+        "endpoint": URL, "rate_max": 100.0, "senders": 2, "connections_max": 16,
+        "timeout_ms": 10_000, "format": "binary", "batch_max": 100, "batch_bytes_max": 262_144,
+        "batch_wait_ms": 100, "headers": [], "signed": False, "secrets_count": 0,
+    }  # fmt: skip
+    changed = node.ask("PUT", "/s", {"push": {"rate_max": 5, "format": "batch"}})
+    assert changed.status == 200
+    push = changed.json["config"]["push"]
+    assert (push["endpoint"], push["senders"]) == (URL, 2)
+    assert (push["rate_max"], push["format"]) == (5.0, "batch")
+    assert node.ask("PUT", "/s", {"window_max": 9}).json["config"]["push"] == push
+    assert node.ask("PUT", "/s", {"push": {}}).json["config"]["push"] == push
+    node.owners.answer = STATE
+    assert node.ask("GET", "/s").json["config"]["push"] == push
+
+
+def test_null_ends_the_push_and_another_one_begins_with_defaults(node: SubscribingNode) -> None:
+    node.ask("PUT", "/s", {"push": {"endpoint": URL, "rate_max": 5}})
+    assert node.ask("PUT", "/s", {"push": None}).json["config"]["push"] is None
+    assert node.ask("PUT", "/s", {"push": None}).status == 200
+    without = node.ask("PUT", "/s", {"push": {"rate_max": 7}})
+    assert without.json["error"]["detail"]["field"] == "push.endpoint"
+    again = node.ask("PUT", "/s", {"push": {"endpoint": URL}})
+    assert again.json["config"]["push"]["rate_max"] == 100.0
+
+
+def test_why_the_daemon_has_paused_it_is_shown_and_cannot_be_set(node: SubscribingNode) -> None:
+    made = node.ask("PUT", "/s", {"push": {"endpoint": URL}}).json
+    node.ledger.write(subscriptions.pause, made["subscription_id"], URL, "410 Gone")
+    (listed,) = node.ask("GET", "").json["subscriptions"]
+    assert (listed["config"]["paused"], listed["config"]["paused_because"]) == (True, "410 Gone")
+    refused = node.ask("PUT", "/s", {"paused_because": "I say so"})
+    assert "unknown field `paused_because`" in refused.json["error"]["message"]
+    resumed = node.ask("PUT", "/s", {"paused": False}).json["config"]
+    assert (resumed["paused"], resumed["paused_because"]) == (False, "")
+
+
+@pytest.mark.parametrize(
+    ("push", "says"),
+    [
+        ({"endpoint": "nonsense"}, "push.endpoint of subscription 's' must be a URL like"),
+        ({"endpoint": URL + "x" * 3_000}, "push.endpoint must be a string with at most 2048"),
+        ({"endpoint": URL * 30_000}, "push.endpoint must be a string with at most 2048"),
+        ({"endpoint": 7}, "push.endpoint must be a string"),
+        ({"endpoint": URL, "rate_max": 0}, "push.rate_max must be a number from 0.01667 to 100000"),
+        ({"endpoint": URL, "rate_max": 1e9}, "push.rate_max must be a number from"),
+        ({"endpoint": URL, "rate_max": -1}, "push.rate_max must be a number from"),
+        ({"endpoint": URL, "rate_max": "fast"}, "push.rate_max must be a number from"),
+        ({"endpoint": URL, "rate_max": float("nan")}, "JSON is malformed"),
+        ({"endpoint": URL, "rate_max": float("inf")}, "JSON is malformed"),
+        ({"endpoint": URL, "senders": 0}, "push.senders must be an integer from 1 to 64"),
+        ({"endpoint": URL, "senders": 65}, "push.senders must be an integer from 1 to 64"),
+        ({"endpoint": URL, "rate_max": 0.5, "senders": 31}, "rate_max allows 30"),
+        ({"endpoint": URL, "format": "xml"}, "push.format must be one of"),
+        ({"endpoint": URL, "secrets_id": "x"}, "has the unknown field `secrets_id`"),
+        ({"endpoint": URL, "signed": True}, "has the unknown field `signed`"),
+        ({"endpoint": URL, "x" * 900_000: 1}, "has the unknown field"),
+        (URL, "push must be a JSON object"),
+        ([], "push must be a JSON object"),
+    ],
+)
+def test_push_settings_that_cannot_be_are_refused_with_the_field(
+    node: SubscribingNode, push: object, says: str
+) -> None:
+    answer = node.ask("PUT", "/s", {"push": push})
+    assert (answer.status, answer.code) == (400, "invalid")
+    assert says in answer.json["error"]["message"]
+    assert len(answer.body) < 2_000
+    assert node.ask("GET", "/s").code == "unknown_subscription"
+
+
+def test_a_subscription_that_keeps_no_track_is_not_pushed(node: SubscribingNode) -> None:
+    answer = node.ask("PUT", "/s", {"reliable": False, "push": {"endpoint": URL}})
+    assert (answer.status, answer.json["error"]["detail"]["field"]) == (400, "push")
+    assert node.ask("PUT", "/s", {"push": {"endpoint": URL}}).status == 201
+    assert node.ask("PUT", "/s", {"reliable": False}).status == 400

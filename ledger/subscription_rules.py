@@ -1,0 +1,77 @@
+"""The settings of a subscription, as consumers of all kinds need them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Mode = Literal["key_shared", "shared", "exclusive"]
+Poison = Literal["block", "drop", "dead_letter"]
+Unmatched = Literal["hold", "skip"]
+
+Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
+
+
+class SubscriptionRules(Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of a subscription, but for where it is pushed."""
+
+    mode: Annotated[
+        Mode,
+        Meta(
+            description="`key_shared`: consumers share the keys, and each key is in order;"
+            " `shared`: they share all messages, without an order; `exclusive`: one gets everything"
+            " in order, the others stand by"
+        ),
+    ] = "key_shared"
+    reliable: Annotated[
+        bool,
+        Meta(
+            description="false: nothing is acknowledged or sent again, and what a consumer does not"
+            " take immediately is dropped"
+        ),
+    ] = True
+    ack_timeout_ms: Annotated[
+        Milliseconds,
+        Meta(description="how long a consumer may take for a message; then it is sent again"),
+    ] = 30_000
+    redeliveries_max: Annotated[
+        int,
+        Meta(ge=0, le=1_000, description="how often a message is sent again, before `poison`"),
+    ] = 5
+    backoff_ms: Annotated[
+        tuple[Milliseconds, Milliseconds],
+        Meta(
+            description="how long a message waits before it is sent again: the first of the two,"
+            " each time double, at most the second"
+        ),
+    ] = (1_000, 60_000)
+    poison: Annotated[
+        Poison,
+        Meta(
+            description="what becomes of a message that was sent too often: `block` (its key waits"
+            " for `retry` or `skip`), `drop`, or `dead_letter` (copied to `dead_letter_topic`)"
+        ),
+    ] = "block"
+    dead_letter_topic: (
+        Annotated[str, Meta(description="a topic that exists; for `poison` = `dead_letter`")] | None
+    ) = None
+    window_max: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000, description="messages that all consumers have at a time"),
+    ] = 10_000
+    consumer_max: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000, description="messages that one consumer has at a time"),
+    ] = 1_000
+    unmatched: Annotated[
+        Unmatched,
+        Meta(
+            description="what becomes of a key that no consumer's filter matches: `hold` (it waits"
+            " for a consumer), or `skip` (it counts as finished)"
+        ),
+    ] = "hold"
+    paused: Annotated[bool, Meta(description="nothing is sent while it is")] = False
+    paused_because: Annotated[
+        str, Meta(description="why the daemon itself has paused it; empty: it has not")
+    ] = ""
