@@ -1,0 +1,251 @@
+"""What push subscriptions keep secret: signing secrets, and the values of own headers.
+
+They are in one file next to the ledger, ``push-secrets.json``, and not in it: images of the ledger
+go to the store. Only its owner may read it (0600). The settings of a subscription name its entry.
+
+    save (an entry of its own, durable) -> the ledger commits settings that name it -> load, by
+    senders -> other settings are committed -> remove
+
+An entry that no settings name is what a kill between the two leaves; ``retain`` removes it when the
+daemon starts. Entries are never changed: settings that change get another id, so that a sender
+never has secrets of one state and settings of another.
+
+All calls block for a few ms; none is for an event loop. No message shows a secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import secrets as randomness
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from delivery.push.signatures import key_of
+from ledger.push_settings import PushSettings
+from uploader.stores.disk import sync_directory
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "push-secrets.json"
+LOCK_NAME = "push-secrets.lock"
+VERSION = 1
+# A rotation needs two; a few more are for receivers that take long to follow.
+SIGNING_MAX = 4
+HEADERS_MAX = 16
+HEADER_NAME_MAX = 64
+# Receivers take 8 KiB of headers or more; the other half is for attributes of records. With 1,024
+# subscriptions the file has 5 MiB at most.
+HEADER_CHARACTERS_MAX = 4_096
+
+_name = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
+_value = re.compile(r"[!-~]([ -~]*[!-~])?")
+# What the request itself needs, or the connection.
+_RESERVED = frozenset(
+    {
+        "connection", "content-encoding", "content-length", "content-type", "expect", "host",
+        "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+_RESERVED_PREFIXES = ("ce-", "webhook-", "proxy-")
+
+
+class SecretMissing(Exception):
+    """A request needs a secret that is not there."""
+
+
+class SecretsRefused(ValueError):
+    """Secrets that cannot be used. The message does not show them."""
+
+
+class SecretsFileError(Exception):
+    """The file cannot be read or written; the message has its name and the reason."""
+
+
+class PushSecrets(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one subscription keeps secret. ``signing`` are secrets for signatures, all of which are
+    used; ``headers`` are own headers, by their names in lower case."""
+
+    signing: tuple[str, ...] = ()
+    headers: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.headers)
+        return f"PushSecrets({len(self.signing)} signing secrets, headers: {names or 'none'})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("signing", len(self.signing)), ("headers", [*self.headers])]
+
+
+def missing(settings: PushSettings, secrets: PushSecrets | None) -> str:
+    """Which secrets these settings need and do not have; empty if nothing is missing."""
+    lacks = []
+    if settings.signed and (secrets is None or not secrets.signing):
+        lacks.append("its signing secret")
+    absent = [
+        name for name in settings.headers if secrets is None or name.lower() not in secrets.headers
+    ]
+    if absent:
+        lacks.append(f"the values of {', '.join(absent)}")
+    if not lacks:
+        return ""
+    return f"{' and '.join(lacks)} are not in {FILE_NAME}, next to the ledger; set them again"
+
+
+def check_header_name(name: str) -> str:
+    """The name of an own header, in lower case. Raises SecretsRefused."""
+    lower = name.lower()
+    if len(name) > HEADER_NAME_MAX or _name.fullmatch(lower) is None:
+        raise SecretsRefused(
+            f"the name of an own header must be a token of HTTP with 1 to {HEADER_NAME_MAX}"
+            f" characters, got {name[:80]!r}"
+        )
+    if lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES):
+        raise SecretsRefused(f"the header {lower} is the daemon's own; use another name")
+    return lower
+
+
+def check_secrets(secrets: PushSecrets) -> None:
+    """Raises SecretsRefused, or SecretRefused for a signing secret."""
+    if len(secrets.signing) > SIGNING_MAX:
+        raise SecretsRefused(
+            f"there are {len(secrets.signing)} signing secrets, the limit is {SIGNING_MAX}; leave"
+            " out the oldest"
+        )
+    for secret in secrets.signing:
+        key_of(secret)
+    if len(secrets.headers) > HEADERS_MAX:
+        raise SecretsRefused(
+            f"there are {len(secrets.headers)} own headers, the limit is {HEADERS_MAX}"
+        )
+    for name, value in secrets.headers.items():
+        if check_header_name(name) != name:
+            raise SecretsRefused(f"the name of the header {name} must be in lower case")
+        if _value.fullmatch(value) is None:
+            raise SecretsRefused(
+                f"the value of the header {name} must be printable ASCII, without blanks around it,"
+                f" and is not ({len(value)} characters)"
+            )
+    size = sum(len(name) + len(value) for name, value in secrets.headers.items())
+    if size > HEADER_CHARACTERS_MAX:
+        raise SecretsRefused(
+            f"own headers have {size} characters, the limit is {HEADER_CHARACTERS_MAX}"
+        )
+
+
+class _Content(Struct, forbid_unknown_fields=True):
+    version: int
+    secrets: dict[str, msgspec.Raw]
+
+
+_content = msgspec.json.Decoder(_Content)
+_entry = msgspec.json.Decoder(PushSecrets)
+_encoder = msgspec.json.Encoder()
+
+
+class SecretsFile:
+    """The file of a data directory, for any process and thread."""
+
+    def __init__(self, data_dir: Path, token: Callable[[int], str] = randomness.token_hex) -> None:
+        self.path = data_dir / FILE_NAME
+        self._lock_path = data_dir / LOCK_NAME
+        self._token = token
+
+    def load(self, secrets_id: str) -> PushSecrets | None:
+        """The secrets of an id; None if they are not there. Raises SecretsFileError."""
+        entry = self._read().get(secrets_id)
+        if entry is None:
+            return None
+        try:
+            return _entry.decode(entry)
+        except msgspec.DecodeError as error:
+            raise SecretsFileError(f"an entry of {self.path} is damaged: {error}") from None
+
+    def save(self, secrets: PushSecrets) -> str:
+        """Stores secrets durably and returns their id. Raises SecretsRefused, SecretRefused,
+        SecretsFileError."""
+        check_secrets(secrets)
+        secrets_id = self._token(16)
+        with self._locked():
+            entries = self._read()
+            entries[secrets_id] = msgspec.Raw(_encoder.encode(secrets))
+            self._write(entries)
+        return secrets_id
+
+    def remove(self, ids: Collection[str]) -> None:
+        """Removes entries, of those that are there. Raises SecretsFileError."""
+        self._keep(lambda secrets_id: secrets_id not in ids)
+
+    def retain(self, ids: Collection[str]) -> None:
+        """Removes all other entries; while nobody saves any. Raises SecretsFileError."""
+        self._keep(lambda secrets_id: secrets_id in ids)
+
+    def _keep(self, kept: Callable[[str], bool]) -> None:
+        if not self.path.exists():
+            return
+        with self._locked():
+            entries = self._read()
+            rest = {secrets_id: entry for secrets_id, entry in entries.items() if kept(secrets_id)}
+            if len(rest) < len(entries):
+                self._write(rest)
+
+    def _read(self) -> dict[str, msgspec.Raw]:
+        try:
+            with self.path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode & 0o777
+                if mode & 0o077:
+                    log.warning(
+                        "%s could be read by others (mode %o); its mode is now 600. Set other"
+                        " secrets if anybody had access", self.path, mode,
+                    )  # fmt: skip
+                    os.fchmod(file.fileno(), 0o600)
+                content = _content.decode(file.read())
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise SecretsFileError(f"cannot read {self.path}: {error}") from error
+        except msgspec.DecodeError as error:
+            raise SecretsFileError(
+                f"{self.path} is damaged: {error}; restore it from a backup, or move it away and"
+                " set the secrets of all push subscriptions again"
+            ) from None
+        if content.version != VERSION:
+            raise SecretsFileError(
+                f"{self.path} has the version {content.version}, and this daemon knows {VERSION}"
+            )
+        return content.secrets
+
+    def _write(self, entries: dict[str, msgspec.Raw]) -> None:
+        """Replaces the file: after a kill or a loss of power it is the old or the new one."""
+        unfinished = self.path.with_name(f"{FILE_NAME}.new")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(unfinished, flags, 0o600)
+            with open(fd, "wb") as file:
+                os.fchmod(fd, 0o600)
+                file.write(_encoder.encode(_Content(VERSION, entries)))
+                file.flush()
+                os.fsync(fd)
+            unfinished.replace(self.path)
+            sync_directory(self.path.parent)
+        except OSError as error:
+            raise SecretsFileError(f"cannot write {self.path}: {error}") from error
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SecretsFileError(f"cannot lock {self._lock_path}: {error}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
