@@ -165,7 +165,7 @@ class SecretsFile:
             return None
         try:
             return _entry.decode(entry)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise SecretsFileError(f"an entry of {self.path} is damaged: {error}") from None
 
     def save(self, secrets: PushSecrets) -> str:
@@ -211,7 +211,7 @@ class SecretsFile:
             return {}
         except OSError as error:
             raise SecretsFileError(f"cannot read {self.path}: {error}") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise SecretsFileError(
                 f"{self.path} is damaged: {error}; restore it from a backup, or move it away and"
                 " set the secrets of all push subscriptions again"

@@ -6,9 +6,8 @@ so that a receiver may know any of them while a new one takes the place of an ol
 
 from __future__ import annotations
 
-import binascii
 import hmac
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
 
 PREFIX = "whsec_"
@@ -27,9 +26,12 @@ def key_of(secret: str) -> bytes:
     make = f"make one with: echo {PREFIX}$(openssl rand -base64 32)"
     if not secret.startswith(PREFIX):
         raise SecretRefused(f"{told} in base64, and this one begins differently; {make}")
+    text = secret[len(PREFIX) :]
     try:
-        key = binascii.a2b_base64(secret[len(PREFIX) :], strict_mode=True)
-    except (binascii.Error, ValueError):
+        if len(text) % 4:
+            raise ValueError(text)
+        key = b64decode(text, validate=True)
+    except ValueError:
         raise SecretRefused(f"{told} in base64, and this one is not base64; {make}") from None
     if not SECRET_BYTES_MIN <= len(key) <= SECRET_BYTES_MAX:
         raise SecretRefused(f"{told} in base64, and this one has {len(key)} bytes; {make}")
