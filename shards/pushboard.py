@@ -72,11 +72,15 @@ assert len(PushOutcome) <= at.OUTCOMES_MAX
 
 
 class PushState(NamedTuple):
-    """What a sender's limiter has learned. ``ceiling`` is infinite if it has not met one."""
+    """What a sender's limiter has learned. ``ceiling`` is None if it has not met one."""
 
     mode: int
     rate: float
-    ceiling: float
+    ceiling: float | None
+
+
+NOTHING_LEARNED = PushState(0, 0.0, None)
+USE_UNKNOWN = -1.0
 
 
 class PushOffer(Struct, frozen=True):
@@ -89,7 +93,8 @@ class PushOffer(Struct, frozen=True):
 
 
 class PushSenderRow(Struct, frozen=True, kw_only=True):
-    """What a sender does and has done. Times are those of the monotonic clock, 0: none."""
+    """What a sender does and has done. Times are those of the monotonic clock, 0: none. ``use`` is
+    USE_UNKNOWN before the first update interval has ended."""
 
     shard: int
     is_present: bool
@@ -252,25 +257,27 @@ class SenderWords:
 
     def join(self, subscription_id: int) -> PushState | None:
         """The sender is there. Returns what a predecessor of this subscription at this shard has
-        learned; None: there was none since the daemon started."""
+        learned; None: since the daemon started, none has told anything."""
         share, figures = self._share, self._figures
         self._joins = self._followed = 0
         state = None
         if figures[at.F_SUBSCRIPTION] == subscription_id:
-            state = _state(figures.tolist())
+            if figures[at.F_CHANGED_NS]:
+                state = _state(figures.tolist())
             figures[at.F_VERSION] += figures[at.F_VERSION] & 1  # it may have died in a row
         else:
             figures[at.F_VERSION] |= 1
             _fence()
             cleared = [0] * (at.FIGURES_WORDS - 1)
             cleared[at.F_SUBSCRIPTION - 1] = subscription_id
+            cleared[at.F_CEILING - 1] = word_of(math.inf)
             _store(figures, at.F_SUBSCRIPTION, cleared)
             _fence()
             figures[at.F_VERSION] += 1
         self._counts = figures.tolist()
         self._counts[at.F_IN_FLIGHT] = figures[at.F_IN_FLIGHT] = 0
         share[at.V_IN_USE] = 0
-        share[at.V_USE] = word_of(0.0)
+        share[at.V_USE] = word_of(USE_UNKNOWN)
         share[at.V_SUBSCRIPTION] = subscription_id
         _fence()
         self._joins = share[at.V_JOINS] | 1
@@ -313,7 +320,7 @@ class SenderWords:
         _fence()
         figures[at.F_MODE] = state.mode
         figures[at.F_RATE] = word_of(state.rate)
-        figures[at.F_CEILING] = word_of(state.ceiling)
+        figures[at.F_CEILING] = word_of(math.inf if state.ceiling is None else state.ceiling)
         figures[at.F_CHANGED_NS] = now_ns
         _fence()
         figures[at.F_VERSION] += 1
@@ -348,8 +355,9 @@ def _fence() -> None:
 
 
 def _state(figures: Sequence[int]) -> PushState:
+    ceiling = double_of(figures[at.F_CEILING])
     return PushState(
-        figures[at.F_MODE], double_of(figures[at.F_RATE]), double_of(figures[at.F_CEILING])
+        figures[at.F_MODE], double_of(figures[at.F_RATE]), None if ceiling == math.inf else ceiling
     )
 
 

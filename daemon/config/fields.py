@@ -102,6 +102,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     pressure_weights: dict[str, float]
     gate_pause_above: float
     gate_resume_below: float
+    push_limiter_period_s: float
+    push_speedup_tolerance: float
+    push_tolerance: float
+    push_convergence_factor: float
+    push_slow_delay_s: float
+    push_heartbeat_delay_s: float
+    push_balance_interval_s: float
+    push_update_interval_s: float
+    push_busy_tolerance: float
+    push_share_min_per_minute: float
+    push_change_min_percent: float
+    push_use_change_min_percent: float
     log_level: str
     log_format: str
     origins: dict[str, str]
@@ -308,6 +320,43 @@ FIELDS: tuple[Field, ...] = (
           "the pressure below which they go on; below `gate_pause_above`, so that they do not stop"
           " and go all the time",
           check=above_zero(1)),
+    Field("push_limiter_period_s", NUMBER, 30.0, "seconds",
+          "how often a sender of a push subscription sets its rate, from what failed since"
+          " (`LIMITER_PERIOD`)", check=above_zero(86_400)),
+    Field("push_speedup_tolerance", NUMBER, 0.01, "",
+          "the share of failures up to which the rate rises (`SPEEDUP_TOLERANCE`)",
+          check=above_zero(0.5)),
+    Field("push_tolerance", NUMBER, 0.05, "",
+          "the share of failures above which the rate falls; above one half, the mode is slow"
+          " (`TOLERANCE`)", check=above_zero(0.5)),
+    Field("push_convergence_factor", NUMBER, 0.2, "",
+          "how much of the way a rate goes in a period, up and down (`CONVERGENCE_FACTOR`)",
+          check=above_zero(0.9)),
+    Field("push_slow_delay_s", NUMBER, 60.0, "seconds",
+          "from one attempt to the next in slow mode (`SLOW_DELAY`)", check=above_zero(86_400)),
+    Field("push_heartbeat_delay_s", NUMBER, 60.0, "seconds",
+          "from one attempt to the next in heartbeat mode (`HEARTBEAT_DELAY`)",
+          check=above_zero(86_400)),
+    Field("push_balance_interval_s", NUMBER, 30.0, "seconds",
+          "how often the senders of a subscription negotiate their shares of its rate"
+          " (`BALANCE_INTERVAL`); one that joins, leaves or has another rate does not wait",
+          check=above_zero(86_400)),
+    Field("push_update_interval_s", NUMBER, 15.0, "seconds",
+          "how often a sender tells how much of its share it has used (`UPDATE_INTERVAL`)",
+          check=above_zero(86_400)),
+    Field("push_busy_tolerance", NUMBER, 0.1, "",
+          "a sender that has left at most this part of its share unused is busy, and gets what"
+          " others do not need (`BUSY_TOLERANCE`)", check=above_zero(0.5)),
+    Field("push_share_min_per_minute", NUMBER, 1.0, "attempts a minute",
+          "what each sender keeps of the rate, if there is enough (`MIN_MAX_RATE`)",
+          check=above_zero(60_000)),
+    Field("push_change_min_percent", NUMBER, 1.0, "percent",
+          "smaller changes of a share are not made (`MIN_CHANGE_PERCENT`)",
+          check=above_zero(50)),
+    Field("push_use_change_min_percent", NUMBER, 9.0, "percent",
+          "smaller changes of what a sender uses are not told (`MIN_SIGNIFICANT_CHANGE_PERCENT`);"
+          " below 100 x `push_busy_tolerance`, or a sender could not become busy",
+          check=above_zero(50)),
     Field("log_level", one_of("debug", "info", "warning", "error"), "info", "",
           "the least severe lines that are written", reloadable=True),
     Field("log_format", one_of("text", "json"), "text", "",

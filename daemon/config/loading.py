@@ -189,8 +189,27 @@ def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> N
             f"gate_resume_below must be below gate_pause_above ({pause:g},"
             f" {origins['gate_pause_above']}), got {resume:g} ({origins['gate_resume_below']})"
         )
+    problems += _push_problems(values, origins)
     if problems:
         raise ConfigError(problems)
+
+
+def _push_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    problems = []
+    low, high = values["push_speedup_tolerance"], values["push_tolerance"]
+    if low > high:
+        problems.append(
+            f"push_speedup_tolerance must be at most push_tolerance ({high:g},"
+            f" {origins['push_tolerance']}), got {low:g} ({origins['push_speedup_tolerance']})"
+        )
+    change, busy = values["push_use_change_min_percent"], values["push_busy_tolerance"]
+    if change >= 100 * busy:
+        problems.append(
+            f"push_use_change_min_percent must be below 100 x push_busy_tolerance ({busy:g},"
+            f" {origins['push_busy_tolerance']}), got {change:g}"
+            f" ({origins['push_use_change_min_percent']}): a sender could not become busy"
+        )
+    return problems
 
 
 def _price_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:

@@ -362,3 +362,21 @@ def test_origins_are_a_list_or_text_with_commas(
 def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
     with pytest.raises(ConfigError, match="cors_origins must have origins like https://"):
         loaded(("cors_origins", origin))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("push_speedup_tolerance", "0.06",
+         r"push_speedup_tolerance must be at most push_tolerance \(0.05, default\), got 0.06"),
+        ("push_busy_tolerance", "0.09",
+         r"push_use_change_min_percent must be below 100 x push_busy_tolerance \(0.09, --set\)"),
+        ("push_tolerance", "0.6", "push_tolerance must be above 0 and at most 0.5, got '0.6'"),
+        ("push_limiter_period_s", "0", "push_limiter_period_s must be above 0"),
+    ],
+)  # fmt: skip
+def test_limits_of_push_with_which_no_sender_would_be_fast_or_busy_are_refused(
+    key: str, value: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        loaded((key, value))

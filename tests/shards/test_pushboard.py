@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import pytest
@@ -10,6 +9,8 @@ import pytest
 from shards import layout as at
 from shards.layout import Layout
 from shards.pushboard import (
+    NOTHING_LEARNED,
+    USE_UNKNOWN,
     PushBoard,
     PushOffer,
     PushOutcome,
@@ -121,6 +122,12 @@ def test_a_successor_goes_on_with_what_was_learned_and_counted(make_segment: Mak
     assert segment.sparse[segment.layout.figures(0, 0) + at.F_VERSION] % 2 == 0
 
 
+def test_a_predecessor_that_told_nothing_leaves_nothing(make_segment: MakeSegment) -> None:
+    segment = make_segment(Layout(1, 4096))
+    assert SenderWords(segment, 0, 0).join(9) is None
+    assert SenderWords(segment, 0, 0).join(9) is None
+
+
 def test_another_subscription_in_the_slot_begins_with_nothing(make_segment: MakeSegment) -> None:
     segment = make_segment(Layout(1, 4096))
     words = SenderWords(segment, 0, 0)
@@ -131,7 +138,7 @@ def test_another_subscription_in_the_slot_begins_with_nothing(make_segment: Make
     assert SenderWords(segment, 0, 0).join(10) is None
     PushBoard(segment).offer(0, 10, 100, 1)
     (row,) = PushBoard(segment).senders(0, 10)
-    assert (row.attempts, row.state, row.changed_ns) == (0, PushState(0, 0.0, 0.0), 0)
+    assert (row.attempts, row.state, row.changed_ns) == (0, NOTHING_LEARNED, 0)
     assert not any((*row.outcomes, *row.latencies, row.latency_sum_ns))
     assert PushBoard(segment).senders(0, 9) == []
 
@@ -145,15 +152,16 @@ def test_a_row_tells_all_that_its_sender_does(make_segment: MakeSegment) -> None
     grant(segment, 2, 7, 50)
     words.follow()
     grant(segment, 2, 7, 25, number=2)
+    assert board.senders(7, 9)[0].use == USE_UNKNOWN
     words.use(0.75)
-    words.tell(PushState(2, 1 / 60, math.inf), 77)
+    words.tell(PushState(2, 1 / 60, None), 77)
     words.tell_next(1_000, 2_000)
     for outcome in PushOutcome:
         words.began()
         words.ended(outcome, 1_000_000)
     (row,) = board.senders(7, 9)
     assert (row.shard, row.is_present, row.granted, row.in_use, row.use) == (2, True, 25, 50, 0.75)
-    assert row.state == PushState(2, 1 / 60, math.inf)
+    assert row.state == PushState(2, 1 / 60, None)
     assert (row.changed_ns, row.next_ns, row.held_until_ns) == (77, 1_000, 2_000)
     assert row.outcomes == (1,) * len(PushOutcome)
     assert (row.attempts, row.in_flight, row.failures) == (13, 0, 11)
