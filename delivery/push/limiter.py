@@ -1,0 +1,338 @@
+"""How fast a sender may send: a rate that follows the failures of its receiver.
+
+The mode machine is that of Hermes' consumers ("adaptive rate limiting"). A *period* is the time
+between two decisions, 30 s. In each, attempts that succeeded and that failed are counted:
+
+    normal     at most 1 % failed: climb, 20 % of the gap to the maximum
+               at most 5 %: stay
+               more: decrease, 20 % of the rate, down to the slow rate
+               more than half: slow
+    slow       an attempt a minute. All succeeded: normal. More than half failed: heartbeat
+    heartbeat  an attempt a minute. All succeeded: slow
+
+What is added to it, because with a receiver far below the maximum 20 % of the gap always
+oversteps: a decrease, or a fall to slow, measures how much the receiver takes (rate x what
+succeeded of it), the *ceiling*. Climbing covers 20 % of the gap to the ceiling. Near it, clean
+periods probe: 1 % above it, then 2, 4, 8 and 16 % above the last, until something fails or the
+maximum is reached. As long as nothing failed there is no ceiling (docs/decisions/0053).
+
+What is left open there is decided so:
+
+- A period without an answer changes nothing.
+- Exactly half is not more than half: a decrease, in slow mode no change.
+- One attempt alone cannot lead from normal to slow; it decreases.
+- Whoever leaves slow mode climbs in the same step; the next period might have no attempt.
+- A period without a success says nothing about the ceiling: the receiver may be down.
+- Probing takes a sender that used what it had; one with little to send has proved nothing.
+- A share that shrinks and grows again keeps what was learned (``set_maximum``).
+
+The rate is never above the maximum, and 0 is a maximum. Attempts count, retries too. Pure:
+``now_ns`` is an argument; who sends asks ``next_ns``, reports what happens, and calls ``tick`` by
+``tick_due_ns``. What survives a kill is ``state``.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+from msgspec import Struct
+
+from delivery.push.pacer import NEVER_NS, Pacer
+
+USE_UNKNOWN = -1.0
+NEAR = 0.98  # of the ceiling: climbing on would take periods for less than a probe
+BUSY = 0.9  # of the permits that came were taken
+# Above the ceiling, one after the other. A receiver that takes twice as much is found by the
+# eighth, and overstepped by 16 % at most, which is a decrease and not a fall. After ten the ceiling
+# was plainly wrong, and steps grow.
+PROBES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.16, 0.16, 0.16, 0.16, 0.16, 0.32, 0.64, 1.0)
+
+
+class Mode(IntEnum):
+    """What a limiter thinks of its receiver."""
+
+    NORMAL = 0
+    SLOW = 1
+    HEARTBEAT = 2
+
+
+class LimiterSettings(Struct, frozen=True):
+    """Constants of the limiter; in brackets the name of the source of the algorithm."""
+
+    period_s: float = 30.0  # LIMITER_PERIOD
+    speedup_tolerance: float = 0.01  # SPEEDUP_TOLERANCE
+    tolerance: float = 0.05  # TOLERANCE
+    convergence_factor: float = 0.2  # CONVERGENCE_FACTOR
+    slow_delay_s: float = 60.0  # SLOW_DELAY
+    heartbeat_delay_s: float = 60.0  # HEARTBEAT_DELAY
+    update_interval_s: float = 15.0  # UPDATE_INTERVAL
+    significant_change: float = 0.09  # MIN_SIGNIFICANT_CHANGE_PERCENT
+
+    def __post_init__(self) -> None:
+        for name in ("period_s", "slow_delay_s", "heartbeat_delay_s", "update_interval_s"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be above 0, got {value}")
+        if not 0 <= self.speedup_tolerance <= self.tolerance <= 0.5:
+            raise ValueError(
+                f"tolerances must be 0 <= {self.speedup_tolerance} <= {self.tolerance} <= 0.5"
+            )
+        if not 0 < self.convergence_factor < 1:
+            raise ValueError(f"convergence_factor must be in (0, 1), got {self.convergence_factor}")
+
+    @property
+    def slow_rate(self) -> float:
+        """Attempts a second in slow mode; no decrease goes below it."""
+        return 1 / self.slow_delay_s
+
+
+class LimiterState(Struct, frozen=True):
+    """What a limiter has learned."""
+
+    mode: Mode
+    rate: float  # in normal mode, if the maximum allows it
+    ceiling: float | None  # attempts a second that the receiver takes; None: nothing failed yet
+
+
+class Limiter:
+    """The limiter of one sender."""
+
+    def __init__(
+        self,
+        settings: LimiterSettings,
+        maximum: float,
+        now_ns: int,
+        state: LimiterState | None = None,
+    ) -> None:
+        """``maximum`` is attempts a second, 0 for none. Without a state, the rate is as if it had
+        climbed from nothing once."""
+        self._settings = settings
+        self._maximum = 0.0
+        self._probes = 0  # clean ones in succession
+        self._is_new = state is None
+        self._mode = Mode.NORMAL if state is None else state.mode
+        self._learned = settings.slow_rate
+        self._ceiling: float | None = None
+        if state is not None:
+            self._learned = max(state.rate, settings.slow_rate)
+            self._ceiling = state.ceiling
+        self._pacer = Pacer(0.0, now_ns)
+        self._held_ns = 0
+        self._at_ns = now_ns  # up to where _allowed counts
+        self._use = USE_UNKNOWN
+        self._begin_period(now_ns)
+        self._begin_update(now_ns)
+        self.set_maximum(maximum, now_ns)
+
+    # --- what is in force ---------------------------------------------------------------------
+
+    @property
+    def mode(self) -> Mode:
+        """Normal, slow or heartbeat."""
+        return self._mode
+
+    @property
+    def maximum(self) -> float:
+        """The share of the subscription's rate that this sender has."""
+        return self._maximum
+
+    @property
+    def ceiling(self) -> float | None:
+        """What the receiver is thought to take."""
+        return self._ceiling
+
+    @property
+    def rate(self) -> float:
+        """Attempts a second in force."""
+        return self._pacer.rate
+
+    @property
+    def held_until_ns(self) -> int:
+        """Until when the receiver wants nothing."""
+        return self._held_ns
+
+    @property
+    def use(self) -> float:
+        """Attempts over the maximum, in the last update interval that differs much; for the
+        balancer. USE_UNKNOWN before the first."""
+        return self._use
+
+    @property
+    def state(self) -> LimiterState:
+        """What is to survive."""
+        return LimiterState(self._mode, self._learned, self._ceiling)
+
+    def set_maximum(self, maximum: float, now_ns: int) -> None:
+        """Another share; whoever waits for ``next_ns`` asks again."""
+        if not 0 <= maximum < math.inf:
+            raise ValueError(f"the maximum must be 0 or more, got {maximum}")
+        self._count_allowed(now_ns)
+        self._maximum = maximum
+        if self._is_new:
+            self._learned = max(self._learned, self._settings.convergence_factor * maximum)
+        self._put_in_force(now_ns)
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def next_ns(self, now_ns: int) -> int:
+        """When the next attempt may begin: not after ``now_ns`` if it may now, NEVER_NS if the
+        maximum is 0."""
+        return max(self._pacer.next_ns(now_ns), self._held_ns)
+
+    def attempted(self, now_ns: int) -> None:
+        """An attempt begins."""
+        self._pacer.take(now_ns)
+        self._attempts += 1
+
+    def succeeded(self, now_ns: int) -> None:
+        """The receiver took an attempt, or refused the record."""
+        self._succeeded += 1
+
+    def failed(self, now_ns: int) -> None:
+        """The receiver failed an attempt."""
+        self._failed += 1
+
+    def hold(self, until_ns: int) -> None:
+        """No attempt before then; of several such times the last counts."""
+        self._held_ns = max(self._held_ns, until_ns)
+
+    def release(self) -> None:
+        """Forgets what ``hold`` said: the receiver is another one."""
+        self._held_ns = 0
+
+    # --- deciding -----------------------------------------------------------------------------
+
+    @property
+    def tick_due_ns(self) -> int:
+        """When ``tick`` has something to do."""
+        return min(self._period_due_ns, self._update_due_ns)
+
+    def tick(self, now_ns: int) -> bool:
+        """Ends a period and an update interval if they are over. Whether mode or rate changed."""
+        if now_ns >= self._update_due_ns:
+            self._update_use(now_ns)
+        if now_ns < self._period_due_ns:
+            return False
+        before = (self._mode, self.rate)
+        self._pacer.catch_up(now_ns)
+        if self._succeeded + self._failed:
+            self._judge(now_ns)
+            self._is_new = False
+            self._put_in_force(now_ns)
+        self._begin_period(now_ns)
+        return before != (self._mode, self.rate)
+
+    def _begin_period(self, now_ns: int) -> None:
+        self._period_ns = now_ns
+        self._period_due_ns = now_ns + round(self._settings.period_s * 1e9)
+        self._succeeded = self._failed = 0
+        self._came, self._lost = self._pacer.came, self._pacer.lost
+
+    def _judge(self, now_ns: int) -> None:
+        settings = self._settings
+        answers = self._succeeded + self._failed
+        failures = self._failed / answers
+        if self._mode is Mode.HEARTBEAT:
+            if not self._failed:
+                self._mode = Mode.SLOW
+        elif self._mode is Mode.SLOW:
+            if not self._failed:
+                self._mode = Mode.NORMAL
+                self._climb(is_busy=False)
+            elif failures > 0.5:
+                self._mode = Mode.HEARTBEAT
+        elif failures > 0.5 and answers > 1:
+            self._learn_ceiling(failures, now_ns)
+            self._mode = Mode.SLOW
+            self._learned = settings.slow_rate
+        elif failures > settings.tolerance:
+            self._learn_ceiling(failures, now_ns)
+            decreased = self.rate * (1 - settings.convergence_factor)
+            self._learned = max(settings.slow_rate, decreased)
+        elif failures > settings.speedup_tolerance:
+            self._probes = 0
+            if self._ceiling is not None and self._learned > self._ceiling * NEAR:
+                self._ceiling = self._learned
+        else:
+            came = self._pacer.came - self._came
+            self._climb(is_busy=self._pacer.lost - self._lost <= (1 - BUSY) * came)
+
+    def _climb(self, *, is_busy: bool) -> None:
+        factor = self._settings.convergence_factor
+        ceiling = self._ceiling
+        if ceiling is None or self._maximum <= ceiling:
+            if self._learned < self._maximum:
+                self._learned += factor * (self._maximum - self._learned)
+        elif self._learned < ceiling * NEAR:
+            self._learned += factor * (ceiling - self._learned)
+        elif is_busy:
+            step = PROBES[min(self._probes, len(PROBES) - 1)]
+            self._probes += 1
+            self._ceiling = max(ceiling, self._learned) * (1 + step)
+            self._learned = min(self._ceiling, self._maximum)
+
+    def _learn_ceiling(self, failures: float, now_ns: int) -> None:
+        self._probes = 0
+        if self._succeeded:
+            period_s = max(1, now_ns - self._period_ns) / 1e9
+            mean = (self._pacer.came - self._came) / period_s
+            self._ceiling = max(self._settings.slow_rate, mean * (1 - failures))
+
+    def _put_in_force(self, now_ns: int) -> None:
+        if self._mode is Mode.NORMAL:
+            rate = self._learned
+        elif self._mode is Mode.SLOW:
+            rate = self._settings.slow_rate
+        else:
+            rate = 1 / self._settings.heartbeat_delay_s
+        self._pacer.set_rate(min(rate, self._maximum), now_ns)
+
+    # --- what the balancer asks ---------------------------------------------------------------
+
+    def _count_allowed(self, now_ns: int) -> None:
+        self._allowed += max(0, now_ns - self._at_ns) * self._maximum / 1e9
+        self._at_ns = max(self._at_ns, now_ns)
+
+    def _begin_update(self, now_ns: int) -> None:
+        self._update_due_ns = now_ns + round(self._settings.update_interval_s * 1e9)
+        self._attempts = 0
+        self._allowed = 0.0  # attempts, by the maxima
+        self._use_came, self._use_lost = self._pacer.came, self._pacer.lost
+
+    def _update_use(self, now_ns: int) -> None:
+        """The share of what was allowed that was taken. A sender that waits for its next permit
+        has taken all that came, so permits are counted rather than attempts: at low rates an
+        interval has few attempts. While nothing holds it back but its own climbing, the maximum is
+        as good as used: it will be."""
+        self._count_allowed(now_ns)
+        pacer = self._pacer
+        pacer.catch_up(now_ns)
+        came, lost = pacer.came - self._use_came, pacer.lost - self._use_lost
+        if not self._attempts and lost < 1:
+            self._update_due_ns = now_ns + round(self._settings.update_interval_s * 1e9)
+            return  # there was hardly a permit to take; the interval goes on
+        taken = came - lost if self._attempts else 0.0
+        is_climbing = self._mode is Mode.NORMAL and (
+            self._ceiling is None or self._ceiling >= self._maximum
+        )
+        could = came if is_climbing else self._allowed
+        use = min(1.0, taken / could) if could > 0 else 0.0
+        if self._use < 0 or abs(use - self._use) > self._settings.significant_change:
+            self._use = use
+        self._begin_update(now_ns)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if a rule of the head is broken; for tests."""
+        self._pacer.check_invariants()
+        assert 0 <= self.rate <= self._maximum
+        assert self._learned >= self._settings.slow_rate
+        assert self._ceiling is None or self._ceiling >= self._settings.slow_rate
+        assert self._use == USE_UNKNOWN or 0 <= self._use <= 1
+        if self._mode is not Mode.NORMAL:
+            assert self.rate <= 1 / min(
+                self._settings.slow_delay_s, self._settings.heartbeat_delay_s
+            )
+
+
+__all__ = ["NEVER_NS", "USE_UNKNOWN", "Limiter", "LimiterSettings", "LimiterState", "Mode"]

@@ -1,0 +1,320 @@
+"""The mode machine of a sender, period by period, and the rates that it puts in force."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from delivery.push.limiter import (
+    NEVER_NS,
+    USE_UNKNOWN,
+    Limiter,
+    LimiterSettings,
+    LimiterState,
+    Mode,
+)
+
+SECOND = 1_000_000_000
+SETTINGS = LimiterSettings()
+PERIOD = 30 * SECOND
+SLOW = 1 / 60
+
+
+class Periods:
+    """A limiter and the time; each call of ``end`` ends a period with these answers."""
+
+    def __init__(self, maximum: float = 100.0, state: LimiterState | None = None) -> None:
+        self.now = 0
+        self.limiter = Limiter(SETTINGS, maximum, 0, state)
+
+    def end(self, succeeded: int, failed: int = 0) -> Limiter:
+        limiter = self.limiter
+        for _ in range(succeeded):
+            limiter.succeeded(self.now)
+        for _ in range(failed):
+            limiter.failed(self.now)
+        # Everything that came is taken: the sender is busy.
+        end = self.now + PERIOD
+        while (due := limiter.next_ns(self.now)) < end:
+            self.now = due
+            limiter.attempted(due)
+        self.now = end
+        limiter.tick(end)
+        limiter.check_invariants()
+        return limiter
+
+
+def _at(rate: float, maximum: float = 100.0, ceiling: float | None = None) -> Periods:
+    return Periods(maximum, LimiterState(Mode.NORMAL, rate, ceiling))
+
+
+def _in(mode: Mode, ceiling: float | None = None) -> Periods:
+    return Periods(100.0, LimiterState(mode, SLOW, ceiling))
+
+
+def test_a_new_limiter_has_climbed_once_and_covers_a_fifth_of_the_gap_in_each_clean_period() -> (
+    None
+):
+    periods, expected = Periods(), 20.0
+    assert periods.limiter.rate == expected
+    for _ in range(12):
+        expected += 0.2 * (100 - expected)
+        assert periods.end(50).rate == pytest.approx(expected)
+    assert periods.limiter.ceiling is None
+
+
+@pytest.mark.parametrize(
+    ("succeeded", "failed", "rate"),
+    [
+        (99, 1, 60.0),  # exactly 1 %: not more, so it climbs
+        (98, 1, 50.0),
+        (95, 5, 50.0),  # exactly 5 %: not more, so it stays
+        (94, 5, 40.0),
+        (50, 50, 40.0),  # exactly half: not more, so it decreases
+        (49, 50, SLOW),
+    ],
+)
+def test_thresholds_are_strict(succeeded: int, failed: int, rate: float) -> None:
+    limiter = _at(50.0).end(succeeded, failed)
+    assert limiter.rate == pytest.approx(rate)
+    assert limiter.mode is (Mode.SLOW if rate == SLOW else Mode.NORMAL)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_period_without_an_answer_changes_nothing(mode: Mode) -> None:
+    periods = Periods(100.0, LimiterState(mode, 50.0 if mode is Mode.NORMAL else SLOW, 70.0))
+    before = (periods.limiter.state, periods.limiter.rate)
+    limiter = periods.end(0)
+    assert (limiter.state, limiter.rate) == before
+
+
+def test_one_attempt_alone_decreases_and_does_not_lead_to_slow_mode() -> None:
+    limiter = _at(50.0).end(0, 1)
+    assert (limiter.mode, limiter.rate) == (Mode.NORMAL, 40.0)
+
+
+def test_no_decrease_goes_below_the_slow_rate() -> None:
+    periods = _at(0.05)
+    for _ in range(10):
+        periods.end(1, 1)
+    assert periods.limiter.rate == SLOW
+    assert periods.limiter.mode is Mode.NORMAL
+
+
+def test_slow_mode_is_left_up_after_successes_alone_and_down_after_more_than_half_failed() -> None:
+    assert _in(Mode.SLOW).end(1, 1).mode is Mode.SLOW
+    assert _in(Mode.SLOW).end(2, 1).mode is Mode.SLOW
+    assert _in(Mode.SLOW).end(1, 2).mode is Mode.HEARTBEAT
+    assert _in(Mode.SLOW).end(0, 1).mode is Mode.HEARTBEAT
+    up = _in(Mode.SLOW).end(1)
+    assert up.mode is Mode.NORMAL
+    assert up.rate == pytest.approx(SLOW + 0.2 * (100 - SLOW))
+
+
+def test_heartbeat_is_left_to_slow_mode_after_successes_alone() -> None:
+    assert _in(Mode.HEARTBEAT).end(1, 1).mode is Mode.HEARTBEAT
+    assert _in(Mode.HEARTBEAT).end(99, 1).mode is Mode.HEARTBEAT
+    assert _in(Mode.HEARTBEAT).end(1).mode is Mode.SLOW
+
+
+def test_slow_and_heartbeat_send_once_per_delay() -> None:
+    settings = LimiterSettings(slow_delay_s=10, heartbeat_delay_s=40)
+    for mode, delay_s in ((Mode.SLOW, 10), (Mode.HEARTBEAT, 40)):
+        limiter = Limiter(settings, 100.0, 0, LimiterState(mode, 0.1, None))
+        now = 0
+        for turn in range(1, 4):
+            now = limiter.next_ns(now)
+            assert now == turn * delay_s * SECOND
+            limiter.attempted(now)
+
+
+def test_a_fall_to_slow_mode_does_not_send_what_was_saved_before() -> None:
+    limiter = Limiter(SETTINGS, 1_000.0, 0)
+    limiter.attempted(29 * SECOND)
+    for _ in range(2):
+        limiter.failed(29 * SECOND)
+    assert limiter.tick(PERIOD)
+    assert limiter.mode is Mode.SLOW
+    assert limiter.next_ns(PERIOD) == pytest.approx(89 * SECOND, abs=1_000_000)
+
+
+def test_a_decrease_measures_the_ceiling_and_climbing_ends_there() -> None:
+    periods = _at(50.0)
+    limiter = periods.end(80, 20)
+    assert [limiter.rate, limiter.ceiling] == pytest.approx([40.0, 40.0])
+    limiter = _at(50.0).end(60, 40)  # measured by what succeeded
+    assert [limiter.rate, limiter.ceiling] == pytest.approx([40.0, 30.0])
+    periods = _at(10.0, ceiling=20.0)
+    assert periods.end(100).rate == pytest.approx(12.0)
+    assert periods.end(100).rate == pytest.approx(13.6)
+    assert periods.limiter.ceiling == 20.0
+
+
+def test_clean_periods_near_the_ceiling_probe_by_1_2_4_8_and_16_percent() -> None:
+    periods, expected = _at(10.0, ceiling=10.0), 10.0
+    for step in (0.01, 0.02, 0.04, 0.08, 0.16, 0.16):
+        expected *= 1 + step
+        assert periods.end(100).rate == pytest.approx(expected)
+    expected = periods.limiter.rate
+    assert periods.end(98, 2).rate == expected  # something fails: it stays
+    assert periods.end(100).rate == pytest.approx(expected * 1.01)  # and begins anew
+    for _ in range(30):
+        periods.end(100)
+    assert periods.limiter.rate == 100.0
+
+
+def test_a_sender_with_little_to_send_does_not_probe() -> None:
+    limiter = Limiter(SETTINGS, 100.0, 0, LimiterState(Mode.NORMAL, 10.0, 10.0))
+    now = 0
+    for period in range(1, 10):
+        for second in range(0, 30, 2):
+            now = (period - 1) * PERIOD + second * SECOND + 1
+            limiter.attempted(max(now, limiter.next_ns(now)))
+            limiter.succeeded(now)
+        limiter.tick(period * PERIOD)
+    assert (limiter.rate, limiter.ceiling) == (10.0, 10.0)
+
+
+def test_an_outage_says_nothing_about_the_ceiling() -> None:
+    periods = _at(50.0, ceiling=60.0)
+    limiter = periods.end(0, 500)
+    assert (limiter.mode, limiter.ceiling) == (Mode.SLOW, 60.0)
+    assert periods.end(0, 1).mode is Mode.HEARTBEAT
+    assert periods.end(1).mode is Mode.SLOW
+    limiter = periods.end(1)
+    assert (limiter.mode, limiter.ceiling) == (Mode.NORMAL, 60.0)
+    assert limiter.rate == pytest.approx(SLOW + 0.2 * (60 - SLOW))
+
+
+def test_a_maximum_is_in_force_immediately_and_what_was_learned_comes_back_with_it() -> None:
+    limiter = _at(80.0).limiter
+    limiter.set_maximum(30.0, 0)
+    assert limiter.rate == 30.0
+    limiter.set_maximum(0.0, 0)
+    assert limiter.rate == 0
+    assert limiter.next_ns(0) == NEVER_NS
+    limiter.set_maximum(200.0, 0)
+    assert limiter.rate == 80.0
+
+
+def test_a_new_limiter_without_a_share_begins_with_the_share_that_it_gets() -> None:
+    limiter = Limiter(SETTINGS, 0.0, 0)
+    assert limiter.next_ns(0) == NEVER_NS
+    limiter.set_maximum(10.0, SECOND)
+    assert limiter.rate == pytest.approx(2.0)
+    limiter.set_maximum(50.0, 2 * SECOND)
+    assert limiter.rate == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("maximum", [-1.0, math.nan, math.inf])
+def test_a_maximum_that_is_not_a_rate_is_refused(maximum: float) -> None:
+    with pytest.raises(ValueError, match="maximum"):
+        Limiter(SETTINGS, maximum, 0)
+
+
+def test_a_waiter_wakes_earlier_when_the_rate_is_raised() -> None:
+    limiter = Limiter(SETTINGS, 1.0, 0, LimiterState(Mode.NORMAL, 50.0, None))
+    assert limiter.next_ns(0) == SECOND
+    limiter.set_maximum(10.0, 0)
+    assert limiter.next_ns(0) == SECOND // 10
+
+
+def test_a_held_receiver_is_not_asked_before_its_time_and_the_rate_stays() -> None:
+    limiter = _at(50.0).limiter
+    limiter.hold(7 * SECOND)
+    limiter.hold(3 * SECOND)
+    assert limiter.next_ns(SECOND) == 7 * SECOND
+    assert limiter.rate == 50.0
+    limiter.release()
+    assert limiter.next_ns(SECOND) == SECOND
+
+
+def test_what_was_learned_survives_in_the_state() -> None:
+    periods = _at(50.0)
+    periods.end(80, 20)
+    again = Limiter(SETTINGS, 100.0, 0, periods.limiter.state)
+    assert again.rate == periods.limiter.rate
+    assert again.state == periods.limiter.state
+    fallen = _at(50.0)
+    fallen.end(1, 9)
+    again = Limiter(SETTINGS, 100.0, 0, fallen.limiter.state)
+    assert again.mode is Mode.SLOW
+    assert [again.rate, again.ceiling] == pytest.approx([SLOW, 5.0])
+
+
+def test_a_tick_says_whether_something_changed_and_is_due_at_the_next_interval() -> None:
+    limiter = Limiter(SETTINGS, 100.0, 0)
+    assert limiter.tick_due_ns == 15 * SECOND
+    assert not limiter.tick(15 * SECOND)
+    assert limiter.tick_due_ns == 30 * SECOND
+    limiter.succeeded(16 * SECOND)
+    assert limiter.tick(30 * SECOND)
+    assert not limiter.tick(60 * SECOND)
+    assert limiter.tick_due_ns > 60 * SECOND
+
+
+def _use_after(rate: float, maximum: float, per_s: float, state: LimiterState) -> float:
+    """The use after a minute of attempts that come every ``1 / per_s``, as the rate allows."""
+    limiter, now = Limiter(SETTINGS, maximum, 0, state), 0
+    wanted = 0
+    while now < 60 * SECOND:
+        wanted += round(SECOND / per_s)
+        now = max(wanted, limiter.next_ns(now))
+        while limiter.tick_due_ns <= now:
+            limiter.tick(limiter.tick_due_ns)
+        limiter.attempted(now)
+    return limiter.use
+
+
+def test_use_is_attempts_over_the_maximum() -> None:
+    state = LimiterState(Mode.NORMAL, 100.0, None)
+    assert Limiter(SETTINGS, 100.0, 0, state).use == USE_UNKNOWN
+    assert _use_after(100.0, 100.0, 50.0, state) == pytest.approx(0.5, abs=0.02)
+    assert _use_after(100.0, 100.0, 1_000.0, state) == pytest.approx(1.0)
+    assert _use_after(100.0, 100.0, 1 / 7, state) == pytest.approx(0, abs=0.02)
+
+
+def test_a_limiter_that_its_ceiling_holds_back_does_not_use_its_maximum() -> None:
+    held = LimiterState(Mode.NORMAL, 30.0, 30.0)
+    assert _use_after(30.0, 100.0, 1_000.0, held) == pytest.approx(0.3, abs=0.02)
+
+
+def test_a_limiter_that_only_has_to_climb_uses_its_maximum() -> None:
+    climbing = LimiterState(Mode.NORMAL, 30.0, None)
+    assert _use_after(30.0, 100.0, 1_000.0, climbing) == pytest.approx(1.0)
+
+
+def test_a_rate_of_few_attempts_per_interval_is_used_all_the_same() -> None:
+    state = LimiterState(Mode.NORMAL, 0.25, None)
+    assert _use_after(0.25, 0.25, 10.0, state) == pytest.approx(1.0)
+    state = LimiterState(Mode.NORMAL, 1 / 60, None)
+    assert _use_after(1 / 60, 1 / 60, 10.0, state) > 0.9
+
+
+def test_a_change_of_the_use_of_9_percent_or_less_is_not_recorded() -> None:
+    limiter = Limiter(SETTINGS, 100.0, 0, LimiterState(Mode.NORMAL, 100.0, None))
+    uses = []
+    for interval, attempts in enumerate((750, 850, 900, 950), start=1):
+        begin = (interval - 1) * 15 * SECOND
+        for number in range(attempts):
+            limiter.attempted(begin + number * 15 * SECOND // attempts)
+        limiter.tick(interval * 15 * SECOND)
+        uses.append(limiter.use)
+    assert uses == [
+        pytest.approx(0.5, abs=0.01),
+        pytest.approx(0.5, abs=0.01),
+        pytest.approx(0.6, abs=0.01),
+        pytest.approx(0.6, abs=0.01),
+    ]
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    for bad in (
+        {"period_s": 0.0},
+        {"slow_delay_s": math.inf},
+        {"tolerance": 0.005},
+        {"convergence_factor": 1.0},
+    ):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            LimiterSettings(**bad)
