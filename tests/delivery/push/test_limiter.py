@@ -255,10 +255,10 @@ def test_a_tick_says_whether_something_changed_and_is_due_at_the_next_interval()
 
 
 def _use_after(rate: float, maximum: float, per_s: float, state: LimiterState) -> float:
-    """The use after a minute of attempts that come every ``1 / per_s``, as the rate allows."""
+    """The use after two minutes of attempts that come every ``1 / per_s``, as the rate allows."""
     limiter, now = Limiter(SETTINGS, maximum, 0, state), 0
     wanted = 0
-    while now < 60 * SECOND:
+    while now < 120 * SECOND:
         wanted += round(SECOND / per_s)
         now = max(wanted, limiter.next_ns(now))
         while limiter.tick_due_ns <= now:
