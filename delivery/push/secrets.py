@@ -241,7 +241,7 @@ class SecretsFile:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         try:
-            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(self._lock_path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise SecretsFileError(f"cannot lock {self._lock_path}: {error}") from error
         try:
