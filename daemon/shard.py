@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -67,6 +66,7 @@ from daemon.intake.pending import ExpiredRequests, PendingRequests
 from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
 from daemon.memory import READERS_AT_ONCE, answers_bytes, pipe_frame_bytes_max
+from delivery.changes import DeliveryChanges
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread
@@ -104,9 +104,6 @@ from uploader.pipeline.upload import Uploads
 from uploader.pipeline.voids import Run, Voids
 from uploader.stores import faults, open_store
 from uploader.stores.base import ObjectStore, StoreError
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("headgate.shard")
 
@@ -256,13 +253,14 @@ class Shard:
             min(PAGE_BYTES_MAX, config.ring_bytes // 64),
         )  # fmt: skip
         self.cursor_flush.add(self._routers)
+        changes = DeliveryChanges(self.segment, self._bells, ledger, ledger_lock)
         self._after.subscriptions = self._subscriptions = Subscriptions(
             self.shard, self.segment.layout.shards, int(self._words[at.G_INCARNATION]),
             self._after.partitions, ledger, FinishedJournal(self.segment, self.shard),
             self.cursor_flush, copies, SubscriptionBoard(self.segment),
             self._after.dispatcher.dirty, self._delivery_settings, trackers.evicted,
             OwnerClocks(monotonic_ns, wall_ms), self._after.priorities.learn, self._may_deliver,
-            self._after.consumed, _end,
+            self._after.consumed, changes, _end,
         )  # fmt: skip
         buffers, frame_bytes_max = PipeBuffers(), pipe_frame_bytes_max(config)
         names = [pipe_name(inheritance.pipe_token, shard) for shard in range(config.shards)]
@@ -281,12 +279,11 @@ class Shard:
         handlers = Handlers(
             topics=TopicRoutes(self.topics, TopicActivityView(self.segment)),
             cursors=CursorRoutes(cursors),
-            routers=RouterRoutes(self.segment, self._bells, ledger, ledger_lock),
+            routers=RouterRoutes(self.segment, changes, ledger),
             subscriptions=SubscriptionRoutes(
                 self.segment,
-                self._bells,
+                changes,
                 ledger,
-                ledger_lock,
                 self.topics,
                 self._after.partitions,
                 directory,

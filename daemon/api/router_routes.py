@@ -7,16 +7,15 @@ owners notice it.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from msgspec import UNSET
 
-from daemon.api.delivery_changes import DeliveryChanges
 from daemon.api.errors import ApiError, invalid
 from daemon.api.names import check_router_name
 from daemon.api.topic_routes import Created
 from daemon.intake.topic_cache import unknown_topic
+from delivery.changes import DeliveryChanges
 from delivery.filters import Filter, FilterError
 from delivery.ledger_thread import LedgerThread
 from delivery.routers.schemas import (
@@ -40,7 +39,6 @@ from ledger.errors import (
 from ledger.routers import NO_FILTER, RouterFilter, RouterView
 from ledger.tx import WriteTx
 from shards.clock import wall_ms
-from shards.doorbell import Doorbells
 from shards.routerboard import RouterBoard
 from shards.segment import Segment
 
@@ -53,13 +51,12 @@ class RouterRoutes:
     def __init__(
         self,
         segment: Segment,
-        bells: Doorbells,
+        changes: DeliveryChanges,
         ledger: LedgerThread,
-        ledger_lock: AbstractContextManager[None],
     ) -> None:
         self._board = RouterBoard(segment)
         self._ledger = ledger
-        self._changes = DeliveryChanges(segment, bells, ledger, ledger_lock)
+        self._changes = changes
 
     async def put(self, name: str, asked: RouterSettings) -> RouterStatus | Created:
         """Creates a router, or changes what is given. Raises ApiError."""

@@ -8,13 +8,11 @@ change of subscriptions changes a shared word, by which their owners notice it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from daemon.api.delivery_changes import DeliveryChanges
 from daemon.api.errors import ApiError, invalid
 from daemon.api.names import check_subscription_name
 from daemon.api.push_settings import changed_push, given_fields, shown_config
@@ -33,6 +31,7 @@ from daemon.api.subscription_schemas import (
 )
 from daemon.api.topic_routes import Created
 from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
+from delivery.changes import DeliveryChanges
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
 from delivery.subscriptions.owners import SubscriptionOwner
@@ -58,7 +57,6 @@ from ledger.subscriptions import (
 )
 from ledger.tx import WriteTx
 from shards.clock import wall_ms
-from shards.doorbell import Doorbells
 from shards.segment import Segment
 from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 
@@ -71,9 +69,8 @@ class SubscriptionRoutes:
     def __init__(
         self,
         segment: Segment,
-        bells: Doorbells,
+        changes: DeliveryChanges,
         ledger: LedgerThread,
-        ledger_lock: AbstractContextManager[None],
         topics: TopicCache,
         reader: PartitionReader,
         directory: SubscriptionDirectory,
@@ -81,7 +78,7 @@ class SubscriptionRoutes:
     ) -> None:
         self._board = SubscriptionBoard(segment)
         self._ledger = ledger
-        self._changes = DeliveryChanges(segment, bells, ledger, ledger_lock)
+        self._changes = changes
         self._topics = topics
         self._reader = reader
         self._directory = directory

@@ -131,6 +131,14 @@ class Seek(OwnerRequest, frozen=True, tag=True, array_like=True):
     floors: dict[int, int]
 
 
+class PausePush(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """The receiver at ``endpoint`` wants no more (410): pauses the subscription until an operator
+    resumes it. Without effect on one that is pushed elsewhere by now, or is paused."""
+
+    endpoint: str
+    because: str
+
+
 AnyRequest = (
     Consume
     | Poll
@@ -143,4 +151,5 @@ AnyRequest = (
     | RetryKey
     | SkipKey
     | Seek
+    | PausePush
 )

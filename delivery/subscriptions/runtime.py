@@ -26,6 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from compaction.parquet.file_bytes import LakeFileDamaged
+from delivery.changes import DeliveryChanges
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Served
 from delivery.followed import Key, TooManyPinned
@@ -50,13 +51,20 @@ from delivery.subscriptions.requests import (
     ListKeys,
     Nack,
     OwnerRefused,
+    PausePush,
     Poll,
     RetryKey,
     Seek,
     SkipKey,
 )
 from delivery.subscriptions.running import RunningSubscription, Wanted
-from delivery.subscriptions.schemas import BlockedKey, BlockedKeys, ConsumerLeft, Sought
+from delivery.subscriptions.schemas import (
+    BlockedKey,
+    BlockedKeys,
+    ConsumerLeft,
+    PushPaused,
+    Sought,
+)
 from delivery.subscriptions.starting import Starting, moved_over
 from delivery.watch.outlet import Outlet
 from ledger import subscriptions
@@ -118,10 +126,12 @@ class Subscriptions:
         learn: Callable[[Topic], None],
         may_deliver: Callable[[], bool],
         delivered: Callable[[int, int], None],
+        changes: DeliveryChanges,
         ended: Callable[[], object],
     ) -> None:
         self._may_deliver = may_deliver
         self._delivered = delivered
+        self._changes = changes
         self._shard = shard
         self._shards = shards
         self._reader = reader
@@ -234,6 +244,8 @@ class Subscriptions:
             return await running.consumers.poll(request)
         if isinstance(request, Seek):
             return _encoder.encode(await self._seek(running, request))
+        if isinstance(request, PausePush):
+            return _encoder.encode(await self._pause(request))
         answer = self._answer(running, request)
         durable = self._record(running)
         self._wake(running)
@@ -321,6 +333,15 @@ class Subscriptions:
                 self._asking = self._start(self._ask())
             await asyncio.wait([self._asking])
         return Sought(inspection.progress_of(running))
+
+    async def _pause(self, request: PausePush) -> PushPaused:
+        """The receiver wants no more. All shards notice, as if a client had paused it."""
+        paused = await self._changes.make(
+            lambda tx: subscriptions.pause(
+                tx, request.subscription_id, request.endpoint, request.because
+            )
+        )
+        return PushPaused(paused is not None)
 
     # Settings
 

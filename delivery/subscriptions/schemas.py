@@ -186,6 +186,12 @@ class Sought(Struct, frozen=True):
     partitions: list[PartitionProgress]
 
 
+class PushPaused(Struct, frozen=True):
+    """What became of a receiver's wish to get no more."""
+
+    paused: bool  # false: it was paused already, or is pushed elsewhere
+
+
 class ConsumedMessage(DiffRecord, frozen=True, kw_only=True):
     """A message: a record of the topic, as it was sent to a consumer."""
 

@@ -25,6 +25,7 @@ from daemon.api.subscription_table import SUBSCRIPTION_ROUTES
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from daemon.intake.topic_cache import TopicCache
+from delivery.changes import DeliveryChanges
 from delivery.ledger_thread import LedgerThread
 from delivery.subscriptions.requests import AnyRequest, Consume, OwnerRequest
 from delivery.waiters import Waiters
@@ -85,8 +86,8 @@ class SubscribingNode:
         reader: Any = TimeIndex()
         handlers: Any = _Handlers()
         handlers.subscriptions = SubscriptionRoutes(
-            segment, cast(Doorbells, _Silent()), ledger, nullcontext(), self.topics, reader,
-            self.directory, self.owners,
+            segment, DeliveryChanges(segment, cast(Doorbells, _Silent()), ledger, nullcontext()),
+            ledger, self.topics, reader, self.directory, self.owners,
         )  # fmt: skip
         handlers.consumers = ConsumerRoutes(self.directory, self.owners)
         producer: Any = None  # there is no route for producing

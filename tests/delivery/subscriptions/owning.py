@@ -8,10 +8,11 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from delivery.changes import DeliveryChanges
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Dispatcher
 from delivery.fifo import FifoReadySet
@@ -32,6 +33,8 @@ from delivery.tail_reader import TailReader
 from ledger import subscriptions
 from ledger.ledger import Ledger
 from ledger.subscriptions import Subscription, SubscriptionConfig
+from shards import layout as at
+from shards.doorbell import Doorbells
 from shards.journal import FinishedJournal
 from shards.subscriptionboard import SubscriptionBoard
 from tests.delivery.node import Node, l0_reader, raise_it, stored_reader
@@ -41,6 +44,11 @@ from uploader.l0.records import Record
 
 MS = 1_000_000
 S = 1_000 * MS
+
+
+class _Silent:
+    def ring_all(self, _: object) -> None:
+        """Nobody listens."""
 
 
 class Owner:
@@ -68,9 +76,13 @@ class Owner:
         self.journal = FinishedJournal(node.segment, 0)
         self.subscriptions = Subscriptions(
             0, 1, 1, partitions, ledger, self.journal, self.flush, self.outbox, self.board,
-            self.dispatcher.dirty, lambda: self.changes, lambda _: self.evictions,
+            self.dispatcher.dirty,
+            lambda: self.changes + int(node.segment.words[at.G_DELIVERY]),
+            lambda _: self.evictions,
             OwnerClocks(lambda: self.now_ns, lambda: self.now_ns // MS),
-            lambda _: None, lambda: self.is_owned, lambda *_: None, self._ended,
+            lambda _: None, lambda: self.is_owned, lambda *_: None,
+            DeliveryChanges(node.segment, cast(Doorbells, _Silent()), ledger, nullcontext()),
+            self._ended,
         )  # fmt: skip
 
     def _ended(self) -> None:

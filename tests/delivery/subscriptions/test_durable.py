@@ -16,13 +16,17 @@ from delivery.subscriptions.requests import (
     Describe,
     DescribeKey,
     ListKeys,
+    PausePush,
     RetryKey,
     Seek,
     SkipKey,
 )
 from ledger import progress, subscriptions, topics
+from ledger.push_settings import PushSettings
 from ledger.space import retention
 from ledger.types import Topic, TopicConfig
+from shards import layout as at
+from shards.subscriptionboard import SubscriptionPhase
 from tests.delivery.node import Node, node_in
 from tests.delivery.subscriptions.owning import Owner, messages, owning, record
 from tests.delivery.watch.watching import Client
@@ -297,6 +301,31 @@ def test_a_paused_subscription_sends_nothing(node: Node) -> None:
         alter(owner, paused=False)
         await owner.later(0.1)
         assert data(client) == [1]
+
+    run(node, use)
+
+
+def test_a_receiver_that_wants_no_more_pauses_its_subscription_at_all_shards(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(push=PushSettings("http://here/"))
+        await owner.ask(Describe(made.subscription_id))
+
+        def phase() -> SubscriptionPhase:
+            row = owner.board.read(made.slot, made.subscription_id)
+            assert row is not None
+            return row.phase
+
+        elsewhere = PausePush(made.subscription_id, "http://elsewhere/", "410 Gone")
+        assert await owner.ask(elsewhere) == {"paused": False}
+        await owner.later(1.1)
+        assert phase() is not SubscriptionPhase.PAUSED
+
+        before = node.segment.words[at.G_DELIVERY]
+        pause = PausePush(made.subscription_id, "http://here/", "410 Gone")
+        assert [await owner.ask(pause) for _ in range(2)] == [{"paused": True}, {"paused": False}]
+        assert node.segment.words[at.G_DELIVERY] > before, "by this word other shards notice it"
+        await owner.later(1.1)
+        assert phase() is SubscriptionPhase.PAUSED
 
     run(node, use)
 
