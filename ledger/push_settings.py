@@ -15,8 +15,6 @@ from msgspec import Meta, Struct
 RATE_MIN = 1 / 60
 RATE_MAX = 100_000
 SENDERS_MAX = 64
-HEADERS_MAX = 32  # own headers of a receiver
-SECRETS_MAX = 8  # a rotation needs two
 PushFormat = Literal["binary", "structured", "batch"]
 
 _URL = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")  # RFC 3986

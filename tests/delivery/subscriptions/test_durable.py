@@ -324,6 +324,7 @@ def test_a_receiver_that_wants_no_more_pauses_its_subscription_at_all_shards(nod
         pause = PausePush(made.subscription_id, "http://here/", "410 Gone")
         assert [await owner.ask(pause) for _ in range(2)] == [{"paused": True}, {"paused": False}]
         assert node.segment.words[at.G_DELIVERY] > before, "by this word other shards notice it"
+        await owner.later(0.1)
         await owner.later(1.1)
         assert phase() is SubscriptionPhase.PAUSED
 
