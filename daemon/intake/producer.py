@@ -330,11 +330,14 @@ class Producer:
             raise too_large(f"{error}; send smaller batches") from error
         if topic.tracker is not None:
             topic.tracker.published(position, payloads)
+        body_bytes = len(request.body)
+        # It is in the ring now. Kept until the answer, it would be there twice, within no limit.
+        request.body = b""
         self._pending.add(
             _new(
                 PendingRequest,
                 (
-                    position, request, topic, placed, len(request.body), asked.expected_seq,
+                    position, request, topic, placed, body_bytes, asked.expected_seq,
                     timeout_ns, advance,
                 ),
             )

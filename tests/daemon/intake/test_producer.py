@@ -1,4 +1,5 @@
-"""Admission: promises to bodies, plus what the ring holds, never exceed the ring.
+"""Admission: promises to bodies, plus what the ring holds, never exceed the ring. A body that is
+in the ring is nowhere else.
 
 A model of a few lines says of each request whether there is room. No request comes near the ring's
 end here: a pad is promised to nobody, so the request that makes one may be refused late.
@@ -115,7 +116,9 @@ class Intake:
     def complete(self, which: int) -> None:
         """The body of a request that was admitted is there."""
         head, body_bytes, promised = self.promises[which]
-        self.producer.produce(self.request(head, body(head, body_bytes)), "t", promised)
+        request = self.request(head, body(head, body_bytes))
+        self.producer.produce(request, "t", promised)
+        assert not request.body and not request.answered, "the ring has it now"
         self.give_back(which)
 
     def give_back(self, which: int) -> None:
@@ -135,6 +138,7 @@ class Intake:
             before = self.publications
             self.producer.take(request, "t", body_bytes)
             assert self.publications == before + 1
+            assert not request.body and not request.answered, "the ring has it now"
 
     def sampled(self, stage: Stage) -> int:
         return counted(self._segment, stage).total
@@ -219,6 +223,8 @@ def test_requests_that_wait_for_their_topic_keep_their_promises_until_they_are_w
         for _ in range(fitting):
             request = intake.request(head, body(head, BODY_BYTES_MAX))
             intake.producer.take(request, "new", BODY_BYTES_MAX)
+        waiting = [request for request in intake.connection.queue if request.body]
+        assert len(waiting) == fitting
         request = intake.request(head, body(head, BODY_BYTES_MAX))
         with refused(429):
             intake.producer.take(request, "new", BODY_BYTES_MAX)
@@ -228,6 +234,7 @@ def test_requests_that_wait_for_their_topic_keep_their_promises_until_they_are_w
         await asyncio.gather(*intake.producer._tasks)
         if status == 200:
             assert intake.publications == intake.sampled(Stage.ADMITTED) == fitting
+            assert not any(request.body for request in waiting), "the ring has them now"
         else:
             stream = io.BytesIO(bytes(intake.transport.written))
             answers = [read_answer(stream) for _ in range(fitting)]
