@@ -4,8 +4,8 @@ Lifecycle of an offer: the owner of a push subscription writes its rate and its 
 them -> withdraws it. Sender ``n`` of subscription ``i`` runs at shard ``(i + n) mod shards``.
 
 Lifecycle of a share: the sender *joins* -> the balancer (in the supervisor) *grants* it a rate, and
-others later -> the sender *follows*: it obeys the grant and says so in ``in_use`` -> it *leaves*;
-for a process that has died, the supervisor does, after ``waitpid``.
+others later -> the sender *follows*: it obeys the grant and says so in ``in_use`` -> it *leaves*.
+For a process that has died, the supervisor does, after ``waitpid`` (``shards/pushgrants.py``).
 
 The sum of what senders use never exceeds the offered rate, although each word is read some time
 after it was written, and a process may be stopped between any two steps:
@@ -234,7 +234,7 @@ class PushBoard:
             changed_ns=found[at.F_CHANGED_NS],
             held_until_ns=found[at.F_HELD_UNTIL_NS],
             next_ns=found[at.F_NEXT_NS],
-            in_flight=found[at.F_IN_FLIGHT],
+            in_flight=found[at.F_IN_FLIGHT] if joins & 1 else 0,
             attempts=found[at.F_ATTEMPTS],
             records=found[at.F_RECORDS],
             outcomes=tuple(found[at.F_OUTCOMES : at.F_OUTCOMES + len(PushOutcome)]),
@@ -292,7 +292,7 @@ class SenderWords:
         """The sender is not there any more: it makes no further attempt."""
         if not self._joins:
             return
-        self._joins = 0
+        self._joins = self._followed = 0
         self._share[at.V_IN_USE] = 0
         self._figures[at.F_IN_FLIGHT] = 0
         _fence()
@@ -301,13 +301,21 @@ class SenderWords:
     def follow(self) -> float:
         """The rate that is granted now. The caller's next attempt must obey it; before then, it is
         noted as in use. Costs one load if nothing has changed."""
-        word = self._share[at.V_GRANTED]
+        return self.obey(self.granted_word)
+
+    @property
+    def granted_word(self) -> int:
+        """The last grant; it may be for an earlier join."""
+        return int(self._share[at.V_GRANTED])
+
+    def obey(self, word: int) -> float:
+        """The second step of ``follow``."""
         if word != self._followed:
             if not self._joins or not is_for(word, self._joins):
                 return 0.0
             self._share[at.V_IN_USE] = self._followed = word
             _fence()
-        return rate_granted(word) if self._joins else 0.0
+        return rate_granted(word)
 
     def use(self, use: float) -> None:
         """Attempts a second of the last update interval, as a share of the maximum."""
