@@ -1,0 +1,261 @@
+"""What a receiver's answer means: the table, and nothing else.
+
+``Answer`` is what became of one POST, ``judge`` says what that means for its records, and ``TABLE``
+is what ``judge`` goes by: docs/push.md prints it, and a test compares the two.
+
+An answer counts when it is complete. What was cut off in the middle, or took longer than the
+timeout, is no success whatever its status said: the receiver gets the records again. Only a body
+that is longer than anyone needs is not read to its end, and its status counts.
+
+This module knows no sockets and reads no clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+
+from msgspec import Struct
+
+HOUR_MS = 3_600_000
+# A receiver may ask for a pause, but not switch a subscription off by a wrong number.
+RETRY_AFTER_MS_MAX = HOUR_MS
+# What stops us is on this machine: it is looked at again soon, and the receiver has no part in it.
+LOCAL_HOLD_MS = 1_000
+# Of a body, for people; of a header, too.
+HEAD_BYTES = 1_024
+
+
+class PushFailure(StrEnum):
+    """Why a POST got no answer that counts."""
+
+    DNS = "dns"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    FORBIDDEN = "forbidden"
+    TLS = "tls"
+    TIMEOUT = "timeout"
+    CLOSED = "closed"
+    TOO_LARGE = "too_large"
+    NOT_HTTP = "not_http"
+    REQUEST = "request"
+    LOCAL = "local"
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What became of a POST. Exactly one of ``status`` and ``failure`` decides: with a failure, a
+    status is only what the receiver had said before it."""
+
+    status: int | None = None
+    failure: PushFailure | None = None
+    # What happened, for people; of answers without a failure, empty.
+    message: str = ""
+    # What the receiver asked for, within RETRY_AFTER_MS_MAX; 0 and times in the past are None.
+    retry_after_ms: int | None = None
+    # The beginning of the body, at most HEAD_BYTES.
+    head: bytes = b""
+    # The body was longer than what is read of one.
+    is_cut: bool = False
+    # At most 32, each value with at most HEAD_BYTES characters.
+    headers: tuple[tuple[str, str], ...] = ()
+    took_ms: float = 0.0
+    # The address and port that was connected to, or would have been.
+    address: str = ""
+
+
+class Outcome(StrEnum):
+    """What an answer means for the records of its POST."""
+
+    SUCCESS = "success"  # delivered
+    RECEIVER = "receiver"  # the receiver failed: again later, as often as it takes
+    RECORD = "record"  # the receiver refuses these records: counts for the poison policy
+    HELD = "held"  # the receiver asks for a pause: again after it
+    GONE = "gone"  # the receiver wants no more: the subscription is paused
+
+
+class Meaning(Struct, frozen=True):
+    """A row of the table. ``statuses`` are inclusive ranges; a status belongs to the first row
+    that has it. A row that ``needs_retry_after`` has only answers with ``Retry-After``."""
+
+    what: str
+    outcome: Outcome
+    why: str
+    statuses: tuple[tuple[int, int], ...] = ()
+    failures: tuple[PushFailure, ...] = ()
+    needs_retry_after: bool = False
+
+
+class Verdict(Struct, frozen=True):
+    """What an answer means. ``sentence`` says it to people."""
+
+    outcome: Outcome
+    sentence: str
+    # How long the endpoint is held: always given with HELD, and with nothing else.
+    retry_after_ms: int | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the limiter counts it: only failures of the receiver say that it is too slow."""
+        return self.outcome is Outcome.RECEIVER
+
+
+def _each(*statuses: int) -> tuple[tuple[int, int], ...]:
+    return tuple((status, status) for status in statuses)
+
+
+TABLE: tuple[Meaning, ...] = (
+    Meaning("2xx", Outcome.SUCCESS, "delivered; the body is not looked at", ((200, 299),)),
+    Meaning(
+        "429 or 503 with `Retry-After`", Outcome.HELD,
+        "the receiver asks for a pause, and gets it: at most an hour", _each(429, 503),
+        needs_retry_after=True,
+    ),
+    Meaning("410", Outcome.GONE, "the receiver wants no more of it", _each(410)),
+    Meaning(
+        "3xx", Outcome.RECEIVER, "redirects are not followed: change `endpoint`", ((300, 399),)
+    ),
+    Meaning(
+        "401, 402, 403, 404, 405, 407, 421, 426", Outcome.RECEIVER,
+        "it would say the same of any record: the endpoint or its credentials are wrong",
+        _each(401, 402, 403, 404, 405, 407, 421, 426),
+    ),
+    Meaning(
+        "408, 423, 425, 429", Outcome.RECEIVER, "the receiver is too slow, or busy",
+        _each(408, 423, 425, 429),
+    ),
+    Meaning(
+        "all other 4xx, such as 400, 409, 413, 422", Outcome.RECORD,
+        "the receiver refuses these records", ((400, 499),),
+    ),
+    Meaning("5xx", Outcome.RECEIVER, "the receiver failed", ((500, 599),)),
+    Meaning(
+        "any other status", Outcome.RECEIVER, "that is not an answer to a POST", ((0, 999),)
+    ),
+    Meaning(
+        "no address (`dns`), no connection (`refused`, `unreachable`)", Outcome.RECEIVER,
+        "the receiver cannot be reached",
+        failures=(PushFailure.DNS, PushFailure.REFUSED, PushFailure.UNREACHABLE),
+    ),
+    Meaning(
+        "an address that `push_allow` does not allow (`forbidden`)", Outcome.RECEIVER,
+        "nothing is sent to it", failures=(PushFailure.FORBIDDEN,),
+    ),
+    Meaning(
+        "no TLS, or a certificate that is not valid (`tls`)", Outcome.RECEIVER,
+        "nothing is sent to it", failures=(PushFailure.TLS,),
+    ),
+    Meaning(
+        "no complete answer within `timeout_ms` (`timeout`)", Outcome.RECEIVER,
+        "the receiver is too slow; it may have the records", failures=(PushFailure.TIMEOUT,),
+    ),
+    Meaning(
+        "no answer, or half of one, and the connection closed (`closed`)", Outcome.RECEIVER,
+        "the receiver may have the records", failures=(PushFailure.CLOSED,),
+    ),
+    Meaning(
+        "headers of more than 64 lines or 8 KiB each (`too_large`), or what is not HTTP"
+        " (`not_http`)", Outcome.RECEIVER,
+        "the receiver may have the records",
+        failures=(PushFailure.TOO_LARGE, PushFailure.NOT_HTTP),
+    ),
+    Meaning(
+        "a request that cannot be made (`request`)", Outcome.RECEIVER,
+        "the endpoint or an own header cannot be sent: change them",
+        failures=(PushFailure.REQUEST,),
+    ),
+    Meaning(
+        "no open file or memory for a connection (`local`)", Outcome.HELD,
+        "this machine is short of something: again after a second",
+        failures=(PushFailure.LOCAL,),
+    ),
+)  # fmt: skip
+
+
+def _by_status() -> dict[int, tuple[Meaning, ...]]:
+    """The rows of every status: one, or the one that needs ``Retry-After`` and the next."""
+    found: dict[int, tuple[Meaning, ...]] = {}
+    for status in range(1_000):
+        rows = [row for row in TABLE if any(low <= status <= high for low, high in row.statuses)]
+        conditional = [row for row in rows if row.needs_retry_after]
+        plain = next(row for row in rows if not row.needs_retry_after)
+        found[status] = (*conditional, plain)
+    return found
+
+
+_BY_STATUS: Mapping[int, tuple[Meaning, ...]] = _by_status()
+_BY_FAILURE: Mapping[PushFailure, Meaning] = {
+    failure: row for row in TABLE for failure in row.failures
+}
+_DELIVERED = Verdict(Outcome.SUCCESS, "delivered")
+
+
+def meaning(answer: Answer) -> Meaning:
+    """The row of the table that an answer belongs to."""
+    if answer.failure is not None:
+        return _BY_FAILURE[answer.failure]
+    rows = _BY_STATUS[(answer.status or 0) if 0 <= (answer.status or 0) < 1_000 else 0]
+    for row in rows:
+        if not row.needs_retry_after or answer.retry_after_ms is not None:
+            return row
+    raise AssertionError("each status has a row without a condition")
+
+
+def judge(answer: Answer) -> Verdict:
+    """What an answer means for its records."""
+    if answer.failure is None and answer.status is not None and 200 <= answer.status <= 299:
+        return _DELIVERED
+    row = meaning(answer)
+    if answer.failure is None:
+        sentence = f"the receiver answered {answer.status}: {row.why}"
+    else:
+        sentence = f"{answer.failure}: {answer.message or row.why}"
+    pause_ms = None
+    if row.outcome is Outcome.HELD:
+        pause_ms = answer.retry_after_ms or LOCAL_HOLD_MS
+    return Verdict(row.outcome, sentence, pause_ms)
+
+
+def retry_after_ms(value: str, date: str | None, now_ms: int) -> int | None:
+    """What ``Retry-After`` asks for: seconds, or a date. None for what is neither, and for a pause
+    of nothing.
+
+    A date is compared with the answer's own ``Date``, if it has one, because the receiver's clock
+    may be wrong; else with ours. The longest pause is RETRY_AFTER_MS_MAX.
+    """
+    text = value.strip()
+    # Digits in ASCII only, as HTTP has them; a longer number is more than the maximum anyway.
+    if text.isascii() and text.isdigit():
+        pause_ms = int(text[:10]) * 1_000
+    else:
+        until_ms = _http_date_ms(text)
+        if until_ms is None:
+            return None
+        begin_ms = _http_date_ms(date) if date is not None else None
+        pause_ms = until_ms - (now_ms if begin_ms is None else begin_ms)
+    return min(pause_ms, RETRY_AFTER_MS_MAX) if pause_ms > 0 else None
+
+
+def _http_date_ms(text: str) -> int | None:
+    if len(text) > 64:
+        return None
+    try:
+        return int(parsedate_to_datetime(text).timestamp() * 1_000)
+    except (ValueError, OverflowError):
+        return None
+
+
+_OUTCOME_TEXT: Mapping[Outcome, str] = {
+    Outcome.SUCCESS: "success",
+    Outcome.RECEIVER: "failure of the receiver",
+    Outcome.RECORD: "failure of the record",
+    Outcome.HELD: "a pause",
+    Outcome.GONE: "the subscription is paused",
+}
+
+
+def markdown(table: Iterable[Meaning] = TABLE) -> str:
+    """The table as docs/push.md has it."""
+    lines = ["| answer | what it is | why |", "|---|---|---|"]
+    lines += [f"| {row.what} | {_OUTCOME_TEXT[row.outcome]} | {row.why} |" for row in table]
+    return "\n".join(lines) + "\n"

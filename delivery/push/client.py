@@ -1,0 +1,128 @@
+"""The HTTP client of all senders of a shard: one POST in, one Answer out.
+
+``post`` never raises for anything that the receiver, the network or this machine does: what went
+wrong is in the Answer. Only the cancellation of the task passes.
+
+What holds for each POST:
+
+- it ends within its timeout, which begins when it has a place and ends with the end of the answer;
+- redirects are not followed, cookies not kept, proxies of the environment not used;
+- each new connection is to an address that ``push_allow`` allows; TLS is verified by the system's
+  certificates and those of ``push_ca_file``;
+- of an answer, 64 KiB are read; after that the connection is closed.
+
+The library (aiohttp) takes 130 ms to load and 14 MiB, so it is loaded by the first POST, in a
+thread: a daemon without push pays nothing. All of it is in ``posting.py``; this module knows the
+places and the Answer only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import resource
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from delivery.push.addresses import AllowList
+from delivery.push.answers import Answer, PushFailure
+from delivery.push.places import Places
+
+if TYPE_CHECKING:
+    from delivery.push.posting import Poster, Resolve
+
+# Connections of a shard that POSTs have at a time, besides the first of each endpoint. A POST has
+# at most a few hundred KiB of buffers, in this process and in the kernel.
+CONNECTIONS_MAX = 2_048
+# Of the files that a process may open, at most this part is for push.
+FILES_PART = 8
+
+Headers = Mapping[str, str] | Iterable[tuple[str, str]]
+
+
+def connections_max() -> int:
+    """How many connections the senders of a process may have, by the files it may open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return CONNECTIONS_MAX
+    return max(1, min(CONNECTIONS_MAX, files // FILES_PART))
+
+
+class PushClient:
+    """One per shard, for all its senders."""
+
+    def __init__(
+        self,
+        allow: AllowList,
+        ca_file: str | None = None,
+        *,
+        resolve: Resolve | None = None,
+        connections_total: int | None = None,
+    ) -> None:
+        """``resolve`` finds the addresses of a name, by default as the system does."""
+        self._allow = allow
+        self._ca_file = ca_file
+        self._resolve = resolve
+        self._places = Places(connections_total or connections_max())
+        self._poster: Poster | None = None
+        self._opening: asyncio.Task[Poster] | None = None
+        self._is_closed = False
+
+    @property
+    def under_way(self) -> int:
+        """POSTs that have a place now."""
+        return self._places.taken
+
+    async def post(
+        self,
+        endpoint: str,
+        headers: Headers,
+        body: bytes,
+        timeout_ms: int,
+        connections_max: int,
+    ) -> Answer:
+        """Sends one POST, when fewer than ``connections_max`` are under way to ``endpoint``.
+
+        ``headers`` are sent as they are; Host and Content-Length are added.
+        """
+        if self._poster is None:
+            failed = await self._open()
+            if failed is not None:
+                return failed
+        await self._places.take(endpoint, connections_max)
+        try:
+            poster = self._poster
+            if self._is_closed or poster is None:
+                return Answer(failure=PushFailure.LOCAL, message="the client is closed")
+            return await poster.post(endpoint, headers, body, timeout_ms)
+        finally:
+            self._places.give(endpoint)
+
+    async def close(self) -> None:
+        """Closes all connections. POSTs that are under way get an answer with a failure."""
+        self._is_closed = True
+        if self._opening is not None:
+            await asyncio.wait((self._opening,))
+        if self._poster is not None:
+            await self._poster.close()
+
+    async def _open(self) -> Answer | None:
+        """Loads the library, once for all that wait for it."""
+        if self._is_closed:
+            return Answer(failure=PushFailure.LOCAL, message="the client is closed")
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._load())
+        try:
+            self._poster = await asyncio.shield(self._opening)
+        except (ImportError, OSError, ValueError) as error:
+            # The next POST tries again: the file may be there then.
+            self._opening = None
+            return Answer(failure=PushFailure.LOCAL, message=str(error))
+        return None
+
+    async def _load(self) -> Poster:
+        name = "delivery.push.posting"
+        posting = await asyncio.to_thread(importlib.import_module, name)
+        context = await asyncio.to_thread(posting.tls_context, self._ca_file)
+        poster: Poster = posting.Poster(self._allow, context, self._resolve)
+        return poster

@@ -1,0 +1,344 @@
+"""POSTs by aiohttp; the only module that loads it. ``client.py`` says what holds for each POST.
+
+One session with one pool of connections serves all endpoints. A connection that waits for its
+next POST is closed after KEEP_ALIVE_S: most servers close one after 5 s or more, and a POST on a
+connection that the server is just closing would be a failure that nobody made.
+
+A connection is made by the task of its POST, so that ``_TRIES`` says for whom: aiohttp makes the
+sockets and asks ``_socket`` for each, which knows the address; the name is in the _Try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.http_exceptions import LineTooLong
+from yarl import URL
+
+from delivery.push.addresses import AllowList, BadEndpoint, check_endpoint, forbidden_text
+from delivery.push.answers import HEAD_BYTES, Answer, PushFailure, retry_after_ms
+from shards.clock import monotonic_ns, wall_ms
+
+_log = logging.getLogger(__name__)
+
+# The addresses of a name. Raises OSError.
+Resolve = Callable[[str], Awaitable[Iterable[str]]]
+
+KEEP_ALIVE_S = 4.0
+# A name's addresses are looked up again after this long, when a connection is made.
+NAMES_KEPT_S = 30
+# More of a body is not read. What most receivers answer is shorter by far.
+BODY_BYTES_MAX = 64 << 10
+HEADERS_MAX = 64
+HEADER_BYTES_MAX = 8_192
+HEADERS_SHOWN = 32
+# aiohttp stops reading at twice this; a read of the event loop may bring 256 KiB more.
+READ_BYTES = 16 << 10
+# aiohttp warns of larger bodies that are not in a file, because it would copy them.
+BYTES_MAX = 1 << 20
+ENDPOINTS_KEPT = 2_048
+MESSAGE_CHARACTERS_MAX = 300
+
+# What this machine is short of: files, memory, local ports.
+_LOCAL = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL, errno.EAGAIN}
+)
+_CLOSED = frozenset({errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
+_NO_TIMEOUT = aiohttp.ClientTimeout()
+
+
+class _Try:
+    """How far one POST is; made by ``post``, written by the connection that it gets."""
+
+    __slots__ = ("address", "forbidden", "host", "is_sent", "status")
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.address = ""
+        self.forbidden = ""
+        self.is_sent = False
+        self.status: int | None = None
+
+
+_TRIES: ContextVar[_Try] = ContextVar("push_try")
+
+
+class _Forbidden(OSError):
+    """An address that may not be connected to. An OSError, so that aiohttp tries the next one."""
+
+
+class _Response(aiohttp.ClientResponse):
+    """Notes which address answers, also on a connection that was there before."""
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        now = _TRIES.get()
+        now.is_sent = True
+        peer = connection.transport.get_extra_info("peername") if connection.transport else None
+        if peer:
+            now.address = _address_text(peer)
+        return await super().start(connection)
+
+
+class _Names(AbstractResolver):
+    """Looks names up by a function, as aiohttp wants it."""
+
+    def __init__(self, resolve: Resolve) -> None:
+        self._resolve = resolve
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in await self._resolve(host)
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+def tls_context(ca_file: str | None) -> ssl.SSLContext:
+    """Verifies by the system's certificates, and those in ``ca_file``. Raises OSError, named."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    if ca_file is not None:
+        try:
+            context.load_verify_locations(cafile=ca_file)
+        except OSError as error:  # SSLError too
+            raise OSError(
+                f"push_ca_file {ca_file} cannot be read as certificates in PEM format:"
+                f" {error.strerror or error}"
+            ) from error
+    return context
+
+
+class Poster:
+    """The session of a shard."""
+
+    def __init__(
+        self, allow: AllowList, context: ssl.SSLContext, resolve: Resolve | None = None
+    ) -> None:
+        self._allow = allow
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                ssl=context,
+                limit=0,  # Places
+                keepalive_timeout=KEEP_ALIVE_S,
+                ttl_dns_cache=NAMES_KEPT_S,
+                resolver=_Names(resolve) if resolve is not None else None,
+                socket_factory=self._socket,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
+            response_class=_Response,
+            timeout=_NO_TIMEOUT,
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=READ_BYTES,
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+            max_headers=HEADERS_MAX,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def post(
+        self,
+        endpoint: str,
+        headers: Mapping[str, str] | Iterable[tuple[str, str]],
+        body: bytes,
+        timeout_ms: int,
+    ) -> Answer:
+        """Sends a POST and reads its answer."""
+        begin_ns = monotonic_ns()
+        try:
+            url = _url(endpoint)
+        except BadEndpoint as error:
+            return Answer(failure=PushFailure.REQUEST, message=str(error))
+        now = _Try(url.raw_host or "")
+        token = _TRIES.set(now)
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                return await self._exchange(url, headers, body, begin_ns, now)
+        except TimeoutError:
+            return _failed(PushFailure.TIMEOUT, _late(now, timeout_ms), begin_ns, now)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            failure = _kind(error, now)
+            if failure is PushFailure.LOCAL and not isinstance(error, OSError):
+                _log.exception("a POST to %s could not be made", url.origin())
+            return _failed(failure, _message(error, failure, now), begin_ns, now)
+        finally:
+            _TRIES.reset(token)
+
+    async def _exchange(
+        self,
+        url: URL,
+        headers: Mapping[str, str] | Iterable[tuple[str, str]],
+        body: bytes,
+        begin_ns: int,
+        now: _Try,
+    ) -> Answer:
+        data = body if len(body) <= BYTES_MAX else io.BytesIO(body)
+        response = await self._session.post(
+            url, data=data, headers=_pairs(headers), allow_redirects=False
+        )
+        now.status = response.status
+        head, size = b"", 0
+        try:
+            while chunk := await response.content.readany():
+                if len(head) < HEAD_BYTES:
+                    head += chunk[: HEAD_BYTES - len(head)]
+                size += len(chunk)
+                if size > BODY_BYTES_MAX:
+                    break
+        finally:
+            # At the end of the body the connection has gone back to the pool; any other is closed.
+            response.close()
+        pause_ms = None
+        if response.status in (429, 503) and "Retry-After" in response.headers:
+            pause_ms = retry_after_ms(
+                response.headers["Retry-After"], response.headers.get("Date"), wall_ms()
+            )
+        return Answer(
+            status=response.status,
+            retry_after_ms=pause_ms,
+            head=head,
+            is_cut=size > BODY_BYTES_MAX,
+            headers=tuple(
+                (name, value[:HEAD_BYTES])
+                for (name, value), _ in zip(
+                    response.headers.items(), range(HEADERS_SHOWN), strict=False
+                )
+            ),
+            took_ms=_since_ms(begin_ns),
+            address=now.address,
+        )
+
+    def _socket(self, info: Any) -> socket.socket:
+        """A socket for an address that is about to be connected to."""
+        family, kind, protocol, _, address = info
+        now = _TRIES.get()
+        if not self._allow.allows(now.host, address[0]):
+            now.forbidden = forbidden_text(now.host, address[0])
+            raise _Forbidden(errno.EACCES, now.forbidden)
+        now.address = _address_text(address)
+        return socket.socket(family, kind, protocol)
+
+
+@lru_cache(ENDPOINTS_KEPT)
+def _url(endpoint: str) -> URL:
+    """The endpoint as it is sent. Raises BadEndpoint."""
+    check_endpoint(endpoint)
+    try:
+        return URL(endpoint, encoded=True)
+    except ValueError as error:
+        raise BadEndpoint(f"the endpoint must be a URL, got {endpoint!r}: {error}") from None
+
+
+def _pairs(
+    headers: Mapping[str, str] | Iterable[tuple[str, str]],
+) -> Mapping[str, str] | list[tuple[str, str]]:
+    return headers if isinstance(headers, Mapping) else list(headers)
+
+
+def _kind(error: Exception, now: _Try) -> PushFailure:
+    """Which failure an exception is."""
+    if now.forbidden and not now.address:
+        return PushFailure.FORBIDDEN
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return PushFailure.DNS
+    if isinstance(error, ssl.SSLError | ssl.CertificateError | aiohttp.ClientSSLError):
+        return PushFailure.TLS
+    if isinstance(error, aiohttp.ClientConnectorError):
+        if number == errno.ECONNREFUSED:
+            return PushFailure.REFUSED
+        if number in _LOCAL:
+            return PushFailure.LOCAL
+        return PushFailure.CLOSED if number in _CLOSED else PushFailure.UNREACHABLE
+    if isinstance(error, aiohttp.ClientResponseError):
+        return PushFailure.TOO_LARGE if _is_too_large(error) else PushFailure.NOT_HTTP
+    if isinstance(error, aiohttp.InvalidURL):
+        return PushFailure.REQUEST
+    if isinstance(error, aiohttp.ClientError | ConnectionError):
+        return PushFailure.CLOSED
+    if isinstance(error, ValueError | TypeError):
+        return PushFailure.REQUEST
+    return PushFailure.LOCAL
+
+
+def _is_too_large(error: BaseException) -> bool:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, LineTooLong) or "Too many headers" in str(cause):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def _late(now: _Try, timeout_ms: int) -> str:
+    """Where the time went."""
+    if now.status is not None:
+        what = "the answer was not complete"
+    elif now.is_sent:
+        what = "no answer"
+    elif now.address:
+        what = f"no connection to {now.address}"
+    else:
+        what = f"no address of {now.host}"
+    return f"{what} within timeout_ms ({timeout_ms:,} ms)"
+
+
+def _message(error: Exception, failure: PushFailure, now: _Try) -> str:
+    """What happened, in a line."""
+    if failure is PushFailure.FORBIDDEN:
+        return now.forbidden
+    if failure is PushFailure.CLOSED:
+        if now.status is not None:
+            return "the connection was closed before the end of the answer"
+        if now.is_sent:
+            return "the connection was closed without an answer"
+    if failure is PushFailure.TOO_LARGE:
+        return f"the answer has headers beyond {HEADERS_MAX} lines or {HEADER_BYTES_MAX:,} bytes"
+    if failure is PushFailure.NOT_HTTP:
+        return "the answer is not HTTP"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text[:MESSAGE_CHARACTERS_MAX]
+
+
+def _failed(failure: PushFailure, message: str, begin_ns: int, now: _Try) -> Answer:
+    return Answer(
+        status=now.status,
+        failure=failure,
+        message=message,
+        took_ms=_since_ms(begin_ns),
+        address=now.address,
+    )
+
+
+def _since_ms(begin_ns: int) -> float:
+    return (monotonic_ns() - begin_ns) / 1e6
+
+
+def _address_text(address: Any) -> str:
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

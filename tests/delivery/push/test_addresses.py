@@ -1,0 +1,158 @@
+"""Who may be called."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delivery.push.addresses import (
+    AllowList,
+    BadEndpoint,
+    ForbiddenEndpoint,
+    check_endpoint,
+    is_public,
+)
+
+PUBLIC = ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "2a00:1450:4001::1", "::ffff:8.8.8.8"]
+PUBLIC += ["64:ff9b::8.8.8.8", "2002:808:808::1"]
+LOCAL = ["127.0.0.1", "127.255.0.1", "0.0.0.0", "0.1.2.3", "10.0.0.1", "172.16.0.1", "192.168.1.1"]
+LOCAL += ["169.254.169.254", "100.64.0.1", "192.0.0.8", "192.0.2.1", "198.18.0.1", "198.51.100.1"]
+LOCAL += ["203.0.113.7", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255", "192.88.99.1"]
+LOCAL += ["::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd12::1", "fec0::1", "ff02::1"]
+LOCAL += ["2001:db8::1", "2001::1", "3fff::1", "5f00::1", "100::1", "::127.0.0.1"]
+LOCAL += ["::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b::127.0.0.1"]
+LOCAL += ["2002:7f00:1::", "2002:a00:1::1", "64:ff9b:1::1"]
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_an_address_that_the_internet_routes_is_public(address: str) -> None:
+    assert is_public(ip_address(address))
+    assert AllowList(["public"]).allows("any.example", address)
+
+
+@pytest.mark.parametrize("address", LOCAL)
+def test_no_other_address_is_public(address: str) -> None:
+    assert not is_public(ip_address(address))
+    assert not AllowList(["public"]).allows("any.example", address)
+
+
+@given(st.ip_addresses(v=4))
+def test_an_ipv6_address_that_stands_for_an_ipv4_address_is_as_public(address: object) -> None:
+    plain = ip_address(str(address))
+    assert is_public(ip_address(f"::ffff:{plain}")) == is_public(plain)
+    assert is_public(ip_address(f"64:ff9b::{plain}")) == is_public(plain)
+    assert is_public(ip_address(int(plain) << 80 | 0x2002 << 112)) == is_public(plain)
+
+
+def test_nothing_is_allowed_by_an_empty_list() -> None:
+    assert not AllowList([]).allows("any.example", "8.8.8.8")
+
+
+def test_without_public_only_what_is_named_is_allowed() -> None:
+    allow = AllowList(["10.1.0.0/16", "192.168.7.7", "fd00::/8"])
+    assert allow.allows("any.example", "10.1.2.3")
+    assert allow.allows("any.example", "::ffff:10.1.2.3")
+    assert allow.allows("any.example", "192.168.7.7")
+    assert allow.allows("any.example", "fd00::9")
+    assert not allow.allows("any.example", "10.2.0.1")
+    assert not allow.allows("any.example", "192.168.7.8")
+    assert not allow.allows("any.example", "8.8.8.8")
+
+
+def test_a_name_that_is_allowed_may_lead_anywhere() -> None:
+    allow = AllowList(["Hooks.Example.com", "*.internal.example"])
+    for host in ("hooks.example.com", "HOOKS.example.com.", "a.internal.example"):
+        assert allow.allows(host, "10.0.0.1")
+    assert allow.allows("a.b.internal.example", "127.0.0.1")
+    for host in ("internal.example", "xhooks.example.com", "a.hooks.example.com", "example.com"):
+        assert not allow.allows(host, "10.0.0.1")
+    assert not allow.allows("evilinternal.example", "10.0.0.1")
+
+
+def test_an_address_in_the_url_is_never_taken_for_a_name() -> None:
+    assert not AllowList(["*.1", "public"][1:]).allows("10.0.0.1", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["", " ", "*", "*.", "http://a.example", "a.example:80", "10.0.0.1/8", "10.0.0.0/33", "a b",
+     "-a.example", "10.0.0.999", "*.1", "a..b", "ü.example", "x" * 300, "1.2", "0x7f.1"],
+)  # fmt: skip
+def test_an_entry_that_is_none_is_refused(entry: str) -> None:
+    with pytest.raises(ValueError, match="must have"):
+        AllowList([entry])
+
+
+def test_a_list_has_at_most_a_thousand_entries() -> None:
+    AllowList([f"h{n}.example" for n in range(1_000)])
+    with pytest.raises(ValueError, match="at most 1000"):
+        AllowList([f"h{n}.example" for n in range(1_001)])
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("http://a.example", ("http", "a.example", 80)),
+        ("https://A.Example/x?y=%20", ("https", "a.example", 443)),
+        ("https://a.example.:8443/", ("https", "a.example.", 8443)),
+        ("http://8.8.8.8/", ("http", "8.8.8.8", 80)),
+        ("http://[2606:4700::1]:81/", ("http", "2606:4700::1", 81)),
+        ("http://xn--bcher-kva.example/a_b", ("http", "xn--bcher-kva.example", 80)),
+        ("HTTP://a.example/;p=1,2", ("http", "a.example", 80)),
+    ],
+)  # fmt: skip
+def test_an_endpoint_is_a_url_with_a_host(endpoint: str, expected: tuple[str, str, int]) -> None:
+    found = AllowList(["public"]).check(endpoint)
+    assert (found.scheme, found.host, found.port) == expected
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "a", "a.example", "//a.example", "/x", "ftp://a.example", "file:///etc/passwd", "http:",
+     "http://", "http:///x", "http://:80/", "http://a.example:0/", "http://a.example:65536/",
+     "http://a.example:/", "http://a.example:x/", "http://u:p@a.example/", "http://@a.example/",
+     "http://a.example/#x", "http://a.example#", "http://a b.example/", "http://a.example/a b",
+     "http://a.example/\r\nX: y", "http://a.example/\n", "http://a.example\\@b.example/",
+     "http://ü.example/", "http://a.example/ü", "http://[::1", "http://[::1]x/", "http://[v1.a]/",
+     "http://127.1/", "http://2130706433/", "http://0x7f.0.0.1/", "http://0177.0.0.1/",
+     "http://1.2.3.4.5/", "http://999.1.1.1/", "http://a..example/", "http://-/", "http://%31/",
+     "http://[fe80::1%25eth0]:99999/", "http://a.example/" + "x" * 2_048, "x" * 1_000_000],
+)  # fmt: skip
+def test_what_is_no_url_that_can_be_called_is_refused(endpoint: str) -> None:
+    with pytest.raises(BadEndpoint) as caught:
+        check_endpoint(endpoint)
+    assert "the endpoint" in str(caught.value)
+    assert "u:p" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["http://127.0.0.1:9/", "http://[::1]/", "http://10.0.0.1/", "http://169.254.169.254/latest",
+     "http://localhost/", "http://LOCALHOST.:80/", "http://a.localhost/", "http://[::]/",
+     "http://[::ffff:127.0.0.1]/", "http://[fe80::1%25eth0]/", "http://0.0.0.0/"],
+)  # fmt: skip
+def test_a_url_that_shows_an_address_which_is_not_allowed_is_refused(endpoint: str) -> None:
+    with pytest.raises(ForbiddenEndpoint, match="not allowed by push_allow: add"):
+        AllowList(["public"]).check(endpoint)
+
+
+def test_a_name_is_not_looked_up_for_the_check() -> None:
+    assert AllowList([]).check("http://nowhere.invalid/").address is None
+
+
+def test_an_address_that_is_allowed_passes_the_check() -> None:
+    allow = AllowList(["127.0.0.0/8", "localhost"])
+    assert str(allow.check("http://127.0.0.1:8080/hook").address) == "127.0.0.1"
+    assert allow.check("http://localhost/").host == "localhost"
+
+
+@given(st.text(max_size=60) | st.text(max_size=40).map(lambda text: "http://" + text))
+def test_no_text_is_too_odd_for_the_check(text: str) -> None:
+    try:
+        found = check_endpoint(text)
+    except BadEndpoint:
+        return
+    assert found.host and 1 <= found.port <= 65_535
